@@ -1,0 +1,1 @@
+"""The built-in attention mechanisms: one readable file each, in `mechanisms/`."""

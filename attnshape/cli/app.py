@@ -1,0 +1,40 @@
+"""The verbs, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attnshape import __version__
+from attnshape.cli.catalog import catalog
+from attnshape.cli.glossary import glossary
+from attnshape.cli.show import show
+from attnshape.cli.trace import trace
+
+app = typer.Typer(
+    name="attnshape",
+    help="Show, prove and document the shapes inside attention code.",
+    epilog="Exit status: 0 fine, 1 the analysis found something, 2 the request can't be carried out.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+for verb in (trace, show, catalog, glossary):
+    app.command()(verb)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"attnshape {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Show, prove and document the shapes inside attention code."""

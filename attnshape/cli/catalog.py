@@ -1,0 +1,41 @@
+"""`attnshape catalog`: the built-in mechanisms; with a name, its formula, paper, sizes and code."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attnshape.catalog.describe import CaseDescription, describe
+from attnshape.catalog.registry import CATALOG
+from attnshape.cli.writing import write
+from attnshape.dims import flag_of
+
+
+def catalog(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A mechanism, such as multi-head.")] = None,
+) -> None:
+    """The built-in mechanisms; NAME: its formula, paper, sizes and code."""
+    write(_one(name) if name is not None else _all(), None)
+
+
+def _all() -> str:
+    widest = max(len(name) for name in CATALOG)
+    return "".join(f"{name:<{widest}}  {describe(name).summary}\n" for name in CATALOG)
+
+
+def _one(name: str) -> str:
+    mechanism = describe(name)
+    cases = "\n".join(_case(name, case) for case in mechanism.cases)
+    formula = "\n".join(f"    {line}".rstrip() for line in mechanism.formula.splitlines())
+    source = "\n".join(f"    {line}".rstrip() for line in mechanism.source.splitlines())
+    return f"{name}: {mechanism.summary}\n\nformula\n{formula}\n\nsource\n{source}\n\ncases\n{cases}\n\ncode\n\n{mechanism.code}"
+
+
+def _case(name: str, case: CaseDescription) -> str:
+    sizes = "  ".join(f"{flag_of(letter)} {letter}" for letter in case.sizes)
+    flags = ["--no-bias" if option == "bias" else f"--{option.replace('_', '-')}" for option in case.options]
+    lines = [f"    {name}:{case.name}  {case.summary}", f"        sizes    {sizes}"]
+    if flags:
+        lines.append(f"        options  {'  '.join(flags)}")
+    return "\n".join(lines)

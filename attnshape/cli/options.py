@@ -1,0 +1,19 @@
+"""The options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Format = Annotated[str, typer.Option("--format", metavar="NAME", help="auto, table, markdown or json.")]
+Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write to a file.")]
+Columns = Annotated[
+    str | None, typer.Option("--columns", metavar="LIST", help="Columns, such as step,signature,strides,storage.")
+]
+Match = Annotated[
+    str | None,
+    typer.Option("--match", metavar="LIST", help="Only these roles, operations or modules: scores,view,attn.*"),
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Say in one sentence a step what it does and why.")]

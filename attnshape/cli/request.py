@@ -1,0 +1,128 @@
+"""From flags, as typed or as named in pyproject.toml, to a request."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnshape.dims import SYMBOLS
+from attnshape.errors import AttnshapeError
+from attnshape.settings import Settings
+from attnshape.sizes import own_letters, positive
+from attnshape.target.project import named_target
+from attnshape.target.request import Request
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+_DEVICE = re.compile(r"cpu|meta|cuda(:\d+)?")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Each flag's values as text, none where it wasn't given; switches are `true`."""
+
+    values: Mapping[str, list[str]]
+
+    def under(self, entry: Mapping[str, list[str]]) -> Flags:
+        """Return the flags over those of a named target: what is typed wins."""
+        return Flags({flag: values or entry.get(flag, []) for flag, values in self.values.items()})
+
+    def one(self, flag: str) -> str | None:
+        """Return a flag's last value."""
+        values = self.values[flag]
+        return values[-1] if values else None
+
+
+def combine(target: str | None, flags: Flags, command: str) -> tuple[Request, Settings]:
+    """Return what is asked for. Raises AttnshapeError where a flag's value can't be."""
+    target = target or ""
+    if ":" not in target:
+        entry = named_target(target, tuple(flags.values)) if target else None
+        if entry is not None:
+            flags, target = flags.under(entry), entry["target"][0]
+    given = {
+        symbol.letter: positive(text, symbol.flag)
+        for symbol in SYMBOLS
+        if (text := flags.one(symbol.flag.removeprefix("--"))) is not None
+    }
+    request = Request(
+        target=target,
+        init=flags.one("init"),
+        inputs=tuple(flags.values["input"]),
+        arguments=_arguments(flags.values["with"]),
+        given=given,
+        own=own_letters(flags.values["dim"]),
+        options=_options(flags),
+    )
+    settings = Settings(
+        device=_device(flags.one("device") or "cpu"),
+        dtype=_dtype(flags.one("dtype") or "float32"),
+        seed=_seed(flags.one("seed") or "0"),
+        train=flags.one("train") is not None,
+        expect=tuple(flags.values["expect"]),
+        command=command,
+    )
+    return request, settings
+
+
+def _arguments(texts: list[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, expression = text.partition("=")
+        if not equals or not name.strip().isidentifier() or not expression.strip():
+            raise AttnshapeError(
+                f"--with {text!r} isn't NAME=PYTHON", 'for example --with "mask=torch.ones(L, L).tril().bool()"'
+            )
+        found[name.strip()] = expression.strip()
+    return found
+
+
+def _options(flags: Flags) -> dict[str, Any]:
+    options: dict[str, Any] = {name: True for name in ("causal", "padding") if flags.one(name)}
+    if (mask_value := flags.one("mask-value")) is not None:
+        options["mask_value"] = _number("--mask-value", mask_value, "-inf or a large negative number, such as -1e9")
+        if math.isnan(options["mask_value"]) or options["mask_value"] >= 0:
+            raise AttnshapeError(f"--mask-value is {mask_value}, expected a negative number", "for example --mask-value -1e9")
+    if (dropout := flags.one("dropout")) is not None:
+        options["dropout"] = _number("--dropout", dropout, "a probability from 0 up to 1")
+        if not 0 <= options["dropout"] < 1:
+            raise AttnshapeError(f"--dropout is {dropout}, expected a probability from 0 up to 1", "for example --dropout 0.1")
+    if flags.one("no-bias"):
+        options["bias"] = False
+    return options
+
+
+def _number(flag: str, text: str, expected: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise AttnshapeError(f"{flag} is {text[:40]!r}, expected {expected}", f"for example {flag} 0.1") from None
+
+
+def _device(name: str) -> str:
+    if not _DEVICE.fullmatch(name):
+        raise AttnshapeError(f"there is no device {name[:40]!r}", "the devices are cpu, cuda, cuda:0, cuda:1, … and meta")
+    return name
+
+
+def _dtype(name: str) -> str:
+    if name not in DTYPES:
+        close = difflib.get_close_matches(name, DTYPES, 1)
+        raise AttnshapeError(
+            f"there is no dtype {name[:40]!r} to run in",
+            f"did you mean {close[0]}?" if close else f"choose from {', '.join(DTYPES)}",
+        )
+    return name
+
+
+def _seed(text: str) -> int:
+    try:
+        seed = int(text)
+    except ValueError:
+        seed = -1
+    if not 0 <= seed < 2**63:
+        raise AttnshapeError(f"--seed is {text[:40]!r}, expected a whole number from 0 up", "for example --seed 1")
+    return seed

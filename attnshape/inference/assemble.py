@@ -1,0 +1,133 @@
+"""Puts one run's facts and the formulas from all runs together into steps with signatures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from attnshape.inference.solve import Formula, Solver, matched
+from attnshape.inference.vary import Variation
+from attnshape.model import Axis, NamedTensor, Reference, Source, Step, Storage, TargetOutput, TensorRecord
+from attnshape.paths import display_path
+from attnshape.tracing.raw import Place, RawTensor, RawTrace
+
+ENOUGH_ROUNDS = 4
+"""Rounds after which a sum or a rounded quotient isn't a coincidence."""
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Inputs, steps and outputs with their formulas."""
+
+    inputs: tuple[NamedTensor, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[TargetOutput, ...]
+    unsure: bool
+    """Whether a formula was found that another round should confirm."""
+    missed: tuple[str, ...]
+    """Where a number moved with the sizes and no formula gave it."""
+
+
+class _Assembler:
+    """Writes tensors with formulas, from the user's run and the small runs."""
+
+    def __init__(self, actual: RawTrace, variation: Variation, numbers: Mapping[str, int]) -> None:
+        self.actual = actual
+        self.variation = variation
+        self.numbers = numbers
+        self.solver = Solver(variation.plan, len(variation.runs))
+        self.missed: list[str] = []
+
+    def inputs(self) -> tuple[NamedTensor, ...]:
+        small = [dict(run.inputs) for run in self.variation.runs]
+        made = []
+        for name, tensor in self.actual.inputs:
+            others = [inputs[name] for inputs in small if name in inputs]
+            made.append(NamedTensor(name, self._tensor(tensor, others if len(others) == len(small) else [], name)))
+        return tuple(made)
+
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(self._step(position) for position in range(len(self.actual.steps)))
+
+    def _step(self, position: int) -> Step:
+        raw = self.actual.steps[position]
+        runs = self.variation.runs if position < self.variation.common else ()
+        outputs = []
+        for place, output in enumerate(raw.outputs):
+            small = [run.steps[position].outputs[place].tensor for run in runs]
+            outputs.append(NamedTensor(output.name, self._tensor(output.tensor, small, f"step {position + 1}")))
+        return Step(
+            index=position + 1,
+            parent=raw.parent + 1 if raw.parent is not None else None,
+            expression=raw.place.expression if raw.place else raw.operation,
+            operation=raw.operation,
+            module=raw.module,
+            source=_source(raw.place),
+            operands=tuple(raw.operands),
+            outputs=tuple(outputs),
+        )
+
+    def _tensor(self, tensor: RawTensor, small: Sequence[RawTensor], where: str) -> TensorRecord:
+        """Write one tensor; `small` holds it in each small run, and is empty where these took other steps."""
+        axes = [
+            self._solve([other.shape[axis] for other in small], size, f"{where}: axis {axis}")
+            for axis, size in enumerate(tensor.shape)
+        ]
+        strides: list[str] = []
+        if small and all(len(other.stride) == len(tensor.stride) for other in small):
+            for axis, stride in enumerate(tensor.stride):
+                formula = self._solve([other.stride[axis] for other in small], stride, None)
+                strides.append(formula.text)
+        else:
+            strides = [_product_of(axes[place + 1 :], tensor.shape[place + 1 :], s) for place, s in enumerate(tensor.stride)]
+        return TensorRecord(
+            signature=" ".join(formula.text for formula in axes),
+            dtype=tensor.dtype,
+            device=tensor.device,
+            shape=tensor.shape,
+            stride=tensor.stride,
+            offset=tensor.offset,
+            axes=tuple(Axis(formula.text, formula.known) for formula in axes),
+            strides=tuple(strides),
+            contiguous=tensor.contiguous,
+            bytes=tensor.itemsize * math.prod(tensor.shape),
+            storage=Storage(tensor.kind, tensor.of, tensor.root),
+        )
+
+    def _solve(self, values: Sequence[int], actual: int, where: str | None) -> Formula:
+        if not values:
+            return matched(actual, self.numbers)
+        formula = self.solver.solve(tuple(values), actual)
+        if formula.missed and where is not None:
+            self.missed.append(where)
+        return formula
+
+
+def assemble(actual: RawTrace, variation: Variation, numbers: Mapping[str, int]) -> Assembled:
+    """Return the user's run with the formulas that the small runs give."""
+    assembler = _Assembler(actual, variation, numbers)
+    inputs, steps = assembler.inputs(), assembler.steps()
+    outputs = tuple(TargetOutput(name, reference) for name, reference in actual.returned)
+    return Assembled(inputs, steps, outputs, assembler.solver.unsure, tuple(assembler.missed))
+
+
+def _source(place: Place | None) -> Source | None:
+    return Source(display_path(place.file), place.line, place.column, place.function) if place is not None else None
+
+
+def _product_of(axes: Sequence[Formula], shape: Sequence[int], stride: int) -> str:
+    """Write a stride known from one run alone: as the product of the axes behind it where it is that."""
+    if math.prod(shape) != stride:
+        return str(stride)
+    factors = [formula.text if formula.text.isalnum() else f"({formula.text})" for formula in axes]
+    return "*".join(factor for factor in factors if factor != "1") or "1"
+
+
+def reference_tensor(
+    reference: Reference, inputs: Sequence[NamedTensor], steps: Sequence[Step]
+) -> TensorRecord | None:
+    """Return the tensor that a reference means, where it is a step's output or an input."""
+    if reference.step is not None:
+        return steps[reference.step - 1].outputs[reference.output].tensor
+    return next((named.tensor for named in inputs if named.name == reference.input), None)

@@ -1,0 +1,207 @@
+"""What each step is for, from the data flow alone; absent where it is unclear.
+
+The softmax is the anchor: the product behind it makes the scores, the product before it makes the context. Names are never
+looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from attnshape.model import Role, Step
+
+_SOFTMAX = {"softmax"}
+_FUSED = {"scaled_dot_product_attention"}
+_LINEAR = {"linear"}
+_PRODUCT = {"matmul", "bmm", "einsum", "baddbmm", "mm", "mv", "addmm", "tensordot", "inner", "linear"}
+_SCALE = {"mul", "mul_", "div", "div_", "true_divide", "multiply", "divide"}
+_MASK = {"masked_fill", "masked_fill_", "where"}
+_DROPOUT = {"dropout", "dropout_"}
+_TRANSPOSE = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "T", "mT", "t", "H", "mH"}
+_SPLIT = {"chunk", "split", "unbind", "tensor_split", "split_with_sizes"}
+_RESHAPE = {"view", "reshape", "unflatten", "flatten", "view_as", "reshape_as"}
+_JOIN = {"cat", "concat", "concatenate"}
+_SAME_MEANING = {
+    *_RESHAPE, *_TRANSPOSE, *_SPLIT, "unsqueeze", "squeeze", "expand", "expand_as", "contiguous", "clone", "to", "float",
+    "half", "bfloat16", "double", "type", "type_as", "repeat_interleave", "repeat", "__getitem__", "detach", "requires_grad_",
+    "narrow", "select", "index_select", "broadcast_to",
+}  # fmt: skip
+
+
+def with_roles(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return the steps with their roles."""
+    flow = _Flow(steps)
+    for step in steps:
+        if _operation(step) in _SOFTMAX:
+            _around_softmax(flow, step)
+        elif _operation(step) in _FUSED:
+            flow.assign(step, "context")
+            for operand in flow.activations(step)[:3]:
+                _before_product(flow, operand)
+            _after_context(flow, step)
+    return tuple(msgspec.structs.replace(step, role=flow.roles.get(step.index)) for step in steps)
+
+
+class _Flow:
+    """Who makes what and who uses it."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+        self.roles: dict[int, Role] = {}
+        self._users: dict[int, list[Step]] = {}
+        for step in steps:
+            for index in dict.fromkeys(reference.step for reference in step.operands):
+                if index is not None:
+                    self._users.setdefault(index, []).append(step)
+
+    def assign(self, step: Step, role: Role) -> None:
+        self.roles.setdefault(step.index, role)
+
+    def activations(self, step: Step) -> list[Step]:
+        """Return the steps that make its operands."""
+        return [self.steps[r.step - 1] for r in step.operands if r.step is not None]
+
+    def users(self, step: Step) -> list[Step]:
+        return self._users.get(step.index, [])
+
+
+def _operation(step: Step) -> str:
+    return step.operation.rpartition(".")[2]
+
+
+def _rank(step: Step) -> int:
+    return len(step.outputs[0].tensor.shape)
+
+
+def _tensors(step: Step) -> int:
+    """Return how many operands are no parameters and no constants."""
+    return sum(reference.step is not None or reference.input is not None for reference in step.operands)
+
+
+def _around_softmax(flow: _Flow, softmax: Step) -> None:
+    scores = _scores_behind(flow, softmax, 0)
+    context = _context_before(flow, softmax)
+    if scores is None or context is None:
+        return
+    flow.assign(softmax, "softmax")
+    for step in _between(flow, scores, softmax):
+        if _operation(step) in _MASK:
+            flow.assign(step, "mask")
+        elif _operation(step) in _SCALE and _tensors(step) == 1:
+            flow.assign(step, "scale")
+        elif _operation(step) in _DROPOUT:
+            flow.assign(step, "dropout")
+    for step in _between(flow, softmax, context):
+        if _operation(step) in _DROPOUT:
+            flow.assign(step, "dropout")
+    flow.assign(scores, "scores")
+    flow.assign(context, "context")
+    for operand in flow.activations(scores):
+        _before_product(flow, operand)
+    for operand in flow.activations(context):
+        if not _reaches(flow, softmax, operand):
+            _before_product(flow, operand)
+    _after_context(flow, context)
+
+
+def _scores_behind(flow: _Flow, step: Step, depth: int) -> Step | None:
+    """Return the nearest product that the step's values come from, elementwise steps and layout between."""
+    for operand in flow.activations(step):
+        if _operation(operand) in _PRODUCT:
+            return operand
+        if depth < 24 and _operation(operand) not in _SOFTMAX:
+            found = _scores_behind(flow, operand, depth + 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _context_before(flow: _Flow, step: Step) -> Step | None:
+    """Return the product that the weights go into, with nothing but dropout, masks, layout and scaling between."""
+    waiting = [step]
+    seen: set[int] = set()
+    while waiting:
+        current = waiting.pop(0)
+        for user in flow.users(current):
+            if user.index in seen:
+                continue
+            seen.add(user.index)
+            operation = _operation(user)
+            if operation in _PRODUCT and len(user.operands) > 1:
+                return user
+            if operation in _DROPOUT | _MASK | _SAME_MEANING | _SCALE:
+                waiting.append(user)
+    return None
+
+
+def _between(flow: _Flow, first: Step, last: Step) -> Iterator[Step]:
+    """Yield the steps on the way from the first to the last, both left out."""
+    for index in range(first.index + 1, last.index):
+        step = flow.steps[index - 1]
+        if _reaches(flow, first, step) and _reaches(flow, step, last):
+            yield step
+
+
+def _reaches(flow: _Flow, first: Step, last: Step) -> bool:
+    """Whether the last step's value comes from the first's."""
+    waiting, seen = [last], {last.index}
+    while waiting:
+        step = waiting.pop()
+        if step.index == first.index:
+            return True
+        for operand in flow.activations(step):
+            if operand.index not in seen and operand.index >= first.index:
+                seen.add(operand.index)
+                waiting.append(operand)
+    return False
+
+
+def _before_product(flow: _Flow, step: Step) -> None:
+    """Give roles from a product's operand back to the projection that it comes from."""
+    waiting, seen = [step], {step.index}
+    while waiting:
+        current = waiting.pop()
+        operation = _operation(current)
+        if operation in _LINEAR or (operation in _PRODUCT and any(r.parameter for r in current.operands)):
+            flow.assign(current, "projection")
+            continue
+        if operation in _PRODUCT | _SOFTMAX | _FUSED:
+            continue
+        sources = flow.activations(current)
+        if operation in _TRANSPOSE:
+            flow.assign(current, "transpose")
+        elif operation in _SPLIT or (operation in _RESHAPE and _deepens(flow, current)):
+            flow.assign(current, "split")
+        elif operation in _SCALE and _tensors(current) == 1 and operation not in _SAME_MEANING:
+            flow.assign(current, "scale")
+        for operand in sources:
+            if operand.index not in seen:
+                seen.add(operand.index)
+                waiting.append(operand)
+
+
+def _deepens(flow: _Flow, step: Step) -> bool:
+    """Whether an axis is split: the result has more axes than what it is a view of."""
+    sources = flow.activations(step)
+    return bool(sources) and _rank(step) > len(sources[0].outputs[step.operands[0].output].tensor.shape)
+
+
+def _after_context(flow: _Flow, context: Step) -> None:
+    """Give roles from the context on to the output projection, as long as only layout lies between."""
+    current = context
+    while True:
+        users = flow.users(current)
+        following = next((u for u in users if _operation(u) in _SAME_MEANING | _JOIN | _LINEAR | _DROPOUT), None)
+        if following is None or following.index in flow.roles:
+            return
+        operation = _operation(following)
+        if operation in _LINEAR:
+            flow.assign(following, "output")
+            return
+        if operation in _TRANSPOSE:
+            flow.assign(following, "transpose")
+        elif operation in _JOIN or operation == "contiguous" or (operation in _RESHAPE and _rank(following) < _rank(current)):
+            flow.assign(following, "merge")
+        current = following

@@ -1,0 +1,183 @@
+"""From the numbers that one quantity had in several runs to the formula that gives them all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from attnshape import axis
+from attnshape.inference.monomial import factor, written
+from attnshape.inference.plan import Plan
+from attnshape.model import Known
+
+Values = tuple[int, ...]
+_COEFFICIENTS = (1, 2, 3, 4, -1, -2)
+_LARGEST_ADDEND = 64
+_DIVISORS = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Formula:
+    """An expression, and how it is known."""
+
+    text: str
+    known: Known
+    missed: bool = False
+    """Whether the number moved with the sizes and no formula gave it: it is shown as this run's number."""
+
+
+class Solver:
+    """Finds formulas for quantities measured in each round and at the user's sizes.
+
+    Products come first, since primes factor in one way only. Sums and rounded quotients are looked for where no product
+    fits, and `unsure` then says that another round would confirm them.
+    """
+
+    def __init__(self, plan: Plan, rounds: int) -> None:
+        self._plan = plan
+        self._primes = [plan.primes(round_) for round_ in range(rounds)]
+        self._numbers = [plan.numbers(round_) for round_ in range(rounds)]
+        self._actual = plan.sizes.numbers
+        still = [letter for letter in self._actual if all(n[letter] == self._actual[letter] for n in self._numbers)]
+        sizes = [self._actual[letter] for letter in still]
+        self._still = {self._actual[letter]: letter for letter in still if sizes.count(self._actual[letter]) == 1}
+        self._found: dict[tuple[Values, int], Formula] = {}
+        self._sums: dict[str, Values] = {
+            letter: tuple(numbers[letter] for numbers in self._numbers)
+            for letter in plan.sizes.follows
+            if letter not in plan.symbols and letter not in still
+        }
+        self.unsure = False
+
+    def solve(self, values: Values, actual: int) -> Formula:
+        """Return the formula of a quantity from its numbers in each round and in the user's run."""
+        key = (values, actual)
+        if key not in self._found:
+            self._found[key] = self._solve(values, actual)
+        return self._found[key]
+
+    def _solve(self, values: Values, actual: int) -> Formula:
+        if all(value == values[0] for value in values):
+            if values[0] != actual:
+                return Formula(str(actual), "literal", missed=True)
+            label = self._still.get(actual) if actual > 1 else None
+            return Formula(label, "matched") if label else Formula(str(actual), "literal")
+        for text in self._candidates(values):
+            if axis.parse(text).evaluate(self._actual) == actual:
+                return Formula(text, "proved")
+        return Formula(str(actual), "literal", missed=True)
+
+    def _candidates(self, values: Values) -> Iterator[str]:
+        product = self.product(values)
+        if product is not None:
+            yield product
+            return
+        if min(values) < 1:
+            return
+        for text, numbers in list(self._sums.items()):
+            if (multiple := self._multiple(values, text, numbers)) is not None:
+                yield multiple
+        self.unsure = True
+        for divisor, quotient in self._quotients(values):
+            for text in itertools.chain(self._additions(quotient), self._roundings(quotient)):
+                numbers = tuple(axis.parse(text).evaluate(n) for n in self._numbers)
+                self._sums.setdefault(text, numbers)
+                yield text if divisor == "1" else f"{divisor}*({text})"
+
+    def product(self, values: Values) -> str | None:
+        """Return the values as a product of symbols, None where they are none."""
+        if min(values) < 1:
+            return None
+        monomial = factor(values, self._primes)
+        return written(monomial, self._plan.symbols) if monomial is not None else None
+
+    def _multiple(self, values: Values, text: str, numbers: Values) -> str | None:
+        """Return the values as a product of a known sum and others: `D*(Lp+L)`."""
+        if any(value % number for value, number in zip(values, numbers, strict=True)):
+            return None
+        quotient = tuple(value // number for value, number in zip(values, numbers, strict=True))
+        inner = text if text.isidentifier() else f"({text})"
+        if all(value == 1 for value in quotient):
+            return text
+        if all(value == quotient[0] for value in quotient):
+            return f"{quotient[0]}*{inner}"
+        product = self.product(quotient)
+        return f"{product}*{inner}" if product is not None and "//" not in product else None
+
+    def _quotients(self, values: Values) -> Iterator[tuple[str, Values]]:
+        """Yield the values themselves, then what is left when one or two symbols that divide them are taken out."""
+        yield "1", values
+        symbols = [(letter, self._at(letter)) for letter in self._plan.symbols]
+        for (first, numbers), (second, others) in itertools.combinations_with_replacement([("1", _ones(values)), *symbols], 2):
+            product = tuple(a * b for a, b in zip(numbers, others, strict=True))
+            if second != "1" and all(value % number == 0 for value, number in zip(values, product, strict=True)):
+                name = second if first == "1" else f"{first}*{second}"
+                yield name, tuple(value // number for value, number in zip(values, product, strict=True))
+
+    def _additions(self, values: Values) -> Iterator[str]:
+        """Yield sums that give the values: a symbol and a number, two symbols, two symbols and a number."""
+        terms = [(letter, self._at(letter)) for letter in self._plan.symbols]
+        for letter, numbers in terms:
+            for coefficient in _COEFFICIENTS:
+                if (addend := _constant(values, [(coefficient, numbers)])) is not None:
+                    yield _sum([(coefficient, letter)], addend)
+        for (first, numbers), (second, others) in itertools.combinations(terms, 2):
+            for one, other in itertools.product(_COEFFICIENTS, repeat=2):
+                addend = _constant(values, [(one, numbers), (other, others)])
+                if addend is not None and (one > 0 or other > 0):
+                    yield _sum([(one, first), (other, second)], addend)
+
+    def _roundings(self, values: Values) -> Iterator[str]:
+        """Yield quotients rounded down, rounded up, and paddings to a multiple."""
+        if min(values) < 2:
+            return
+        for letter in self._plan.symbols:
+            numbers = self._at(letter)
+            for divisor in _DIVISORS:
+                down = tuple(number // divisor for number in numbers)
+                up = tuple(-(-number // divisor) for number in numbers)
+                if values == down:
+                    yield f"{letter}//{divisor}"
+                if values == up:
+                    yield f"-(-{letter}//{divisor})"
+                if values == tuple(number * divisor for number in up):
+                    yield f"-(-{letter}//{divisor})*{divisor}"
+
+    def _at(self, letter: str) -> Values:
+        return tuple(numbers[letter] for numbers in self._numbers)
+
+
+def _ones(values: Values) -> Values:
+    return tuple(1 for _ in values)
+
+
+def _constant(values: Values, terms: Sequence[tuple[int, Values]]) -> int | None:
+    """Return the number that is left in every round when the terms are taken away, where it is one small number."""
+    rests = {
+        value - sum(coefficient * numbers[round_] for coefficient, numbers in terms)
+        for round_, value in enumerate(values)
+    }
+    rest = rests.pop()
+    return rest if not rests and abs(rest) <= _LARGEST_ADDEND else None
+
+
+def _sum(terms: Sequence[tuple[int, str]], addend: int) -> str:
+    """Write a sum, the positive terms first.
+
+    >>> _sum([(-1, "W"), (2, "L")], 1)
+    '2*L-W+1'
+    """
+    parts = []
+    for coefficient, letter in sorted(terms, key=lambda term: term[0] < 0):
+        size = f"{abs(coefficient)}*{letter}" if abs(coefficient) != 1 else letter
+        parts.append(f"{'-' if coefficient < 0 else '+'}{size}")
+    if addend:
+        parts.append(f"{addend:+d}")
+    return "".join(parts).removeprefix("+")
+
+
+def matched(actual: int, sizes: Mapping[str, int]) -> Formula:
+    """Return what can be said of an axis from one run alone: that it equals exactly one size, or its number."""
+    equal = [letter for letter, size in sizes.items() if size == actual]
+    return Formula(equal[0], "matched") if actual > 1 and len(equal) == 1 else Formula(str(actual), "literal")

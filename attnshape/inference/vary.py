@@ -1,0 +1,164 @@
+"""Runs the target again at small primes, and finds under which constraints it takes the same steps as the user's run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from attnshape.inference.plan import Constraint, Equal, Fixed, Multiple, Plan
+from attnshape.tracing.raw import RawTrace
+
+Attempt = Callable[[Mapping[str, int]], RawTrace]
+_ROUNDS = 2
+_PATIENCE = 4.0
+"""Seconds after which no further constraints are tried."""
+_LARGEST_FIXED = 4096
+"""A size above this is never kept in a small run, which would be small no longer."""
+_FACTORS = (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 12)
+
+
+@dataclass(frozen=True)
+class Variation:
+    """The runs at small primes, and how far they took the same steps as the user's run."""
+
+    plan: Plan
+    runs: tuple[RawTrace, ...]
+    common: int
+    """The number of leading steps that are the same in all runs."""
+    complete: bool
+    """Whether all steps are the same, and end the same way."""
+
+
+class Explorer:
+    """Runs a target under plans, each plan and round once."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._done: dict[tuple[tuple[Constraint, ...], int], RawTrace] = {}
+        self._deadline = time.monotonic() + _PATIENCE
+
+    def run(self, plan: Plan, round_: int) -> RawTrace:
+        """Return what the target does in one round of a plan."""
+        key = (plan.constraints, round_)
+        if key not in self._done:
+            self._done[key] = self._attempt(plan.numbers(round_))
+        return self._done[key]
+
+    def vary(self, plan: Plan, actual: RawTrace) -> Variation:
+        """Return the variation with the fewest constraints under which the target takes the user's steps."""
+        best = self._try(plan, actual)
+        while not best.complete:
+            found = self._improve(best, actual)
+            if found is None:
+                break
+            best = found
+        return best if best.complete else self._free_from_fixed(best, actual)
+
+    def extend(self, variation: Variation, actual: RawTrace, rounds: int) -> Variation:
+        """Return the variation with more rounds, as far as these take the same steps."""
+        runs = list(variation.runs)
+        for round_ in range(len(runs), rounds):
+            run = self.run(variation.plan, round_)
+            if _common(run, actual) < variation.common:
+                break
+            runs.append(run)
+        return replace(variation, runs=tuple(runs))
+
+    def _try(self, plan: Plan, actual: RawTrace) -> Variation:
+        runs: list[RawTrace] = []
+        common = len(actual.steps)
+        complete = True
+        for round_ in range(_ROUNDS):
+            run = self.run(plan, round_)
+            runs.append(run)
+            common = min(common, _common(run, actual))
+            complete = complete and _same(run, actual)
+            if not complete:
+                break
+        return Variation(plan, tuple(runs), common, complete)
+
+    def _improve(self, best: Variation, actual: RawTrace) -> Variation | None:
+        """Return the first constraint that completes the steps, else the one that gets furthest beyond the best."""
+        furthest: Variation | None = None
+        for constraint in _candidates(best.plan):
+            if time.monotonic() > self._deadline:
+                break
+            found = self._try(replace(best.plan, constraints=(*best.plan.constraints, constraint)), actual)
+            if found.complete:
+                return found
+            if found.common > (furthest or best).common:
+                furthest = found
+        return furthest
+
+    def _free_from_fixed(self, best: Variation, actual: RawTrace) -> Variation:
+        """Fix all sizes, then free one after the other while the steps stay the same."""
+        sizes = best.plan.sizes
+        letters = list(sizes.independent)
+        if any(sizes.records[letter].size > _LARGEST_FIXED for letter in letters):
+            return best
+        kept = [Fixed(letter) for letter in letters]
+        found = self._try(replace(best.plan, constraints=tuple(kept)), actual)
+        if not found.complete:
+            return found if found.common > best.common else best
+        for constraint in list(kept):
+            if time.monotonic() > self._deadline:
+                break
+            fewer = tuple(other for other in kept if other != constraint)
+            freed = self._try(replace(best.plan, constraints=fewer), actual)
+            if freed.complete:
+                kept.remove(constraint)
+                found = freed
+        return found
+
+
+def _common(run: RawTrace, actual: RawTrace) -> int:
+    """Return how many leading steps are the same."""
+    count = 0
+    for mine, theirs in zip(run.steps, actual.steps, strict=False):
+        if mine.key != theirs.key or len(mine.outputs) != len(theirs.outputs) or _ranks_differ(mine, theirs):
+            break
+        count += 1
+    return count
+
+
+def _ranks_differ(mine: object, theirs: object) -> bool:
+    first = [len(output.tensor.shape) for output in getattr(mine, "outputs", ())]
+    return first != [len(output.tensor.shape) for output in getattr(theirs, "outputs", ())]
+
+
+def _same(run: RawTrace, actual: RawTrace) -> bool:
+    """Say whether a run took all the user's steps: and no others, unless the user's run failed."""
+    if _common(run, actual) < len(actual.steps):
+        return False
+    return actual.failure is not None or (run.failure is None and len(run.steps) == len(actual.steps))
+
+
+def _candidates(plan: Plan) -> Iterator[Constraint]:
+    """Yield the constraints that the user's own sizes meet, the simplest first."""
+    numbers = plan.sizes.numbers
+    taken = {constraint.symbol for constraint in plan.constraints}
+    free = [letter for letter in plan.sizes.independent if letter not in taken]
+    for letter in free:
+        if numbers[letter] == 1:
+            yield Fixed(letter)
+    for letter in free:
+        if numbers[letter] % 2 == 0:
+            yield Multiple(letter, 2)
+    roots = [c.other for c in plan.constraints if isinstance(c, Equal)]
+    for place, letter in enumerate(free):
+        for other in free[:place]:
+            if numbers[letter] == numbers[other] and letter not in roots:
+                yield Equal(letter, other)
+    for letter in free:
+        for other in plan.sizes.independent:
+            whole = numbers[letter] % numbers[other] == 0 and numbers[letter] > numbers[other]
+            if other != letter and whole and other in plan.symbols and letter not in roots:
+                yield Multiple(letter, other)
+    for letter in free:
+        for factor in _FACTORS[1:]:
+            if numbers[letter] % factor == 0:
+                yield Multiple(letter, factor)
+    for letter in free:
+        if 1 < numbers[letter] <= _LARGEST_FIXED:
+            yield Fixed(letter)

@@ -1,0 +1,176 @@
+"""The trace: the immutable value that recording and inference make, and that everything after them reads.
+
+Field by field this is the saved form, schema `attnshape/trace/1`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+SCHEMA = "attnshape/trace/1"
+
+Known = Literal["proved", "matched", "literal"]
+StorageKind = Literal["new", "view", "same", "inplace"]
+Role = Literal[
+    "projection",
+    "split",
+    "transpose",
+    "scores",
+    "scale",
+    "mask",
+    "softmax",
+    "dropout",
+    "context",
+    "merge",
+    "output",
+]
+
+
+class Reference(Struct, frozen=True, omit_defaults=True):
+    """Where a tensor comes from: exactly one of a step's output, an input, a parameter, or a constant."""
+
+    step: int | None = None
+    output: int = 0
+    """Which of the step's outputs, from 0."""
+    input: str | None = None
+    parameter: str | None = None
+    constant: bool = False
+
+
+class Axis(Struct, frozen=True):
+    """One axis: its expression, and how it is known."""
+
+    expression: str
+    known: Known
+
+
+class Storage(Struct, frozen=True):
+    """What memory a tensor lies in: new, a view of another tensor, the very same tensor, or written in place."""
+
+    kind: StorageKind
+    of: Reference | None = None
+    """The tensor that it is a view of, the same as, or a write to."""
+    root: Reference | None = None
+    """The tensor that allocated the memory."""
+
+
+class TensorRecord(Struct, frozen=True, kw_only=True):
+    """One tensor: signature, layout and storage. Strides and the offset count elements, `bytes` is shape times width."""
+
+    signature: str
+    dtype: str
+    device: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    axes: tuple[Axis, ...]
+    strides: tuple[str, ...]
+    contiguous: bool
+    bytes: int
+    checked: Literal["declared", "inferred"] | None = None
+    declared: str | None = None
+    """The dims string of the source's own annotation."""
+    storage: Storage
+
+
+class NamedTensor(Struct, frozen=True):
+    """An input, or one output of a step, under the name that the source gives it."""
+
+    name: str | None
+    tensor: TensorRecord
+
+
+class Source(Struct, frozen=True):
+    """Where in the source a step stands; line from 1, column from 1."""
+
+    file: str
+    line: int
+    column: int
+    function: str
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One tensor-producing operation."""
+
+    index: int
+    parent: int | None = None
+    expression: str
+    operation: str
+    role: Role | None = None
+    module: str | None = None
+    source: Source | None = None
+    operands: tuple[Reference, ...] = ()
+    outputs: tuple[NamedTensor, ...] = ()
+
+
+class Size(Struct, frozen=True, omit_defaults=True):
+    """One size symbol's number, and where it is from."""
+
+    size: int
+    origin: Literal["given", "default", "derived"] = field(name="from")
+    expression: str | None = None
+
+
+class TargetOutput(Struct, frozen=True):
+    """One tensor that the target returned: `output`, or a path such as `output[0]`."""
+
+    name: str
+    of: Reference
+
+
+class Operand(Struct, frozen=True):
+    """One operand of the step that failed."""
+
+    name: str
+    tensor: TensorRecord
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """The step at which the traced code failed."""
+
+    expression: str | None
+    source: Source | None
+    operation: str | None
+    error: str
+    operands: tuple[Operand, ...] = ()
+    explanation: str | None = None
+    hint: str | None = None
+
+
+class Expectation(Struct, frozen=True):
+    """One `--expect`, and whether it holds."""
+
+    name: str
+    signature: str
+    holds: bool
+    why: str | None = None
+
+
+class Trace(Struct, frozen=True, kw_only=True):
+    """The ordered steps of one run, with what was inferred and checked."""
+
+    schema: Literal["attnshape/trace/1"] = SCHEMA
+    attnshape: str
+    torch: str
+    python: str
+    target: str
+    command: str
+    device: str
+    dtype: str
+    seed: int
+    sizes: dict[str, Size]
+    complete: bool
+    proved_by_runs: int
+    preconditions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    inputs: tuple[NamedTensor, ...] = ()
+    steps: tuple[Step, ...] = ()
+    outputs: tuple[TargetOutput, ...] = ()
+    failure: Failure | None = None
+    expectations: tuple[Expectation, ...] = ()
+
+    def step(self, index: int) -> Step:
+        """Return the step of that index, counted from 1."""
+        return self.steps[index - 1]

@@ -1,0 +1,79 @@
+"""From a request to a trace: find the target, run it, run it again at small primes, infer, check."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from attnshape import __version__
+from attnshape.checking.expectations import parse_expectations, verify
+from attnshape.checking.signatures import checks_work
+from attnshape.checking.steps import check_steps
+from attnshape.inference.assemble import ENOUGH_ROUNDS, assemble
+from attnshape.inference.forecast import refuse_too_large
+from attnshape.inference.plan import Plan
+from attnshape.inference.roles import with_roles
+from attnshape.inference.vary import Explorer
+from attnshape.model import Trace
+from attnshape.remarks import failure_of, notes, preconditions
+from attnshape.settings import Settings
+from attnshape.sizes import resolve
+from attnshape.target.find import find_target
+from attnshape.target.request import Placement, Request, Target
+from attnshape.tracing.fold import fold
+from attnshape.tracing.output import to_standard_error
+from attnshape.tracing.raw import RawFailure, RawTrace
+from attnshape.tracing.runner import record
+
+
+def trace_request(request: Request, settings: Settings) -> Trace:
+    """Return the trace of a request. Raises AttnshapeError where it can't be carried out."""
+    with to_standard_error():
+        target = find_target(request)
+        sizes = resolve(target.used, target.given, request.own)
+        expected = parse_expectations(settings.expect, list(sizes.records))
+        placement = Placement(torch.device(settings.device), getattr(torch, settings.dtype), settings.seed, settings.train)
+        explorer = Explorer(lambda numbers: _small_run(target, numbers, placement))
+        plan = Plan(sizes)
+        refuse_too_large(explorer, plan, placement.device)
+        actual = fold(record(target.build(sizes.numbers, placement), settings.seed))
+        variation = explorer.vary(plan, actual)
+        assembled = assemble(actual, variation, sizes.numbers)
+        if assembled.unsure:
+            variation = explorer.extend(variation, actual, ENOUGH_ROUNDS)
+            assembled = assemble(actual, variation, sizes.numbers)
+    small = [(variation.plan.numbers(round_), run) for round_, run in enumerate(variation.runs)] if variation.complete else []
+    expectations = verify(expected, actual, small, sizes.numbers)
+    checked = check_steps(assembled.inputs, assembled.steps, actual, small, sizes.numbers)
+    return Trace(
+        attnshape=__version__,
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        target=target.label,
+        command=settings.command,
+        device=settings.device,
+        dtype=settings.dtype,
+        seed=settings.seed,
+        sizes=dict(sizes.records),
+        complete=actual.failure is None and actual.broken is None,
+        proved_by_runs=1 + len(variation.runs) if variation.common else 1,
+        preconditions=preconditions(variation),
+        notes=notes(actual, variation, sizes, assembled.missed, checked.wrong),
+        inputs=checked.inputs,
+        steps=with_roles(checked.steps),
+        outputs=assembled.outputs,
+        failure=failure_of(actual.failure) if actual.failure is not None else None,
+        expectations=expectations,
+    )
+
+
+def _small_run(target: Target, numbers: Mapping[str, int], placement: Placement) -> RawTrace:
+    """Run the target at small sizes on the CPU; that it can't be built there is a failure like any other."""
+    try:
+        runnable = target.build(numbers, replace(placement, device=torch.device("cpu")))
+    except Exception as error:  # noqa: BLE001 - the user's constructor may raise anything
+        return RawTrace([], [], [], RawFailure(error))
+    return fold(record(runnable, placement.seed))

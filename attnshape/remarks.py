@@ -1,0 +1,78 @@
+"""What is said beneath the table: preconditions, notes, and how the code failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnshape.inference.plan import Equal, Fixed, Multiple
+from attnshape.inference.vary import Variation
+from attnshape.model import Axis, Failure, Operand, Source, Storage, TensorRecord
+from attnshape.paths import display_path
+from attnshape.sizes import Sizes
+from attnshape.tracing.raw import RawFailure, RawTensor, RawTrace
+
+
+def preconditions(variation: Variation) -> tuple[str, ...]:
+    """Return under which conditions on the sizes the target runs."""
+    return tuple(str(c) for c in variation.plan.constraints if isinstance(c, (Equal, Multiple)))
+
+
+def notes(
+    actual: RawTrace, variation: Variation, sizes: Sizes, missed: Sequence[str], wrong: Sequence[str]
+) -> tuple[str, ...]:
+    """Return what the reader should know about this trace."""
+    found = []
+    if actual.broken is not None:
+        found.append(actual.broken)
+    fixed = variation.plan.fixed
+    if fixed:
+        numbers = ", ".join(f"{letter}={sizes.records[letter].size}" for letter in fixed)
+        found.append(f"not varied: {numbers} (at other sizes the code takes other steps or fails), so these are matched only")
+    elif not variation.complete and actual.failure is None:
+        after = f"after step {variation.common}" if variation.common else "from the first step on"
+        found.append(f"at small sizes the code takes other steps {after}: axes there are matched only")
+    if sizes.labels:
+        letters = ", ".join(letter for letter in sizes.records if letter in sizes.labels)
+        found.append(f"nothing in the target depends on {letters}: axes of that size are matched only")
+    if missed:
+        rest = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
+        found.append(f"no formula for {', '.join(missed[:3])}{rest}: shown as this run's number")
+    found += [f"wrong annotation: {text}" for text in wrong]
+    return tuple(found)
+
+
+def failure_of(failure: RawFailure) -> Failure:
+    """Return how the code failed, as the trace saves it."""
+    place = failure.place
+    error = failure.error
+    return Failure(
+        expression=place.expression if place else None,
+        source=Source(display_path(place.file), place.line, place.column, place.function) if place else None,
+        operation=failure.operation,
+        error=f"{type(error).__name__}: {error}",
+        operands=tuple(Operand(name, _plain(tensor)) for name, tensor in failure.operands),
+    )
+
+
+def _plain(tensor: RawTensor) -> TensorRecord:
+    """Return a tensor of which no more is known than its numbers."""
+    return TensorRecord(
+        signature=" ".join(str(size) for size in tensor.shape),
+        dtype=tensor.dtype,
+        device=tensor.device,
+        shape=tensor.shape,
+        stride=tensor.stride,
+        offset=tensor.offset,
+        axes=tuple(Axis(str(size), "literal") for size in tensor.shape),
+        strides=tuple(str(stride) for stride in tensor.stride),
+        contiguous=tensor.contiguous,
+        bytes=tensor.itemsize * _count(tensor.shape),
+        storage=Storage(tensor.kind, tensor.of, tensor.root),
+    )
+
+
+def _count(shape: Sequence[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product

@@ -1,0 +1,110 @@
+"""A step's source text: on one line, and shortened to what the step itself does."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Container
+
+from attnshape.model import Step, Trace
+from attnshape.render.text import visible
+
+LONG = 40
+"""From how many characters on an argument is shortened too; a method's receiver always is."""
+
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def one_line(expression: str) -> str:
+    r"""Return an expression's text on one line, without the comments and line breaks between its parts.
+
+    >>> one_line("x.view(\n    B,  # batch\n    L,\n)")
+    'x.view(B, L)'
+    """
+    if "\n" not in expression:
+        return visible(expression.strip().replace("\t", " "))
+    return visible(_folded(expression))
+
+
+def label(trace: Trace, step: Step, shown: Container[int]) -> str:
+    """Return a step as its row shows it: `name = expression`, where `…` is the row above.
+
+    `shown` holds the indices of the steps that have a row.
+    """
+    names = [output.name for output in step.outputs]
+    text = short(step.expression)
+    bound = ", ".join(_without_self(name) for name in names if name) if names and all(names) else ""
+    before = f"{visible(bound)} = " if bound and visible(bound) != text else ""
+    above = _above(trace, step, shown)
+    if above:
+        text = _elided(text, above, len(before) + len(text) > LONG)
+    return "↳ " * _depth(trace, step) + before + text
+
+
+def short(expression: str) -> str:
+    """Return an expression on one line, without `self.`.
+
+    >>> short("self.Wq(x)")
+    'Wq(x)'
+    """
+    return _without_self(one_line(expression))
+
+
+def _without_self(text: str) -> str:
+    return re.sub(r"(?<![\w.])self\.(?=\w)", "", text)
+
+
+def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:
+    earlier = map(trace.step, range(step.index - 1, 0, -1))
+    previous = next((one for one in earlier if one.parent == step.parent), None)
+    if previous is None or previous.index not in shown or len(previous.outputs) != 1 or previous.outputs[0].name:
+        return None
+    used = any(operand.step == previous.index for operand in step.operands)
+    return short(previous.expression) if used else None
+
+
+def _elided(text: str, part: str, long: bool) -> str:
+    places = [match.span() for match in re.finditer(rf"(?<![\w.]){re.escape(part)}(?!\w)", text)]
+    if len(places) != 1 or part == text:
+        return text
+    start, end = places[0]
+    grouped = text[start - 1 : start] == "(" and text[end : end + 1] == ")"
+    if grouped and not re.search(r"[\w)\]]$", text[: start - 1]):
+        start, end = start - 1, end + 1
+    receiver = start == 0 and text[end : end + 1] in (".", "[")
+    return text[:start] + "…" + text[end:] if receiver or long else text
+
+
+def _depth(trace: Trace, step: Step) -> int:
+    depth = 0
+    while step.parent is not None and 0 < step.parent < step.index:
+        step = trace.step(step.parent)
+        depth += 1
+    return depth
+
+
+def _folded(expression: str) -> str:
+    # In brackets a line break is no token that counts, whatever the indentation.
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(f"({expression}\n)").readline))
+    except (tokenize.TokenError, SyntaxError):
+        return " ".join(expression.split())
+    unseen = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.ENDMARKER)
+    kept = [token for token in tokens if token.type not in unseen][1:-1]
+    text = ""
+    row, column = 1, 1
+    calls: list[bool] = []
+    for token in kept:
+        if token.string in _OPENING:
+            calls.append(token.string == "(" and re.search(r"[\w)\]]$", text) is not None)
+        elif token.string in _CLOSING and calls and calls.pop():
+            # A call's last comma only ever stands before a line break.
+            text = text.removesuffix(",")
+        if token.start[0] == row:
+            text += " " * (token.start[1] - column)
+        elif text[-1:] not in _OPENING and token.string[:1] not in (*_CLOSING, "."):
+            text += " "
+        text += token.string
+        row, column = token.end
+    return text.strip()

@@ -1,0 +1,68 @@
+"""Foreign text made visible and harmless: whatever a trace contains is data, never markup."""
+
+from __future__ import annotations
+
+import re
+
+_ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")
+# They change the width of the character before them, and terminals disagree on how.
+_VARIANTS = re.compile(r"[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_BLOCK_START = re.compile(r"^(\d*)(?=[#+=.)-])")
+
+
+def visible(text: str) -> str:
+    r"""Return the text on one line, with escapes for control, direction and other characters that can't be seen.
+
+    >>> visible("a\x1b[31mb\n\u202ec")
+    'a\\x1b[31mb\\n\\u202ec'
+    """
+    if text.isprintable() and not _VARIANTS.search(text):
+        return text
+    seen = (char.isprintable() and not _VARIANTS.match(char) for char in text)
+    return "".join(
+        char if one else char.encode("unicode_escape").decode() for char, one in zip(text, seen, strict=True)
+    )
+
+
+def prose(text: str) -> str:
+    r"""Return the text as Markdown that renders as that very text.
+
+    >>> prose("a|b <i> H*Dk q_len")
+    'a\\|b &lt;i&gt; H\\*Dk q_len'
+    """
+    escaped = "".join(_ENTITIES.get(char, char) for char in visible(text))
+    escaped = _ACTIVE.sub(lambda match: "\\" + match.group(), escaped)
+    return _BLOCK_START.sub(r"\1\\", escaped)
+
+
+def code(text: str) -> str:
+    r"""Return the text as a Markdown code span, for anywhere but a table's cell; nothing for blank text.
+
+    >>> code("mask | causal"), code("a`b")
+    ('`mask | causal`', '``a`b``')
+    """
+    shown = visible(text).strip()
+    return _span(shown) if shown else ""
+
+
+def code_cell(text: str) -> str:
+    r"""Return the text as a Markdown code span for a table's cell; nothing for blank text.
+
+    >>> code_cell("mask | causal")
+    '`mask \\| causal`'
+    """
+    parts = re.split(r"(?<=\\)\|", visible(text).strip())
+    # Renderers disagree on a pipe that follows a backslash: it stands outside the span, as an entity.
+    return "&#124;".join(_span(part).replace("|", "\\|") if part else "" for part in parts)
+
+
+def _escaped(char: str) -> str:
+    seen = char.isprintable() and not _VARIANTS.match(char)
+    return char if seen else char.encode("unicode_escape").decode()
+
+
+def _span(part: str) -> str:
+    fence = "`" * (1 + max(map(len, re.findall(r"`+", part)), default=0))
+    touching = "`" in (part[0], part[-1]) or (part[0] == part[-1] == " " and part.strip() != "")
+    return f"{fence} {part} {fence}" if touching else f"{fence}{part}{fence}"

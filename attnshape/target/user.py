@@ -1,0 +1,176 @@
+"""Targets in the user's own code: functions, classes, methods, paths inside objects, and cases."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from attnshape.dims import BY_LETTER
+from attnshape.errors import AttnshapeError
+from attnshape.signature import TensorSpec, parse_spec
+from attnshape.target.annotations import annotated_inputs
+from attnshape.target.contents import make, place
+from attnshape.target.evaluate import Names, evaluate, names_used, reach, required_parameters
+from attnshape.target.locate import import_target, nearest, origin, reason
+from attnshape.target.request import Placement, Request, Target
+from attnshape.tracing.modules import module_of
+from attnshape.tracing.runner import Runnable
+
+
+def user_target(request: Request, where: str, path: str) -> Target:
+    """Return the target that `where:path` names. Raises AttnshapeError where it can't be one."""
+    module = import_target(where)
+    specs = tuple(parse_spec("--input", text) for text in request.inputs)
+    letters = {*BY_LETTER, *request.own}
+    _check_symbols(specs, letters)
+    first = _first_name(path, module)
+    if _is_case(first, path, request, letters):
+        return _case_target(request, first)
+    texts = [("the target", path), *(("--with", text) for text in request.arguments.values())]
+    if request.init is not None:
+        texts.append(("--init", request.init))
+    used = {name for flag, text in texts for name in names_used(flag, text) if name in letters}
+    used -= {path.partition(".")[0].partition("(")[0].partition("[")[0]} - set(request.own)
+    used |= {symbol for spec in specs for symbol in spec.symbols}
+    if not specs:
+        function = _without_building(first, path)
+        annotated = [spec for spec in annotated_inputs(function) if spec.name not in request.arguments]
+        _check_symbols(annotated, letters)
+        specs = tuple(annotated)
+        used |= {symbol for spec in specs for symbol in spec.symbols}
+
+    def build(numbers: Mapping[str, int], placement: Placement) -> Runnable:
+        names = Names(numbers, module)
+        torch.manual_seed(placement.seed)
+        if placement.device.type == "meta":
+            with torch.device("meta"):
+                function = reach(path, request.init, module, names)
+        else:
+            function = reach(path, request.init, module, names)
+        if not callable(function):
+            raise AttnshapeError(
+                f"{request.target} is a {type(function).__name__}, expected something to call",
+                "name a function, a module, a method, or a case",
+            )
+        owner = module_of(function)
+        if owner is not None:
+            place(owner, placement)
+        torch.manual_seed(placement.seed)
+        values: dict[str, Any] = {spec.name: make(spec, numbers, placement) for spec in specs}
+        values |= {name: place(evaluate("--with", text, names), placement) for name, text in request.arguments.items()}
+        return _bind(function, request.target, values)
+
+    return Target(request.target, tuple(sorted(used)), request.given, build, library=False)
+
+
+def _first_name(path: str, module: ModuleType) -> Any:
+    """Return what the path's first name stands for, None where that isn't one."""
+    return getattr(module, path.partition(".")[0].partition("(")[0].partition("[")[0].strip(), None)
+
+
+def _without_building(first: Any, path: str) -> Any:
+    """Return the callable whose annotations can be read before anything is built."""
+    if inspect.isclass(first):
+        attribute = path.partition(".")[2]
+        return getattr(first, attribute, None) if attribute.isidentifier() else getattr(first, "forward", None)
+    if isinstance(first, torch.nn.Module):
+        return first.forward
+    return first if path.isidentifier() else None
+
+
+def _is_case(function: Any, path: str, request: Request, letters: set[str]) -> bool:
+    if not inspect.isfunction(function) or not path.isidentifier():
+        return False
+    if request.init is not None or request.inputs or request.arguments:
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    if any(hasattr(p.annotation, "dim_str") or "[Tensor" in str(p.annotation) for p in parameters):
+        return False
+    required = required_parameters(function)
+    unknown = [name for name in required if name not in letters]
+    if unknown:
+        return False
+    return bool(required) or not annotated_inputs(function)
+
+
+def _case_target(request: Request, function: Callable[..., Any]) -> Target:
+    used = tuple(required_parameters(function))
+
+    def build(numbers: Mapping[str, int], placement: Placement) -> Runnable:
+        torch.manual_seed(placement.seed)
+        try:
+            result = function(**{name: numbers[name] for name in used})
+        except AttnshapeError:
+            raise
+        except Exception as error:
+            sizes = ", ".join(f"{name}={numbers[name]}" for name in used)
+            raise AttnshapeError(
+                f"the case {request.target}({sizes}) can't be built: {type(error).__name__}: {reason(error)}, "
+                f"at {origin(error)}",
+                "mend the case, or give other sizes",
+            ) from error
+        return from_case(request.target, result, placement)
+
+    return Target(request.target, used, request.given, build, library=False)
+
+
+def from_case(label: str, result: Any, placement: Placement) -> Runnable:
+    """Return what a case returned as something to run. Raises AttnshapeError where it returned something else."""
+    match result:
+        case (function, args) if callable(function) and isinstance(args, (tuple, list)):
+            kwargs: dict[str, Any] = {}
+        case (function, args, dict() as kwargs) if callable(function) and isinstance(args, (tuple, list)):
+            pass
+        case _:
+            raise AttnshapeError(
+                f"{label} was called as a case and returned {type(result).__name__}, expected (callable, args) or "
+                "(callable, args, kwargs)",
+                'a function of tensors needs --input for each, for example --input "query: B L D"',
+            )
+    owner = module_of(function)
+    if owner is not None:
+        place(owner, placement)
+    return Runnable(function, place(tuple(args), placement), place(kwargs, placement))
+
+
+def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> Runnable:
+    """Return the call with each value under its parameter. Raises AttnshapeError where names don't fit the parameters."""
+    target: Any = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return Runnable(function, tuple(values.values()))
+    kinds = {p.kind for p in parameters.values()}
+    names = [p.name for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if inspect.Parameter.VAR_KEYWORD not in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        for name in values:
+            if name not in names:
+                raise AttnshapeError(f"{label} has no parameter {name!r}", nearest(name, names, "it takes"))
+    missing = [name for name in required_parameters(target) if name not in values]
+    if missing:
+        raise AttnshapeError(
+            f"{label} takes {', '.join(names)}; nothing is given for {', '.join(missing)}",
+            f'describe each tensor: --input "{missing[0]}: B L D", and other arguments with --with "{missing[0]}=…"',
+        )
+    only_positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_ONLY]
+    args = [values[name] for name in only_positional if name in values]
+    if inspect.Parameter.VAR_POSITIONAL in kinds and inspect.Parameter.VAR_KEYWORD not in kinds:
+        args += [value for name, value in values.items() if name not in names]
+        only_positional += [name for name in values if name not in names]
+    return Runnable(function, tuple(args), {name: v for name, v in values.items() if name not in only_positional})
+
+
+def _check_symbols(specs: Sequence[TensorSpec], letters: set[str]) -> None:
+    for spec in specs:
+        for symbol in spec.symbols:
+            if symbol not in letters:
+                raise AttnshapeError(
+                    f"--input {f'{spec.name}: {spec.signature}'!r}: {symbol} isn't a size symbol",
+                    f"{nearest(symbol, sorted(letters), 'the symbols are')} "
+                    f"(or define your own: --dim {symbol}=4)",
+                )
+

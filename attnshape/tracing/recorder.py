@@ -1,0 +1,185 @@
+"""The recorder: a function mode that sees each call at the level that people write, and changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attnshape.model import Reference
+from attnshape.tracing.frames import Frames
+from attnshape.tracing.modules import ModuleStack
+from attnshape.tracing.operations import operation_name, takes_receiver, writes_elements
+from attnshape.tracing.places import Places, plain_variables
+from attnshape.tracing.raw import Place, RawFailure, RawOutput, RawStep
+from attnshape.tracing.storage import Ledger, facts
+
+
+class Recorder(TorchFunctionMode):
+    """Records every tensor-producing call between entering and leaving it.
+
+    No tensor is kept alive, and a failure of the recorder's own is noted in `broken`, never raised into the traced code.
+    """
+
+    def __init__(self, frames: Frames, root: nn.Module | None, stop: FrameType | None) -> None:
+        super().__init__()
+        self.steps: list[RawStep] = []
+        self.failure: RawFailure | None = None
+        self.broken: str | None = None
+        self.ledger = Ledger()
+        self._frames = frames
+        self._places = Places()
+        self._stop = stop
+        self._modules = ModuleStack(root, self._module_finished)
+
+    def __enter__(self) -> Recorder:
+        self._modules.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._modules.__exit__(*exception)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        keywords = kwargs or {}
+        operands = list(tensors_in((args, keywords)))
+        versions = [_version(operand) for operand in operands]
+        try:
+            result = func(*args, **keywords)
+        except Exception as error:
+            self._guarded(self._failed, error, func, operands, args, keywords)
+            raise
+        written = _written(operands, versions)
+        outputs = [written] if writes_elements(func) and written is not None else list(tensors_in(result))
+        if outputs:
+            self._guarded(self._record, func, args, keywords, operands, outputs, written)
+        return result
+
+    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Do it; what goes wrong in the recorder must not reach the traced code."""
+        try:
+            action(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the traced code goes on
+            self.broken = f"the recorder failed after step {len(self.steps)}: {type(error).__name__}: {error}"
+
+    def _record(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
+        operands: list[Tensor],
+        outputs: list[Tensor],
+        written: Tensor | None,
+    ) -> None:
+        frame, direct = self._frames.caller(sys._getframe(3), self._stop)
+        place, node = self._places.find(frame) if frame is not None else (None, None)
+        references = [self.ledger.reference(operand) for operand in operands]
+        if direct and node is not None:
+            for name, tensor in plain_variables(node, takes_receiver(func), args, keywords):
+                self._name(tensor, name)
+        index = len(self.steps) + 1
+        recorded = [
+            RawOutput(self.ledger.measure(output, Reference(step=index, output=position), operands, written))
+            for position, output in enumerate(outputs)
+        ]
+        self.steps.append(RawStep(operation_name(func), place, references, recorded, self._modules.path))
+        if direct and place is not None:
+            self._assign(place, outputs)
+
+    def _assign(self, place: Place, values: Sequence[object]) -> None:
+        """Give the values the names that the place binds them to."""
+        if place.unpacked:
+            for name, value in zip(place.targets, values, strict=False):
+                if name is not None and isinstance(value, Tensor):
+                    self._name(value, name)
+        elif len(place.targets) == 1 and place.targets[0] is not None and len(values) == 1:
+            if isinstance(values[0], Tensor):
+                self._name(values[0], place.targets[0])
+
+    def _name(self, tensor: Tensor, name: str) -> None:
+        """Name the output that the tensor is, unless it has a name already."""
+        reference = self.ledger.reference(tensor)
+        if reference.step is None:
+            return
+        output = self.steps[reference.step - 1].outputs[reference.output]
+        if output.name is None:
+            output.name = name
+
+    def _module_finished(self, module: nn.Module, result: object, frame: FrameType) -> None:
+        self._guarded(self._name_result, module, result, frame)
+
+    def _name_result(self, module: nn.Module, result: object, frame: FrameType) -> None:
+        """A library's module returned to the traced code: its result is what is assigned there."""
+        if not self._frames.is_library(type(module).forward.__code__):
+            return
+        outer = frame.f_back
+        while outer is not None and outer.f_code is nn.Module._wrapped_call_impl.__code__:
+            outer = outer.f_back
+        if outer is None or outer is self._stop or self._frames.is_library(outer.f_code):
+            return
+        place, _ = self._places.find(outer)
+        self._assign(place, [result] if isinstance(result, Tensor) else list(result) if isinstance(result, (tuple, list)) else [])
+
+    def _failed(
+        self,
+        error: Exception,
+        func: Callable[..., Any],
+        operands: list[Tensor],
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:
+        frame, direct = self._frames.caller(sys._getframe(3), self._stop)
+        place, node = self._places.find(frame) if frame is not None else (None, None)
+        names = {
+            id(tensor): name
+            for name, tensor in (plain_variables(node, takes_receiver(func), args, keywords) if direct and node else [])
+        }
+        self.failure = RawFailure(
+            error,
+            operation_name(func),
+            place,
+            [
+                (
+                    names.get(id(operand), f"operand {position}"),
+                    facts(operand, "new", self.ledger.reference(operand), self.ledger.root(operand)),
+                )
+                for position, operand in enumerate(operands, 1)
+            ],
+        )
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield the tensors in a value, within tuples, lists and dicts, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            if item is not None and not isinstance(item, (int, float, str)):
+                yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _written(operands: list[Tensor], versions: list[int | None]) -> Tensor | None:
+    """Return the first operand that was written to in place."""
+    for operand, before in zip(operands, versions, strict=True):
+        if before is not None and operand._version != before:
+            return operand
+    return None

@@ -1,0 +1,106 @@
+"""Which tensors share memory, without keeping any of them alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from attnshape.model import Reference, StorageKind
+from attnshape.tracing.raw import RawTensor
+
+
+class Ledger:
+    """Who each tensor is, and whose memory it lies in.
+
+    A weak reference to a storage keeps its address from being used again, and frees the data all the same; an address
+    that nobody holds would soon stand for another storage.
+    """
+
+    def __init__(self) -> None:
+        self._roots: dict[int, tuple[StorageWeakRef, Reference]] = {}
+        self._tensors: dict[int, tuple[Callable[[], Tensor | None], Reference]] = {}
+
+    def introduce(self, tensor: Tensor, reference: Reference) -> None:
+        """Make known a tensor that was there before the first step; under its first name where it has several."""
+        if id(tensor) in self._tensors:
+            return
+        self._tensors[id(tensor)] = (weakref.ref(tensor), reference)
+        storage = _storage(tensor)
+        if storage is not None and storage._cdata not in self._roots:
+            self._roots[storage._cdata] = (StorageWeakRef(storage), reference)
+
+    def reference(self, tensor: Tensor) -> Reference:
+        """Return where the tensor comes from: itself where it is known, else whose memory it lies in, else a constant."""
+        known = self._tensors.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        root = self.root(tensor)
+        return root if root is not None else Reference(constant=True)
+
+    def root(self, tensor: Tensor) -> Reference | None:
+        """Return the tensor that allocated this one's memory, where that was seen."""
+        storage = _storage(tensor)
+        entry = self._roots.get(storage._cdata) if storage is not None else None
+        return entry[1] if entry is not None else None
+
+    def measure(self, output: Tensor, reference: Reference, operands: list[Tensor], written: Tensor | None) -> RawTensor:
+        """Return what a step's output is, and remember it under the reference.
+
+        `written` is the operand that the step wrote to in place, where it did.
+        """
+        storage = _storage(output)
+        address = storage._cdata if storage is not None else None
+        entry = self._roots.get(address) if address is not None else None
+        kind: StorageKind = "new"
+        of: Reference | None = None
+        root: Reference | None = None
+        itself = next((operand for operand in operands if operand is output), None)
+        if written is not None and output is written:
+            kind, of = "inplace", self.reference(output)
+        elif itself is not None:
+            kind, of = "same", self.reference(output)
+        else:
+            sharer = next((o for o in operands if address is not None and _address(o) == address), None)
+            if sharer is not None:
+                kind, of = "view", self.reference(sharer)
+            elif entry is not None:
+                kind, of = "view", entry[1]
+        if kind != "new":
+            root = entry[1] if entry is not None else of
+        if entry is None and storage is not None:
+            self._roots[storage._cdata] = (StorageWeakRef(storage), of or reference)
+        self._tensors[id(output)] = (weakref.ref(output), reference)
+        return facts(output, kind, of, root)
+
+
+def facts(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Reference | None) -> RawTensor:
+    """Return what can be measured of a tensor."""
+    strided = tensor.layout is torch.strided
+    return RawTensor(
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()) if strided else (),
+        offset=tensor.storage_offset() if strided else 0,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        device=str(tensor.device),
+        itemsize=tensor.itemsize,
+        contiguous=strided and tensor.is_contiguous(),
+        kind=kind,
+        of=of,
+        root=root,
+    )
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have none
+        return None
+
+
+def _address(tensor: Tensor) -> int | None:
+    storage = _storage(tensor)
+    return storage._cdata if storage is not None else None

@@ -1,0 +1,1 @@
+"""What attnshape costs, as ratios against named baselines: `python -m benchmarks`."""

@@ -1,0 +1,12 @@
+"""The benchmarks by name. A new one is a file with `run(options) -> list[Table]`, and a line here."""
+
+from collections.abc import Callable
+
+from benchmarks import peers, startup
+from benchmarks.measure import Options
+from benchmarks.ratio import Table
+
+BENCHMARKS: dict[str, Callable[[Options], list[Table]]] = {
+    "startup": startup.run,
+    "peers": peers.run,
+}

@@ -1,0 +1,59 @@
+"""Start to end of whole processes: the default trace against a plain script, and what needs no torch."""
+
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from benchmarks.measure import NotMeasuredError, Options, interleaved, output_of, wall_time
+from benchmarks.ratio import Budget, Row, Table
+
+TORCH = "import torch"
+PLAIN = "plain script"
+TRACE = "attnshape trace"
+DEFAULT_TRACE = ("trace", "--batch", "2", "--heads", "8", "--d-model", "512")
+WITH_TORCH_ROUNDS = 20
+WITHOUT_TORCH_ROUNDS = 20
+
+
+def run(options: Options) -> list[Table]:
+    """Measure both groups, each in rounds of its own."""
+    return [_with_torch(options), _without_torch(options)]
+
+
+def _with_torch(options: Options) -> Table:
+    commands = {
+        TORCH: (sys.executable, "-c", "import torch"),
+        PLAIN: (sys.executable, "benchmarks/plain_multihead.py"),
+        TRACE: (*options.attnshape, *DEFAULT_TRACE),
+    }
+    rounds = options.rounds(WITH_TORCH_ROUNDS)
+    measured = interleaved({label: partial(wall_time, command) for label, command in commands.items()}, rounds)
+    baselines = {label: measured.samples[label] for label in (PLAIN, TORCH) if label in measured.samples}
+    budgets = {TRACE: Budget(1.10, PLAIN)}
+    rows = [Row(label, seconds, baselines, budgets.get(label)) for label, seconds in measured.samples.items()]
+    return Table(f"startup: the default trace, whole process, {rounds} rounds", rows, measured.missing)
+
+
+def _without_torch(options: Options) -> Table:
+    rounds = options.rounds(WITHOUT_TORCH_ROUNDS)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = str(Path(folder) / "trace.json")
+        commands = {
+            "bare python": (sys.executable, "-c", "pass"),
+            "attnshape --help": (*options.attnshape, "--help"),
+            "attnshape glossary": (*options.attnshape, "glossary"),
+            "attnshape show FILE": (*options.attnshape, "show", saved),
+        }
+        unsaved = {}
+        try:
+            output_of((*options.attnshape, *DEFAULT_TRACE, "--format", "json", "--output", saved))
+        except NotMeasuredError as error:
+            del commands["attnshape show FILE"]
+            unsaved["attnshape show FILE"] = f"no trace to show: {error}"
+        measured = interleaved({label: partial(wall_time, command) for label, command in commands.items()}, rounds)
+    rows = [
+        Row(label, seconds, budget=Budget(0.25) if label.startswith("attnshape") else None)
+        for label, seconds in measured.samples.items()
+    ]
+    return Table(f"startup: without torch, whole process, {rounds} rounds", rows, {**measured.missing, **unsaved})

@@ -1,0 +1,137 @@
+"""Whatever a trace's text contains, it comes out as visible text and breaks nothing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from rich.cells import cell_len
+
+from attnshape.render.columns import COLUMNS, DEFAULT
+from attnshape.render.markdown import markdown
+from attnshape.render.table import table
+from attnshape.render.text import code, code_cell, prose, visible
+from attnshape.render.view import Choice, view
+from tests.render.sample_traces import hostile
+
+NASTY = (
+    "[bold red]x[/] [/]",
+    "a|b",
+    "a\\|b",
+    "|",
+    "\\|",
+    "`",
+    "``a`|`b``",
+    "\\`",
+    "\x1b[31mred\x1b[0m \x07\x08\x00",
+    "<script>alert(1)</script>",
+    "<!-- --> &amp; &#124;",
+    "a\nb\r\nc\n\n| x | y |\n",
+    "\u202eabc\u202c \u2066x\u2069 \u200f\u200b\ufeff",
+    "注意力机制 ｆｕｌｌ e\u0301 👩‍👩‍👧 🏳️‍🌈",
+    "\ud800",
+    "# h",
+    "- x",
+    "1. x",
+    "---",
+    "===",
+    "**b** _i_ ~~s~~ [l](http://x) ![i](y) $x$",
+    "\t",
+    "\u2028\u2029\u0085",
+    "",
+    " ",
+    "x" * 300,
+    "(" * 90,
+)
+TEXT = st.one_of(
+    st.sampled_from(NASTY),
+    st.text(max_size=40),
+    st.text(alphabet="`|\\<>[]*_& \n~ab.(", max_size=24),
+    st.lists(st.sampled_from(NASTY), max_size=3).map("".join),
+)
+CHOICES = st.sampled_from([Choice(), Choice(explain=True), Choice(tuple(COLUMNS.values()), explain=True)])
+FORBIDDEN = {"html_inline", "link_open", "image", "em_open", "s_open", "fence", "code_block", "heading_open", "hr"}
+PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+
+
+def tokens(text: str) -> list[Token]:
+    found: list[Token] = []
+    for token in PARSER.parse(text):
+        found += [token, *(token.children or [])]
+    return found
+
+
+def text_of(token: Token) -> str:
+    return "".join(child.content for child in token.children or [])
+
+
+def cells(text: str) -> list[list[str]]:
+    rows: list[list[str]] = []
+    inside = False
+    for token in PARSER.parse(text):
+        if token.type == "tr_open":
+            rows.append([])
+        inside = inside and not token.type.startswith(("th_close", "td_close"))
+        if inside and token.type == "inline":
+            rows[-1].append(text_of(token))
+        inside = inside or token.type in ("th_open", "td_open")
+    return rows
+
+
+@settings(deadline=None, max_examples=150)
+@given(TEXT, CHOICES, st.sampled_from([24, 40, 80, 100, 200]))
+def test_table_keeps_within_its_width_and_shows_no_control_characters(text: str, choice: Choice, width: int) -> None:
+    drawn = table(view(hostile(text), choice), width, color=False)
+    for line in drawn.split("\n"):
+        assert cell_len(line) <= width
+        assert line.isprintable()
+
+
+@settings(deadline=None, max_examples=150)
+@given(TEXT, CHOICES)
+def test_markdown_table_keeps_its_cells_and_has_no_html(text: str, choice: Choice) -> None:
+    shown = view(hostile(text), choice)
+    drawn = markdown(shown)
+    parsed = tokens(drawn)
+    # The one comment stands between the two lists.
+    assert [token.content for token in parsed if token.type == "html_block"] == ["<!-- -->\n"] * choice.explain
+    assert not {token.type for token in parsed} & FORBIDDEN
+    assert all(line.isprintable() for line in drawn.split("\n"))
+    rows = cells(drawn)
+    assert len(rows) == len(shown.rows) + 1
+    for row, expected in zip(rows, [shown.names, *(row.cells for row in shown.rows)], strict=True):
+        assert row == [visible(cell).strip() for cell in expected]
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXT)
+def test_prose_and_code_render_as_the_text_itself(text: str) -> None:
+    shown = visible(text)
+    for written in (f"- x{prose(text)}", f"x{code(text)}"):
+        inline = [token for token in PARSER.parse(written) if token.type == "inline"]
+        assert [text_of(token).replace(" ", "") for token in inline] == [f"x{shown}".replace(" ", "")]
+    for column in (code_cell(text), prose(text)):
+        assert cells(f"| a | b |\n| - | - |\n| {column} | z |")[1] == [shown.strip(), "z"]
+
+
+@given(TEXT)
+def test_prose_starts_no_block(text: str) -> None:
+    parsed = PARSER.parse(f"- {prose(text)}")
+    assert [token.type for token in parsed if token.level > 1] in (["paragraph_open", "inline", "paragraph_close"], [])
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_colour_comes_from_the_table_alone(text: str) -> None:
+    shown = view(hostile(text), Choice(explain=True))
+    plain, colored = table(shown, 100, color=False), table(shown, 100, color=True)
+    assert "\x1b[" in colored
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
+
+
+def test_rich_markup_is_shown_as_it_is() -> None:
+    drawn = table(view(hostile("[bold red]x[/]"), Choice(DEFAULT)), 100, color=True)
+    assert "[bold red]x[/]" in drawn

@@ -1,0 +1,70 @@
+"""Folding and leaving out: nothing is cut, no number is broken, no line is too long."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from attnshape.render.columns import parse_columns
+from attnshape.render.fold import fold_code, fold_command, fold_words
+from attnshape.render.table import table
+from attnshape.render.view import Choice, view
+from tests.render.sample_traces import fused, multi_head
+
+PRINTABLE = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Mn", "Me", "Mc"]))
+
+
+@pytest.mark.parametrize("width", range(24, 180, 4))
+@pytest.mark.parametrize("make", [multi_head, fused])
+def test_every_width(make: object, width: int) -> None:
+    trace = make()  # type: ignore[operator]
+    drawn = table(view(trace, Choice(explain=True)), width, color=False)
+    lines = drawn.splitlines()
+    assert max(map(cell_len, lines)) <= width
+    words = " ".join(drawn.split())
+    left_out = words.partition("too narrow for ")[2]
+    for step in trace.steps:
+        for output in step.outputs:
+            shape = " ".join(map(str, output.tensor.shape))
+            assert "shape" in left_out or shape in words
+
+
+def test_the_default_table_fits_100_columns_without_folding() -> None:
+    drawn = table(view(multi_head(), Choice()), 100, color=False)
+    assert drawn == table(view(multi_head(), Choice()), 1000, color=False)
+
+
+def test_80_columns_have_every_default_column() -> None:
+    assert "too narrow" not in table(view(multi_head(), Choice()), 80, color=False)
+
+
+def test_what_is_left_out_is_named_with_the_way_to_see_it() -> None:
+    drawn = " ".join(table(view(multi_head(), Choice()), 50, color=False).split())
+    assert "too narrow for stride, storage: widen the terminal, or choose with --columns step,stride,storage" in drawn
+
+
+def test_the_last_column_that_is_left_is_folded() -> None:
+    drawn = table(view(multi_head(), Choice(parse_columns("expression,bytes"))), 24, color=False)
+    assert max(map(cell_len, drawn.splitlines())) <= 24
+    assert "too narrow for bytes" in drawn
+
+
+@given(PRINTABLE, st.integers(4, 60))
+def test_folding_loses_nothing(text: str, width: int) -> None:
+    for fold in (fold_words, fold_code):
+        lines = fold(text, width)
+        assert all(cell_len(line) <= width for line in lines)
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+@given(st.lists(st.text("abc-=:* '\"\\", min_size=1), max_size=8), st.integers(24, 60))
+def test_a_folded_command_is_the_same_command(arguments: list[str], width: int) -> None:
+    command = shlex.join(["attnshape", "trace", *(argument.replace("'", "") for argument in arguments)])
+    if max(map(len, shlex.split(command))) < width - 8:
+        lines = fold_command(command, width)
+        assert all(len(line) <= width for line in lines)
+        assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
