@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-SCHEMA = "attnshape/trace/1"
+SCHEMA: Literal["attnshape/trace/1"] = "attnshape/trace/1"
 
 Known = Literal["proved", "matched", "literal"]
 StorageKind = Literal["new", "view", "same", "inplace"]
@@ -170,6 +170,14 @@ class Trace(Struct, frozen=True, kw_only=True):
     outputs: tuple[TargetOutput, ...] = ()
     failure: Failure | None = None
     expectations: tuple[Expectation, ...] = ()
+
+    @property
+    def found_something(self) -> bool:
+        """Whether the code failed, an expectation doesn't hold, or one of the source's own annotations is wrong."""
+        wrong = any(
+            output.tensor.declared and not output.tensor.checked for step in self.steps for output in step.outputs
+        )
+        return self.failure is not None or wrong or not all(e.holds for e in self.expectations)
 
     def step(self, index: int) -> Step:
         """Return the step of that index, counted from 1."""

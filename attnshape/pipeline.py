@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 
 from attnshape import __version__
+from attnshape.catalog.canary import annotations_are_checked
 from attnshape.checking.expectations import parse_expectations, verify
-from attnshape.checking.signatures import checks_work
-from attnshape.checking.steps import check_steps
+from attnshape.checking.steps import Checked, check_steps
+from attnshape.errors import AttnshapeError
 from attnshape.inference.assemble import ENOUGH_ROUNDS, assemble
 from attnshape.inference.forecast import refuse_too_large
 from attnshape.inference.plan import Plan
@@ -35,7 +36,9 @@ def trace_request(request: Request, settings: Settings) -> Trace:
         target = find_target(request)
         sizes = resolve(target.used, target.given, request.own)
         expected = parse_expectations(settings.expect, list(sizes.records))
-        placement = Placement(torch.device(settings.device), getattr(torch, settings.dtype), settings.seed, settings.train)
+        placement = Placement(
+            torch.device(settings.device), getattr(torch, settings.dtype), settings.seed, settings.train
+        )
         explorer = Explorer(lambda numbers: _small_run(target, numbers, placement))
         plan = Plan(sizes)
         refuse_too_large(explorer, plan, placement.device)
@@ -45,9 +48,24 @@ def trace_request(request: Request, settings: Settings) -> Trace:
         if assembled.unsure:
             variation = explorer.extend(variation, actual, ENOUGH_ROUNDS)
             assembled = assemble(actual, variation, sizes.numbers)
-    small = [(variation.plan.numbers(round_), run) for round_, run in enumerate(variation.runs)] if variation.complete else []
+    small = (
+        [(variation.plan.numbers(round_), run) for round_, run in enumerate(variation.runs)]
+        if variation.complete
+        else []
+    )
+    if expected and not checks_work():
+        raise AttnshapeError(
+            "--expect can't be verified: jaxtyping's checks are disabled", "unset JAXTYPING_DISABLE, and run without -O"
+        )
     expectations = verify(expected, actual, small, sizes.numbers)
-    checked = check_steps(assembled.inputs, assembled.steps, actual, small, sizes.numbers)
+    trusted = checks_work() and (not target.library or annotations_are_checked())
+    checked = (
+        check_steps(assembled.inputs, assembled.steps, actual, small, sizes.numbers)
+        if trusted
+        else Checked(
+            assembled.inputs, assembled.steps, ("no signature was checked: jaxtyping or assertions are disabled",)
+        )
+    )
     return Trace(
         attnshape=__version__,
         torch=str(torch.__version__),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnshape.inference.plan import Equal, Fixed, Multiple
+from attnshape.inference.plan import Equal, Multiple
 from attnshape.inference.vary import Variation
 from attnshape.model import Axis, Failure, Operand, Source, Storage, TensorRecord
 from attnshape.paths import display_path
 from attnshape.sizes import Sizes
+from attnshape.tracing.frames import Frames
 from attnshape.tracing.raw import RawFailure, RawTensor, RawTrace
 
 
@@ -27,7 +28,9 @@ def notes(
     fixed = variation.plan.fixed
     if fixed:
         numbers = ", ".join(f"{letter}={sizes.records[letter].size}" for letter in fixed)
-        found.append(f"not varied: {numbers} (at other sizes the code takes other steps or fails), so these are matched only")
+        found.append(
+            f"not varied: {numbers} (at other sizes the code takes other steps or fails), so these are matched only"
+        )
     elif not variation.complete and actual.failure is None:
         after = f"after step {variation.common}" if variation.common else "from the first step on"
         found.append(f"at small sizes the code takes other steps {after}: axes there are matched only")
@@ -37,7 +40,7 @@ def notes(
     if missed:
         rest = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
         found.append(f"no formula for {', '.join(missed[:3])}{rest}: shown as this run's number")
-    found += [f"wrong annotation: {text}" for text in wrong]
+    found += wrong
     return tuple(found)
 
 
@@ -45,13 +48,29 @@ def failure_of(failure: RawFailure) -> Failure:
     """Return how the code failed, as the trace saves it."""
     place = failure.place
     error = failure.error
+    source = Source(display_path(place.file), place.line, place.column, place.function) if place else raised_at(error)
     return Failure(
         expression=place.expression if place else None,
-        source=Source(display_path(place.file), place.line, place.column, place.function) if place else None,
+        source=source,
         operation=failure.operation,
         error=f"{type(error).__name__}: {error}",
         operands=tuple(Operand(name, _plain(tensor)) for name, tensor in failure.operands),
     )
+
+
+def raised_at(error: BaseException) -> Source | None:
+    """Return the last line outside the libraries that an exception came through."""
+    frames = Frames()
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not frames.is_library(code):
+            found = Source(
+                display_path(code.co_filename), trace.tb_lineno, 1, code.co_qualname.replace(".<locals>", "")
+            )
+        trace = trace.tb_next
+    return found
 
 
 def _plain(tensor: RawTensor) -> TensorRecord:

@@ -29,7 +29,9 @@ def from_json(text: str | bytes, name: str = "the text") -> Trace:
         found = _schema_of(text)
         if found != SCHEMA:
             what = f"says it is {found!r}" if found else "has no schema of ours"
-            raise AttnshapeError(f"{name} isn't a trace that this version reads: expected {SCHEMA!r}, it {what}", again) from None
+            raise AttnshapeError(
+                f"{name} isn't a trace that this version reads: expected {SCHEMA!r}, it {what}", again
+            ) from None
         raise AttnshapeError(f"{name} isn't a whole trace: {error}", again) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AttnshapeError(f"{name} isn't JSON, or not all of it: {error}", again) from None
@@ -45,7 +47,9 @@ def read(path: Path) -> Trace:
         raise AttnshapeError(f"{path} is a folder, expected a saved trace", "name the JSON file in it") from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise AttnshapeError(f"can't read {path}: {reason}", "save a trace with: attnshape trace … --format json --output FILE") from None
+        raise AttnshapeError(
+            f"can't read {path}: {reason}", "save a trace with: attnshape trace … --format json --output FILE"
+        ) from None
     except ValueError as error:
         raise AttnshapeError(f"can't read {str(path)!r}: {error}", "name the JSON file of a saved trace") from None
     return from_json(content, str(path))

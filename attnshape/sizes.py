@@ -100,13 +100,19 @@ def resolve(used: Collection[str], given: Mapping[str, int], own: Mapping[str, A
     if "H" in depends and {"Hkv", "G"} & depends:
         follows["H"] = axis.parse("Hkv*G")
     _widths(letters, numbers)
-    if "H" in depends and {"D", "Dk"} & depends and "derived" in {numbers[w].origin for w in ("D", "Dk") if w in numbers}:
+    if (
+        "H" in depends
+        and {"D", "Dk"} & depends
+        and "derived" in {numbers[w].origin for w in ("D", "Dk") if w in numbers}
+    ):
         follows["D"] = axis.parse("H*Dk")
     for letter in sorted(letters - numbers.keys() - follows.keys() - own.keys(), key=ORDER.__getitem__):
         default = BY_LETTER[letter].default
         numbers[letter] = Size(default if default is not None else 1, "default")
     _own(own, numbers, follows)
-    order = sorted(numbers, key=lambda letter: (ORDER.get(letter, len(ORDER)), list(own).index(letter) if letter in own else 0))
+    order = sorted(
+        numbers, key=lambda letter: (ORDER.get(letter, len(ORDER)), list(own).index(letter) if letter in own else 0)
+    )
     parts = {name for expression in follows.values() for name in expression.symbols}
     labels = frozenset(numbers) - depends - parts - follows.keys()
     return Sizes({letter: numbers[letter] for letter in order}, follows, labels)

@@ -60,7 +60,7 @@ def check_steps(
             for position, step in enumerate(steps)
         )
     messages = tuple(
-        f"{_where(steps[position])} is annotated {declared[position, place]!r}, but is "
+        f"wrong annotation: {_where(steps[position])} is annotated {declared[position, place]!r}, but is "
         f"{steps[position].outputs[place].tensor.signature!r}"
         for position, place in sorted(wrong)
     )

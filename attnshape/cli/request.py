@@ -85,11 +85,15 @@ def _options(flags: Flags) -> dict[str, Any]:
     if (mask_value := flags.one("mask-value")) is not None:
         options["mask_value"] = _number("--mask-value", mask_value, "-inf or a large negative number, such as -1e9")
         if math.isnan(options["mask_value"]) or options["mask_value"] >= 0:
-            raise AttnshapeError(f"--mask-value is {mask_value}, expected a negative number", "for example --mask-value -1e9")
+            raise AttnshapeError(
+                f"--mask-value is {mask_value}, expected a negative number", "for example --mask-value -1e9"
+            )
     if (dropout := flags.one("dropout")) is not None:
         options["dropout"] = _number("--dropout", dropout, "a probability from 0 up to 1")
         if not 0 <= options["dropout"] < 1:
-            raise AttnshapeError(f"--dropout is {dropout}, expected a probability from 0 up to 1", "for example --dropout 0.1")
+            raise AttnshapeError(
+                f"--dropout is {dropout}, expected a probability from 0 up to 1", "for example --dropout 0.1"
+            )
     if flags.one("no-bias"):
         options["bias"] = False
     return options
@@ -104,7 +108,9 @@ def _number(flag: str, text: str, expected: str) -> float:
 
 def _device(name: str) -> str:
     if not _DEVICE.fullmatch(name):
-        raise AttnshapeError(f"there is no device {name[:40]!r}", "the devices are cpu, cuda, cuda:0, cuda:1, … and meta")
+        raise AttnshapeError(
+            f"there is no device {name[:40]!r}", "the devices are cpu, cuda, cuda:0, cuda:1, … and meta"
+        )
     return name
 
 

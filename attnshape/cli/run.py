@@ -14,7 +14,7 @@ from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.render.text import visible
 
 # the base of every complaint about a command line; typer exports only its subclass
-_UsageError = typer.BadParameter.__bases__[0]
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def run(arguments: Sequence[str]) -> int:

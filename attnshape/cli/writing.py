@@ -35,14 +35,18 @@ def check_writable(output: Path | None) -> None:
         return
     try:
         if output.is_dir():
-            raise AttnshapeError(f"--output {output} is a folder, expected a file", f"write to a file in it: {output}/trace.json")
+            raise AttnshapeError(
+                f"--output {output} is a folder, expected a file", f"write to a file in it: {output}/trace.json"
+            )
         parent = output.parent
         if not parent.is_dir():
             raise AttnshapeError(f"--output {output}: there is no folder {parent}", f"make it first: mkdir -p {parent}")
         if not os.access(output if output.exists() else parent, os.W_OK):
             raise AttnshapeError(f"--output {output} can't be written: permission denied", "choose another path")
     except (OSError, ValueError) as error:
-        raise AttnshapeError(f"--output {str(output)[:80]!r} can't be written: {error}", "choose another path") from None
+        raise AttnshapeError(
+            f"--output {str(output)[:80]!r} can't be written: {error}", "choose another path"
+        ) from None
 
 
 def write(text: str, output: Path | None) -> None:

@@ -80,7 +80,9 @@ class _Assembler:
                 formula = self._solve([other.stride[axis] for other in small], stride, None)
                 strides.append(formula.text)
         else:
-            strides = [_product_of(axes[place + 1 :], tensor.shape[place + 1 :], s) for place, s in enumerate(tensor.stride)]
+            strides = [
+                _product_of(axes[place + 1 :], tensor.shape[place + 1 :], s) for place, s in enumerate(tensor.stride)
+            ]
         return TensorRecord(
             signature=" ".join(formula.text for formula in axes),
             dtype=tensor.dtype,
@@ -109,7 +111,7 @@ def assemble(actual: RawTrace, variation: Variation, numbers: Mapping[str, int])
     assembler = _Assembler(actual, variation, numbers)
     inputs, steps = assembler.inputs(), assembler.steps()
     outputs = tuple(TargetOutput(name, reference) for name, reference in actual.returned)
-    return Assembled(inputs, steps, outputs, assembler.solver.unsure, tuple(assembler.missed))
+    return Assembled(inputs, steps, outputs, assembler.solver.unsure or bool(assembler.missed), tuple(assembler.missed))
 
 
 def _source(place: Place | None) -> Source | None:
@@ -124,9 +126,7 @@ def _product_of(axes: Sequence[Formula], shape: Sequence[int], stride: int) -> s
     return "*".join(factor for factor in factors if factor != "1") or "1"
 
 
-def reference_tensor(
-    reference: Reference, inputs: Sequence[NamedTensor], steps: Sequence[Step]
-) -> TensorRecord | None:
+def reference_tensor(reference: Reference, inputs: Sequence[NamedTensor], steps: Sequence[Step]) -> TensorRecord | None:
     """Return the tensor that a reference means, where it is a step's output or an input."""
     if reference.step is not None:
         return steps[reference.step - 1].outputs[reference.output].tensor

@@ -41,8 +41,8 @@ def refuse_too_large(explorer: Explorer, plan: Plan, device: torch.device) -> No
                     f"{' '.join(expression.split())} needs {_readable(needed)}, free are {_readable(free)} on {device}",
                     _way_out(plan),
                 )
-    for (name, one), (_, other) in zip(runs[0].inputs, runs[1].inputs, strict=False):
-        needed = _bytes(solver, one, other, numbers)
+    for (name, small), (_, larger) in zip(runs[0].inputs, runs[1].inputs, strict=False):
+        needed = _bytes(solver, small, larger, numbers)
         if needed > free:
             raise AttnshapeError(
                 f"{name} needs {_readable(needed)}, free are {_readable(free)} on {device}", _way_out(plan)

@@ -118,9 +118,7 @@ def _cover(
     return factors, over
 
 
-def _settle(
-    rest: Monomial, symbols: Mapping[str, Monomial], numerator: list[str], denominator: list[str]
-) -> Monomial:
+def _settle(rest: Monomial, symbols: Mapping[str, Monomial], numerator: list[str], denominator: list[str]) -> Monomial:
     """Write what no symbol divides as a quotient: `C//nh` where C is nh times an unknown that has no name."""
     for _ in range(8):
         above = sorted(name for name, power in rest.powers if power > 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,15 @@ from attnshape.sizes import Sizes
 
 _FIRST = 5
 """2 and 3 are the sizes that coincide with most constants."""
+
+_PLACES: tuple[Callable[[int], int], ...] = (
+    lambda place: place,
+    lambda place: place + 1,
+    lambda place: place + (place + 1) // 2,
+    lambda place: place + min(place, 2),
+)
+"""Which prime the unknown at a place takes in each round: small ones, and not always equally far apart, since evenly
+spaced primes make sums of sizes coincide."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,8 @@ class Plan:
 
     sizes: Sizes
     constraints: tuple[Constraint, ...] = ()
+    ordered: bool = False
+    """Whether sizes that follow from others keep their place among the user's sizes too, which makes the runs larger."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -72,9 +83,7 @@ class Plan:
             if product is not None:
                 found[letter] = product
         return {
-            letter: found[letter]
-            for letter in self.sizes.records
-            if letter in found and not found[letter].is_constant
+            letter: found[letter] for letter in self.sizes.records if letter in found and not found[letter].is_constant
         }
 
     def _independent(self, letter: str) -> Monomial:
@@ -100,22 +109,17 @@ class Plan:
         return tuple(dict.fromkeys(names))
 
     def primes(self, round_: int) -> dict[str, int]:
-        """Return each unknown's prime: another for each, another in each round, in the order of the user's sizes."""
+        """Return each unknown's prime: another for each, others from round to round, in the order of the user's sizes."""
         numbers = self.sizes.numbers
-        before = self.primes(round_ - 1) if round_ else {}
         chosen: dict[str, int] = {}
-        last = _FIRST - 1
+        last = 0
         for position, name in enumerate(self.unknowns):
-            smaller = 0
-            owner = self._owner(name)
-            for letter, symbol in self.symbols.items():
-                if numbers[letter] < numbers[owner] and all(n in chosen for n, _ in symbol.powers):
-                    smaller = max(smaller, _value(symbol, chosen))
-            rest = self.symbols[owner] / unknown(name)
-            part = _value(rest, chosen) if all(n in chosen for n, _ in rest.powers) else 1
-            # steps of uneven length: evenly spaced primes make sums of sizes coincide
-            step = 1 + (round_ * (2 * position + 1) + position * position) % 3 if round_ else 1
-            last = _skip(max(last, smaller // max(part, 1), before.get(name, 0)), step)
+            if self.ordered:
+                owner = self._owner(name)
+                for letter, symbol in self.symbols.items():
+                    if numbers[letter] < numbers[owner] and all(n in chosen for n, _ in symbol.powers):
+                        last = max(last, _value(symbol, chosen))
+            last = max(_prime_after(last), _prime(_PLACES[round_ % len(_PLACES)](position)))
             chosen[name] = last
         return chosen
 
@@ -133,7 +137,8 @@ class Plan:
         return next(
             letter
             for letter in self.sizes.independent
-            if letter in self.symbols and any(n == name for n, _ in self.symbols[letter].powers)
+            if letter in self.symbols
+            and any(n == name for n, _ in self.symbols[letter].powers)
             and (letter == name or name.startswith(f"{letter}/"))
         )
 
@@ -164,11 +169,17 @@ def _value(monomial: Monomial, chosen: Mapping[str, int]) -> int:
     return int(result)
 
 
-def _skip(start: int, count: int) -> int:
-    """Return the count-th prime above the start."""
-    number = start
-    while count:
+def _prime(place: int) -> int:
+    """Return the prime at a place, counted from the first that is used."""
+    number = _FIRST
+    for _ in range(place):
+        number = _prime_after(number)
+    return number
+
+
+def _prime_after(number: int) -> int:
+    """Return the smallest prime above a number."""
+    number += 1
+    while number < _FIRST or any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
         number += 1
-        if all(number % divisor for divisor in range(2, int(number**0.5) + 1)):
-            count -= 1
     return number

@@ -202,6 +202,10 @@ def _after_context(flow: _Flow, context: Step) -> None:
             return
         if operation in _TRANSPOSE:
             flow.assign(following, "transpose")
-        elif operation in _JOIN or operation == "contiguous" or (operation in _RESHAPE and _rank(following) < _rank(current)):
+        elif (
+            operation in _JOIN
+            or operation == "contiguous"
+            or (operation in _RESHAPE and _rank(following) < _rank(current))
+        ):
             flow.assign(following, "merge")
         current = following

@@ -109,7 +109,9 @@ class Solver:
         """Yield the values themselves, then what is left when one or two symbols that divide them are taken out."""
         yield "1", values
         symbols = [(letter, self._at(letter)) for letter in self._plan.symbols]
-        for (first, numbers), (second, others) in itertools.combinations_with_replacement([("1", _ones(values)), *symbols], 2):
+        for (first, numbers), (second, others) in itertools.combinations_with_replacement(
+            [("1", _ones(values)), *symbols], 2
+        ):
             product = tuple(a * b for a, b in zip(numbers, others, strict=True))
             if second != "1" and all(value % number == 0 for value, number in zip(values, product, strict=True)):
                 name = second if first == "1" else f"{first}*{second}"

@@ -10,7 +10,8 @@ from attnshape.inference.plan import Constraint, Equal, Fixed, Multiple, Plan
 from attnshape.tracing.raw import RawTrace
 
 Attempt = Callable[[Mapping[str, int]], RawTrace]
-_ROUNDS = 2
+_ROUNDS = 3
+"""Two would do for products of sizes; the third keeps a sum, such as 7+13, from passing for one, such as 4*5."""
 _PATIENCE = 4.0
 """Seconds after which no further constraints are tried."""
 _LARGEST_FIXED = 4096
@@ -35,14 +36,15 @@ class Explorer:
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        self._done: dict[tuple[tuple[Constraint, ...], int], RawTrace] = {}
+        self._done: dict[tuple[tuple[str, int], ...], RawTrace] = {}
         self._deadline = time.monotonic() + _PATIENCE
 
     def run(self, plan: Plan, round_: int) -> RawTrace:
         """Return what the target does in one round of a plan."""
-        key = (plan.constraints, round_)
+        numbers = plan.numbers(round_)
+        key = tuple(numbers.items())
         if key not in self._done:
-            self._done[key] = self._attempt(plan.numbers(round_))
+            self._done[key] = self._attempt(numbers)
         return self._done[key]
 
     def vary(self, plan: Plan, actual: RawTrace) -> Variation:
@@ -81,10 +83,10 @@ class Explorer:
     def _improve(self, best: Variation, actual: RawTrace) -> Variation | None:
         """Return the first constraint that completes the steps, else the one that gets furthest beyond the best."""
         furthest: Variation | None = None
-        for constraint in _candidates(best.plan):
+        for plan in _stricter(best.plan):
             if time.monotonic() > self._deadline:
                 break
-            found = self._try(replace(best.plan, constraints=(*best.plan.constraints, constraint)), actual)
+            found = self._try(plan, actual)
             if found.complete:
                 return found
             if found.common > (furthest or best).common:
@@ -132,6 +134,14 @@ def _same(run: RawTrace, actual: RawTrace) -> bool:
     if _common(run, actual) < len(actual.steps):
         return False
     return actual.failure is not None or (run.failure is None and len(run.steps) == len(actual.steps))
+
+
+def _stricter(plan: Plan) -> Iterator[Plan]:
+    """Yield plans with one constraint more."""
+    if not plan.ordered:
+        yield replace(plan, ordered=True)
+    for constraint in _candidates(plan):
+        yield replace(plan, constraints=(*plan.constraints, constraint))
 
 
 def _candidates(plan: Plan) -> Iterator[Constraint]:

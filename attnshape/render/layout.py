@@ -44,7 +44,7 @@ def lay_out(view: View, width: int) -> Layout:
     room = width - GAP * (kept - 1)
     widths = wanted[:kept]
     while sum(widths) > room:
-        widest = max(range(1, kept), key=lambda place: widths[place] * (kept == 2 or widths[place] > least[place]))
+        widest = max(range(1, kept), key=lambda place: widths[place] * (widths[place] > least[place]))
         widths[widest] -= 1
     return Layout(tuple(widths), view.names[1], view.names[kept:])
 

@@ -11,6 +11,9 @@ from attnshape.render.axes import HEADS, named, pairs
 from attnshape.render.reference import operation
 from attnshape.render.text import visible
 
+_NEAR = 64
+"""How many steps further on a reason is looked for: long traces stay fast."""
+
 _INFINITE = re.compile(r"\binf\b")
 
 
@@ -35,7 +38,7 @@ def _transpose(trace: Trace, step: Step, result: TensorRecord) -> str:
     if len(result.shape) < 2:
         return ""
     rows, columns = pairs(result)[-2:]
-    if any(_contracts_rows(step, user) for user in trace.steps):
+    if any(_contracts_rows(step, user) for user in trace.steps[step.index : step.index + _NEAR]):
         return f"so that the scores' product can contract {named(rows)}"
     if len(result.axes) > 2 and result.axes[-3].expression in HEADS:
         return f"so that each head has a matrix of its own, {named(rows)} × {named(columns)}"

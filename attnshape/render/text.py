@@ -31,7 +31,7 @@ def prose(text: str) -> str:
     >>> prose("a|b <i> H*Dk q_len")
     'a\\|b &lt;i&gt; H\\*Dk q_len'
     """
-    escaped = "".join(_ENTITIES.get(char, char) for char in visible(text))
+    escaped = "".join(_ENTITIES.get(char, char) for char in visible(text).strip())
     escaped = _ACTIVE.sub(lambda match: "\\" + match.group(), escaped)
     return _BLOCK_START.sub(r"\1\\", escaped)
 

@@ -26,7 +26,8 @@ def builtin_target(request: Request, name: str, case: str) -> Target:
     for flag, value in [("--init", request.init), ("--input", request.inputs), ("--with", request.arguments)]:
         if value:
             raise AttnshapeError(
-                f"{flag} is for your own targets; {name} is built in", f"its sizes and options: attnshape catalog {name}"
+                f"{flag} is for your own targets; {name} is built in",
+                f"its sizes and options: attnshape catalog {name}",
             )
     describe(name)
     cases = load(name)
@@ -103,7 +104,8 @@ def _refuse_unknown(
             flag = _flag(option)
             raise AttnshapeError(
                 f"{name} takes no {flag}",
-                f"its case {able[0]} does: attnshape trace {name}:{able[0]}" if able and not case
+                f"its case {able[0]} does: attnshape trace {name}:{able[0]}"
+                if able and not case
                 else f"its options: {', '.join(_flag(o) for o in options) or 'none'}",
             )
 

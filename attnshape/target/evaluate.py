@@ -68,7 +68,11 @@ def reach(path: str, init: str | None, module: ModuleType, names: Names) -> Any:
     """
     tree = _parse("the target", path, path).body
     value = _walk(tree, path, init, module, names)
-    return _built(value, path, init, names) if inspect.isclass(value) or (init is not None and _is_factory(tree, value)) else value
+    return (
+        _built(value, path, init, names)
+        if inspect.isclass(value) or (init is not None and _is_factory(tree, value))
+        else value
+    )
 
 
 def _is_factory(tree: ast.expr, value: Any) -> bool:
@@ -83,7 +87,9 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
                 return getattr(module, name)
             except AttributeError:
                 where = display_path(getattr(module, "__file__", None) or module.__name__)
-                raise AttnshapeError(f"{where} has no {name}", nearest(name, definitions(module), "it defines")) from None
+                raise AttnshapeError(
+                    f"{where} has no {name}", nearest(name, definitions(module), "it defines")
+                ) from None
         case ast.Attribute(value=owner, attr=attribute):
             value = _walk(owner, path, init, module, names)
             if inspect.isclass(value) and inspect.isfunction(inspect.getattr_static(value, attribute, None)):
@@ -153,7 +159,9 @@ def _parse(flag: str, text: str, expression: str) -> ast.Expression:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise AttnshapeError(
             f"{flag} {text!r} isn't a Python expression: {reason(error)}",
-            '--init takes the arguments of a call: "D, n_head=H"' if flag == "--init" else "check its brackets and quotes",
+            '--init takes the arguments of a call: "D, n_head=H"'
+            if flag == "--init"
+            else "check its brackets and quotes",
         ) from None
 
 

@@ -35,14 +35,18 @@ def definitions(module: ModuleType) -> list[str]:
 def nearest(word: str, choices: list[str], many: str = "choose from") -> str:
     """Return a hint: the nearest choice, or all of them."""
     close = difflib.get_close_matches(word, choices, 1)
-    return f"did you mean {close[0]}?" if close else f"{many}: {', '.join(choices)}" if choices else "check its spelling"
+    return (
+        f"did you mean {close[0]}?" if close else f"{many}: {', '.join(choices)}" if choices else "check its spelling"
+    )
 
 
 def _import_file(where: str) -> ModuleType:
     path = Path(where)
     try:
         if path.is_dir():
-            raise AttnshapeError(f"{where} is a folder, expected a Python file", f"name a file in it: {where}/model.py:Name")
+            raise AttnshapeError(
+                f"{where} is a folder, expected a Python file", f"name a file in it: {where}/model.py:Name"
+            )
         if not path.is_file():
             raise AttnshapeError(f"there is no file {where}", _similar_file(path))
     except (OSError, ValueError) as error:
@@ -120,8 +124,10 @@ def origin(error: BaseException, where: str = "") -> str:
     inside = [f for f in frames if where and Path(f.filename).name == Path(where).name]
     ours = str(Path(__file__).resolve().parent)
     frames = [f for f in frames if not f.filename.startswith(ours)]
-    last = (inside or frames or [None])[-1]
-    return f"{display_path(last.filename)}:{last.lineno}" if last else "an unknown line"
+    candidates = inside or frames
+    if not candidates:
+        return "an unknown line"
+    return f"{display_path(candidates[-1].filename)}:{candidates[-1].lineno}"
 
 
 def _similar_file(path: Path) -> str:
@@ -139,4 +145,6 @@ def names_in(path: str) -> list[str]:
         tree = ast.parse(Path(path).read_text())
     except (OSError, SyntaxError, ValueError):
         return []
-    return [node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name[0] != "_"]
+    return [
+        node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name[0] != "_"
+    ]

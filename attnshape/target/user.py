@@ -170,7 +170,5 @@ def _check_symbols(specs: Sequence[TensorSpec], letters: set[str]) -> None:
             if symbol not in letters:
                 raise AttnshapeError(
                     f"--input {f'{spec.name}: {spec.signature}'!r}: {symbol} isn't a size symbol",
-                    f"{nearest(symbol, sorted(letters), 'the symbols are')} "
-                    f"(or define your own: --dim {symbol}=4)",
+                    f"{nearest(symbol, sorted(letters), 'the symbols are')} (or define your own: --dim {symbol}=4)",
                 )
-

@@ -24,7 +24,7 @@ def fold(raw: RawTrace) -> RawTrace:
             operands[position] = list(dict.fromkeys(r for r in every if r.step not in inner))
     if not absorbed:
         return raw
-    index = {}
+    index: dict[int, int] = {}
     for position in range(len(raw.steps)):
         if position not in absorbed:
             index[position + 1] = len(index) + 1
@@ -36,7 +36,9 @@ def fold(raw: RawTrace) -> RawTrace:
             continue
         updated = _renumbered(step, operands.get(position, step.operands), index)
         if position in operands:
-            update = next(raw.steps[part] for part, whole in absorbed.items() if whole == position and not _reads(raw.steps[part]))
+            update = next(
+                raw.steps[part] for part, whole in absorbed.items() if whole == position and not _reads(raw.steps[part])
+            )
             updated = dataclasses.replace(updated, operation=update.operation, place=update.place)
         steps.append(updated)
     returned = [(name, _moved(reference, index)) for name, reference in raw.returned]

@@ -10,7 +10,7 @@ import torch
 
 _HERE = Path(__file__).resolve().parent.parent
 _PLUMBING = ("torch", "jaxtyping", "beartype", "einops", "functools", "contextlib", "typing")
-_MODULE_CALLS = {torch.nn.Module._call_impl.__code__, torch.nn.Module._wrapped_call_impl.__code__}
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
 
 
 class Frames:
@@ -22,24 +22,19 @@ class Frames:
         self._passed_over: dict[CodeType, bool] = {}
         self._roots = tuple(f"{folder}/" for name in _PLUMBING if (folder := _folder(name)))
 
-    def caller(self, start: FrameType | None, stop: FrameType | None) -> tuple[FrameType | None, bool]:
-        """Return the nearest frame of the traced code, and whether no module's call lies between.
+    def caller(self, start: FrameType | None, stop: FrameType | None) -> tuple[FrameType | None, int]:
+        """Return the nearest frame of the traced code, and how many modules' calls lie between.
 
         `stop` is the frame that the run was started from, outside the traced code.
         """
-        direct = True
+        calls = 0
         frame = start
         while frame is not None and frame is not stop:
-            code = frame.f_code
-            passed_over = self._passed_over.get(code)
-            if passed_over is None:
-                passed_over = self._passed_over[code] = self._belongs_to_library(code)
-            if not passed_over:
-                return frame, direct
-            if code in _MODULE_CALLS:
-                direct = False
+            if not self.is_library(frame.f_code):
+                return frame, calls
+            calls += frame.f_code is _MODULE_CALL
             frame = frame.f_back
-        return None, direct
+        return None, calls
 
     def is_library(self, code: CodeType) -> bool:
         """Say whether frames of this code are passed over."""

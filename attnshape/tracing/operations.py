@@ -12,7 +12,7 @@ _names: dict[Any, str] = {}
 
 
 def operation_name(func: Callable[..., Any]) -> str:
-    """Return the public name of what was called: `torch.Tensor.view`, `torch.nn.functional.linear`, `torch.Tensor.mT`."""
+    """Return the public name of what was called: `torch.Tensor.view`, `torch.nn.functional.linear`."""
     known = _names.get(func)
     if known is None:
         known = _names[func] = _public_name(func)
@@ -40,5 +40,4 @@ def _public_name(func: Callable[..., Any]) -> str:
     for module in (torch, torch.nn.functional):
         if getattr(module, name, None) is func:
             return f"{module.__name__}.{name}"
-    module = getattr(func, "__module__", None) or "torch"
-    return f"{module}.{name}"
+    return f"{getattr(func, '__module__', None) or 'torch'}.{name}"

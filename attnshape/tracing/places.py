@@ -44,13 +44,14 @@ class Places:
             text = lines[line - 1].strip() if 0 < line <= len(lines) else f"<line {line}>"
             return Place(code.co_filename, line, 1, code.co_name, text), None
         targets, unpacked, declared = assigned(node)
+        shown = _shown(node)
         return (
             Place(
                 file=code.co_filename,
                 line=node.lineno,
                 column=node.col_offset + 1,
                 function=code.co_qualname.replace(".<locals>", ""),
-                expression=self._text(found.source, node),
+                expression=self._text(found.source, shown),
                 targets=targets,
                 unpacked=unpacked,
                 declared=declared,
@@ -60,19 +61,19 @@ class Places:
         )
 
     def _text(self, source: ExecutingSource, node: Any) -> str:
-        """Return the node's exact text; slicing lines by UTF-8 offsets, where ast.get_source_segment splits the file anew."""
+        """Return the node's exact text, by UTF-8 offsets; ast.get_source_segment would split the whole file anew."""
         lines = self._lines.get(source.filename)
         if lines is None:
             lines = self._lines[source.filename] = [line.encode() for line in source.text.splitlines(keepends=True)]
         first, last = node.lineno - 1, node.end_lineno - 1
         if first == last:
-            return lines[first][node.col_offset : node.end_col_offset].decode()
+            return str(lines[first][node.col_offset : node.end_col_offset], "utf-8")
         parts = [lines[first][node.col_offset :], *lines[first + 1 : last], lines[last][: node.end_col_offset]]
         return b"".join(parts).decode()
 
 
 def assigned(node: Any) -> tuple[tuple[str | None, ...], bool, str | None]:
-    """Return the names that the node as a whole is bound to, whether it is unpacked into them, and the annotation's dims."""
+    """Return the names that the node as a whole is bound to, whether it is unpacked, and the annotation's dims."""
     parent = getattr(node, "parent", None)
     if isinstance(node, ast.AugAssign):
         return (_name(node.target),), False, None
@@ -106,7 +107,9 @@ def dims_string(annotation: ast.expr) -> str | None:
     return None
 
 
-def plain_variables(node: ast.AST, method: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[tuple[str, Tensor]]:
+def plain_variables(
+    node: ast.AST, method: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> list[tuple[str, Tensor]]:
     """Return each plain variable among a call's operands with the tensor that it stood for.
 
     `method` says that the first run-time argument is the receiver of a method call.
@@ -133,7 +136,9 @@ def plain_variables(node: ast.AST, method: bool, arguments: tuple[Any, ...], key
             found.append((expression.id, value))
         elif isinstance(expression, (ast.Tuple, ast.List)) and isinstance(value, (tuple, list)):
             inner = zip(expression.elts, value, strict=False)
-            found += [(name.id, item) for name, item in inner if isinstance(name, ast.Name) and isinstance(item, Tensor)]
+            found += [
+                (name.id, item) for name, item in inner if isinstance(name, ast.Name) and isinstance(item, Tensor)
+            ]
     return found
 
 
@@ -144,6 +149,13 @@ def _operands(left: ast.expr, right: ast.expr, arguments: tuple[Any, ...]) -> li
             return [left]
         return [right] if isinstance(left, ast.Constant) else []
     return [left, right]
+
+
+def _shown(node: Any) -> Any:
+    """Return what is shown of a node: the whole statement where it is the element that is written to."""
+    parent = getattr(node, "parent", None)
+    written = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    return parent if written and isinstance(parent, (ast.Assign, ast.AugAssign)) else node
 
 
 def _name(target: ast.expr) -> str | None:
@@ -160,6 +172,10 @@ def _name(target: ast.expr) -> str | None:
 def _element_update(node: Any) -> tuple[int, int] | None:
     """Return the lines of the `x[a] += y` that the node belongs to, where it does."""
     update = node if isinstance(node, ast.AugAssign) else getattr(node, "parent", None)
-    if isinstance(update, ast.AugAssign) and isinstance(update.target, ast.Subscript) and node in (update, update.target):
+    if (
+        isinstance(update, ast.AugAssign)
+        and isinstance(update.target, ast.Subscript)
+        and node in (update, update.target)
+    ):
         return update.lineno, update.end_lineno or update.lineno
     return None

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -23,7 +22,7 @@ from attnshape.tracing.storage import Ledger, facts
 class Recorder(TorchFunctionMode):
     """Records every tensor-producing call between entering and leaving it.
 
-    No tensor is kept alive, and a failure of the recorder's own is noted in `broken`, never raised into the traced code.
+    No tensor is kept alive. A failure of the recorder's own is noted in `broken`, never raised into the traced code.
     """
 
     def __init__(self, frames: Frames, root: nn.Module | None, stop: FrameType | None) -> None:
@@ -39,11 +38,11 @@ class Recorder(TorchFunctionMode):
 
     def __enter__(self) -> Recorder:
         self._modules.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch leaves its modes untyped
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._modules.__exit__(*exception)
 
     def __torch_function__(
@@ -83,10 +82,10 @@ class Recorder(TorchFunctionMode):
         outputs: list[Tensor],
         written: Tensor | None,
     ) -> None:
-        frame, direct = self._frames.caller(sys._getframe(3), self._stop)
+        frame, calls = self._frames.caller(sys._getframe(3), self._stop)
         place, node = self._places.find(frame) if frame is not None else (None, None)
         references = [self.ledger.reference(operand) for operand in operands]
-        if direct and node is not None:
+        if not calls and node is not None:
             for name, tensor in plain_variables(node, takes_receiver(func), args, keywords):
                 self._name(tensor, name)
         index = len(self.steps) + 1
@@ -95,7 +94,7 @@ class Recorder(TorchFunctionMode):
             for position, output in enumerate(outputs)
         ]
         self.steps.append(RawStep(operation_name(func), place, references, recorded, self._modules.path))
-        if direct and place is not None:
+        if not calls and place is not None:
             self._assign(place, outputs)
 
     def _assign(self, place: Place, values: Sequence[object]) -> None:
@@ -104,9 +103,10 @@ class Recorder(TorchFunctionMode):
             for name, value in zip(place.targets, values, strict=False):
                 if name is not None and isinstance(value, Tensor):
                     self._name(value, name)
-        elif len(place.targets) == 1 and place.targets[0] is not None and len(values) == 1:
-            if isinstance(values[0], Tensor):
-                self._name(values[0], place.targets[0])
+        elif len(place.targets) == len(values) == 1:
+            name, value = place.targets[0], values[0]
+            if name is not None and isinstance(value, Tensor):
+                self._name(value, name)
 
     def _name(self, tensor: Tensor, name: str) -> None:
         """Name the output that the tensor is, unless it has a name already."""
@@ -124,13 +124,13 @@ class Recorder(TorchFunctionMode):
         """A library's module returned to the traced code: its result is what is assigned there."""
         if not self._frames.is_library(type(module).forward.__code__):
             return
-        outer = frame.f_back
-        while outer is not None and outer.f_code is nn.Module._wrapped_call_impl.__code__:
-            outer = outer.f_back
-        if outer is None or outer is self._stop or self._frames.is_library(outer.f_code):
+        outer, calls = self._frames.caller(frame, self._stop)
+        if outer is None or calls != 1:
             return
         place, _ = self._places.find(outer)
-        self._assign(place, [result] if isinstance(result, Tensor) else list(result) if isinstance(result, (tuple, list)) else [])
+        self._assign(
+            place, [result] if isinstance(result, Tensor) else list(result) if isinstance(result, (tuple, list)) else []
+        )
 
     def _failed(
         self,
@@ -140,11 +140,13 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> None:
-        frame, direct = self._frames.caller(sys._getframe(3), self._stop)
+        frame, calls = self._frames.caller(sys._getframe(3), self._stop)
         place, node = self._places.find(frame) if frame is not None else (None, None)
         names = {
             id(tensor): name
-            for name, tensor in (plain_variables(node, takes_receiver(func), args, keywords) if direct and node else [])
+            for name, tensor in (
+                plain_variables(node, takes_receiver(func), args, keywords) if not calls and node else []
+            )
         }
         self.failure = RawFailure(
             error,

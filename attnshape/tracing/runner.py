@@ -40,7 +40,10 @@ class Runnable:
         target: Any = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
         try:
             arguments = inspect.signature(target).bind(*self.args, **self.kwargs).arguments
-        except (TypeError, ValueError):  # built in, without a signature; or wrong arguments, which the call itself reports
+        except (
+            TypeError,
+            ValueError,
+        ):  # built in, without a signature; or wrong arguments, which the call itself reports
             return {**{f"argument {place}": value for place, value in enumerate(self.args, 1)}, **self.kwargs}
         flat: dict[str, Any] = {}
         for name, value in arguments.items():
@@ -53,15 +56,17 @@ def record(runnable: Runnable, seed: int) -> RawTrace:
     """Call it under the recorder; the call's own failure is part of the result."""
     inputs = runnable.named_inputs()
     file = own_file(runnable.function)
-    recorder = Recorder(
-        Frames(frozenset({file} if file else ())), module_of(runnable.function), sys._getframe()
-    )
+    recorder = Recorder(Frames(frozenset({file} if file else ())), module_of(runnable.function), sys._getframe())
     for name, tensor in named_tensors(runnable.function):
         recorder.ledger.introduce(tensor, Reference(parameter=name))
     measured: list[tuple[str, RawTensor]] = []
     for name, tensor in inputs:
+        known = recorder.ledger.reference(tensor)
+        again = (
+            known if known.input is not None and any(tensor is other for _, other in inputs[: len(measured)]) else None
+        )
         recorder.ledger.introduce(tensor, Reference(input=name))
-        measured.append((name, facts(tensor, "new", None, None)))
+        measured.append((name, facts(tensor, "same" if again else "new", again, again)))
     torch.manual_seed(seed)
     returned: list[tuple[str, Reference]] = []
     failure = None

@@ -31,10 +31,10 @@ class Ledger:
         self._tensors[id(tensor)] = (weakref.ref(tensor), reference)
         storage = _storage(tensor)
         if storage is not None and storage._cdata not in self._roots:
-            self._roots[storage._cdata] = (StorageWeakRef(storage), reference)
+            self._roots[storage._cdata] = (_weak(storage), reference)
 
     def reference(self, tensor: Tensor) -> Reference:
-        """Return where the tensor comes from: itself where it is known, else whose memory it lies in, else a constant."""
+        """Return where the tensor comes from: itself where known, else whose memory it lies in, else a constant."""
         known = self._tensors.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
@@ -47,7 +47,9 @@ class Ledger:
         entry = self._roots.get(storage._cdata) if storage is not None else None
         return entry[1] if entry is not None else None
 
-    def measure(self, output: Tensor, reference: Reference, operands: list[Tensor], written: Tensor | None) -> RawTensor:
+    def measure(
+        self, output: Tensor, reference: Reference, operands: list[Tensor], written: Tensor | None
+    ) -> RawTensor:
         """Return what a step's output is, and remember it under the reference.
 
         `written` is the operand that the step wrote to in place, where it did.
@@ -72,7 +74,7 @@ class Ledger:
         if kind != "new":
             root = entry[1] if entry is not None else of
         if entry is None and storage is not None:
-            self._roots[storage._cdata] = (StorageWeakRef(storage), of or reference)
+            self._roots[storage._cdata] = (_weak(storage), of or reference)
         self._tensors[id(output)] = (weakref.ref(output), reference)
         return facts(output, kind, of, root)
 
@@ -83,7 +85,7 @@ def facts(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Referen
     return RawTensor(
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()) if strided else (),
-        offset=tensor.storage_offset() if strided else 0,
+        offset=int(tensor.storage_offset()) if strided else 0,
         dtype=str(tensor.dtype).removeprefix("torch."),
         device=str(tensor.device),
         itemsize=tensor.itemsize,
@@ -92,6 +94,10 @@ def facts(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Referen
         of=of,
         root=root,
     )
+
+
+def _weak(storage: torch.UntypedStorage) -> StorageWeakRef:
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:

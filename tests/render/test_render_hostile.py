@@ -118,6 +118,11 @@ def test_prose_and_code_render_as_the_text_itself(text: str) -> None:
         assert cells(f"| a | b |\n| - | - |\n| {column} | z |")[1] == [shown.strip(), "z"]
 
 
+def test_a_pipe_after_a_backslash_stands_outside_the_code() -> None:
+    # GitHub's parser would end the cell at either `\\|` or the next pipe.
+    assert code_cell("a\\|b|c") == "`a\\`&#124;`b\\|c`"
+
+
 @given(TEXT)
 def test_prose_starts_no_block(text: str) -> None:
     parsed = PARSER.parse(f"- {prose(text)}")

@@ -61,6 +61,19 @@ def test_folding_loses_nothing(text: str, width: int) -> None:
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
+def test_a_word_too_long_for_a_line_is_cut_where_a_shell_joins_it() -> None:
+    lines = fold_command(f"attnshape trace --with {'x' * 70} --keys 5", 30)
+    assert max(map(len, lines)) <= 30
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == [
+        "attnshape",
+        "trace",
+        "--with",
+        "x" * 70,
+        "--keys",
+        "5",
+    ]
+
+
 @given(st.lists(st.text("abc-=:* '\"\\", min_size=1), max_size=8), st.integers(24, 60))
 def test_a_folded_command_is_the_same_command(arguments: list[str], width: int) -> None:
     command = shlex.join(["attnshape", "trace", *(argument.replace("'", "") for argument in arguments)])

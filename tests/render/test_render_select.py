@@ -54,6 +54,7 @@ def test_cat_is_a_concat_and_an_in_place_operation_its_plain_name() -> None:
     one: Step = replace(step(1, "cat([a, b])", "cat", None, tensor("B Lq D")), operation="torch.cat")
     assert picked(trace_of((one,)), "concat") == [1]
     assert picked(fused(), "masked_fill") == [12]
+    assert picked(fused(), "masked_fill_") == [12]
 
 
 def test_a_view_that_merges_nothing_is_no_concat() -> None:
