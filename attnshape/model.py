@@ -47,7 +47,7 @@ class Axis(Struct, frozen=True):
 
 
 class Storage(Struct, frozen=True):
-    """What memory a tensor lies in: new, a view of another tensor, the very same tensor, or written in place."""
+    """What memory a tensor lies in: new, another tensor's, the very same tensor's, or one that was written to."""
 
     kind: StorageKind
     of: Reference | None = None
@@ -57,7 +57,7 @@ class Storage(Struct, frozen=True):
 
 
 class TensorRecord(Struct, frozen=True, kw_only=True):
-    """One tensor: signature, layout and storage. Strides and the offset count elements, `bytes` is shape times width."""
+    """What memory a tensor lies in: new, viewed from another tensor, the very same, or written in place."""
 
     signature: str
     dtype: str

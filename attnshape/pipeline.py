@@ -11,6 +11,7 @@ import torch
 from attnshape import __version__
 from attnshape.catalog.canary import annotations_are_checked
 from attnshape.checking.expectations import parse_expectations, verify
+from attnshape.checking.signatures import checks_work
 from attnshape.checking.steps import Checked, check_steps
 from attnshape.errors import AttnshapeError
 from attnshape.inference.assemble import ENOUGH_ROUNDS, assemble
@@ -29,6 +30,8 @@ from attnshape.tracing.output import to_standard_error
 from attnshape.tracing.raw import RawFailure, RawTrace
 from attnshape.tracing.runner import record
 
+_UNCHECKED = "no signature was checked: jaxtyping's checks or Python's assertions are disabled"
+
 
 def trace_request(request: Request, settings: Settings) -> Trace:
     """Return the trace of a request. Raises AttnshapeError where it can't be carried out."""
@@ -36,6 +39,10 @@ def trace_request(request: Request, settings: Settings) -> Trace:
         target = find_target(request)
         sizes = resolve(target.used, target.given, request.own)
         expected = parse_expectations(settings.expect, list(sizes.records))
+        if expected and not checks_work():
+            raise AttnshapeError(
+                "--expect can't be verified: jaxtyping's checks are disabled", "unset JAXTYPING_DISABLE"
+            )
         placement = Placement(
             torch.device(settings.device), getattr(torch, settings.dtype), settings.seed, settings.train
         )
@@ -48,23 +55,15 @@ def trace_request(request: Request, settings: Settings) -> Trace:
         if assembled.unsure:
             variation = explorer.extend(variation, actual, ENOUGH_ROUNDS)
             assembled = assemble(actual, variation, sizes.numbers)
-    small = (
-        [(variation.plan.numbers(round_), run) for round_, run in enumerate(variation.runs)]
-        if variation.complete
-        else []
-    )
-    if expected and not checks_work():
-        raise AttnshapeError(
-            "--expect can't be verified: jaxtyping's checks are disabled", "unset JAXTYPING_DISABLE, and run without -O"
-        )
-    expectations = verify(expected, actual, small, sizes.numbers)
-    trusted = checks_work() and (not target.library or annotations_are_checked())
+    runs = [(sizes.numbers, actual)]
+    if variation.complete:
+        runs += [(variation.plan.numbers(round_), run) for round_, run in enumerate(variation.runs)]
+    expectations = verify(expected, runs)
+    checks_count = checks_work() and (not target.library or annotations_are_checked())
     checked = (
-        check_steps(assembled.inputs, assembled.steps, actual, small, sizes.numbers)
-        if trusted
-        else Checked(
-            assembled.inputs, assembled.steps, ("no signature was checked: jaxtyping or assertions are disabled",)
-        )
+        check_steps(assembled.inputs, assembled.steps, runs)
+        if checks_count
+        else Checked(assembled.inputs, assembled.steps, (_UNCHECKED,))
     )
     return Trace(
         attnshape=__version__,

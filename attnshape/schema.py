@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from attnshape.errors import AttnshapeError
-from attnshape.model import SCHEMA, Trace
+from attnshape.model import SCHEMA, Reference, Trace
 
 
 def to_json(trace: Trace) -> str:
@@ -24,7 +25,7 @@ def from_json(text: str | bytes, name: str = "the text") -> Trace:
     """
     again = "save it anew: attnshape trace … --format json --output FILE"
     try:
-        return msgspec.json.decode(text, type=Trace)
+        trace = msgspec.json.decode(text, type=Trace)
     except msgspec.ValidationError as error:
         found = _schema_of(text)
         if found != SCHEMA:
@@ -37,6 +38,8 @@ def from_json(text: str | bytes, name: str = "the text") -> Trace:
         raise AttnshapeError(f"{name} isn't JSON, or not all of it: {error}", again) from None
     except RecursionError:
         raise AttnshapeError(f"{name} is nested too deeply to be a trace", again) from None
+    _refuse_dangling(trace, name, again)
+    return trace
 
 
 def read(path: Path) -> Trace:
@@ -58,6 +61,31 @@ def read(path: Path) -> Trace:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of the saved trace."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Trace)}
+
+
+def _refuse_dangling(trace: Trace, name: str, hint: str) -> None:
+    """Raise AttnshapeError where steps aren't numbered from 1, or refer to steps or outputs that aren't there."""
+    counts = [len(step.outputs) for step in trace.steps]
+    for place, step in enumerate(trace.steps, 1):
+        if step.index != place or not step.outputs or (step.parent is not None and not 0 < step.parent < place):
+            raise AttnshapeError(f"{name} isn't a whole trace: step {place} is out of place", hint)
+    for reference in _references(trace):
+        if reference.step is not None and not (
+            0 < reference.step <= len(counts) and 0 <= reference.output < counts[reference.step - 1]
+        ):
+            raise AttnshapeError(
+                f"{name} isn't a whole trace: it refers to step {reference.step}, which isn't there", hint
+            )
+
+
+def _references(trace: Trace) -> Iterator[Reference]:
+    for step in trace.steps:
+        yield from step.operands
+    for output in trace.outputs:
+        yield output.of
+    tensors = [*trace.inputs, *(output for step in trace.steps for output in step.outputs)]
+    for named in tensors:
+        yield from (r for r in (named.tensor.storage.of, named.tensor.storage.root) if r is not None)
 
 
 def _schema_of(text: str | bytes) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attnshape import axis
 from attnshape.checking.signatures import bound, holds
+from attnshape.checking.steps import Runs
 from attnshape.errors import AttnshapeError
 from attnshape.model import Expectation, Reference
 from attnshape.signature import parse_named
@@ -40,26 +41,17 @@ def parse_expectations(texts: Sequence[str], letters: Sequence[str]) -> tuple[Ex
     return tuple(expected)
 
 
-def verify(
-    expected: Sequence[Expected],
-    actual: RawTrace,
-    small: Sequence[tuple[Mapping[str, int], RawTrace]],
-    numbers: Mapping[str, int],
-) -> tuple[Expectation, ...]:
+def verify(expected: Sequence[Expected], runs: Runs) -> tuple[Expectation, ...]:
     """Return the verdict on each: it holds where every tensor of that name has the signature, in every run.
 
-    In the small runs every size is another number, so that axes of equal size aren't told apart by luck. Raises
-    AttnshapeError where no tensor has the name.
+    The first run is the user's. In the others every size is another number, so that axes of equal size aren't told
+    apart by luck. Raises AttnshapeError where no tensor has the name.
     """
-    return tuple(_verdict(wanted, actual, small, numbers) for wanted in expected)
+    return tuple(_verdict(wanted, runs) for wanted in expected)
 
 
-def _verdict(
-    wanted: Expected,
-    actual: RawTrace,
-    small: Sequence[tuple[Mapping[str, int], RawTrace]],
-    numbers: Mapping[str, int],
-) -> Expectation:
+def _verdict(wanted: Expected, runs: Runs) -> Expectation:
+    actual = runs[0][1]
     if not tensors_named(wanted.name, actual):
         if actual.failure is not None:
             return Expectation(wanted.name, wanted.signature, False, "the code failed before it was made")
@@ -67,7 +59,7 @@ def _verdict(
             f"--expect {wanted.name!r}: no tensor has that name",
             nearest(wanted.name, names_of(actual), "the tensors with names are"),
         )
-    for place, (sizes, run) in enumerate([(numbers, actual), *small]):
+    for place, (sizes, run) in enumerate(runs):
         for tensor in tensors_named(wanted.name, run):
             with bound(sizes):
                 if not holds(wanted.signature, tensor.shape, tensor.dtype):

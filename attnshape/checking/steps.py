@@ -9,7 +9,10 @@ import msgspec
 
 from attnshape.checking.signatures import bound, holds
 from attnshape.model import NamedTensor, Step, TensorRecord
-from attnshape.tracing.raw import RawTrace
+from attnshape.tracing.raw import RawStep, RawTrace
+
+Runs = Sequence[tuple[Mapping[str, int], RawTrace]]
+"""Runs of one target, each with its sizes."""
 
 
 @dataclass(frozen=True)
@@ -18,85 +21,58 @@ class Checked:
 
     inputs: tuple[NamedTensor, ...]
     steps: tuple[Step, ...]
-    wrong: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
 
 
-def check_steps(
-    inputs: Sequence[NamedTensor],
-    steps: Sequence[Step],
-    actual: RawTrace,
-    small: Sequence[tuple[Mapping[str, int], RawTrace]],
-    numbers: Mapping[str, int],
-) -> Checked:
-    """Check each tensor's signatures at the user's sizes, and annotations in the small runs too.
+def check_steps(inputs: Sequence[NamedTensor], steps: Sequence[Step], runs: Runs) -> Checked:
+    """Check each tensor's inferred signature at the sizes of the first run, and each annotation in all runs.
 
-    `small` holds the small runs with their sizes: sizes that the user made equal differ there, so an annotation that
-    holds by luck doesn't hold in them.
+    Sizes that the user made equal differ in the other runs, so an annotation that holds by luck fails there.
     """
-    declared = {
-        (position, place): output.name and step.place.declared
-        for position, step in enumerate(actual.steps)
-        if step.place is not None and step.place.declared
-        for place, output in enumerate(step.outputs)
-    }
-    wrong = _wrong_annotations(declared, actual, small, numbers)
+    numbers, actual = runs[0]
+    wrong = []
     with bound(numbers):
         checked_inputs = tuple(NamedTensor(named.name, _inferred(named.tensor)) for named in inputs)
-        checked_steps = tuple(
-            msgspec.structs.replace(
-                step,
-                outputs=tuple(
-                    NamedTensor(
-                        output.name,
-                        _inferred(output.tensor)
-                        if not (dims := declared.get((position, place)))
-                        else msgspec.structs.replace(
-                            output.tensor, declared=dims, checked=None if (position, place) in wrong else "declared"
-                        ),
-                    )
-                    for place, output in enumerate(step.outputs)
-                ),
-            )
-            for position, step in enumerate(steps)
-        )
-    messages = tuple(
-        f"wrong annotation: {_where(steps[position])} is annotated {declared[position, place]!r}, but is "
-        f"{steps[position].outputs[place].tensor.signature!r}"
-        for position, place in sorted(wrong)
-    )
-    return Checked(checked_inputs, checked_steps, messages)
+        inferred = [tuple(NamedTensor(o.name, _inferred(o.tensor)) for o in step.outputs) for step in steps]
+    checked_steps = []
+    for position, (step, outputs) in enumerate(zip(steps, inferred, strict=True)):
+        dims = _annotation(actual.steps[position])
+        if dims is not None:
+            sound = all(_annotation_holds(dims, position, run, sizes) for sizes, run in runs)
+            outputs = tuple(_declared(output, dims, sound) for output in outputs)
+            if not sound:
+                wrong.append(_complaint(step, dims))
+        checked_steps.append(msgspec.structs.replace(step, outputs=outputs))
+    return Checked(checked_inputs, tuple(checked_steps), tuple(wrong))
+
+
+def _annotation(step: RawStep) -> str | None:
+    """Return the dims string that the source declares for the step's one output, where that is what is assigned."""
+    if step.place is None or len(step.outputs) != 1 or step.outputs[0].name not in step.place.targets:
+        return None
+    return step.place.declared
+
+
+def _annotation_holds(dims: str, position: int, run: RawTrace, sizes: Mapping[str, int]) -> bool:
+    """Whether an annotation holds in a run; letters that are no size symbols may be any size."""
+    if position >= len(run.steps):
+        return True
+    tensor = run.steps[position].outputs[0].tensor
+    with bound(sizes):
+        return holds(dims, tensor.shape, tensor.dtype)
 
 
 def _inferred(tensor: TensorRecord) -> TensorRecord:
-    return msgspec.structs.replace(
-        tensor, checked="inferred" if holds(tensor.signature, tensor.shape, tensor.dtype) else None
-    )
+    sound = holds(tensor.signature, tensor.shape, tensor.dtype)
+    return msgspec.structs.replace(tensor, checked="inferred" if sound else None)
 
 
-def _wrong_annotations(
-    declared: Mapping[tuple[int, int], str | None],
-    actual: RawTrace,
-    small: Sequence[tuple[Mapping[str, int], RawTrace]],
-    numbers: Mapping[str, int],
-) -> set[tuple[int, int]]:
-    """Return which annotations don't hold: letters that are no size symbols bind where they first occur in a function."""
-    wrong: set[tuple[int, int]] = set()
-    for sizes, run in [(numbers, actual), *small]:
-        functions: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for position, place in declared:
-            step_place = run.steps[position].place if position < len(run.steps) else None
-            if step_place is not None:
-                functions.setdefault((step_place.file, step_place.function), []).append((position, place))
-        for places in functions.values():
-            with bound(sizes):
-                for position, place in places:
-                    tensor = run.steps[position].outputs[place].tensor
-                    dims = declared[position, place]
-                    if dims and not holds(dims, tensor.shape, tensor.dtype):
-                        wrong.add((position, place))
-    return wrong
+def _declared(output: NamedTensor, dims: str, sound: bool) -> NamedTensor:
+    checked = "declared" if sound else None
+    return NamedTensor(output.name, msgspec.structs.replace(output.tensor, declared=dims, checked=checked))
 
 
-def _where(step: Step) -> str:
-    name = step.outputs[0].name
-    return f"{step.source.file}:{step.source.line} {name}" if step.source else str(name)
+def _complaint(step: Step, dims: str) -> str:
+    where = f"{step.source.file}:{step.source.line}: " if step.source else ""
+    output = step.outputs[0]
+    return f"wrong annotation: {where}{output.name} is declared {dims!r} and is {output.tensor.signature!r}"

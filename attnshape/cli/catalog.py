@@ -29,7 +29,14 @@ def _one(name: str) -> str:
     cases = "\n".join(_case(name, case) for case in mechanism.cases)
     formula = "\n".join(f"    {line}".rstrip() for line in mechanism.formula.splitlines())
     source = "\n".join(f"    {line}".rstrip() for line in mechanism.source.splitlines())
-    return f"{name}: {mechanism.summary}\n\nformula\n{formula}\n\nsource\n{source}\n\ncases\n{cases}\n\ncode\n\n{mechanism.code}"
+    parts = [
+        mechanism.summary,
+        f"formula\n{formula}",
+        f"source\n{source}",
+        f"cases\n{cases}",
+        f"code\n\n{mechanism.code}",
+    ]
+    return "\n\n".join(parts)
 
 
 def _case(name: str, case: CaseDescription) -> str:

@@ -28,8 +28,8 @@ def trace(
         str | None,
         typer.Argument(
             metavar="[TARGET]",
-            help="A mechanism of the catalog (multi-head where none is given), path/to/file.py:Name, package.module:Name, "
-            "or a name from pyproject.toml. Running a target runs its code.",
+            help="A mechanism of the catalog (multi-head where none is given), path/to/file.py:Name, "
+            "package.module:Name, or a name from pyproject.toml. Running a target runs its code.",
         ),
     ] = None,
     init: Annotated[

@@ -15,6 +15,7 @@ from attnshape.inference.solve import Solver
 from attnshape.inference.vary import Explorer
 from attnshape.tracing.raw import RawTensor
 
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _WORTH_ASKING = 2**20
 """Below this many elements in the product of all sizes nothing is forecast."""
 
@@ -82,8 +83,10 @@ def _way_out(plan: Plan) -> str:
 
 
 def _readable(count: int) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024:
-            break
-        count //= 1024
-    return f"{count} {unit}" if unit != "TiB" or count < 10**6 else f"{count:.1e} {unit}"
+    """Write a number of bytes, rounded down.
+
+    >>> _readable(3 * 2**30)
+    '3 GiB'
+    """
+    power = min(max(count.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{count >> 10 * power:,} {_UNITS[power]}"

@@ -67,7 +67,7 @@ class Plan:
     sizes: Sizes
     constraints: tuple[Constraint, ...] = ()
     ordered: bool = False
-    """Whether sizes that follow from others keep their place among the user's sizes too, which makes the runs larger."""
+    """Whether sizes that follow from others keep their place in the order too, which makes the runs larger."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ class Plan:
         return tuple(dict.fromkeys(names))
 
     def primes(self, round_: int) -> dict[str, int]:
-        """Return each unknown's prime: another for each, others from round to round, in the order of the user's sizes."""
+        """Return each unknown's prime in a round: another for each, in the order of the user's sizes."""
         numbers = self.sizes.numbers
         chosen: dict[str, int] = {}
         last = 0

@@ -1,7 +1,7 @@
 """What each step is for, from the data flow alone; absent where it is unclear.
 
-The softmax is the anchor: the product behind it makes the scores, the product before it makes the context. Names are never
-looked at.
+The softmax is the anchor: the product that it reads makes the scores, the product that reads it makes the context.
+Names are never looked at.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ _TRANSPOSE = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveax
 _SPLIT = {"chunk", "split", "unbind", "tensor_split", "split_with_sizes"}
 _RESHAPE = {"view", "reshape", "unflatten", "flatten", "view_as", "reshape_as"}
 _JOIN = {"cat", "concat", "concatenate"}
-_SAME_MEANING = {
-    *_RESHAPE, *_TRANSPOSE, *_SPLIT, "unsqueeze", "squeeze", "expand", "expand_as", "contiguous", "clone", "to", "float",
-    "half", "bfloat16", "double", "type", "type_as", "repeat_interleave", "repeat", "__getitem__", "detach", "requires_grad_",
-    "narrow", "select", "index_select", "broadcast_to",
-}  # fmt: skip
+_CAST = {"to", "float", "half", "bfloat16", "double", "type", "type_as", "detach", "clone"}
+_LAYOUT = {
+    *_RESHAPE,
+    *_TRANSPOSE,
+    *_SPLIT,
+    *("unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "contiguous"),
+    *("repeat", "repeat_interleave", "__getitem__", "narrow", "select", "index_select"),
+}
+_SAME_MEANING = _LAYOUT | _CAST
 
 
 def with_roles(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -174,7 +178,7 @@ def _before_product(flow: _Flow, step: Step) -> None:
             flow.assign(current, "transpose")
         elif operation in _SPLIT or (operation in _RESHAPE and _deepens(flow, current)):
             flow.assign(current, "split")
-        elif operation in _SCALE and _tensors(current) == 1 and operation not in _SAME_MEANING:
+        elif operation in _SCALE and _tensors(current) == 1:
             flow.assign(current, "scale")
         for operand in sources:
             if operand.index not in seen:

@@ -1,4 +1,4 @@
-"""Runs the target again at small primes, and finds under which constraints it takes the same steps as the user's run."""
+"""Runs the target again at small primes, and finds under which constraints it takes the user's steps."""
 
 from __future__ import annotations
 

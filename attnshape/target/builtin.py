@@ -86,8 +86,8 @@ def _refuse_unknown(
     strange = [letter for letter in request.given if not _concerns(letter, sizes)]
     if {"L", "Lq"} <= request.given.keys() or {"L", "Lk"} <= request.given.keys():
         raise AttnshapeError(
-            f"--length says that queries and keys are one sequence, {'--queries' if 'Lq' in request.given else '--keys'} "
-            "that they are two",
+            "--length says that queries and keys are one sequence, "
+            f"{'--queries' if 'Lq' in request.given else '--keys'} that they are two",
             "give --length for self-attention, or --queries and --keys for cross-attention",
         )
     if strange and {"Lq", "Lk"} & set(strange) and "L" in sizes:

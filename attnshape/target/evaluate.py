@@ -49,7 +49,7 @@ def evaluate(flag: str, text: str, names: Names) -> Any:
 
 
 def arguments(text: str, names: Names) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that `--init` stands for. Raises AttnshapeError where it doesn't evaluate."""
+    """Return the arguments that `--init` stands for. Raises AttnshapeError where it doesn't evaluate."""
     tree = _parse("--init", text, f"_call({text})")
     names["_call"] = lambda *args, **kwargs: (args, kwargs)
     try:

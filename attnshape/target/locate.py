@@ -73,7 +73,7 @@ def _import_file(where: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file may raise anything
         del sys.modules[name]
         raise _import_failure(where, error) from None
     return module
@@ -96,7 +96,7 @@ def _guarded_import(name: str, where: str) -> ModuleType:
                 f"there is no module {error.name}", "write path/to/file.py:Name, or install the package it is in"
             ) from None
         raise _import_failure(where, error) from None
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file may raise anything
         raise _import_failure(where, error) from None
 
 
@@ -117,7 +117,7 @@ def reason(error: BaseException) -> str:
 
 
 def origin(error: BaseException, where: str = "") -> str:
-    """Return file:line of where an exception was raised: the last place in the file that is meant, else the last of all."""
+    """Return file:line of where an exception was raised: the last place in the file that is meant, else of all."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{display_path(error.filename)}:{error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen importlib")]

@@ -138,7 +138,7 @@ def from_case(label: str, result: Any, placement: Placement) -> Runnable:
 
 
 def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> Runnable:
-    """Return the call with each value under its parameter. Raises AttnshapeError where names don't fit the parameters."""
+    """Return the call with each value under its parameter. Raises AttnshapeError where the names don't fit."""
     target: Any = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         parameters = inspect.signature(target).parameters

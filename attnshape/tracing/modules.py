@@ -14,7 +14,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 class Finished(Protocol):
     """What is told that a module has returned."""
 
-    def __call__(self, module: nn.Module, result: object, frame: FrameType) -> None: ...
+    def __call__(self, module: nn.Module, result: object, frame: FrameType) -> None:
+        """Take note of the module, its result, and the frame that called the hook."""
 
 
 class ModuleStack:

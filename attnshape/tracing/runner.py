@@ -61,10 +61,8 @@ def record(runnable: Runnable, seed: int) -> RawTrace:
         recorder.ledger.introduce(tensor, Reference(parameter=name))
     measured: list[tuple[str, RawTensor]] = []
     for name, tensor in inputs:
-        known = recorder.ledger.reference(tensor)
-        again = (
-            known if known.input is not None and any(tensor is other for _, other in inputs[: len(measured)]) else None
-        )
+        earlier = next((other for other, value in inputs[: len(measured)] if value is tensor), None)
+        again = Reference(input=earlier) if earlier is not None else None
         recorder.ledger.introduce(tensor, Reference(input=name))
         measured.append((name, facts(tensor, "same" if again else "new", again, again)))
     torch.manual_seed(seed)
