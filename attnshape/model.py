@@ -57,7 +57,7 @@ class Storage(Struct, frozen=True):
 
 
 class TensorRecord(Struct, frozen=True, kw_only=True):
-    """What memory a tensor lies in: new, viewed from another tensor, the very same, or written in place."""
+    """One tensor: signature, layout and storage; strides and the offset count elements."""
 
     signature: str
     dtype: str

@@ -9,9 +9,9 @@ from attnshape import axis
 from attnshape.checking.signatures import bound, holds
 from attnshape.checking.steps import Runs
 from attnshape.errors import AttnshapeError
+from attnshape.hints import nearest
 from attnshape.model import Expectation, Reference
 from attnshape.signature import parse_named
-from attnshape.target.locate import nearest
 from attnshape.tracing.raw import RawTensor, RawTrace
 
 OUTPUT = "output"

@@ -12,7 +12,7 @@ from attnshape.catalog.describe import describe
 from attnshape.catalog.load import load
 from attnshape.dims import flag_of
 from attnshape.errors import AttnshapeError
-from attnshape.target.locate import nearest
+from attnshape.hints import nearest
 from attnshape.target.request import Placement, Request, Target
 from attnshape.target.user import from_case
 from attnshape.tracing.runner import Runnable

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from attnshape.errors import AttnshapeError
+from attnshape.hints import nearest
 from attnshape.paths import display_path
-from attnshape.target.locate import definitions, nearest, origin, reason
+from attnshape.target.locate import definitions, origin, reason
 
 
 class Names(dict[str, Any]):

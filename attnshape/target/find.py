@@ -6,8 +6,9 @@ from pathlib import Path
 
 from attnshape.catalog.registry import CATALOG, DEFAULT
 from attnshape.errors import AttnshapeError
+from attnshape.hints import nearest
 from attnshape.target.builtin import builtin_target
-from attnshape.target.locate import names_in, nearest
+from attnshape.target.locate import names_in
 from attnshape.target.request import Request, Target
 from attnshape.target.user import user_target
 

@@ -32,14 +32,6 @@ def definitions(module: ModuleType) -> list[str]:
     ]
 
 
-def nearest(word: str, choices: list[str], many: str = "choose from") -> str:
-    """Return a hint: the nearest choice, or all of them."""
-    close = difflib.get_close_matches(word, choices, 1)
-    return (
-        f"did you mean {close[0]}?" if close else f"{many}: {', '.join(choices)}" if choices else "check its spelling"
-    )
-
-
 def _import_file(where: str) -> ModuleType:
     path = Path(where)
     try:

@@ -11,11 +11,12 @@ import torch
 
 from attnshape.dims import BY_LETTER
 from attnshape.errors import AttnshapeError
+from attnshape.hints import nearest
 from attnshape.signature import TensorSpec, parse_spec
 from attnshape.target.annotations import annotated_inputs
 from attnshape.target.contents import make, place
 from attnshape.target.evaluate import Names, evaluate, names_used, reach, required_parameters
-from attnshape.target.locate import import_target, nearest, origin, reason
+from attnshape.target.locate import import_target, origin, reason
 from attnshape.target.request import Placement, Request, Target
 from attnshape.tracing.modules import module_of
 from attnshape.tracing.runner import Runnable
