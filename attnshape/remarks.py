@@ -28,9 +28,7 @@ def notes(
     fixed = variation.plan.fixed
     if fixed:
         numbers = ", ".join(f"{letter}={sizes.records[letter].size}" for letter in fixed)
-        found.append(
-            f"not varied: {numbers} (at other sizes the code takes other steps or fails), so these are matched only"
-        )
+        found.append(f"not varied: {numbers}, since at other sizes the code takes other steps or fails")
     elif not variation.complete and actual.failure is None:
         after = f"after step {variation.common}" if variation.common else "from the first step on"
         found.append(f"at small sizes the code takes other steps {after}: axes there are matched only")

@@ -14,7 +14,6 @@ from attnshape.model import Role, Step
 
 _SOFTMAX = {"softmax"}
 _FUSED = {"scaled_dot_product_attention"}
-_LINEAR = {"linear"}
 _PRODUCT = {"matmul", "bmm", "einsum", "baddbmm", "mm", "mv", "addmm", "tensordot", "inner", "linear"}
 _SCALE = {"mul", "mul_", "div", "div_", "true_divide", "multiply", "divide"}
 _MASK = {"masked_fill", "masked_fill_", "where"}
@@ -73,6 +72,11 @@ class _Flow:
 
 def _operation(step: Step) -> str:
     return step.operation.rpartition(".")[2]
+
+
+def _is_linear(step: Step) -> bool:
+    """Whether it is a product with a parameter."""
+    return _operation(step) in _PRODUCT and any(reference.parameter for reference in step.operands)
 
 
 def _rank(step: Step) -> int:
@@ -168,7 +172,7 @@ def _before_product(flow: _Flow, step: Step) -> None:
     while waiting:
         current = waiting.pop()
         operation = _operation(current)
-        if operation in _LINEAR or (operation in _PRODUCT and any(r.parameter for r in current.operands)):
+        if _is_linear(current):
             flow.assign(current, "projection")
             continue
         if operation in _PRODUCT | _SOFTMAX | _FUSED:
@@ -194,22 +198,28 @@ def _deepens(flow: _Flow, step: Step) -> bool:
 
 def _after_context(flow: _Flow, context: Step) -> None:
     """Give roles from the context on to the output projection, as long as only layout lies between."""
-    current = context
+    current, copies = context, list[Step]()
     while True:
-        users = flow.users(current)
-        following = next((u for u in users if _operation(u) in _SAME_MEANING | _JOIN | _LINEAR | _DROPOUT), None)
+        follows = (u for u in flow.users(current) if _is_linear(u) or _operation(u) in _SAME_MEANING | _JOIN | _DROPOUT)
+        following = next(follows, None)
         if following is None or following.index in flow.roles:
             return
         operation = _operation(following)
-        if operation in _LINEAR:
+        if _is_linear(following):
             flow.assign(following, "output")
             return
         if operation in _TRANSPOSE:
             flow.assign(following, "transpose")
-        elif (
-            operation in _JOIN
-            or operation == "contiguous"
-            or (operation in _RESHAPE and _rank(following) < _rank(current))
-        ):
-            flow.assign(following, "merge")
+        elif operation == "contiguous":
+            copies.append(following)
+        elif operation in _JOIN or (operation in _RESHAPE and _joins_heads(current, following)):
+            # a copy is part of the merge that it makes possible
+            for step in (*copies, following):
+                flow.assign(step, "merge")
         current = following
+
+
+def _joins_heads(before: Step, after: Step) -> bool:
+    """Whether a reshape has fewer axes and a longer last one."""
+    old, new = before.outputs[0].tensor.shape, after.outputs[0].tensor.shape
+    return len(new) < len(old) and new[-1:] > old[-1:]

@@ -50,6 +50,10 @@ class Explorer:
     def vary(self, plan: Plan, actual: RawTrace) -> Variation:
         """Return the variation with the fewest constraints under which the target takes the user's steps."""
         best = self._try(plan, actual)
+        if not best.complete:
+            # the very first call may have set something up; only what differs again differs because of its sizes
+            self._done.clear()
+            best = self._try(plan, actual)
         while not best.complete:
             found = self._improve(best, actual)
             if found is None:

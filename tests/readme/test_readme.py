@@ -1,0 +1,61 @@
+"""Every command of the README, run in a terminal of 100 columns, prints what the README says."""
+
+import fcntl
+import os
+import pty
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+BLOCK = re.compile(r"```console\n\$ (?P<command>.*?)\n(?P<output>.*?)```", re.DOTALL)
+UPDATE = "ATTNSHAPE_UPDATE_GOLDENS"
+
+
+def run_in_terminal(command: str) -> str:
+    """Return what a command prints in a terminal of 100 columns, with this environment's attnshape."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    environment = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    environment.pop("COLUMNS", None)
+    here = command.replace("attnshape ", f"{shlex.quote(sys.executable)} -m attnshape ", 1)
+    process = subprocess.Popen(here, shell=True, cwd=ROOT, stdout=slave, stderr=slave, stdin=slave, env=environment)
+    os.close(slave)
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:  # the terminal is closed once the process has ended
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    process.wait()
+    os.close(master)
+    return b"".join(chunks).decode().replace("\r\n", "\n")
+
+
+BLOCKS = list(BLOCK.finditer(README.read_text()))
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[block["command"][:60] for block in BLOCKS])
+def test_command_prints_what_the_readme_says(block: re.Match[str]) -> None:
+    printed = run_in_terminal(block["command"])
+    if os.environ.get(UPDATE):
+        text = README.read_text()
+        new = f"```console\n$ {block['command']}\n{printed}```"
+        README.write_text(re.sub(rf"```console\n\$ {re.escape(block['command'])}\n.*?```", lambda _: new, text, flags=re.DOTALL))
+        return
+    assert printed == block["output"]
+
+
+def test_the_readme_has_the_commands_of_each_use() -> None:
+    assert len(BLOCKS) >= 7
+    assert "Traceback" not in README.read_text()

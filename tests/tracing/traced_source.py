@@ -1,0 +1,65 @@
+"""Traces Python source that a test gives as text."""
+
+import itertools
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from attnshape.model import Step, Trace
+from attnshape.pipeline import trace_request
+from attnshape.settings import Settings
+from attnshape.sizes import own_letters
+from attnshape.target.request import Request
+
+_count = itertools.count()
+HEAD = "import math\n\nimport torch\nimport torch.nn.functional as F\nfrom torch import Tensor, nn\n\n\n"
+"""What every traced file begins with; the source follows in line 8."""
+
+
+def write(folder: Path, source: str) -> str:
+    """Write the source, after HEAD, to a file of its own name, and return its path."""
+    path = folder / f"traced_{next(_count)}.py"
+    path.write_text(HEAD + textwrap.dedent(source).strip() + "\n", encoding="utf-8")
+    return str(path)
+
+
+def trace(
+    folder: Path,
+    source: str,
+    *inputs: str,
+    target: str = "f",
+    init: str | None = None,
+    arguments: dict[str, str] | None = None,
+    dims: tuple[str, ...] = (),
+    expect: tuple[str, ...] = (),
+    train: bool = False,
+    **given: int,
+) -> Trace:
+    """Trace one target of the source, with inputs and sizes as on the command line."""
+    request = Request(
+        target=f"{write(folder, source)}:{target}",
+        init=init,
+        inputs=inputs,
+        arguments=arguments or {},
+        given=given,
+        own=own_letters(dims),
+    )
+    return trace_request(request, Settings(expect=expect, train=train))
+
+
+def names(made: Trace) -> list[Any]:
+    """Return each step's name, or a tuple of names where it has several outputs."""
+    found = [tuple(output.name for output in step.outputs) for step in made.steps]
+    return [several[0] if len(several) == 1 else several for several in found]
+
+
+def step_named(made: Trace, name: str) -> Step:
+    """Return the one step that makes a tensor of that name."""
+    (found,) = [step for step in made.steps if name in [output.name for output in step.outputs]]
+    return found
+
+
+def at(made: Trace, expression: str) -> Step:
+    """Return the one step of that expression."""
+    (found,) = [step for step in made.steps if step.expression == expression]
+    return found
