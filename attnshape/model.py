@@ -39,11 +39,13 @@ class Reference(Struct, frozen=True, omit_defaults=True):
     constant: bool = False
 
 
-class Axis(Struct, frozen=True):
+class Axis(Struct, frozen=True, omit_defaults=True):
     """One axis: its expression, and how it is known."""
 
     expression: str
     known: Known
+    unexplained: bool = False
+    """Whether a number isn't known to be a constant: it moved with the sizes, or there was one run only."""
 
 
 class Storage(Struct, frozen=True):

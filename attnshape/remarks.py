@@ -80,7 +80,7 @@ def _plain(tensor: RawTensor) -> TensorRecord:
         shape=tensor.shape,
         stride=tensor.stride,
         offset=tensor.offset,
-        axes=tuple(Axis(str(size), "literal") for size in tensor.shape),
+        axes=tuple(Axis(str(size), "literal", unexplained=True) for size in tensor.shape),
         strides=tuple(str(stride) for stride in tensor.stride),
         contiguous=tensor.contiguous,
         bytes=tensor.itemsize * _count(tensor.shape),

@@ -90,7 +90,7 @@ class _Assembler:
             shape=tensor.shape,
             stride=tensor.stride,
             offset=tensor.offset,
-            axes=tuple(Axis(formula.text, formula.known) for formula in axes),
+            axes=tuple(Axis(formula.text, formula.known, formula.missed) for formula in axes),
             strides=tuple(strides),
             contiguous=tensor.contiguous,
             bytes=tensor.itemsize * math.prod(tensor.shape),

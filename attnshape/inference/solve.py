@@ -24,7 +24,7 @@ class Formula:
     text: str
     known: Known
     missed: bool = False
-    """Whether the number moved with the sizes and no formula gave it: it is shown as this run's number."""
+    """Whether the number moved with the sizes and no formula gave it, or is known from one run only."""
 
 
 class Solver:
@@ -182,4 +182,6 @@ def _sum(terms: Sequence[tuple[int, str]], addend: int) -> str:
 def matched(actual: int, sizes: Mapping[str, int]) -> Formula:
     """Return what can be said of an axis from one run alone: that it equals exactly one size, or its number."""
     equal = [letter for letter, size in sizes.items() if size == actual]
-    return Formula(equal[0], "matched") if actual > 1 and len(equal) == 1 else Formula(str(actual), "literal")
+    return (
+        Formula(equal[0], "matched") if actual > 1 and len(equal) == 1 else Formula(str(actual), "literal", missed=True)
+    )

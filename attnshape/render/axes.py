@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from attnshape.model import TensorRecord
-from attnshape.render.columns import constant
 from attnshape.render.text import visible
 
 HEADS = ("H", "Hkv")
@@ -25,7 +24,7 @@ def named(axis: AxisSize) -> str:
     ('Dk=64', '1')
     """
     expression, size = axis
-    return str(size) if constant(expression) else f"{visible(expression)}={size}"
+    return str(size) if expression.isdecimal() else f"{visible(expression)}={size}"
 
 
 def place(index: int, rank: int) -> str:

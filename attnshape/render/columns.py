@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from attnshape.errors import AttnshapeError
-from attnshape.model import Step, TensorRecord, Trace
+from attnshape.model import Axis, Step, TensorRecord, Trace
 from attnshape.render import reference
 from attnshape.render.expression import one_line
 from attnshape.render.text import visible
@@ -26,7 +26,7 @@ class Place:
     step: Step | None = None
     tensor: TensorRecord | None = None
     given: bool = False
-    """Whether the tensor is an input, whose memory is its caller's."""
+    """Whether the tensor is an input, whose memory is its caller's unless another input has it too."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,17 @@ def _source(step: Step) -> str | None:
 
 
 def _storage(place: Place) -> str:
-    return "" if place.tensor is None or place.given else reference.storage(place.trace, place.tensor)
+    own = place.given and place.tensor is not None and place.tensor.storage.kind == "new"
+    return "" if place.tensor is None or own else reference.storage(place.trace, place.tensor)
 
 
-def constant(expression: str) -> bool:
-    """Return whether an axis expression is a number, which no run can prove to be a size."""
-    return expression.isdecimal()
+def constant(axis: Axis) -> bool:
+    """Return whether an axis is a number of the code's own, which no run can prove to be a size."""
+    return axis.expression.isdecimal() and not axis.unexplained
 
 
 def _known(tensor: TensorRecord) -> str:
-    free = [axis for axis in tensor.axes if not constant(axis.expression)]
+    free = [axis for axis in tensor.axes if not constant(axis)]
     kinds = {axis.known for axis in free}
     if len(kinds) < 2:
         return kinds.pop() if kinds else "constant" if tensor.axes else ""

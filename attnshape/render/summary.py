@@ -85,7 +85,7 @@ def _checked(trace: Trace) -> str:
 
 def _axes(trace: Trace) -> str:
     axes = [axis for tensor in _results(trace) for axis in tensor.axes]
-    free = [axis for axis in axes if not constant(axis.expression)]
+    free = [axis for axis in axes if not constant(axis)]
     kinds = Counter(axis.known for axis in free)
     parts = []
     if kinds["proved"]:

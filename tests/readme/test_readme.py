@@ -51,7 +51,8 @@ def test_command_prints_what_the_readme_says(block: re.Match[str]) -> None:
     if os.environ.get(UPDATE):
         text = README.read_text()
         new = f"```console\n$ {block['command']}\n{printed}```"
-        README.write_text(re.sub(rf"```console\n\$ {re.escape(block['command'])}\n.*?```", lambda _: new, text, flags=re.DOTALL))
+        old = rf"```console\n\$ {re.escape(block['command'])}\n.*?```"
+        README.write_text(re.sub(old, lambda _: new, text, flags=re.DOTALL))
         return
     assert printed == block["output"]
 
