@@ -1,4 +1,4 @@
-"""On CUDA the catalog and the examples give the same table as on the CPU, but for the device and strides CUDA really has."""
+"""On CUDA the catalog and the examples give the same table as on the CPU, but for the device and its strides."""
 
 import json
 from pathlib import Path
