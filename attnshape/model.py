@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 SCHEMA: Literal["attnshape/trace/1"] = "attnshape/trace/1"
 
@@ -93,6 +93,13 @@ class Source(Struct, frozen=True):
     function: str
 
 
+class Avoided(Struct, frozen=True):
+    """The scores that a fused attention step never makes."""
+
+    signature: str
+    bytes: int
+
+
 class Step(Struct, frozen=True, kw_only=True):
     """One tensor-producing operation."""
 
@@ -105,6 +112,8 @@ class Step(Struct, frozen=True, kw_only=True):
     source: Source | None = None
     operands: tuple[Reference, ...] = ()
     outputs: tuple[NamedTensor, ...] = ()
+    avoided: Avoided | UnsetType = UNSET
+    """Present where the step is fused attention."""
 
 
 class Size(Struct, frozen=True, omit_defaults=True):

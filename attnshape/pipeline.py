@@ -15,6 +15,7 @@ from attnshape.checking.signatures import checks_work
 from attnshape.checking.steps import Checked, check_steps
 from attnshape.errors import AttnshapeError
 from attnshape.inference.assemble import ENOUGH_ROUNDS, assemble
+from attnshape.inference.avoided import with_avoided
 from attnshape.inference.forecast import refuse_too_large
 from attnshape.inference.plan import Plan
 from attnshape.inference.roles import with_roles
@@ -80,9 +81,9 @@ def trace_request(request: Request, settings: Settings) -> Trace:
         preconditions=preconditions(variation),
         notes=notes(actual, variation, sizes, assembled.missed, checked.wrong),
         inputs=checked.inputs,
-        steps=with_roles(checked.steps),
+        steps=with_avoided(with_roles(checked.steps), checked.inputs),
         outputs=assembled.outputs,
-        failure=failure_of(actual.failure) if actual.failure is not None else None,
+        failure=failure_of(actual.failure, checked.inputs, checked.steps) if actual.failure is not None else None,
         expectations=expectations,
     )
 

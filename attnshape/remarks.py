@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Sequence
 
+from attnshape.inference.assemble import reference_tensor
 from attnshape.inference.plan import Equal, Multiple
 from attnshape.inference.vary import Variation
-from attnshape.model import Axis, Failure, Operand, Source, Storage, TensorRecord
+from attnshape.model import Axis, Failure, NamedTensor, Operand, Source, Step, Storage, TensorRecord
 from attnshape.paths import display_path
 from attnshape.sizes import Sizes
 from attnshape.tracing.frames import Frames
-from attnshape.tracing.raw import RawFailure, RawTensor, RawTrace
+from attnshape.tracing.raw import Place, RawFailure, RawTensor, RawTrace
 
 
 def preconditions(variation: Variation) -> tuple[str, ...]:
@@ -42,21 +44,19 @@ def notes(
     return tuple(found)
 
 
-def failure_of(failure: RawFailure) -> Failure:
-    """Return how the code failed, as the trace saves it."""
-    place = failure.place
-    error = failure.error
-    source = Source(display_path(place.file), place.line, place.column, place.function) if place else raised_at(error)
+def failure_of(failure: RawFailure, inputs: Sequence[NamedTensor], steps: Sequence[Step]) -> Failure:
+    """Return how the code failed, as the trace saves it; operands that a step or an input made have its signature."""
+    place = failure.place or raised_at(failure.error)
     return Failure(
         expression=place.expression if place else None,
-        source=source,
+        source=Source(display_path(place.file), place.line, place.column, place.function) if place else None,
         operation=failure.operation,
-        error=f"{type(error).__name__}: {error}",
-        operands=tuple(Operand(name, _plain(tensor)) for name, tensor in failure.operands),
+        error=f"{type(failure.error).__name__}: {failure.error}",
+        operands=tuple(Operand(name, _operand(tensor, inputs, steps)) for name, tensor in failure.operands),
     )
 
 
-def raised_at(error: BaseException) -> Source | None:
+def raised_at(error: BaseException) -> Place | None:
     """Return the last line outside the libraries that an exception came through."""
     frames = Frames()
     found = None
@@ -64,11 +64,15 @@ def raised_at(error: BaseException) -> Source | None:
     while trace is not None:
         code = trace.tb_frame.f_code
         if not frames.is_library(code):
-            found = Source(
-                display_path(code.co_filename), trace.tb_lineno, 1, code.co_qualname.replace(".<locals>", "")
-            )
+            text = linecache.getline(code.co_filename, trace.tb_lineno).strip()
+            found = Place(code.co_filename, trace.tb_lineno, 1, code.co_qualname.replace(".<locals>", ""), text)
         trace = trace.tb_next
     return found
+
+
+def _operand(tensor: RawTensor, inputs: Sequence[NamedTensor], steps: Sequence[Step]) -> TensorRecord:
+    known = reference_tensor(tensor.of, inputs, steps) if tensor.of is not None else None
+    return known if known is not None and known.shape == tensor.shape else _plain(tensor)
 
 
 def _plain(tensor: RawTensor) -> TensorRecord:

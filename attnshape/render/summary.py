@@ -6,8 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import UNSET
+
 from attnshape.dims import ORDER
-from attnshape.model import Failure, Size, TensorRecord, Trace
+from attnshape.model import Avoided, Failure, Size, TensorRecord, Trace
 from attnshape.render.columns import NOT_CONTIGUOUS, constant
 from attnshape.render.numbers import count, memory
 from attnshape.render.text import visible
@@ -43,6 +45,7 @@ def footer(trace: Trace, shown: int) -> tuple[Remark, ...]:
     """Return what stands below a table that shows so many of a trace's steps."""
     lines = (_counts(trace, shown), _axes(trace), _memory(trace)) if trace.steps else ()
     remarks = [Remark(line) for line in lines if line]
+    remarks += [Remark(_avoided(step.index, step.avoided)) for step in trace.steps if step.avoided is not UNSET]
     if trace.preconditions:
         remarks.append(Remark("runs only where " + ", ".join(map(visible, trace.preconditions))))
     remarks += [Remark(f"note: {visible(note)}") for note in trace.notes]
@@ -108,6 +111,10 @@ def _memory(trace: Trace) -> str:
     parts += [f"{kinds['same']} unchanged"] * bool(kinds["same"])
     parts += [f"{count(kinds['inplace'], 'write')} in place"] * bool(kinds["inplace"])
     return ", ".join(parts)
+
+
+def _avoided(index: int, scores: Avoided) -> str:
+    return f"step {index} is fused: its scores {visible(scores.signature)}, {memory(scores.bytes)}, are never made"
 
 
 def _failure(failure: Failure) -> list[Remark]:
