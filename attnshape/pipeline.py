@@ -56,9 +56,9 @@ def trace_request(request: Request, settings: Settings) -> Trace:
         if assembled.unsure:
             variation = explorer.extend(variation, actual, ENOUGH_ROUNDS)
             assembled = assemble(actual, variation, sizes.numbers)
-    runs = [(sizes.numbers, actual)]
+    runs: list[tuple[Mapping[str, int], RawTrace]] = [(sizes.numbers, actual)]
     if variation.complete:
-        runs += [(variation.plan.numbers(round_), run) for round_, run in enumerate(variation.runs)]
+        runs += variation.every
     expectations = verify(expected, runs)
     checks_count = checks_work() and (not target.library or annotations_are_checked())
     checked = (
@@ -77,7 +77,7 @@ def trace_request(request: Request, settings: Settings) -> Trace:
         seed=settings.seed,
         sizes=dict(sizes.records),
         complete=actual.failure is None and actual.broken is None,
-        proved_by_runs=1 + len(variation.runs) if variation.common else 1,
+        proved_by_runs=1 + len(variation.every) if variation.common else 1,
         preconditions=preconditions(variation),
         notes=notes(actual, variation, sizes, assembled.missed, checked.wrong),
         inputs=checked.inputs,

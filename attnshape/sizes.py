@@ -103,10 +103,11 @@ def resolve(used: Collection[str], given: Mapping[str, int], own: Mapping[str, A
     if (
         "H" in depends
         and {"D", "Dk"} & depends
-        and "derived" in {numbers[w].origin for w in ("D", "Dk") if w in numbers}
+        and {"D//H", "H*Dk", "D//Dk"} & {numbers[w].expression for w in ("D", "H", "Dk") if w in numbers}
     ):
         follows["D"] = axis.parse("H*Dk")
-    for letter in sorted(letters - numbers.keys() - follows.keys() - own.keys(), key=ORDER.__getitem__):
+    waiting = (letters & BY_LETTER.keys()) - numbers.keys() - follows.keys()
+    for letter in sorted(waiting, key=ORDER.__getitem__):
         default = BY_LETTER[letter].default
         numbers[letter] = Size(default if default is not None else 1, "default")
     _own(own, numbers, follows)
@@ -151,6 +152,10 @@ def _key_value_heads(letters: set[str], numbers: dict[str, Size]) -> None:
 def _widths(letters: set[str], numbers: dict[str, Size]) -> None:
     """D = H*Dk where two of them are in use, unless all three are given or D is no multiple of H."""
     if "H" not in letters or not {"D", "Dk"} & letters or {"D", "H", "Dk"} <= numbers.keys() & letters:
+        return
+    if {"D", "Dk"} <= numbers.keys():
+        heads = _exact("D", "Dk", numbers["D"].size, numbers["Dk"].size)
+        _derive("H", "D//Dk", heads, numbers)
         return
     heads = _default("H", numbers)
     if "D" in numbers:

@@ -36,30 +36,30 @@ def check_steps(inputs: Sequence[NamedTensor], steps: Sequence[Step], runs: Runs
         inferred = [tuple(NamedTensor(o.name, _inferred(o.tensor)) for o in step.outputs) for step in steps]
     checked_steps = []
     for position, (step, outputs) in enumerate(zip(steps, inferred, strict=True)):
-        dims = _annotation(actual.steps[position])
+        dims, kind = _annotation(actual.steps[position])
         if dims is not None:
-            sound = all(_annotation_holds(dims, position, run, sizes) for sizes, run in runs)
+            sound = all(_annotation_holds(dims, kind, position, run, sizes) for sizes, run in runs)
             outputs = tuple(_declared(output, dims, sound) for output in outputs)
             if not sound:
-                wrong.append(_complaint(step, dims))
+                wrong.append(_complaint(step, dims, kind))
         checked_steps.append(msgspec.structs.replace(step, outputs=outputs))
     return Checked(checked_inputs, tuple(checked_steps), tuple(wrong))
 
 
-def _annotation(step: RawStep) -> str | None:
-    """Return the dims string that the source declares for the step's one output, where that is what is assigned."""
+def _annotation(step: RawStep) -> tuple[str | None, str | None]:
+    """Return dims string and kind that the source declares for the step's one output, where that is assigned."""
     if step.place is None or len(step.outputs) != 1 or step.outputs[0].name not in step.place.targets:
-        return None
-    return step.place.declared
+        return None, None
+    return step.place.declared, step.place.declared_kind
 
 
-def _annotation_holds(dims: str, position: int, run: RawTrace, sizes: Mapping[str, int]) -> bool:
+def _annotation_holds(dims: str, kind: str | None, position: int, run: RawTrace, sizes: Mapping[str, int]) -> bool:
     """Whether an annotation holds in a run; letters that are no size symbols may be any size."""
     if position >= len(run.steps):
         return True
     tensor = run.steps[position].outputs[0].tensor
     with bound(sizes):
-        return holds(dims, tensor.shape, tensor.dtype)
+        return holds(dims, tensor.shape, tensor.dtype, kind)
 
 
 def _inferred(tensor: TensorRecord) -> TensorRecord:
@@ -72,7 +72,10 @@ def _declared(output: NamedTensor, dims: str, sound: bool) -> NamedTensor:
     return NamedTensor(output.name, msgspec.structs.replace(output.tensor, declared=dims, checked=checked))
 
 
-def _complaint(step: Step, dims: str) -> str:
+def _complaint(step: Step, dims: str, kind: str | None) -> str:
     where = f"{step.source.file}:{step.source.line}: " if step.source else ""
     output = step.outputs[0]
-    return f"wrong annotation: {where}{output.name} is declared {dims!r} and is {output.tensor.signature!r}"
+    declared, found = repr(dims), repr(output.tensor.signature)
+    if output.tensor.signature == dims:
+        declared, found = f"{kind} {declared}", f"{output.tensor.dtype} {found}"
+    return f"wrong annotation: {where}{output.name} is declared {declared} and is {found}"

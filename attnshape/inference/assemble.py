@@ -36,11 +36,11 @@ class _Assembler:
         self.actual = actual
         self.variation = variation
         self.numbers = numbers
-        self.solver = Solver(variation.plan, len(variation.runs))
+        self.solver = Solver(variation.plan, len(variation.runs), [numbers for numbers, _ in variation.witnesses])
         self.missed: list[str] = []
 
     def inputs(self) -> tuple[NamedTensor, ...]:
-        small = [dict(run.inputs) for run in self.variation.runs]
+        small = [dict(run.inputs) for _, run in self.variation.every]
         made = []
         for name, tensor in self.actual.inputs:
             others = [inputs[name] for inputs in small if name in inputs]
@@ -52,7 +52,7 @@ class _Assembler:
 
     def _step(self, position: int) -> Step:
         raw = self.actual.steps[position]
-        runs = self.variation.runs if position < self.variation.common else ()
+        runs = [run for _, run in self.variation.every] if position < self.variation.common else []
         outputs = []
         for place, output in enumerate(raw.outputs):
             small = [run.steps[position].outputs[place].tensor for run in runs]

@@ -125,7 +125,10 @@ class Plan:
 
     def numbers(self, round_: int) -> dict[str, int]:
         """Return every symbol's number in a round."""
-        chosen = self.primes(round_)
+        return self.at(self.primes(round_))
+
+    def at(self, chosen: Mapping[str, int]) -> dict[str, int]:
+        """Return every symbol's number where the unknowns have the chosen ones."""
         independent = {
             letter: _value(self.symbols[letter], chosen) if letter in self.symbols else self.sizes.records[letter].size
             for letter in self.sizes.independent

@@ -17,18 +17,21 @@ _FUSED = {"scaled_dot_product_attention"}
 _PRODUCT = {"matmul", "bmm", "einsum", "baddbmm", "mm", "mv", "addmm", "tensordot", "inner", "linear"}
 _SCALE = {"mul", "mul_", "div", "div_", "true_divide", "multiply", "divide"}
 _MASK = {"masked_fill", "masked_fill_", "where"}
+_NONLINEAR = {"tanh", "relu", "gelu", "sigmoid", "leaky_relu", "elu", "silu", "softplus"}
 _DROPOUT = {"dropout", "dropout_"}
 _TRANSPOSE = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "T", "mT", "t", "H", "mH"}
 _SPLIT = {"chunk", "split", "unbind", "tensor_split", "split_with_sizes"}
 _RESHAPE = {"view", "reshape", "unflatten", "flatten", "view_as", "reshape_as"}
 _JOIN = {"cat", "concat", "concatenate"}
 _CAST = {"to", "float", "half", "bfloat16", "double", "type", "type_as", "detach", "clone"}
+_PARTS = {"__getitem__", "narrow", "select", "index_select"}
 _LAYOUT = {
     *_RESHAPE,
     *_TRANSPOSE,
     *_SPLIT,
     *("unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "contiguous"),
-    *("repeat", "repeat_interleave", "__getitem__", "narrow", "select", "index_select"),
+    *("repeat", "repeat_interleave"),
+    *_PARTS,
 }
 _SAME_MEANING = _LAYOUT | _CAST
 
@@ -94,10 +97,12 @@ def _around_softmax(flow: _Flow, softmax: Step) -> None:
     if scores is None or context is None:
         return
     flow.assign(softmax, "softmax")
-    for step in _between(flow, scores, softmax):
+    way = list(_between(flow, scores, softmax))
+    bent = any(_operation(step) in _NONLINEAR for step in way)
+    for step in way:
         if _operation(step) in _MASK:
             flow.assign(step, "mask")
-        elif _operation(step) in _SCALE and _tensors(step) == 1:
+        elif _operation(step) in _SCALE and _tensors(step) == 1 and not bent:
             flow.assign(step, "scale")
         elif _operation(step) in _DROPOUT:
             flow.assign(step, "dropout")
@@ -118,12 +123,23 @@ def _scores_behind(flow: _Flow, step: Step, depth: int) -> Step | None:
     """Return the nearest product that the step's values come from, elementwise steps and layout between."""
     for operand in flow.activations(step):
         if _operation(operand) in _PRODUCT:
-            return operand
+            return operand if _compares(flow, operand) else None
         if depth < 24 and _operation(operand) not in _SOFTMAX:
             found = _scores_behind(flow, operand, depth + 1)
             if found is not None:
                 return found
     return None
+
+
+def _compares(flow: _Flow, product: Step) -> bool:
+    """Whether a product makes scores: of two tensors that are no parameters, or, as additive attention does, of a
+    parameter and a nonlinear function of a sum of two.
+    """
+    if not _is_linear(product):
+        return _tensors(product) > 1
+    hidden = [nonlinear for nonlinear in flow.activations(product) if _operation(nonlinear) in _NONLINEAR]
+    sums = [addition for nonlinear in hidden for addition in flow.activations(nonlinear)]
+    return any(_operation(addition) in {"add", "add_"} and _tensors(addition) > 1 for addition in sums)
 
 
 def _context_before(flow: _Flow, step: Step) -> Step | None:
@@ -137,6 +153,8 @@ def _context_before(flow: _Flow, step: Step) -> Step | None:
                 continue
             seen.add(user.index)
             operation = _operation(user)
+            if _is_linear(user):  # a gate before a projection, not weights of anything
+                continue
             if operation in _PRODUCT and len(user.operands) > 1:
                 return user
             if operation in _DROPOUT | _MASK | _SAME_MEANING | _SCALE:
@@ -166,28 +184,37 @@ def _reaches(flow: _Flow, first: Step, last: Step) -> bool:
     return False
 
 
-def _before_product(flow: _Flow, step: Step) -> None:
-    """Give roles from a product's operand back to the projection that it comes from."""
-    waiting, seen = [step], {step.index}
+def _before_product(flow: _Flow, product_operand: Step) -> None:
+    """Give roles from a product's operand back to the projection that it comes from.
+
+    Behind arithmetic, such as a rotation of queries, what takes tensors apart or scales them may serve that arithmetic;
+    it has a role only where it was reached by layout alone, or lies behind the split into heads.
+    """
+    waiting = [(product_operand, True)]
+    seen = {product_operand.index}
     while waiting:
-        current = waiting.pop()
+        current, certain = waiting.pop()
         operation = _operation(current)
         if _is_linear(current):
             flow.assign(current, "projection")
             continue
         if operation in _PRODUCT | _SOFTMAX | _FUSED:
             continue
-        sources = flow.activations(current)
         if operation in _TRANSPOSE:
             flow.assign(current, "transpose")
-        elif operation in _SPLIT or (operation in _RESHAPE and _deepens(flow, current)):
+        elif operation in _RESHAPE and _deepens(flow, current):
             flow.assign(current, "split")
-        elif operation in _SCALE and _tensors(current) == 1:
+            certain = True
+        elif operation in _SPLIT and certain:
+            flow.assign(current, "split")
+        elif operation in _SCALE and _tensors(current) == 1 and certain:
             flow.assign(current, "scale")
-        for operand in sources:
+        else:
+            certain = certain and operation in _SAME_MEANING
+        for operand in flow.activations(current):
             if operand.index not in seen:
                 seen.add(operand.index)
-                waiting.append(operand)
+                waiting.append((operand, certain))
 
 
 def _deepens(flow: _Flow, step: Step) -> bool:
@@ -200,7 +227,11 @@ def _after_context(flow: _Flow, context: Step) -> None:
     """Give roles from the context on to the output projection, as long as only layout lies between."""
     current, copies = context, list[Step]()
     while True:
-        follows = (u for u in flow.users(current) if _is_linear(u) or _operation(u) in _SAME_MEANING | _JOIN | _DROPOUT)
+        follows = (
+            u
+            for u in flow.users(current)
+            if _is_linear(u) or _operation(u) in _SAME_MEANING - _PARTS | _JOIN | _DROPOUT
+        )
         following = next(follows, None)
         if following is None or following.index in flow.roles:
             return

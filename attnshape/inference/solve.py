@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from attnshape import axis
 from attnshape.inference.monomial import factor, written
@@ -34,12 +36,18 @@ class Solver:
     fits, and `unsure` then says that another round would confirm them.
     """
 
-    def __init__(self, plan: Plan, rounds: int) -> None:
+    def __init__(self, plan: Plan, rounds: int, witnesses: Sequence[Mapping[str, int]] = ()) -> None:
+        """`witnesses` are sizes of further runs, whose numbers come behind those of the rounds."""
         self._plan = plan
+        self._witnesses = witnesses
         self._primes = [plan.primes(round_) for round_ in range(rounds)]
         self._numbers = [plan.numbers(round_) for round_ in range(rounds)]
         self._actual = plan.sizes.numbers
-        still = [letter for letter in self._actual if all(n[letter] == self._actual[letter] for n in self._numbers)]
+        still = [
+            letter
+            for letter in self._actual
+            if all(n[letter] == self._actual[letter] for n in (*self._numbers, *witnesses))
+        ]
         sizes = [self._actual[letter] for letter in still]
         self._still = {self._actual[letter]: letter for letter in still if sizes.count(self._actual[letter]) == 1}
         self._found: dict[tuple[Values, int], Formula] = {}
@@ -51,7 +59,7 @@ class Solver:
         self.unsure = False
 
     def solve(self, values: Values, actual: int) -> Formula:
-        """Return the formula of a quantity from its numbers in each round and in the user's run."""
+        """Return the formula of a quantity from its numbers in each round, at each witness, and in the user's run."""
         key = (values, actual)
         if key not in self._found:
             self._found[key] = self._solve(values, actual)
@@ -61,29 +69,52 @@ class Solver:
         if all(value == values[0] for value in values):
             if values[0] != actual:
                 return Formula(str(actual), "literal", missed=True)
+            # among small sizes int(L**0.5) is a constant too
+            self.unsure = self.unsure or actual > 1
             label = self._still.get(actual) if actual > 1 else None
             return Formula(label, "matched") if label else Formula(str(actual), "literal")
-        for text in self._candidates(values):
-            if axis.parse(text).evaluate(self._actual) == actual:
-                return Formula(text, "proved")
+        rounds = values[: len(self._numbers)]
+        seen = (*values[len(self._numbers) :], actual)
+        text = self.product(rounds) or self._multiple_of_known(rounds, seen) or self._sum(rounds, seen)
+        if text is not None and self._gives(text, seen):
+            return Formula(text, "proved")
         return Formula(str(actual), "literal", missed=True)
 
-    def _candidates(self, values: Values) -> Iterator[str]:
-        product = self.product(values)
-        if product is not None:
-            yield product
-            return
+    def _gives(self, text: str, seen: Values) -> bool:
+        """Whether the formula gives what was seen at the witnesses and in the user's run."""
+        expression = axis.parse(text)
+        sizes = (*self._witnesses, self._actual)
+        return all(expression.evaluate(numbers) == number for numbers, number in zip(sizes, seen, strict=True))
+
+    def _multiple_of_known(self, values: Values, seen: Values) -> str | None:
+        """Return the values as a multiple of a sum that was found before, None where they are none."""
         if min(values) < 1:
-            return
-        for text, numbers in list(self._sums.items()):
-            if (multiple := self._multiple(values, text, numbers)) is not None:
-                yield multiple
+            return None
+        multiples = (self._multiple(values, text, numbers) for text, numbers in self._sums.items())
+        return next((text for text in multiples if text is not None and self._gives(text, seen)), None)
+
+    def _sum(self, values: Values, seen: Values) -> str | None:
+        """Return the sum or the rounded quotient that gives the values, None where none does or several differ."""
+        if min(values) < 1:
+            return None
         self.unsure = True
+        fitting: dict[str, str] = {}
         for divisor, quotient in self._quotients(values):
-            for text in itertools.chain(self._additions(quotient), self._roundings(quotient)):
-                numbers = tuple(axis.parse(text).evaluate(n) for n in self._numbers)
-                self._sums.setdefault(text, numbers)
-                yield text if divisor == "1" else f"{divisor}*({text})"
+            for inner in itertools.chain(self._additions(quotient), self._roundings(quotient)):
+                text = inner if divisor == "1" else f"{divisor}*({inner})"
+                if self._gives(text, seen):
+                    fitting[text] = inner
+        if len({tuple(axis.parse(text).evaluate(numbers) for numbers in self._elsewhere) for text in fitting}) != 1:
+            return None
+        text, inner = next(iter(fitting.items()))
+        self._sums[inner] = tuple(axis.parse(inner).evaluate(numbers) for numbers in self._numbers)
+        return text
+
+    @cached_property
+    def _elsewhere(self) -> list[dict[str, int]]:
+        """Sizes at which formulas that can't be told apart by the runs differ: even and odd, small and large."""
+        chance = random.Random(0)
+        return [self._plan.at({name: chance.randint(1, 99) for name in self._plan.unknowns}) for _ in range(16)]
 
     def product(self, values: Values) -> str | None:
         """Return the values as a product of symbols, None where they are none."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from attnshape.inference import witness
 from attnshape.inference.plan import Constraint, Equal, Fixed, Multiple, Plan
 from attnshape.tracing.raw import RawTrace
 
@@ -25,10 +26,18 @@ class Variation:
 
     plan: Plan
     runs: tuple[RawTrace, ...]
+    """The rounds at primes."""
     common: int
     """The number of leading steps that are the same in all runs."""
     complete: bool
     """Whether all steps are the same, and end the same way."""
+    witnesses: tuple[tuple[Mapping[str, int], RawTrace], ...] = ()
+    """Runs at other sizes, no primes, at which every formula must hold too."""
+
+    @property
+    def every(self) -> list[tuple[Mapping[str, int], RawTrace]]:
+        """All runs with their sizes, the rounds first."""
+        return [(self.plan.numbers(round_), run) for round_, run in enumerate(self.runs)] + list(self.witnesses)
 
 
 class Explorer:
@@ -41,7 +50,9 @@ class Explorer:
 
     def run(self, plan: Plan, round_: int) -> RawTrace:
         """Return what the target does in one round of a plan."""
-        numbers = plan.numbers(round_)
+        return self._at(plan.numbers(round_))
+
+    def _at(self, numbers: Mapping[str, int]) -> RawTrace:
         key = tuple(numbers.items())
         if key not in self._done:
             self._done[key] = self._attempt(numbers)
@@ -59,17 +70,31 @@ class Explorer:
             if found is None:
                 break
             best = found
-        return best if best.complete else self._free_from_fixed(best, actual)
+        best = best if best.complete else self._free_from_fixed(best, actual)
+        return self._witnessed(best, actual, [witness.reverse(best.plan.unknowns)])
 
     def extend(self, variation: Variation, actual: RawTrace, rounds: int) -> Variation:
-        """Return the variation with more rounds, as far as these take the same steps."""
+        """Return the variation with more rounds and witnesses, as far as these take the same steps."""
         runs = list(variation.runs)
         for round_ in range(len(runs), rounds):
             run = self.run(variation.plan, round_)
             if _common(run, actual) < variation.common:
                 break
             runs.append(run)
-        return replace(variation, runs=tuple(runs))
+        variation = replace(variation, runs=tuple(runs))
+        return self._witnessed(variation, actual, witness.mixed(variation.plan.unknowns))
+
+    def _witnessed(self, variation: Variation, actual: RawTrace, choices: Iterable[Mapping[str, int]]) -> Variation:
+        """Add the runs at the chosen numbers of the unknowns that take the same steps."""
+        added = list(variation.witnesses)
+        for chosen in choices:
+            if time.monotonic() > self._deadline or not variation.runs:
+                break
+            numbers = variation.plan.at(chosen)
+            run = self._at(numbers)
+            if _common(run, actual) >= variation.common and (_same(run, actual) or not variation.complete):
+                added.append((numbers, run))
+        return replace(variation, witnesses=tuple(added))
 
     def _try(self, plan: Plan, actual: RawTrace) -> Variation:
         runs: list[RawTrace] = []
@@ -91,11 +116,24 @@ class Explorer:
             if time.monotonic() > self._deadline:
                 break
             found = self._try(plan, actual)
+            if found.common > best.common or found.complete:
+                added = plan.constraints[len(best.plan.constraints) :]
+                if added and self._only_larger(found, added[0], actual):
+                    continue
             if found.complete:
                 return found
             if found.common > (furthest or best).common:
                 furthest = found
         return furthest
+
+    def _only_larger(self, found: Variation, added: Constraint, actual: RawTrace) -> bool:
+        """Say whether a multiple helps only by its size: the next number, no multiple, takes the same steps."""
+        if not isinstance(added, Multiple):
+            return False
+        numbers = found.plan.numbers(0)
+        sizes = found.plan.sizes
+        beside = {letter: numbers[letter] + (letter == added.symbol) for letter in sizes.independent}
+        return _common(self._at(sizes.at(beside)), actual) >= found.common
 
     def _free_from_fixed(self, best: Variation, actual: RawTrace) -> Variation:
         """Fix all sizes, then free one after the other while the steps stay the same."""

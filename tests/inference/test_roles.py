@@ -1,0 +1,215 @@
+"""What each step is for, from the data flow: the same whatever the variables are called, and absent where unclear."""
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attnshape.inference.roles import with_roles
+from tests.tracing.traced_source import step_named, trace
+
+PROJECTED = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.Wq = nn.Linear(24, 24)
+        self.Wk = nn.Linear(24, 24)
+        self.Wv = nn.Linear(24, 24)
+        self.Wo = nn.Linear(24, 24)
+
+    def forward(self, INPUTS):
+"""
+
+
+def module(body, inputs="x"):
+    lines = "\n".join(f"        {line}" for line in body.strip("\n").split("\n"))
+    return PROJECTED.replace("INPUTS", inputs) + lines + "\n"
+
+
+PLAIN = """
+n, l, _ = x.shape
+query = self.Wq(x).view(n, l, 3, 8).transpose(1, 2)
+key = self.Wk(x).view(n, l, 3, 8).transpose(1, 2)
+value = self.Wv(x).view(n, l, 3, 8).transpose(1, 2)
+scores = query @ key.transpose(-2, -1)
+scaled = scores / math.sqrt(8)
+causal = torch.ones(l, l).triu(1).bool()
+masked = scaled.masked_fill(causal, float("-inf"))
+weights = masked.softmax(-1)
+dropped = F.dropout(weights, 0.1, self.training)
+context = dropped @ value
+heads = context.transpose(1, 2)
+joined = heads.contiguous()
+merged = joined.view(n, l, 24)
+output = self.Wo(merged)
+return output
+"""
+PLAIN_ROLES = [
+    *["projection", "split", "transpose"] * 3,
+    "transpose",
+    "scores",
+    "scale",
+    *[None] * 3,
+    "mask",
+    "softmax",
+    "dropout",
+    "context",
+    "transpose",
+    "merge",
+    "merge",
+    "output",
+]
+
+
+def roles(made):
+    return [step.role for step in made.steps]
+
+
+def test_plain(tmp_path):
+    made = trace(tmp_path, module(PLAIN), "x: B L 24", target="M")
+    assert roles(made) == PLAIN_ROLES
+    for name in ("scores", "context", "output"):
+        assert step_named(made, name).role == name
+
+
+NAMES = (
+    "query",
+    "key",
+    "value",
+    "scores",
+    "scaled",
+    "masked",
+    "weights",
+    "dropped",
+    "context",
+    "heads",
+    "merged",
+    "output",
+)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.permutations(NAMES), strange=st.booleans())
+def test_variables_names_are_never_looked_at(order, strange, tmp_path):
+    new = {
+        name: f"v{place}" if strange else other for place, (name, other) in enumerate(zip(NAMES, order, strict=True))
+    }
+    body = re.sub(r"\b(" + "|".join(NAMES) + r")\b(?!\()", lambda found: new[found[0]], PLAIN)
+    assert roles(trace(tmp_path, module(body), "x: B L 24", target="M")) == PLAIN_ROLES
+
+
+def test_names_are_not_in_the_result_of_with_roles(tmp_path):
+    made = trace(tmp_path, module(PLAIN), "x: B L 24", target="M")
+    assert [step.role for step in with_roles(made.steps)] == PLAIN_ROLES
+
+
+def by_expression(made):
+    """Return each role that was given, with the first word of its steps' operations."""
+    found = {}
+    for step in made.steps:
+        if step.role is not None:
+            found.setdefault(step.role, []).append(step.operation.rpartition(".")[2])
+    return found
+
+
+def test_einsum(tmp_path):
+    body = """
+n, l, _ = x.shape
+a = self.Wq(x).view(n, l, 3, 8)
+b = self.Wk(x).view(n, l, 3, 8)
+c = self.Wv(x).view(n, l, 3, 8)
+s = torch.einsum("blhd,bmhd->bhlm", a, b) * 8 ** -0.5
+w = F.softmax(s, dim=-1)
+o = torch.einsum("bhlm,bmhd->blhd", w, c).reshape(n, l, 24)
+return self.Wo(o)
+"""
+    assert by_expression(trace(tmp_path, module(body), "x: B L 24", target="M")) == {
+        "projection": ["linear"] * 3,
+        "split": ["view"] * 3,
+        "scores": ["einsum"],
+        "scale": ["mul"],
+        "softmax": ["softmax"],
+        "context": ["einsum"],
+        "merge": ["reshape"],
+        "output": ["linear"],
+    }
+
+
+def test_heads_folded_into_the_batch(tmp_path):
+    body = """
+n, l, _ = x.shape
+a = self.Wq(x).view(n, l, 3, 8).permute(0, 2, 1, 3).reshape(n * 3, l, 8)
+b = self.Wk(x).view(n, l, 3, 8).permute(0, 2, 1, 3).reshape(n * 3, l, 8)
+c = self.Wv(x).view(n, l, 3, 8).permute(0, 2, 1, 3).reshape(n * 3, l, 8)
+s = torch.bmm(a * 8 ** -0.5, b.transpose(1, 2))
+w = torch.softmax(s, dim=-1)
+o = torch.bmm(w, c)
+o = o.view(n, 3, l, 8).transpose(1, 2).reshape(n, l, 24)
+return self.Wo(o)
+"""
+    found = by_expression(trace(tmp_path, module(body), "x: B L 24", target="M"))
+    assert found["projection"] == ["linear"] * 3
+    assert found["split"] == ["view"] * 3
+    assert found["scale"] == ["mul"]
+    assert (found["scores"], found["softmax"], found["context"]) == (["bmm"], ["softmax"], ["bmm"])
+    assert (found["merge"], found["output"]) == (["reshape"], ["linear"])
+
+
+def test_cross_attention(tmp_path):
+    body = """
+q, k, v = self.Wq(x), self.Wk(memory), self.Wv(memory)
+w = torch.softmax(q @ k.mT / 24 ** 0.5, dim=-1)
+return self.Wo(w @ v)
+"""
+    made = trace(tmp_path, module(body, "x, memory"), "x: B Lq 24", "memory: B Lk 24", target="M")
+    assert roles(made) == ["projection"] * 3 + ["transpose", "scores", "scale", "softmax", "context", "output"]
+
+
+def test_additive(tmp_path):
+    source = """
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.Wq = nn.Linear(24, 16)
+            self.Wk = nn.Linear(24, 16)
+            self.v = nn.Linear(16, 1)
+
+        def forward(self, q, k):
+            both = torch.tanh(self.Wq(q)[:, :, None] + self.Wk(k)[:, None])
+            e = self.v(both).squeeze(-1)
+            return e.softmax(-1) @ k
+    """
+    found = by_expression(trace(tmp_path, source, "q: B Lq 24", "k: B Lk 24", target="M"))
+    assert found == {"projection": ["linear"] * 2, "scores": ["linear"], "softmax": ["softmax"], "context": ["matmul"]}
+
+
+def test_fused(tmp_path):
+    body = """
+n, l, _ = x.shape
+a = self.Wq(x).view(n, l, 3, 8).transpose(1, 2)
+b = self.Wk(x).view(n, l, 3, 8).transpose(1, 2)
+c = self.Wv(x).view(n, l, 3, 8).transpose(1, 2)
+o = F.scaled_dot_product_attention(a, b, c).transpose(1, 2).flatten(2)
+return self.Wo(o)
+"""
+    expected = [*["projection", "split", "transpose"] * 3, "context", "transpose", "merge", "output"]
+    assert roles(trace(tmp_path, module(body), "x: B L 24", target="M")) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return self.Wq(x).softmax(-1)",
+        "return self.Wq(x).softmax(-1) * self.Wk(x)",
+        "gate = self.Wq(x).softmax(-1)\nreturn self.Wo(gate * self.Wk(x))",
+        "gate = self.Wq(x).softmax(-1)\nreturn self.Wo(gate)",
+        "return self.Wo(F.relu(self.Wq(x)))",
+        "return self.Wq(x) @ self.Wk(x).mT @ self.Wv(x)",
+        "return x.softmax(-1)",
+        "return x @ x.mT",
+    ],
+)
+def test_no_attention_has_no_roles(body, tmp_path):
+    made = trace(tmp_path, module(body), "x: B L 24", target="M")
+    assert set(roles(made)) == {None}
