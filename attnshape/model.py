@@ -77,11 +77,13 @@ class TensorRecord(Struct, frozen=True, kw_only=True):
     storage: Storage
 
 
-class NamedTensor(Struct, frozen=True):
+class NamedTensor(Struct, frozen=True, omit_defaults=True):
     """An input, or one output of a step, under the name that the source gives it."""
 
     name: str | None
     tensor: TensorRecord
+    by_use: bool = False
+    """Whether the name is a later consumer's variable, not what the expression itself is assigned to."""
 
 
 class Source(Struct, frozen=True):

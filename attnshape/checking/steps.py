@@ -33,7 +33,7 @@ def check_steps(inputs: Sequence[NamedTensor], steps: Sequence[Step], runs: Runs
     wrong = []
     with bound(numbers):
         checked_inputs = tuple(NamedTensor(named.name, _inferred(named.tensor)) for named in inputs)
-        inferred = [tuple(NamedTensor(o.name, _inferred(o.tensor)) for o in step.outputs) for step in steps]
+        inferred = [tuple(NamedTensor(o.name, _inferred(o.tensor), o.by_use) for o in step.outputs) for step in steps]
     checked_steps = []
     for position, (step, outputs) in enumerate(zip(steps, inferred, strict=True)):
         dims, kind = _annotation(actual.steps[position])
@@ -69,7 +69,9 @@ def _inferred(tensor: TensorRecord) -> TensorRecord:
 
 def _declared(output: NamedTensor, dims: str, sound: bool) -> NamedTensor:
     checked = "declared" if sound else None
-    return NamedTensor(output.name, msgspec.structs.replace(output.tensor, declared=dims, checked=checked))
+    return msgspec.structs.replace(
+        output, tensor=msgspec.structs.replace(output.tensor, declared=dims, checked=checked)
+    )
 
 
 def _complaint(step: Step, dims: str, kind: str | None) -> str:

@@ -11,12 +11,13 @@ from attnshape.cli.catalog import catalog
 from attnshape.cli.glossary import glossary
 from attnshape.cli.show import show
 from attnshape.cli.trace import trace
+from attnshape.errors import ExitStatus
 
 app = typer.Typer(
     name="attnshape",
     help="Show, prove and document the shapes inside attention code.",
     epilog="Exit status: 0 fine, 1 the analysis found something, 2 the request can't be carried out.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -33,8 +34,12 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Show, prove and document the shapes inside attention code."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(ExitStatus.CANNOT)

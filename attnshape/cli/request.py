@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnshape.dims import SYMBOLS
+from attnshape.axis import AxisExpression
+from attnshape.dims import BY_LETTER, SYMBOLS
 from attnshape.errors import AttnshapeError
 from attnshape.settings import Settings
 from attnshape.sizes import own_letters, positive
@@ -38,6 +39,10 @@ class Flags:
 
 def combine(target: str | None, flags: Flags, command: str) -> tuple[Request, Settings]:
     """Return what is asked for. Raises AttnshapeError where a flag's value can't be."""
+    if target is not None and not target.strip():
+        raise AttnshapeError(
+            "the target's name is empty", "leave it out for multi-head, or name one: attnshape catalog"
+        )
     target = target or ""
     if ":" not in target:
         entry = named_target(target, tuple(flags.values)) if target else None
@@ -51,10 +56,10 @@ def combine(target: str | None, flags: Flags, command: str) -> tuple[Request, Se
     request = Request(
         target=target,
         init=flags.one("init"),
-        inputs=tuple(flags.values["input"]),
+        inputs=tuple(_once("--input", ":", flags.values["input"])),
         arguments=_arguments(flags.values["with"]),
         given=given,
-        own=own_letters(flags.values["dim"]),
+        own=_own(flags.values["dim"]),
         options=_options(flags),
     )
     settings = Settings(
@@ -68,9 +73,28 @@ def combine(target: str | None, flags: Flags, command: str) -> tuple[Request, Se
     return request, settings
 
 
+def _once(flag: str, separator: str, texts: list[str]) -> list[str]:
+    names = [text.partition(separator)[0].strip() for text in texts]
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise AttnshapeError(f"{flag} gives {twice} twice", "give it once")
+    return texts
+
+
+def _own(texts: list[str]) -> dict[str, AxisExpression]:
+    own = own_letters(_once("--dim", "=", texts))
+    for name, expression in own.items():
+        for symbol in expression.symbols:
+            if symbol not in own and symbol not in BY_LETTER:
+                raise AttnshapeError(
+                    f"--dim {name}={expression.text}: {symbol} isn't a size symbol", f"define it too: --dim {symbol}=4"
+                )
+    return own
+
+
 def _arguments(texts: list[str]) -> dict[str, str]:
     found = {}
-    for text in texts:
+    for text in _once("--with", "=", texts):
         name, equals, expression = text.partition("=")
         if not equals or not name.strip().isidentifier() or not expression.strip():
             raise AttnshapeError(
@@ -83,13 +107,13 @@ def _arguments(texts: list[str]) -> dict[str, str]:
 def _options(flags: Flags) -> dict[str, Any]:
     options: dict[str, Any] = {name: True for name in ("causal", "padding") if flags.one(name)}
     if (mask_value := flags.one("mask-value")) is not None:
-        options["mask_value"] = _number("--mask-value", mask_value, "-inf or a large negative number, such as -1e9")
+        options["mask_value"] = _number("--mask-value", mask_value, "-inf or a large negative number", "-1e9")
         if math.isnan(options["mask_value"]) or options["mask_value"] >= 0:
             raise AttnshapeError(
                 f"--mask-value is {mask_value}, expected a negative number", "for example --mask-value -1e9"
             )
     if (dropout := flags.one("dropout")) is not None:
-        options["dropout"] = _number("--dropout", dropout, "a probability from 0 up to 1")
+        options["dropout"] = _number("--dropout", dropout, "a probability from 0 up to 1", "0.1")
         if not 0 <= options["dropout"] < 1:
             raise AttnshapeError(
                 f"--dropout is {dropout}, expected a probability from 0 up to 1", "for example --dropout 0.1"
@@ -99,11 +123,11 @@ def _options(flags: Flags) -> dict[str, Any]:
     return options
 
 
-def _number(flag: str, text: str, expected: str) -> float:
+def _number(flag: str, text: str, expected: str, example: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise AttnshapeError(f"{flag} is {text[:40]!r}, expected {expected}", f"for example {flag} 0.1") from None
+        raise AttnshapeError(f"{flag} is {text[:40]!r}, expected {expected}", f"for example {flag} {example}") from None
 
 
 def _device(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 import typer.main
@@ -19,6 +20,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 def run(arguments: Sequence[str]) -> int:
     """Return the exit status of a command line."""
+    _open_what_is_closed()
     command = typer.main.get_command(app)
     try:
         status = command.main(list(arguments), prog_name="attnshape", standalone_mode=False)
@@ -32,10 +34,14 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(message or str(error), f"{path} --help lists what it takes")
     except typer.Abort:
         return ExitStatus.INTERRUPTED
-    except BrokenPipeError:
-        # the reader has gone, as in `attnshape … | head`; the interpreter must not complain when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitStatus.FINE
+
+
+def _open_what_is_closed() -> None:
+    """Where a process starts with a stream closed, as with `>&-`, Python has None for it."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open
 
 
 def _complain(message: str, hint: str | None) -> int:

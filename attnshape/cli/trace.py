@@ -12,7 +12,7 @@ import typer
 from attnshape.cli.drawing import Drawing
 from attnshape.cli.options import Columns, Explain, Format, Match, Output
 from attnshape.cli.request import Flags, combine
-from attnshape.errors import ExitStatus
+from attnshape.errors import AttnshapeError, ExitStatus
 
 _Size = str | None
 _BUILT_IN = "Built-in mechanisms"
@@ -126,10 +126,17 @@ def trace(
     request, settings = combine(target, flags, shlex.join(["attnshape", *sys.argv[1:]]))
     # torch is imported only here, once everything that can be wrong without it has been looked at
     from attnshape.pipeline import trace_request
+    from attnshape.target.device import require_device
 
     gc.freeze()
     gc.enable()
-    made = trace_request(request, settings)
+    require_device(settings.device)
+    try:
+        made = trace_request(request, settings)
+    except SystemExit as error:
+        raise AttnshapeError(
+            f"{request.target} ended the run itself: sys.exit({error.code!r})", "trace a part of it that doesn't"
+        ) from None
     drawing.draw(made)
     if made.found_something:
         raise typer.Exit(ExitStatus.FOUND)

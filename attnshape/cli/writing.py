@@ -52,19 +52,37 @@ def check_writable(output: Path | None) -> None:
 def write(text: str, output: Path | None) -> None:
     """Write the text whole; a file is replaced at once, so that it is never half written."""
     if output is None:
-        sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
-        sys.stdout.flush()
+        _write_standard(text)
         return
-    beside = output.with_name(f".{output.name}.{os.getpid()}")
+    file = Path(os.path.realpath(output))  # what a link leads to is replaced, not the link
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        if not output.exists() or output.is_file():
-            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
-            beside.replace(output)
-        else:  # a device or a pipe, which can't be replaced
+        if _is_device(output):
             output.write_text(text, encoding="utf-8", errors="backslashreplace")
+        else:
+            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+            beside.replace(file)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise AttnshapeError(f"--output {output} can't be written: {error.strerror}", "choose another path") from None
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _is_device(output: Path) -> bool:
+    """Say whether it is a device or a pipe, which can't be replaced; /dev/stdout is even where it leads to a file."""
+    return output.absolute().is_relative_to("/dev") or (output.exists() and not output.is_file())
+
+
+def _write_standard(text: str) -> None:
+    try:
+        sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
+        sys.stdout.flush()
+    except OSError as error:
+        # the interpreter flushes once more at its end, and must not complain then
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # where the reader has gone, as in `attnshape … | head`, all is well
+            raise AttnshapeError(
+                f"standard output can't be written: {error.strerror}", "write to a file: --output FILE"
+            ) from None

@@ -56,7 +56,9 @@ class _Assembler:
         outputs = []
         for place, output in enumerate(raw.outputs):
             small = [run.steps[position].outputs[place].tensor for run in runs]
-            outputs.append(NamedTensor(output.name, self._tensor(output.tensor, small, f"step {position + 1}")))
+            outputs.append(
+                NamedTensor(output.name, self._tensor(output.tensor, small, f"step {position + 1}"), output.by_use)
+            )
         return Step(
             index=position + 1,
             parent=raw.parent + 1 if raw.parent is not None else None,

@@ -28,18 +28,29 @@ def one_line(expression: str) -> str:
 
 
 def label(trace: Trace, step: Step, shown: Container[int]) -> str:
-    """Return a step as its row shows it: `name = expression`, where `…` is the row above.
+    """Return a step as its row shows it, where `…` is the row above.
 
+    `name = expression` where the source assigns it, `expression as name` where the name is a later consumer's variable.
     `shown` holds the indices of the steps that have a row.
     """
-    names = [output.name for output in step.outputs]
     text = short(step.expression)
-    bound = ", ".join(_without_self(name) for name in names if name) if names and all(names) else ""
-    before = f"{visible(bound)} = " if bound and visible(bound) != text else ""
+    before, after = _names(step, text)
     above = _above(trace, step, shown)
     if above:
-        text = _elided(text, above, len(before) + len(text) > LONG)
-    return "↳ " * _depth(trace, step) + before + text
+        text = _elided(text, above, len(before) + len(text) + len(after) > LONG)
+    return "↳ " * _depth(trace, step) + before + text + after
+
+
+def _names(step: Step, text: str) -> tuple[str, str]:
+    """Return what stands before and after a step's expression; nothing where the expression is a statement itself."""
+    names = [output.name for output in step.outputs]
+    if not names or not all(names) or any(output.tensor.storage.kind == "inplace" for output in step.outputs):
+        return "", ""
+    bound = visible(", ".join(_without_self(name) for name in names if name))
+    if bound == text:
+        return "", ""
+    by_use = any(output.by_use for output in step.outputs)
+    return ("", f" as {bound}") if by_use else (f"{bound} = ", "")
 
 
 def short(expression: str) -> str:

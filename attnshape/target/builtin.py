@@ -83,21 +83,26 @@ def _refuse_unknown(
     request: Request,
     cases: Mapping[str, Callable[..., Any]],
 ) -> None:
+    label = f"{name}:{case}" if case else name
     strange = [letter for letter in request.given if not _concerns(letter, sizes)]
+    taking = [other for other, fn in cases.items() if all(_concerns(s, _parameters(fn)[0]) for s in request.given)]
     if {"L", "Lq"} <= request.given.keys() or {"L", "Lk"} <= request.given.keys():
         raise AttnshapeError(
             "--length says that queries and keys are one sequence, "
             f"{'--queries' if 'Lq' in request.given else '--keys'} that they are two",
             "give --length for self-attention, or --queries and --keys for cross-attention",
         )
+    elsewhere = f"{name}:{taking[0]} takes it" if taking else ""
     if strange and {"Lq", "Lk"} & set(strange) and "L" in sizes:
         raise AttnshapeError(
-            f"{name} is self-attention: queries and keys are one sequence, so it takes no {flag_of(strange[0])}",
-            "give its one length with --length, or take a mechanism with two: multi-head, scaled-dot-product",
+            f"{label} is self-attention: queries and keys are one sequence, so it takes no {flag_of(strange[0])}",
+            f"give its one length with --length; {elsewhere or 'multi-head and scaled-dot-product take two'}",
         )
     if strange:
         takes = ", ".join(f"{flag_of(letter)} ({letter})" for letter in sizes)
-        raise AttnshapeError(f"{name} takes no {flag_of(strange[0])}", f"its sizes are {takes}")
+        raise AttnshapeError(
+            f"{label} takes no {flag_of(strange[0])}", f"its sizes are {takes}{elsewhere and '; '}{elsewhere}"
+        )
     for option in request.options:
         if option not in options or option == "train":
             able = [other for other, fn in cases.items() if option in _parameters(fn)[1]]

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from attnshape.errors import AttnshapeError
 from attnshape.signature import TensorSpec
+from attnshape.sizes import LARGEST
+from attnshape.target.locate import reason
 from attnshape.target.request import Placement
 
 
@@ -22,6 +24,19 @@ def make(spec: TensorSpec, numbers: Mapping[str, int], placement: Placement) -> 
     shape = [expression.evaluate(numbers) for expression in spec.axes]
     if any(size < 0 for size in shape):
         raise AttnshapeError(f"{spec.name}: {spec.signature!r} is {shape}, a negative size", "give other sizes")
+    if any(size > LARGEST for size in shape):
+        raise AttnshapeError(
+            f"{spec.name}: {spec.signature!r} is {shape}, more than any tensor's axis can have", "give smaller sizes"
+        )
+    try:
+        return _filled(spec, shape, numbers, placement)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise AttnshapeError(
+            f"{spec.name}: {spec.signature!r} can't be made: {reason(error)}", "give smaller sizes, or --device meta"
+        ) from error
+
+
+def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], placement: Placement) -> Tensor:
     device = placement.device
     if spec.kind == "bool":
         values = torch.rand(shape, device=device) < 0.5
@@ -31,7 +46,13 @@ def make(spec: TensorSpec, numbers: Mapping[str, int], placement: Placement) -> 
     if spec.kind == "int":
         if spec.below is None:
             return torch.arange(shape[-1] if shape else 1, device=device).expand(shape).clone()
-        return torch.randint(max(spec.below.evaluate(numbers), 1), shape, device=device)
+        below = spec.below.evaluate(numbers)
+        if below < 1:
+            raise AttnshapeError(
+                f"{spec.name}: no number from 0 up is below {below}, which int[{spec.below.text}] asks for",
+                "give other sizes",
+            )
+        return torch.randint(below, shape, device=device)
     if not placement.dtype.is_floating_point and not placement.dtype.is_complex:
         return torch.zeros(shape, dtype=placement.dtype, device=device)
     return torch.randn(shape, device=device, dtype=placement.dtype)

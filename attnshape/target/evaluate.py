@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import difflib
 import inspect
 from collections.abc import Mapping
 from types import ModuleType
@@ -14,7 +15,7 @@ import torch
 from attnshape.errors import AttnshapeError
 from attnshape.hints import nearest
 from attnshape.paths import display_path
-from attnshape.target.locate import definitions, origin, reason
+from attnshape.target.locate import definitions, origin, public_names, reason
 
 
 class Names(dict[str, Any]):
@@ -88,8 +89,9 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
                 return getattr(module, name)
             except AttributeError:
                 where = display_path(getattr(module, "__file__", None) or module.__name__)
+                near = difflib.get_close_matches(name, public_names(module), 1)
                 raise AttnshapeError(
-                    f"{where} has no {name}", nearest(name, definitions(module), "it defines")
+                    f"{where} has no {name}", nearest(name, near or definitions(module), "it defines")
                 ) from None
         case ast.Attribute(value=owner, attr=attribute):
             value = _walk(owner, path, init, module, names)
@@ -102,6 +104,11 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
                 raise AttnshapeError(
                     f"{ast.unparse(owner)} has no {attribute}", nearest(attribute, public[:20], "it has")
                 ) from None
+            except Exception as error:
+                raise AttnshapeError(
+                    f"{ast.unparse(tree)} can't be read: {type(error).__name__}: {reason(error)}{origin(error)}",
+                    "mend it, or name something else",
+                ) from error
         case ast.Subscript(value=owner, slice=key):
             value = _walk(owner, path, init, module, names)
             position = evaluate("the target", ast.unparse(key), names)
@@ -139,7 +146,7 @@ def _called(value: Any, path: str, text: str, names: Names) -> Any:
         raise
     except Exception as error:
         raise AttnshapeError(
-            f"{path}({text}) can't be built: {type(error).__name__}: {reason(error)}, at {origin(error)}",
+            f"{path}({text}) can't be built: {type(error).__name__}: {reason(error)}{origin(error)}",
             f"the sizes were {', '.join(f'{k}={v}' for k, v in names.items() if type(v) is int) or 'none'}",
         ) from error
 

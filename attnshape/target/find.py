@@ -18,6 +18,8 @@ def find_target(request: Request) -> Target:
     where, colon, path = (request.target or DEFAULT).partition(":")
     where, path = where.strip(), path.strip()
     if where in CATALOG:
+        if colon and not path:
+            raise AttnshapeError(f"{request.target!r} names no case", f"its cases: attnshape catalog {where}")
         return builtin_target(request, where, path)
     if request.options:
         flag = next(iter(request.options)).replace("_", "-")
@@ -44,5 +46,5 @@ def _incomplete(where: str) -> AttnshapeError:
         )
     return AttnshapeError(
         f"there is no mechanism {where!r} in the catalog",
-        f"{nearest(where, list(CATALOG))}; your own code is named path/to/file.py:Name",
+        f"{nearest(where, list(CATALOG))} (your own code is named path/to/file.py:Name)",
     )

@@ -32,12 +32,17 @@ def definitions(module: ModuleType) -> list[str]:
     ]
 
 
+def public_names(module: ModuleType) -> list[str]:
+    """Return the public classes and functions that the module has, imported ones too."""
+    return [name for name, value in vars(module).items() if not name.startswith("_") and callable(value)]
+
+
 def _import_file(where: str) -> ModuleType:
     path = Path(where)
     try:
         if path.is_dir():
             raise AttnshapeError(
-                f"{where} is a folder, expected a Python file", f"name a file in it: {where}/model.py:Name"
+                f"{where} is a folder, expected a Python file", f"name a file in it: {path / 'model.py'}:Name"
             )
         if not path.is_file():
             raise AttnshapeError(f"there is no file {where}", _similar_file(path))
@@ -76,7 +81,10 @@ def _import_module(name: str) -> ModuleType:
         raise AttnshapeError(
             f"{name!r} is neither a file nor a module", "write path/to/file.py:Name or package.module:Name"
         )
-    return _guarded_import(name, name)
+    module = _guarded_import(name, name)
+    if getattr(module, "__file__", None) is None and Path(name).is_dir():
+        raise AttnshapeError(f"{name} is a folder, expected a Python file", f"name a file in it: {name}/model.py:Name")
+    return module
 
 
 def _guarded_import(name: str, where: str) -> ModuleType:
@@ -94,7 +102,7 @@ def _guarded_import(name: str, where: str) -> ModuleType:
 
 def _import_failure(where: str, error: BaseException) -> AttnshapeError:
     return AttnshapeError(
-        f"{where} doesn't import: {type(error).__name__}: {reason(error)}, at {origin(error, where)}",
+        f"{where} doesn't import: {type(error).__name__}: {reason(error)}{origin(error, where)}",
         "mend it so that `python -c 'import …'` accepts it",
     )
 
@@ -109,17 +117,20 @@ def reason(error: BaseException) -> str:
 
 
 def origin(error: BaseException, where: str = "") -> str:
-    """Return file:line of where an exception was raised: the last place in the file that is meant, else of all."""
+    """Return where an exception was raised, as `, at file:line`: the last place in the file that is meant, else of all.
+
+    Nothing where no line outside this package raised it, as in a call with the wrong number of arguments.
+    """
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{display_path(error.filename)}:{error.lineno}"
+        return f", at {display_path(error.filename)}:{error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen importlib")]
     inside = [f for f in frames if where and Path(f.filename).name == Path(where).name]
     ours = str(Path(__file__).resolve().parent)
     frames = [f for f in frames if not f.filename.startswith(ours)]
     candidates = inside or frames
     if not candidates:
-        return "an unknown line"
-    return f"{display_path(candidates[-1].filename)}:{candidates[-1].lineno}"
+        return ""
+    return f", at {display_path(candidates[-1].filename)}:{candidates[-1].lineno}"
 
 
 def _similar_file(path: Path) -> str:

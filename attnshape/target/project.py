@@ -20,7 +20,9 @@ def project_targets() -> dict[str, dict[str, Any]]:
         content = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise AttnshapeError(f"{FILE} can't be read: {error}", "mend it, or name the target as file.py:Name") from None
-    table = content.get("tool", {}).get("attnshape", {}).get("targets", {})
+    table: Any = content
+    for key in ("tool", "attnshape", "targets"):
+        table = table.get(key, {}) if isinstance(table, dict) else None
     if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
         raise AttnshapeError(
             f"{FILE}: tool.attnshape.targets isn't a table of targets",
@@ -51,6 +53,8 @@ def named_target(name: str, allowed: tuple[str, ...]) -> dict[str, list[str]] | 
             flags[key] = ["true"] if value else []
         else:
             flags[key] = [str(value)]
+    if not isinstance(entry.get("target", ""), str):
+        raise AttnshapeError(f"{FILE}: the key target of {name!r} isn't a text", 'write target = "model.py:Name"')
     if "target" not in flags:
         raise AttnshapeError(f"{FILE}: target {name!r} has no key target", 'add target = "model.py:Name"')
     return flags

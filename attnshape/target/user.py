@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -52,9 +53,11 @@ def user_target(request: Request, where: str, path: str) -> Target:
                 function = reach(path, request.init, module, names)
         else:
             function = reach(path, request.init, module, names)
+        if "(" not in path and not inspect.isclass(first):
+            function = _copied(function)
         if not callable(function):
             raise AttnshapeError(
-                f"{request.target} is a {type(function).__name__}, expected something to call",
+                f"{request.target} isn't something to call: its type is {type(function).__name__}",
                 "name a function, a module, a method, or a case",
             )
         owner = module_of(function)
@@ -71,6 +74,14 @@ def user_target(request: Request, where: str, path: str) -> Target:
 def _first_name(path: str, module: ModuleType) -> Any:
     """Return what the path's first name stands for, None where that isn't one."""
     return getattr(module, path.partition(".")[0].partition("(")[0].partition("[")[0].strip(), None)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of an object that was built when its module was imported: no run sees another's device or state."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - not everything can be copied
+        return value
 
 
 def _without_building(first: Any, path: str) -> Any:
@@ -110,8 +121,8 @@ def _case_target(request: Request, function: Callable[..., Any]) -> Target:
         except Exception as error:
             sizes = ", ".join(f"{name}={numbers[name]}" for name in used)
             raise AttnshapeError(
-                f"the case {request.target}({sizes}) can't be built: {type(error).__name__}: {reason(error)}, "
-                f"at {origin(error)}",
+                f"the case {request.target}({sizes}) can't be built: {type(error).__name__}: {reason(error)}"
+                f"{origin(error)}",
                 "mend the case, or give other sizes",
             ) from error
         return from_case(request.target, result, placement)

@@ -77,7 +77,7 @@ def _renumbered(step: RawStep, operands: list[Reference], index: dict[int, int])
     return dataclasses.replace(
         step,
         operands=[_moved(reference, index) for reference in operands],
-        outputs=[RawOutput(_moved_tensor(output.tensor, index), output.name) for output in step.outputs],
+        outputs=[RawOutput(_moved_tensor(output.tensor, index), output.name, output.by_use) for output in step.outputs],
     )
 
 

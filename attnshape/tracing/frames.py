@@ -20,7 +20,6 @@ class Frames:
         """`own_files` are the target's, never passed over, even where a library holds them."""
         self._own_files = own_files
         self._passed_over: dict[CodeType, bool] = {}
-        self._roots = tuple(f"{folder}/" for name in _PLUMBING if (folder := _folder(name)))
 
     def caller(self, start: FrameType | None, stop: FrameType | None) -> tuple[FrameType | None, int]:
         """Return the nearest frame of the traced code, and how many modules' calls lie between.
@@ -47,8 +46,10 @@ class Frames:
         file = code.co_filename
         if file in self._own_files:
             return False
+        # looked up anew, since the traced code itself may import a library
+        roots = [f"{folder}/" for name in _PLUMBING if (folder := _folder(name))]
         # beartype and dataclasses run code that they made themselves, from no file
-        return file.startswith(("<", *self._roots)) or _of_the_tool(file)
+        return file.startswith(("<", *roots)) or _of_the_tool(file)
 
 
 def _of_the_tool(file: str) -> bool:

@@ -11,6 +11,13 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 
+class Started(Protocol):
+    """What is told that a module is being called."""
+
+    def __call__(self, path: str, arguments: tuple[Any, ...], frame: FrameType) -> None:
+        """Take note of the module's path, its positional arguments, and the frame that called the hook."""
+
+
 class Finished(Protocol):
     """What is told that a module has returned."""
 
@@ -21,9 +28,10 @@ class Finished(Protocol):
 class ModuleStack:
     """The modules that are running, innermost last, kept by hooks on every module's call."""
 
-    def __init__(self, root: nn.Module | None, finished: Finished) -> None:
+    def __init__(self, root: nn.Module | None, started: Started, finished: Finished) -> None:
         self._paths = {id(module): path for path, module in root.named_modules()} if root is not None else {}
         self._running: list[str | None] = []
+        self._started = started
         self._finished = finished
         self._handles: list[Any] = []
 
@@ -43,8 +51,11 @@ class ModuleStack:
         for handle in self._handles:
             handle.remove()
 
-    def _enter(self, module: nn.Module, _: object) -> None:
-        self._running.append(self._paths.get(id(module)))
+    def _enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        path = self._paths.get(id(module))
+        if path:
+            self._started(path, arguments, sys._getframe(1))
+        self._running.append(path)
 
     def _leave(self, module: nn.Module, _: object, result: object) -> None:
         if self._running:

@@ -30,6 +30,12 @@ def writes_elements(func: Callable[..., Any]) -> bool:
     return func in _ELEMENT_WRITES
 
 
+def writes_receiver(func: Callable[..., Any]) -> bool:
+    """Say whether the call, by its name, writes to its first operand: `x[…] = y`, `x.add_(y)`."""
+    name = getattr(func, "__name__", "")
+    return writes_elements(func) or (name.endswith("_") and not name.endswith("__"))
+
+
 def _public_name(func: Callable[..., Any]) -> str:
     name = getattr(func, "__name__", type(func).__name__)
     owner = getattr(func, "__self__", None)

@@ -29,6 +29,8 @@ class RawOutput:
 
     tensor: RawTensor
     name: str | None = None
+    by_use: bool = False
+    """Whether the name is a later consumer's variable, not what the expression itself is assigned to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,14 @@ class Place:
     targets: tuple[str | None, ...] = ()
     """The names that the expression as a whole is assigned to: one, or one for each element where it is unpacked."""
     unpacked: bool = False
+    in_turn: tuple[str | None, ...] = ()
+    """The names that a comprehension's elements are unpacked into, one a turn."""
+    passing: frozenset[str] = frozenset()
+    """The variables of the loops around it, which stand for another tensor in each turn."""
     declared: str | None = None
     """The dims string of the assignment's own jaxtyping annotation."""
+    declared_kind: str | None = None
+    """That annotation's `Float`, `Bool`, …, as written."""
     statement: tuple[int, int] | None = None
     """Start and end line of an augmented assignment to an element, which is one step to a reader."""
 

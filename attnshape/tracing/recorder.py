@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -13,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 from attnshape.model import Reference
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.modules import ModuleStack
-from attnshape.tracing.operations import operation_name, takes_receiver, writes_elements
-from attnshape.tracing.places import Places, plain_variables
+from attnshape.tracing.naming import calls_itself, plain_variables
+from attnshape.tracing.operations import operation_name, takes_receiver, writes_elements, writes_receiver
+from attnshape.tracing.places import Places
 from attnshape.tracing.raw import Place, RawFailure, RawOutput, RawStep
 from attnshape.tracing.storage import Ledger, facts
 
@@ -34,7 +36,8 @@ class Recorder(TorchFunctionMode):
         self._frames = frames
         self._places = Places()
         self._stop = stop
-        self._modules = ModuleStack(root, self._module_finished)
+        self._turns: dict[Place, int] = {}
+        self._modules = ModuleStack(root, self._module_started, self._module_finished)
 
     def __enter__(self) -> Recorder:
         self._modules.__enter__()
@@ -44,6 +47,7 @@ class Recorder(TorchFunctionMode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._modules.__exit__(*exception)
+        self._stop = None  # a frame keeps its variables alive, the result among them
 
     def __torch_function__(
         self,
@@ -60,10 +64,10 @@ class Recorder(TorchFunctionMode):
         except Exception as error:
             self._guarded(self._failed, error, func, operands, args, keywords)
             raise
-        written = _written(operands, versions)
+        written = _written(func, operands, versions)
         outputs = [written] if writes_elements(func) and written is not None else list(tensors_in(result))
         if outputs:
-            self._guarded(self._record, func, args, keywords, operands, outputs, written)
+            self._guarded(self._record, func, args, keywords, operands, outputs, written, result)
         return result
 
     def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -81,30 +85,42 @@ class Recorder(TorchFunctionMode):
         operands: list[Tensor],
         outputs: list[Tensor],
         written: Tensor | None,
+        result: object,
     ) -> None:
         frame, calls = self._frames.caller(sys._getframe(3), self._stop)
         place, node = self._places.find(frame) if frame is not None else (None, None)
         references = [self.ledger.reference(operand) for operand in operands]
-        if not calls and node is not None:
-            for name, tensor in plain_variables(node, takes_receiver(func), args, keywords):
-                self._name(tensor, name)
+        itself = not calls and node is not None and calls_itself(node, operation_name(func))
+        variables = plain_variables(node, takes_receiver(func), args, keywords) if itself and node is not None else []
+        variables = [(name, tensor) for name, tensor in variables if place is None or name not in place.passing]
+        for name, tensor in variables:
+            self._name_by_use(tensor, name)
         index = len(self.steps) + 1
         recorded = [
             RawOutput(self.ledger.measure(output, Reference(step=index, output=position), operands, written))
             for position, output in enumerate(outputs)
         ]
         self.steps.append(RawStep(operation_name(func), place, references, recorded, self._modules.path))
-        if not calls and place is not None:
-            self._assign(place, outputs)
+        if itself and place is not None:
+            self._assign(place, result)
+        for name, tensor in variables:
+            if tensor is written:
+                self._name(tensor, name)
 
-    def _assign(self, place: Place, values: Sequence[object]) -> None:
-        """Give the values the names that the place binds them to."""
+    def _assign(self, place: Place, result: object) -> None:
+        """Give the tensors in a result the names that the place binds them to."""
+        if place.in_turn:
+            turn = self._turns[place] = self._turns.get(place, -1) + 1
+            name = place.in_turn[turn % len(place.in_turn)]
+            if name is not None and isinstance(result, Tensor):
+                self._name(result, name)
+            return
+        values: Sequence[object] = [result]
         if place.unpacked:
-            for name, value in zip(place.targets, values, strict=False):
-                if name is not None and isinstance(value, Tensor):
-                    self._name(value, name)
-        elif len(place.targets) == len(values) == 1:
-            name, value = place.targets[0], values[0]
+            values = result if isinstance(result, (tuple, list)) else []
+        if len(place.targets) != len(values):
+            return
+        for name, value in zip(place.targets, values, strict=True):
             if name is not None and isinstance(value, Tensor):
                 self._name(value, name)
 
@@ -117,20 +133,43 @@ class Recorder(TorchFunctionMode):
         if output.name is None:
             output.name = name
 
+    def _name_by_use(self, tensor: Tensor, name: str) -> None:
+        """Name the output by a consumer's variable; what only passed it on leaves the name to where it is from."""
+        reference: Reference | None = self.ledger.reference(tensor)
+        while reference is not None and reference.step is not None:
+            output = self.steps[reference.step - 1].outputs[reference.output]
+            if output.tensor.kind not in ("same", "inplace"):
+                if output.name is None:
+                    output.name, output.by_use = name, True
+                return
+            reference = output.tensor.of
+
+    def _module_started(self, path: str, arguments: tuple[Any, ...], frame: FrameType) -> None:
+        self._guarded(self._name_arguments, path, arguments, frame)
+
+    def _name_arguments(self, path: str, arguments: tuple[Any, ...], frame: FrameType) -> None:
+        """A module is called with plain variables: `self.proj(merged)`."""
+        outer, calls = self._frames.caller(frame, self._stop)
+        if outer is None or calls != 1:
+            return
+        _, node = self._places.find(outer)
+        if isinstance(node, ast.Call) and calls_itself(node, path):
+            for name, tensor in plain_variables(node, False, arguments, {}):
+                self._name_by_use(tensor, name)
+
     def _module_finished(self, module: nn.Module, result: object, frame: FrameType) -> None:
         self._guarded(self._name_result, module, result, frame)
 
     def _name_result(self, module: nn.Module, result: object, frame: FrameType) -> None:
         """A library's module returned to the traced code: its result is what is assigned there."""
-        if not self._frames.is_library(type(module).forward.__code__):
+        code = getattr(type(module).forward, "__code__", None)
+        if code is None or not self._frames.is_library(code):
             return
         outer, calls = self._frames.caller(frame, self._stop)
         if outer is None or calls != 1:
             return
         place, _ = self._places.find(outer)
-        self._assign(
-            place, [result] if isinstance(result, Tensor) else list(result) if isinstance(result, (tuple, list)) else []
-        )
+        self._assign(place, result)
 
     def _failed(
         self,
@@ -145,7 +184,9 @@ class Recorder(TorchFunctionMode):
         names = {
             id(tensor): name
             for name, tensor in (
-                plain_variables(node, takes_receiver(func), args, keywords) if not calls and node else []
+                plain_variables(node, takes_receiver(func), args, keywords)
+                if not calls and node is not None and calls_itself(node, operation_name(func))
+                else []
             )
         }
         self.failure = RawFailure(
@@ -179,9 +220,9 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _written(operands: list[Tensor], versions: list[int | None]) -> Tensor | None:
-    """Return the first operand that was written to in place."""
+def _written(func: Callable[..., Any], operands: list[Tensor], versions: list[int | None]) -> Tensor | None:
+    """Return the first operand that was written to in place; inference tensors count no versions."""
     for operand, before in zip(operands, versions, strict=True):
         if before is not None and operand._version != before:
             return operand
-    return None
+    return operands[0] if operands and versions[0] is None and writes_receiver(func) else None

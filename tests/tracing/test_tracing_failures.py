@@ -1,0 +1,162 @@
+"""Code that fails, and a recorder that fails: the one is recorded, the other changes nothing."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnshape.tracing import recorder as recorder_module
+from attnshape.tracing.places import Places
+from attnshape.tracing.recorder import Recorder
+from attnshape.tracing.runner import Runnable, record
+from attnshape.tracing.storage import Ledger
+from tests.tracing.traced_source import names, trace
+
+
+def test_the_failing_operation_with_its_operands(tmp_path):
+    source = "def f(query, key):\n    doubled = query * 2\n    return torch.matmul(doubled, key)"
+    made = trace(tmp_path, source, "query: B H Lq Dk", "key: B H Lk Dk", B=2, H=3, Lq=5, Lk=7, Dk=4)
+    assert not made.complete
+    assert made.found_something
+    assert names(made) == ["doubled"]
+    failure = made.failure
+    assert failure.expression == "torch.matmul(doubled, key)"
+    assert failure.operation == "torch.matmul"
+    assert (failure.source.line, failure.source.column, failure.source.function) == (10, 12, "f")
+    with pytest.raises(RuntimeError) as own:
+        torch.matmul(torch.ones(2, 3, 5, 4), torch.ones(2, 3, 7, 4))
+    assert failure.error == f"RuntimeError: {own.value}"
+    assert [(operand.name, operand.tensor.shape) for operand in failure.operands] == [
+        ("doubled", (2, 3, 5, 4)),
+        ("key", (2, 3, 7, 4)),
+    ]
+
+
+def test_the_librarys_own_message(tmp_path):
+    with pytest.raises(RuntimeError) as own:
+        torch.ones(2, 64).view(3, 5)
+    made = trace(tmp_path, "def f(x):\n    return x.view(3, 5)", "x: B Dk", B=2, Dk=64)
+    assert made.failure.error == f"RuntimeError: {own.value}"
+
+
+def test_an_exception_of_the_codes_own_has_its_line(tmp_path):
+    source = "def f(x):\n    y = x * 2\n    raise ValueError('no')"
+    made = trace(tmp_path, source, "x: B Dk")
+    assert made.failure.error == "ValueError: no"
+    assert made.failure.operation is None
+    assert made.failure.source.line == 10
+    assert len(made.steps) == 1
+
+
+def test_an_error_that_the_code_catches_is_no_failure(tmp_path):
+    source = """
+    def f(x):
+        try:
+            y = x.view(3, 5)
+        except RuntimeError:
+            y = x * 2
+        return y
+    """
+    made = trace(tmp_path, source, "x: B Dk")
+    assert made.complete
+    assert made.failure is None
+    assert names(made) == ["y"]
+
+
+def test_an_error_after_one_that_was_caught(tmp_path):
+    source = """
+    def f(x):
+        try:
+            x.view(3, 5)
+        except RuntimeError:
+            pass
+        raise ValueError("later")
+    """
+    made = trace(tmp_path, source, "x: B Dk")
+    assert made.failure.error == "ValueError: later"
+    assert made.failure.operation is None
+
+
+def test_the_very_exception_reaches_the_code():
+    raised = []
+
+    def f(x):
+        try:
+            torch.matmul(x, x)
+        except RuntimeError as error:
+            raised.append(str(error))
+            raise
+
+    raw = record(Runnable(f, (torch.ones(2, 3),)), 0)
+    with pytest.raises(RuntimeError) as plain:
+        torch.matmul(torch.ones(2, 3), torch.ones(2, 3))
+    assert raised == [str(plain.value)]
+    assert str(raw.failure.error) == str(plain.value)
+
+
+def test_wrong_arguments_are_the_calls_failure(tmp_path):
+    made = trace(tmp_path, "def f(*args):\n    return g(*args)\n\n\ndef g(x, y):\n    return x", "x: B Dk")
+    assert made.failure.error.startswith("TypeError: g() missing 1 required positional argument")
+
+
+def computes(x: Tensor) -> Tensor:
+    hidden = x * 2
+    hidden[0] = 1
+    total = hidden.sum(-1)
+    return total + 1
+
+
+class _OfItsOwnError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute"),
+    [
+        (Places, "find"),
+        (Ledger, "measure"),
+        (Ledger, "reference"),
+        (Recorder, "_name"),
+        (recorder_module, "operation_name"),
+        (recorder_module, "plain_variables"),
+        (recorder_module, "calls_itself"),
+    ],
+)
+def test_a_failing_recorder_changes_no_result(owner, attribute, monkeypatch):
+    def fail(*_):
+        raise _OfItsOwnError("broken inside")
+
+    returned = []
+    x = torch.arange(12.0).view(3, 4)
+    monkeypatch.setattr(owner, attribute, fail)
+    in_record = attribute == "reference"
+    if in_record:  # after the run the runner itself asks for references
+        monkeypatch.setattr("attnshape.tracing.runner.paths", lambda *_: [])
+    raw = record(Runnable(lambda: returned.append(computes(x))), 0)
+    assert torch.equal(returned[0], computes(x))
+    assert raw.failure is None
+    assert "_OfItsOwnError: broken inside" in raw.broken
+
+
+def test_a_broken_recording_is_marked_incomplete(tmp_path, monkeypatch):
+    find = Places.find
+
+    def fail(self, frame):
+        if frame.f_code.co_name == "f":
+            raise _OfItsOwnError("broken inside")
+        return find(self, frame)
+
+    monkeypatch.setattr(Places, "find", fail)
+    made = trace(tmp_path, "def f(x):\n    return x * 2", "x: B Dk")
+    assert not made.complete
+    assert made.failure is None
+    assert "the recorder failed after step 0: _OfItsOwnError: broken inside" in made.notes
+
+
+def test_a_failing_recorder_does_not_hide_the_codes_failure(monkeypatch):
+    def fail(*_):
+        raise _OfItsOwnError("broken inside")
+
+    monkeypatch.setattr(Places, "find", fail)
+    raw = record(Runnable(lambda x: x.view(5), (torch.ones(4),)), 0)
+    assert isinstance(raw.failure.error, RuntimeError)
+    assert raw.broken is not None

@@ -1,0 +1,217 @@
+"""Watching changes nothing: the same bits, the same state, the same kinds of result."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnshape.catalog.load import load
+from attnshape.catalog.registry import CATALOG
+from attnshape.cli.request import Flags, combine
+from attnshape.dims import SYMBOLS
+from attnshape.sizes import resolve
+from attnshape.target.find import find_target
+from attnshape.target.request import Placement, Request
+from attnshape.tracing.runner import Runnable, record
+from tests.tracing.traced_source import trace
+
+ROOT = Path(__file__).parents[2]
+EXPECTED = json.loads((ROOT / "tests" / "examples" / "expected.json").read_text(encoding="utf-8"))
+CASES = [(name, case) for name in CATALOG for case in load(name)]
+
+
+def equal(first: object, second: object) -> bool:
+    if isinstance(first, Tensor):
+        return (
+            isinstance(second, Tensor)
+            and first.dtype == second.dtype
+            and first.stride() == second.stride()
+            and torch.equal(
+                first.contiguous().view(-1).view(torch.uint8), second.contiguous().view(-1).view(torch.uint8)
+            )
+        )
+    if isinstance(first, (tuple, list)):
+        return len(first) == len(second) and all(equal(a, b) for a, b in zip(first, second, strict=True))
+    return first == second
+
+
+def watched_and_not(request: Request, train: bool) -> tuple[object, object]:
+    """Return what a target returns when it is watched, and when it is called as anybody would."""
+    target = find_target(request)
+    sizes = resolve(target.used, target.given, request.own)
+    placement = Placement(torch.device("cpu"), torch.float32, 0, train)
+    kept = []
+
+    def build():
+        torch.manual_seed(0)
+        return target.build(sizes.numbers, placement)
+
+    runnable = build()
+    function = runnable.function
+
+    class Keep(Runnable):
+        def call(self):
+            kept.append(super().call())
+            return kept[-1]
+
+    raw = record(Keep(function, runnable.args, runnable.kwargs), 7)
+    assert raw.failure is None
+    assert raw.broken is None
+    assert raw.steps
+    plain = build()
+    torch.manual_seed(7)
+    return kept[0], plain.call()
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_the_catalog_computes_the_same_bits(name, case, train):
+    watched, plain = watched_and_not(Request(target=f"{name}:{case}"), train)
+    assert equal(watched, plain)
+
+
+FLAGS = ("init", "input", "with", "expect", "dim", *(symbol.flag[2:] for symbol in SYMBOLS))
+SWITCHES = ("causal", "padding", "mask-value", "dropout", "no-bias", "device", "dtype", "seed", "train")
+
+
+def request_of(argv: list[str]) -> Request:
+    values: dict[str, list[str]] = {name: [] for name in (*FLAGS, *SWITCHES)}
+    for flag, value in zip(argv[1::2], argv[2::2], strict=True):
+        values[flag.removeprefix("--")].append(value)
+    return combine(argv[0], Flags(values), "attnshape trace")[0]
+
+
+@pytest.mark.parametrize("file", EXPECTED)
+def test_the_examples_compute_the_same_bits(file, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    watched, plain = watched_and_not(request_of(EXPECTED[file]["argv"]), False)
+    assert equal(watched, plain)
+
+
+def test_state_is_as_before(tmp_path):
+    before = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.overrides._get_current_function_mode(),
+        random.getstate(),
+        dict(nn.modules.module._global_forward_hooks),
+        dict(nn.modules.module._global_forward_pre_hooks),
+    )
+    source = """
+    class M(nn.Module):
+        def __init__(self, fails):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.fails = fails
+
+        def forward(self, x):
+            y = self.fc(x)
+            if self.fails:
+                raise ValueError
+            return y
+    """
+    for fails in ("False", "True"):
+        made = trace(tmp_path, source, "x: B 4", target="M", init=fails)
+        assert (made.failure is not None) == (fails == "True")
+        after = (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.overrides._get_current_function_mode(),
+            random.getstate(),
+            dict(nn.modules.module._global_forward_hooks),
+            dict(nn.modules.module._global_forward_pre_hooks),
+        )
+        assert after == before
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_gradients_stay_on_or_off(enabled):
+    with torch.set_grad_enabled(enabled):
+        record(Runnable(lambda x: x * 2, (torch.ones(2),)), 0)
+        assert torch.is_grad_enabled() is enabled
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: object
+
+
+@dataclasses.dataclass
+class Result:
+    context: Tensor
+    weights: Tensor | None = None
+    more: object = None
+
+
+A, B = torch.ones(2), torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (A, ["output"]),
+        (None, []),
+        (3, []),
+        ("text", []),
+        ((A, B), ["output[0]", "output[1]"]),
+        ([A, None, B], ["output[0]", "output[2]"]),
+        ((A, (B, None)), ["output[0]", "output[1][0]"]),
+        ({"k": A, 1: B}, ["output['k']", "output[1]"]),
+        (Pair(A, [B]), ["output.first", "output.second[0]"]),
+        (Result(A), ["output.context"]),
+        (Result(A, B, {"x": A}), ["output.context", "output.weights", "output.more['x']"]),
+        (Result, []),
+        ({"r": Result(A, B)}, ["output['r'].context", "output['r'].weights"]),
+        ((), []),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_kinds_of_output(value, expected):
+    kept = []
+
+    def f(x):
+        kept.append(value)
+        return value
+
+    raw = record(Runnable(f, (A,)), 0)
+    assert raw.failure is None
+    assert kept[0] is value
+    assert [path for path, _ in raw.returned] == expected
+
+
+def test_outputs_refer_to_the_steps_that_made_them(tmp_path):
+    source = "def f(x):\n    a = x * 2\n    b, c = a.chunk(2, -1)\n    return {'c': c, 'x': x, 'a': (a,)}"
+    made = trace(tmp_path, source, "x: B Dk")
+    found = {output.name: (output.of.step, output.of.output, output.of.input) for output in made.outputs}
+    assert found == {"output['c']": (2, 1, None), "output['x']": (None, 0, "x"), "output['a'][0]": (1, 0, None)}
+
+
+def test_inputs_within_containers_and_defaults(tmp_path):
+    source = """
+    def case(B, Dk):
+        pair = (torch.ones(B), torch.ones(Dk))
+        return f, (pair,), {"options": {"scale": torch.ones(1)}, "t": torch.ones(B, Dk)}
+
+
+    def f(pair, *, options, t):
+        return t * pair[1] * options["scale"] + pair[0][:, None]
+    """
+    made = trace(tmp_path, source, target="case")
+    assert [(named.name, named.tensor.signature) for named in made.inputs] == [
+        ("pair[0]", "B"),
+        ("pair[1]", "Dk"),
+        ("options['scale']", "1"),
+        ("t", "B Dk"),
+    ]
+    assert made.steps[0].operands[1].input == "pair[1]"
