@@ -67,7 +67,7 @@ class Plan:
     sizes: Sizes
     constraints: tuple[Constraint, ...] = ()
     ordered: bool = False
-    """Whether sizes that follow from others keep their place in the order too, which makes the runs larger."""
+    """Whether products and sums of sizes keep their place in the order too, which makes the runs larger."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -119,6 +119,8 @@ class Plan:
                 for letter, symbol in self.symbols.items():
                     if numbers[letter] < numbers[owner] and all(n in chosen for n, _ in symbol.powers):
                         last = max(last, _value(symbol, chosen))
+                if numbers[owner] > sum(numbers[self._owner(other)] for other in chosen):
+                    last = max(last, sum(chosen.values()))
             last = max(_prime_after(last), _prime(_PLACES[round_ % len(_PLACES)](position)))
             chosen[name] = last
         return chosen

@@ -138,6 +138,8 @@ def _operands(left: ast.expr, right: ast.expr, arguments: tuple[Any, ...]) -> li
 def shown(node: Any) -> Any:
     """Return what is shown of a node: the whole statement where it is the element that is written to."""
     parent = getattr(node, "parent", None)
+    if isinstance(node, ast.Assign):
+        return node.value
     written = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
     return parent if written and isinstance(parent, (ast.Assign, ast.AugAssign)) else node
 
