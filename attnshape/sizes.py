@@ -55,7 +55,8 @@ def positive(text: str, name: str) -> int:
 def check_positive(size: int, name: str) -> int:
     """Return the size. Raises AttnshapeError where no tensor can have it."""
     if size < 1:
-        raise AttnshapeError(f"{name} is {size}, expected at least 1", f"for example {name} 4")
+        example = f"{name}=4" if name.startswith("--dim ") else f"{name} 4"
+        raise AttnshapeError(f"{name} is {size}, expected at least 1", f"for example {example}")
     if size > LARGEST:
         raise AttnshapeError(
             f"{name} is {size}, more than any tensor's axis can have ({LARGEST})", "give a smaller size"

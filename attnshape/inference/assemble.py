@@ -79,7 +79,8 @@ class _Assembler:
         strides: list[str] = []
         if small and all(len(other.stride) == len(tensor.stride) for other in small):
             for axis, stride in enumerate(tensor.stride):
-                formula = self._solve([other.stride[axis] for other in small], stride, None)
+                seen = f"{where}: stride {axis}" if tensor.shape[axis] > 1 else None
+                formula = self._solve([other.stride[axis] for other in small], stride, seen)
                 strides.append(formula.text)
         else:
             strides = [

@@ -99,7 +99,7 @@ def _cover(
     """Return numerator and denominator of a way to write the monomial, taking composite symbols while they fit."""
     numerator: list[str] = []
     rest = monomial
-    for name in sorted(symbols, key=lambda name: -symbols[name].degree):
+    for name in sorted(symbols, key=lambda name: (-symbols[name].degree, -symbols[name].coefficient)):
         while fits(symbols[name], rest):
             rest = rest / symbols[name]
             numerator.append(name)

@@ -112,7 +112,7 @@ class Explorer:
     def _improve(self, best: Variation, actual: RawTrace) -> Variation | None:
         """Return the first constraint that completes the steps, else the one that gets furthest beyond the best."""
         furthest: Variation | None = None
-        for plan in _stricter(best.plan):
+        for plan in self._stricter(best, actual):
             if time.monotonic() > self._deadline:
                 break
             found = self._try(plan, actual)
@@ -125,6 +125,18 @@ class Explorer:
             if found.common > (furthest or best).common:
                 furthest = found
         return furthest
+
+    def _stricter(self, best: Variation, actual: RawTrace) -> Iterator[Plan]:
+        """Yield plans with one constraint more: on the sizes that matter where these can be told, else on any."""
+        plan = best.plan
+        if not plan.ordered:
+            yield replace(plan, ordered=True)
+        fixes = [c for c in _candidates(plan) if isinstance(c, Fixed)]
+        tried = [(fix.symbol, self._try(_with(plan, fix), actual)) for fix in fixes]
+        matter = {symbol for symbol, found in tried if found.complete or found.common > best.common}
+        for constraint in _candidates(plan):
+            if not matter or constraint.symbol in matter:
+                yield _with(plan, constraint)
 
     def _only_larger(self, found: Variation, added: Constraint, actual: RawTrace) -> bool:
         """Say whether a multiple helps only by its size: the next number, no multiple, takes the same steps."""
@@ -178,12 +190,8 @@ def _same(run: RawTrace, actual: RawTrace) -> bool:
     return actual.failure is not None or (run.failure is None and len(run.steps) == len(actual.steps))
 
 
-def _stricter(plan: Plan) -> Iterator[Plan]:
-    """Yield plans with one constraint more."""
-    if not plan.ordered:
-        yield replace(plan, ordered=True)
-    for constraint in _candidates(plan):
-        yield replace(plan, constraints=(*plan.constraints, constraint))
+def _with(plan: Plan, constraint: Constraint) -> Plan:
+    return replace(plan, constraints=(*plan.constraints, constraint))
 
 
 def _candidates(plan: Plan) -> Iterator[Constraint]:

@@ -35,6 +35,11 @@ class Frames:
             frame = frame.f_back
         return None, calls
 
+    def is_einops(self, code: CodeType) -> bool:
+        """Say whether the code is a part of einops."""
+        folder = _folder("einops")
+        return folder is not None and code.co_filename.startswith(f"{folder}/")
+
     def is_library(self, code: CodeType) -> bool:
         """Say whether frames of this code are passed over."""
         known = self._passed_over.get(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,11 @@ def to_standard_error() -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        # what is still in a buffer, Python's or C's, belongs to the traced code too
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).fflush(None)
         if kept is not None:
             os.dup2(kept, 1)
             os.close(kept)

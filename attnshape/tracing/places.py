@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 from types import FrameType
 from typing import Any
 
@@ -36,7 +37,7 @@ class Places:
     def _look_up(self, frame: FrameType) -> tuple[Place, ast.AST | None]:
         code = frame.f_code
         found = ExecutingSource.executing(frame)
-        node: Any = found.node
+        node: Any = found.node or _unpacking(frame, found.statements)
         if node is None or not hasattr(node, "lineno"):
             line = frame.f_lineno
             lines = getattr(found.source, "lines", [])
@@ -72,3 +73,10 @@ class Places:
             return str(lines[first][node.col_offset : node.end_col_offset], "utf-8")
         parts = [lines[first][node.col_offset :], *lines[first + 1 : last], lines[last][: node.end_col_offset]]
         return b"".join(parts).decode()
+
+
+def _unpacking(frame: FrameType, statements: set[Any] | None) -> Any:
+    """Return the statement `q, k, v = tensor` where the frame is at taking the tensor apart, which has no node."""
+    at_unpacking = dis.opname[frame.f_code.co_code[frame.f_lasti]] == "UNPACK_SEQUENCE"
+    only = next(iter(statements)) if at_unpacking and statements and len(statements) == 1 else None
+    return only if isinstance(only, ast.Assign) else None

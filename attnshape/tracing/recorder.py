@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from attnshape.model import Reference
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.modules import ModuleStack
-from attnshape.tracing.naming import calls_itself, plain_variables
+from attnshape.tracing.naming import calls_itself, plain_variables, rearranges
 from attnshape.tracing.operations import operation_name, takes_receiver, writes_elements, writes_receiver
 from attnshape.tracing.places import Places
 from attnshape.tracing.raw import Place, RawFailure, RawOutput, RawStep
@@ -37,6 +37,7 @@ class Recorder(TorchFunctionMode):
         self._places = Places()
         self._stop = stop
         self._turns: dict[Place, int] = {}
+        self._rearranged: tuple[tuple[int, int] | None, Place, int] | None = None
         self._modules = ModuleStack(root, self._module_started, self._module_finished)
 
     def __enter__(self) -> Recorder:
@@ -47,6 +48,7 @@ class Recorder(TorchFunctionMode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._modules.__exit__(*exception)
+        self._guarded(self._settle_rearranged, None)
         self._stop = None  # a frame keeps its variables alive, the result among them
 
     def __torch_function__(
@@ -91,6 +93,8 @@ class Recorder(TorchFunctionMode):
         place, node = self._places.find(frame) if frame is not None else (None, None)
         references = [self.ledger.reference(operand) for operand in operands]
         itself = not calls and node is not None and calls_itself(node, operation_name(func))
+        at = (id(frame), frame.f_lasti) if frame is not None else None
+        self._settle_rearranged(at)
         variables = plain_variables(node, takes_receiver(func), args, keywords) if itself and node is not None else []
         variables = [(name, tensor) for name, tensor in variables if place is None or name not in place.passing]
         for name, tensor in variables:
@@ -103,9 +107,25 @@ class Recorder(TorchFunctionMode):
         self.steps.append(RawStep(operation_name(func), place, references, recorded, self._modules.path))
         if itself and place is not None:
             self._assign(place, result)
+        elif not calls and place is not None and node is not None and rearranges(node) and self._in_einops():
+            self._rearranged = (at, place, index)
         for name, tensor in variables:
             if tensor is written:
                 self._name(tensor, name)
+
+    def _in_einops(self) -> bool:
+        return self._frames.is_einops(sys._getframe(4).f_code)
+
+    def _settle_rearranged(self, at: tuple[int, int] | None) -> None:
+        """Name the last step of `q = rearrange(…)` once the code has gone on from there: it is the result."""
+        if self._rearranged is None or self._rearranged[0] == at:
+            return
+        _, place, index = self._rearranged
+        self._rearranged = None
+        outputs = self.steps[index - 1].outputs
+        names = place.targets if not place.unpacked else ()
+        if len(names) == len(outputs) == 1 and outputs[0].name is None:
+            outputs[0].name = names[0]
 
     def _assign(self, place: Place, result: object) -> None:
         """Give the tensors in a result the names that the place binds them to."""

@@ -72,7 +72,7 @@ def record(runnable: Runnable, seed: int) -> RawTrace:
         with torch.no_grad(), recorder:
             result = runnable.call()
         returned = [(path, recorder.ledger.reference(tensor)) for path, tensor in paths("output", result)]
-    except Exception as error:  # noqa: BLE001 - whatever the traced code raises is its result
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the traced code raises is its result
         known = recorder.failure
         failure = known if known is not None and known.error is error else RawFailure(error)
     return RawTrace(measured, recorder.steps, returned, failure, recorder.broken)

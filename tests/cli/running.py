@@ -1,0 +1,80 @@
+"""Runs the command line inside the test's own process, which saves the second that importing torch takes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnshape.cli.run import run
+from attnshape.paths import display_path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command ended with and wrote."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def trace(self) -> dict[str, Any]:
+        """The trace on standard output."""
+        assert self.status in (0, 1), self.err
+        return dict(json.loads(self.out))
+
+    @property
+    def tensors(self) -> dict[str, dict[str, Any]]:
+        """Every named tensor, inputs too; the last of a name."""
+        trace = self.trace
+        named = [*trace["inputs"], *(output for step in trace["steps"] for output in step["outputs"])]
+        return {one["name"]: one["tensor"] for one in named if one["name"]}
+
+
+Attnshape = Callable[..., Result]
+
+
+@pytest.fixture
+def attnshape(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Attnshape]:
+    """Run `attnshape` with some arguments, or with one line of them as a shell would split it."""
+    modules, path = dict(sys.modules), list(sys.path)
+
+    def call(*arguments: str) -> Result:
+        words = shlex.split(arguments[0]) if len(arguments) == 1 else list(arguments)
+        monkeypatch.setattr(sys, "argv", ["attnshape", *words])
+        display_path.cache_clear()  # a process has one current folder, a test run has many
+        capfd.readouterr()
+        status = run(words)
+        out, err = capfd.readouterr()
+        return Result(status, out, err)
+
+    yield call
+    sys.path[:] = path
+    for name in sys.modules.keys() - modules.keys():
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and "site-packages" not in file and not Path(file).is_relative_to(ROOT / "attnshape"):
+            del sys.modules[name]
+    display_path.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project's own folder as the current one."""
+    monkeypatch.chdir(ROOT)
+    return ROOT

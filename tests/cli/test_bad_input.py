@@ -1,0 +1,472 @@
+"""Every request that can't be carried out: one line that names what is wrong, one hint, exit status 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.running import Attnshape, Result
+
+BAD = """
+import torch
+from torch import nn
+
+NUMBER = 3
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model, n_head):
+        super().__init__()
+        if d_model % n_head:
+            raise ValueError(f"width {d_model}\\nisn't divisible by {n_head} heads")
+        self.linear = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Stops(nn.Module):
+    def __init__(self):
+        raise SystemExit(4)
+
+
+class Property:
+    @property
+    def broken(self):
+        raise ValueError("a broken property")
+
+
+def attend(query, key, scale=1.0):
+    return query @ key.mT * scale
+
+
+def asserts(x):
+    assert x.numel() > 10**9, "large inputs alone"
+    return x + 1
+
+
+def returns_a_number(B, L):
+    return 5
+
+
+def returns_no_arguments(B):
+    return torch.add, 3
+
+
+def fails_to_build(B, L):
+    raise RuntimeError(f"nothing of {L}")
+
+
+def open_axes(x: "Float[Tensor, '... L']"):
+    return x
+
+
+def number():
+    return 7
+"""
+
+FILES = {
+    "bad.py": BAD,
+    "missing.py": "import torch\nimport no_such_library\n",
+    "syntax.py": "x = 1\ny = = 2\n",
+    "indent.py": "def f():\nreturn 1\n",
+    "divides.py": "def half():\n    return 1 / 0\n\n\nhalf()\n",
+    "inner.py": "import torch\nimport divides\n",
+    "exits.py": "import sys\nsys.exit(5)\n",
+    "empty.json": "",
+    "text.json": "hello\n",
+    "number.json": "3\n",
+    "list.json": "[]\n",
+    "object.json": "{}\n",
+    "newer.json": '{"schema": "attnshape/trace/9"}\n',
+    "foreign.json": '{"schema": {"a": 1}}\n',
+    "deep.json": "[" * 100_000 + "]" * 100_000,
+    "deeper.json": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "unclosed.json": "[" * 100_000,
+    "huge_number.json": '{"schema": "attnshape/trace/1", "seed": 1' + "0" * 5000 + "}",
+}
+
+HOSTILE = "a\n\x1b[31m[bold red]b\r\u202e[/]{c}%s"
+
+# a line of arguments, what the error must name, what the hint must offer
+TABLE: list[tuple[str, str, str]] = [
+    # sizes
+    ("trace --heads 7 --d-model 512", "512/7", "multiple of 7"),
+    ("trace --heads 5 --d-model 201", "201/5", "1, 3, 67, 201"),
+    ("trace multi-head-concat --heads 7 --d-model 200", "200/7", "width"),
+    ("trace --heads 0", "--heads is 0", "--heads 4"),
+    ("trace --heads -3", "--heads is -3", "--heads 4"),
+    ("trace --length 0", "--length is 0", "--length 4"),
+    ("trace --heads 1.5", "--heads is '1.5'", "--heads 4"),
+    ("trace --batch two", "--batch is 'two'", "--batch 4"),
+    ("trace --batch ''", "--batch is ''", "--batch 4"),
+    ("trace --keys 1e3", "--keys is '1e3'", "--keys 4"),
+    ("trace --d-model nan", "--d-model is 'nan'", "--d-model 4"),
+    ("trace --d-model 99999999999999999999999999", "--d-model is 99999999999999999999999999", "smaller"),
+    (f"trace --batch {'9' * 5000}", "--batch is", "--batch"),
+    ("trace --length 100000000", "GiB", "--device meta"),
+    ("trace --length 1000000000000", "TiB", "--length"),
+    ("trace --batch 1099511627776 --length 1099511627776", "TiB", "--batch"),
+    ("trace --heads 1099511627776 --d-head 1099511627776", "--d-model is 12089", "smaller"),
+    ("trace single-head --causal --length 10000000", "TiB", "--length"),
+    ("trace bad.py:attend --input 'query: L L' --input 'key: L L' --length 10000000", "TiB", "--length"),
+    (
+        "trace bad.py:attend --input 'query: B*B*B*B L' --input 'key: L' --batch 100000000000",
+        "query: 'B*B*B*B L'",
+        "smaller",
+    ),
+    ("trace bad.py:asserts --input 'x: L' --length 1000000000000", "x: 'L' can't be made", "smaller"),
+    ("trace bad.py:asserts --input 'x: L L L L L' --length 1000000", "x: 'L L L L L' can't be made", "smaller"),
+    ("trace --heads 4 --d-model 512 --d-head 100", "4*100 = 400, but D = 512", "--d-model 400"),
+    ("trace --length 10 --queries 5", "--length", "--queries and --keys"),
+    ("trace --length 10 --keys 5", "--keys", "--queries and --keys"),
+    (
+        "trace bad.py:attend --input 'query: Hkv G' --input 'key: H G' --heads 6 --kv-heads 2 --group 2",
+        "2*2 = 4",
+        "three",
+    ),
+    ("trace bad.py:attend --input 'query: Hkv H' --input 'key: Hkv H' --heads 8 --kv-heads 3", "8/3", "--kv-heads"),
+    ("trace single-head --queries 5", "--queries", "--length"),
+    ("trace dot-product --queries 5 --keys 5", "self-attention", "--length"),
+    ("trace average --keys 5", "average is self-attention", "--length"),
+    ("trace multi-head:self_attention --queries 4", "multi-head:self_attention", "multi-head:cross_attention"),
+    ("trace average:unbatched --batch 2", "average:unbatched takes no --batch", "average:batched"),
+    ("trace --kv-heads 3", "multi-head takes no --kv-heads", "--heads (H)"),
+    ("trace --window 3", "--window", "--length"),
+    # the author's own letters
+    ("trace --dim T", "--dim 'T'", "nh=4"),
+    ("trace --dim T=", "--dim 'T='", "nh=4"),
+    ("trace --dim 3=T", "--dim '3=T'", "nh=4"),
+    ("trace --dim B=3", "--dim 'B=3'", "--batch"),
+    ("trace --dim T=x+", "'x+'", "H*Dk"),
+    ("trace --dim T=__import__('os')", "__import__", "H*Dk"),
+    ("trace --dim T=U --dim U=T", "U", "--dim U=4"),
+    ("trace --dim T=0", "--dim T is 0", "4"),
+    ("trace --dim T=-2", "--dim T is -2", "4"),
+    ("trace --dim T=2*Q", "--dim T=2*Q: Q isn't a size symbol", "--dim Q=4"),
+    ("trace --dim T=1//0", "1//0", "sizes"),
+    ("trace --dim T=3 --dim T=4", "--dim gives T twice", "once"),
+    # what to run
+    ("trace mutli-head", "'mutli-head'", "multi-head?"),
+    ("trace Average", "'Average'", "average"),
+    ("trace zzz", "'zzz'", "scaled-dot-product"),
+    ("trace ''", "empty", "attnshape catalog"),
+    ("trace multi-head:", "multi-head:", "attnshape catalog multi-head"),
+    ("trace multi-head:self", "'self'", "self_attention"),
+    ("trace scaled-dot-product:nosuch", "'nosuch'", "with_heads"),
+    ("trace bad.py", "bad.py is a file", "bad.py:Attention"),
+    ("trace bda.py:Attention", "bda.py", "bad.py?"),
+    ("trace nosuch/model.py:A", "nosuch/model.py", "path"),
+    ("trace folder:A", "folder is a folder", "folder/model.py"),
+    ("trace folder/:A", "folder/ is a folder", "folder/model.py"),
+    ("trace no_such_package.module:A", "no_such_package", "install"),
+    ("trace :A", "''", "path/to/file.py:Name"),
+    ("trace 'not a module:A'", "'not a module'", "package.module:Name"),
+    ("trace bad.py:Attenton", "Attenton", "Attention?"),
+    ("trace bad.py:zzzzz", "bad.py has no zzzzz", "attend"),
+    ("trace torch.nn:MultiheadAtention", "MultiheadAtention", "MultiheadAttention?"),
+    ("trace bad.py:NUMBER --input 'x: B'", "its type is int", "function"),
+    ("trace 'bad.py:number()' --input 'x: B'", "its type is int", "function"),
+    ("trace 'bad.py:number().nosuch'", "nosuch", "it has"),
+    ("trace 'bad.py:number()[0]'", "number()[0]", "index"),
+    ("trace 'bad.py:Property().broken'", "a broken property", "mend"),
+    ("trace bad.py:Attention.forwardd --init 'D, H'", "forwardd", "forward?"),
+    ("trace 'bad.py:Attention('", "'Attention('", "brackets"),
+    ("trace 'bad.py:1 + 1'", "'1 + 1'", "layers[0].attn"),
+    ("trace 'bad.py:lambda x: x'", "lambda", "layers[0].attn"),
+    ("trace missing.py:A", "No module named 'no_such_library', at missing.py:2", "mend"),
+    ("trace syntax.py:A", "SyntaxError: invalid syntax, at syntax.py:2", "mend"),
+    ("trace indent.py:A", "indent.py:2", "mend"),
+    ("trace divides.py:A", "ZeroDivisionError: division by zero, at divides.py:2", "mend"),
+    ("trace inner.py:A", "ZeroDivisionError: division by zero, at inner.py:2", "mend"),
+    ("trace exits.py:A", "SystemExit: 5, at exits.py:2", "mend"),
+    # how to build and call it
+    ("trace bad.py:Attention", "d_model, n_head", "--init"),
+    ("trace bad.py:Attention --init D --input 'x: B L D'", "n_head", "D=512"),
+    (
+        "trace bad.py:Attention --init 'D, 7' --input 'x: B L D'",
+        "isn't divisible by 7 heads, at bad.py:12",
+        "D=512",
+    ),
+    ("trace bad.py:Attention --init 'D, Q' --input 'x: B L D'", "name 'Q' is not defined", "torch"),
+    ("trace bad.py:Attention --init 'D, )' --input 'x: B L D'", "'D, )'", "n_head=H"),
+    ("trace bad.py:Attention --init 'D); print(1' --input 'x: B L D'", "--init", "n_head=H"),
+    ("trace bad.py:Attention --init 'D, H=' --input 'x: B L D'", "--init 'D, H='", "n_head=H"),
+    ("trace bad.py:Attention --init 'D, 1/0' --input 'x: B L D'", "division by zero", "torch"),
+    ("trace bad.py:Attention --init 'D, H, zz=1' --input 'x: B L D'", "zz", "D=512"),
+    ("trace bad.py:Attention --init 'D, H'", "takes x", '--input "x: B L D"'),
+    ("trace bad.py:Stops --input 'x: B'", "sys.exit(4)", "trace"),
+    ("trace bad.py:attend", "query, key, scale", '--input "query:'),
+    ("trace bad.py:attend --input 'query: B L D'", "nothing is given for key", '--input "key:'),
+    ("trace bad.py:attend --input 'querry: B L D' --input 'key: B L D'", "'querry'", "query?"),
+    ("trace bad.py:attend --input 'query: B Q' --input 'key: B'", "Q isn't a size symbol", "--dim Q=4"),
+    ("trace bad.py:attend --input 'query: B lq' --input 'key: B'", "lq isn't a size symbol", "Lq"),
+    ("trace bad.py:attend --input 'query: int[V] B' --input 'key: B'", "V isn't a size symbol", "--dim V=4"),
+    ("trace bad.py:attend --input 'query: int[0] B' --input 'key: B'", "int[0]", "sizes"),
+    ("trace bad.py:attend --input 'query: int[B' --input 'key: B'", "'int[B'", "int[V]"),
+    ("trace bad.py:attend --input 'query: complex B' --input 'key: B'", "complex isn't a size symbol", "the symbols"),
+    ("trace bad.py:attend --input 'query: B/2' --input 'key: B'", "'B/2'", "Dk//2"),
+    ("trace bad.py:attend --input 'query: B (L' --input 'key: B'", "'(L'", "Dk//2"),
+    ("trace bad.py:attend --input 'query: B L-50' --input 'key: B'", "negative", "sizes"),
+    ("trace bad.py:attend --input 'query: B//0' --input 'key: B'", "B//0", "sizes"),
+    ("trace bad.py:attend --input query", "--input 'query'", "query: B Lq D"),
+    ("trace bad.py:attend --input ''", "--input ''", "query: B Lq D"),
+    ("trace bad.py:attend --input ': B'", "--input ': B'", "query: B Lq D"),
+    ("trace bad.py:attend --input 'query: B' --input 'query: L'", "--input gives query twice", "once"),
+    ("trace bad.py:attend --input 'query: B L' --input 'key: B L' --with scale", "--with 'scale'", "mask="),
+    ("trace bad.py:attend --input 'query: B L' --input 'key: B L' --with 'scale='", "--with 'scale='", "mask="),
+    ("trace bad.py:attend --input 'query: B L' --input 'key: B L' --with 'scale=('", "never closed", "brackets"),
+    ("trace bad.py:attend --input 'query: B L' --input 'key: B L' --with 'scale=x = 1'", "'x = 1'", "brackets"),
+    ("trace bad.py:attend --input 'query: B L' --input 'key: B L' --with 'scale=nosuch'", "nosuch", "(B, L)"),
+    (
+        "trace bad.py:attend --input 'query: B L' --input 'key: B L' --with 'scale=torch.nosuch'",
+        "torch.nosuch",
+        "torch",
+    ),
+    ("trace bad.py:attend --input 'query: B L' --input 'key: B L' --with 'zz=1'", "'zz'", "scale"),
+    ("trace bad.py:attend --with 'query=1' --with 'query=2'", "--with gives query twice", "once"),
+    ("trace bad.py:returns_a_number", "returned int", "--input"),
+    ("trace bad.py:returns_no_arguments", "returned tuple", "--input"),
+    ("trace bad.py:fails_to_build", "RuntimeError: nothing of 10, at bad.py:", "case"),
+    ("trace bad.py:attend --causal", "--causal", "multi-head"),
+    ("trace bad.py:attend --no-bias", "bias", "multi-head"),
+    # what built-in mechanisms take
+    ("trace --init D", "--init", "attnshape catalog multi-head"),
+    ("trace average --input 'x: B'", "--input", "attnshape catalog average"),
+    ("trace average --with x=1", "--with", "attnshape catalog average"),
+    ("trace average --dropout .1", "--dropout", "--causal"),
+    ("trace average --no-bias", "--no-bias", "--causal"),
+    ("trace single-head --padding", "--padding", "--causal"),
+    ("trace scaled-dot-product:unbatched --padding", "--padding", "--causal"),
+    ("trace --dropout 1", "--dropout is 1", "0.1"),
+    ("trace --dropout -1", "--dropout is -1", "0.1"),
+    ("trace --dropout nan", "--dropout is nan", "0.1"),
+    ("trace --dropout half", "--dropout is 'half'", "0.1"),
+    ("trace --mask-value 1", "--mask-value is 1", "-1e9"),
+    ("trace --mask-value nan", "--mask-value is nan", "-1e9"),
+    ("trace --mask-value low", "--mask-value is 'low'", "-1e9"),
+    # how to run and show it
+    ("trace --device tpu", "'tpu'", "cuda"),
+    ("trace --device cpu:0:0", "'cpu:0:0'", "meta"),
+    ("trace --dtype float31", "'float31'", "float32"),
+    ("trace --dtype int64", "'int64'", "bfloat16"),
+    ("trace --seed x", "--seed is 'x'", "--seed 1"),
+    ("trace --seed -1", "--seed is '-1'", "--seed 1"),
+    ("trace --seed 99999999999999999999", "--seed is", "--seed 1"),
+    ("trace --format html", "'html'", "markdown"),
+    ("trace --format ''", "''", "markdown"),
+    ("trace --columns stripe", "'stripe'", "stride"),
+    ("trace --columns step,nosuch", "'nosuch'", "signature"),
+    ("trace --columns ''", "no column", "signature"),
+    ("trace --columns , ", "no column", "signature"),
+    ("trace --match nosuch", "'nosuch'", "softmax"),
+    ("trace --match ''", "match", "softmax"),
+    ("trace --format json --explain", "--explain", "markdown"),
+    ("trace --format json --columns step", "--columns", "markdown"),
+    ("trace --output folder", "folder", "folder/trace.json"),
+    ("trace --output nosuch/trace.json", "nosuch", "mkdir"),
+    ("trace --output bad.py/trace.json", "bad.py", ""),
+    ("trace --output /proc/nosuch", "/proc/nosuch", "path"),
+    (f"trace --output {'n' * 300}", "nnnn", "path"),
+    ("trace --expect scores", "--expect 'scores'", "query: B Lq D"),
+    ("trace --expect 'scors: B H L L'", "'scors'", "scores?"),
+    ("trace --expect 'scores: B H Q L'", "Q isn't a size", "B, H, L, D"),
+    ("trace --expect 'scores: B H L/2'", "'L/2'", "Dk//2"),
+    ("trace --expect 'scores: ...'", "'...'", "Dk//2"),
+    # commands and flags
+    ("nosuch", "'nosuch'", "attnshape --help"),
+    ("trace --nosuch", "--nosuch", "--help"),
+    ("trace --heads", "--heads", "--help"),
+    ("trace --causal=yes", "--causal", "--help"),
+    ("trace average additive", "additive", "attnshape trace --help"),
+    ("show", "FILE", "attnshape show --help"),
+    ("show a b", "b", "attnshape show --help"),
+    ("glossary x", "x", "attnshape glossary --help"),
+    ("catalog nosuch", "'nosuch'", "multi-head"),
+    ("catalog mutli-head", "'mutli-head'", "did you mean multi-head?"),
+    # saved traces
+    ("show nosuch.json", "nosuch.json: No such file", "--format json"),
+    ("show folder", "folder is a folder", "JSON"),
+    ("show bad.py/x", "bad.py/x", "--format json"),
+    (f"show {'n' * 300}", "nnnn", "--format json"),
+    ("show empty.json", "empty.json isn't JSON", "--format json"),
+    ("show text.json", "text.json isn't JSON", "--format json"),
+    ("show number.json", "number.json", "--format json"),
+    ("show list.json", "list.json", "--format json"),
+    ("show object.json", "object.json", "--format json"),
+    ("show newer.json", "'attnshape/trace/9'", "--format json"),
+    ("show foreign.json", "foreign.json", "--format json"),
+    ("show deep.json", "deep.json", "--format json"),
+    ("show deeper.json", "deeper.json", "--format json"),
+    ("show unclosed.json", "unclosed.json", "--format json"),
+    ("show huge_number.json", "huge_number.json", "--format json"),
+    ("show binary.json", "binary.json isn't JSON", "--format json"),
+    ("show half.json", "half.json isn't JSON", "--format json"),
+    ("show partial.json", "partial.json isn't a whole trace", "--format json"),
+    ("show reordered.json", "reordered.json isn't a whole trace: step 1", "--format json"),
+    ("show dangling.json", "step 999", "--format json"),
+    ("show whole.json --columns nosuch", "'nosuch'", "signature"),
+    ("show whole.json --match nosuch", "'nosuch'", "softmax"),
+    ("show whole.json --format nosuch", "'nosuch'", "markdown"),
+    ("show whole.json --output nosuch/file", "nosuch", "mkdir"),
+]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bad")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    (folder / "folder").mkdir()
+    (folder / "binary.json").write_bytes(bytes(range(256)) * 4)
+    line = [sys.executable, "-m", "attnshape", "trace", "--format", "json", "--output", "whole.json"]
+    subprocess.run(line, cwd=folder, check=True, timeout=60)
+    text = (folder / "whole.json").read_text()
+    (folder / "half.json").write_text(text[: len(text) // 2])
+    whole = json.loads(text)
+    (folder / "partial.json").write_text(json.dumps({k: v for k, v in whole.items() if k != "sizes"}))
+    (folder / "reordered.json").write_text(json.dumps({**whole, "steps": whole["steps"][::-1]}))
+    (folder / "dangling.json").write_text(json.dumps({**whole, "outputs": [{"name": "output", "of": {"step": 999}}]}))
+    return folder
+
+
+def refused(result: Result) -> tuple[str, str]:
+    """The error and the hint of a refusal, which is nothing else."""
+    assert result.status == 2, (result.out[:300], result.err)
+    assert result.out == ""
+    assert "Traceback" not in result.err
+    lines = re.fullmatch(r"error: (?P<error>[^\n]+)\nhint: (?P<hint>[^\n]+)\n", result.err)
+    assert lines, result.err
+    for text in lines.groupdict().values():
+        assert text.isprintable(), text
+        assert text == text.strip()
+    return lines["error"], lines["hint"]
+
+
+@pytest.mark.parametrize(("line", "error", "hint"), TABLE, ids=[line[:90] for line, _, _ in TABLE])
+def test_refused(
+    line: str, error: str, hint: str, workshop: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(workshop)
+    started = time.monotonic()
+    said, way_out = refused(attnshape(line))
+    assert time.monotonic() - started < 5
+    assert error in said
+    assert hint in way_out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:99999999999999"])
+def test_cuda_where_there_is_none(device: str, attnshape: Attnshape):
+    error, hint = refused(attnshape("trace", "--device", device))
+    assert repr(device) in error
+    assert "cpu" in hint
+
+
+@pytest.mark.skipif(os.geteuid() == 0 if hasattr(os, "geteuid") else True, reason="root may write anywhere")
+def test_a_folder_without_permission(folder: Path, attnshape: Attnshape):
+    (folder / "closed").mkdir(mode=0o500)
+    error, _ = refused(attnshape("trace --output closed/file"))
+    assert "permission" in error.lower()
+
+
+def test_an_input_whose_annotation_leaves_an_axis_open(folder: Path, attnshape: Attnshape):
+    (folder / "open_axes.py").write_text(
+        "from jaxtyping import Float\nfrom torch import Tensor\ndef f(x: Float[Tensor, '*batch D']):\n    return x\n"
+    )
+    error, hint = refused(attnshape("trace open_axes.py:f"))
+    assert "*batch" in error
+    assert "--input" in hint
+
+
+@pytest.mark.parametrize(
+    ("toml", "error"),
+    [
+        ("[tool", "pyproject.toml can't be read: Expected ']'"),
+        ("tool = [1]", "targets isn't a table"),
+        ("tool.attnshape = 3", "targets isn't a table"),
+        ("tool.attnshape.targets = 3", "targets isn't a table"),
+        ("[tool.attnshape.targets]\na = 'multi-head'", "targets isn't a table"),
+        ("[tool.attnshape.targets.a]\nnosuch = 1\ntarget = 'average'", "'nosuch'"),
+        ("[tool.attnshape.targets.a]\nlength = 3", "no key target"),
+        ("[tool.attnshape.targets.a]\ntarget = 3", "target"),
+        ("[tool.attnshape.targets.a]\ntarget = []", "target"),
+        ("[tool.attnshape.targets.a]\ntarget = 'a'", "'a'"),
+        ("[tool.attnshape.targets.a]\ntarget = 'average'\nlength = 0", "--length is 0"),
+        ("[tool.attnshape.targets.a]\ntarget = 'average'\nlength = 2.5", "--length is '2.5'"),
+        ("[tool.attnshape.targets.a]\ntarget = 'average'\nlength = true", "--length is 'true'"),
+        ("[tool.attnshape.targets.a]\ntarget = 'average'\nlength = {a = 3}", "--length"),
+        ("\udcff", "pyproject.toml can't be read"),
+    ],
+)
+def test_a_bad_pyproject(toml: str, error: str, folder: Path, attnshape: Attnshape):
+    (folder / "pyproject.toml").write_bytes(toml.encode(errors="surrogateescape"))
+    said, _ = refused(attnshape("trace a"))
+    assert error in said
+
+
+def test_a_bad_pyproject_is_nobody_s_business_where_no_name_is_looked_up(folder: Path, attnshape: Attnshape):
+    (folder / "pyproject.toml").write_text("[tool")
+    assert attnshape("trace").status == 0
+
+
+HOSTILE_LINES = [
+    ["trace", HOSTILE],
+    ["trace", f"{HOSTILE}.py:A"],
+    ["trace", f"bad.py:{HOSTILE}"],
+    ["trace", f"multi-head:{HOSTILE}"],
+    ["trace", f"{HOSTILE}:A"],
+    ["trace", "bad.py:Attention", "--init", HOSTILE],
+    ["trace", "bad.py:Attention", "--init", f"D, {HOSTILE!r}.nosuch"],
+    ["trace", "bad.py:attend", "--input", HOSTILE],
+    ["trace", "bad.py:attend", "--input", f"{HOSTILE}: B"],
+    ["trace", "bad.py:attend", "--input", f"query: {HOSTILE}"],
+    ["trace", "bad.py:attend", "--input", f"query: int[{HOSTILE}] B"],
+    ["trace", "bad.py:attend", "--with", HOSTILE],
+    ["trace", "bad.py:attend", "--with", f"query={HOSTILE}"],
+    ["trace", "bad.py:attend", "--with", f"query=1/len({HOSTILE!r})/0"],
+    ["trace", "--expect", HOSTILE],
+    ["trace", "--expect", f"scores: {HOSTILE}"],
+    ["trace", "--dim", HOSTILE],
+    ["trace", "--dim", f"T={HOSTILE}"],
+    *(["trace", flag, HOSTILE] for flag in ("--batch", "--heads", "--length", "--queries", "--d-model", "--window")),
+    *(["trace", flag, HOSTILE] for flag in ("--device", "--dtype", "--seed", "--dropout", "--mask-value")),
+    *(["trace", flag, HOSTILE] for flag in ("--format", "--columns", "--match")),
+    ["trace", "--output", f"nosuch/{HOSTILE}"],
+    ["trace", f"--{HOSTILE}"],
+    ["trace", "average", HOSTILE],
+    [HOSTILE],
+    ["show", HOSTILE],
+    ["show", "whole.json", "--match", HOSTILE],
+    ["catalog", HOSTILE],
+    ["glossary", HOSTILE],
+]
+
+
+@pytest.mark.parametrize("words", HOSTILE_LINES, ids=range(len(HOSTILE_LINES)))
+def test_hostile_names_stay_on_their_line(
+    words: list[str], workshop: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(workshop)
+    refused(attnshape(*words))
+
+
+def test_hostile_errors_of_the_code_stay_on_their_line(folder: Path, attnshape: Attnshape):
+    (folder / "hostile.py").write_text(f"raise ValueError({HOSTILE!r})\n")
+    error, _ = refused(attnshape("trace hostile.py:f"))
+    assert "[bold red]" in error
+
+
+def test_the_process_of_a_bad_request_writes_no_traceback(workshop: Path):
+    line = [sys.executable, "-m", "attnshape", "trace", "divides.py:A"]
+    result = subprocess.run(line, cwd=workshop, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(r"error: [^\n]+\nhint: [^\n]+\n", result.stderr)

@@ -1,0 +1,170 @@
+"""Every case of the catalog, at several sizes, with and without its options: each axis proved, each step checked."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+
+from attnshape.catalog.describe import CaseDescription, describe
+from attnshape.catalog.registry import CATALOG
+from tests.cli.running import Attnshape, Result
+
+# Two sets: as few equal as can be, and all small and odd.
+SIZES = {
+    "large": {"B": 4, "H": 6, "L": 11, "Lq": 12, "Lk": 21, "D": 48, "Dk": 8, "Dv": 20},
+    "small": {"B": 3, "H": 5, "L": 7, "Lq": 9, "Lk": 13, "D": 55, "Dk": 11, "Dv": 17},
+}
+FLAGS = {"B": "--batch", "H": "--heads", "L": "--length", "Lq": "--queries", "Lk": "--keys", "D": "--d-model"}
+FLAGS |= {"Dk": "--d-head", "Dv": "--d-value"}
+OPTIONS = {
+    "causal": ["--causal"],
+    "padding": ["--padding"],
+    "mask_value": ["--causal", "--mask-value", "-1e9"],
+    "dropout": ["--dropout", ".1", "--train"],
+    "bias": ["--no-bias"],
+}
+
+
+# Its loop over heads has as many steps as there are heads, so H can't vary while the others do.
+LOOPS = "multi-head-concat"
+SOME = (("self_attention", "large", "plain"), ("cross_attention", "small", "all"))
+
+
+def variants() -> list[Any]:
+    found = []
+    for name in CATALOG:
+        for case in describe(name).cases:
+            able = {option: OPTIONS[option] for option in case.options if option in OPTIONS}
+            together = list(dict.fromkeys(word for words in able.values() for word in words))
+            for sizes in SIZES:
+                for option, words in {"plain": [], **able, "all": together}.items():
+                    if name == LOOPS and (case.name, sizes, option) not in SOME:
+                        continue
+                    title = f"{name}:{case.name}-{sizes}-{option}"
+                    found.append(pytest.param(name, case, sizes, words, id=title))
+    return found
+
+
+@cache
+def annotated(name: str) -> frozenset[tuple[str, str]]:
+    """The mechanism's annotated variables with their dims strings, read from its source."""
+    found = set()
+    for node in ast.walk(ast.parse(describe(name).code)):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            dims = re.search(r"\[Tensor, '([^']*)'\]", ast.unparse(node.annotation))
+            if dims:
+                found.add((node.target.id, dims[1]))
+    return frozenset(found)
+
+
+def run(attnshape: Attnshape, name: str, case: CaseDescription, sizes: str, words: list[str]) -> Result:
+    numbers = SIZES[sizes]
+    given = [word for letter in case.sizes for word in (FLAGS[letter], str(numbers[letter]))]
+    return attnshape("trace", f"{name}:{case.name}", *given, *words, "--format", "json")
+
+
+@pytest.mark.parametrize(("name", "case", "sizes", "words"), variants())
+def test_each_axis_is_proved_and_each_step_checked(
+    name: str, case: CaseDescription, sizes: str, words: list[str], attnshape: Attnshape
+):
+    result = run(attnshape, name, case, sizes, words)
+    assert (result.status, result.err) == (0, "")
+    trace, numbers = result.trace, SIZES[sizes]
+    assert trace["complete"] is True
+    assert trace["preconditions"] == []
+    assert trace["notes"] == [] or (name == LOOPS and all("H" in note for note in trace["notes"]))
+    assert trace["proved_by_runs"] >= 3
+    assert {letter: trace["sizes"][letter]["size"] for letter in case.sizes} == {s: numbers[s] for s in case.sizes}
+
+    tensors = [one for step in trace["steps"] for one in step["outputs"]] + trace["inputs"]
+    for one in tensors:
+        tensor = one["tensor"]
+        values = [evaluated(axis["expression"], numbers) for axis in tensor["axes"]]
+        assert values == tensor["shape"], one
+        assert [evaluated(stride, numbers) for stride in tensor["strides"]] == tensor["stride"], one
+        for axis in tensor["axes"]:
+            literal = axis["expression"].lstrip("-").isdigit()
+            assert axis["known"] == ("literal" if literal else "proved"), one
+        # the only axes without a size: what unsqueeze made, and the one feature of additive scores
+        assert all(size == 1 for size, axis in zip(tensor["shape"], tensor["axes"], strict=True) if not_a_size(axis))
+        assert tensor["checked"], one
+
+    declared = [one for one in tensors if one["tensor"]["declared"]]
+    assert {"weights", "scores"} & {one["name"] for one in declared}
+    for one in declared:
+        assert one["tensor"]["checked"] == "declared", one
+        assert (one["name"], one["tensor"]["declared"]) in annotated(name)
+        assert one["tensor"]["signature"] in as_in(case, one["tensor"]["declared"])
+
+
+def evaluated(expression: str, numbers: dict[str, int]) -> int:
+    return int(eval(expression, {"__builtins__": {}}, numbers))
+
+
+def not_a_size(axis: dict[str, str]) -> bool:
+    return axis["expression"].isdigit()
+
+
+def as_in(case: CaseDescription, dims: str) -> set[str]:
+    """A declared signature in the case's own letters: where there is one length, Lq and Lk are both L."""
+    if "L" in case.sizes:
+        dims = re.sub(r"\bL[qk]\b", "L", dims)
+    several = {dims}
+    if "H" not in case.sizes:
+        several.add(re.sub(r"\bH\b ?", "", dims))
+    if "..." in dims or "*" in dims:  # leading axes that the case decides
+        rest = dims.split(maxsplit=1)[1] if " " in dims else ""
+        for leading in ("", "B", "B H"):
+            several.add(f"{leading} {rest}".strip())
+    return several
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_every_annotated_variable_that_an_operation_makes_is_there(name: str, attnshape: Attnshape):
+    names = set()
+    for case in describe(name).cases:
+        for words in ([], ["--causal"]):
+            if words and "causal" not in case.options:
+                continue
+            if name == LOOPS and (words or case.name != "cross_attention"):
+                continue
+            result = run(attnshape, name, case, "large", words)
+            names |= {one["name"] for step in result.trace["steps"] for one in step["outputs"]}
+    # without a mask `logits` is `scores` under a second name, and no operation makes it
+    assert {variable for variable, _ in annotated(name)} - ({"logits"} if name == LOOPS else set()) <= names
+
+
+# two demonstrations of the field
+
+
+def test_scaled_dot_product_of_3_batches_30_queries_and_50_keys(attnshape: Attnshape):
+    result = attnshape(
+        "trace scaled-dot-product --batch 3 --queries 30 --keys 50 --d-head 128 --d-value 256 --format json"
+    )
+    shapes = {name: tuple(tensor["shape"]) for name, tensor in result.tensors.items()}
+    assert shapes["query"] == (3, 30, 128)
+    assert shapes["key"] == (3, 50, 128)
+    assert shapes["value"] == (3, 50, 256)
+    assert shapes["scores"] == shapes["weights"] == (3, 30, 50)
+    assert shapes["context"] == (3, 30, 256)
+    assert result.tensors["context"]["signature"] == "B Lq Dv"
+
+
+def test_multi_head_self_attention_of_width_200_with_5_heads(attnshape: Attnshape):
+    result = attnshape("trace multi-head --batch 128 --length 32 --d-model 200 --heads 5 --format json")
+    shapes = {name: tuple(tensor["shape"]) for name, tensor in result.tensors.items()}
+    assert shapes["query"] == shapes["key"] == shapes["value"] == shapes["context"] == (128, 5, 32, 40)
+    assert shapes["scores"] == shapes["weights"] == (128, 5, 32, 32)
+    assert shapes["concat"] == shapes["output"] == (128, 32, 200)
+    assert result.tensors["scores"]["signature"] == "B H L L"
+
+
+def test_width_200_with_7_heads_says_why_not(attnshape: Attnshape):
+    result = attnshape("trace multi-head --batch 128 --length 32 --d-model 200 --heads 7")
+    assert (result.status, result.out) == (2, "")
+    # 200 = 28*7 + 4
+    assert result.err.startswith("error: 7 heads don't divide the width: D/H = 200/7 leaves 4\nhint: ")

@@ -1,0 +1,408 @@
+"""What every command keeps to: exit statuses, which stream gets what, and what is imported for it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from attnshape.catalog.describe import describe
+from attnshape.catalog.registry import CATALOG
+from attnshape.cli.app import app
+from attnshape.dims import SYMBOLS
+from tests.cli.running import Attnshape
+
+CASES = [f"{name}:{case.name}" for name in CATALOG for case in describe(name).cases]
+
+NOISY = """
+import ctypes
+import os
+import sys
+
+kept = sys.stdout
+libc = ctypes.CDLL(None)
+print("noise while importing")
+
+
+def add(x):
+    print("noise from print")
+    kept.write("noise from a kept stream\\n")
+    os.write(1, b"noise from os.write\\n")
+    os.system("echo noise from a process")
+    return x + 1
+
+
+def add_in_c(x):
+    libc.puts(b"noise from puts")
+    return x + 1
+
+
+def add_around(x):
+    sys.__stdout__.write("noise from the first stream\\n")
+    return x + 1
+"""
+
+FAILING = """
+def fail(x):
+    y = x + 1
+    return y @ y
+
+
+def wrong(query, key):
+    scores = query @ key.transpose(-2, -1)
+    return scores
+"""
+
+
+def process(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "attnshape", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **{"env": environment, **more},  # type: ignore[call-overload]
+    )
+
+
+@pytest.fixture
+def saved(attnshape: Attnshape, folder: Path) -> str:
+    assert attnshape("trace --format json --output saved.json").status == 0
+    return "saved.json"
+
+
+# exit statuses
+
+
+def test_a_trace_of_code_that_runs_is_fine(attnshape: Attnshape):
+    result = attnshape("trace average")
+    assert (result.status, result.err) == (0, "")
+    assert "average" in result.out
+
+
+def test_code_that_fails_at_a_step_is_found(attnshape: Attnshape, folder: Path):
+    (folder / "failing.py").write_text(FAILING)
+    result = attnshape("trace failing.py:fail --input 'x: B L' --format json")
+    assert (result.status, result.err) == (1, "")
+    assert result.trace["complete"] is False
+    assert result.trace["failure"]["source"]["line"] == 4
+    assert [output["name"] for step in result.trace["steps"] for output in step["outputs"]] == ["y"]
+
+
+def test_an_expectation_that_does_not_hold_is_found(attnshape: Attnshape, folder: Path):
+    (folder / "failing.py").write_text(FAILING)
+    line = "trace failing.py:wrong --input 'query: B Lq Dk' --input 'key: B Lk Dk' --expect"
+    assert attnshape(f"{line} 'scores: B Lq Lk'").status == 0
+    assert attnshape(f"{line} 'scores: B Lk Lq'").status == 1
+
+
+def test_what_cannot_be_carried_out(attnshape: Attnshape):
+    result = attnshape("trace --heads 0")
+    assert (result.status, result.out) == (2, "")
+
+
+def test_a_showing_ends_with_0_even_of_a_trace_that_failed(attnshape: Attnshape, folder: Path):
+    (folder / "failing.py").write_text(FAILING)
+    assert attnshape("trace failing.py:fail --input 'x: B L' --format json --output failed.json").status == 1
+    result = attnshape("show failed.json")
+    assert result.status == 0
+    assert "failing.py:4" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["trace", "average", "--format", "json"], 0),
+        (["trace", "average", "--expect", "output: B L"], 1),
+        (["trace", "averag"], 2),
+    ],
+)
+def test_statuses_of_the_process(arguments: list[str], status: int):
+    result = process(*arguments)
+    assert result.returncode == status, result.stderr
+    assert bool(result.stdout) == (status != 2)
+    assert bool(result.stderr) == (status == 2)
+
+
+def test_no_command_shows_the_help_on_standard_error(attnshape: Attnshape):
+    result = attnshape(*())
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith("Usage: attnshape")
+    assert "error" not in result.err
+
+
+def test_help_and_version_are_data(attnshape: Attnshape):
+    for line in ("--help", "-h", "trace --help", "show --help", "catalog -h", "glossary --help"):
+        result = attnshape(line)
+        assert (result.status, result.err) == (0, ""), line
+        assert result.out.startswith("Usage: attnshape"), line
+    result = attnshape("--version")
+    assert re.fullmatch(r"attnshape \d+\.\d+\.\d+\n", result.out)
+
+
+# what the target prints
+
+
+def test_what_a_target_prints_goes_to_standard_error(attnshape: Attnshape, folder: Path):
+    (folder / "noisy.py").write_text(NOISY)
+    result = attnshape("trace noisy.py:add --input 'x: B L' --format json")
+    assert result.status == 0
+    assert "noise" not in result.out.replace("noisy.py", "")
+    assert result.trace["target"] == "noisy.py:add"
+    for source in ("while importing", "from print", "from os.write", "from a process"):
+        assert f"noise {source}" in result.err
+
+
+@pytest.mark.parametrize("name", ["add_in_c", "add_around"])
+def test_what_is_held_back_in_buffers_goes_to_standard_error_too(name: str, folder: Path):
+    (folder / "noisy.py").write_text(NOISY)
+    result = process("trace", f"noisy.py:{name}", "--input", "x: B L", "--format", "json")
+    assert result.returncode == 0
+    assert "noise from" in result.stderr
+    assert "noise from" not in result.stdout
+
+
+@pytest.mark.filterwarnings("ignore:careful")
+def test_warnings_of_the_code_are_not_mixed_into_data(attnshape: Attnshape, folder: Path):
+    (folder / "warns.py").write_text("import warnings\ndef f(x):\n    warnings.warn('careful')\n    return x + 1\n")
+    result = attnshape("trace warns.py:f --input 'x: B L' --format json")
+    assert result.status == 0
+    assert result.trace["complete"] is True
+
+
+# imports
+
+FAST = [
+    ["--help"],
+    ["--version"],
+    ["trace", "--help"],
+    ["show", "--help"],
+    ["glossary"],
+    ["catalog"],
+    ["catalog", "multi-head"],
+    ["catalog", "nosuch"],
+    ["show", "saved.json"],
+    ["show", "saved.json", "--format", "table", "--explain", "--columns", "step,signature,strides"],
+    ["show", "saved.json", "--format", "json"],
+    ["show", "nosuch.json"],
+    ["trace", "--nosuch"],
+    ["trace", "--heads", "0"],
+    ["trace", "--heads", "x"],
+    ["trace", "--format", "nosuch"],
+    ["trace", "--columns", "nosuch"],
+    ["trace", "--device", "nosuch"],
+    ["trace", "--dtype", "nosuch"],
+    ["trace", "--output", "nosuch/file"],
+    ["trace", "--dim", "nosuch"],
+    ["trace", "--with", "nosuch"],
+    ["trace", "--dropout", "2"],
+]
+
+HEAVY = ("torch", "numpy", "jaxtyping", "beartype", "executing")
+
+
+def test_what_needs_no_torch_imports_none(saved: str, folder: Path):
+    script = (
+        "import sys\n"
+        "from attnshape.cli.run import run\n"
+        f"for arguments in {FAST!r}:\n"
+        "    status = run(arguments)\n"
+        f"    heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "    assert not heavy, (arguments, heavy)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr[-500:]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["show", "saved.json"], ["glossary"]])
+def test_the_process_imports_no_torch(arguments: list[str], saved: str):
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "attnshape", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "attnshape.cli.run" in imported
+    assert not imported & set(HEAVY)
+
+
+# flags
+
+
+def trace_options() -> set[str]:
+    command = typer.main.get_command(app).commands["trace"]  # type: ignore[attr-defined]
+    return {flag for parameter in command.params for flag in parameter.opts}
+
+
+def test_every_symbol_has_its_flag():
+    assert {symbol.flag for symbol in SYMBOLS} <= trace_options()
+
+
+def test_each_flag_sets_its_own_symbol(attnshape: Attnshape, folder: Path):
+    (folder / "every.py").write_text(
+        "import torch\n"
+        "def every(B, H, Hkv, G, Lp, L, Lq, Lk, D, Dk, Dv, W):\n"
+        "    return torch.add, (torch.zeros(B, H, Hkv, G, Lp, L), torch.ones(1))\n"
+    )
+    given = {"--batch": 3, "--heads": 10, "--kv-heads": 5, "--group": 2, "--past": 4, "--length": 6, "--queries": 7}
+    given |= {"--keys": 8, "--d-model": 11, "--d-head": 12, "--d-value": 13, "--window": 9}
+    words = [word for flag, size in given.items() for word in (flag, str(size))]
+    result = attnshape("trace", "every.py:every", *words, "--format", "json")
+    assert result.status == 0, result.err
+    # the table of words: which flag means which symbol
+    expected = {"B": 3, "H": 10, "Hkv": 5, "G": 2, "Lp": 4, "L": 6, "Lq": 7, "Lk": 8, "D": 11, "Dk": 12, "Dv": 13}
+    expected["W"] = 9
+    assert {letter: record["size"] for letter, record in result.trace["sizes"].items()} == expected
+    assert {record["from"] for record in result.trace["sizes"].values()} == {"given"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_of_the_catalog_is_reachable(case: str, attnshape: Attnshape):
+    heads = ["--heads", "1"] if case.startswith("multi-head-concat") else []  # a loop over heads takes its time
+    result = attnshape("trace", case, *heads, "--format", "json")
+    assert (result.status, result.err) == (0, "")
+    assert result.trace["target"] == case
+    assert result.trace["steps"]
+
+
+def test_the_catalog_lists_every_mechanism_in_one_line(attnshape: Attnshape):
+    lines = attnshape("catalog").out.splitlines()
+    assert [line.split()[0] for line in lines] == list(CATALOG)
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_the_catalog_shows_formula_source_sizes_and_code(name: str, attnshape: Attnshape):
+    result = attnshape("catalog", name)
+    assert (result.status, result.err) == (0, "")
+    for part in ("formula\n", "source\n", "cases\n", "code\n", "import torch", f"{name}:"):
+        assert part in result.out
+    flags = set(re.findall(r"--[a-z-]+", result.out.partition("\ncode\n")[0]))
+    assert flags <= trace_options()
+
+
+def test_the_glossary_has_every_word(attnshape: Attnshape):
+    text = attnshape("glossary").out
+    for symbol in SYMBOLS:
+        assert f"`{symbol.letter}`" in text
+        assert symbol.flag in text
+
+
+# files, pipes and terminals
+
+
+def test_output_goes_to_a_file_alone(attnshape: Attnshape, folder: Path):
+    direct = attnshape("trace average --format table")
+    result = attnshape("trace average --format table --output table.txt")
+    assert (result.status, result.out, result.err) == (0, "", "")
+    written = (folder / "table.txt").read_text(encoding="utf-8")
+    assert written.replace(" --output table.txt", "") == direct.out
+    assert [path.name for path in folder.iterdir()] == ["table.txt"]
+
+
+def test_output_replaces_what_a_link_leads_to(attnshape: Attnshape, folder: Path):
+    (folder / "real.md").write_text("old")
+    (folder / "link.md").symlink_to("real.md")
+    (folder / "new.md").symlink_to("later.md")
+    for name in ("link.md", "new.md"):
+        assert attnshape("trace", "average", "--output", name).status == 0
+        assert (folder / name).is_symlink()
+    assert (folder / "real.md").read_text(encoding="utf-8").startswith("`attnshape trace average")
+    assert (folder / "later.md").read_text(encoding="utf-8").startswith("`attnshape trace average")
+
+
+def test_a_failed_request_leaves_the_file_alone(attnshape: Attnshape, folder: Path):
+    (folder / "kept.md").write_text("kept")
+    assert attnshape("trace average --match nosuch --output kept.md").status == 2
+    assert (folder / "kept.md").read_text() == "kept"
+
+
+def test_output_to_a_pipe(attnshape: Attnshape):
+    result = attnshape("trace average --format json --output /dev/stdout")
+    assert result.status == 0
+    assert result.trace["target"] == "average"
+
+
+@pytest.mark.parametrize("arguments", ["glossary", "catalog multi-head", "trace multi-head --format json"])
+def test_a_reader_that_leaves_is_no_error(arguments: str, folder: Path):
+    # `true` reads nothing, and the pipe is closed long before anything is written
+    line = f"{sys.executable} -m attnshape {arguments} | true; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout, result.stderr) == ("0\n", "")
+
+
+def test_head_gets_its_line(saved: str):
+    line = f"{sys.executable} -m attnshape show {saved} --format json | head -1; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout, result.stderr) == ("{\n0\n", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_error():
+    line = f"{sys.executable} -m attnshape glossary > /dev/full"
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert re.fullmatch(r"error: standard output .*\nhint: .*\n", result.stderr)
+
+
+@pytest.mark.parametrize(("closed", "status"), [(">&-", 0), ("2>&-", 0), ("<&-", 0)])
+def test_closed_streams_are_no_crash(closed: str, status: int, saved: str):
+    line = f"{sys.executable} -m attnshape show {saved} {closed}"
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == status
+    assert "Traceback" not in result.stderr
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    """What a command writes to a terminal of 100 columns."""
+    leader, follower = pty.openpty()
+    clean = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "attnshape", *arguments],
+        stdout=follower,
+        stderr=subprocess.DEVNULL,
+        env={**clean, "TERM": "xterm-256color", "COLUMNS": "100", **environment},
+    )
+    os.close(follower)
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:  # Linux says so where the other end is closed
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    os.close(leader)
+    assert child.wait(60) == 0
+    return b"".join(chunks).decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_the_table_and_a_pipe_markdown(saved: str, attnshape: Attnshape, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    colored, plain = on_a_terminal("show", saved), on_a_terminal("show", saved, NO_COLOR="1")
+    table = attnshape("show", saved, "--format", "table").out
+    assert "\x1b" not in plain
+    assert plain == table
+    # colour says nothing that the text doesn't
+    assert "\x1b[" in colored
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
+    assert attnshape("show", saved).out == attnshape("show", saved, "--format", "markdown").out != table
+
+
+def test_a_target_that_exits_is_a_step_that_failed(folder: Path, attnshape: Attnshape):
+    (folder / "leaves.py").write_text("import sys\n\n\ndef leaves(x):\n    y = x + 1\n    sys.exit('enough')\n")
+    result = attnshape("trace", "leaves.py:leaves", "--input", "x: B")
+    assert result.status == 1
+    assert "y = x + 1" in result.out
+    assert "failed at leaves.py:6: SystemExit: enough" in result.out
