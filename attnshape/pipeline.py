@@ -10,7 +10,7 @@ import torch
 
 from attnshape import __version__
 from attnshape.catalog.canary import annotations_are_checked
-from attnshape.checking.expectations import parse_expectations, verify
+from attnshape.checking.expectations import declared_result, parse_expectations, verify
 from attnshape.checking.signatures import checks_work
 from attnshape.checking.steps import Checked, check_steps
 from attnshape.errors import AttnshapeError
@@ -24,6 +24,7 @@ from attnshape.model import Trace
 from attnshape.remarks import failure_of, notes, preconditions
 from attnshape.settings import Settings
 from attnshape.sizes import resolve
+from attnshape.target.annotations import annotated_result
 from attnshape.target.find import find_target
 from attnshape.target.request import Placement, Request, Target
 from attnshape.tracing.fold import fold
@@ -50,7 +51,10 @@ def trace_request(request: Request, settings: Settings) -> Trace:
         explorer = Explorer(lambda numbers: _small_run(target, numbers, placement))
         plan = Plan(sizes)
         refuse_too_large(explorer, plan, placement.device)
-        actual = fold(record(target.build(sizes.numbers, placement), settings.seed))
+        runnable = target.build(sizes.numbers, placement)
+        if not target.library and checks_work():
+            expected += declared_result(annotated_result(runnable.signature_of), list(sizes.records))
+        actual = fold(record(runnable, settings.seed))
         variation = explorer.vary(plan, actual)
         assembled = assemble(actual, variation, sizes.numbers)
         if assembled.unsure:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnshape import axis
@@ -23,6 +24,18 @@ class Expected:
 
     name: str
     signature: str
+    kind: str | None = None
+    """jaxtyping's type, such as `Float`, where that is declared too."""
+
+
+def declared_result(declared: tuple[str, str] | None, letters: Collection[str]) -> tuple[Expected, ...]:
+    """Return what the target's own return annotation promises, where all its letters are sizes of the target."""
+    if declared is None:
+        return ()
+    kind, signature = declared
+    words = re.findall(r"[^\W\d]\w*", signature)
+    plain = not set(signature) & set("#*.?=")
+    return (Expected(OUTPUT, signature, kind),) if plain and all(word in letters for word in words) else ()
 
 
 def parse_expectations(texts: Sequence[str], letters: Sequence[str]) -> tuple[Expected, ...]:
@@ -62,7 +75,7 @@ def _verdict(wanted: Expected, runs: Runs) -> Expectation:
     for place, (sizes, run) in enumerate(runs):
         for tensor in tensors_named(wanted.name, run):
             with bound(sizes):
-                if not holds(wanted.signature, tensor.shape, tensor.dtype):
+                if not holds(wanted.signature, tensor.shape, tensor.dtype, wanted.kind):
                     why = _difference(wanted.signature, tensor, sizes)
                     return Expectation(wanted.name, wanted.signature, False, why + (_at(sizes) if place else ""))
     return Expectation(wanted.name, wanted.signature, True)

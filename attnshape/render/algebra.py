@@ -9,7 +9,7 @@ from math import isqrt, prod, sqrt
 from attnshape.model import Step, TensorRecord, Trace
 from attnshape.render.axes import AxisSize, named, pairs, place
 from attnshape.render.expression import one_line
-from attnshape.render.reference import operands, operation
+from attnshape.render.reference import operands, operation, role
 from attnshape.render.text import visible
 
 _VERBS = {"add": "Adds", "sub": "Subtracts", "mul": "Multiplies"}
@@ -33,16 +33,22 @@ def product(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRe
     if contracted is None:
         return None
     what = f"Contracts {named(contracted)}: "
-    if step.role == "scores" and len(result.shape) > 1:
+    matrices = len(given) > 1 and all(len(one.shape) > 1 for one in given[:2])
+    if step.role == "scores" and matrices and not any(operand.parameter for operand in step.operands):
         each = " × ".join(map(named, pairs(result)))
         return f"{what}{prod(result.shape):,} scores ({each}), each the dot product of a query and a key"
     if step.role == "context" and result.shape:
         vectors, last = prod(result.shape[:-1]), pairs(result)[-1]
-        if operation(step.operation) != "einsum":
+        if operation(step.operation) != "einsum" and _weights_come_first(trace, step):
             each = f"each of {vectors:,} vectors of {named(last)} numbers"
             return f"{what}{each} is a weighted sum of {contracted[1]:,} values"
     before = " and ".join(visible(one.signature) for one in given[:2])
     return f"{what}{before} become {visible(result.signature) or 'a scalar'}"
+
+
+def _weights_come_first(trace: Trace, step: Step) -> bool:
+    """Return whether the first operand is the softmax's result, or that result after dropout."""
+    return bool(step.operands) and role(trace, step.operands[0]) in ("softmax", "dropout")
 
 
 def softmax(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:

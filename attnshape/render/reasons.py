@@ -8,7 +8,7 @@ from collections.abc import Callable
 from attnshape.model import Step, TensorRecord, Trace
 from attnshape.render.algebra import scores_width
 from attnshape.render.axes import HEADS, named, pairs
-from attnshape.render.reference import operation
+from attnshape.render.reference import operation, role
 from attnshape.render.text import visible
 
 _NEAR = 64
@@ -40,7 +40,8 @@ def _transpose(trace: Trace, step: Step, result: TensorRecord) -> str:
     rows, columns = pairs(result)[-2:]
     if any(_contracts_rows(step, user) for user in trace.steps[step.index : step.index + _NEAR]):
         return f"so that the scores' product can contract {named(rows)}"
-    if len(result.axes) > 2 and result.axes[-3].expression in HEADS:
+    after_split = any(role(trace, operand) == "split" for operand in step.operands)
+    if after_split and len(result.axes) > 2 and result.axes[-3].expression in HEADS:
         return f"so that each head has a matrix of its own, {named(rows)} × {named(columns)}"
     return ""
 

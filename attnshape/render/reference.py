@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnshape.model import NamedTensor, Reference, Step, TensorRecord, Trace
+from attnshape.model import NamedTensor, Reference, Role, Step, TensorRecord, Trace
 from attnshape.render.numbers import memory
 from attnshape.render.text import visible
 
@@ -15,6 +15,12 @@ def resolve(trace: Trace, reference: Reference) -> NamedTensor | None:
         return None
     outputs = trace.step(reference.step).outputs
     return outputs[reference.output] if 0 <= reference.output < len(outputs) else None
+
+
+def role(trace: Trace, reference: Reference) -> Role | None:
+    """Return the role of the step that made what is meant, None where it has none or no step made it."""
+    index = reference.step
+    return trace.step(index).role if index is not None and 0 < index <= len(trace.steps) else None
 
 
 def words(trace: Trace, reference: Reference | None) -> str:

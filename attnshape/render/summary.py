@@ -124,7 +124,8 @@ def _failure(failure: Failure) -> list[Remark]:
         lines.append(Remark(f"the library says: {visible(failure.error)}"))
     for operand in failure.operands:
         shape = " ".join(map(str, operand.tensor.shape)) or "scalar"
-        lines.append(Remark(f"{visible(operand.name)}: {visible(operand.tensor.signature)} ({shape})"))
+        signature = visible(operand.tensor.signature)
+        lines.append(Remark(f"{visible(operand.name)}: " + (f"{signature} ({shape})" if signature != shape else shape)))
     if failure.hint:
         lines.append(Remark(f"hint: {visible(failure.hint)}"))
     return lines

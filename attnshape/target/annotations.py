@@ -23,6 +23,17 @@ def annotated_inputs(function: Any) -> list[TensorSpec]:
     return specs
 
 
+def annotated_result(function: Any) -> tuple[str, str] | None:
+    """Return the kind and the dims string that a callable declares for its one result: `Float`, `B L D`."""
+    try:
+        annotation = inspect.signature(function, eval_str=True).return_annotation
+    except Exception:  # noqa: BLE001 - annotations may name what exists for type checkers alone
+        return None
+    if not hasattr(annotation, "dim_str") or not hasattr(annotation, "dtypes"):
+        return None
+    return annotation.__name__.partition("[")[0], " ".join(annotation.dim_str.split())
+
+
 def _annotations(function: Any) -> list[tuple[str, Any]]:
     if function is None or not callable(function):
         return []

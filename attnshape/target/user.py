@@ -28,7 +28,7 @@ def user_target(request: Request, where: str, path: str) -> Target:
     module = import_target(where)
     specs = tuple(parse_spec("--input", text) for text in request.inputs)
     letters = {*BY_LETTER, *request.own}
-    _check_symbols(specs, letters)
+    _check_symbols(specs, letters, "--input")
     first = _first_name(path, module)
     if _is_case(first, path, request, letters):
         return _case_target(request, first)
@@ -41,7 +41,7 @@ def user_target(request: Request, where: str, path: str) -> Target:
     if not specs:
         function = _without_building(first, path)
         annotated = [spec for spec in annotated_inputs(function) if spec.name not in request.arguments]
-        _check_symbols(annotated, letters)
+        _check_symbols(annotated, letters, "the annotation")
         specs = tuple(annotated)
         used |= {symbol for spec in specs for symbol in spec.symbols}
 
@@ -168,19 +168,26 @@ def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> R
             f"{label} takes {', '.join(names)}; nothing is given for {', '.join(missing)}",
             f'describe each tensor: --input "{missing[0]}: B L D", and other arguments with --with "{missing[0]}=…"',
         )
-    only_positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_ONLY]
-    args = [values[name] for name in only_positional if name in values]
-    if inspect.Parameter.VAR_POSITIONAL in kinds and inspect.Parameter.VAR_KEYWORD not in kinds:
-        args += [value for name, value in values.items() if name not in names]
-        only_positional += [name for name in values if name not in names]
-    return Runnable(function, tuple(args), {name: v for name, v in values.items() if name not in only_positional})
+    # what no parameter is named after goes to *args: tensors, or everything where there is no **kwargs
+    to_any = inspect.Parameter.VAR_POSITIONAL in kinds
+    extra = [
+        name
+        for name, value in values.items()
+        if to_any
+        and name not in names
+        and (isinstance(value, torch.Tensor) or inspect.Parameter.VAR_KEYWORD not in kinds)
+    ]
+    by_place = {inspect.Parameter.POSITIONAL_ONLY, *([inspect.Parameter.POSITIONAL_OR_KEYWORD] if extra else [])}
+    positional = [p.name for p in parameters.values() if p.kind in by_place and p.name in values] + extra
+    others = {name: value for name, value in values.items() if name not in positional}
+    return Runnable(function, tuple(values[name] for name in positional), others)
 
 
-def _check_symbols(specs: Sequence[TensorSpec], letters: set[str]) -> None:
+def _check_symbols(specs: Sequence[TensorSpec], letters: set[str], said: str) -> None:
     for spec in specs:
         for symbol in spec.symbols:
             if symbol not in letters:
                 raise AttnshapeError(
-                    f"--input {f'{spec.name}: {spec.signature}'!r}: {symbol} isn't a size symbol",
+                    f"{said} {f'{spec.name}: {spec.signature}'!r}: {symbol} isn't a size symbol",
                     f"{nearest(symbol, sorted(letters), 'the symbols are')} (or define your own: --dim {symbol}=4)",
                 )

@@ -191,6 +191,13 @@ class Recorder(TorchFunctionMode):
         place, _ = self._places.find(outer)
         self._assign(place, result)
 
+    def _known_name(self, tensor: Tensor) -> str | None:
+        """Return the input, the parameter, or the named result that a tensor is."""
+        reference = self.ledger.reference(tensor)
+        if reference.step is not None:
+            return self.steps[reference.step - 1].outputs[reference.output].name
+        return reference.input or reference.parameter
+
     def _failed(
         self,
         error: Exception,
@@ -215,7 +222,7 @@ class Recorder(TorchFunctionMode):
             place,
             [
                 (
-                    names.get(id(operand), f"operand {position}"),
+                    names.get(id(operand)) or self._known_name(operand) or f"operand {position}",
                     facts(operand, "new", self.ledger.reference(operand), self.ledger.root(operand)),
                 )
                 for position, operand in enumerate(operands, 1)

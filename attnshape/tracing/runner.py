@@ -36,8 +36,13 @@ class Runnable:
         """Return the tensors among the arguments under the callable's own parameter names."""
         return list(dict(item for name, value in self._bound().items() for item in paths(name, value)).items())
 
+    @property
+    def signature_of(self) -> Callable[..., Any]:
+        """What has the parameters: a module's `forward`, else the callable itself."""
+        return self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
+
     def _bound(self) -> Mapping[str, Any]:
-        target: Any = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
+        target = self.signature_of
         try:
             arguments = inspect.signature(target).bind(*self.args, **self.kwargs).arguments
         except (
@@ -82,7 +87,7 @@ def paths(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in a value with the paths to them: `output`, `output[0]`, `output.context`, `output['k']`.
 
     >>> [path for path, _ in paths("output", (torch.ones(1), {"k": torch.ones(1)}))]
-    ['output[0]', "output['k']"]
+    ['output[0]', "output[1]['k']"]
     """
     if isinstance(value, Tensor):
         yield name, value
