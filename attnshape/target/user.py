@@ -168,15 +168,9 @@ def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> R
             f"{label} takes {', '.join(names)}; nothing is given for {', '.join(missing)}",
             f'describe each tensor: --input "{missing[0]}: B L D", and other arguments with --with "{missing[0]}=…"',
         )
-    # what no parameter is named after goes to *args: tensors, or everything where there is no **kwargs
-    to_any = inspect.Parameter.VAR_POSITIONAL in kinds
-    extra = [
-        name
-        for name, value in values.items()
-        if to_any
-        and name not in names
-        and (isinstance(value, torch.Tensor) or inspect.Parameter.VAR_KEYWORD not in kinds)
-    ]
+    # what no parameter is named after goes to **kwargs by name where there is one, else to *args in order
+    to_args = inspect.Parameter.VAR_POSITIONAL in kinds and inspect.Parameter.VAR_KEYWORD not in kinds
+    extra = [name for name in values if to_args and name not in names]
     by_place = {inspect.Parameter.POSITIONAL_ONLY, *([inspect.Parameter.POSITIONAL_OR_KEYWORD] if extra else [])}
     positional = [p.name for p in parameters.values() if p.kind in by_place and p.name in values] + extra
     others = {name: value for name, value in values.items() if name not in positional}

@@ -110,3 +110,29 @@ def test_the_annotations_dtype_counts(kind, verdict, tmp_path):
     """
     made = trace(tmp_path, source, "x: B Dk")
     assert checked(made, "a") == ("B Dk", verdict)
+
+
+@pytest.mark.parametrize(
+    ("returned", "holds"),
+    [('Float[Tensor, "B Lq Dk"]', True), ('Float[Tensor, "B Dk Lq"]', False), ('Int[Tensor, "B Lq Dk"]', False)],
+)
+def test_the_targets_own_return_annotation_is_an_expectation(returned, holds, tmp_path):
+    source = f"""
+    from jaxtyping import Float, Int
+
+    def f(q) -> {returned}:
+        return q * 2
+    """
+    made = trace(tmp_path, source, "q: B Lq Dk", Lq=8, Dk=8)
+    assert [expectation.holds for expectation in made.expectations] == [holds]
+    assert made.found_something is not holds
+
+
+def test_a_return_annotation_in_letters_of_another_kind_is_left_alone(tmp_path):
+    source = """
+    from jaxtyping import Float
+
+    def f(q) -> Float[Tensor, "batch *rest"]:
+        return q * 2
+    """
+    assert trace(tmp_path, source, "q: B Lq Dk").expectations == ()
