@@ -16,6 +16,8 @@ def main() -> None:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:
         status = 130
+    # nor is there anything to gain from a last collection of all that torch made, which the interpreter does at exit
+    gc.freeze()
     sys.exit(status)
 
 

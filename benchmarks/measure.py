@@ -1,5 +1,6 @@
 """Interleaved rounds of whole processes, since a machine's speed drifts while it is measured."""
 
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,9 @@ ROOT = Path(__file__).parents[1]
 TIME_LIMIT = 300
 
 Sample = TypeVar("Sample")
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Installed packages have their bytecode; without it each run would compile this one anew."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Measured(Generic[Sample]):
 def output_of(command: Sequence[str]) -> str:
     """Run a command in the project's folder and return what it printed."""
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIME_LIMIT)
+        done = subprocess.run(
+            command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=TIME_LIMIT
+        )
     except OSError as error:
         raise NotMeasuredError(f"{command[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:

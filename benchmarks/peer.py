@@ -19,16 +19,9 @@ WARMING_CALLS = 3
 
 
 def _attnshape() -> Trace:
-    import attnshape
+    from attnshape.tracing.runner import Runnable, record
 
-    sizes = {"B": subject.B, "H": subject.H, "Lq": subject.Lq, "Lk": subject.Lk, "D": subject.D}
-
-    def trace(model: Any, inputs: tuple[Any, ...]) -> Any:
-        with attnshape.record(sizes=sizes) as recording:
-            model(*inputs)
-        return recording.trace
-
-    return trace
+    return lambda model, inputs: record(Runnable(model, inputs), seed=0)
 
 
 def _torchinfo() -> Trace:

@@ -71,7 +71,7 @@ class Explorer:
                 break
             best = found
         best = best if best.complete else self._free_from_fixed(best, actual)
-        return self._witnessed(best, actual, [witness.reverse(best.plan.unknowns)])
+        return self._witnessed(best, actual, [witness.reverse(best.plan), *witness.large(best.plan)])
 
     def extend(self, variation: Variation, actual: RawTrace, rounds: int) -> Variation:
         """Return the variation with more rounds and witnesses, as far as these take the same steps."""
@@ -82,7 +82,7 @@ class Explorer:
                 break
             runs.append(run)
         variation = replace(variation, runs=tuple(runs))
-        return self._witnessed(variation, actual, witness.mixed(variation.plan.unknowns))
+        return self._witnessed(variation, actual, witness.mixed(variation.plan))
 
     def _witnessed(self, variation: Variation, actual: RawTrace, choices: Iterable[Mapping[str, int]]) -> Variation:
         """Add the runs at the chosen numbers of the unknowns that take the same steps."""

@@ -25,6 +25,11 @@ def takes_receiver(func: Callable[..., Any]) -> bool:
     return getattr(torch.Tensor, name, None) is func or name == "__get__"
 
 
+def reads_attribute(func: Callable[..., Any]) -> bool:
+    """Say whether the call is the reading of an attribute, as in `x.shape` and `x.mT`."""
+    return getattr(func, "__name__", "") == "__get__"
+
+
 def writes_elements(func: Callable[..., Any]) -> bool:
     """Say whether the call is `x[…] = y`, which returns nothing."""
     return func in _ELEMENT_WRITES

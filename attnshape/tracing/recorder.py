@@ -15,7 +15,13 @@ from attnshape.model import Reference
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.modules import ModuleStack
 from attnshape.tracing.naming import calls_itself, plain_variables, rearranges
-from attnshape.tracing.operations import operation_name, takes_receiver, writes_elements, writes_receiver
+from attnshape.tracing.operations import (
+    operation_name,
+    reads_attribute,
+    takes_receiver,
+    writes_elements,
+    writes_receiver,
+)
 from attnshape.tracing.places import Places
 from attnshape.tracing.raw import Place, RawFailure, RawOutput, RawStep
 from attnshape.tracing.storage import Ledger, facts
@@ -59,6 +65,12 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         keywords = kwargs or {}
+        if reads_attribute(func):
+            value = func(*args, **keywords)
+            if not isinstance(value, Tensor):
+                return value
+            self._guarded(self._record, func, args, keywords, [args[0]], [value], None, value)
+            return value
         operands = list(tensors_in((args, keywords)))
         versions = [_version(operand) for operand in operands]
         try:
