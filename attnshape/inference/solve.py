@@ -124,7 +124,7 @@ class Solver:
         return written(monomial, self._plan.symbols) if monomial is not None else None
 
     def _multiple(self, values: Values, text: str, numbers: Values) -> str | None:
-        """Return the values as a product of a known sum and others: `D*(Lp+L)`."""
+        """Return the values as a product of a known sum and others: `D*(Lp+L)`, `H*(L+1)*(L+1)`."""
         if any(value % number for value, number in zip(values, numbers, strict=True)):
             return None
         quotient = tuple(value // number for value, number in zip(values, numbers, strict=True))
@@ -133,8 +133,12 @@ class Solver:
             return text
         if all(value == quotient[0] for value in quotient):
             return f"{quotient[0]}*{inner}"
-        product = self.product(quotient)
-        return f"{product}*{inner}" if product is not None and "//" not in product else None
+        rest = self.product(quotient)
+        if rest is None and numbers != quotient:
+            rest = self._multiple(quotient, text, numbers)
+        elif rest is None:
+            rest = inner
+        return f"{rest}*{inner}" if rest is not None and "//" not in rest else None
 
     def _quotients(self, values: Values) -> Iterator[tuple[str, Values]]:
         """Yield the values themselves, then what is left when one or two symbols that divide them are taken out."""
