@@ -406,3 +406,32 @@ def test_a_target_that_exits_is_a_step_that_failed(folder: Path, attnshape: Attn
     assert result.status == 1
     assert "y = x + 1" in result.out
     assert "failed at leaves.py:6: SystemExit: enough" in result.out
+
+
+LEAVING = """\
+import atexit
+import threading
+import time
+
+
+def note(name):
+    open(name, "w").write("done")
+
+
+def at_exit(x):
+    atexit.register(note, "at_exit.out")
+    return x + 1
+
+
+def in_a_thread(x):
+    threading.Thread(target=lambda: (time.sleep(0.5), note("in_a_thread.out"))).start()
+    return x + 1
+"""
+
+
+@pytest.mark.parametrize("name", ["at_exit", "in_a_thread"])
+def test_what_the_target_has_left_to_do_at_exit_is_done(name: str, folder: Path):
+    (folder / "leaving.py").write_text(LEAVING)
+    result = process("trace", f"leaving.py:{name}", "--input", "x: B")
+    assert result.returncode == 0
+    assert (folder / f"{name}.out").read_text() == "done"
