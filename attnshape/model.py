@@ -159,6 +159,7 @@ class Expectation(Struct, frozen=True):
     signature: str
     holds: bool
     why: str | None = None
+    """Where it doesn't hold: what differs. Where it does: what the verdict is limited to."""
 
 
 class Trace(Struct, frozen=True, kw_only=True):

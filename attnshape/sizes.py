@@ -175,8 +175,6 @@ def _widths(letters: set[str], numbers: dict[str, Size]) -> None:
             _derive("D", "H*Dk", heads * _default("Dk", numbers), numbers)
         else:
             _derive("Dk", "D//H", width // heads, numbers)
-    else:
-        return
 
 
 def _derive(letter: str, expression: str, size: int, numbers: dict[str, Size]) -> None:

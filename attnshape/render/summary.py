@@ -56,7 +56,8 @@ def footer(trace: Trace, shown: int) -> tuple[Remark, ...]:
     for one in trace.expectations:
         name = f"{visible(one.name)}: {visible(one.signature)}"
         why = f", but {visible(one.why)}" if one.why else ", which doesn't hold"
-        remarks.append(Remark(f"✓ {name}", "good") if one.holds else Remark(f"✗ expected {name}{why}", "bad"))
+        limits = f" ({visible(one.why)})" if one.why else ""
+        remarks.append(Remark(f"✓ {name}{limits}", "good") if one.holds else Remark(f"✗ expected {name}{why}", "bad"))
     return tuple(remarks)
 
 

@@ -214,3 +214,10 @@ def test_symbols_are_bound_only_inside():
 )
 def test_the_kind_of_a_dtype(dtype, name):
     assert kind_of(dtype).__name__ == name
+
+
+def test_a_verdict_that_rests_on_one_run_says_so(tmp_path):
+    source = "def f(q):\n    assert q.shape[1] > 5000\n    a = q @ q.mT\n    return a"
+    made = trace(tmp_path, source, "q: L Dk", expect=("a: L L",), L=8, Dk=6000)
+    assert [(one.holds, one.why) for one in made.expectations] == [(True, "at this run's sizes only")]
+    assert "matched only" in " ".join(made.notes)
