@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from attnshape import __version__
-from attnshape.catalog.canary import annotations_are_checked
 from attnshape.checking.expectations import declared_result, parse_expectations, verify
 from attnshape.checking.signatures import checks_work
 from attnshape.checking.steps import Checked, check_steps
@@ -64,7 +63,7 @@ def trace_request(request: Request, settings: Settings) -> Trace:
     if variation.complete:
         runs += variation.every
     expectations = verify(expected, runs)
-    checks_count = checks_work() and (not target.library or annotations_are_checked())
+    checks_count = checks_work() and (not target.library or _catalog_is_checked())
     checked = (
         check_steps(assembled.inputs, assembled.steps, runs)
         if checks_count
@@ -90,6 +89,13 @@ def trace_request(request: Request, settings: Settings) -> Trace:
         failure=failure_of(actual.failure, checked.inputs, checked.steps) if actual.failure is not None else None,
         expectations=expectations,
     )
+
+
+def _catalog_is_checked() -> bool:
+    # beartype takes a while to import, and only the catalog needs it
+    from attnshape.catalog.canary import annotations_are_checked
+
+    return annotations_are_checked()
 
 
 def _small_run(target: Target, numbers: Mapping[str, int], placement: Placement) -> RawTrace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 from collections.abc import Sequence
 
 from attnshape.inference.assemble import reference_tensor
@@ -87,13 +88,6 @@ def _plain(tensor: RawTensor) -> TensorRecord:
         axes=tuple(Axis(str(size), "literal", unexplained=True) for size in tensor.shape),
         strides=tuple(str(stride) for stride in tensor.stride),
         contiguous=tensor.contiguous,
-        bytes=tensor.itemsize * _count(tensor.shape),
+        bytes=tensor.itemsize * math.prod(tensor.shape),
         storage=Storage(tensor.kind, tensor.of, tensor.root),
     )
-
-
-def _count(shape: Sequence[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -52,4 +53,5 @@ def _kind_named(kind: str | None, dtype: str) -> Any:
 
 def kind_of(dtype: str) -> Any:
     """Return jaxtyping's type for a dtype: `Float` for `float32`."""
-    return _KINDS.get(dtype.rstrip("0123456789_efmnuz"), _KINDS.get(dtype.rstrip("0123456789"), Shaped))
+    family = re.match("[a-z]*", dtype)
+    return _KINDS.get(family[0] if family else "", Shaped)

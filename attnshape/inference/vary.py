@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from attnshape.inference import witness
 from attnshape.inference.plan import Constraint, Equal, Fixed, Multiple, Plan
-from attnshape.tracing.raw import RawTrace
+from attnshape.tracing.raw import RawStep, RawTrace
 
 Attempt = Callable[[Mapping[str, int]], RawTrace]
 _ROUNDS = 3
@@ -172,15 +172,14 @@ def _common(run: RawTrace, actual: RawTrace) -> int:
     """Return how many leading steps are the same."""
     count = 0
     for mine, theirs in zip(run.steps, actual.steps, strict=False):
-        if mine.key != theirs.key or len(mine.outputs) != len(theirs.outputs) or _ranks_differ(mine, theirs):
+        if mine.key != theirs.key or _ranks(mine) != _ranks(theirs):
             break
         count += 1
     return count
 
 
-def _ranks_differ(mine: object, theirs: object) -> bool:
-    first = [len(output.tensor.shape) for output in getattr(mine, "outputs", ())]
-    return first != [len(output.tensor.shape) for output in getattr(theirs, "outputs", ())]
+def _ranks(step: RawStep) -> list[int]:
+    return [len(output.tensor.shape) for output in step.outputs]
 
 
 def _same(run: RawTrace, actual: RawTrace) -> bool:

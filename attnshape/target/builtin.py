@@ -13,6 +13,7 @@ from attnshape.catalog.load import load
 from attnshape.dims import flag_of
 from attnshape.errors import AttnshapeError
 from attnshape.hints import nearest
+from attnshape.target.contents import building
 from attnshape.target.request import Placement, Request, Target
 from attnshape.target.user import from_case
 from attnshape.tracing.runner import Runnable
@@ -43,10 +44,7 @@ def builtin_target(request: Request, name: str, case: str) -> Target:
         # a function has no training mode of its own, so its case takes it
         chosen = {**request.options, "train": placement.train} if "train" in options else request.options
         torch.manual_seed(placement.seed)
-        if placement.device.type == "meta":
-            with torch.device("meta"):
-                result = function(*(numbers[letter] for letter in sizes), **chosen)
-        else:
+        with building(placement):
             result = function(*(numbers[letter] for letter in sizes), **chosen)
         return from_case(name, result, placement)
 

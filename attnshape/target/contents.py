@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,11 @@ from attnshape.signature import TensorSpec
 from attnshape.sizes import LARGEST
 from attnshape.target.locate import reason
 from attnshape.target.request import Placement
+
+
+def building(placement: Placement) -> AbstractContextManager[object]:
+    """Return the context to build a target in: on meta from the start, since a large one fits nowhere else."""
+    return torch.device("meta") if placement.device.type == "meta" else nullcontext()
 
 
 def make(spec: TensorSpec, numbers: Mapping[str, int], placement: Placement) -> Tensor:

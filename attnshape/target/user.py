@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from attnshape.errors import AttnshapeError
 from attnshape.hints import nearest
 from attnshape.signature import TensorSpec, parse_spec
 from attnshape.target.annotations import annotated_inputs
-from attnshape.target.contents import make, place
+from attnshape.target.contents import building, make, place
 from attnshape.target.evaluate import Names, evaluate, names_used, reach, required_parameters
 from attnshape.target.locate import import_target, origin, reason
 from attnshape.target.request import Placement, Request, Target
@@ -29,14 +28,15 @@ def user_target(request: Request, where: str, path: str) -> Target:
     specs = tuple(parse_spec("--input", text) for text in request.inputs)
     letters = {*BY_LETTER, *request.own}
     _check_symbols(specs, letters, "--input")
-    first = _first_name(path, module)
+    root = path.partition(".")[0].partition("(")[0].partition("[")[0].strip()
+    first: Any = getattr(module, root, None)
     if _is_case(first, path, request, letters):
         return _case_target(request, first)
     texts = [("the target", path), *(("--with", text) for text in request.arguments.values())]
     if request.init is not None:
         texts.append(("--init", request.init))
     used = {name for flag, text in texts for name in names_used(flag, text) if name in letters}
-    used -= {path.partition(".")[0].partition("(")[0].partition("[")[0]} - set(request.own)
+    used -= {root} - set(request.own)
     used |= {symbol for spec in specs for symbol in spec.symbols}
     if not specs:
         function = _without_building(first, path)
@@ -48,10 +48,7 @@ def user_target(request: Request, where: str, path: str) -> Target:
     def build(numbers: Mapping[str, int], placement: Placement) -> Runnable:
         names = Names(numbers, module)
         torch.manual_seed(placement.seed)
-        if placement.device.type == "meta":
-            with torch.device("meta"):
-                function = reach(path, request.init, module, names)
-        else:
+        with building(placement):
             function = reach(path, request.init, module, names)
         if "(" not in path and not inspect.isclass(first):
             function = _copied(function)
@@ -69,11 +66,6 @@ def user_target(request: Request, where: str, path: str) -> Target:
         return _bind(function, request.target, values)
 
     return Target(request.target, tuple(sorted(used)), request.given, build, library=False)
-
-
-def _first_name(path: str, module: ModuleType) -> Any:
-    """Return what the path's first name stands for, None where that isn't one."""
-    return getattr(module, path.partition(".")[0].partition("(")[0].partition("[")[0].strip(), None)
 
 
 def _copied(value: Any) -> Any:
@@ -151,7 +143,7 @@ def from_case(label: str, result: Any, placement: Placement) -> Runnable:
 
 def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> Runnable:
     """Return the call with each value under its parameter. Raises AttnshapeError where the names don't fit."""
-    target: Any = function.forward if isinstance(function, torch.nn.Module) else function
+    target = Runnable(function).signature_of
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):

@@ -17,6 +17,7 @@ from attnshape.catalog.registry import CATALOG
 from attnshape.cli.app import app
 from attnshape.dims import SYMBOLS
 from tests.cli.running import Attnshape
+from tests.terminal import read_all
 
 CASES = [f"{name}:{case.name}" for name in CATALOG for case in describe(name).cases]
 
@@ -374,18 +375,9 @@ def on_a_terminal(*arguments: str, **environment: str) -> str:
         env={**clean, "TERM": "xterm-256color", "COLUMNS": "100", **environment},
     )
     os.close(follower)
-    chunks = []
-    while True:
-        try:
-            chunk = os.read(leader, 65536)
-        except OSError:  # Linux says so where the other end is closed
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
-    os.close(leader)
+    printed = read_all(leader)
     assert child.wait(60) == 0
-    return b"".join(chunks).decode().replace("\r\n", "\n")
+    return printed
 
 
 def test_a_terminal_gets_the_table_and_a_pipe_markdown(saved: str, attnshape: Attnshape, monkeypatch):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.terminal import read_all
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```console\n\$ (?P<command>.*?)\n(?P<output>.*?)```", re.DOTALL)
@@ -28,18 +30,9 @@ def run_in_terminal(command: str) -> str:
     here = command.replace("attnshape ", f"{shlex.quote(sys.executable)} -m attnshape ", 1)
     process = subprocess.Popen(here, shell=True, cwd=ROOT, stdout=slave, stderr=slave, stdin=slave, env=environment)
     os.close(slave)
-    chunks = []
-    while True:
-        try:
-            chunk = os.read(master, 65536)
-        except OSError:  # the terminal is closed once the process has ended
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
+    printed = read_all(master)
     process.wait()
-    os.close(master)
-    return b"".join(chunks).decode().replace("\r\n", "\n")
+    return printed
 
 
 BLOCKS = list(BLOCK.finditer(README.read_text()))
