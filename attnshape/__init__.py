@@ -1,3 +1,35 @@
-"""attnshape shows, proves and documents the shapes inside attention code."""
+"""attnshape shows, proves and documents the shapes inside attention code.
+
+`trace` runs attention code and returns what it does with shapes as a `Trace`; `record` watches code that already runs.
+Nothing slow is imported before the first use of one of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnshape.errors import AttnshapeError
+
+if TYPE_CHECKING:
+    from attnshape.api import record, trace
+    from attnshape.model import Trace
+    from attnshape.recording import Recording
 
 __version__ = "0.1.0"
+__all__ = ["AttnshapeError", "Recording", "Trace", "__version__", "record", "trace"]
+
+_HOMES = {"Recording": "recording", "Trace": "model", "record": "api", "trace": "api"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

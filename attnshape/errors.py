@@ -17,9 +17,19 @@ class ExitStatus(enum.IntEnum):
 
 
 class AttnshapeError(Exception):
-    """A request that can't be carried out: what is wrong in one paragraph, and the way out as a hint."""
+    """A request that can't be carried out: what is wrong in one paragraph, and the way out as a hint.
+
+    >>> import attnshape
+    >>> try:
+    ...     attnshape.trace("multi-hed")
+    ... except attnshape.AttnshapeError as error:
+    ...     print(error.message)
+    there is no mechanism 'multi-hed' in the catalog
+    """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from attnshape.errors import AttnshapeError
-from attnshape.model import SCHEMA, Reference, Trace
+from attnshape.model import SCHEMA, Reference, TensorRecord, Trace
 
 
 def to_json(trace: Trace) -> str:
@@ -69,6 +69,18 @@ def _refuse_dangling(trace: Trace, name: str, hint: str) -> None:
     for place, step in enumerate(trace.steps, 1):
         if step.index != place or not step.outputs or (step.parent is not None and not 0 < step.parent < place):
             raise AttnshapeError(f"{name} isn't a whole trace: step {place} is out of place", hint)
+        for output in step.outputs:
+            if output.inner is not None and (output.inner.step or 0) <= place:
+                raise AttnshapeError(f"{name} isn't a whole trace: step {place} has no inner step", hint)
+    for loop in trace.loops:
+        if not 0 < loop.first <= loop.last <= len(trace.steps):
+            raise AttnshapeError(f"{name} isn't a whole trace: a loop has no steps", hint)
+    for tensor in _tensors(trace):
+        # sparse tensors have no strides
+        if len(tensor.axes) != len(tensor.shape) or len(tensor.stride) not in (0, len(tensor.shape)):
+            raise AttnshapeError(f"{name} isn't a whole trace: a tensor's axes aren't as many as its shape's", hint)
+        if len(tensor.strides) != len(tensor.stride) or any(size < 0 for size in tensor.shape):
+            raise AttnshapeError(f"{name} isn't a whole trace: a tensor's shape and strides don't fit", hint)
     for reference in _references(trace):
         if reference.step is not None and not (
             0 < reference.step <= len(counts) and 0 <= reference.output < counts[reference.step - 1]
@@ -78,14 +90,23 @@ def _refuse_dangling(trace: Trace, name: str, hint: str) -> None:
             )
 
 
+def _tensors(trace: Trace) -> Iterator[TensorRecord]:
+    for named in (*trace.inputs, *(output for step in trace.steps for output in step.outputs)):
+        yield named.tensor
+    if trace.failure is not None:
+        yield from (operand.tensor for operand in trace.failure.operands)
+
+
 def _references(trace: Trace) -> Iterator[Reference]:
     for step in trace.steps:
         yield from step.operands
     for output in trace.outputs:
         yield output.of
-    tensors = [*trace.inputs, *(output for step in trace.steps for output in step.outputs)]
-    for named in tensors:
-        yield from (r for r in (named.tensor.storage.of, named.tensor.storage.root) if r is not None)
+    if trace.peak is not msgspec.UNSET and trace.peak.step is not None:
+        yield Reference(step=trace.peak.step)
+    yield from (output.inner for step in trace.steps for output in step.outputs if output.inner is not None)
+    for tensor in _tensors(trace):
+        yield from (r for r in (tensor.storage.of, tensor.storage.root) if r is not None)
 
 
 def _schema_of(text: str | bytes) -> str | None:

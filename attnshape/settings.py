@@ -13,5 +13,7 @@ class Settings:
     dtype: str = "float32"
     seed: int = 0
     train: bool = False
+    grad: bool = False
+    """Whether what gradients need is kept, as in training."""
     expect: tuple[str, ...] = ()
     command: str = "attnshape trace"

@@ -75,6 +75,10 @@ def own_letters(assignments: Collection[str]) -> dict[str, AxisExpression]:
             raise AttnshapeError(
                 f"--dim {text!r}: {name} is {BY_LETTER[name].meaning}", f"give it with {BY_LETTER[name].flag}"
             )
+        if name == "torch":
+            raise AttnshapeError(
+                f"--dim {text!r}: torch is the library's name in --init and --with", "choose another letter"
+            )
         own[name] = axis.parse(expression)
     return own
 

@@ -77,7 +77,7 @@ def verdict(row: Row) -> str:
     if row.budget is None:
         return ""
     if row.budget.against is None:
-        value, limit = median(row.seconds), f"{row.budget.limit:.2f} s"
+        value, limit = median(row.seconds), duration(row.budget.limit)
     else:
         baseline = row.baselines.get(row.budget.against)
         limit = f"{row.budget.limit:.2f} × {row.budget.against}"

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from benchmarks import peers, startup
+from benchmarks import peers, recording, startup
 from benchmarks.measure import Options
 from benchmarks.ratio import Table
 
 BENCHMARKS: dict[str, Callable[[Options], list[Table]]] = {
     "startup": startup.run,
     "peers": peers.run,
+    "recording": recording.run,
 }

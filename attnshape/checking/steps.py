@@ -32,8 +32,8 @@ def check_steps(inputs: Sequence[NamedTensor], steps: Sequence[Step], runs: Runs
     numbers, actual = runs[0]
     wrong = []
     with bound(numbers):
-        checked_inputs = tuple(NamedTensor(named.name, _inferred(named.tensor)) for named in inputs)
-        inferred = [tuple(NamedTensor(o.name, _inferred(o.tensor), o.by_use) for o in step.outputs) for step in steps]
+        checked_inputs = tuple(map(_checked, inputs))
+        inferred = [tuple(map(_checked, step.outputs)) for step in steps]
     checked_steps = []
     for position, (step, outputs) in enumerate(zip(steps, inferred, strict=True)):
         dims, kind = _annotation(actual.steps[position])
@@ -60,6 +60,10 @@ def _annotation_holds(dims: str, kind: str | None, position: int, run: RawTrace,
     tensor = run.steps[position].outputs[0].tensor
     with bound(sizes):
         return holds(dims, tensor.shape, tensor.dtype, kind)
+
+
+def _checked(output: NamedTensor) -> NamedTensor:
+    return msgspec.structs.replace(output, tensor=_inferred(output.tensor))
 
 
 def _inferred(tensor: TensorRecord) -> TensorRecord:

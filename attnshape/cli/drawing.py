@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnshape.cli.writing import check_writable, resolve_format, use_color, width, write
+from attnshape.errors import AttnshapeError
 from attnshape.model import Trace
 from attnshape.render.columns import DEFAULT, parse_columns
 from attnshape.render.formats import Format, Screen, find
@@ -21,10 +22,14 @@ class Drawing:
     output: Path | None
 
     @staticmethod
-    def prepare(name: str, output: Path | None, columns: str | None, match: str | None, explain: bool) -> Drawing:
+    def prepare(
+        name: str, output: Path | None, columns: str | None, match: str | None, depth: int | None, explain: bool
+    ) -> Drawing:
         """Return the drawing. Raises AttnshapeError where a name in it is unknown or the file can't be written."""
         check_writable(output)
-        choice = Choice(parse_columns(columns) if columns is not None else DEFAULT, match, explain)
+        if depth is not None and depth < 0:
+            raise AttnshapeError(f"--depth is {depth}, expected 0 or more", "for example --depth 1")
+        choice = Choice(parse_columns(columns) if columns is not None else DEFAULT, match, depth, explain)
         return Drawing(find(resolve_format(name, output), choice), choice, output)
 
     def draw(self, trace: Trace) -> None:

@@ -16,4 +16,8 @@ Match = Annotated[
     str | None,
     typer.Option("--match", metavar="LIST", help="Only these roles, operations or modules: scores,view,attn.*"),
 ]
+Depth = Annotated[
+    int | None,
+    typer.Option("--depth", metavar="N", help="Fold what lies deeper than N inside composites; 0 folds all."),
+]
 Explain = Annotated[bool, typer.Option("--explain", help="Say in one sentence a step what it does and why.")]

@@ -18,6 +18,16 @@ from attnshape.target.project import named_target
 from attnshape.target.request import Request
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+_ALSO_CALLED = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "single": "float32",
+    "fp32": "float32",
+    "double": "float64",
+    "fp64": "float64",
+}
 _DEVICE = re.compile(r"cpu|meta|cuda(:\d+)?")
 
 
@@ -67,6 +77,7 @@ def combine(target: str | None, flags: Flags, command: str) -> tuple[Request, Se
         dtype=_dtype(flags.one("dtype") or "float32"),
         seed=_seed(flags.one("seed") or "0"),
         train=flags.one("train") is not None,
+        grad=flags.one("grad") is not None,
         expect=tuple(flags.values["expect"]),
         command=command,
     )
@@ -140,10 +151,11 @@ def _device(name: str) -> str:
 
 def _dtype(name: str) -> str:
     if name not in DTYPES:
-        close = difflib.get_close_matches(name, DTYPES, 1)
+        plain = name.removeprefix("torch.").lower()
+        meant = _ALSO_CALLED.get(plain) or next(iter(difflib.get_close_matches(plain, DTYPES, 1)), None)
         raise AttnshapeError(
             f"there is no dtype {name[:40]!r} to run in",
-            f"did you mean {close[0]}?" if close else f"choose from {', '.join(DTYPES)}",
+            f"did you mean {meant}?" if meant else f"parameters and inputs can be {', '.join(DTYPES)}",
         )
     return name
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attnshape.cli.drawing import Drawing
-from attnshape.cli.options import Columns, Explain, Format, Match, Output
+from attnshape.cli.options import Columns, Depth, Explain, Format, Match, Output
 from attnshape.schema import read
 
 
@@ -18,8 +18,9 @@ def show(
     output: Output = None,
     columns: Columns = None,
     match: Match = None,
+    depth: Depth = None,
     explain: Explain = False,
 ) -> None:
     """Show a saved trace again, in any format."""
-    drawing = Drawing.prepare(format_, output, columns, match, explain)
+    drawing = Drawing.prepare(format_, output, columns, match, depth, explain)
     drawing.draw(read(file))

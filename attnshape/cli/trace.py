@@ -10,9 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from attnshape.cli.drawing import Drawing
-from attnshape.cli.options import Columns, Explain, Format, Match, Output
+from attnshape.cli.options import Columns, Depth, Explain, Format, Match, Output
+from attnshape.cli.progress import Progress
 from attnshape.cli.request import Flags, combine
-from attnshape.errors import AttnshapeError, ExitStatus
+from attnshape.errors import ExitStatus
+from attnshape.tracing.output import to_standard_error
 
 _Size = str | None
 _BUILT_IN = "Built-in mechanisms"
@@ -82,17 +84,21 @@ def trace(
         bool, typer.Option("--no-bias", help="Projections without bias.", rich_help_panel=_BUILT_IN)
     ] = False,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or meta.")] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="NAME", help="float32, float64, bfloat16, …")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="NAME", help="float32, float64, float16 or bfloat16.")] = None,
     seed: Annotated[str | None, typer.Option(metavar="N", help="Seed of parameters and inputs.")] = None,
     train: Annotated[bool, typer.Option("--train", help="Run in training mode, with dropout.")] = False,
+    grad: Annotated[
+        bool, typer.Option("--grad", help="Run with gradients: of the parameters, or the inputs where there are none.")
+    ] = False,
     format_: Format = "auto",
     output: Output = None,
     columns: Columns = None,
     match: Match = None,
+    depth: Depth = None,
     explain: Explain = False,
 ) -> None:
     """Every intermediate tensor of attention code, as a table; with --expect, a verdict."""
-    drawing = Drawing.prepare(format_, output, columns, match, explain)
+    drawing = Drawing.prepare(format_, output, columns, match, depth, explain)
     flags = Flags(
         {
             "init": _one(init),
@@ -121,6 +127,7 @@ def trace(
             "dtype": _one(dtype),
             "seed": _one(seed),
             "train": ["true"] if train else [],
+            "grad": ["true"] if grad else [],
         }
     )
     request, settings = combine(target, flags, shlex.join(["attnshape", *sys.argv[1:]]))
@@ -131,13 +138,11 @@ def trace(
     gc.freeze()
     gc.enable()
     require_device(settings.device)
-    try:
-        made = trace_request(request, settings)
-    except SystemExit as error:
-        raise AttnshapeError(
-            f"{request.target} ended the run itself: sys.exit({error.code!r})", "trace a part of it that doesn't"
-        ) from None
-    drawing.draw(made)
+    # until the table is written, since threads of the traced code may print meanwhile
+    with to_standard_error():
+        with Progress() as progress:
+            made = trace_request(request, settings, doing=progress)
+        drawing.draw(made)
     if made.found_something:
         raise typer.Exit(ExitStatus.FOUND)
 

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from pathlib import Path
 
+from attnshape.ending import removed_if_unfinished
 from attnshape.errors import AttnshapeError
+from attnshape.tracing.output import data_stream
 
-_NARROWEST = 40
+_NARROWEST, _USUAL = 40, 100
+_STANDARD = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 def resolve_format(name: str, output: Path | None) -> str:
     """Return the format's name; `auto` is a table on a terminal, Markdown in a pipe or a file."""
     if name != "auto":
         return name
-    return "table" if output is None and sys.stdout.isatty() else "markdown"
+    return "table" if output is None and data_stream().isatty() else "markdown"
 
 
 def width() -> int:
     """Return the columns of the terminal."""
-    return max(shutil.get_terminal_size((100, 24)).columns, _NARROWEST)
+    return max(_columns(), _NARROWEST)
+
+
+def _columns() -> int:
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
+    try:
+        return os.get_terminal_size(data_stream().fileno()).columns or _USUAL
+    except (OSError, ValueError, AttributeError):
+        return _USUAL
 
 
 def use_color(output: Path | None) -> bool:
     """Say whether colour is wanted."""
-    return output is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return output is None and data_stream().isatty() and not os.environ.get("NO_COLOR")
 
 
 def check_writable(output: Path | None) -> None:
@@ -51,7 +62,7 @@ def check_writable(output: Path | None) -> None:
 
 def write(text: str, output: Path | None) -> None:
     """Write the text whole; a file is replaced at once, so that it is never half written."""
-    if output is None:
+    if output is None or str(output) in _STANDARD:
         _write_standard(text)
         return
     file = Path(os.path.realpath(output))  # what a link leads to is replaced, not the link
@@ -60,8 +71,9 @@ def write(text: str, output: Path | None) -> None:
         if _is_device(output):
             output.write_text(text, encoding="utf-8", errors="backslashreplace")
         else:
-            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
-            beside.replace(file)
+            with removed_if_unfinished(str(beside)):
+                beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+                beside.replace(file)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise AttnshapeError(f"--output {output} can't be written: {error.strerror}", "choose another path") from None
@@ -76,12 +88,14 @@ def _is_device(output: Path) -> bool:
 
 
 def _write_standard(text: str) -> None:
+    stream = data_stream()
     try:
-        sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
-        sys.stdout.flush()
+        stream.buffer.write(text.encode(errors="backslashreplace"))
+        stream.flush()
     except OSError as error:
         # the interpreter flushes once more at its end, and must not complain then
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        stream.flush()
         if not isinstance(error, BrokenPipeError):  # where the reader has gone, as in `attnshape … | head`, all is well
             raise AttnshapeError(
                 f"standard output can't be written: {error.strerror}", "write to a file: --output FILE"

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from attnshape.inference.solve import Formula, Solver, matched
-from attnshape.inference.vary import Variation
-from attnshape.model import Axis, NamedTensor, Reference, Source, Step, Storage, TargetOutput, TensorRecord
+from attnshape.inference.variation import Variation
+from attnshape.model import Axis, Loop, NamedTensor, Reference, Source, Step, Storage, TargetOutput, TensorRecord
 from attnshape.paths import display_path
-from attnshape.tracing.raw import Place, RawTensor, RawTrace
+from attnshape.tracing.raw import Place, RawTensor
 
 ENOUGH_ROUNDS = 4
 """Rounds after which a sum or a rounded quotient isn't a coincidence."""
@@ -22,22 +24,28 @@ class Assembled:
 
     inputs: tuple[NamedTensor, ...]
     steps: tuple[Step, ...]
+    loops: tuple[Loop, ...]
     outputs: tuple[TargetOutput, ...]
     unsure: bool
     """Whether a formula was found that another round should confirm."""
     missed: tuple[str, ...]
     """Where a number moved with the sizes and no formula gave it."""
+    conditions: Mapping[str, Sequence[str]]
+    """The comparisons of sizes under which formulas hold, and where these formulas are."""
 
 
 class _Assembler:
     """Writes tensors with formulas, from the user's run and the small runs."""
 
-    def __init__(self, actual: RawTrace, variation: Variation, numbers: Mapping[str, int]) -> None:
-        self.actual = actual
+    def __init__(self, variation: Variation, numbers: Mapping[str, int]) -> None:
+        self.actual = variation.actual
         self.variation = variation
         self.numbers = numbers
-        self.solver = Solver(variation.plan, len(variation.runs), [numbers for numbers, _ in variation.witnesses])
+        self.solver = Solver(
+            variation.plan, len(variation.runs), [numbers for numbers, _ in variation.witnesses], variation.others
+        )
         self.missed: list[str] = []
+        self.conditions: dict[str, list[str]] = {}
 
     def inputs(self) -> tuple[NamedTensor, ...]:
         small = [dict(run.inputs) for _, run in self.variation.every]
@@ -50,6 +58,15 @@ class _Assembler:
     def steps(self) -> tuple[Step, ...]:
         return tuple(self._step(position) for position in range(len(self.actual.steps)))
 
+    def loops(self) -> tuple[Loop, ...]:
+        runs = [run.loops for _, run in self.variation.every]
+        made = []
+        for place, loop in enumerate(self.actual.loops):
+            counts = [loops[place].count for loops in runs if len(loops) == len(self.actual.loops)]
+            formula = self._solve(counts if len(counts) == len(runs) else [], loop.count, f"loop {place + 1}")
+            made.append(Loop(loop.begin + 1, loop.end, loop.count, formula.text, formula.known))
+        return tuple(made)
+
     def _step(self, position: int) -> Step:
         raw = self.actual.steps[position]
         runs = [run for _, run in self.variation.every] if position < self.variation.common else []
@@ -57,17 +74,20 @@ class _Assembler:
         for place, output in enumerate(raw.outputs):
             small = [run.steps[position].outputs[place].tensor for run in runs]
             outputs.append(
-                NamedTensor(output.name, self._tensor(output.tensor, small, f"step {position + 1}"), output.by_use)
+                NamedTensor(
+                    output.name, self._tensor(output.tensor, small, f"step {position + 1}"), output.by_use, output.inner
+                )
             )
         return Step(
             index=position + 1,
             parent=raw.parent + 1 if raw.parent is not None else None,
-            expression=raw.place.expression if raw.place else raw.operation,
+            expression=(raw.place.expression if raw.place else "") or raw.operation,
             operation=raw.operation,
             module=raw.module,
             source=_source(raw.place),
             operands=tuple(raw.operands),
             outputs=tuple(outputs),
+            opaque=raw.opaque or UNSET,
         )
 
     def _tensor(self, tensor: RawTensor, small: Sequence[RawTensor], where: str) -> TensorRecord:
@@ -93,7 +113,7 @@ class _Assembler:
             shape=tensor.shape,
             stride=tensor.stride,
             offset=tensor.offset,
-            axes=tuple(Axis(formula.text, formula.known, formula.missed) for formula in axes),
+            axes=tuple(Axis(formula.text, formula.known, formula.missed, formula.where) for formula in axes),
             strides=tuple(strides),
             contiguous=tensor.contiguous,
             bytes=tensor.itemsize * math.prod(tensor.shape),
@@ -106,15 +126,29 @@ class _Assembler:
         formula = self.solver.solve(tuple(values), actual)
         if formula.missed and where is not None:
             self.missed.append(where)
+        if formula.where and where is not None:
+            self.conditions.setdefault(formula.where, []).append(where)
         return formula
 
 
-def assemble(actual: RawTrace, variation: Variation, numbers: Mapping[str, int]) -> Assembled:
+def assemble(variation: Variation, numbers: Mapping[str, int]) -> Assembled:
     """Return the user's run with the formulas that the small runs give."""
-    assembler = _Assembler(actual, variation, numbers)
-    inputs, steps = assembler.inputs(), assembler.steps()
-    outputs = tuple(TargetOutput(name, reference) for name, reference in actual.returned)
-    return Assembled(inputs, steps, outputs, assembler.solver.unsure or bool(assembler.missed), tuple(assembler.missed))
+    assembler = _Assembler(variation, numbers)
+    inputs, steps, loops = assembler.inputs(), assembler.steps(), assembler.loops()
+    while assembler.solver.again():
+        assembler.missed.clear()
+        assembler.conditions.clear()
+        inputs, steps, loops = assembler.inputs(), assembler.steps(), assembler.loops()
+    outputs = tuple(TargetOutput(name, reference) for name, reference in variation.actual.returned)
+    return Assembled(
+        inputs,
+        steps,
+        loops,
+        outputs,
+        assembler.solver.unsure or bool(assembler.missed),
+        tuple(assembler.missed),
+        assembler.conditions,
+    )
 
 
 def _source(place: Place | None) -> Source | None:

@@ -10,7 +10,7 @@ import msgspec
 from attnshape.inference.assemble import reference_tensor
 from attnshape.model import Avoided, NamedTensor, Step
 
-_FUSED = "scaled_dot_product_attention"
+_FUSED = ("scaled_dot_product_attention", ".flex_attention")
 
 
 def with_avoided(steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> tuple[Step, ...]:

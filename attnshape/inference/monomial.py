@@ -63,7 +63,7 @@ def factor(values: Sequence[int], rounds: Sequence[Mapping[str, int]]) -> Monomi
     powers: list[tuple[str, int]] = []
     rest = list(values)
     for name in rounds[0]:
-        power = min(_multiplicity(value, primes[name]) for value, primes in zip(values, rounds, strict=True))
+        power = min(multiplicity(value, primes[name]) for value, primes in zip(values, rounds, strict=True))
         if power:
             powers.append((name, power))
             rest = [value // primes[name] ** power for value, primes in zip(rest, rounds, strict=True)]
@@ -72,7 +72,12 @@ def factor(values: Sequence[int], rounds: Sequence[Mapping[str, int]]) -> Monomi
     return _monomial(Fraction(rest[0]), powers)
 
 
-def _multiplicity(value: int, prime: int) -> int:
+def multiplicity(value: int, prime: int) -> int:
+    """Return how often a prime divides a number.
+
+    >>> multiplicity(40, 2)
+    3
+    """
     count = 0
     while value and value % prime == 0:
         value //= prime

@@ -3,61 +3,34 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from attnshape.inference.constraint import Constraint, Equal, Fixed, Multiple
 from attnshape.inference.monomial import Monomial, constant, unknown
 from attnshape.sizes import Sizes
 
 _FIRST = 5
 """2 and 3 are the sizes that coincide with most constants."""
 
+_WIDEST = 1000
+_MOST_ELEMENTS = 10**6
+"""What a size, and the largest tensor, may come to in a small run before another order of the primes is chosen."""
+
+_TOO_MANY_ELEMENTS = 5 * 10**6
+"""Of the largest tensor, above which every prime is one lower."""
+
 _PLACES: tuple[Callable[[int], int], ...] = (
     lambda place: place,
     lambda place: place + 1,
     lambda place: place + (place + 1) // 2,
-    lambda place: place + min(place, 2),
+    lambda place: place + 2 + place // 2,
 )
 """Which prime the unknown at a place takes in each round: small ones, and not always equally far apart, since evenly
 spaced primes make sums of sizes coincide."""
-
-
-@dataclass(frozen=True)
-class Equal:
-    """Two sizes that must be one number."""
-
-    symbol: str
-    other: str
-
-    def __str__(self) -> str:
-        return f"{self.symbol} = {self.other}"
-
-
-@dataclass(frozen=True)
-class Multiple:
-    """A size that must be a multiple of a number or of another size."""
-
-    symbol: str
-    factor: int | str
-
-    def __str__(self) -> str:
-        if self.factor == 2:
-            return f"{self.symbol} even"
-        return f"{self.factor} divides {self.symbol}"
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A size that stays as the user gave it."""
-
-    symbol: str
-
-    def __str__(self) -> str:
-        return f"{self.symbol} fixed"
-
-
-Constraint = Equal | Multiple | Fixed
 
 
 @dataclass(frozen=True)
@@ -68,6 +41,8 @@ class Plan:
     constraints: tuple[Constraint, ...] = ()
     ordered: bool = False
     """Whether products and sums of sizes keep their place in the order too, which makes the runs larger."""
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """The power in which each unknown is part of the largest tensor, as far as that is known."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -91,22 +66,56 @@ class Plan:
         match next((c for c in self.constraints if c.symbol == letter), None):
             case Equal(other=other):
                 return self._independent(other)
-            case Multiple(factor=int(factor)):
+            case Multiple(factor=factor, other=None):
                 return constant(factor) * unknown(f"{letter}/{factor}")
-            case Multiple(factor=str(factor)):
-                return self._independent(factor) * unknown(f"{letter}/{factor}")
+            case Multiple(factor=factor, other=str(other)):
+                return constant(factor) * self._of(other) * unknown(f"{letter}/{other}")
             case Fixed():
                 return constant(self.sizes.records[letter].size)
         return unknown(letter)
 
+    def _of(self, letter: str) -> Monomial:
+        """Return a symbol that another is a multiple of; one that isn't a product counts as 1."""
+        if letter in self.sizes.independent:
+            return self._independent(letter)
+        tree = self.sizes.follows[letter].tree
+        parts = {name: self._of(name) for name in self.sizes.follows[letter].symbols}
+        return _as_product(tree, parts) or constant(1)
+
     @cached_property
     def unknowns(self) -> tuple[str, ...]:
-        """The unknowns that take primes, the one of the smallest size first."""
+        """The unknowns that take primes, in the order of the user's sizes where the run then is small enough.
+
+        Otherwise those come first that make it large: the factors of sizes that are products, and high powers.
+        """
         numbers = self.sizes.numbers
         independent = [letter for letter in self.sizes.independent if letter in self.symbols]
         independent.sort(key=lambda letter: numbers[letter])
-        names = (name for letter in independent for name, _ in sorted(self.symbols[letter].powers))
-        return tuple(dict.fromkeys(names))
+        names = tuple(dict.fromkeys(name for letter in independent for name, _ in sorted(self.symbols[letter].powers)))
+        taken = dict(
+            zip(names, itertools.accumulate(names, lambda last, _: _prime_after(last), initial=_FIRST), strict=False)
+        )
+        if self.ordered or self._is_small(taken):
+            return names
+        degrees = {
+            name: max(symbol.degree for symbol in self.symbols.values() if name in dict(symbol.powers))
+            for name in names
+        }
+        return tuple(sorted(names, key=lambda name: (-self.weight(name), -degrees[name])))
+
+    def weight(self, name: str) -> int:
+        """Return the power in which an unknown is part of the largest tensor, 1 where that isn't known."""
+        return self.weights.get(name, self.weights.get(name.partition("/")[0], 1))
+
+    def elements(self, chosen: Mapping[str, int]) -> int:
+        """Return how many elements the largest tensor may have where the unknowns have these numbers."""
+        return math.prod(number ** self.weight(name) for name, number in chosen.items()) if self.weights else 0
+
+    def _is_small(self, chosen: Mapping[str, int]) -> bool:
+        return (
+            max((_value(symbol, chosen) for symbol in self.symbols.values()), default=0) <= _WIDEST
+            and self.elements(chosen) <= _MOST_ELEMENTS
+        )
 
     def primes(self, round_: int) -> dict[str, int]:
         """Return each unknown's prime in a round: another for each, in the order of the user's sizes."""
@@ -123,6 +132,9 @@ class Plan:
                     last = max(last, sum(chosen.values()))
             last = max(_prime_after(last), _prime(_PLACES[round_ % len(_PLACES)](position)))
             chosen[name] = last
+        if self.elements(chosen) > _TOO_MANY_ELEMENTS:
+            # one prime lower each; with 3 among them only where it must be
+            return {name: _prime_before(prime) for name, prime in chosen.items()}
         return chosen
 
     def numbers(self, round_: int) -> dict[str, int]:
@@ -187,4 +199,12 @@ def _prime_after(number: int) -> int:
     number += 1
     while number < _FIRST or any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
         number += 1
+    return number
+
+
+def _prime_before(number: int) -> int:
+    """Return the largest prime below a prime from 5 on."""
+    number -= 1
+    while any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
+        number -= 1
     return number

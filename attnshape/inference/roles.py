@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from attnshape.model import Role, Step
+from attnshape.inference.softmaxes import is_softmax, operation_name
+from attnshape.model import Reference, Role, Step, TensorRecord
 
-_SOFTMAX = {"softmax"}
 _FUSED = {"scaled_dot_product_attention"}
 _PRODUCT = {"matmul", "bmm", "einsum", "baddbmm", "mm", "mv", "addmm", "tensordot", "inner", "linear"}
 _SCALE = {"mul", "mul_", "div", "div_", "true_divide", "multiply", "divide"}
 _MASK = {"masked_fill", "masked_fill_", "where"}
+_NORM = {"layer_norm"}
 _NONLINEAR = {"tanh", "relu", "gelu", "sigmoid", "leaky_relu", "elu", "silu", "softplus"}
 _DROPOUT = {"dropout", "dropout_"}
 _TRANSPOSE = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "T", "mT", "t", "H", "mH"}
@@ -34,15 +35,16 @@ _LAYOUT = {
     *_PARTS,
 }
 _SAME_MEANING = _LAYOUT | _CAST
+_SELECTING = ("int", "uint", "bool")
 
 
 def with_roles(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Return the steps with their roles."""
     flow = _Flow(steps)
-    for step in steps:
-        if _operation(step) in _SOFTMAX:
+    for step in flow.single:
+        if is_softmax(step, flow.activations):
             _around_softmax(flow, step)
-        elif _operation(step) in _FUSED:
+        elif operation_name(step) in _FUSED:
             flow.assign(step, "context")
             for operand in flow.activations(step)[:3]:
                 _before_product(flow, operand)
@@ -51,35 +53,49 @@ def with_roles(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 class _Flow:
-    """Who makes what and who uses it."""
+    """Who makes what and who uses it; a composite's results are those of its inner steps."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
         self.roles: dict[int, Role] = {}
+        composites = {step.parent for step in steps}
+        self.single = [step for step in steps if step.index not in composites]
         self._users: dict[int, list[Step]] = {}
-        for step in steps:
-            for index in dict.fromkeys(reference.step for reference in step.operands):
-                if index is not None:
-                    self._users.setdefault(index, []).append(step)
+        for step in self.single:
+            for maker in dict.fromkeys(maker.index for maker in self.activations(step)):
+                self._users.setdefault(maker, []).append(step)
 
     def assign(self, step: Step, role: Role) -> None:
         self.roles.setdefault(step.index, role)
 
     def activations(self, step: Step) -> list[Step]:
-        """Return the steps that make its operands."""
-        return [self.steps[r.step - 1] for r in step.operands if r.step is not None]
+        """Return the steps that make its operands; numbers that select or mask others carry nothing themselves."""
+        made = [
+            (self.steps[index - 1], output) for index, output in map(self._made, step.operands) if index is not None
+        ]
+        return [maker for maker, output in made if not maker.outputs[output].tensor.dtype.startswith(_SELECTING)]
+
+    def read(self, step: Step) -> TensorRecord | None:
+        """Return its first operand, where a step made it."""
+        index, output = self._made(step.operands[0]) if step.operands else (None, 0)
+        return self.steps[index - 1].outputs[output].tensor if index is not None else None
+
+    def _made(self, reference: Reference) -> tuple[int | None, int]:
+        """Return which step made a tensor, and which of its outputs it is."""
+        while reference.step is not None:
+            inner = self.steps[reference.step - 1].outputs[reference.output].inner
+            if inner is None:
+                break
+            reference = inner
+        return reference.step, reference.output
 
     def users(self, step: Step) -> list[Step]:
         return self._users.get(step.index, [])
 
 
-def _operation(step: Step) -> str:
-    return step.operation.rpartition(".")[2]
-
-
 def _is_linear(step: Step) -> bool:
     """Whether it is a product with a parameter."""
-    return _operation(step) in _PRODUCT and any(reference.parameter for reference in step.operands)
+    return operation_name(step) in _PRODUCT and any(reference.parameter for reference in step.operands)
 
 
 def _rank(step: Step) -> int:
@@ -98,16 +114,16 @@ def _around_softmax(flow: _Flow, softmax: Step) -> None:
         return
     flow.assign(softmax, "softmax")
     way = list(_between(flow, scores, softmax))
-    bent = any(_operation(step) in _NONLINEAR for step in way)
+    bent = any(operation_name(step) in _NONLINEAR for step in way)
     for step in way:
-        if _operation(step) in _MASK:
+        if operation_name(step) in _MASK:
             flow.assign(step, "mask")
-        elif _operation(step) in _SCALE and _tensors(step) == 1 and not bent:
+        elif operation_name(step) in _SCALE and _tensors(step) == 1 and not bent:
             flow.assign(step, "scale")
-        elif _operation(step) in _DROPOUT:
+        elif operation_name(step) in _DROPOUT:
             flow.assign(step, "dropout")
     for step in _between(flow, softmax, context):
-        if _operation(step) in _DROPOUT:
+        if operation_name(step) in _DROPOUT:
             flow.assign(step, "dropout")
     flow.assign(scores, "scores")
     flow.assign(context, "context")
@@ -122,13 +138,22 @@ def _around_softmax(flow: _Flow, softmax: Step) -> None:
 def _scores_behind(flow: _Flow, step: Step, depth: int) -> Step | None:
     """Return the nearest product that the step's values come from, elementwise steps and layout between."""
     for operand in flow.activations(step):
-        if _operation(operand) in _PRODUCT:
+        if operation_name(operand) in _PRODUCT and not _mixes_heads(flow, operand):
             return operand if _compares(flow, operand) else None
-        if depth < 24 and _operation(operand) not in _SOFTMAX:
+        if depth < 24 and not is_softmax(operand, flow.activations):
             found = _scores_behind(flow, operand, depth + 1)
             if found is not None:
                 return found
     return None
+
+
+def _mixes_heads(flow: _Flow, product: Step) -> bool:
+    """Whether a product with a parameter leaves queries and keys alone, as talking heads (arXiv:2003.02436) do."""
+    if not _is_linear(product) and not (operation_name(product) == "conv2d" and _tensors(product) == 1):
+        return False
+    pair = {axis.expression for axis in product.outputs[0].tensor.axes[-2:]}
+    read = [operand.outputs[0].tensor.axes for operand in flow.activations(product)]
+    return _rank(product) > 3 and any(len(axes) > 3 and {a.expression for a in axes[-2:]} == pair for axes in read)
 
 
 def _compares(flow: _Flow, product: Step) -> bool:
@@ -137,9 +162,9 @@ def _compares(flow: _Flow, product: Step) -> bool:
     """
     if not _is_linear(product):
         return _tensors(product) > 1
-    hidden = [nonlinear for nonlinear in flow.activations(product) if _operation(nonlinear) in _NONLINEAR]
+    hidden = [nonlinear for nonlinear in flow.activations(product) if operation_name(nonlinear) in _NONLINEAR]
     sums = [addition for nonlinear in hidden for addition in flow.activations(nonlinear)]
-    return any(_operation(addition) in {"add", "add_"} and _tensors(addition) > 1 for addition in sums)
+    return any(operation_name(addition) in {"add", "add_"} and _tensors(addition) > 1 for addition in sums)
 
 
 def _context_before(flow: _Flow, step: Step) -> Step | None:
@@ -152,12 +177,15 @@ def _context_before(flow: _Flow, step: Step) -> Step | None:
             if user.index in seen:
                 continue
             seen.add(user.index)
-            operation = _operation(user)
+            operation = operation_name(user)
+            if _mixes_heads(flow, user):
+                waiting.append(user)
+                continue
             if _is_linear(user):  # a gate before a projection, not weights of anything
                 continue
             if operation in _PRODUCT and len(user.operands) > 1:
                 return user
-            if operation in _DROPOUT | _MASK | _SAME_MEANING | _SCALE:
+            if operation in _DROPOUT | _MASK | _SAME_MEANING | _SCALE | _NORM:
                 waiting.append(user)
     return None
 
@@ -194,11 +222,11 @@ def _before_product(flow: _Flow, product_operand: Step) -> None:
     seen = {product_operand.index}
     while waiting:
         current, certain = waiting.pop()
-        operation = _operation(current)
+        operation = operation_name(current)
         if _is_linear(current):
             flow.assign(current, "projection")
             continue
-        if operation in _PRODUCT | _SOFTMAX | _FUSED:
+        if operation in _PRODUCT | _FUSED or is_softmax(current, flow.activations):
             continue
         if operation in _TRANSPOSE:
             flow.assign(current, "transpose")
@@ -219,8 +247,8 @@ def _before_product(flow: _Flow, product_operand: Step) -> None:
 
 def _deepens(flow: _Flow, step: Step) -> bool:
     """Whether an axis is split: the result has more axes than what it is a view of."""
-    sources = flow.activations(step)
-    return bool(sources) and _rank(step) > len(sources[0].outputs[step.operands[0].output].tensor.shape)
+    source = flow.read(step)
+    return source is not None and _rank(step) > len(source.shape)
 
 
 def _after_context(flow: _Flow, context: Step) -> None:
@@ -230,12 +258,12 @@ def _after_context(flow: _Flow, context: Step) -> None:
         follows = (
             u
             for u in flow.users(current)
-            if _is_linear(u) or _operation(u) in _SAME_MEANING - _PARTS | _JOIN | _DROPOUT
+            if _is_linear(u) or operation_name(u) in _SAME_MEANING - _PARTS | _JOIN | _DROPOUT
         )
         following = next(follows, None)
         if following is None or following.index in flow.roles:
             return
-        operation = _operation(following)
+        operation = operation_name(following)
         if _is_linear(following):
             flow.assign(following, "output")
             return

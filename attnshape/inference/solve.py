@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from attnshape import axis
-from attnshape.inference.monomial import factor, written
+from attnshape.inference.linear import sums
+from attnshape.inference.monomial import factor, unknown, written
 from attnshape.inference.plan import Plan
+from attnshape.inference.rounding import roundings
 from attnshape.model import Known
 
 Values = tuple[int, ...]
-_COEFFICIENTS = (1, 2, 3, 4, -1, -2)
-_LARGEST_ADDEND = 64
-_DIVISORS = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
+_ADDED = re.compile(r"[+-]\d+$")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Formula:
     known: Known
     missed: bool = False
     """Whether the number moved with the sizes and no formula gave it, or is known from one run only."""
+    where: str | None = None
+    """The comparison of two sizes under which it holds; None where it holds at all sizes."""
 
 
 class Solver:
@@ -36,26 +40,32 @@ class Solver:
     fits, and `unsure` then says that another round would confirm them.
     """
 
-    def __init__(self, plan: Plan, rounds: int, witnesses: Sequence[Mapping[str, int]] = ()) -> None:
-        """`witnesses` are sizes of further runs, whose numbers come behind those of the rounds."""
+    def __init__(
+        self,
+        plan: Plan,
+        rounds: int,
+        witnesses: Sequence[Mapping[str, int]] = (),
+        others: Sequence[Mapping[str, int]] = (),
+    ) -> None:
+        """`witnesses` are sizes of further runs, whose numbers come behind those of the rounds.
+
+        `others` are sizes at which the target takes other steps, so that no formula says anything of them.
+        """
+        self._others = others
         self._plan = plan
-        self._witnesses = witnesses
         self._primes = [plan.primes(round_) for round_ in range(rounds)]
-        self._numbers = [plan.numbers(round_) for round_ in range(rounds)]
-        self._actual = plan.sizes.numbers
-        still = [
-            letter
-            for letter in self._actual
-            if all(n[letter] == self._actual[letter] for n in (*self._numbers, *witnesses))
-        ]
-        sizes = [self._actual[letter] for letter in still]
-        self._still = {self._actual[letter]: letter for letter in still if sizes.count(self._actual[letter]) == 1}
+        actual = plan.sizes.numbers
+        self._runs = [*(plan.numbers(round_) for round_ in range(rounds)), *witnesses, actual]
+        still = [letter for letter in actual if all(numbers[letter] == actual[letter] for numbers in self._runs)]
+        sizes = [actual[letter] for letter in still]
+        self._still = {actual[letter]: letter for letter in still if sizes.count(actual[letter]) == 1}
         self._found: dict[tuple[Values, int], Formula] = {}
         self._sums: dict[str, Values] = {
-            letter: tuple(numbers[letter] for numbers in self._numbers)
+            letter: self._at(letter)
             for letter in plan.sizes.follows
             if letter not in plan.symbols and letter not in still
         }
+        self._known_before = len(self._sums)
         self.unsure = False
 
     def solve(self, values: Values, actual: int) -> Formula:
@@ -65,6 +75,15 @@ class Solver:
             self._found[key] = self._solve(values, actual)
         return self._found[key]
 
+    def again(self) -> bool:
+        """Forget what had no formula; say whether sums are known now that may be part of one."""
+        missed = [key for key, formula in self._found.items() if formula.missed]
+        for key in missed:
+            del self._found[key]
+        grown = bool(missed) and len(self._sums) > self._known_before
+        self._known_before = len(self._sums)
+        return grown
+
     def _solve(self, values: Values, actual: int) -> Formula:
         if all(value == values[0] for value in values):
             if values[0] != actual:
@@ -73,145 +92,180 @@ class Solver:
             self.unsure = self.unsure or actual > 1
             label = self._still.get(actual) if actual > 1 else None
             return Formula(label, "matched") if label else Formula(str(actual), "literal")
-        rounds = values[: len(self._numbers)]
-        seen = (*values[len(self._numbers) :], actual)
-        text = self.product(rounds) or self._multiple_of_known(rounds, seen) or self._sum(rounds, seen)
-        if text is not None and self._gives(text, seen):
+        seen = (*values, actual)
+        product = self.product(values[: len(self._primes)])
+        if product is not None and self._gives(product, seen):
+            return Formula(product, "proved")
+        text = self._multiple_of_known(seen) or self._sum(seen)
+        if text is not None:
             return Formula(text, "proved")
-        return Formula(str(actual), "literal", missed=True)
-
-    def _gives(self, text: str, seen: Values) -> bool:
-        """Whether the formula gives what was seen at the witnesses and in the user's run."""
-        expression = axis.parse(text)
-        sizes = (*self._witnesses, self._actual)
-        return all(expression.evaluate(numbers) == number for numbers, number in zip(sizes, seen, strict=True))
-
-    def _multiple_of_known(self, values: Values, seen: Values) -> str | None:
-        """Return the values as a multiple of a sum that was found before, None where they are none."""
-        if min(values) < 1:
-            return None
-        multiples = (self._multiple(values, text, numbers) for text, numbers in self._sums.items())
-        return next((text for text in multiples if text is not None and self._gives(text, seen)), None)
-
-    def _sum(self, values: Values, seen: Values) -> str | None:
-        """Return the sum or the rounded quotient that gives the values, None where none does or several differ."""
-        if min(values) < 1:
-            return None
-        self.unsure = True
-        fitting: dict[str, str] = {}
-        for divisor, quotient in self._quotients(values):
-            for inner in itertools.chain(self._additions(quotient), self._roundings(quotient)):
-                text = inner if divisor == "1" else f"{divisor}*({inner})"
-                if self._gives(text, seen):
-                    fitting[text] = inner
-        if len({tuple(axis.parse(text).evaluate(numbers) for numbers in self._elsewhere) for text in fitting}) != 1:
-            return None
-        text, inner = next(iter(fitting.items()))
-        self._sums[inner] = tuple(axis.parse(inner).evaluate(numbers) for numbers in self._numbers)
-        return text
-
-    @cached_property
-    def _elsewhere(self) -> list[dict[str, int]]:
-        """Sizes at which formulas that can't be told apart by the runs differ: even and odd, small and large."""
-        chance = random.Random(0)
-        return [self._plan.at({name: chance.randint(1, 99) for name in self._plan.unknowns}) for _ in range(16)]
+        return self._smaller_or_larger(seen) or Formula(str(actual), "literal", missed=True)
 
     def product(self, values: Values) -> str | None:
-        """Return the values as a product of symbols, None where they are none."""
+        """Return the values in the rounds as a product of symbols, None where they are none."""
         if min(values) < 1:
             return None
         monomial = factor(values, self._primes)
         return written(monomial, self._plan.symbols) if monomial is not None else None
 
-    def _multiple(self, values: Values, text: str, numbers: Values) -> str | None:
+    def _gives(self, text: str, seen: Values) -> bool:
+        """Whether the formula gives what was seen in every run, the user's last."""
+        return self._at(text) == seen
+
+    def _at(self, text: str) -> Values:
+        expression = axis.parse(text)
+        return tuple(expression.evaluate(numbers) for numbers in self._runs)
+
+    def _multiple_of_known(self, seen: Values) -> str | None:
+        """Return the values as a product of sums that were found before, and of symbols; None where they are none."""
+        if min(seen) < 1:
+            return None
+        multiples = (self._multiple(seen, text, 3) for text in self._sums)
+        return next((text for text in multiples if text is not None and self._gives(text, seen)), None)
+
+    def _multiple(self, values: Values, text: str, depth: int) -> str | None:
         """Return the values as a product of a known sum and others: `D*(Lp+L)`, `H*(L+1)*(L+1)`."""
-        if any(value % number for value, number in zip(values, numbers, strict=True)):
+        numbers = self._sums[text]
+        if any(number < 1 or value % number for value, number in zip(values, numbers, strict=True)):
             return None
         quotient = tuple(value // number for value, number in zip(values, numbers, strict=True))
         inner = text if text.isidentifier() else f"({text})"
-        if all(value == 1 for value in quotient):
-            return text
         if all(value == quotient[0] for value in quotient):
-            return f"{quotient[0]}*{inner}"
-        rest = self.product(quotient)
-        if rest is None and numbers != quotient:
-            rest = self._multiple(quotient, text, numbers)
-        elif rest is None:
-            rest = inner
-        return f"{rest}*{inner}" if rest is not None and "//" not in rest else None
+            return text if quotient[0] == 1 else f"{quotient[0]}*{inner}"
+        rest = self.product(quotient[: len(self._primes)])
+        if (rest is None or not self._gives(rest, quotient)) and depth:
+            others = (self._multiple(quotient, other, depth - 1) for other in self._sums)
+            rest = next((other for other in others if other is not None), None)
+            rest = f"({rest})" if rest in self._sums and not rest.isidentifier() else rest
+        return f"{rest}*{inner}" if rest is not None and not rest.count("//") > rest.count("(") else None
+
+    def _sum(self, seen: Values) -> str | None:
+        """Return the sum or the rounded quotient that gives the values, None where none does or several differ."""
+        if min(seen) < 1:
+            return None
+        self.unsure = True
+        quotients = list(self._quotients(seen))
+        for found in self._by_simplicity(quotients):
+            fitting = {text: inner for text, inner in found if self._gives(text, seen)}
+            if not fitting:
+                continue
+            if not self._agree(list(fitting)):
+                return None
+            text, inner = min(fitting.items(), key=lambda pair: (_ADDED.search(pair[0]) is not None, len(pair[0])))
+            self._sums[inner] = self._at(inner)
+            return text
+        return None
+
+    def _agree(self, texts: Sequence[str]) -> bool:
+        """Say whether formulas are one at all sizes, but for such as the target takes other steps at."""
+        expressions = [axis.parse(text) for text in texts]
+
+        def same(sizes: Mapping[str, int]) -> bool:
+            return len({expression.evaluate(sizes) for expression in expressions}) == 1
+
+        if all(map(same, self._other_sizes)):
+            return True
+        return all(map(same, self._coprime_sizes)) and not all(map(same, self._others))
+
+    def _by_simplicity(self, quotients: Sequence[tuple[str, Values]]) -> Iterator[list[tuple[str, str]]]:
+        """Yield formulas with the sum in them, the simple kinds first."""
+        symbols = self._distinct(self._plan.symbols)
+        terms = self._distinct([*self._plan.symbols, *self._ratios, *(text for text in self._sums if "//" in text)])
+        bases = self._distinct([*self._plan.symbols, *self._sums])
+        products = [f"{one}*{other}" for one, other in itertools.combinations_with_replacement(self._plan.symbols, 2)]
+        more = self._distinct([*self._plan.symbols, *self._ratios, *products])
+        kinds: tuple[Callable[[Values], Iterator[str]], ...] = (
+            lambda values: itertools.chain(
+                sums(values, terms, 1), sums(values, terms, 2), roundings(values, symbols, ())
+            ),
+            lambda values: roundings(values, bases, bases),
+            lambda values: itertools.chain(sums(values, more, 1), sums(values, more, 2)),
+            lambda values: sums(values, terms, 3),
+        )
+        for kind in kinds:
+            yield [_times(divisor, inner) for divisor, values in quotients for inner in kind(values)]
+
+    def _smaller_or_larger(self, seen: Values) -> Formula | None:
+        """Return the formula that gives the values with the smaller, or the larger, of two sizes: `2*min(L, W)`.
+
+        It is written with the one that the user's sizes choose.
+        """
+        if min(seen) < 1:
+            return None
+        found: dict[Formula, None] = {}
+        for one, other in itertools.combinations(self._plan.symbols, 2):
+            for choose, sign in ((min, "<="), (max, ">=")):
+                numbers = tuple(map(choose, self._at(one), self._at(other)))
+                if numbers in (self._at(one), self._at(other)):
+                    continue
+                first, second = (one, other) if numbers[-1] == self._at(one)[-1] else (other, one)
+                found |= {
+                    Formula(text, "proved", where=f"{first} {sign} {second}"): None
+                    for text in self._with_symbol(seen, first, numbers)
+                }
+        return next(iter(found)) if len(found) == 1 else None
+
+    def _with_symbol(self, seen: Values, symbol: str, numbers: Values) -> Iterator[str]:
+        """Yield the values as a product with a symbol that has these numbers, or as a sum with it."""
+        if all(value % number == 0 for value, number in zip(seen, numbers, strict=True)):
+            quotient = tuple(value // number for value, number in zip(seen, numbers, strict=True))
+            if len(set(quotient)) == 1:
+                yield symbol if quotient[0] == 1 else f"{quotient[0]}*{symbol}"
+                return
+            rest = self.product(quotient[: len(self._primes)])
+            if rest is not None and "//" not in rest and self._gives(rest, quotient):
+                yield f"{rest}*{symbol}"
+                return
+        yield from sums(seen, [(symbol, numbers)], 1)
 
     def _quotients(self, values: Values) -> Iterator[tuple[str, Values]]:
         """Yield the values themselves, then what is left when one or two symbols that divide them are taken out."""
         yield "1", values
         symbols = [(letter, self._at(letter)) for letter in self._plan.symbols]
-        for (first, numbers), (second, others) in itertools.combinations_with_replacement(
-            [("1", _ones(values)), *symbols], 2
-        ):
+        ones = tuple(1 for _ in values)
+        for (first, numbers), (second, others) in itertools.combinations_with_replacement([("1", ones), *symbols], 2):
             product = tuple(a * b for a, b in zip(numbers, others, strict=True))
             if second != "1" and all(value % number == 0 for value, number in zip(values, product, strict=True)):
                 name = second if first == "1" else f"{first}*{second}"
                 yield name, tuple(value // number for value, number in zip(values, product, strict=True))
 
-    def _additions(self, values: Values) -> Iterator[str]:
-        """Yield sums that give the values: a symbol and a number, two symbols, two symbols and a number."""
-        terms = [(letter, self._at(letter)) for letter in self._plan.symbols]
-        for letter, numbers in terms:
-            for coefficient in _COEFFICIENTS:
-                if (addend := _constant(values, [(coefficient, numbers)])) is not None:
-                    yield _sum([(coefficient, letter)], addend)
-        for (first, numbers), (second, others) in itertools.combinations(terms, 2):
-            for one, other in itertools.product(_COEFFICIENTS, repeat=2):
-                addend = _constant(values, [(one, numbers), (other, others)])
-                if addend is not None and (one > 0 or other > 0):
-                    yield _sum([(one, first), (other, second)], addend)
+    @cached_property
+    def _ratios(self) -> list[str]:
+        """How often one size is part of another: `L//W` where W divides L."""
+        texts = (written(unknown(name), self._plan.symbols) for name in self._plan.unknowns)
+        return [text for text in texts if text is not None and "//" in text]
 
-    def _roundings(self, values: Values) -> Iterator[str]:
-        """Yield quotients rounded down, rounded up, and paddings to a multiple."""
-        if min(values) < 2:
-            return
-        for letter in self._plan.symbols:
-            numbers = self._at(letter)
-            for divisor in _DIVISORS:
-                down = tuple(number // divisor for number in numbers)
-                up = tuple(-(-number // divisor) for number in numbers)
-                if values == down:
-                    yield f"{letter}//{divisor}"
-                if values == up:
-                    yield f"-(-{letter}//{divisor})"
-                if values == tuple(number * divisor for number in up):
-                    yield f"-(-{letter}//{divisor})*{divisor}"
+    def _distinct(self, names: Iterable[str]) -> list[tuple[str, Values]]:
+        found: dict[Values, str] = {}
+        for name in names:
+            found.setdefault(self._at(name), name)
+        return [(name, values) for values, name in found.items()]
 
-    def _at(self, letter: str) -> Values:
-        return tuple(numbers[letter] for numbers in self._numbers)
+    @cached_property
+    def _coprime_sizes(self) -> list[dict[str, int]]:
+        """Sizes none of which divides another."""
+        chance = random.Random(0)
+        names = self._plan.unknowns
+        return [
+            self._plan.at(dict(zip(names, chance.sample(_primes_between(67, 499), len(names)), strict=True)))
+            for _ in range(16)
+        ]
+
+    @cached_property
+    def _other_sizes(self) -> list[dict[str, int]]:
+        """Sizes at which formulas that can't be told apart by the runs differ: even and odd, small and large."""
+        chance = random.Random(0)
+        return [self._plan.at({name: chance.randint(1, 99) for name in self._plan.unknowns}) for _ in range(16)]
 
 
-def _ones(values: Values) -> Values:
-    return tuple(1 for _ in values)
+@functools.cache
+def _primes_between(low: int, high: int) -> list[int]:
+    return [n for n in range(low, high) if all(n % divisor for divisor in range(2, int(n**0.5) + 1))]
 
 
-def _constant(values: Values, terms: Sequence[tuple[int, Values]]) -> int | None:
-    """Return the number that is left in every round when the terms are taken away, where it is one small number."""
-    rests = {
-        value - sum(coefficient * numbers[round_] for coefficient, numbers in terms)
-        for round_, value in enumerate(values)
-    }
-    rest = rests.pop()
-    return rest if not rests and abs(rest) <= _LARGEST_ADDEND else None
-
-
-def _sum(terms: Sequence[tuple[int, str]], addend: int) -> str:
-    """Write a sum, the positive terms first.
-
-    >>> _sum([(-1, "W"), (2, "L")], 1)
-    '2*L-W+1'
-    """
-    parts = []
-    for coefficient, letter in sorted(terms, key=lambda term: term[0] < 0):
-        size = f"{abs(coefficient)}*{letter}" if abs(coefficient) != 1 else letter
-        parts.append(f"{'-' if coefficient < 0 else '+'}{size}")
-    if addend:
-        parts.append(f"{addend:+d}")
-    return "".join(parts).removeprefix("+")
+def _times(divisor: str, inner: str) -> tuple[str, str]:
+    """Return the formula of a product with a sum, and the sum."""
+    return (inner if divisor == "1" else f"{divisor}*({inner})", inner)
 
 
 def matched(actual: int, sizes: Mapping[str, int]) -> Formula:

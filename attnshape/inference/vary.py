@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from attnshape.inference import witness
-from attnshape.inference.plan import Constraint, Equal, Fixed, Multiple, Plan
-from attnshape.tracing.raw import RawStep, RawTrace
+from attnshape.inference.constraint import LARGEST_FIXED, Constraint, Fixed, Multiple, candidates
+from attnshape.inference.loops import Folding, folding
+from attnshape.inference.monomial import multiplicity
+from attnshape.inference.plan import Plan
+from attnshape.inference.variation import Variation, common_steps, same
+from attnshape.inference.witness import is_length
+from attnshape.tracing.raw import RawTrace
 
 Attempt = Callable[[Mapping[str, int]], RawTrace]
+Doing = Callable[[str], None]
+"""Is told what is being done, in a few words for people."""
 _ROUNDS = 3
 """Two would do for products of sizes; the third keeps a sum, such as 7+13, from passing for one, such as 4*5."""
-_PATIENCE = 4.0
-"""Seconds after which no further constraints are tried."""
-_LARGEST_FIXED = 4096
-"""A size above this is never kept in a small run, which would be small no longer."""
-_FACTORS = (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 12)
-
-
-@dataclass(frozen=True)
-class Variation:
-    """The runs at small primes, and how far they took the same steps as the user's run."""
-
-    plan: Plan
-    runs: tuple[RawTrace, ...]
-    """The rounds at primes."""
-    common: int
-    """The number of leading steps that are the same in all runs."""
-    complete: bool
-    """Whether all steps are the same, and end the same way."""
-    witnesses: tuple[tuple[Mapping[str, int], RawTrace], ...] = ()
-    """Runs at other sizes, no primes, at which every formula must hold too."""
-
-    @property
-    def every(self) -> list[tuple[Mapping[str, int], RawTrace]]:
-        """All runs with their sizes, the rounds first."""
-        return [(self.plan.numbers(round_), run) for round_, run in enumerate(self.runs)] + list(self.witnesses)
+_MOST_STEPS = 60_000
+_STEPS_OF_A_RUN = 100
+"""How many steps all runs may take before nothing further is tried, and what building the target counts for: counted
+in steps, so that what is found doesn't depend on how busy the machine is."""
+_PATIENCE = 60.0
+"""Seconds after which nothing further is tried, however few the steps."""
+_MANY = 10**5
+_TINY = (2, 3, 5, 7, 11, 13, 17, 19, 23)
+_UNEXPLAINED = 8
+"""How many times larger than the product of sizes that divide it a tensor must be for more sizes to be in it."""
 
 
 class Explorer:
     """Runs a target under plans, each plan and round once."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        find_loops: Callable[[Sequence[RawTrace]], Folding | None] = folding,
+        doing: Doing = lambda words: None,
+    ) -> None:
+        """`find_loops` tells which loops of runs that took other steps are to be folded."""
         self._attempt = attempt
+        self._find_loops = find_loops
+        self._doing = doing
+        self._aim = ""
+        self._runs = 0
         self._done: dict[tuple[tuple[str, int], ...], RawTrace] = {}
+        self._folding: Folding | None = None
+        self._steps = 0
         self._deadline = time.monotonic() + _PATIENCE
 
     def run(self, plan: Plan, round_: int) -> RawTrace:
@@ -55,8 +60,36 @@ class Explorer:
     def _at(self, numbers: Mapping[str, int]) -> RawTrace:
         key = tuple(numbers.items())
         if key not in self._done:
-            self._done[key] = self._attempt(numbers)
+            self._runs += 1
+            self._doing(f"{self._aim}run {self._runs} at small sizes")
+            run = self._attempt(numbers)
+            self._steps += _STEPS_OF_A_RUN + len(run.steps)
+            self._done[key] = self._folded(run)
         return self._done[key]
+
+    @property
+    def _spent(self) -> bool:
+        return self._steps > _MOST_STEPS or time.monotonic() > self._deadline
+
+    def weighed(self, plan: Plan) -> Plan:
+        """Return the plan with the power in which each unknown is part of the largest tensor of its first round."""
+        if math.prod(plan.primes(0).values()) > _MANY:
+            # with many sizes a first look at the smallest primes keeps the first round from being large
+            plan = replace(plan, weights=self._weights(plan, dict(zip(plan.unknowns, _TINY, strict=False))))
+        return replace(plan, weights=self._weights(plan, plan.primes(0)))
+
+    def _weights(self, plan: Plan, primes: Mapping[str, int]) -> dict[str, int]:
+        if len(primes) != len(plan.unknowns):
+            return {}
+        tensors = [output.tensor for step in self._at(plan.at(primes)).steps for output in step.outputs]
+        if not tensors:
+            return {}
+        largest = max(math.prod(tensor.shape) for tensor in tensors)
+        weights = {name: multiplicity(largest, prime) for name, prime in primes.items()}
+        if largest > _UNEXPLAINED * math.prod(primes[name] ** weight for name, weight in weights.items()):
+            # a length that was rounded is no factor any more
+            weights = {name: weight + (weight > 0 and is_length(name)) for name, weight in weights.items()}
+        return weights
 
     def vary(self, plan: Plan, actual: RawTrace) -> Variation:
         """Return the variation with the fewest constraints under which the target takes the user's steps."""
@@ -65,55 +98,89 @@ class Explorer:
             # the very first call may have set something up; only what differs again differs because of its sizes
             self._done.clear()
             best = self._try(plan, actual)
+        self._aim = "" if best.complete else "looking for what the sizes must meet: "
         while not best.complete:
+            if self._fold_loops([actual, *(self.run(best.plan, round_) for round_ in range(2))]):
+                actual = self._folded(actual)
+                best = self._try(best.plan, actual)
+                continue
             found = self._improve(best, actual)
             if found is None:
                 break
             best = found
         best = best if best.complete else self._free_from_fixed(best, actual)
-        return self._witnessed(best, actual, [witness.reverse(best.plan), *witness.large(best.plan)])
+        self._aim = ""
+        weighed = self._weighed_again(best.plan)
+        choices = [*witness.reverse(weighed), *witness.large(weighed)]
+        witnessed = self._witnessed(best, actual, choices)
+        others = witnessed.others if best.complete else ()
+        if any(self._fold_loops([actual, self._at(numbers)]) for numbers in others):
+            # a loop that turned equally often at all primes
+            actual = self._folded(actual)
+            witnessed = self._witnessed(self._try(best.plan, actual), actual, choices)
+        return replace(witnessed, actual=actual)
 
-    def extend(self, variation: Variation, actual: RawTrace, rounds: int) -> Variation:
+    def _fold_loops(self, runs: Sequence[RawTrace]) -> bool:
+        """Say whether the runs are one but for the turns of loops; from now on these are folded."""
+        if self._folding is not None:
+            return False
+        self._folding = self._find_loops(runs)
+        if self._folding is None:
+            return False
+        self._done = {key: self._folded(run) for key, run in self._done.items()}
+        return True
+
+    def _folded(self, run: RawTrace) -> RawTrace:
+        return self._folding.fold(run) if self._folding is not None else run
+
+    def extend(self, variation: Variation, rounds: int) -> Variation:
         """Return the variation with more rounds and witnesses, as far as these take the same steps."""
+        actual = variation.actual
         runs = list(variation.runs)
         for round_ in range(len(runs), rounds):
             run = self.run(variation.plan, round_)
-            if _common(run, actual) < variation.common:
+            if common_steps(run, actual) < variation.common:
                 break
             runs.append(run)
         variation = replace(variation, runs=tuple(runs))
-        return self._witnessed(variation, actual, witness.mixed(variation.plan))
+        return self._witnessed(variation, actual, witness.mixed(self._weighed_again(variation.plan)))
+
+    def _weighed_again(self, plan: Plan) -> Plan:
+        """Return the plan weighed by what its first round does; constraints may have let it go further."""
+        return replace(plan, weights=self._weights(plan, plan.primes(0)))
 
     def _witnessed(self, variation: Variation, actual: RawTrace, choices: Iterable[Mapping[str, int]]) -> Variation:
         """Add the runs at the chosen numbers of the unknowns that take the same steps."""
-        added = list(variation.witnesses)
+        added, others = list(variation.witnesses), list(variation.others)
         for chosen in choices:
-            if time.monotonic() > self._deadline or not variation.runs:
+            if self._spent or not variation.runs:
                 break
             numbers = variation.plan.at(chosen)
             run = self._at(numbers)
-            if _common(run, actual) >= variation.common and (_same(run, actual) or not variation.complete):
+            if common_steps(run, actual) >= variation.common and (same(run, actual) or not variation.complete):
                 added.append((numbers, run))
-        return replace(variation, witnesses=tuple(added))
+            else:
+                others.append(numbers)
+        return replace(variation, witnesses=tuple(added), others=tuple(others))
 
     def _try(self, plan: Plan, actual: RawTrace) -> Variation:
         runs: list[RawTrace] = []
-        common = len(actual.steps)
+        shared = len(actual.steps)
         complete = True
         for round_ in range(_ROUNDS):
             run = self.run(plan, round_)
             runs.append(run)
-            common = min(common, _common(run, actual))
-            complete = complete and _same(run, actual)
+            shared = min(shared, common_steps(run, actual))
+            complete = complete and same(run, actual)
             if not complete:
                 break
-        return Variation(plan, tuple(runs), common, complete)
+        return Variation(plan, actual, tuple(runs), shared, complete)
 
     def _improve(self, best: Variation, actual: RawTrace) -> Variation | None:
         """Return the first constraint that completes the steps, else the one that gets furthest beyond the best."""
         furthest: Variation | None = None
         for plan in self._stricter(best, actual):
-            if time.monotonic() > self._deadline:
+            if self._spent:
                 break
             found = self._try(plan, actual)
             if found.common > best.common or found.complete:
@@ -131,10 +198,10 @@ class Explorer:
         plan = best.plan
         if not plan.ordered:
             yield replace(plan, ordered=True)
-        fixes = [c for c in _candidates(plan) if isinstance(c, Fixed)]
+        fixes = [c for c in candidates(plan.sizes, plan.constraints) if isinstance(c, Fixed)]
         tried = [(fix.symbol, self._try(_with(plan, fix), actual)) for fix in fixes]
         matter = {symbol for symbol, found in tried if found.complete or found.common > best.common}
-        for constraint in _candidates(plan):
+        for constraint in candidates(plan.sizes, plan.constraints):
             if not matter or constraint.symbol in matter:
                 yield _with(plan, constraint)
 
@@ -145,79 +212,38 @@ class Explorer:
         numbers = found.plan.numbers(0)
         sizes = found.plan.sizes
         beside = {letter: numbers[letter] + (letter == added.symbol) for letter in sizes.independent}
-        return _common(self._at(sizes.at(beside)), actual) >= found.common
+        return common_steps(self._at(sizes.at(beside)), actual) >= found.common
 
     def _free_from_fixed(self, best: Variation, actual: RawTrace) -> Variation:
         """Fix all sizes, then free one after the other while the steps stay the same."""
         sizes = best.plan.sizes
         letters = list(sizes.independent)
-        if any(sizes.records[letter].size > _LARGEST_FIXED for letter in letters):
+        if any(sizes.records[letter].size > LARGEST_FIXED for letter in letters):
             return best
-        kept = [Fixed(letter) for letter in letters]
-        found = self._try(replace(best.plan, constraints=tuple(kept)), actual)
+        found = self._try(replace(best.plan, constraints=tuple(Fixed(letter) for letter in letters)), actual)
         if not found.complete:
             return found if found.common > best.common else best
-        for constraint in list(kept):
-            if time.monotonic() > self._deadline:
-                break
-            fewer = tuple(other for other in kept if other != constraint)
-            freed = self._try(replace(best.plan, constraints=fewer), actual)
-            if freed.complete:
-                kept.remove(constraint)
-                found = freed
+        waiting = letters
+        while waiting:
+            freed = [
+                letter for letter in waiting if (looser := self._freed(letter, found, actual)) and (found := looser)
+            ]
+            waiting = [letter for letter in waiting if letter not in freed] if freed else []
         return found
 
-
-def _common(run: RawTrace, actual: RawTrace) -> int:
-    """Return how many leading steps are the same."""
-    count = 0
-    for mine, theirs in zip(run.steps, actual.steps, strict=False):
-        if mine.key != theirs.key or _ranks(mine) != _ranks(theirs):
-            break
-        count += 1
-    return count
-
-
-def _ranks(step: RawStep) -> list[int]:
-    return [len(output.tensor.shape) for output in step.outputs]
-
-
-def _same(run: RawTrace, actual: RawTrace) -> bool:
-    """Say whether a run took all the user's steps: and no others, unless the user's run failed."""
-    if _common(run, actual) < len(actual.steps):
-        return False
-    return actual.failure is not None or (run.failure is None and len(run.steps) == len(actual.steps))
+    def _freed(self, letter: str, found: Variation, actual: RawTrace) -> Variation | None:
+        """Return the variation in which one fixed size varies too, as freely as it may."""
+        others = tuple(constraint for constraint in found.plan.constraints if constraint.symbol != letter)
+        plan = replace(found.plan, constraints=others)
+        bound = [c for c in candidates(plan.sizes, plan.constraints) if c.symbol == letter and not isinstance(c, Fixed)]
+        for freer in (plan, *(_with(plan, constraint) for constraint in bound)):
+            if self._spent:
+                return None
+            freed = self._try(freer, actual)
+            if freed.complete:
+                return freed
+        return None
 
 
 def _with(plan: Plan, constraint: Constraint) -> Plan:
     return replace(plan, constraints=(*plan.constraints, constraint))
-
-
-def _candidates(plan: Plan) -> Iterator[Constraint]:
-    """Yield the constraints that the user's own sizes meet, the simplest first."""
-    numbers = plan.sizes.numbers
-    taken = {constraint.symbol for constraint in plan.constraints}
-    free = [letter for letter in plan.sizes.independent if letter not in taken]
-    for letter in free:
-        if numbers[letter] == 1:
-            yield Fixed(letter)
-    for letter in free:
-        if numbers[letter] % 2 == 0:
-            yield Multiple(letter, 2)
-    roots = [c.other for c in plan.constraints if isinstance(c, Equal)]
-    for place, letter in enumerate(free):
-        for other in free[:place]:
-            if numbers[letter] == numbers[other] and letter not in roots:
-                yield Equal(letter, other)
-    for letter in free:
-        for other in plan.sizes.independent:
-            whole = numbers[letter] % numbers[other] == 0 and numbers[letter] > numbers[other]
-            if other != letter and whole and other in plan.symbols and letter not in roots:
-                yield Multiple(letter, other)
-    for letter in free:
-        for factor in _FACTORS[1:]:
-            if numbers[letter] % factor == 0:
-                yield Multiple(letter, factor)
-    for letter in free:
-        if 1 < numbers[letter] <= _LARGEST_FIXED:
-            yield Fixed(letter)

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from math import prod
 
 from attnshape.inference.plan import Plan
 
 _COMPOSITE = (12, 16, 15, 18, 20, 24, 14, 21, 27, 25, 22, 26)
 _FALLING = (22, 21, 20, 18, 16, 15, 14, 12, 10, 9)
-_LARGE = (130, 70, 40, 24, 18)
-_WIDEST, _MOST = 400, 10**7
+_LARGE = (131, 71, 41, 23, 17, 13)
+"""Primes: what pads to a multiple would take another branch at a multiple."""
+_WIDEST, _MOST = 400, 10**6
 _NO_LENGTHS = ("B", "H", "Hkv", "G", "D", "Dk", "Dv")
 _MIXTURES = 4
 
 
-def reverse(plan: Plan) -> dict[str, int]:
-    """Return a number for each unknown, the smallest for the one whose size is the largest.
+def reverse(plan: Plan) -> Iterator[dict[str, int]]:
+    """Yield a number for each unknown, the smallest for the one whose prime is the largest.
 
     At primes in the order of the user's sizes `max(Lq, Lk)` is `Lk`; here it isn't.
     """
     names = plan.unknowns
+    few = range(len(names) + 2, 2, -1)
     falling = _FALLING[-len(names) :] if len(names) <= len(_FALLING) else range(8 + len(names), 8, -1)
-    return dict(zip(names, falling, strict=False))
+    choices = [dict(zip(names, numbers, strict=False)) for numbers in (falling, few)]
+    yield from [chosen for chosen in choices if plan.elements(chosen) <= _MOST][:1]
 
 
 def large(plan: Plan) -> Iterator[dict[str, int]]:
     """Yield numbers where the lengths are much larger than the rest, then the others: `min(L, 12)`, `int(L**0.5)`."""
-    lengths = [name for name in plan.unknowns if name.partition("/")[0] not in _NO_LENGTHS]
+    lengths = [name for name in plan.unknowns if is_length(name)]
     for names in (lengths, [name for name in plan.unknowns if name not in lengths]):
         if names:
-            yield _enlarged(plan, names)
+            yield from _enlarged(plan, names)
 
 
 def mixed(plan: Plan) -> Iterator[dict[str, int]]:
@@ -39,16 +42,27 @@ def mixed(plan: Plan) -> Iterator[dict[str, int]]:
     A prime never leaves the remainder 0, so `L//3+1` is `-(-L//3)` there.
     """
     for shift in range(_MIXTURES):
-        yield {name: _COMPOSITE[(place + 3 * shift) % len(_COMPOSITE)] for place, name in enumerate(plan.unknowns)}
+        chosen = {name: _COMPOSITE[(place + 3 * shift) % len(_COMPOSITE)] for place, name in enumerate(plan.unknowns)}
+        if plan.elements(chosen) <= _MOST:
+            yield chosen
     for name in plan.unknowns:
-        yield _enlarged(plan, (name,))
+        yield from _enlarged(plan, (name,))
+    # rounded up and rounded down with one added differ only where one length divides another
+    small = {name: 6 + place for place, name in enumerate(plan.unknowns)}
+    for one, other in itertools.permutations([name for name in plan.unknowns if is_length(name)], 2):
+        yield small | {one: 3 * small[other]}
 
 
-def _enlarged(plan: Plan, names: Sequence[str]) -> dict[str, int]:
-    """Return numbers where these are large; less so where they are factors of other sizes, to stay cheap to run."""
+def is_length(name: str) -> bool:
+    """Say whether an unknown may be a length or a window, which grow on their own."""
+    return name.partition("/")[0] not in _NO_LENGTHS
+
+
+def _enlarged(plan: Plan, names: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Yield numbers where these are large; less so where they are factors of other sizes, to stay cheap to run."""
     small = {name: 6 + place for place, name in enumerate(plan.unknowns)}
     for size in _LARGE:
         chosen = small | {name: size + place for place, name in enumerate(names)}
-        if max(plan.at(chosen).values()) <= _WIDEST and prod(chosen.values()) * size <= _MOST:
-            break
-    return chosen
+        if max(plan.at(chosen).values()) <= _WIDEST and plan.elements(chosen) <= _MOST:
+            yield chosen
+            return

@@ -71,10 +71,14 @@ def constant(axis: Axis) -> bool:
 
 def _known(tensor: TensorRecord) -> str:
     free = [axis for axis in tensor.axes if not constant(axis)]
-    kinds = {axis.known for axis in free}
+    kinds = {_way(axis) for axis in free}
     if len(kinds) < 2:
         return kinds.pop() if kinds else "constant" if tensor.axes else ""
-    return ", ".join(f"{axis.expression} {axis.known}" for axis in free if axis.known != "proved")
+    return ", ".join(f"{axis.expression} {_way(axis)}" for axis in free if _way(axis) != "proved")
+
+
+def _way(axis: Axis) -> str:
+    return f"{axis.known} where {axis.where}" if axis.where else axis.known
 
 
 COLUMNS: dict[str, Column] = {

@@ -13,6 +13,9 @@ from attnshape.render.text import visible
 LONG = 40
 """From how many characters on an argument is shortened too; a method's receiver always is."""
 
+_LONGEST = 120
+"""From how many characters on a call's last arguments are left out."""
+
 _OPENING, _CLOSING = "([{", ")]}"
 
 
@@ -33,12 +36,13 @@ def label(trace: Trace, step: Step, shown: Container[int]) -> str:
     `name = expression` where the source assigns it, `expression as name` where the name is a later consumer's variable.
     `shown` holds the indices of the steps that have a row.
     """
-    text = short(step.expression)
+    text = _clipped(short(step.expression))
     before, after = _names(step, text)
     above = _above(trace, step, shown)
     if above:
         text = _elided(text, above, len(before) + len(text) + len(after) > LONG)
-    return "↳ " * _depth(trace, step) + before + text + after
+    turns = "".join(f"×{visible(loop.expression)} " for loop in trace.loops if loop.first <= step.index <= loop.last)
+    return turns + "↳ " * _depth(trace, step) + before + text + after
 
 
 def _names(step: Step, text: str) -> tuple[str, str]:
@@ -64,6 +68,19 @@ def short(expression: str) -> str:
 
 def _without_self(text: str) -> str:
     return re.sub(r"(?<![\w.])self\.(?=\w)", "", text)
+
+
+def _clipped(text: str) -> str:
+    """Return a call without the last of its arguments where they are many.
+
+    >>> _clipped(f"f({', '.join(['argument'] * 30)})")[-21:]
+    'rgument, argument, …)'
+    """
+    if len(text) <= _LONGEST or not text.endswith(")"):
+        return text
+    end = text.rfind(", ", 0, _LONGEST)
+    opened = text[:end].count("(") - text[:end].count(")")
+    return f"{text[:end]}, …{')' * opened}" if end > 0 and opened > 0 else text
 
 
 def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:

@@ -52,7 +52,7 @@ def find(name: str, choice: Choice) -> Format:
     if not found.chooses and choice != Choice():
         others = ", ".join(key for key, one in FORMATS.items() if one.chooses)
         raise AttnshapeError(
-            f"--format {name} always is the whole trace: --columns, --match and --explain choose what a table shows",
+            f"--format {name} always is the whole trace: --columns, --match, --depth and --explain are for tables",
             f"leave them out, or choose another format: {others}",
         )
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.cells import cell_len
 
 from attnshape.render.fold import pad
-from attnshape.render.text import code, code_cell, prose
+from attnshape.render.summary import Marked, Remark
+from attnshape.render.text import code, code_cell, prose, prose_with_code
 from attnshape.render.view import Row, View
 
 _WIDEST = 60
@@ -19,9 +20,25 @@ def markdown(view: View) -> str:
         parts.append(_table(view))
     sentences = [f"- **{row.sentence[0]}** {prose(row.sentence[1])}" for row in view.rows if row.sentence]
     lists = ["\n".join(sentences)] if sentences else []
-    lists += ["\n".join(f"- {prose(remark.text)}" for remark in view.footer)] if view.footer else []
+    lists += ["\n".join(map(_item, view.footer))] if view.footer else []
     # Two lists in a row would become one: a comment that doesn't show keeps them apart.
     return "\n\n".join([*parts, "\n\n<!-- -->\n\n".join(lists)]).rstrip() + "\n"
+
+
+def _item(remark: Remark) -> str:
+    return "\n".join([f"- {prose_with_code(remark.text)}", *(f"  - {_tensor(one)}" for one in remark.tensors)])
+
+
+def _tensor(one: Marked) -> str:
+    signature, shape = (
+        " ".join(_bold(prose(word)) if place in one.marks else prose(word) for place, word in enumerate(words))
+        for words in (one.signature, one.shape)
+    )
+    return " ".join(part for part in (code(one.name), signature.strip(), f"({shape or 'scalar'})") if part)
+
+
+def _bold(text: str) -> str:
+    return f"**{text}**" if text else ""
 
 
 def _header(view: View) -> str:

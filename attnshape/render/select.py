@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from attnshape.errors import AttnshapeError
@@ -31,6 +32,14 @@ def select(trace: Trace, match: str | None) -> tuple[Step, ...]:
         if not any(_answers(step, word) for step in trace.steps):
             raise AttnshapeError(f"no step matches {visible(word)!r}", _way_out(trace))
     return tuple(step for step in trace.steps if any(_answers(step, word) for word in words))
+
+
+def up_to_depth(trace: Trace, steps: Sequence[Step], depth: int | None) -> tuple[Step, ...]:
+    """Return those of the steps that lie at most so deep inside composites; 0 leaves none inside."""
+    depths: dict[int, int] = {}
+    for step in trace.steps:
+        depths[step.index] = depths[step.parent] + 1 if step.parent is not None else 0
+    return tuple(step for step in steps if depth is None or depths[step.index] <= depth)
 
 
 def _answers(step: Step, word: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 from msgspec import UNSET
 
 from attnshape.dims import ORDER
-from attnshape.model import Avoided, Failure, Size, TensorRecord, Trace
+from attnshape.model import Avoided, Failure, Loop, Operand, Peak, Size, TensorRecord, Trace
 from attnshape.render.columns import NOT_CONTIGUOUS, constant
 from attnshape.render.numbers import count, memory
 from attnshape.render.text import visible
@@ -27,25 +28,45 @@ class Header:
 
 
 @dataclass(frozen=True)
+class Marked:
+    """A tensor's name, its signature and its shape axis by axis, and the axes that are marked."""
+
+    name: str
+    signature: tuple[str, ...]
+    shape: tuple[str, ...]
+    marks: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class Remark:
     """One line below the table."""
 
     text: str
     tone: Literal["plain", "good", "bad"] = "plain"
+    tensors: tuple[Marked, ...] = ()
+    """Tensors that stand beneath it, one a line."""
 
 
 def header(trace: Trace) -> Header:
     """Return what stands above a trace's table."""
     letters = sorted(trace.sizes, key=lambda letter: ORDER.get(letter, len(ORDER)))
     sizes = tuple(_size(letter, trace.sizes[letter]) for letter in letters)
-    return Header(visible(trace.command), visible(trace.target), visible(trace.device), visible(trace.dtype), sizes)
+    dtype = visible(trace.dtype) + (" · with gradients" if trace.grad is True else "")
+    return Header(visible(trace.command), visible(trace.target), visible(trace.device), dtype, sizes)
 
 
 def footer(trace: Trace, shown: int) -> tuple[Remark, ...]:
     """Return what stands below a table that shows so many of a trace's steps."""
     lines = (_counts(trace, shown), _axes(trace), _memory(trace)) if trace.steps else ()
     remarks = [Remark(line) for line in lines if line]
+    remarks += [Remark(_peak(trace.peak))] if trace.peak is not UNSET else []
     remarks += [Remark(_avoided(step.index, step.avoided)) for step in trace.steps if step.avoided is not UNSET]
+    remarks += [
+        Remark(f"step {step.index} is opaque: {visible(step.opaque)}")
+        for step in trace.steps
+        if step.opaque is not UNSET
+    ]
+    remarks += [Remark(_turns(loop)) for loop in trace.loops]
     if trace.preconditions:
         remarks.append(Remark("runs only where " + ", ".join(map(visible, trace.preconditions))))
     remarks += [Remark(f"note: {visible(note)}") for note in trace.notes]
@@ -104,14 +125,33 @@ def _axes(trace: Trace) -> str:
 
 
 def _memory(trace: Trace) -> str:
-    results = _results(trace)
-    kinds = Counter(tensor.storage.kind for tensor in results)
-    total = sum(tensor.bytes for tensor in results if tensor.storage.kind == "new")
+    # what a composite returns was counted where it was made, inside
+    results = [
+        (output.tensor, math.prod(loop.count for loop in trace.loops if loop.first <= step.index <= loop.last))
+        for step in trace.steps
+        for output in step.outputs
+        if output.inner is None
+    ]
+    kinds: Counter[str] = Counter()
+    for tensor, turns in results:
+        kinds[tensor.storage.kind] += turns
+    total = sum(tensor.bytes * turns for tensor, turns in results if tensor.storage.kind == "new")
     parts = [f"new storage {memory(total)}"]
     parts += [count(kinds["view"], "view")] * bool(kinds["view"])
     parts += [f"{kinds['same']} unchanged"] * bool(kinds["same"])
     parts += [f"{count(kinds['inplace'], 'write')} in place"] * bool(kinds["inplace"])
     return ", ".join(parts)
+
+
+def _turns(loop: Loop) -> str:
+    steps = f"steps {loop.first} to {loop.last}" if loop.last > loop.first else f"step {loop.first}"
+    return f"×{visible(loop.expression)}: {steps}, shown once, are run in each of {count(loop.count, 'turn')}"
+
+
+def _peak(peak: Peak) -> str:
+    where = f"at step {peak.step}" if peak.step is not None else "while it is being built"
+    known = "proved" if peak.known == "proved" else "an estimate"
+    return f"peak of live memory {memory(peak.bytes)} {where} ({known})"
 
 
 def _avoided(index: int, scores: Avoided) -> str:
@@ -120,13 +160,18 @@ def _avoided(index: int, scores: Avoided) -> str:
 
 def _failure(failure: Failure) -> list[Remark]:
     place = f" at {visible(failure.source.file)}:{failure.source.line}" if failure.source else ""
-    lines = [Remark(f"✗ failed{place}: {visible(failure.explanation or failure.error)}", "bad")]
+    operands = tuple(map(_marked, failure.operands))
+    lines = [Remark(f"✗ failed{place}: {visible(failure.explanation or failure.error)}", "bad", operands)]
     if failure.explanation:
         lines.append(Remark(f"the library says: {visible(failure.error)}"))
-    for operand in failure.operands:
-        shape = " ".join(map(str, operand.tensor.shape)) or "scalar"
-        signature = visible(operand.tensor.signature)
-        lines.append(Remark(f"{visible(operand.name)}: " + (f"{signature} ({shape})" if signature != shape else shape)))
     if failure.hint:
-        lines.append(Remark(f"hint: {visible(failure.hint)}"))
+        lines.append(Remark(f"hint: {visible(failure.hint)}", "good"))
     return lines
+
+
+def _marked(operand: Operand) -> Marked:
+    tensor = operand.tensor
+    expressions = tuple(visible(axis.expression) for axis in tensor.axes)
+    # a saved trace may say anything: a signature that isn't its axes' is shown as it is, without marks
+    marks = frozenset(operand.disagree) if len(expressions) == len(tensor.shape) else frozenset[int]()
+    return Marked(visible(operand.name), expressions, tuple(map(str, tensor.shape)), marks)

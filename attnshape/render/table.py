@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attnshape.render.carets import tensor_lines
 from attnshape.render.fold import fold_command, fold_words
 from attnshape.render.layout import GAP, Layout, lay_out
 from attnshape.render.view import View
@@ -56,7 +57,10 @@ def _sentence(sentence: str, indent: int, width: int) -> list[_Line]:
 
 
 def _footer(view: View, layout: Layout, width: int) -> list[_Line]:
-    lines = [_Line(text, _TONES[remark.tone]) for remark in view.footer for text in fold_words(remark.text, width)]
+    lines: list[_Line] = []
+    for remark in view.footer:
+        lines += [_Line(text, _TONES[remark.tone]) for text in fold_words(remark.text, width)]
+        lines += [_Line(text, _TONES["plain"]) for text in tensor_lines(remark.tensors, width)]
     if layout.left_out and view.rows:
         lines += [_Line(text, "yellow") for text in fold_words(_left_out(layout), width)]
     return lines

@@ -31,9 +31,24 @@ def prose(text: str) -> str:
     >>> prose("a|b <i> H*Dk q_len")
     'a\\|b &lt;i&gt; H\\*Dk q_len'
     """
-    escaped = "".join(_ENTITIES.get(char, char) for char in visible(text).strip())
-    escaped = _ACTIVE.sub(lambda match: "\\" + match.group(), escaped)
-    return _BLOCK_START.sub(r"\1\\", escaped)
+    return _BLOCK_START.sub(r"\1\\", _inline(visible(text).strip()))
+
+
+def _inline(text: str) -> str:
+    escaped = "".join(_ENTITIES.get(char, char) for char in text)
+    return _ACTIVE.sub(lambda match: "\\" + match.group(), escaped)
+
+
+def prose_with_code(text: str) -> str:
+    r"""Return the text as `prose` does, but for what stands between backticks: that is code.
+
+    >>> prose_with_code("last of `q_*` is H*Dk, and a lone ` too")
+    'last of `q_*` is H\\*Dk, and a lone \\` too'
+    """
+    parts = re.split(r"`([^`\s][^`]*)`", visible(text).strip())
+    return _BLOCK_START.sub(
+        r"\1\\", "".join(code(part) if place % 2 else _inline(part) for place, part in enumerate(parts))
+    )
 
 
 def code(text: str) -> str:

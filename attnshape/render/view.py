@@ -12,7 +12,7 @@ from attnshape.render.explain import explain
 from attnshape.render.expression import label, one_line, short
 from attnshape.render.groups import headings
 from attnshape.render.reference import operation
-from attnshape.render.select import select
+from attnshape.render.select import select, up_to_depth
 from attnshape.render.summary import Header, Remark, footer, header
 from attnshape.render.text import visible
 
@@ -23,6 +23,8 @@ class Choice:
 
     columns: tuple[Column, ...] = DEFAULT
     match: str | None = None
+    depth: int | None = None
+    """How deep inside composites steps are shown; all where none is given."""
     explain: bool = False
 
 
@@ -59,10 +61,10 @@ def view(trace: Trace, choice: Choice) -> View:
 
     Raises AttnshapeError where `choice.match` names what this trace doesn't have.
     """
-    steps = select(trace, choice.match)
+    steps = up_to_depth(trace, select(trace, choice.match), choice.depth)
     whole = choice.match is None
     shown = {step.index for step in steps}
-    parts = headings(trace) if whole else {}
+    parts = headings(trace) if len(shown) == len(trace.steps) else {}
     rows: list[Row] = []
     if whole:
         for tensor in trace.inputs:

@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from attnshape.catalog.describe import describe
 from attnshape.catalog.load import load
 from attnshape.dims import flag_of
@@ -16,6 +14,7 @@ from attnshape.hints import nearest
 from attnshape.target.contents import building
 from attnshape.target.request import Placement, Request, Target
 from attnshape.target.user import from_case
+from attnshape.tracing.isolation import seed_all
 from attnshape.tracing.runner import Runnable
 
 
@@ -24,7 +23,11 @@ def builtin_target(request: Request, name: str, case: str) -> Target:
 
     Raises AttnshapeError where there is no such mechanism or case, or where it doesn't take a size or an option.
     """
-    for flag, value in [("--init", request.init), ("--input", request.inputs), ("--with", request.arguments)]:
+    for flag, value in [
+        ("--init", request.init),
+        ("--input", request.inputs),
+        ("--with", {**request.arguments, **request.values}),
+    ]:
         if value:
             raise AttnshapeError(
                 f"{flag} is for your own targets; {name} is built in",
@@ -43,7 +46,7 @@ def builtin_target(request: Request, name: str, case: str) -> Target:
     def build(numbers: Mapping[str, int], placement: Placement) -> Runnable:
         # a function has no training mode of its own, so its case takes it
         chosen = {**request.options, "train": placement.train} if "train" in options else request.options
-        torch.manual_seed(placement.seed)
+        seed_all(placement.seed)
         with building(placement):
             result = function(*(numbers[letter] for letter in sizes), **chosen)
         return from_case(name, result, placement)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from attnshape.signature import TensorSpec
 from attnshape.sizes import LARGEST
 from attnshape.target.locate import reason
 from attnshape.target.request import Placement
+
+_DEEPEST = 8
+_WITHOUT_TENSORS = (type, ModuleType, FunctionType)
 
 
 def building(placement: Placement) -> AbstractContextManager[object]:
@@ -45,7 +49,8 @@ def make(spec: TensorSpec, numbers: Mapping[str, int], placement: Placement) -> 
 def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], placement: Placement) -> Tensor:
     device = placement.device
     if spec.kind == "bool":
-        values = torch.rand(shape, device=device) < 0.5
+        # one byte each from the start: comparing random numbers would take five
+        values = torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(0.5)
         if shape and shape[-1]:
             values[..., 0] = True
         return values
@@ -65,14 +70,43 @@ def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], plac
 
 
 def place(value: Any, placement: Placement) -> Any:
-    """Return a value with its tensors on the device, floating-point ones in the dtype."""
-    if isinstance(value, Tensor):
-        return value.to(placement.device, placement.dtype if value.is_floating_point() else value.dtype)
-    if isinstance(value, torch.nn.Module):
-        value.to(device=placement.device, dtype=placement.dtype)
-        return value.train(placement.train)
-    if type(value) in (tuple, list):
-        return type(value)(place(item, placement) for item in value)
-    if type(value) is dict:
-        return {key: place(item, placement) for key, item in value.items()}
-    return value
+    """Return a value with its tensors on the device, floating-point ones in the dtype.
+
+    Tensors in tuples, lists and dicts are replaced, and those in the attributes of objects.
+    """
+    return _Placing(placement).placed(value, 0)
+
+
+class _Placing:
+    """Places one value; what holds no tensor that has to move is left as it is."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._seen: set[int] = set()
+
+    def placed(self, value: Any, depth: int) -> Any:
+        placement = self._placement
+        if isinstance(value, Tensor):
+            return value.to(placement.device, placement.dtype if value.is_floating_point() else value.dtype)
+        if isinstance(value, torch.nn.Module):
+            value.to(device=placement.device, dtype=placement.dtype)
+            return value.train(placement.train)
+        if depth > _DEEPEST or id(value) in self._seen:
+            return value
+        self._seen.add(id(value))
+        if isinstance(value, tuple):
+            items = [self.placed(item, depth + 1) for item in value]
+            if all(new is old for new, old in zip(items, value, strict=True)):
+                return value
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if isinstance(value, list):
+            value[:] = [self.placed(item, depth + 1) for item in value]
+        elif isinstance(value, dict):
+            for key, item in list(value.items()):
+                if (new := self.placed(item, depth + 1)) is not item:
+                    value[key] = new
+        elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, _WITHOUT_TENSORS):
+            for name, item in list(vars(value).items()):
+                if (new := self.placed(item, depth + 1)) is not item:
+                    object.__setattr__(value, name, new)
+        return value

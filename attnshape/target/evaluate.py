@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from attnshape.ending import reraise_interruption
 from attnshape.errors import AttnshapeError
 from attnshape.hints import nearest
 from attnshape.paths import display_path
-from attnshape.target.locate import definitions, origin, public_names, reason
+from attnshape.target.locate import definitions, origin, public_names, raised, reason
 
 
 class Names(dict[str, Any]):
@@ -46,7 +47,8 @@ def evaluate(flag: str, text: str, names: Names) -> Any:
     tree = _parse(flag, text, text)
     try:
         return eval(compile(tree, f"<{flag}>", "eval"), names)
-    except Exception as error:
+    except BaseException as error:
+        reraise_interruption(error)
         raise _failed(flag, text, error, names) from error
 
 
@@ -56,7 +58,8 @@ def arguments(text: str, names: Names) -> tuple[tuple[Any, ...], dict[str, Any]]
     names["_call"] = lambda *args, **kwargs: (args, kwargs)
     try:
         value: tuple[tuple[Any, ...], dict[str, Any]] = eval(compile(tree, "<--init>", "eval"), names)
-    except Exception as error:
+    except BaseException as error:
+        reraise_interruption(error)
         raise _failed("--init", text, error, names) from error
     finally:
         del names["_call"]
@@ -104,9 +107,10 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
                 raise AttnshapeError(
                     f"{ast.unparse(owner)} has no {attribute}", nearest(attribute, public[:20], "it has")
                 ) from None
-            except Exception as error:
+            except BaseException as error:
+                reraise_interruption(error)
                 raise AttnshapeError(
-                    f"{ast.unparse(tree)} can't be read: {type(error).__name__}: {reason(error)}{origin(error)}",
+                    f"{ast.unparse(tree)} can't be read: {raised(error)}{origin(error)}",
                     "mend it, or name something else",
                 ) from error
         case ast.Subscript(value=owner, slice=key):
@@ -114,10 +118,9 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
             position = evaluate("the target", ast.unparse(key), names)
             try:
                 return value[position]
-            except Exception as error:
-                raise AttnshapeError(
-                    f"{ast.unparse(tree)} isn't there: {type(error).__name__}: {reason(error)}", "check the index"
-                ) from error
+            except BaseException as error:
+                reraise_interruption(error)
+                raise AttnshapeError(f"{ast.unparse(tree)} isn't there: {raised(error)}", "check the index") from error
         case ast.Call(func=function, args=args, keywords=keywords):
             value = _walk(function, path, init, module, names)
             inner = ast.unparse(ast.Call(ast.Name("_"), args, keywords))[2:-1]
@@ -144,10 +147,14 @@ def _called(value: Any, path: str, text: str, names: Names) -> Any:
         return value(*args, **kwargs)
     except AttnshapeError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        reraise_interruption(error)
+        sizes = ", ".join(f"{name}={value}" for name, value in names.items() if type(value) is int)
         raise AttnshapeError(
-            f"{path}({text}) can't be built: {type(error).__name__}: {reason(error)}{origin(error)}",
-            f"the sizes were {', '.join(f'{k}={v}' for k, v in names.items() if type(v) is int) or 'none'}",
+            f"{path}({text}) can't be built: {raised(error)}{origin(error)}",
+            "trace a part of it that doesn't exit"
+            if isinstance(error, SystemExit)
+            else f"the sizes were {sizes or 'none'}",
         ) from error
 
 
@@ -173,9 +180,9 @@ def _parse(flag: str, text: str, expression: str) -> ast.Expression:
         ) from None
 
 
-def _failed(flag: str, text: str, error: Exception, names: Names) -> AttnshapeError:
+def _failed(flag: str, text: str, error: BaseException, names: Names) -> AttnshapeError:
     sizes = ", ".join(name for name, value in names.items() if type(value) is int)
     return AttnshapeError(
-        f"{flag} {text!r} doesn't evaluate: {type(error).__name__}: {reason(error)}",
+        f"{flag} {text!r} doesn't evaluate: {raised(error)}",
         f"names in it: the sizes ({sizes or 'none in use'}), torch, and what the target's module defines",
     )

@@ -8,6 +8,7 @@ from attnshape.catalog.registry import CATALOG, DEFAULT
 from attnshape.errors import AttnshapeError
 from attnshape.hints import nearest
 from attnshape.target.builtin import builtin_target
+from attnshape.target.given import callable_target
 from attnshape.target.locate import names_in
 from attnshape.target.request import Request, Target
 from attnshape.target.user import user_target
@@ -15,6 +16,8 @@ from attnshape.target.user import user_target
 
 def find_target(request: Request) -> Target:
     """Return the target of a request. Raises AttnshapeError where there is none of that name."""
+    if request.callable is not None:
+        return callable_target(request)
     where, colon, path = (request.target or DEFAULT).partition(":")
     where, path = where.strip(), path.strip()
     if where in CATALOG:

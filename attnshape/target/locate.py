@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from attnshape.ending import reraise_interruption
 from attnshape.errors import AttnshapeError
 from attnshape.paths import display_path
 
@@ -70,8 +71,9 @@ def _import_file(where: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file may raise anything
-        del sys.modules[name]
+    except BaseException as error:  # noqa: BLE001 - the file may raise anything
+        reraise_interruption(error)
+        sys.modules.pop(name, None)
         raise _import_failure(where, error) from None
     return module
 
@@ -96,15 +98,23 @@ def _guarded_import(name: str, where: str) -> ModuleType:
                 f"there is no module {error.name}", "write path/to/file.py:Name, or install the package it is in"
             ) from None
         raise _import_failure(where, error) from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file may raise anything
+    except BaseException as error:  # noqa: BLE001 - the file may raise anything
+        reraise_interruption(error)
         raise _import_failure(where, error) from None
 
 
 def _import_failure(where: str, error: BaseException) -> AttnshapeError:
     return AttnshapeError(
-        f"{where} doesn't import: {type(error).__name__}: {reason(error)}{origin(error, where)}",
+        f"{where} doesn't import: {raised(error)}{origin(error, where)}",
         "mend it so that `python -c 'import …'` accepts it",
     )
+
+
+def raised(error: BaseException) -> str:
+    """Return what an exception is and says, on one line."""
+    if isinstance(error, SystemExit):
+        return f"SystemExit: {error.code}, by sys.exit({error.code!r})"
+    return f"{type(error).__name__}: {reason(error)}"
 
 
 def reason(error: BaseException) -> str:

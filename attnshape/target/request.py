@@ -28,6 +28,10 @@ class Request:
     """The author's own letters."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What only built-in mechanisms take: causal, padding, mask_value, dropout, bias."""
+    callable: Any = None
+    """What to run, where Python code gave it; `target` is its name then."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that are given as they are, by parameter."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Placement:
     dtype: torch.dtype
     seed: int
     train: bool
+    grad: bool = False
+    """Whether what gradients need is kept."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +58,5 @@ class Target:
     build: Callable[[Mapping[str, int], Placement], Runnable]
     library: bool
     """Whether its code was annotated and is checked as it runs."""
+    varies: bool = True
+    """Whether it can be built at other sizes; where tensors are given as they are, it can't."""

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import copy
+import dis
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from attnshape.dims import BY_LETTER
+from attnshape.ending import reraise_interruption
 from attnshape.errors import AttnshapeError
 from attnshape.hints import nearest
 from attnshape.signature import TensorSpec, parse_spec
 from attnshape.target.annotations import annotated_inputs
 from attnshape.target.contents import building, make, place
 from attnshape.target.evaluate import Names, evaluate, names_used, reach, required_parameters
-from attnshape.target.locate import import_target, origin, reason
+from attnshape.target.locate import import_target, origin, raised
 from attnshape.target.request import Placement, Request, Target
-from attnshape.tracing.modules import module_of
+from attnshape.tracing.contained import modules_within, paths
+from attnshape.tracing.isolation import seed_all
 from attnshape.tracing.runner import Runnable
 
 
 def user_target(request: Request, where: str, path: str) -> Target:
     """Return the target that `where:path` names. Raises AttnshapeError where it can't be one."""
-    module = import_target(where)
+    return target_in(request, import_target(where), path)
+
+
+def target_in(request: Request, module: ModuleType, path: str) -> Target:
+    """Return the target that a path leads to in a module. Raises AttnshapeError where it can't be one."""
     specs = tuple(parse_spec("--input", text) for text in request.inputs)
     letters = {*BY_LETTER, *request.own}
     _check_symbols(specs, letters, "--input")
@@ -40,14 +48,16 @@ def user_target(request: Request, where: str, path: str) -> Target:
     used |= {symbol for spec in specs for symbol in spec.symbols}
     if not specs:
         function = _without_building(first, path)
-        annotated = [spec for spec in annotated_inputs(function) if spec.name not in request.arguments]
+        given = {*request.arguments, *request.values}
+        annotated = [spec for spec in annotated_inputs(function) if spec.name not in given]
         _check_symbols(annotated, letters, "the annotation")
         specs = tuple(annotated)
         used |= {symbol for spec in specs for symbol in spec.symbols}
+    varies = not any(True for _ in paths("", dict(request.values)))
 
     def build(numbers: Mapping[str, int], placement: Placement) -> Runnable:
         names = Names(numbers, module)
-        torch.manual_seed(placement.seed)
+        seed_all(placement.seed)
         with building(placement):
             function = reach(path, request.init, module, names)
         if "(" not in path and not inspect.isclass(first):
@@ -57,15 +67,19 @@ def user_target(request: Request, where: str, path: str) -> Target:
                 f"{request.target} isn't something to call: its type is {type(function).__name__}",
                 "name a function, a module, a method, or a case",
             )
-        owner = module_of(function)
-        if owner is not None:
-            place(owner, placement)
-        torch.manual_seed(placement.seed)
+        function = _as_written(function)
+        for _, owned in modules_within(function):
+            place(owned, placement)
+        seed_all(placement.seed)
         values: dict[str, Any] = {spec.name: make(spec, numbers, placement) for spec in specs}
-        values |= {name: place(evaluate("--with", text, names), placement) for name, text in request.arguments.items()}
+        with building(placement):
+            values |= {
+                name: place(evaluate("--with", text, names), placement) for name, text in request.arguments.items()
+            }
+        values |= {name: _copied(value) if varies else value for name, value in request.values.items()}
         return _bind(function, request.target, values)
 
-    return Target(request.target, tuple(sorted(used)), request.given, build, library=False)
+    return Target(request.target, tuple(sorted(used)), request.given, build, library=False, varies=varies)
 
 
 def _copied(value: Any) -> Any:
@@ -74,6 +88,11 @@ def _copied(value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001 - not everything can be copied
         return value
+
+
+def _as_written(function: Any) -> Any:
+    """Return the module that a compiled one was made from: the compiler can't work while the calls are watched."""
+    return getattr(function, "_orig_mod", function) if isinstance(function, torch.nn.Module) else function
 
 
 def _without_building(first: Any, path: str) -> Any:
@@ -89,7 +108,7 @@ def _without_building(first: Any, path: str) -> Any:
 def _is_case(function: Any, path: str, request: Request, letters: set[str]) -> bool:
     if not inspect.isfunction(function) or not path.isidentifier():
         return False
-    if request.init is not None or request.inputs or request.arguments:
+    if request.init is not None or request.inputs or request.arguments or request.values:
         return False
     parameters = inspect.signature(function).parameters.values()
     if any(hasattr(p.annotation, "dim_str") or "[Tensor" in str(p.annotation) for p in parameters):
@@ -105,16 +124,17 @@ def _case_target(request: Request, function: Callable[..., Any]) -> Target:
     used = tuple(required_parameters(function))
 
     def build(numbers: Mapping[str, int], placement: Placement) -> Runnable:
-        torch.manual_seed(placement.seed)
+        seed_all(placement.seed)
         try:
-            result = function(**{name: numbers[name] for name in used})
+            with building(placement):
+                result = function(**{name: numbers[name] for name in used})
         except AttnshapeError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            reraise_interruption(error)
             sizes = ", ".join(f"{name}={numbers[name]}" for name in used)
             raise AttnshapeError(
-                f"the case {request.target}({sizes}) can't be built: {type(error).__name__}: {reason(error)}"
-                f"{origin(error)}",
+                f"the case {request.target}({sizes}) can't be built: {raised(error)}{origin(error)}",
                 "mend the case, or give other sizes",
             ) from error
         return from_case(request.target, result, placement)
@@ -135,9 +155,9 @@ def from_case(label: str, result: Any, placement: Placement) -> Runnable:
                 "(callable, args, kwargs)",
                 'a function of tensors needs --input for each, for example --input "query: B L D"',
             )
-    owner = module_of(function)
-    if owner is not None:
-        place(owner, placement)
+    function = _as_written(function)
+    for _, module in modules_within(function):
+        place(module, placement)
     return Runnable(function, place(tuple(args), placement), place(kwargs, placement))
 
 
@@ -160,13 +180,27 @@ def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> R
             f"{label} takes {', '.join(names)}; nothing is given for {', '.join(missing)}",
             f'describe each tensor: --input "{missing[0]}: B L D", and other arguments with --with "{missing[0]}=…"',
         )
-    # what no parameter is named after goes to **kwargs by name where there is one, else to *args in order
-    to_args = inspect.Parameter.VAR_POSITIONAL in kinds and inspect.Parameter.VAR_KEYWORD not in kinds
+    # what no parameter is named after goes to **kwargs by name where these are read, else to *args in order
+    to_args = inspect.Parameter.VAR_POSITIONAL in kinds and not _reads_keywords(target, kinds)
     extra = [name for name in values if to_args and name not in names]
     by_place = {inspect.Parameter.POSITIONAL_ONLY, *([inspect.Parameter.POSITIONAL_OR_KEYWORD] if extra else [])}
     positional = [p.name for p in parameters.values() if p.kind in by_place and p.name in values] + extra
     others = {name: value for name, value in values.items() if name not in positional}
     return Runnable(function, tuple(values[name] for name in positional), others)
+
+
+def _reads_keywords(function: Callable[..., Any], kinds: set[Any]) -> bool:
+    """Say whether a function has `**kwargs`, and anything in its code asks for them."""
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        return False
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None or code.co_flags & inspect.CO_VARKEYWORDS == 0:
+        return True
+    name = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
+    return name in code.co_cellvars or any(
+        step.opname.startswith("LOAD") and (step.argval == name or (type(step.argval) is tuple and name in step.argval))
+        for step in dis.get_instructions(code)
+    )
 
 
 def _check_symbols(specs: Sequence[TensorSpec], letters: set[str], said: str) -> None:

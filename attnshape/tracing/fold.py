@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from attnshape.model import Reference
-from attnshape.tracing.raw import RawOutput, RawStep, RawTensor, RawTrace
+from attnshape.tracing.raw import RawStep, RawTrace
+from attnshape.tracing.renumber import renumbered
 
 _WRITE = "torch.Tensor.__setitem__"
 _READ = "torch.Tensor.__getitem__"
@@ -24,25 +25,25 @@ def fold(raw: RawTrace) -> RawTrace:
             operands[position] = list(dict.fromkeys(r for r in every if r.step not in inner))
     if not absorbed:
         return raw
-    index: dict[int, int] = {}
-    for position in range(len(raw.steps)):
-        if position not in absorbed:
-            index[position + 1] = len(index) + 1
-    for part, whole in absorbed.items():
-        index[part + 1] = index[whole + 1]
-    steps = []
+    kept = {}
     for position, step in enumerate(raw.steps):
         if position in absorbed:
             continue
-        updated = _renumbered(step, operands.get(position, step.operands), index)
+        kept[position] = step
         if position in operands:
             update = next(
                 raw.steps[part] for part, whole in absorbed.items() if whole == position and not _reads(raw.steps[part])
             )
-            updated = dataclasses.replace(updated, operation=update.operation, place=update.place)
-        steps.append(updated)
-    returned = [(name, _moved(reference, index)) for name, reference in raw.returned]
-    return dataclasses.replace(raw, steps=steps, returned=returned)
+            kept[position] = dataclasses.replace(
+                step, operands=operands[position], operation=update.operation, place=update.place
+            )
+
+    def move(reference: Reference, _: int | None) -> Reference:
+        if reference.step is not None and reference.step - 1 in absorbed:
+            return Reference(step=absorbed[reference.step - 1] + 1, output=reference.output)
+        return reference
+
+    return renumbered(raw, kept, move)
 
 
 def _parts(steps: list[RawStep], position: int) -> list[int]:
@@ -71,21 +72,3 @@ def _same_update(step: RawStep, other: RawStep) -> bool:
 
 def _reads(step: RawStep) -> bool:
     return step.operation == _READ
-
-
-def _renumbered(step: RawStep, operands: list[Reference], index: dict[int, int]) -> RawStep:
-    return dataclasses.replace(
-        step,
-        operands=[_moved(reference, index) for reference in operands],
-        outputs=[RawOutput(_moved_tensor(output.tensor, index), output.name, output.by_use) for output in step.outputs],
-    )
-
-
-def _moved_tensor(tensor: RawTensor, index: dict[int, int]) -> RawTensor:
-    of = _moved(tensor.of, index) if tensor.of else None
-    root = _moved(tensor.root, index) if tensor.root else None
-    return dataclasses.replace(tensor, of=of, root=root)
-
-
-def _moved(reference: Reference, index: dict[int, int]) -> Reference:
-    return Reference(step=index[reference.step], output=reference.output) if reference.step is not None else reference

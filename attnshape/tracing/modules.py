@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
@@ -11,29 +12,26 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 
-class Started(Protocol):
-    """What is told that a module is being called."""
+class Watcher(Protocol):
+    """What is told of the modules' calls."""
 
-    def __call__(self, path: str, arguments: tuple[Any, ...], frame: FrameType) -> None:
-        """Take note of the module's path, its positional arguments, and the frame that called the hook."""
+    def started(self, module: nn.Module, path: str | None, args: tuple[Any, ...], frame: FrameType) -> None:
+        """A module other than the root is called; the frame is the one that its body will run under."""
 
-
-class Finished(Protocol):
-    """What is told that a module has returned."""
-
-    def __call__(self, module: nn.Module, result: object, frame: FrameType) -> None:
-        """Take note of the module, its result, and the frame that called the hook."""
+    def finished(self, module: nn.Module, keywords: dict[str, Any], result: object) -> None:
+        """A module other than the root has returned, or failed, which returns None."""
 
 
 class ModuleStack:
     """The modules that are running, innermost last, kept by hooks on every module's call."""
 
-    def __init__(self, root: nn.Module | None, started: Started, finished: Finished) -> None:
+    def __init__(self, root: nn.Module | None, watcher: Watcher) -> None:
         self._paths = {id(module): path for path, module in root.named_modules()} if root is not None else {}
+        self._root = root
         self._running: list[str | None] = []
-        self._started = started
-        self._finished = finished
+        self._watcher = watcher
         self._handles: list[Any] = []
+        self._thread = threading.get_ident()
 
     @property
     def path(self) -> str | None:
@@ -43,24 +41,32 @@ class ModuleStack:
     def __enter__(self) -> ModuleStack:
         self._handles = [
             register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
+            register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
         ]
         return self
 
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
+        self._root = None  # it may hold tensors
 
-    def _enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() != self._thread:  # every thread's calls come by, but only one is watched
+            return
         path = self._paths.get(id(module))
-        if path:
-            self._started(path, arguments, sys._getframe(1))
         self._running.append(path)
+        if module is not self._root:
+            self._watcher.started(module, self.path, args, sys._getframe(1))
 
-    def _leave(self, module: nn.Module, _: object, result: object) -> None:
+    def _leave(self, module: nn.Module, _: object, *rest: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        # torch leaves out the keyword arguments where the module has failed
+        keywords, result = rest if len(rest) == 2 else ({}, None)
+        if module is not self._root:
+            self._watcher.finished(module, keywords, result)
         if self._running:
             self._running.pop()
-        self._finished(module, result, sys._getframe(1))
 
 
 def named_tensors(target: object) -> list[tuple[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +19,32 @@ def operation_name(func: Callable[..., Any]) -> str:
     if known is None:
         known = _names[func] = _public_name(func)
     return known
+
+
+def module_name(module: torch.nn.Module) -> str:
+    """Return the public name of a module's class: `torch.nn.MultiheadAttention`."""
+    kind = type(module)
+    return _shortest(kind.__module__, kind.__qualname__, kind)
+
+
+def library_call_name(frame: FrameType) -> str:
+    """Return the public name of the library's function that a frame runs: `einops.rearrange`."""
+    code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+    package = sys.modules.get(module.partition(".")[0])
+    public = getattr(package, code.co_name, None)
+    if getattr(public, "__code__", None) is code:
+        return f"{module.partition('.')[0]}.{code.co_name}"
+    return f"{module}.{code.co_qualname.replace('.<locals>', '')}"
+
+
+def _shortest(module: str, name: str, value: object) -> str:
+    """Return a name under the shortest part of its module's path that has it too."""
+    parts = module.split(".")
+    for count in range(1, len(parts)):
+        path = ".".join(parts[:count])
+        if getattr(sys.modules.get(path), name, None) is value:
+            return f"{path}.{name}"
+    return f"{module}.{name}"
 
 
 def takes_receiver(func: Callable[..., Any]) -> bool:

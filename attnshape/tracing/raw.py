@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from attnshape.model import Reference, StorageKind
+
+Composite = Literal["function", "module", "call"]
+"""A function of torch's that was stepped into, a library's module, or another call of a library's."""
 
 
 @dataclass(slots=True)
@@ -31,6 +36,10 @@ class RawOutput:
     name: str | None = None
     by_use: bool = False
     """Whether the name is a later consumer's variable, not what the expression itself is assigned to."""
+    outside: str | None = None
+    """For what a library's source made, the name that the traced code has for it by use."""
+    inner: Reference | None = None
+    """For a composite's result, the inner step's output that it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,7 @@ class Place:
     column: int
     function: str
     expression: str
+    """Empty where the source can't be read, as in a console."""
     targets: tuple[str | None, ...] = ()
     """The names that the expression as a whole is assigned to: one, or one for each element where it is unpacked."""
     unpacked: bool = False
@@ -68,6 +78,20 @@ class RawStep:
     module: str | None
     parent: int | None = None
     """The position, from 0, of the composite that this step is part of."""
+    order: int | None = None
+    """How many calls had been recorded with it, itself included; None for a composite."""
+    library: bool = False
+    """Whether its place is in a library's source."""
+    composite: Composite | None = None
+    """What kind of composite the step is, where it may have inner steps."""
+    thin: bool = False
+    """Whether a composite only passes on what its one inner step returns."""
+    bound: tuple[str | None, ...] = ()
+    """The names that a library call's results are bound to, which are found only afterwards."""
+    opaque: str | None = None
+    """Why what happened inside couldn't be seen, where it couldn't."""
+    mapped: bool = False
+    """Whether it was made in a vmap, which hides an axis."""
 
     @property
     def key(self) -> tuple[str, str, int, int, str | None]:
@@ -78,6 +102,49 @@ class RawStep:
         return (self.operation, place.file, place.line, place.column, self.module)
 
 
+@dataclass(frozen=True, slots=True)
+class RawLoop:
+    """A loop of which one turn is left: its steps' positions, from `begin` to before `end`, and how often it ran."""
+
+    begin: int
+    end: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one of a call's tensors stood: the operand of that position."""
+
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Where an argument stood that isn't kept: an object that may hold tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawCall:
+    """A call without its tensors: `Slot` and `Opaque` stand for what is not kept."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+@dataclass(slots=True)
+class RawOperand:
+    """One operand of the call that failed."""
+
+    name: str | None
+    """Its variable, its parameter, or the input that it is."""
+    tensor: RawTensor
+    parameter: str | None = None
+    """The called function's parameter that it was passed as."""
+    extremes: tuple[float, float] | None = None
+    """The smallest and the largest of its numbers."""
+
+
 @dataclass(slots=True)
 class RawFailure:
     """The exception that ended a run, and the call that raised it where one did."""
@@ -85,7 +152,12 @@ class RawFailure:
     error: BaseException
     operation: str | None = None
     place: Place | None = None
-    operands: list[tuple[str, RawTensor]] = field(default_factory=list)
+    operands: list[RawOperand] = field(default_factory=list)
+    call: RawCall | None = None
+    own: bool = True
+    """Whether the traced code itself makes the call, or calls a module that does no more than this."""
+    values: dict[str, int] = field(default_factory=dict)
+    """Where no call raised it: the numbers that its line reads, by expression."""
 
 
 @dataclass(slots=True)
@@ -98,3 +170,6 @@ class RawTrace:
     failure: RawFailure | None = None
     broken: str | None = None
     """Why the recording itself is incomplete, where it is."""
+    loops: list[RawLoop] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What else the reader should know about the run."""

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attnshape.ending import reraise_interruption, was_asked
 from attnshape.model import Reference
+from attnshape.tracing.compiled import NOTE, CompiledCalls, uncompiled
+from attnshape.tracing.contained import modules_within, paths
+from attnshape.tracing.failed import failure_from, release
 from attnshape.tracing.frames import Frames
+from attnshape.tracing.isolation import isolated, seed_all
 from attnshape.tracing.modules import module_of, named_tensors, own_file
-from attnshape.tracing.raw import RawFailure, RawTensor, RawTrace
+from attnshape.tracing.outcome import run_to_its_end
+from attnshape.tracing.raw import RawTensor, RawTrace
 from attnshape.tracing.recorder import Recorder
 from attnshape.tracing.storage import facts
+from attnshape.tracing.threads import OtherThreads
+
+_THREADS = "another thread of the code worked on tensors: its steps aren't shown, and what it made is a constant"
 
 
 @dataclass
@@ -34,14 +42,19 @@ class Runnable:
 
     def named_inputs(self) -> list[tuple[str, Tensor]]:
         """Return the tensors among the arguments under the callable's own parameter names."""
-        return list(dict(item for name, value in self._bound().items() for item in paths(name, value)).items())
+        return list(dict(item for name, value in self.bound().items() for item in paths(name, value)).items())
+
+    def named_parameters(self) -> list[tuple[str, Tensor]]:
+        """Return every parameter and buffer of the module that it calls, under its path."""
+        return named_tensors(self.function)
 
     @property
     def signature_of(self) -> Callable[..., Any]:
         """What has the parameters: a module's `forward`, else the callable itself."""
         return self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
 
-    def _bound(self) -> Mapping[str, Any]:
+    def bound(self) -> Mapping[str, Any]:
+        """Return the arguments under the callable's own parameter names."""
         target = self.signature_of
         try:
             arguments = inspect.signature(target).bind(*self.args, **self.kwargs).arguments
@@ -57,12 +70,22 @@ class Runnable:
         return flat
 
 
-def record(runnable: Runnable, seed: int) -> RawTrace:
-    """Call it under the recorder; the call's own failure is part of the result."""
+def record(runnable: Runnable, seed: int, grad: bool = False, stepped: Callable[[], None] | None = None) -> RawTrace:
+    """Call it under the recorder; the call's own failure is part of the result.
+
+    With `grad`, what gradients need is kept: those of the parameters, or where there are none, of the inputs. `stepped`
+    is called behind each step.
+    """
     inputs = runnable.named_inputs()
+    if grad and not any(tensor.requires_grad for _, tensor in runnable.named_parameters()):
+        for _, tensor in inputs:
+            if tensor.is_floating_point() and tensor.is_leaf:
+                tensor.requires_grad_()
     file = own_file(runnable.function)
-    recorder = Recorder(Frames(frozenset({file} if file else ())), module_of(runnable.function), sys._getframe())
-    for name, tensor in named_tensors(runnable.function):
+    frames = Frames(frozenset({file} if file else ()))
+    compiled = CompiledCalls(id(sys._getframe()), stepped)
+    recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), compiled.stepped)
+    for name, tensor in _parameters(runnable):
         recorder.ledger.introduce(tensor, Reference(parameter=name))
     measured: list[tuple[str, RawTensor]] = []
     for name, tensor in inputs:
@@ -70,36 +93,54 @@ def record(runnable: Runnable, seed: int) -> RawTrace:
         again = Reference(input=earlier) if earlier is not None else None
         recorder.ledger.introduce(tensor, Reference(input=name))
         measured.append((name, facts(tensor, "same" if again else "new", again, again)))
-    torch.manual_seed(seed)
+    seed_all(seed)
     returned: list[tuple[str, Reference]] = []
     failure = None
+    threads, stopped = OtherThreads(), None
     try:
-        with torch.no_grad(), recorder:
-            result = runnable.call()
+        with torch.set_grad_enabled(grad), threads.watched(), uncompiled(), recorder:
+            result, stopped = run_to_its_end(runnable.call())
         returned = [(path, recorder.ledger.reference(tensor)) for path, tensor in paths("output", result)]
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the traced code raises is its result
-        known = recorder.failure
-        failure = known if known is not None and known.error is error else RawFailure(error)
-    return RawTrace(measured, recorder.steps, returned, failure, recorder.broken)
+    except BaseException as error:  # noqa: BLE001 - whatever the traced code raises is its result
+        reraise_interruption(error)
+        failure = failure_from(error, recorder.failure, recorder.ledger)
+        release(error)
+    if was_asked():  # and the traced code caught the exception
+        raise KeyboardInterrupt
+    raw = recorder.result(measured, returned, failure)
+    said = (stopped, _THREADS if threads.worked else None, NOTE if compiled.seen else None)
+    raw.notes += [note for note in said if note is not None]
+    return raw
 
 
-def paths(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in a value with the paths to them: `output`, `output[0]`, `output.context`, `output['k']`.
+def _parameters(runnable: Runnable) -> list[tuple[str, Tensor]]:
+    """Return the parameters and buffers of every module that takes part, under the paths to them."""
+    modules = modules_within(runnable.function) + [
+        (f"{name}{path and '.'}{path}", module)
+        for name, value in runnable.bound().items()
+        for path, module in modules_within(value)
+    ]
+    return [
+        (f"{path}{path and '.'}{name}", tensor) for path, module in modules for name, tensor in named_tensors(module)
+    ]
 
-    >>> [path for path, _ in paths("output", (torch.ones(1), {"k": torch.ones(1)}))]
-    ['output[0]', "output[1]['k']"]
+
+def record_anew(
+    build: Callable[[], Runnable], seed: int, grad: bool = False, stepped: Callable[[], None] | None = None
+) -> RawTrace:
+    """Build something and record a call of it, with nothing of it left in the process but the modules it imported.
+
+    Where the call imported any it is built and run again: what a module does as it is imported is no step of the call.
     """
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        for attribute in value._fields:
-            yield from paths(f"{name}.{attribute}", getattr(value, attribute))
-    elif isinstance(value, (tuple, list)):
-        for position, item in enumerate(value):
-            yield from paths(f"{name}[{position}]", item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for entry in dataclasses.fields(value):
-            yield from paths(f"{name}.{entry.name}", getattr(value, entry.name, None))
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from paths(f"{name}[{key!r}]", item)
+    raw, imported = _built_and_recorded(build, seed, grad, stepped)
+    return _built_and_recorded(build, seed, grad, stepped)[0] if imported else raw
+
+
+def _built_and_recorded(
+    build: Callable[[], Runnable], seed: int, grad: bool, stepped: Callable[[], None] | None
+) -> tuple[RawTrace, bool]:
+    with isolated():
+        runnable = build()
+        loaded = len(sys.modules)
+        raw = record(runnable, seed, grad, stepped)
+        return raw, len(sys.modules) > loaded

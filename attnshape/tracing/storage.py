@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from attnshape.model import Reference, StorageKind
+from attnshape.tracing.mapped import unwrapped
 from attnshape.tracing.raw import RawTensor
 
 
@@ -78,6 +81,71 @@ class Ledger:
         self._tensors[id(output)] = (weakref.ref(output), reference)
         return facts(output, kind, of, root)
 
+    def conclude(self, output: Tensor, reference: Reference, before: Before) -> RawTensor:
+        """Return what a composite's result is to those outside, and remember it under the reference.
+
+        What was allocated inside is new to them.
+        """
+        storage = _storage(output)
+        address = storage._cdata if storage is not None else None
+        entry = self._roots.get(address) if address is not None else None
+        kind: StorageKind = "new"
+        of: Reference | None = None
+        root = entry[1] if entry is not None else None
+        itself = next((known for known in before.operands if known.identity == id(output)), None)
+        sharer = next((known for known in before.operands if address is not None and known.address == address), None)
+        inside = (
+            root is not None and root.step is not None and reference.step is not None and root.step > reference.step
+        )
+        if itself is not None:
+            written = itself.version is not None and output._version != itself.version
+            kind, of = "inplace" if written else "same", itself.reference
+        elif sharer is not None:
+            kind, of = "view", sharer.reference
+        elif root is not None and not inside:
+            kind, of = "view", root
+        if storage is not None and kind == "new":
+            self._roots[storage._cdata] = (_weak(storage), reference)
+        self._tensors[id(output)] = (weakref.ref(output), reference)
+        return facts(output, kind, of, root if kind != "new" else None)
+
+    def before(self, operands: list[Tensor]) -> Before:
+        """Return what must be known of a composite's operands once it is over."""
+        return Before(
+            [Known(id(o), _address(o), None if o.is_inference() else o._version, self.reference(o)) for o in operands]
+        )
+
+    def is_known(self, tensor: Tensor) -> bool:
+        """Say whether this very tensor was seen before."""
+        known = self._tensors.get(id(tensor))
+        return known is not None and known[0]() is tensor
+
+    def forget(self, since: int) -> None:
+        """Forget what steps from this one on have made."""
+        self._tensors = {
+            key: entry for key, entry in self._tensors.items() if entry[1].step is None or entry[1].step < since
+        }
+        self._roots = {
+            key: entry for key, entry in self._roots.items() if entry[1].step is None or entry[1].step < since
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One operand of a composite as it was when this began; by its identity, since its caller holds it."""
+
+    identity: int
+    address: int | None
+    version: int | None
+    reference: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A composite's operands as they were when it began."""
+
+    operands: list[Known]
+
 
 def facts(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Reference | None) -> RawTensor:
     """Return what can be measured of a tensor."""
@@ -86,8 +154,8 @@ def facts(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Referen
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()) if strided else (),
         offset=int(tensor.storage_offset()) if strided else 0,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        device=str(tensor.device),
+        dtype=_dtype_name(tensor.dtype),
+        device=_device_name(tensor.device),
         itemsize=tensor.itemsize,
         contiguous=strided and tensor.is_contiguous(),
         kind=kind,
@@ -96,13 +164,23 @@ def facts(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Referen
     )
 
 
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def _device_name(device: torch.device) -> str:
+    return str(device)
+
+
 def _weak(storage: torch.UntypedStorage) -> StorageWeakRef:
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     try:
-        return tensor.untyped_storage()
+        return unwrapped(tensor).untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have none
         return None
 

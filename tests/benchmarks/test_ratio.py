@@ -41,7 +41,7 @@ def test_verdict():
     assert verdict(Row("a", [1.0, 1.1, 9.0], base, Budget(1.1, "plain"))) == "≤ 1.10 × plain: kept"
     assert verdict(Row("a", [1.2, 1.2, 1.0], base, Budget(1.1, "plain"))) == "≤ 1.10 × plain: MISSED"
     assert verdict(Row("a", [1.0, 1.0, 1.0], {}, Budget(1.1, "plain"))) == "≤ 1.10 × plain: not measured"
-    assert verdict(Row("a", [0.2, 0.25, 0.9], budget=Budget(0.25))) == "≤ 0.25 s: kept"
+    assert verdict(Row("a", [0.2, 0.25, 0.9], budget=Budget(0.25))) == "≤ 250.0 ms: kept"
 
 
 def test_render():
@@ -56,7 +56,7 @@ def test_render():
         "           median       min      × plain  budget",
         "  plain   1.100 s   1.000 s  1.00 (1.00)",
         "  trace   1.155 s   1.050 s  1.05 (1.05)  ≤ 1.10 × plain: kept",
-        "  help   210.0 ms  200.0 ms               ≤ 0.25 s: kept",
+        "  help   210.0 ms  200.0 ms               ≤ 250.0 ms: kept",
         "  torchlens: not measured (not installed)",
     ]
 

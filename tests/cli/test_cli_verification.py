@@ -149,7 +149,7 @@ def test_match_by_module_path(attnshape: Attnshape, root: Path):
     assert len(table_rows(norm.out)) == 1
     assert len(table_rows(everything.out)) > 3
     assert "norm(x)" in norm.out
-    assert "1 of 5 steps shown" in norm.out
+    assert "1 of 32 steps shown" in norm.out
 
 
 @pytest.mark.parametrize("column", COLUMNS)

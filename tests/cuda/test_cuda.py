@@ -7,42 +7,20 @@ import pytest
 import torch
 
 from attnshape.catalog.registry import CATALOG
-from attnshape.cli.request import Flags, combine
 from attnshape.model import TensorRecord, Trace
 from attnshape.pipeline import trace_request
 from attnshape.settings import Settings
 from attnshape.target.request import Request
+from attnshape.tracing.runner import record
+from tests.memory.measuring import asked, request_of
+from tests.memory.test_memory_forecast import LINES
 
 EXAMPLES = json.loads((Path(__file__).parents[1] / "examples" / "expected.json").read_text())
-FLAGS = ("init", "input", "with", "dim", "expect")
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: torch.cuda.is_available() is False"),
 ]
-
-
-def request_of(argv: list[str]) -> Request:
-    """Return the request that an example's command line stands for."""
-    values: dict[str, list[str]] = {flag: [] for flag in FLAGS}
-    for flag, value in zip(argv[1::2], argv[2::2], strict=True):
-        values[flag.removeprefix("--")].append(value)
-    others = (
-        "batch",
-        "heads",
-        "kv-heads",
-        "group",
-        "past",
-        "length",
-        "queries",
-        "keys",
-        "d-model",
-        "d-head",
-        "d-value",
-    )
-    more = ("window", "causal", "padding", "mask-value", "dropout", "no-bias", "device", "dtype", "seed", "train")
-    request, _ = combine(argv[0], Flags({**values, **{flag: [] for flag in (*others, *more)}}), "")
-    return request
 
 
 def described(tensor: TensorRecord) -> tuple[object, ...]:
@@ -60,7 +38,7 @@ def described_trace(trace: Trace) -> list[object]:
 
 @pytest.mark.parametrize(
     "request_",
-    [Request(name) for name in CATALOG] + [request_of(entry["argv"]) for entry in EXAMPLES.values()],
+    [Request(name) for name in CATALOG] + [request_of(entry["argv"])[0] for entry in EXAMPLES.values()],
     ids=[*CATALOG, *EXAMPLES],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -71,6 +49,38 @@ def test_the_table_is_that_of_the_cpu(request_: Request, dtype: str) -> None:
     devices = {output.tensor.device for step in on_cuda.steps for output in step.outputs}
     assert devices == {"cuda:0"}
     assert all(tensor.tensor.device == "cuda:0" for tensor in on_cuda.inputs)
+
+
+LARGE = {
+    name: [word.replace("T=500", "T=3000") for word in argv]
+    + (["--batch", "4", "--queries", "1500", "--keys", "1600"] if "--keys" in argv else [])
+    + (["--batch", "4", "--length", "1600"] if "--length" in argv else [])
+    for name, argv in LINES.items()
+    if name not in ("decoding", "weights alone", "dropout")
+}
+"""Lines whose peak is far above what cuBLAS works in; CUDA's dropout keeps a mask where the CPU's keeps numbers."""
+
+
+def measured_peak(argv: list[str]) -> int:
+    """Return the most bytes that a run took on the device, above what cuBLAS keeps there."""
+    subject = asked([*argv, "--device", "cuda"])
+    small = torch.ones(64, 64, device="cuda", dtype=subject.placement.dtype)
+    torch.nn.functional.linear(small @ small, small, small[0])
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    runnable = subject.target.build(subject.sizes.numbers, subject.placement)
+    raw = record(runnable, subject.placement.seed, subject.placement.grad)
+    assert raw.failure is None, raw.failure
+    return torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
+@pytest.mark.parametrize("name", LARGE)
+def test_the_peak_is_within_a_twentieth_of_the_forecast(name: str, grad: bool) -> None:
+    argv = [*LARGE[name], *["--grad"] * grad]
+    forecast = asked(argv).forecast(cuda=True)
+    assert measured_peak(argv) == pytest.approx(forecast.peak().bytes, rel=0.05)
 
 
 def test_a_device_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

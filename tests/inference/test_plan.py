@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnshape import axis
-from attnshape.inference.plan import Equal, Fixed, Multiple, Plan
+from attnshape.inference.constraint import Equal, Fixed, Multiple
+from attnshape.inference.plan import Plan
 from attnshape.model import Size
 from attnshape.sizes import Sizes
 
@@ -59,7 +60,7 @@ def test_constraints_are_met(data, round_, ordered):
     one, other, third, fourth = letters[:4]
     numbers[one] *= factor
     numbers[third] = numbers[other] * data.draw(st.integers(2, 5))
-    constraints = (Multiple(one, factor), Multiple(third, other), Fixed(fourth))
+    constraints = (Multiple(one, factor), Multiple(third, 1, other), Fixed(fourth))
     plan = plan_of(numbers, constraints, ordered=ordered)
     taken = plan.numbers(round_)
     assert taken[one] % factor == 0
@@ -107,7 +108,8 @@ def test_sizes_that_follow_keep_their_place_where_that_is_asked_for():
         (Equal("Lq", "Lk"), "Lq = Lk"),
         (Multiple("Dk", 2), "Dk even"),
         (Multiple("L", 8), "8 divides L"),
-        (Multiple("L", "W"), "W divides L"),
+        (Multiple("L", 1, "W"), "W divides L"),
+        (Multiple("L", 2, "W"), "2*W divides L"),
     ],
 )
 def test_constraints_in_words(constraint, words):

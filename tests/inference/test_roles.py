@@ -1,6 +1,7 @@
 """What each step is for, from the data flow: the same whatever the variables are called, and absent where unclear."""
 
 import re
+import textwrap
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -213,3 +214,53 @@ return self.Wo(o)
 def test_no_attention_has_no_roles(body, tmp_path):
     made = trace(tmp_path, module(body), "x: B L 24", target="M")
     assert set(roles(made)) == {None}
+
+
+SCORES = """
+q, k, v = self.Wq(x), self.Wk(x), self.Wv(x)
+scores = q @ k.mT
+"""
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        "weights = torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True))",
+        "weights = torch.exp(scores - scores.float().logsumexp(-1)[..., None].to(scores))",
+        "weights = scores.log_softmax(-1).exp()",
+        "e = scores.exp()\nweights = e / e.sum(-1, keepdim=True)",
+        "e = (scores - scores.amax(-1, keepdim=True)).exp()\nweights = e / (e.sum(-1, keepdim=True) + 1e-9)",
+        "e = scores.exp()\nweights = e / e.sum(-1).unsqueeze(-1).clamp_min(1e-9)",
+    ],
+)
+def test_a_softmax_that_is_spelled_out(softmax, tmp_path):
+    made = trace(tmp_path, module(f"{SCORES}{softmax}\nreturn self.Wo(weights @ v)"), "x: B L D", target="M", D=24)
+    assert step_named(made, "scores").role == "scores"
+    assert step_named(made, "weights").role == "softmax"
+    assert [step.role for step in made.steps[-2:]] == ["context", "output"]
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        "weights = torch.exp(scores - scores.amax(-1, keepdim=True))",
+        "e = scores.exp()\nweights = e / scores.sum(-1, keepdim=True)",
+        "weights = torch.exp(scores - torch.logsumexp(scores * 2, -1, keepdim=True))",
+        "e = scores.exp()\nweights = e / e.norm(dim=-1, keepdim=True)",
+    ],
+)
+def test_an_exponential_alone_is_no_softmax(gate, tmp_path):
+    made = trace(tmp_path, module(f"{SCORES}{gate}\nreturn self.Wo(weights @ v)"), "x: B L D", target="M", D=24)
+    assert {step.role for step in made.steps} == {None}
+
+
+def test_numbers_that_select_are_not_followed(tmp_path):
+    body = """
+    keys = self.Wk(x)
+    places = torch.arange(x.shape[1]).view(-1, 1) * 1
+    chosen = keys.gather(1, places.view(1, -1, 1).expand_as(keys))
+    return self.Wo((self.Wq(x) @ chosen.mT).softmax(-1) @ self.Wv(x))
+    """
+    made = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
+    assert [step.role for step in made.steps if "int" in step.outputs[0].tensor.dtype] == [None] * 5
+    assert step_named(made, "keys").role == "projection"

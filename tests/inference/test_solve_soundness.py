@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from attnshape import axis
-from attnshape.inference.plan import Equal, Fixed, Multiple, Plan
+from attnshape.inference.constraint import Equal, Fixed, Multiple
+from attnshape.inference.plan import Plan
 from attnshape.inference.solve import Solver, matched
 from attnshape.model import Size
 from attnshape.sizes import Sizes

@@ -27,13 +27,34 @@ def test_a_lookalike_is_never_proved_wrongly(size, queries, keys, tmp_path):
     axis = made.steps[0].outputs[0].tensor.axes[1]
     if axis.known == "proved":
         truth = eval(f"lambda q, k: {size}")
-        for lq, lk in [(10, 16), (16, 10), (100, 30), (30, 100), (48, 48), (9, 5), (200, 201)]:
+        others = [(10, 16), (16, 10), (100, 30), (30, 100), (48, 48), (9, 5), (200, 201)]
+        holds = [pair for pair in others if eval(axis.where or "True", {"Lq": pair[0], "Lk": pair[1]})]
+        assert len(holds) >= 3
+        for lq, lk in holds:
             shapes = [type("Shape", (), {"shape": (2, length)}) for length in (lq, lk)]
             expression = axis.expression.replace("Lq", str(lq)).replace("Lk", str(lk))
             assert eval(expression) == truth(*shapes), (axis.expression, lq, lk)
     else:
         assert axis.known == "literal"
         assert axis.unexplained
+
+
+@pytest.mark.parametrize(
+    ("size", "keys", "expression", "where"),
+    [
+        ("min(q.shape[1], k.shape[1])", 16, "Lq", "Lq <= Lk"),
+        ("min(q.shape[1], k.shape[1])", 6, "Lk", "Lk <= Lq"),
+        ("2 * max(q.shape[1], k.shape[1]) - 1", 16, "2*Lk-1", "Lk >= Lq"),
+        ("q.shape[0] * min(q.shape[1], k.shape[1])", 16, "B*Lq", "Lq <= Lk"),
+        ("q.shape[1]", 16, "Lq", None),
+    ],
+)
+def test_the_smaller_of_two_sizes_says_where_it_holds(size, keys, expression, where, tmp_path):
+    source = f"def f(q, k):\n    a = torch.zeros(q.shape[0], {size})\n    return a"
+    made = trace(tmp_path, source, "q: B Lq", "k: B Lk", Lq=10, Lk=keys)
+    axis = made.steps[0].outputs[0].tensor.axes[1]
+    assert (axis.expression, axis.known, axis.where) == (expression, "proved", where)
+    assert any(where in note for note in made.notes) if where else not made.notes
 
 
 def test_an_expectation_that_holds_only_in_one_order_fails(tmp_path):

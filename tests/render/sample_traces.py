@@ -242,8 +242,8 @@ def failed() -> Trace:
         source=Source("model.py", 6, 14, "attention"),
         operation="torch.matmul",
         error="Expected size for first two dimensions of batch2 tensor to be: [16, 64] but got: [16, 50].",
-        operands=(Operand("query", query), Operand("key", key)),
-        explanation="the axes that matmul contracts differ: last of query is Dk=64, second to last of key is Lk=50",
+        operands=(Operand("query", query, (3,)), Operand("key", key, (2,))),
+        explanation="the axes that matmul contracts differ: last of `query` is Dk=64, second to last of `key` is Lk=50",
         hint="key.transpose(-2, -1) makes it B H Lq Lk (tried)",
     )
     return trace_of(
@@ -294,7 +294,7 @@ def hostile(text: str) -> Trace:
             source=source,
             operation=text,
             error=text,
-            operands=(Operand(text, record),),
+            operands=(Operand(text, record, (1, 2)),),
             explanation=text,
             hint=text,
         ),

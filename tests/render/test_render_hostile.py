@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from attnshape.render.columns import COLUMNS, DEFAULT
 from attnshape.render.markdown import markdown
 from attnshape.render.table import table
-from attnshape.render.text import code, code_cell, prose, visible
+from attnshape.render.text import code, code_cell, prose, prose_with_code, visible
 from attnshape.render.view import Choice, view
 from tests.render.sample_traces import hostile
 
@@ -114,6 +114,11 @@ def test_prose_and_code_render_as_the_text_itself(text: str) -> None:
     for written in (f"- x{prose(text)}", f"x{code(text)}"):
         inline = [token for token in PARSER.parse(written) if token.type == "inline"]
         assert [text_of(token).replace(" ", "") for token in inline] == [f"x{shown}".replace(" ", "")]
+    spoken = [token for token in PARSER.parse(f"- {prose_with_code(text)}") if token.type == "inline"]
+    assert [text_of(token).replace(" ", "").replace("`", "") for token in spoken] in (
+        [shown.replace(" ", "").replace("`", "")],
+        [],
+    )
     for column in (code_cell(text), prose(text)):
         assert cells(f"| a | b |\n| - | - |\n| {column} | z |")[1] == [shown.strip(), "z"]
 

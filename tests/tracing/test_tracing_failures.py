@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnshape.tracing import recorder as recorder_module
+from attnshape.tracing import call as call_module
+from attnshape.tracing import log as log_module
+from attnshape.tracing.names import Names
 from attnshape.tracing.places import Places
-from attnshape.tracing.recorder import Recorder
 from attnshape.tracing.runner import Runnable, record
 from attnshape.tracing.storage import Ledger
 from tests.tracing.traced_source import names, trace
@@ -115,10 +116,10 @@ class _OfItsOwnError(Exception):
         (Places, "find"),
         (Ledger, "measure"),
         (Ledger, "reference"),
-        (Recorder, "_name"),
-        (recorder_module, "operation_name"),
-        (recorder_module, "plain_variables"),
-        (recorder_module, "calls_itself"),
+        (Names, "give"),
+        (call_module, "operation_name"),
+        (log_module, "plain_variables"),
+        (log_module, "calls_itself"),
     ],
 )
 def test_a_failing_recorder_changes_no_result(owner, attribute, monkeypatch):

@@ -76,7 +76,7 @@ def test_the_catalog_computes_the_same_bits(name, case, train):
 
 
 FLAGS = ("init", "input", "with", "expect", "dim", *(symbol.flag[2:] for symbol in SYMBOLS))
-SWITCHES = ("causal", "padding", "mask-value", "dropout", "no-bias", "device", "dtype", "seed", "train")
+SWITCHES = ("causal", "padding", "mask-value", "dropout", "no-bias", "device", "dtype", "seed", "train", "grad")
 
 
 def request_of(argv: list[str]) -> Request:

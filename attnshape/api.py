@@ -1,0 +1,131 @@
+"""The public functions: `trace` what can be run at any sizes, `record` what runs already."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attnshape.errors import AttnshapeError
+from attnshape.wording import in_python
+
+if TYPE_CHECKING:
+    import torch
+
+    from attnshape.model import Trace
+    from attnshape.recording import Recording
+
+
+def trace(
+    target: str | Callable[..., Any],
+    /,
+    *,
+    init: str | None = None,
+    inputs: Mapping[str, str | torch.Tensor] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    options: Mapping[str, bool | float] | None = None,
+    expect: Mapping[str, str] | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    seed: int = 0,
+    train: bool = False,
+    grad: bool = False,
+    **sizes: int | str,
+) -> Trace:
+    """Return the trace of attention code: every intermediate tensor of one run, with its signature worked out.
+
+    The target is run at the sizes given, and again at other sizes on small CPU tensors, which proves its axes. Code
+    that fails is no error: the trace goes as far as the code went, and has a `failure`.
+
+    `target` is a case (a function of sizes alone that returns what to call and with what), a function, a class, a
+    module that is built already, or a string as on the command line. A module is copied, never moved or changed; its
+    own widths can't be varied, a class's can.
+
+    `init` says what to call a class with, in Python over the sizes: `"D, n_head=H"`.
+    `inputs` has for each tensor argument a description, `"B Lq D"`, `"bool B 1 1 Lk"`, `"int[V] B L"`, or the tensor
+    itself: then there is one run, and axes are only matched against the sizes named.
+    `arguments` has the others: a string is Python over the sizes, `"torch.ones(L, L).tril().bool()"`; anything else
+    is passed as it is.
+    `options` are those of built-in mechanisms: causal, padding, mask_value, dropout, bias.
+    `expect` has the signature that a variable, or `output`, must have; the trace's `expectations` have the verdicts.
+    With `train` dropout is active, with `grad` what gradients need is kept.
+    `device` and `dtype` are the module's or the given tensors' own where they have some, else cpu and float32.
+    `sizes` are the symbols' numbers, `B=2`; letters of your own are numbers or expressions, `nh=4, C="nh*hs"`.
+
+    Grad mode, random states, default dtype and device are afterwards what they were; what the code prints goes to
+    `sys.stderr`, since it runs several times.
+
+    Raises AttnshapeError where the request can't be carried out.
+
+    >>> def attention(query, key, value):
+    ...     weights = (query @ key.mT / key.shape[-1] ** 0.5).softmax(-1)
+    ...     return weights @ value
+    >>> made = trace(attention, inputs={"query": "B Lq Dk", "key": "B Lk Dk", "value": "B Lk Dv"}, B=3, Lk=7)
+    >>> for step in made.steps:
+    ...     print(step.outputs[0].name, step.outputs[0].tensor.signature, step.outputs[0].tensor.shape)
+    None B Dk Lk (3, 64, 7)
+    None B Lq Lk (3, 10, 7)
+    None B Lq Lk (3, 10, 7)
+    weights B Lq Lk (3, 10, 7)
+    None B Lq Dv (3, 10, 96)
+    >>> trace("multi-head", H=4, options={"causal": True}).sizes["H"].size
+    4
+    """
+    # torch is imported on the first use, not with the package
+    from attnshape.call import Call
+
+    call = Call(target, init, inputs or {}, arguments or {}, options or {}, expect or {}, sizes)
+    try:
+        request, settings = call.request(device, dtype, seed, train, grad)
+        return _run(request, settings)
+    except AttnshapeError as error:
+        raise in_python(error) from error.__cause__
+
+
+def _run(request: Any, settings: Any) -> Trace:
+    from attnshape.pipeline import trace_request
+    from attnshape.recording import Recording
+    from attnshape.target.device import require_device
+    from attnshape.tracing.process import unchanged
+
+    if Recording.active:
+        raise AttnshapeError(
+            "attnshape.trace was called inside a recording, which would see its runs", "call it after the block"
+        )
+    require_device(settings.device)
+    with unchanged():
+        try:
+            return trace_request(request, settings, lambda: contextlib.redirect_stdout(sys.stderr))
+        except SystemExit as error:
+            raise AttnshapeError(
+                f"{request.target} ended the run itself: sys.exit({error.code!r})", "trace a part of it that doesn't"
+            ) from None
+
+
+def record(sizes: Mapping[str, int | str] | None = None) -> Recording:
+    """Return a recording of the `with` block that it is entered for, which watches code that already runs.
+
+    `sizes` are the numbers to match axes against: `dict(B=2, L=10, nh=4, hs=16, C="nh*hs")`. There is one run, so no
+    axis is proved. Modules and tensors that variables hold when the block begins go by these variables' names. An
+    exception goes through unchanged, and the trace up to it is there with its `failure`.
+
+    Raises AttnshapeError where the sizes can't be.
+
+    >>> import torch
+    >>> query, key = torch.ones(2, 10, 64), torch.ones(2, 16, 64)
+    >>> with record(sizes=dict(B=2, Lq=10, Lk=16, Dk=64)) as recording:
+    ...     scores = query @ key.mT
+    >>> step = recording.trace.steps[-1]
+    >>> step.outputs[0].name, step.outputs[0].tensor.signature
+    ('scores', 'B Lq Lk')
+    """
+    from attnshape.call import numbers, written
+    from attnshape.recording import Recording
+    from attnshape.sizes import resolve
+
+    try:
+        given, own = numbers(sizes or {})
+        return Recording(resolve((), given, own), f"attnshape.record({written({'sizes': dict(sizes or {})})})")
+    except AttnshapeError as error:
+        raise in_python(error) from None

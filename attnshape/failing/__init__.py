@@ -1,0 +1,1 @@
+"""Why a call failed: which axes disagree, in words, and a way out that was tried."""

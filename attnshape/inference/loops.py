@@ -1,0 +1,207 @@
+"""Loops that turn as often as a size says: found by their repeated steps, and folded into one turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from attnshape.model import Reference
+from attnshape.tracing.raw import RawLoop, RawStep, RawTrace
+from attnshape.tracing.renumber import renumbered
+
+_MOST_STEPS = 20_000
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """Steps that follow one another again and again."""
+
+    body: tuple[_Node, ...]
+
+
+_Node = Key | _Loop
+_Path = tuple[int, ...]
+"""Which loop: its place among the nodes, and so on inwards."""
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """The turns of one loop in one run: where each begins and ends, and the loops inside of it."""
+
+    path: _Path
+    spans: tuple[tuple[int, int], ...]
+    inner: tuple[tuple[_Turns, ...], ...]
+
+
+@dataclass(frozen=True)
+class Folding:
+    """Which loops of a target turn as often as a size says."""
+
+    nodes: tuple[_Node, ...]
+    varying: frozenset[_Path]
+    splits: tuple[int, ...] = ()
+    """The folded run's steps that return as many tensors as a size says, such as `x.split(W)`."""
+
+    def fold(self, raw: RawTrace) -> RawTrace:
+        """Return the run with one turn of each such loop; the run itself where it takes other steps."""
+        found = _matched(self.nodes, [_key(raw.steps, step) for step in raw.steps])
+        if found is None:
+            return raw
+        return _with_first_outputs(_Folded(raw, self.varying, found).made(), self.splits)
+
+
+def folding(runs: Sequence[RawTrace]) -> Folding | None:
+    """Return how runs that took other steps are one but for the turns of their loops; None where they aren't."""
+    if any(run.failure is not None or len(run.steps) > _MOST_STEPS for run in runs):
+        return None
+    keys = [[_key(run.steps, step) for step in run.steps] for run in runs]
+    for one in keys:
+        nodes = tuple(_nodes(one))
+        found = [_matched(nodes, other) for other in keys]
+        if all(turns is not None for turns in found):
+            counts = [dict(_counts(turns)) for turns in found if turns is not None]
+            varying = {path for path in counts[0] if len({count.get(path) for count in counts}) > 1}
+            folded = Folding(nodes, frozenset(varying))
+            splits = _splits([folded.fold(run) for run in runs])
+            if varying or splits:
+                return dataclasses.replace(folded, splits=splits)
+    return None
+
+
+def _splits(runs: Sequence[RawTrace]) -> tuple[int, ...]:
+    """Return the positions of the steps that return more tensors in one run than in another."""
+    steps = enumerate(zip(*(run.steps for run in runs), strict=True))
+    return tuple(place for place, same in steps if len({len(step.outputs) for step in same}) > 1)
+
+
+def _with_first_outputs(raw: RawTrace, splits: Sequence[int]) -> RawTrace:
+    """Return the run with only the first of the tensors that these steps return."""
+    counts = [RawLoop(place, place + 1, len(raw.steps[place].outputs)) for place in splits]
+    for place in splits:
+        raw.steps[place].outputs = raw.steps[place].outputs[:1]
+
+    def move(reference: Reference, _: int | None) -> Reference:
+        return Reference(step=reference.step) if (reference.step or 0) - 1 in splits else reference
+
+    return dataclasses.replace(renumbered(raw, dict(enumerate(raw.steps)), move), loops=[*raw.loops, *counts])
+
+
+def _key(steps: Sequence[RawStep], step: RawStep) -> Key:
+    """Return what identifies a step in another turn: the modules of a list are one."""
+    depth, parent = 0, step.parent
+    while parent is not None:
+        depth, parent = depth + 1, steps[parent].parent
+    operation, file, line, column, module = step.key
+    return (operation, file, line, column, re.sub(r"\d+", "#", module or ""), depth)
+
+
+def _nodes(keys: Sequence[Key]) -> Iterator[_Node]:
+    places: dict[Key, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    place = 0
+    while place < len(keys):
+        # the longest loop is the outermost; a shorter one's further turns are no loops of their own
+        length, end = 0, place
+        same = places[keys[place]]
+        for again in same[bisect_right(same, place) :]:
+            if again >= end and keys[place:again] == keys[again : 2 * again - place]:
+                length, end = again - place, again
+                while keys[place : place + length] == keys[end : end + length]:
+                    end += length
+        if length:
+            yield _Loop(tuple(_nodes(keys[place : place + length])))
+            place = end
+        else:
+            yield keys[place]
+            place += 1
+
+
+def _matched(nodes: Sequence[_Node], keys: Sequence[Key]) -> tuple[_Turns, ...] | None:
+    found = _match(nodes, keys, 0, ())
+    return found[1] if found is not None and found[0] == len(keys) else None
+
+
+def _match(nodes: Sequence[_Node], keys: Sequence[Key], at: int, path: _Path) -> tuple[int, tuple[_Turns, ...]] | None:
+    """Return where the nodes end in a run that has them from a place on, and the turns of their loops."""
+    loops: list[_Turns] = []
+    for number, node in enumerate(nodes):
+        if not isinstance(node, _Loop):
+            if at >= len(keys) or keys[at] != node:
+                return None
+            at += 1
+            continue
+        spans, inner = [], []
+        while (turn := _match(node.body, keys, at, (*path, number))) is not None:
+            spans.append((at, turn[0]))
+            inner.append(turn[1])
+            at = turn[0]
+        if not spans:
+            return None
+        loops.append(_Turns((*path, number), tuple(spans), tuple(inner)))
+    return at, tuple(loops)
+
+
+def _counts(loops: Sequence[_Turns]) -> Iterator[tuple[_Path, int]]:
+    for loop in loops:
+        yield loop.path, len(loop.spans)
+        for inner in loop.inner:
+            yield from _counts(inner)
+
+
+class _Folded:
+    """One run, with the turns that are left of each varying loop."""
+
+    def __init__(self, raw: RawTrace, varying: frozenset[_Path], loops: Sequence[_Turns]) -> None:
+        self.raw = raw
+        self.varying = varying
+        self.stands_for: dict[int, int] = {}
+        """For each step of a turn that is left out, the one of the turn that is kept."""
+        self.found: list[tuple[int, int, int]] = []
+        self._fold(loops)
+
+    def made(self) -> RawTrace:
+        kept = {place: _copy(step) for place, step in enumerate(self.raw.steps) if place not in self.stands_for}
+        order = {place: number for number, place in enumerate(kept)}
+
+        def move(reference: Reference, _: int | None) -> Reference:
+            place = reference.step - 1 if reference.step is not None else None
+            while place in self.stands_for:
+                place = self.stands_for[place]
+            return reference if place is None else Reference(step=place + 1, output=reference.output)
+
+        for step in kept.values():
+            while step.parent in self.stands_for:
+                step.parent = self.stands_for[step.parent]
+        folded = renumbered(self.raw, kept, move)
+        loops = []
+        for begin, end, count in self.found:
+            left = [order[place] for place in range(begin, end) if place in order]
+            if left:
+                loops.append(RawLoop(left[0], left[-1] + 1, count))
+        return dataclasses.replace(folded, loops=loops)
+
+    def _fold(self, loops: Sequence[_Turns]) -> None:
+        for loop in loops:
+            if loop.path not in self.varying:
+                for inner in loop.inner:
+                    self._fold(inner)
+                continue
+            begin, end = loop.spans[0]
+            self._fold(loop.inner[0])
+            left = [place for place in range(begin, end) if place not in self.stands_for]
+            for turn, (first, last) in enumerate(loop.spans[1:], 1):
+                self._fold(loop.inner[turn])
+                others = [place for place in range(first, last) if place not in self.stands_for]
+                # a turn may be longer than the first where a loop inside of it turns more often
+                self.stands_for |= {place: left[min(number, len(left) - 1)] for number, place in enumerate(others)}
+            self.found.append((begin, end, len(loop.spans)))
+
+
+def _copy(step: RawStep) -> RawStep:
+    outputs = [dataclasses.replace(output, tensor=dataclasses.replace(output.tensor)) for output in step.outputs]
+    return dataclasses.replace(step, outputs=outputs)

@@ -1,0 +1,141 @@
+"""A recording: watches code that already runs, between entering and leaving a `with` block."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+
+import torch
+
+from attnshape.errors import AttnshapeError
+from attnshape.model import Reference, Trace
+from attnshape.paths import display_path
+from attnshape.pipeline import observed
+from attnshape.settings import Settings
+from attnshape.sizes import Sizes
+from attnshape.tracing.failed import failure_from
+from attnshape.tracing.frames import Frames
+from attnshape.tracing.modules import named_tensors
+from attnshape.tracing.raw import RawStep, RawTensor, RawTrace
+from attnshape.tracing.recorder import Recorder
+from attnshape.tracing.storage import facts
+from attnshape.tracing.variables import Variables
+
+_HOW = "with attnshape.record(sizes=dict(B=2, L=10)) as recording: …"
+
+
+class Recording:
+    """What `attnshape.record` returns: enter it once, and read its trace after the block.
+
+    >>> import attnshape, torch
+    >>> query, mask = torch.ones(2, 10, 64), torch.ones(2, 10, 1)
+    >>> with attnshape.record(sizes=dict(B=2, L=10, D=64)) as recording:
+    ...     masked = query * mask
+    >>> [named.name for named in recording.trace.inputs]
+    ['query', 'mask']
+    """
+
+    active = 0
+    """How many recordings are inside their blocks."""
+
+    def __init__(self, sizes: Sizes, command: str) -> None:
+        self._sizes = sizes
+        self._command = command
+        self._recorder: Recorder | None = None
+        self._before: dict[str, RawTensor] = {}
+        self._label = ""
+        self._result: Trace | Exception | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of what ran in the block. Raises AttnshapeError before the block's end.
+
+        >>> import attnshape
+        >>> attnshape.record().trace
+        Traceback (most recent call last):
+            ...
+        attnshape.errors.AttnshapeError: there is no trace before the recording's block has ended
+        hint: with attnshape.record(sizes=dict(B=2, L=10)) as recording: …
+        """
+        if isinstance(self._result, Trace):
+            return self._result
+        if self._result is not None:
+            raise AttnshapeError(
+                f"the recording can't be made into a trace: {type(self._result).__name__}: {self._result}",
+                "record less of the code",
+            ) from self._result
+        raise AttnshapeError("there is no trace before the recording's block has ended", _HOW)
+
+    def __enter__(self) -> Recording:
+        if self._recorder is not None:
+            raise AttnshapeError(
+                "this recording was entered before; a recording watches one block", f"make another: {_HOW}"
+            )
+        frame = _entering(sys._getframe(1))
+        file = frame.f_code.co_filename
+        # what was typed into a console stands in no file
+        self._label = "recording" if file.startswith("<") else f"{display_path(file)}:{frame.f_lineno}"
+        variables = Variables(frame)
+        self._recorder = Recorder(Frames(frozenset({file})), variables, frame.f_back)
+        for name, tensor in named_tensors(variables):
+            with contextlib.suppress(Exception):
+                self._recorder.ledger.introduce(tensor, Reference(parameter=name))
+        for name, tensor in variables.tensors.items():
+            # a nested or a lazy tensor has no shape that could be told, and may never be used
+            with contextlib.suppress(Exception):
+                self._before[name] = facts(tensor, "new", None, None)
+                self._recorder.ledger.introduce(tensor, Reference(input=name))
+        self._recorder.__enter__()
+        Recording.active += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        recorder = self._recorder
+        if recorder is None or self._result is not None:
+            return
+        Recording.active -= 1
+        recorder.__exit__(kind, error, trace)
+        failure = failure_from(error, recorder.failure, recorder.ledger) if error is not None else None
+        raw = recorder.result(self._inputs(recorder.steps), [], failure)
+        # an outer recording must not see the checks
+        with torch._C.DisableTorchFunction():
+            try:
+                self._result = observed(self._label, self._settings(raw), self._sizes, raw)
+            except Exception as problem:  # noqa: BLE001 - the user's own exception must get through
+                self._result = problem.with_traceback(None)
+
+    def _inputs(self, steps: list[RawStep]) -> list[tuple[str, RawTensor]]:
+        """Return the tensors that were there before and that the code used, in order of first use."""
+        names = dict.fromkeys(reference.input for reference in _references(steps) if reference.input is not None)
+        return [(name, self._before[name]) for name in names]
+
+    def _settings(self, raw: RawTrace) -> Settings:
+        """Return where and in what type the code ran: as its first tensor of floating-point numbers."""
+        tensors = [tensor for _, tensor in raw.inputs] + [
+            output.tensor for step in raw.steps for output in step.outputs
+        ]
+        first = next((tensor for tensor in tensors if "float" in tensor.dtype), None)
+        return Settings(
+            device=first.device if first else "cpu",
+            dtype=first.dtype if first else "float32",
+            seed=torch.initial_seed(),
+            command=self._command,
+        )
+
+
+def _entering(frame: FrameType) -> FrameType:
+    """Return the frame that the block stands in: an exit stack enters on its behalf."""
+    while frame.f_globals.get("__name__") == "contextlib" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _references(steps: list[RawStep]) -> Iterator[Reference]:
+    for step in steps:
+        yield from step.operands
+        for output in step.outputs:
+            yield from (r for r in (output.tensor.of, output.tensor.root) if r is not None)

@@ -1,0 +1,120 @@
+"""Torch's fast path, which some modules take only where nothing watches them, and how far its results are off."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from attnshape.tracing.compiled import uncompiled
+from attnshape.tracing.contained import paths
+from attnshape.tracing.isolation import isolated, seed_all
+from attnshape.tracing.runner import Runnable
+
+_WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+Results = list[tuple[str, Tensor]]
+
+
+class Comparison:
+    """The result of a watched run, kept where a module that has a fast path was called in evaluation mode."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._module: str | None = None
+        self._results: Results = []
+
+    def of(self, runnable: Runnable) -> Runnable:
+        """Return what does the same, and keeps its result for this comparison where that matters."""
+        self._module, self._results = None, []
+        return _Kept(runnable.function, runnable.args, runnable.kwargs, self)
+
+    def notes(self, build: Callable[[], Runnable]) -> list[str]:
+        """Return what is to be said of the fast path's results: nothing where they are the same, bit by bit.
+
+        `build` makes what was watched anew; it is run once more, and if the results differ twice.
+        """
+        results, self._results = self._results, []
+        if not results or any(tensor.is_meta for _, tensor in results):
+            return []
+        try:
+            difference = _difference(results, self._unwatched(build))
+        except Exception as error:  # noqa: BLE001 - whatever the code raises when it isn't watched
+            difference = f"it fails with {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        if difference is None or not self._repeats(results, build):
+            return []
+        return [f"untraced, torch runs {self._module} by a fast path that can't be seen: {difference}"]
+
+    def run(self, runnable: Runnable) -> object:
+        """Run it, and keep its tensors where they are to be compared."""
+        inputs = [tensor for _, tensor in runnable.named_inputs() if not tensor.is_inference()]
+        versions = [tensor._version for tensor in inputs]
+        handle = register_module_forward_pre_hook(self._see)
+        try:
+            result = runnable.function(*runnable.args, **runnable.kwargs)
+        finally:
+            handle.remove()
+        # where it writes to inputs that were given, a second run would get others
+        if self._module is not None and [tensor._version for tensor in inputs] == versions:
+            self._results = list(paths("output", result))
+        return result
+
+    def _see(self, module: nn.Module, _: object) -> None:
+        if self._module is None and not module.training and isinstance(module, _WITH_FAST_PATH):
+            self._module = type(module).__name__ if torch.backends.mha.get_fastpath_enabled() else None
+
+    def _unwatched(self, build: Callable[[], Runnable]) -> Results:
+        # the watched run has given its warnings, and ran nothing compiled
+        with isolated(), torch.no_grad(), uncompiled(), warnings.catch_warnings(action="ignore"):
+            runnable = build()
+            seed_all(self._seed)
+            return list(paths("output", runnable.call()))
+
+    def _repeats(self, expected: Results, build: Callable[[], Runnable]) -> bool:
+        """Say whether the results come out again without the fast path: else it isn't what they differ by."""
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            return _difference(expected, self._unwatched(build)) is None
+        except Exception:  # noqa: BLE001 - whatever the code raises
+            return False
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+
+
+@dataclass
+class _Kept(Runnable):
+    comparison: Comparison | None = None
+
+    def call(self) -> object:
+        return self.comparison.run(self) if self.comparison is not None else super().call()
+
+
+def _difference(expected: Results, found: Results) -> str | None:
+    """Return how the results differ, None where they are the same bit by bit."""
+    if [path for path, _ in expected] != [path for path, _ in found]:
+        return f"it returns {_listed(found)}, not {_listed(expected)}"
+    for (path, old), (_, new) in zip(expected, found, strict=True):
+        if old.shape != new.shape:
+            return f"its {path} is {_shape(new)}, not {_shape(old)}"
+    pairs = [(old, new) for (_, old), (_, new) in zip(expected, found, strict=True)]
+    if all(torch.equal(old, new) or _both_nan(old, new) for old, new in pairs):
+        return None
+    if any(not torch.equal(old.isnan(), new.isnan()) for old, new in pairs):
+        return "its results are NaN at other places than these"
+    off = max(float((old.double() - new.double()).abs().nan_to_num(0.0).max()) for old, new in pairs if old.numel())
+    return f"its results differ from these by up to {off:.2g}"
+
+
+def _both_nan(old: Tensor, new: Tensor) -> bool:
+    return torch.equal(old.isnan(), new.isnan()) and torch.equal(old.nan_to_num(0.0), new.nan_to_num(0.0))
+
+
+def _listed(results: Results) -> str:
+    return ", ".join(path for path, _ in results) or "no tensors"
+
+
+def _shape(tensor: Tensor) -> str:
+    return "nested" if tensor.is_nested else " ".join(map(str, tensor.shape)) or "scalar"

@@ -1,0 +1,43 @@
+"""Keeps what one run of the traced code does to the process from the next run, and from the tool."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from attnshape.tracing import process_state, torch_state
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Put back at the end what was changed within it.
+
+    That is torch's defaults, modes, flags and hooks; the current folder, environment, import path, signal handlers and
+    filters of warnings; the state of the random numbers. Modules that were imported stay.
+    """
+    settings = [(read, put_back, read()) for read, put_back in (*torch_state.KEPT, *process_state.KEPT)]
+    randoms = [(put_back, read()) for read, put_back in (*torch_state.RANDOM, *process_state.RANDOM)]
+    try:
+        yield
+    finally:
+        for read, put_back, before in settings:
+            # what can't be put back must not keep the rest from it
+            with contextlib.suppress(Exception):
+                if read() != before:
+                    put_back(before)
+        for put_back, before in randoms:
+            with contextlib.suppress(Exception):
+                put_back(before)
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch's random numbers, Python's, and numpy's where these are in use."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(seed % 2**32)

@@ -1,0 +1,134 @@
+"""How a trace shows and saves itself."""
+
+import dataclasses
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnshape
+from attnshape import AttnshapeError, Trace
+from attnshape.render.html import html
+from attnshape.render.text import visible
+from attnshape.render.view import Choice, view
+from tests.render import sample_traces as samples
+from tests.render.test_render_hostile import NASTY, TEXT
+
+TAGS = {"div", "p", "code", "strong", "table", "thead", "tbody", "tr", "th", "td", "ul", "li"}
+
+
+class Read(HTMLParser):
+    """The tags of a text, whether they match, and the text of each cell, item and paragraph."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.texts: dict[str, list[str]] = {"td": [], "th": [], "li": [], "p": []}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open.append(tag)
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag in self.texts:
+            self.texts[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        block = next((tag for tag in reversed(self.open) if tag in self.texts), None)
+        if block is not None:
+            self.texts[block][-1] += data
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(data)
+
+
+@settings(deadline=None, max_examples=150)
+@given(TEXT, st.booleans())
+def test_html_shows_any_name_as_the_text_itself(text: str, explained: bool) -> None:
+    shown = view(samples.hostile(text), Choice(explain=explained))
+    read = Read(html(shown))
+    assert not read.open
+    assert read.tags <= TAGS
+    assert read.attributes <= {"class", "style", "colspan", "cellpadding"}
+    cells = [visible(cell) for row in shown.rows for cell in row.cells]
+    sentences = {row.sentence[1] for row in shown.rows if row.sentence} | {""}
+    assert [cell for cell in read.texts["td"] if cell not in sentences] == [c for c in cells if c not in sentences]
+    assert read.texts["th"] == list(shown.names)
+    assert read.texts["li"] == [remark.text for remark in shown.footer]
+
+
+@pytest.mark.parametrize("sample", [samples.multi_head, samples.fused, samples.failed, samples.verified])
+def test_html_has_every_row_and_remark(sample: Callable[[], Trace]) -> None:
+    shown = view(sample(), Choice())
+    drawn = sample()._repr_html_()
+    assert Read(drawn).texts["th"] == ["#", "step", "signature", "shape", "stride", "storage"]
+    headings = [row.heading for row in shown.rows if row.heading]
+    assert drawn.count("<tr>") == 1 + len(shown.rows) + len(headings)
+    assert all(f"<strong>{heading}</strong>" in drawn for heading in headings)
+
+
+def test_formulas_are_not_typeset() -> None:
+    assert 'class="attnshape tex2jax_ignore mathjax_ignore"' in samples.hostile("$x$")._repr_html_()
+
+
+def test_consoles_show_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    trace = samples.multi_head()
+    wide = str(trace)
+    assert repr(trace) == wide
+    assert not wide.endswith("\n")
+    assert "scores" in wide
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, str(trace).splitlines())) <= 60
+
+
+def test_markdown_is_what_the_command_line_writes() -> None:
+    assert "| --: |" in samples.multi_head()._repr_markdown_().replace("-----", "--").replace("---:", "--:")
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_no_name_keeps_a_trace_from_showing_itself(text: str) -> None:
+    trace = samples.hostile(text)
+    assert str(trace)
+    assert trace._repr_html_()
+    assert trace._repr_markdown_()
+
+
+def test_json_is_read_back_as_the_same_trace() -> None:
+    trace = attnshape.trace("scaled-dot-product", Lk=7)
+    assert Trace.from_json(trace.to_json()) == trace
+    assert Trace.from_json(trace.to_json().encode()) == trace
+
+
+def test_a_recorded_trace_is_saved_too() -> None:
+    import torch
+
+    x = torch.ones(2, 3)
+    with attnshape.record(sizes={"B": 2}) as recording:
+        x @ x.mT
+    assert Trace.from_json(recording.trace.to_json()) == recording.trace
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "{}", '{"schema": "attnshape/trace/9"}', b"\xff\xfe", "[" * 99999]
+)
+def test_what_is_no_trace_is_refused(text: str | bytes) -> None:
+    with pytest.raises(AttnshapeError) as caught:
+        Trace.from_json(text)
+    assert caught.value.hint
+
+
+def test_a_trace_is_immutable() -> None:
+    trace = samples.multi_head()
+    with pytest.raises((AttributeError, dataclasses.FrozenInstanceError)):
+        trace.target = "other"  # type: ignore[misc]
+    assert msgspec.structs.replace(trace, target="other").target == "other"

@@ -1,0 +1,122 @@
+"""What `attnshape.trace` and `attnshape.record` leave of the caller's process: everything as it was."""
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnshape
+
+
+def rude(x: Tensor) -> Tensor:
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    sys.path.insert(0, "/nowhere")
+    print("printed by the code")
+    return x + 1
+
+
+def state() -> tuple[object, ...]:
+    return (
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        list(sys.path),
+        sys.stdout,
+    )
+
+
+def test_global_state_is_as_before() -> None:
+    before = state()
+    attnshape.trace(rude, inputs={"x": "B L"})
+    assert state() == before
+    assert torch.ones(1).device.type == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_default_device_stays_set(device: str) -> None:
+    torch.set_default_device(device)
+    try:
+        attnshape.trace(rude, inputs={"x": "B L"})
+        assert torch.ones(1).device.type == device
+    finally:
+        torch.set_default_device(None)
+
+
+def test_state_is_as_before_where_the_request_is_refused() -> None:
+    def case(B: int) -> None:
+        rude(torch.ones(B))
+        raise ValueError("no")
+
+    before = state()
+    with pytest.raises(attnshape.AttnshapeError):
+        attnshape.trace(case)
+    assert state() == before
+
+
+def test_what_the_code_prints_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    attnshape.trace(rude, inputs={"x": "B L"})
+    print("printed by the caller")
+    captured = capsys.readouterr()
+    assert captured.out == "printed by the caller\n"
+    assert "printed by the code" in captured.err
+
+
+def test_a_recording_leaves_what_is_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with attnshape.record():
+        print("printed inside")
+    assert capsys.readouterr().out == "printed inside\n"
+
+
+def test_grad_mode_is_the_callers_inside_a_recording() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with attnshape.record(sizes={"D": 3}):
+        (weight * 2).sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_recording_takes_no_random_numbers() -> None:
+    torch.manual_seed(3)
+    plain = torch.randn(4)
+    torch.manual_seed(3)
+    with attnshape.record(sizes={"D": 4}) as recording:
+        watched = torch.randn(4)
+    assert torch.equal(plain, watched)
+    assert recording.trace.seed == 3
+    torch.manual_seed(3)
+    with attnshape.record():
+        torch.randn(4)
+    after = torch.randn(4)
+    torch.manual_seed(3)
+    torch.randn(4)
+    assert torch.equal(after, torch.randn(4))
+
+
+def test_importing_the_package_imports_nothing_slow() -> None:
+    code = (
+        "import sys, attnshape; dir(attnshape); attnshape.AttnshapeError; "
+        "print([name for name in ('torch', 'msgspec', 'rich', 'jaxtyping', 'typer') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_reading_a_saved_trace_imports_no_torch() -> None:
+    text = attnshape.trace("scaled-dot-product").to_json()
+    code = (
+        "import sys, attnshape; trace = attnshape.Trace.from_json(sys.stdin.read()); print(trace); "
+        "trace._repr_html_(); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True, check=True)
+    assert "weights = " in done.stdout

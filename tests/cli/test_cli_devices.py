@@ -1,0 +1,99 @@
+"""`--device`, `--dtype`, `--train` and `--grad`: where and how a target runs."""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("half", "float16"),
+        ("bf16", "bfloat16"),
+        ("double", "float64"),
+        ("torch.float16", "float16"),
+        ("Float32", "float32"),
+        ("flaot64", "float64"),
+    ],
+)
+def test_a_dtype_by_another_name_is_recognised(attnshape, typed, meant):
+    done = attnshape("trace", "--dtype", typed)
+    assert done.status == 2
+    assert done.err == f"error: there is no dtype {typed!r} to run in\nhint: did you mean {meant}?\n"
+
+
+@pytest.mark.parametrize("typed", ["int8", "complex64", "x"])
+def test_what_is_no_dtype_for_parameters_gets_the_choice(attnshape, typed):
+    done = attnshape("trace", "--dtype", typed)
+    assert done.status == 2
+    assert "hint: parameters and inputs can be float32, float64, float16, bfloat16" in done.err
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_every_dtype_is_that_of_all_tensors(attnshape, dtype):
+    tensors = attnshape("trace", "--dtype", dtype, "--format", "json").tensors
+    assert {tensor["dtype"] for tensor in tensors.values()} == {dtype}
+
+
+def test_a_kernel_that_lacks_the_dtype_is_a_failure_of_the_step(attnshape, folder):
+    (folder / "model.py").write_text("import torch\n\ndef f(x):\n    y = x + x\n    return torch.linalg.inv(y)\n")
+    done = attnshape("trace", "model.py:f", "--input", "x: D D", "--d-model", "4", "--dtype", "float16")
+    assert done.status == 1
+    assert "✗ failed at model.py:5" in done.out
+    assert "Traceback" not in done.out + done.err
+
+
+MODEL = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, D):
+        super().__init__()
+        self.proj = torch.nn.Linear(D, D)
+    def forward(self, x):
+        assert torch.is_grad_enabled() == EXPECTED
+        y = self.proj(x)
+        assert y.requires_grad == EXPECTED
+        assert not x.requires_grad
+        return y.exp().exp()
+def function(x):
+    assert x.requires_grad == EXPECTED
+    return x.exp().exp()
+"""
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("target", ["Model", "function"])
+def test_gradients_are_kept_only_where_asked_for(attnshape, folder, grad, target):
+    (folder / "model.py").write_text(MODEL.replace("EXPECTED", str(grad)))
+    init = ["--init", "D"] if target == "Model" else []
+    done = attnshape(
+        "trace", f"model.py:{target}", *init, "--input", "x: B L D", *["--grad"] * grad, "--format", "json"
+    )
+    assert done.status == 0, done.out
+    assert done.trace.get("grad", False) is grad
+    assert ("peak" in done.trace) is grad
+
+
+def test_the_header_and_the_footer_say_so(attnshape):
+    out = attnshape("trace --grad --format table").out
+    assert "multi-head · cpu · float32 · with gradients" in out
+    assert "\npeak of live memory 4.4 MiB at step 19 (proved)\n" in out
+    assert "gradients" not in attnshape("trace --format table").out.partition("\n")[2]
+
+
+def test_gradients_can_be_asked_for_in_the_project(attnshape, folder):
+    (folder / "model.py").write_text(MODEL.replace("EXPECTED", "True"))
+    (folder / "pyproject.toml").write_text(
+        '[tool.attnshape.targets.one]\ntarget = "model.py:Model"\ninit = "D"\ninput = "x: B L D"\n'
+        'grad = true\ndtype = "float64"\ndevice = "cpu"\n'
+    )
+    trace = attnshape("trace one --format json").trace
+    assert (trace["grad"], trace["dtype"]) == (True, "float64")
+
+
+def test_a_saved_peak_shows_again_and_must_refer_to_a_step(attnshape, folder):
+    saved = attnshape("trace --grad --format json").out
+    (folder / "saved.json").write_text(saved)
+    assert "peak of live memory 4.4 MiB at step 19 (proved)" in attnshape("show saved.json --format table").out
+    (folder / "saved.json").write_text(saved.replace('"step": 19,\n  "parameters"', '"step": 91,\n  "parameters"'))
+    done = attnshape("show saved.json")
+    assert done.status == 2
+    assert "step 91" in done.err

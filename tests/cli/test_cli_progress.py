@@ -1,0 +1,102 @@
+"""What is said on a terminal while a trace takes long."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.terminal import read_all
+
+ROOT = Path(__file__).parents[2]
+SLOW = """
+import os, time
+def slow(x):
+    if not os.path.exists("again"):
+        open("again", "w").close()
+        print("one")
+        time.sleep(3.2)
+        print("two")
+        time.sleep(0.7)
+        print("three", end="", flush=True)
+        time.sleep(0.7)
+        print(" four")
+        time.sleep(0.7)
+    return x + 1
+"""
+COMMAND = [sys.executable, "-m", "attnshape", "trace", "slow.py:slow", "--input", "x: B L"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+
+
+def screen(written: str) -> list[str]:
+    """Return the lines that a terminal shows in the end."""
+    lines, column = [""], 0
+    for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|.|\n", written, re.DOTALL):
+        if piece == "\n":
+            lines.append("")
+            column = 0
+        elif piece == "\r":
+            column = 0
+        elif piece == "\x1b[2K":
+            lines[-1] = ""
+        elif not piece.startswith("\x1b"):
+            lines[-1] = lines[-1].ljust(column)[:column] + piece + lines[-1][column + 1 :]
+            column += 1
+    return lines
+
+
+def start(folder: Path, command: list[str], stdout: int = subprocess.DEVNULL) -> tuple["subprocess.Popen[bytes]", int]:
+    (folder / "slow.py").write_text(SLOW)
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=stdout, stderr=follower)
+    os.close(follower)
+    return process, leader
+
+
+def test_what_is_being_done_is_said_between_whole_lines_and_nothing_of_it_stays(tmp_path: Path):
+    process, leader = start(tmp_path, COMMAND, subprocess.PIPE)
+    written = read_all(leader)
+    assert process.stdout is not None
+    out = process.stdout.read().decode()
+    assert process.wait() == 0
+    assert "attnshape: run 1 at small sizes, " in written
+    assert screen(written) == ["one", "two", "three four", ""]
+    # not between "three" and "four", which is one line
+    assert "three four" in written
+    assert "attnshape: run" not in out
+    assert "\x1b" not in out
+    assert "slow.py:slow" in out
+
+
+def test_nothing_is_said_where_standard_error_is_no_terminal(tmp_path: Path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    done = subprocess.run(COMMAND, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stderr == "one\ntwo\nthree four\n"
+
+
+def test_nothing_is_said_of_what_is_done_soon(tmp_path: Path):
+    script = (
+        "import sys, time\nfrom attnshape.cli.progress import Progress\n"
+        "with Progress() as progress:\n    progress('nothing long')\n    time.sleep(1)\n"
+        "print('rich' in sys.modules)"
+    )
+    process, leader = start(tmp_path, [sys.executable, "-c", script], subprocess.PIPE)
+    assert read_all(leader) == ""
+    assert process.stdout is not None
+    assert process.stdout.read() == b"False\n"
+    assert process.wait() == 0
+
+
+def test_an_interrupt_takes_it_away(tmp_path: Path):
+    process, leader = start(tmp_path, COMMAND)
+    written = ""
+    until = time.monotonic() + 60
+    while "attnshape: run 1" not in written and time.monotonic() < until:
+        written += os.read(leader, 65536).decode().replace("\r\n", "\n")
+    process.send_signal(signal.SIGINT)
+    written += read_all(leader)
+    assert process.wait() == 130
+    assert screen(written) == ["one", ""]

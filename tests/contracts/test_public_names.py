@@ -1,0 +1,27 @@
+"""The public face of the package."""
+
+import importlib.resources
+import inspect
+
+import attnshape
+
+NAMES = ["AttnshapeError", "Recording", "Trace", "__version__", "record", "trace"]
+
+
+def test_the_public_names_are_these() -> None:
+    assert attnshape.__all__ == NAMES
+    assert set(NAMES) <= set(dir(attnshape))
+    assert all(hasattr(attnshape, name) for name in NAMES)
+    assert not hasattr(attnshape, "nothing")
+
+
+def test_public_functions_are_documented_by_examples() -> None:
+    for function in (attnshape.trace, attnshape.record):
+        assert function.__doc__ is not None
+        assert ">>> " in function.__doc__
+    for public in (attnshape.Trace, attnshape.Recording, attnshape.AttnshapeError):
+        assert inspect.getdoc(public)
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (importlib.resources.files("attnshape") / "py.typed").is_file()

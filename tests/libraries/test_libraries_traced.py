@@ -1,0 +1,148 @@
+"""Attention modules that others wrote: traced completely, every axis proved, signatures as worked out by hand."""
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from attnshape.model import Axis, Step, TensorRecord, Trace
+from tests.libraries.tracing_cases import FILES, HAND_WORKED, RUNS, traced
+
+PROVED = 0.99
+"""Of the axes that are no constants, how many must be proved: of all, by holding for each file of cases."""
+PROVED_IN_ONE = 0.95
+"""The same of one case at one of its sizes."""
+
+each_run = pytest.mark.parametrize(
+    ("case", "which"),
+    [
+        pytest.param(case, which, id=f"{case}-{which}", marks=pytest.mark.xdist_group(case.partition(":")[0]))
+        for case, which in RUNS
+    ],
+)
+
+
+def numbers(trace: Trace) -> dict[str, int]:
+    return {letter: size.size for letter, size in trace.sizes.items()}
+
+
+def value(expression: str, sizes: Mapping[str, int]) -> int:
+    """Evaluate an axis in Python, so that a spelling such as `D` for `H*Dk` doesn't count."""
+    return int(eval(expression, {"__builtins__": {}, "min": min, "max": max}, dict(sizes)))
+
+
+def shape_at(signature: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(value(expression, sizes) for expression in signature.split())
+
+
+def tensors(trace: Trace) -> Iterator[TensorRecord]:
+    yield from (named.tensor for named in trace.inputs)
+    yield from (output.tensor for step in trace.steps for output in step.outputs)
+
+
+def returned(trace: Trace) -> list[str]:
+    """Return the signatures of the tensors that the target returned."""
+    inputs = {named.name: named.tensor for named in trace.inputs}
+    return [
+        inputs[output.of.input].signature
+        if output.of.step is None
+        else trace.step(output.of.step).outputs[output.of.output].tensor.signature
+        for output in trace.outputs
+    ]
+
+
+def scores_by_role(trace: Trace) -> list[str]:
+    return [step.outputs[0].tensor.signature for step in trace.steps if step.role == "scores"]
+
+
+def scores_by_name(trace: Trace, name: str) -> list[str]:
+    """Return the signatures of a variable, each once, in order."""
+    named = (output for step in trace.steps for output in step.outputs if output.name == name)
+    return list(dict.fromkeys(output.tensor.signature for output in named))
+
+
+def avoided(trace: Trace) -> list[str]:
+    return [step.avoided.signature for step in trace.steps if step.avoided]
+
+
+def assert_same(found: list[str], worked: tuple[str, ...], case: str) -> None:
+    """Assert that signatures agree at the sizes of each of the case's traces."""
+    everywhere = [numbers(traced(case, which)) for which in range(len(HAND_WORKED[case].sizes))]
+    for sizes in everywhere:
+        assert [shape_at(signature, sizes) for signature in found] == [
+            shape_at(signature, sizes) for signature in worked
+        ], (found, worked)
+
+
+def is_constant(axis: Axis) -> bool:
+    return axis.expression.isdecimal() and not axis.unexplained
+
+
+def is_proved(axis: Axis) -> bool:
+    return axis.known == "proved" and not axis.unexplained
+
+
+def moving_axes(case: str, which: int) -> list[Axis]:
+    return [axis for tensor in tensors(traced(case, which)) for axis in tensor.axes if not is_constant(axis)]
+
+
+@each_run
+def test_library_module_is_traced_completely(case: str, which: int) -> None:
+    trace = traced(case, which)
+    assert trace.complete
+    assert trace.failure is None
+    assert trace.steps
+    assert all(tensor.checked for tensor in tensors(trace))
+
+
+@each_run
+def test_axes_of_library_module_are_proved(case: str, which: int) -> None:
+    axes = moving_axes(case, which)
+    proved = sum(map(is_proved, axes))
+    unproved = sorted({axis.expression for axis in axes if not is_proved(axis)})
+    assert proved >= PROVED_IN_ONE * len(axes), f"{proved} of {len(axes)}; not proved: {unproved}"
+
+
+def aligned(trace: Trace, other: Trace) -> Iterator[tuple[TensorRecord, TensorRecord]]:
+    """Yield each tensor with its counterpart at other sizes; those of steps only where the same steps were taken."""
+    yield from ((mine.tensor, its.tensor) for mine, its in zip(trace.inputs, other.inputs, strict=True))
+    if [shape_of(step) for step in trace.steps] == [shape_of(step) for step in other.steps]:
+        for step, twin in zip(trace.steps, other.steps, strict=True):
+            yield from ((mine.tensor, its.tensor) for mine, its in zip(step.outputs, twin.outputs, strict=True))
+
+
+def shape_of(step: Step) -> tuple[str, int | None, list[int]]:
+    return step.operation, step.parent, [len(output.tensor.shape) for output in step.outputs]
+
+
+@each_run
+def test_formulas_and_constants_of_library_module_hold_at_the_other_sizes(case: str, which: int) -> None:
+    other = traced(case, 1 - which)
+    sizes = numbers(other)
+    wrong = [
+        (mine.signature, axis.expression, its.shape)
+        for mine, its in aligned(traced(case, which), other)
+        for axis, size in zip(mine.axes, its.shape, strict=True)
+        if (is_proved(axis) or is_constant(axis))
+        and (axis.where is None or value(axis.where, sizes))
+        and value(axis.expression, sizes) != size
+    ]
+    assert not wrong
+
+
+@each_run
+def test_output_of_library_module_is_as_worked_out_by_hand(case: str, which: int) -> None:
+    assert_same(returned(traced(case, which)), HAND_WORKED[case].outputs, case)
+
+
+@each_run
+def test_scores_of_library_module_are_as_worked_out_by_hand(case: str, which: int) -> None:
+    trace, worked = traced(case, which), HAND_WORKED[case]
+    found = scores_by_name(trace, worked.named) if worked.named else scores_by_role(trace)
+    assert_same(found, worked.scores, case)
+    assert_same(avoided(trace), worked.avoided, case)
+
+
+@pytest.mark.parametrize("file", [pytest.param(file, marks=pytest.mark.xdist_group(file)) for file in FILES])
+def test_nearly_all_axes_of_a_file_of_cases_are_proved(file: str) -> None:
+    axes = [axis for case, which in RUNS if case.startswith(f"{file}:") for axis in moving_axes(case, which)]
+    assert sum(map(is_proved, axes)) >= PROVED * len(axes)
