@@ -143,7 +143,7 @@ def imports(x):
     return x + imported_inside.TABLE[0]
 
 def slow_at_small_sizes(x):
-    while x.shape[1] % 5:
+    while x.shape[1] != 10:
         pass
     return x * 2
 
