@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attnshape.tracing.operations import module_name, operation_name
 
-_PLAIN = frozenset({int, float, bool, str, type(None)})
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
 
 
 @dataclass(slots=True)
@@ -46,10 +47,18 @@ def tensors_in(*values: object) -> list[Tensor]:
 
 def _collect(values: Iterable[object], found: list[Tensor]) -> None:
     for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif type(value) in _PLAIN:
+        kind = type(value)
+        # most values are of exactly these, which is told faster than what they are instances of
+        if kind is Tensor or kind is nn.Parameter:
+            found.append(value)  # type: ignore[arg-type]
+        elif kind in _PLAIN:
             continue
+        elif kind is tuple or kind is list:
+            _collect(value, found)  # type: ignore[arg-type]
+        elif kind is dict and not value:
+            continue
+        elif isinstance(value, Tensor):
+            found.append(value)
         elif isinstance(value, (tuple, list)):
             _collect(value, found)
         elif isinstance(value, Mapping):

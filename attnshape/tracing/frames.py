@@ -58,7 +58,8 @@ class Frames:
     def __init__(self, own_files: frozenset[str] = frozenset()) -> None:
         """`own_files` are the target's, never passed over, even where a library holds them."""
         self._own_files = own_files
-        self._kinds: dict[CodeType, Kind] = {}
+        self._kinds: dict[int, tuple[Kind, CodeType]] = {}
+        """By the code's id, since its hash takes long; the code is held so that its id stays its own."""
 
     def site(self, start: FrameType | None, stop: FrameType | None, barrier: int | None) -> Site | None:
         """Return where a call comes from: the nearest frame of the traced code.
@@ -88,10 +89,10 @@ class Frames:
 
     def kind(self, code: CodeType) -> Kind:
         """Return whose code it is: the traced code's own, a library's, or what only passes calls on."""
-        known = self._kinds.get(code)
+        known = self._kinds.get(id(code))
         if known is None:
-            known = self._kinds[code] = self._kind(code.co_filename)
-        return known
+            known = self._kinds[id(code)] = (self._kind(code.co_filename), code)
+        return known[0]
 
     def belongs_to_library(self, code: CodeType) -> bool:
         """Say whether the code is a library's, even where it is the target's own file."""

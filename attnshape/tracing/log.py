@@ -57,12 +57,16 @@ class Log:
         self._names = Names(self.steps, self.ledger)
         self._waiting: list[_Waiting] = []
 
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for a second inner step."""
+        return bool(self._waiting)
+
     def prepare(self, frame: FrameType) -> None:
         """Before a call is made, settle what waits for a second inner step; it may hold tensors."""
-        if self._waiting:
-            site = self._scopes.site(frame)
-            if not self._is_first(site, self._scopes.parent(site)):
-                self._settle()
+        site = self._scopes.site(frame)
+        if not self._is_first(site, self._scopes.parent(site)):
+            self._settle()
 
     def add(self, call: Call, frame: FrameType, outputs: list[Tensor], written: Tensor | None, result: object) -> None:
         """Write down a call that made or changed tensors."""
@@ -293,4 +297,4 @@ def _by_tensor(variables: list[tuple[str, Tensor]]) -> dict[int, str]:
 
 def _variables(node: ast.AST, call: Call) -> list[tuple[str, Tensor]]:
     method = not call.is_module and takes_receiver(call.func)
-    return plain_variables(node, method, call.args, dict(call.keywords))
+    return plain_variables(node, method, call.args, call.keywords)

@@ -29,6 +29,7 @@ class ModuleStack:
         self._paths = {id(module): path for path, module in root.named_modules()} if root is not None else {}
         self._root = root
         self._running: list[str | None] = []
+        """For each, the path of the innermost that has one."""
         self._watcher = watcher
         self._handles: list[Any] = []
         self._thread = threading.get_ident()
@@ -36,7 +37,7 @@ class ModuleStack:
     @property
     def path(self) -> str | None:
         """The path of the innermost running module that has one; None for the root itself."""
-        return next((path for path in reversed(self._running) if path is not None), None) or None
+        return self._running[-1] or None if self._running else None
 
     def __enter__(self) -> ModuleStack:
         self._handles = [
@@ -53,8 +54,8 @@ class ModuleStack:
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if threading.get_ident() != self._thread:  # every thread's calls come by, but only one is watched
             return
-        path = self._paths.get(id(module))
-        self._running.append(path)
+        around = self._running[-1] if self._running else None
+        self._running.append(self._paths.get(id(module), around))
         if module is not self._root:
             self._watcher.started(module, self.path, args, sys._getframe(1))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -98,41 +99,64 @@ def rearranges(node: ast.AST) -> bool:
 
 
 def plain_variables(
-    node: ast.AST, method: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    node: ast.AST, method: bool, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> list[tuple[str, Tensor]]:
     """Return each plain variable among a call's operands with the tensor that it stood for.
 
     `method` says that the first run-time argument is the receiver of a method call.
     """
-    written: list[ast.expr]
+    if isinstance(node, ast.BinOp):
+        written = _named(enumerate(_operands(node.left, node.right, arguments)))
+    else:
+        written = _written(node, method)
+    found = []
+    for place, name in written:
+        if isinstance(place, int):
+            value = arguments[place] if place < len(arguments) else None
+        else:
+            value = keywords.get(place)
+        if isinstance(name, str):
+            if isinstance(value, Tensor):
+                found.append((name, value))
+        elif isinstance(value, (tuple, list)):
+            inner = zip(name, value, strict=False)
+            found += [(each, item) for each, item in inner if each is not None and isinstance(item, Tensor)]
+    return found
+
+
+_Place = int | str
+"""Where an argument stands in a call: its position, or its keyword."""
+_Written = tuple[tuple[_Place, str | tuple[str | None, ...]], ...]
+"""The plain variables among a call's arguments, or the tuple of them that an argument is."""
+
+
+@functools.cache
+def _written(node: ast.AST, method: bool) -> _Written:
+    values: Sequence[ast.expr] = ()
+    words: Sequence[ast.keyword] = ()
     match node:
-        case ast.Call(func=function, args=values):
+        case ast.Call(func=function, args=given, keywords=words):
             receiver = [function.value] if method and isinstance(function, ast.Attribute) else []
-            written = [*receiver, *itertools.takewhile(lambda value: not isinstance(value, ast.Starred), values)]
-        case ast.BinOp(left=left, right=right):
-            written = _operands(left, right, arguments)
+            values = [*receiver, *itertools.takewhile(lambda value: not isinstance(value, ast.Starred), given)]
         case ast.AugAssign(target=target, value=value):
-            written = [target, value]
+            values = [target, value]
         case ast.Subscript(value=value, slice=key, ctx=ast.Store()):
             statement = getattr(node, "parent", None)
-            written = [value, key, *([statement.value] if isinstance(statement, ast.Assign) else [])]
+            values = [value, key, *([statement.value] if isinstance(statement, ast.Assign) else [])]
         case ast.Subscript(value=value) | ast.Attribute(value=value) | ast.UnaryOp(operand=value):
-            written = [value]
-        case _:
-            return []
-    pairs: list[tuple[ast.expr, Any]] = list(zip(written, arguments, strict=False))
-    if isinstance(node, ast.Call):
-        pairs += [(word.value, keywords[word.arg]) for word in node.keywords if word.arg and word.arg in keywords]
-    found = []
-    for expression, value in pairs:
-        if isinstance(expression, ast.Name) and isinstance(value, Tensor):
-            found.append((expression.id, value))
-        elif isinstance(expression, (ast.Tuple, ast.List)) and isinstance(value, (tuple, list)):
-            inner = zip(expression.elts, value, strict=False)
-            found += [
-                (name.id, item) for name, item in inner if isinstance(name, ast.Name) and isinstance(item, Tensor)
-            ]
-    return found
+            values = [value]
+    return _named([*enumerate(values), *((word.arg, word.value) for word in words if word.arg)])
+
+
+def _named(written: Iterable[tuple[_Place, ast.expr]]) -> _Written:
+    found: list[tuple[_Place, str | tuple[str | None, ...]]] = []
+    for place, expression in written:
+        if isinstance(expression, ast.Name):
+            found.append((place, expression.id))
+        elif isinstance(expression, (ast.Tuple, ast.List)):
+            names = tuple(each.id if isinstance(each, ast.Name) else None for each in expression.elts)
+            found.append((place, names))
+    return tuple(found)
 
 
 def _operands(left: ast.expr, right: ast.expr, arguments: tuple[Any, ...]) -> list[ast.expr]:

@@ -27,7 +27,7 @@ class _Nesting:
         for position, step in self.steps.items():
             if step.parent is not None:
                 self.inner.setdefault(step.parent, []).append(position)
-        self.users = self._users()
+        self.users = self._users() if any(step.composite == "call" for step in raw.steps) else {}
         self.thin: dict[int, int] = {}
         """For each step taken out, the position of the composite that stands in its place."""
         self.results: dict[tuple[int, int], tuple[int, int]] = {}

@@ -97,13 +97,13 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         keywords = kwargs or {}
-        frame = calling(func, sys._getframe(1))
         if reads_attribute(func):
             value = func(*args, **keywords)
             if isinstance(value, Tensor):
                 call = Call(func, args, keywords, self._modules.path, [args[0]])
-                self._guarded(self._log.add, call, frame, [value], None, value)
+                self._guarded(self._log.add, call, sys._getframe(1), [value], None, value)
             return value
+        frame = calling(func, sys._getframe(1))
         call = Call(func, args, keywords, self._modules.path, tensors_in(args, keywords))
         body = self._bodies.of(func) if func not in self._stepped_into else None
         if body is not None:
@@ -128,7 +128,8 @@ class Recorder(TorchFunctionMode):
 
     def _made(self, call: Call, frame: FrameType, make: Callable[[], Any]) -> Any:
         """Make a call, and write down what it made."""
-        self._guarded(self._log.prepare, frame)
+        if self._log.waits:
+            self._guarded(self._log.prepare, frame)
         versions = [_version(operand) for operand in call.operands]
         try:
             result = make()
@@ -199,7 +200,10 @@ class Recorder(TorchFunctionMode):
 
 
 def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() or is_mapped(tensor) else tensor._version
+    try:
+        return None if is_mapped(tensor) else tensor._version
+    except RuntimeError:  # one of inference mode
+        return None
 
 
 def _written(call: Call, versions: list[int | None]) -> Tensor | None:

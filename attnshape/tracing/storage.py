@@ -69,7 +69,9 @@ class Ledger:
         elif itself is not None:
             kind, of = "same", self.reference(output)
         else:
-            sharer = next((o for o in operands if address is not None and _address(o) == address), None)
+            # memory that wasn't seen before can only be that of an operand which wasn't either
+            unseen = operands if entry is not None else [o for o in operands if not self.is_known(o)]
+            sharer = next((o for o in unseen if address is not None and _address(o) == address), None)
             if sharer is not None:
                 kind, of = "view", self.reference(sharer)
             elif entry is not None:
