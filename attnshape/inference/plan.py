@@ -108,8 +108,12 @@ class Plan:
         return self.weights.get(name, self.weights.get(name.partition("/")[0], 1))
 
     def elements(self, chosen: Mapping[str, int]) -> int:
-        """Return how many elements the largest tensor may have where the unknowns have these numbers."""
-        return math.prod(number ** self.weight(name) for name, number in chosen.items()) if self.weights else 0
+        """Return how many elements the largest tensor may have where the unknowns have these numbers.
+
+        A weight may be as wide as it is long, and is no step's result.
+        """
+        largest = math.prod(number ** self.weight(name) for name, number in chosen.items()) if self.weights else 0
+        return max(largest, max(self.at(chosen).values(), default=0) ** 2)
 
     def _is_small(self, chosen: Mapping[str, int]) -> bool:
         return (

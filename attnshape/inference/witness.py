@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from attnshape.inference.plan import Plan
 
 _COMPOSITE = (12, 16, 15, 18, 20, 24, 14, 21, 27, 25, 22, 26)
+_SMALL_COMPOSITE = (4, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 21)
 _FALLING = (22, 21, 20, 18, 16, 15, 14, 12, 10, 9)
 _LARGE = (131, 71, 41, 23, 17, 13)
 """Primes: what pads to a multiple would take another branch at a multiple."""
@@ -42,9 +43,11 @@ def mixed(plan: Plan) -> Iterator[dict[str, int]]:
     A prime never leaves the remainder 0, so `L//3+1` is `-(-L//3)` there.
     """
     for shift in range(_MIXTURES):
-        chosen = {name: _COMPOSITE[(place + 3 * shift) % len(_COMPOSITE)] for place, name in enumerate(plan.unknowns)}
-        if plan.elements(chosen) <= _MOST:
-            yield chosen
+        for sizes in (_COMPOSITE, _SMALL_COMPOSITE):
+            chosen = {name: sizes[(place + 3 * shift) % len(sizes)] for place, name in enumerate(plan.unknowns)}
+            if plan.elements(chosen) <= _MOST:
+                yield chosen
+                break
     for name in plan.unknowns:
         yield from _enlarged(plan, (name,))
     # rounded up and rounded down with one added differ only where one length divides another

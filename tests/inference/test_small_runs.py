@@ -1,0 +1,63 @@
+"""Small runs stay small: their sizes are bounded by their largest tensor, and their number by what they cost."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from attnshape.inference import vary, witness
+from attnshape.inference.constraint import Multiple
+from attnshape.inference.plan import Plan
+from attnshape.inference.vary import Explorer
+from attnshape.sizes import resolve
+from attnshape.tracing.raw import RawStep, RawTrace
+
+GROUPED = ("B", "H", "Hkv", "G", "Lp", "L", "D", "Dk")
+
+
+def plan(letters=GROUPED, **given):
+    return Plan(resolve(set(letters), given, {}))
+
+
+def test_a_weight_as_wide_as_long_counts():
+    chosen = plan()
+    numbers = dict.fromkeys(chosen.unknowns, 2) | {"Dk": 3}
+    width = chosen.at(numbers)["D"]
+    assert width == 12
+    assert chosen.elements(numbers) == width**2
+
+
+def test_the_largest_tensor_counts():
+    chosen = Plan(plan(("B", "L")).sizes, weights={"B": 1, "L": 3})
+    assert chosen.elements({"B": 2, "L": 5}) == 2 * 5**3
+
+
+@pytest.mark.parametrize("letters", [GROUPED, ("B", "H", "L", "D", "Dk", "W"), ("B", "L"), ("B", "L", "W", "Lp", "Lq")])
+@pytest.mark.parametrize("choose", [witness.reverse, witness.large, witness.mixed])
+def test_witnesses_are_within_bounds_and_there_is_one(letters, choose):
+    chosen = plan(letters)
+    numbers = list(choose(chosen))
+    assert numbers
+    assert all(chosen.elements(one) <= 10**6 for one in numbers)
+
+
+def test_multiples_of_multiples_find_smaller_witnesses():
+    chosen = Plan(plan().sizes, (Multiple("L", 2, "Lp"),), weights=dict.fromkeys(GROUPED, 1))
+    assert len(list(witness.mixed(chosen))) >= 4
+
+
+def taken(count):
+    """Return a run of so many steps, each another one."""
+    return RawTrace([], [RawStep(str(place), None, [], [], None) for place in range(count)], [])
+
+
+def test_no_more_is_tried_than_a_number_of_steps(monkeypatch):
+    monkeypatch.setattr(vary, "_MOST_STEPS", 5000)
+    runs: list[Mapping[str, int]] = []
+
+    def attempt(numbers: Mapping[str, int]) -> RawTrace:
+        runs.append(numbers)
+        return taken(900 + len(runs))  # never the same steps
+
+    found = Explorer(attempt).vary(plan(("B", "L", "H", "D")), taken(800))
+    assert not found.complete
+    assert 5 <= len(runs) <= 12
