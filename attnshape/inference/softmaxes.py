@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from attnshape.inference.kinds import operation_name
 from attnshape.model import Step
 
 Operands = Callable[[Step], list[Step]]
@@ -17,11 +18,6 @@ _SAME = {
 """What may only change the dtype, or add an axis of one."""
 _BOUNDS = {"clamp", "clamp_min", "clamp_", "add", "add_", "maximum"}
 """What keeps a sum from being zero."""
-
-
-def operation_name(step: Step) -> str:
-    """Return the operation's own name, without its class or module."""
-    return step.operation.rpartition(".")[2]
 
 
 def is_softmax(step: Step, operands: Operands) -> bool:

@@ -264,3 +264,29 @@ def test_numbers_that_select_are_not_followed(tmp_path):
     made = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
     assert [step.role for step in made.steps if "int" in step.outputs[0].tensor.dtype] == [None] * 5
     assert step_named(made, "keys").role == "projection"
+
+
+@pytest.mark.parametrize(
+    "projected",
+    [
+        "key = F.linear(x, torch.cat([self.Wq.weight, self.Wk.weight])[24:])",
+        "key = F.linear(x, torch.cat([self.Wq.weight, self.Wk.weight]).chunk(2)[1])",
+        "key = x @ self.Wk.weight.t()",
+        "key = x @ self.Wk.weight.view(24, 24).mT",
+    ],
+)
+def test_a_part_of_a_parameter_projects(projected, tmp_path):
+    body = f"{projected}\nreturn self.Wo((self.Wq(x) @ key.mT).softmax(-1) @ self.Wv(x))"
+    made = trace(tmp_path, module(body), "x: B L D", target="M", D=24)
+    assert step_named(made, "key").role == "projection"
+    assert [step.role for step in made.steps][-4:] == ["softmax", "projection", "context", "output"]
+
+
+def test_a_learned_query_is_no_weight_of_a_projection(tmp_path):
+    body = """
+    learned = self.Wq.weight[:5].unsqueeze(0).expand(x.shape[0], -1, -1)
+    scores = learned @ self.Wk(x).mT
+    return self.Wo(scores.softmax(-1) @ self.Wv(x))
+    """
+    made = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
+    assert step_named(made, "scores").role == "scores"
