@@ -21,6 +21,7 @@ from attnshape.tracing.modules import named_tensors
 from attnshape.tracing.raw import RawStep, RawTensor, RawTrace
 from attnshape.tracing.recorder import Recorder
 from attnshape.tracing.storage import facts
+from attnshape.tracing.threads import OtherThreads
 from attnshape.tracing.variables import Variables
 
 _HOW = "with attnshape.record(sizes=dict(B=2, L=10)) as recording: …"
@@ -78,7 +79,7 @@ class Recording:
         # what was typed into a console stands in no file
         self._label = "recording" if file.startswith("<") else f"{display_path(file)}:{frame.f_lineno}"
         variables = Variables(frame)
-        self._recorder = Recorder(Frames(frozenset({file})), variables, frame.f_back)
+        self._recorder = Recorder(Frames(frozenset({file})), variables, frame.f_back, OtherThreads())
         for name, tensor in named_tensors(variables):
             with contextlib.suppress(Exception):
                 self._recorder.ledger.introduce(tensor, Reference(parameter=name))

@@ -144,8 +144,8 @@ def _memory(trace: Trace) -> str:
 
 
 def _turns(loop: Loop) -> str:
-    steps = f"steps {loop.first} to {loop.last}" if loop.last > loop.first else f"step {loop.first}"
-    return f"×{visible(loop.expression)}: {steps}, shown once, are run in each of {count(loop.count, 'turn')}"
+    steps = f"steps {loop.first} to {loop.last} are" if loop.last > loop.first else f"step {loop.first} is"
+    return f"×{visible(loop.expression)}: {steps} shown once of {count(loop.count, 'time')}"
 
 
 def _peak(peak: Peak) -> str:

@@ -23,6 +23,7 @@ from attnshape.tracing.places import Moment, Places
 from attnshape.tracing.raw import Composite, Place, RawFailure, RawOperand, RawOutput, RawStep
 from attnshape.tracing.scopes import Scope, Scopes
 from attnshape.tracing.storage import Ledger, facts
+from attnshape.tracing.threads import REASON, OtherThreads
 
 
 @dataclass(slots=True)
@@ -45,9 +46,16 @@ class _Waiting:
 class Log:
     """The steps of one run as they are made."""
 
-    def __init__(self, frames: Frames, stop: FrameType | None, stepped: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        frames: Frames,
+        stop: FrameType | None,
+        threads: OtherThreads,
+        stepped: Callable[[], None] | None = None,
+    ) -> None:
         """`stepped` is called behind each step that is no composite."""
         self._stepped = stepped
+        self._threads = threads
         self._calls = 0
         self.steps: list[RawStep] = []
         self.failure: RawFailure | None = None
@@ -88,6 +96,17 @@ class Log:
         step.order = self._calls
         if self._stepped is not None:
             self._stepped()
+
+    def take_from_elsewhere(self, operands: list[Tensor], parent: int | None) -> None:
+        """Write down what comes from another thread, each tensor as an opaque step."""
+        if not self._threads.worked:
+            return
+        for operand in operands:
+            if self._threads.made(operand) and not self.ledger.is_known(operand):
+                output = self.ledger.measure(operand, Reference(step=len(self.steps) + 1), [], None)
+                self.steps.append(
+                    RawStep("threading.Thread", None, [], [RawOutput(output)], None, parent, opaque=REASON)
+                )
 
     def begin(self, composite: Composite, call: Call, frame: FrameType | None, barrier: FrameType) -> Scope:
         """Write down that a composite begins; what follows until its end is part of it."""
@@ -200,6 +219,7 @@ class Log:
         waits = self._is_first(site, parent)
         if not waits:
             self._settle()
+        self.take_from_elsewhere(call.operands, parent)
         references = [self.ledger.reference(operand) for operand in call.operands]
         library = not _is_own(site) or self._scopes.is_body(site)
         return RawStep(call.name, None, references, [], call.path, parent, library=library, opaque=call.opaque), waits

@@ -26,6 +26,7 @@ from attnshape.tracing.raw import RawFailure, RawStep, RawTensor, RawTrace
 from attnshape.tracing.scopes import Scope
 from attnshape.tracing.sealed import sealed
 from attnshape.tracing.storage import Ledger
+from attnshape.tracing.threads import OtherThreads
 
 
 class Recorder(TorchFunctionMode):
@@ -35,12 +36,17 @@ class Recorder(TorchFunctionMode):
     """
 
     def __init__(
-        self, frames: Frames, root: nn.Module | None, stop: FrameType | None, stepped: Callable[[], None] | None = None
+        self,
+        frames: Frames,
+        root: nn.Module | None,
+        stop: FrameType | None,
+        threads: OtherThreads,
+        stepped: Callable[[], None] | None = None,
     ) -> None:
         """`stepped` is called behind each step."""
         super().__init__()
         self.broken: str | None = None
-        self._log = Log(frames, stop, stepped)
+        self._log = Log(frames, stop, threads, stepped)
         self._frames = frames
         self._bodies = Bodies()
         self._stepped_into: list[Callable[..., Any]] = []
@@ -75,6 +81,11 @@ class Recorder(TorchFunctionMode):
         self._modules.__exit__(*exception)
         self._log.close()
         self._scopes.clear()
+
+    def returned(self, path: str, tensor: Tensor) -> tuple[str, Reference]:
+        """Return where a tensor comes from that the traced code returned under a path."""
+        self._guarded(self._log.take_from_elsewhere, [tensor], None)
+        return path, self.ledger.reference(tensor)
 
     def result(
         self,

@@ -25,7 +25,7 @@ from attnshape.tracing.recorder import Recorder
 from attnshape.tracing.storage import facts
 from attnshape.tracing.threads import OtherThreads
 
-_THREADS = "another thread of the code worked on tensors: its steps aren't shown, and what it made is a constant"
+_THREADS = "another thread of the code worked on tensors: its steps can't be seen"
 
 
 @dataclass
@@ -83,8 +83,8 @@ def record(runnable: Runnable, seed: int, grad: bool = False, stepped: Callable[
                 tensor.requires_grad_()
     file = own_file(runnable.function)
     frames = Frames(frozenset({file} if file else ()))
-    compiled = CompiledCalls(id(sys._getframe()), stepped)
-    recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), compiled.stepped)
+    compiled, threads = CompiledCalls(id(sys._getframe()), stepped), OtherThreads()
+    recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), threads, compiled.stepped)
     for name, tensor in _parameters(runnable):
         recorder.ledger.introduce(tensor, Reference(parameter=name))
     measured: list[tuple[str, RawTensor]] = []
@@ -96,11 +96,11 @@ def record(runnable: Runnable, seed: int, grad: bool = False, stepped: Callable[
     seed_all(seed)
     returned: list[tuple[str, Reference]] = []
     failure = None
-    threads, stopped = OtherThreads(), None
+    stopped = None
     try:
         with torch.set_grad_enabled(grad), threads.watched(), uncompiled(), recorder:
             result, stopped = run_to_its_end(runnable.call())
-        returned = [(path, recorder.ledger.reference(tensor)) for path, tensor in paths("output", result)]
+        returned = [recorder.returned(path, tensor) for path, tensor in paths("output", result)]
     except BaseException as error:  # noqa: BLE001 - whatever the traced code raises is its result
         reraise_interruption(error)
         failure = failure_from(error, recorder.failure, recorder.ledger)

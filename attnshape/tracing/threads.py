@@ -1,22 +1,41 @@
-"""Notices work on tensors in threads that the traced code starts, which the recorder can't see."""
+"""Notices what threads that the traced code starts make of tensors, which the recorder can't see."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from attnshape.tracing.call import tensors_in
+
+REASON = "it was made in another thread, whose steps can't be seen"
+
 
 class OtherThreads:
-    """Whether another thread worked on tensors."""
+    """What other threads made of tensors."""
 
     def __init__(self) -> None:
-        self.worked = False
+        self._made: dict[int, Callable[[], Tensor | None]] = {}
+
+    @property
+    def worked(self) -> bool:
+        """Whether another thread worked on tensors."""
+        return bool(self._made)
+
+    def made(self, tensor: Tensor) -> bool:
+        """Say whether the tensor was made in another thread."""
+        reference = self._made.get(id(tensor))
+        return reference is not None and reference() is tensor
+
+    def note(self, tensors: Iterable[Tensor]) -> None:
+        """Take note of what another thread made."""
+        self._made.update((id(tensor), weakref.ref(tensor)) for tensor in tensors)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -45,6 +64,5 @@ class _Witness(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self._watching.worked = True
+        self._watching.note(tensors_in(result))
         return result

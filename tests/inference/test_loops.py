@@ -1,5 +1,6 @@
 """Loops that turn as often as a size says: found in the steps, folded into one turn, with their count."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -147,3 +148,42 @@ def test_a_loop_within_a_module_list(tmp_path):
     made = trace(tmp_path, source, "x: B L 4", target="M", init="H", H=5)
     assert loops(made) == [(1, 2, 5, "H", "proved")]
     assert made.steps[-1].outputs[0].tensor.signature == "B L 3*H"
+
+
+CHUNKED = """
+def f(q, k, w):
+    outs = []
+    for part in q.split(w.shape[0], dim=1):
+        outs.append(part @ k.mT)
+    scores = torch.cat(outs, 1)
+    return scores
+"""
+
+
+@pytest.mark.parametrize(("length", "width"), [(12, 3), (10, 5), (10, 4), (7, 6)])
+def test_a_split_into_as_many_parts_as_the_sizes_say(length, width, tmp_path):
+    made = trace(tmp_path, CHUNKED, "q: B Lq Dk", "k: B Lk Dk", "w: W", Lq=length, W=width)
+    turns = -(-length // width)
+    assert loops(made) == [(2, 3, turns, "-(-Lq//W)", "proved"), (1, 1, turns, "-(-Lq//W)", "proved")]
+    assert [len(step.outputs) for step in made.steps] == [1, 1, 1, 1]
+    part = made.steps[0].outputs[0].tensor
+    assert (part.signature, part.axes[1].where) == ("B W Dk", "W <= Lq")
+    assert made.steps[-1].outputs[0].tensor.signature == "B Lq Lk"
+    assert [reference.step for reference in made.steps[-1].operands] == [3] * turns
+
+
+def test_a_split_alone(tmp_path):
+    source = "def f(x):\n    parts = x.unbind(1)\n    joined = torch.cat(parts, -1)\n    return joined, parts"
+    made = trace(tmp_path, source, "x: B H L", H=5)
+    assert loops(made) == [(1, 1, 5, "H", "proved")]
+    assert [step.outputs[0].tensor.signature for step in made.steps] == ["B L", "B H*L"]
+    assert {(output.name, output.of.step, output.of.output) for output in made.outputs} == {
+        ("output[0]", 2, 0),
+        *((f"output[1][{place}]", 1, 0) for place in range(5)),
+    }
+
+
+def test_a_split_into_as_many_parts_as_the_code_says_is_shown_whole(tmp_path):
+    made = trace(tmp_path, "def f(x):\n    a, b, c = x.chunk(3, -1)\n    return a * b * c", "x: B D", D=12)
+    assert not made.loops
+    assert len(made.steps[0].outputs) == 3

@@ -160,6 +160,43 @@ def test_custom_functions_and_checkpoints_are_seen_through(how):
     assert trace.steps[2].outputs[0].name == "weights"
 
 
+def in_other_threads(query, key):
+    made = []
+    for head in range(query.shape[1]):
+        thread = threading.Thread(target=lambda head=head: made.append(query[:, head] @ key[:, head].mT))
+        thread.start()
+        thread.join()
+    scores = torch.stack(made, 1)
+    return scores.softmax(-1)
+
+
+def test_what_other_threads_make_is_an_opaque_step():
+    trace = attnshape.trace(in_other_threads, inputs={"query": "B H Lq Dk", "key": "B H Lk Dk"}, H=3)
+    assert signatures(trace) == ["B Lq Lk", "B H Lq Lk", "B H Lq Lk"]
+    assert trace.steps[0].opaque == "it was made in another thread, whose steps can't be seen"
+    assert trace.steps[0].source is None
+    assert [(loop.first, loop.last, loop.expression) for loop in trace.loops] == [(1, 1, "H")]
+    assert [reference.step for reference in trace.steps[1].operands] == [1, 1, 1]
+    assert "×H: step 1 is shown once of 3 times" in str(trace)
+
+
+def returned_from_a_thread(x):
+    made = []
+    thread = threading.Thread(target=lambda: made.extend((x.mT, x)))
+    thread.start()
+    thread.join()
+    return made
+
+
+def test_what_is_returned_from_another_thread_is_an_opaque_step():
+    trace = attnshape.trace(returned_from_a_thread, inputs={"x": "B L D"})
+    assert signatures(trace) == ["B D L"]
+    assert [(output.name, output.of.step, output.of.input) for output in trace.outputs] == [
+        ("output[0]", 1, None),
+        ("output[1]", None, "x"),
+    ]
+
+
 def test_modules_that_other_threads_call_do_not_mix_with_those_that_are_watched():
     other, own = nn.Linear(3, 3), nn.Linear(3, 3)
     started, over = threading.Event(), threading.Event()
