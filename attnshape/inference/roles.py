@@ -54,6 +54,11 @@ def _tensors(step: Step) -> int:
     return sum(reference.step is not None or reference.input is not None for reference in step.operands)
 
 
+def _is_by_number(step: Step) -> bool:
+    """Whether it multiplies by a number: a parameter is the weight of a normalisation."""
+    return _tensors(step) == 1 and not any(reference.parameter for reference in step.operands)
+
+
 def _around_softmax(flow: Flow, softmax: Step) -> None:
     scores = _scores_behind(flow, softmax, 0)
     context = _context_before(flow, softmax)
@@ -182,7 +187,7 @@ def _before_product(flow: Flow, product_operand: Step) -> None:
             certain = True
         elif operation in SPLIT and certain:
             flow.assign(current, "split")
-        elif operation in SCALE and _tensors(current) == 1 and certain:
+        elif operation in SCALE and _is_by_number(current) and certain:
             flow.assign(current, "scale")
         else:
             certain = certain and operation in SAME_MEANING

@@ -57,3 +57,12 @@ def same(run: RawTrace, actual: RawTrace) -> bool:
     if common_steps(run, actual) < len(actual.steps):
         return False
     return actual.failure is not None or (run.failure is None and len(run.steps) == len(actual.steps))
+
+
+def newly_empty(run: RawTrace, actual: RawTrace) -> bool:
+    """Say whether a tensor of a run has no elements that has some in the user's, as `x[4:]` where x has three."""
+    return any(
+        0 in mine.tensor.shape and 0 not in its.tensor.shape
+        for step, twin in zip(run.steps, actual.steps, strict=False)
+        for mine, its in zip(step.outputs, twin.outputs, strict=False)
+    )

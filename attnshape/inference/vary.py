@@ -12,7 +12,7 @@ from attnshape.inference.constraint import LARGEST_FIXED, Constraint, Fixed, Mul
 from attnshape.inference.loops import Folding, folding
 from attnshape.inference.monomial import multiplicity
 from attnshape.inference.plan import Plan
-from attnshape.inference.variation import Variation, common_steps, same
+from attnshape.inference.variation import Variation, common_steps, newly_empty, same
 from attnshape.inference.witness import is_length
 from attnshape.tracing.raw import RawTrace
 
@@ -110,15 +110,37 @@ class Explorer:
             best = found
         best = best if best.complete else self._free_from_fixed(best, actual)
         self._aim = ""
-        weighed = self._weighed_again(best.plan)
-        choices = [*witness.reverse(weighed), *witness.large(weighed)]
-        witnessed = self._witnessed(best, actual, choices)
+        witnessed = self._with_witnesses(best, actual)
         others = witnessed.others if best.complete else ()
         if any(self._fold_loops([actual, self._at(numbers)]) for numbers in others):
             # a loop that turned equally often at all primes
             actual = self._folded(actual)
-            witnessed = self._witnessed(self._try(best.plan, actual), actual, choices)
+            witnessed = self._with_witnesses(self._try(best.plan, actual), actual)
+        if self._fails(witnessed, actual):
+            witnessed = self._explained(witnessed, actual) or witnessed
         return replace(witnessed, actual=actual)
+
+    def _with_witnesses(self, best: Variation, actual: RawTrace) -> Variation:
+        weighed = self._weighed_again(best.plan)
+        return self._witnessed(best, actual, [*witness.reverse(weighed), *witness.large(weighed)])
+
+    def _fails(self, witnessed: Variation, actual: RawTrace) -> bool:
+        """Say whether the target fails at some sizes, and not at the user's."""
+        failed = any(self._at(numbers).failure is not None for numbers in witnessed.others)
+        return witnessed.complete and actual.failure is None and failed
+
+    def _explained(self, witnessed: Variation, actual: RawTrace) -> Variation | None:
+        """Return the variation with a multiple at which no run fails; all primes may have been odd, or 1 above one."""
+        for constraint in candidates(witnessed.plan.sizes, witnessed.plan.constraints):
+            if self._spent or not isinstance(constraint, Multiple):
+                continue
+            found = self._try(_with(witnessed.plan, constraint), actual)
+            if not found.complete:
+                continue
+            found = self._with_witnesses(found, actual)
+            if found.witnesses and not self._fails(found, actual):
+                return found
+        return None
 
     def _fold_loops(self, runs: Sequence[RawTrace]) -> bool:
         """Say whether the runs are one but for the turns of loops; from now on these are folded."""
@@ -157,7 +179,8 @@ class Explorer:
                 break
             numbers = variation.plan.at(chosen)
             run = self._at(numbers)
-            if common_steps(run, actual) >= variation.common and (same(run, actual) or not variation.complete):
+            taken = common_steps(run, actual) >= variation.common and (same(run, actual) or not variation.complete)
+            if taken and not newly_empty(run, actual):
                 added.append((numbers, run))
             else:
                 others.append(numbers)
@@ -188,10 +211,19 @@ class Explorer:
                 if added and self._only_larger(found, added[0], actual):
                     continue
             if found.complete:
-                return found
+                return self._weaker(found, actual) or found
             if found.common > (furthest or best).common:
                 furthest = found
         return furthest
+
+    def _weaker(self, found: Variation, actual: RawTrace) -> Variation | None:
+        """Return the variation in which a multiple of another size needs to be one of its factor only."""
+        last = found.plan.constraints[-1] if found.plan.constraints else None
+        if not isinstance(last, Multiple) or last.other is None or last.factor == 1:
+            return None
+        constraints = (*found.plan.constraints[:-1], Multiple(last.symbol, last.factor))
+        weaker = self._try(replace(found.plan, constraints=constraints), actual)
+        return weaker if weaker.complete else None
 
     def _stricter(self, best: Variation, actual: RawTrace) -> Iterator[Plan]:
         """Yield plans with one constraint more: on the sizes that matter where these can be told, else on any."""
@@ -206,13 +238,17 @@ class Explorer:
                 yield _with(plan, constraint)
 
     def _only_larger(self, found: Variation, added: Constraint, actual: RawTrace) -> bool:
-        """Say whether a multiple helps only by its size: the next number, no multiple, takes the same steps."""
+        """Say whether a multiple helps only by its size: the next numbers, no multiples, take the same steps."""
         if not isinstance(added, Multiple):
             return False
         numbers = found.plan.numbers(0)
         sizes = found.plan.sizes
-        beside = {letter: numbers[letter] + (letter == added.symbol) for letter in sizes.independent}
-        return common_steps(self._at(sizes.at(beside)), actual) >= found.common
+        # half of a number one larger than a multiple of 4 is even too, when it is rounded down
+        for more in (1, 2, 3) if added.other is not None else range(1, min(added.factor, 4)):
+            beside = {letter: numbers[letter] + more * (letter == added.symbol) for letter in sizes.independent}
+            if common_steps(self._at(sizes.at(beside)), actual) < found.common:
+                return False
+        return True
 
     def _free_from_fixed(self, best: Variation, actual: RawTrace) -> Variation:
         """Fix all sizes, then free one after the other while the steps stay the same."""

@@ -290,3 +290,15 @@ def test_a_learned_query_is_no_weight_of_a_projection(tmp_path):
     """
     made = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
     assert step_named(made, "scores").role == "scores"
+
+
+def test_the_weight_of_a_normalisation_is_no_scale(tmp_path):
+    body = """
+    query, key = self.Wq(x), self.Wk(x)
+    query = self.Wq.bias * (query * query.pow(2).mean(-1, keepdim=True).rsqrt())
+    query = query * 0.5
+    return self.Wo((query @ key.mT).softmax(-1) @ self.Wv(x))
+    """
+    made = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
+    scaled = [step.expression for step in made.steps if step.role == "scale"]
+    assert scaled == ["query * 0.5"]

@@ -160,3 +160,35 @@ def test_a_threshold_is_no_divisibility(tmp_path):
     made = trace(tmp_path, source, "x: L", L=100)
     assert axes(made, "a") == [("L", "matched")]
     assert made.preconditions == ()
+
+
+PARTLY = """
+def f(x):
+    half = x.shape[-1] // 2
+    turned = x[..., :half]
+    pairs = turned.view(*turned.shape[:-1], -1, 2)
+    rest = x[..., half:]
+    quarter = pairs[..., 0]
+    return pairs, rest, quarter
+"""
+
+
+@pytest.mark.parametrize("width", [8, 12, 16, 64])
+def test_a_multiple_that_the_next_number_happens_to_meet_too(width, tmp_path):
+    made = trace(tmp_path, PARTLY, "x: B L Dk", Dk=width)
+    assert made.preconditions == ("4 divides Dk",)
+    assert axes(made, "quarter") == [("B", PROVED), ("L", PROVED), ("Dk//4", PROVED)]
+    assert axes(made, "rest") == [("B", PROVED), ("L", PROVED), ("Dk//2", PROVED)]
+
+
+@pytest.mark.parametrize("width", [16, 20, 64])
+def test_a_part_that_small_sizes_leave_nothing_of(width, tmp_path):
+    made = trace(tmp_path, "def f(x):\n    a = x[..., 4:]\n    b = x[..., 1:-3]\n    return a, b", "x: B Dk", Dk=width)
+    assert axes(made, "a") == axes(made, "b") == [("B", PROVED), ("Dk-4", PROVED)]
+    assert not made.notes
+
+
+def test_a_multiple_of_a_size_that_only_its_factor_needs(tmp_path):
+    source = "def f(x, y):\n    a = x.view(x.shape[0], -1, 4)\n    return a, y"
+    made = trace(tmp_path, source, "x: L Dk", "y: B", B=2, Dk=16, L=3)
+    assert made.preconditions == ("4 divides Dk",)
