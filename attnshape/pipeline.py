@@ -24,8 +24,9 @@ from attnshape.inference.assemble import ENOUGH_ROUNDS, Assembled, assemble
 from attnshape.inference.avoided import with_avoided
 from attnshape.inference.plan import Plan
 from attnshape.inference.roles import with_roles
+from attnshape.inference.small_runs import Doing, SmallRuns
 from attnshape.inference.variation import Variation, alone
-from attnshape.inference.vary import Doing, Explorer
+from attnshape.inference.vary import Explorer
 from attnshape.memory.standin import worth_foretelling
 from attnshape.model import Failure, Trace
 from attnshape.remarks import notes, preconditions
@@ -74,8 +75,8 @@ def trace_request(
         if target.varies:
             doing("foretelling the memory")
             small_run, forecast = _foretell(target, sizes, placement, patience)
-            explorer = Explorer(small_run, doing=doing)
-            plan = explorer.weighed(Plan(sizes))
+            runs = SmallRuns(small_run, doing=doing)
+            explorer, plan = Explorer(runs), runs.weighed(Plan(sizes))
         doing("running the target")
         declared: list[tuple[str, str] | None] = []
         comparison = Comparison(settings.seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnshape.sizes import Sizes
@@ -32,6 +32,15 @@ class Multiple:
     symbol: str
     factor: int
     other: str | None = None
+
+    def next(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """Return the numbers with the symbol's raised to the next multiple.
+
+        >>> Multiple("L", 2, "W").next({"L": 10, "W": 3})
+        {'L': 12, 'W': 3}
+        """
+        part = self.factor * (numbers[self.other] if self.other is not None else 1)
+        return {**numbers, self.symbol: -(-numbers[self.symbol] // part) * part}
 
     def __str__(self) -> str:
         if self.other is None:

@@ -101,6 +101,10 @@ class Plan:
             name: max(symbol.degree for symbol in self.symbols.values() if name in dict(symbol.powers))
             for name in names
         }
+        widest = max(self.symbols.values(), key=lambda symbol: _value(symbol, taken))
+        if _value(widest, taken) ** 2 > self._largest_tensor(taken):
+            within = dict(widest.powers)
+            return tuple(sorted(names, key=lambda name: (-within.get(name, 0), -self.weight(name), -degrees[name])))
         return tuple(sorted(names, key=lambda name: (-self.weight(name), -degrees[name])))
 
     def weight(self, name: str) -> int:
@@ -112,8 +116,10 @@ class Plan:
 
         A weight may be as wide as it is long, and is no step's result.
         """
-        largest = math.prod(number ** self.weight(name) for name, number in chosen.items()) if self.weights else 0
-        return max(largest, max(self.at(chosen).values(), default=0) ** 2)
+        return max(self._largest_tensor(chosen), max(self.at(chosen).values(), default=0) ** 2)
+
+    def _largest_tensor(self, chosen: Mapping[str, int]) -> int:
+        return math.prod(number ** self.weight(name) for name, number in chosen.items()) if self.weights else 0
 
     def _is_small(self, chosen: Mapping[str, int]) -> bool:
         return (

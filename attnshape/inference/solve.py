@@ -203,7 +203,22 @@ class Solver:
                     Formula(text, "proved", where=f"{first} {sign} {second}"): None
                     for text in self._with_symbol(seen, first, numbers)
                 }
+        found |= dict.fromkeys(self._bounded_by_number(seen))
         return next(iter(found)) if len(found) == 1 else None
+
+    def _bounded_by_number(self, seen: Values) -> Iterator[Formula]:
+        """Yield the smaller, or the larger, of a size and a number: `min(L, 512)`, `max(D, 128)`."""
+        for symbol in self._plan.symbols:
+            numbers = self._at(symbol)
+            bounds = [value for value, number in zip(seen, numbers, strict=True) if value != number]
+            if len(set(bounds)) != 1 or not 1 < len(bounds) < len(seen) - 1:
+                continue
+            for choose, below, above in ((min, "<=", ">="), (max, ">=", "<=")):
+                if all(choose(number, bounds[0]) == value for value, number in zip(seen, numbers, strict=True)):
+                    if seen[-1] == numbers[-1]:
+                        yield Formula(symbol, "proved", where=f"{symbol} {below} {bounds[0]}")
+                    else:
+                        yield Formula(str(bounds[0]), "literal", where=f"{symbol} {above} {bounds[0]}")
 
     def _with_symbol(self, seen: Values, symbol: str, numbers: Values) -> Iterator[str]:
         """Yield the values as a product with a symbol that has these numbers, or as a sum with it."""

@@ -10,9 +10,10 @@ from msgspec import UNSET, UnsetType
 from attnshape.inference.assemble import ENOUGH_ROUNDS
 from attnshape.inference.constraint import Constraint, Fixed
 from attnshape.inference.plan import Plan
+from attnshape.inference.small_runs import Attempt, SmallRuns
 from attnshape.inference.solve import Solver
 from attnshape.inference.variation import Variation
-from attnshape.inference.vary import Attempt, Explorer
+from attnshape.inference.vary import Explorer
 from attnshape.memory.guess import guessed
 from attnshape.memory.meter import MemoryLog
 from attnshape.memory.runs import MeteredRuns
@@ -158,7 +159,7 @@ def _from_stand_in(
         return None
     plan = Plan(small, constraints)
     # each turn of a loop takes and gives back its own
-    explorer = Explorer(_bounded(runs, plan, own), find_loops=lambda _: None)
+    explorer = Explorer(SmallRuns(_bounded(runs, plan, own), find_loops=lambda _: None))
     variation = explorer.vary(plan, run)
     logs, solver = _aligned(variation, runs, own)
     made = timeline(logs, solver)

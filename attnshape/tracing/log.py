@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import builtins
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
 
 from torch import Tensor
@@ -17,30 +15,15 @@ from attnshape.tracing.failed import does_no_more, extremes, parameter_names, ta
 from attnshape.tracing.frames import Frames, Site
 from attnshape.tracing.mapped import is_mapped
 from attnshape.tracing.names import Names
-from attnshape.tracing.naming import calls_itself, plain_variables
-from attnshape.tracing.operations import library_call_name, takes_receiver
+from attnshape.tracing.naming import calls_itself
+from attnshape.tracing.operations import library_call_name
 from attnshape.tracing.places import Moment, Places
 from attnshape.tracing.raw import Composite, Place, RawFailure, RawOperand, RawOutput, RawStep
 from attnshape.tracing.scopes import Scope, Scopes
 from attnshape.tracing.storage import Ledger, facts
 from attnshape.tracing.threads import REASON, OtherThreads
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A composite's first inner step, which is looked up in the library's source only if another follows.
-
-    Most composites pass on what their only inner step returns, and the source of torch's functions takes a while to
-    parse. The tensors are held until the next call at most.
-    """
-
-    position: int
-    moment: Moment
-    call: Call
-    result: object = None
-    written: Tensor | None = None
-    over: bool = True
-    """Whether there is a result yet; a composite's comes later."""
+from attnshape.tracing.waiting import Waiting
+from attnshape.tracing.written import by_tensor, is_of, variables
 
 
 class Log:
@@ -63,7 +46,7 @@ class Log:
         self._scopes = Scopes(frames, stop)
         self._places = Places()
         self._names = Names(self.steps, self.ledger)
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
 
     @property
     def waits(self) -> bool:
@@ -89,7 +72,7 @@ class Log:
         step.mapped = any(map(is_mapped, outputs))
         self.steps.append(step)
         if waits and site is not None:
-            self._waiting.append(_Waiting(index - 1, Moment.of(site.nearest), call, result, written))
+            self._waiting.append(Waiting(index - 1, Moment.of(site.nearest), call, result, written))
         elif node is not None:
             self._bind(step, node, call, result, written)
         self._calls += 1
@@ -117,7 +100,7 @@ class Log:
         node = self._look_up(step, site.nearest, call) if site is not None and not waits else None
         self.steps.append(step)
         if waits and site is not None:
-            self._waiting.append(_Waiting(position, Moment.of(site.nearest), call, over=False))
+            self._waiting.append(Waiting(position, Moment.of(site.nearest), call, over=False))
         scope = Scope(position, id(barrier), call, self.ledger.before(call.operands), not step.library, node)
         self._scopes.running.append(scope)
         return scope
@@ -170,7 +153,7 @@ class Log:
         site = self._scopes.site(frame)
         if site is not None and site.own and site.library is None:
             place, node = self._places.find(site.frame)
-            if node is not None and _is_of(node, call):
+            if node is not None and is_of(node, call):
                 self._name_operands(place, node, call, -1)
 
     def fail(self, error: Exception, call: Call, frame: FrameType) -> None:
@@ -180,8 +163,8 @@ class Log:
         site = self._scopes.site(frame)
         place, node = self._places.find(site.nearest) if site is not None else (None, None)
         names = {}
-        if node is not None and _is_of(node, call):
-            names = _by_tensor(_variables(node, call))
+        if node is not None and is_of(node, call):
+            names = by_tensor(variables(node, call))
         own = all_of_it = _is_own(site)
         given: dict[int, str] = {}
         if site is not None and site.own:
@@ -191,7 +174,7 @@ class Log:
             caller = next((at for at in range(len(running) - 1, -1, -1) if running[at].own), None)
             if caller is not None:
                 place, outer = self.steps[running[caller].position].place, running[caller]
-                given = _by_tensor(_variables(outer.node, outer.call)) if outer.node is not None else {}
+                given = by_tensor(variables(outer.node, outer.call)) if outer.node is not None else {}
                 all_of_it = does_no_more([scope.call.name for scope in running[caller:]], call.name)
         parameters = parameter_names(call.func, call.args, call.keywords)
         operands = []
@@ -255,7 +238,7 @@ class Log:
     def _look_up(self, step: RawStep, at: Moment | FrameType, call: Call) -> ast.AST | None:
         """Find the step's place, and name its operands by their variables; return the node where that is the call."""
         step.place, node = self._places.find(at)
-        if node is None or not _is_of(node, call):
+        if node is None or not is_of(node, call):
             return None
         self._name_operands(step.place, node, call, self._since(step))
         return node
@@ -270,7 +253,7 @@ class Log:
         return step.parent if self.steps[step.parent].composite != "call" else len(self.steps)
 
     def _name_operands(self, place: Place, node: ast.AST, call: Call, since: int) -> None:
-        for name, tensor in _variables(node, call):
+        for name, tensor in variables(node, call):
             if name not in place.passing:
                 self._names.give_by_use(tensor, name, since)
 
@@ -278,7 +261,7 @@ class Log:
         """Name what a call has made by what it is assigned to, or by the variable that it wrote to."""
         if step.place is not None:
             self._names.assign(step.place, result)
-            for name, tensor in _variables(node, call) if written is not None else ():
+            for name, tensor in variables(node, call) if written is not None else ():
                 if tensor is written and name not in step.place.passing:
                     self._names.give(tensor, name)
 
@@ -301,20 +284,3 @@ class Log:
 def _is_own(site: Site | None) -> bool:
     """Say whether a call stands in the traced code's own source."""
     return site is not None and site.own and site.library is None
-
-
-def _is_of(node: ast.AST, call: Call) -> bool:
-    """Say whether the node is the call itself, and not that of something which makes it, as `sum(rows)` does."""
-    if not call.is_module and call.opaque is None:
-        return calls_itself(node, call.name)
-    return isinstance(node, ast.Call) and not hasattr(builtins, getattr(node.func, "id", ""))
-
-
-def _by_tensor(variables: list[tuple[str, Tensor]]) -> dict[int, str]:
-    """Return each tensor's first variable, by the tensor's id."""
-    return {id(tensor): name for name, tensor in reversed(variables)}
-
-
-def _variables(node: ast.AST, call: Call) -> list[tuple[str, Tensor]]:
-    method = not call.is_module and takes_receiver(call.func)
-    return plain_variables(node, method, call.args, call.keywords)

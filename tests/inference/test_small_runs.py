@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from attnshape.inference import vary, witness
+from attnshape.inference import small_runs, witness
 from attnshape.inference.constraint import Multiple
 from attnshape.inference.plan import Plan
+from attnshape.inference.small_runs import SmallRuns
 from attnshape.inference.vary import Explorer
 from attnshape.sizes import resolve
 from attnshape.tracing.raw import RawStep, RawTrace
@@ -51,13 +52,13 @@ def taken(count):
 
 
 def test_no_more_is_tried_than_a_number_of_steps(monkeypatch):
-    monkeypatch.setattr(vary, "_MOST_STEPS", 5000)
+    monkeypatch.setattr(small_runs, "_MOST_STEPS", 5000)
     runs: list[Mapping[str, int]] = []
 
     def attempt(numbers: Mapping[str, int]) -> RawTrace:
         runs.append(numbers)
         return taken(900 + len(runs))  # never the same steps
 
-    found = Explorer(attempt).vary(plan(("B", "L", "H", "D")), taken(800))
+    found = Explorer(SmallRuns(attempt)).vary(plan(("B", "L", "H", "D")), taken(800))
     assert not found.complete
     assert 5 <= len(runs) <= 12

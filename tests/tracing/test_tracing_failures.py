@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from attnshape.tracing import call as call_module
-from attnshape.tracing import log as log_module
+from attnshape.tracing import written
 from attnshape.tracing.names import Names
 from attnshape.tracing.places import Places
 from attnshape.tracing.runner import Runnable, record
@@ -118,8 +118,8 @@ class _OfItsOwnError(Exception):
         (Ledger, "reference"),
         (Names, "give"),
         (call_module, "operation_name"),
-        (log_module, "plain_variables"),
-        (log_module, "calls_itself"),
+        (written, "plain_variables"),
+        (written, "calls_itself"),
     ],
 )
 def test_a_failing_recorder_changes_no_result(owner, attribute, monkeypatch):
