@@ -47,7 +47,7 @@ class Axis(Struct, frozen=True, omit_defaults=True):
     unexplained: bool = False
     """Whether a number isn't known to be a constant: it moved with the sizes, or there was one run only."""
     where: str | None = None
-    """The comparison of two sizes under which the expression holds, such as `W <= L`; None where it always does."""
+    """The comparison under which the expression holds, such as `W <= L` or `D >= 128`; None where it always does."""
 
 
 class Storage(Struct, frozen=True):

@@ -132,8 +132,8 @@ def _default(letter: str, numbers: dict[str, Size]) -> int:
 
 
 def _key_value_heads(letters: set[str], numbers: dict[str, Size]) -> None:
-    """H = G*Hkv where key/value heads are in use."""
-    if "Hkv" not in letters and "G" not in letters:
+    """H = G*Hkv where key/value heads are in use beside others."""
+    if "G" not in letters and not {"H", "Hkv"} <= letters:
         return
     letters |= {"H", "Hkv", "G"}
     if {"H", "Hkv", "G"} <= numbers.keys():

@@ -42,6 +42,15 @@ class Multiple:
         part = self.factor * (numbers[self.other] if self.other is not None else 1)
         return {**numbers, self.symbol: -(-numbers[self.symbol] // part) * part}
 
+    def beside(self, numbers: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Yield numbers that meet it, with the symbol's a little larger, so that it is no multiple any more.
+
+        Half of a number one larger than a multiple of 4 is even too, when it is rounded down: one is not enough.
+        """
+        within = {1, 2, 3, self.factor // 2, self.factor - 1} & set(range(1, self.factor))
+        for more in sorted(within) if self.other is None else (1, 2, 3):
+            yield {**numbers, self.symbol: numbers[self.symbol] + more}
+
     def __str__(self) -> str:
         if self.other is None:
             return f"{self.symbol} even" if self.factor == 2 else f"{self.factor} divides {self.symbol}"

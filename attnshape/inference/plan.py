@@ -109,7 +109,21 @@ class Plan:
 
     def weight(self, name: str) -> int:
         """Return the power in which an unknown is part of the largest tensor, 1 where that isn't known."""
-        return self.weights.get(name, self.weights.get(name.partition("/")[0], 1))
+        if not self.weights:
+            return 1
+        if any("/" in known for known in self.weights):
+            return self.weights.get(name, 1)
+        # known of the sizes themselves: a factor of several is part of each
+        return sum(
+            self.weights.get(letter, 0) * dict(symbol.powers).get(name, 0)
+            for letter, symbol in self.symbols.items()
+            if letter in self.sizes.independent
+        )
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the first rounds make tensors too large to run often."""
+        return any(self.elements(self.primes(round_)) > _TOO_MANY_ELEMENTS for round_ in range(3))
 
     def elements(self, chosen: Mapping[str, int]) -> int:
         """Return how many elements the largest tensor may have where the unknowns have these numbers.

@@ -25,6 +25,8 @@ _STEPS_OF_A_RUN = 100
 in steps, so that what is found doesn't depend on how busy the machine is."""
 _PATIENCE = 60.0
 """Seconds after which nothing further is tried, however few the steps."""
+_LONG, _MOST_LONG = 2.0, 6
+"""Seconds that make a run a long one, and how many of these there may be."""
 _MANY = 10**5
 _FAR_TOO_MANY = 3 * 10**7
 """Elements of a tensor that are not tried, as where one prime must be above the product of others."""
@@ -52,6 +54,7 @@ class SmallRuns:
         self._done: dict[tuple[tuple[str, int], ...], RawTrace] = {}
         self._folding: Folding | None = None
         self._steps = 0
+        self._long: set[tuple[tuple[str, int], ...]] = set()
         self._deadline = time.monotonic() + _PATIENCE
 
     def run(self, plan: Plan, round_: int) -> RawTrace:
@@ -64,15 +67,22 @@ class SmallRuns:
         if key not in self._done:
             self._runs += 1
             self._doing(f"{self.aim}run {self._runs} at small sizes")
+            started = time.monotonic()
             run = self._attempt(numbers)
+            if time.monotonic() - started > _LONG:
+                self._long.add(key)
             self._steps += _STEPS_OF_A_RUN + len(run.steps)
             self._done[key] = self.folded(run)
         return self._done[key]
 
+    def fails(self, numbers: Mapping[str, int]) -> bool:
+        """Say whether the target fails at these sizes, and was not only ended because it took long."""
+        return self.at(numbers).failure is not None and tuple(numbers.items()) not in self._long
+
     @property
     def spent(self) -> bool:
         """Whether nothing further is to be tried."""
-        return self._steps > _MOST_STEPS or time.monotonic() > self._deadline
+        return self._steps > _MOST_STEPS or len(self._long) > _MOST_LONG or time.monotonic() > self._deadline
 
     def weighed(self, plan: Plan) -> Plan:
         """Return the plan with the power in which each unknown is part of the largest tensor of its first round."""
@@ -82,17 +92,22 @@ class SmallRuns:
         return replace(plan, weights=self._weights(plan, plan.primes(0)))
 
     def _weights(self, plan: Plan, primes: Mapping[str, int]) -> dict[str, int]:
+        weights, rest = self._explained(plan, primes)
+        if rest <= _UNEXPLAINED:
+            return weights
+        # a length that was rounded is no factor any more
+        return {name: weight + (weight > 0 and is_length(name)) for name, weight in weights.items()}
+
+    def _explained(self, plan: Plan, primes: Mapping[str, int]) -> tuple[dict[str, int], float]:
+        """Return the power of each unknown in the largest tensor, and the factor that these don't explain."""
         if len(primes) != len(plan.unknowns):
-            return {}
+            return {}, 1
         tensors = [output.tensor for step in self.at(plan.at(primes)).steps for output in step.outputs]
         if not tensors:
-            return {}
+            return {}, 1
         largest = max(math.prod(tensor.shape) for tensor in tensors)
         weights = {name: multiplicity(largest, prime) for name, prime in primes.items()}
-        if largest > _UNEXPLAINED * math.prod(primes[name] ** weight for name, weight in weights.items()):
-            # a length that was rounded is no factor any more
-            weights = {name: weight + (weight > 0 and is_length(name)) for name, weight in weights.items()}
-        return weights
+        return weights, largest / math.prod(primes[name] ** weight for name, weight in weights.items())
 
     def fold_loops(self, runs: Sequence[RawTrace]) -> bool:
         """Say whether the runs are one but for the turns of loops; from now on these are folded."""
@@ -114,8 +129,14 @@ class SmallRuns:
         return self._folding.fold(run) if self._folding is not None else run
 
     def weighed_again(self, plan: Plan) -> Plan:
-        """Return the plan weighed by what its first round does; constraints may have let it go further."""
-        return replace(plan, weights=self._weights(plan, plan.primes(0)))
+        """Return the plan weighed by what its first rounds do; constraints may have let it go further."""
+        weights = self._weights(plan, plan.primes(0))
+        (_, rest), (_, other) = (self._explained(plan, plan.primes(round_)) for round_ in range(2))
+        if rest > _UNEXPLAINED and rest != other and not any(weights[name] for name in weights if is_length(name)):
+            # with a token more than a length says, as in W*W+1, any length may have made all of it
+            grown = {name: round(math.log(rest, prime)) for name, prime in plan.primes(0).items() if is_length(name)}
+            weights |= grown
+        return replace(plan, weights=weights)
 
     def try_plan(self, plan: Plan, actual: RawTrace) -> Variation:
         """Return how far the rounds of a plan take the user's steps."""

@@ -30,7 +30,7 @@ class Formula:
     missed: bool = False
     """Whether the number moved with the sizes and no formula gave it, or is known from one run only."""
     where: str | None = None
-    """The comparison of two sizes under which it holds; None where it holds at all sizes."""
+    """The comparison of a size with another, or a number, under which it holds; None where it holds at all sizes."""
 
 
 class Solver:
@@ -174,13 +174,21 @@ class Solver:
         bases = self._distinct([*self._plan.symbols, *self._sums])
         products = [f"{one}*{other}" for one, other in itertools.combinations_with_replacement(self._plan.symbols, 2)]
         more = self._distinct([*self._plan.symbols, *self._ratios, *products])
+        rounded = [f"({text})" for text in self._sums if "//" in text]
+        larger = self._distinct(
+            "*".join(factors)
+            for factors in (
+                *itertools.combinations_with_replacement(self._plan.symbols, 3),
+                *itertools.combinations_with_replacement(rounded, 2),
+            )
+        )
         kinds: tuple[Callable[[Values], Iterator[str]], ...] = (
             lambda values: itertools.chain(
                 sums(values, terms, 1), sums(values, terms, 2), roundings(values, symbols, ())
             ),
             lambda values: roundings(values, bases, bases),
             lambda values: itertools.chain(sums(values, more, 1), sums(values, more, 2)),
-            lambda values: sums(values, terms, 3),
+            lambda values: itertools.chain(sums(values, larger, 1), sums(values, terms, 3)),
         )
         for kind in kinds:
             yield [_times(divisor, inner) for divisor, values in quotients for inner in kind(values)]

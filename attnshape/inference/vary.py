@@ -54,25 +54,32 @@ class Explorer:
 
     def _fails(self, witnessed: Variation, actual: RawTrace) -> bool:
         """Say whether the target fails at some sizes, and not at the user's."""
-        failed = any(self._runs.at(numbers).failure is not None for numbers in witnessed.others)
+        failed = any(map(self._runs.fails, witnessed.others))
         return witnessed.complete and actual.failure is None and failed
 
     def _explained(self, witnessed: Variation, actual: RawTrace) -> Variation | None:
         """Return the variation with the multiple without which runs fail; all primes may have been 1 above one."""
         sizes = witnessed.plan.sizes
-        failed = [numbers for numbers in witnessed.others if self._runs.at(numbers).failure is not None]
+        failed = [numbers for numbers in witnessed.others if self._runs.fails(numbers)]
         multiples = [c for c in candidates(sizes, witnessed.plan.constraints) if isinstance(c, Multiple)]
         # first those of numbers alone: what needs an even number often takes a multiple of an even size too
         for constraint in sorted(multiples, key=lambda multiple: multiple.other is not None):
             if self._runs.spent:
                 break
             met = [constraint.next(numbers) for numbers in failed]
-            runs = (self._runs.at(sizes.at({letter: one[letter] for letter in sizes.independent})) for one in met)
-            if all(run.failure is None and same(run, actual) for run in runs):
+            plan = witnessed.plan
+            if all(self._takes(one, plan, actual) for one in met) and not any(
+                all(self._takes(beside, plan, actual) for beside in constraint.beside(one)) for one in met
+            ):
                 found = self._runs.try_plan(_with(witnessed.plan, constraint), actual)
                 if found.complete:
                     return self._with_witnesses(found, actual)
         return None
+
+    def _takes(self, numbers: Mapping[str, int], plan: Plan, actual: RawTrace) -> bool:
+        """Say whether the target takes the user's steps at these sizes."""
+        run = self._runs.at(self._free(numbers, plan))
+        return run.failure is None and same(run, actual)
 
     def _runs_to_fold(self, plan: Plan) -> Iterator[Sequence[RawTrace]]:
         """Yield two runs; where they fail, two at multiples too, at which the loops behind may be reached."""
@@ -158,21 +165,24 @@ class Explorer:
         matter = {symbol for symbol, found in tried if found.complete or found.common > best.common}
         for constraint in candidates(plan.sizes, plan.constraints):
             if not matter or constraint.symbol in matter:
-                yield _with(plan, constraint)
+                stricter = _with(plan, constraint)
+                # the order is given up where it makes the runs too large
+                yield replace(stricter, ordered=stricter.ordered and not stricter.is_large)
 
     def _only_larger(self, found: Variation, added: Constraint, actual: RawTrace) -> bool:
         """Say whether a multiple helps only by its size: the next numbers, no multiples, take the same steps."""
         if not isinstance(added, Multiple):
             return False
         numbers = found.plan.numbers(0)
-        sizes = found.plan.sizes
-        # half of a number one larger than a multiple of 4 is even too, when it is rounded down
-        within = {1, 2, 3, added.factor // 2, added.factor - 1} & set(range(1, added.factor))
-        for more in sorted(within if added.other is None else {1, 2, 3}):
-            beside = {letter: numbers[letter] + more * (letter == added.symbol) for letter in sizes.independent}
-            if common_steps(self._runs.at(sizes.at(beside)), actual) < found.common:
-                return False
-        return True
+        return all(
+            common_steps(self._runs.at(self._free(beside, found.plan)), actual) >= found.common
+            for beside in added.beside(numbers)
+        )
+
+    @staticmethod
+    def _free(numbers: Mapping[str, int], plan: Plan) -> dict[str, int]:
+        """Return all sizes where the independent ones have these numbers."""
+        return plan.sizes.at({letter: numbers[letter] for letter in plan.sizes.independent})
 
     def _free_from_fixed(self, best: Variation, actual: RawTrace) -> Variation:
         """Fix all sizes, then free one after the other while the steps stay the same."""

@@ -12,6 +12,8 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 _SECONDS, _TIMES, _LESS = 10.0, 3.0, 4
+_LEAST = 2.0
+"""Seconds that every run may take: what takes long at large sizes must not end those at small ones."""
 _AGAIN = 0.5
 """Seconds after which a run is told once more, where its code caught the exception."""
 
@@ -50,7 +52,7 @@ class Patience:
                 yield
         finally:
             if time.monotonic() - started >= self._seconds:
-                self._seconds /= _LESS
+                self._seconds = max(self._seconds / _LESS, _LEAST)
 
 
 @contextlib.contextmanager
