@@ -45,7 +45,7 @@ class Axis(Struct, frozen=True, omit_defaults=True):
     expression: str
     known: Known
     unexplained: bool = False
-    """Whether a number isn't known to be a constant: it moved with the sizes, or there was one run only."""
+    """Whether a number isn't known to be a constant: it moved with the sizes, or some size didn't vary."""
     where: str | None = None
     """The comparison under which the expression holds, such as `W <= L` or `D >= 128`; None where it always does."""
 

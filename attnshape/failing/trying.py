@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnshape.failing.finding import Candidate
 from attnshape.failing.scene import Scene, numel
-from attnshape.inference.solve import matched
+from attnshape.inference.formula import matched
 from attnshape.tracing.raw import Opaque, RawCall, RawFailure, RawTensor, Slot
 
 _MOST_ELEMENTS = 2**20

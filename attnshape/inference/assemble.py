@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from attnshape.inference.solve import Formula, Solver, matched
+from attnshape.inference.formula import Formula, matched
+from attnshape.inference.solve import Solver
 from attnshape.inference.variation import Variation
 from attnshape.model import Axis, Loop, NamedTensor, Reference, Source, Step, Storage, TargetOutput, TensorRecord
 from attnshape.paths import display_path
@@ -113,7 +114,9 @@ class _Assembler:
             shape=tensor.shape,
             stride=tensor.stride,
             offset=tensor.offset,
-            axes=tuple(Axis(formula.text, formula.known, formula.missed, formula.where) for formula in axes),
+            axes=tuple(
+                Axis(formula.text, formula.known, formula.missed or formula.doubtful, formula.where) for formula in axes
+            ),
             strides=tuple(strides),
             contiguous=tensor.contiguous,
             bytes=tensor.itemsize * math.prod(tensor.shape),

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnshape.inference.assemble import reference_tensor
-from attnshape.inference.solve import Formula, Solver, matched
+from attnshape.inference.formula import Formula, matched
+from attnshape.inference.solve import Solver
 from attnshape.inference.variation import Variation
 from attnshape.model import Axis, NamedTensor, Step, Storage, TensorRecord
 from attnshape.tracing.raw import RawFailure, RawTensor

@@ -7,30 +7,17 @@ import itertools
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from attnshape import axis
+from attnshape.inference.formula import Formula
 from attnshape.inference.linear import sums
 from attnshape.inference.monomial import factor, unknown, written
 from attnshape.inference.plan import Plan
 from attnshape.inference.rounding import roundings
-from attnshape.model import Known
 
 Values = tuple[int, ...]
 _ADDED = re.compile(r"[+-]\d+$")
-
-
-@dataclass(frozen=True)
-class Formula:
-    """An expression, and how it is known."""
-
-    text: str
-    known: Known
-    missed: bool = False
-    """Whether the number moved with the sizes and no formula gave it, or is known from one run only."""
-    where: str | None = None
-    """The comparison of a size with another, or a number, under which it holds; None where it holds at all sizes."""
 
 
 class Solver:
@@ -59,6 +46,7 @@ class Solver:
         still = [letter for letter in actual if all(numbers[letter] == actual[letter] for numbers in self._runs)]
         sizes = [actual[letter] for letter in still]
         self._still = {actual[letter]: letter for letter in still if sizes.count(actual[letter]) == 1}
+        self._any_still = any(size > 1 for size in sizes)
         self._found: dict[tuple[Values, int], Formula] = {}
         self._sums: dict[str, Values] = {
             letter: self._at(letter)
@@ -91,7 +79,9 @@ class Solver:
             # among small sizes int(L**0.5) is a constant too
             self.unsure = self.unsure or actual > 1
             label = self._still.get(actual) if actual > 1 else None
-            return Formula(label, "matched") if label else Formula(str(actual), "literal")
+            if label:
+                return Formula(label, "matched")
+            return Formula(str(actual), "literal", doubtful=self._any_still and actual > 1)
         seen = (*values, actual)
         product = self.product(values[: len(self._primes)])
         if product is not None and self._gives(product, seen):
@@ -289,11 +279,3 @@ def _primes_between(low: int, high: int) -> list[int]:
 def _times(divisor: str, inner: str) -> tuple[str, str]:
     """Return the formula of a product with a sum, and the sum."""
     return (inner if divisor == "1" else f"{divisor}*({inner})", inner)
-
-
-def matched(actual: int, sizes: Mapping[str, int]) -> Formula:
-    """Return what can be said of an axis from one run alone: that it equals exactly one size, or its number."""
-    equal = [letter for letter, size in sizes.items() if size == actual]
-    return (
-        Formula(equal[0], "matched") if actual > 1 and len(equal) == 1 else Formula(str(actual), "literal", missed=True)
-    )

@@ -68,7 +68,7 @@ def footer(trace: Trace, shown: int) -> tuple[Remark, ...]:
     ]
     remarks += [Remark(_turns(loop)) for loop in trace.loops]
     if trace.preconditions:
-        remarks.append(Remark("runs only where " + ", ".join(map(visible, trace.preconditions))))
+        remarks.append(Remark("takes these steps only where " + ", ".join(map(visible, trace.preconditions))))
     remarks += [Remark(f"note: {visible(note)}") for note in trace.notes]
     if not trace.complete and not trace.failure:
         remarks.append(Remark("incomplete: not every step of the run is in this trace", "bad"))

@@ -196,3 +196,10 @@ def test_sizes_as_typed():
 def test_a_width_that_follows_is_no_larger_than_can_be():
     with pytest.raises(AttnshapeError, match="more than any tensor's axis"):
         resolve({"H", "Dk"}, {"H": 2**30, "Dk": 2**30}, {})
+
+
+def test_key_value_heads_alone_follow_from_nothing():
+    sizes = resolve({"B", "Hkv", "L", "Dk"}, {"Hkv": 3}, {})
+    assert "H" not in sizes.records
+    assert "G" not in sizes.records
+    assert sizes.numbers["Hkv"] == 3

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from attnshape import axis
 from attnshape.inference.constraint import Equal, Fixed, Multiple
+from attnshape.inference.formula import matched
 from attnshape.inference.plan import Plan
-from attnshape.inference.solve import Solver, matched
+from attnshape.inference.solve import Solver
 from attnshape.model import Size
 from attnshape.sizes import Sizes
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from attnshape.axis import parse
 from tests.tracing.traced_source import step_named, trace
 
 
@@ -192,3 +193,30 @@ def test_a_multiple_of_a_size_that_only_its_factor_needs(tmp_path):
     source = "def f(x, y):\n    a = x.view(x.shape[0], -1, 4)\n    return a, y"
     made = trace(tmp_path, source, "x: L Dk", "y: B", B=2, Dk=16, L=3)
     assert made.preconditions == ("4 divides Dk",)
+
+
+def test_a_number_is_no_constant_where_a_size_that_may_make_it_did_not_vary(tmp_path):
+    source = """
+    def f(x, w):
+        assert w.shape[0] == 3
+        a = torch.zeros(x.shape[0], w.shape[0] + 1, 1)
+        return a
+    """
+    made = trace(tmp_path, source, "x: L", "w: W", W=3)
+    found = step_named(made, "a").outputs[0].tensor.axes
+    assert [(axis.expression, axis.unexplained) for axis in found] == [("L", False), ("4", True), ("1", False)]
+
+
+def test_a_token_more_than_a_product_of_lengths_says(tmp_path):
+    source = """
+    def f(x):
+        rows, columns = x.shape[1], x.shape[2]
+        a = torch.zeros(x.shape[0], 1 + rows * rows * columns)
+        b = torch.zeros(-(-rows // 2), columns // 3)
+        c = torch.zeros(-(-rows // 2) * (columns // 3) + 1)
+        return a, b, c
+    """
+    made = trace(tmp_path, source, "x: B Lq Lk", Lq=7, Lk=10)
+    for name, place, expected in (("a", 1, 1 + 9 * 9 * 14), ("b", 0, 5), ("b", 1, 4), ("c", 0, 5 * 4 + 1)):
+        text, known = axes(made, name)[place]
+        assert (parse(text).evaluate({"Lq": 9, "Lk": 14}), known) == (expected, PROVED)
