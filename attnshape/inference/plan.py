@@ -20,7 +20,7 @@ _WIDEST = 1000
 _MOST_ELEMENTS = 10**6
 """What a size, and the largest tensor, may come to in a small run before another order of the primes is chosen."""
 
-_TOO_MANY_ELEMENTS = 5 * 10**6
+TOO_MANY_ELEMENTS = 5 * 10**6
 """Of the largest tensor, above which every prime is one lower."""
 
 _PLACES: tuple[Callable[[int], int], ...] = (
@@ -123,7 +123,7 @@ class Plan:
     @property
     def is_large(self) -> bool:
         """Whether the first rounds make tensors too large to run often."""
-        return any(self.elements(self.primes(round_)) > _TOO_MANY_ELEMENTS for round_ in range(3))
+        return any(self.elements(self.primes(round_)) > TOO_MANY_ELEMENTS for round_ in range(3))
 
     def elements(self, chosen: Mapping[str, int]) -> int:
         """Return how many elements the largest tensor may have where the unknowns have these numbers.
@@ -156,7 +156,7 @@ class Plan:
                     last = max(last, sum(chosen.values()))
             last = max(_prime_after(last), _prime(_PLACES[round_ % len(_PLACES)](position)))
             chosen[name] = last
-        if self.elements(chosen) > _TOO_MANY_ELEMENTS:
+        if self.elements(chosen) > TOO_MANY_ELEMENTS:
             # one prime lower each; with 3 among them only where it must be
             return {name: _prime_before(prime) for name, prime in chosen.items()}
         return chosen

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from attnshape.inference.loops import Folding, folding
 from attnshape.inference.monomial import multiplicity
-from attnshape.inference.plan import Plan
+from attnshape.inference.plan import TOO_MANY_ELEMENTS, Plan
 from attnshape.inference.variation import Variation, common_steps, same
 from attnshape.inference.witness import is_length
 from attnshape.tracing.raw import RawTrace
@@ -102,10 +102,9 @@ class SmallRuns:
         """Return the power of each unknown in the largest tensor, and the factor that these don't explain."""
         if len(primes) != len(plan.unknowns):
             return {}, 1
-        tensors = [output.tensor for step in self.at(plan.at(primes)).steps for output in step.outputs]
-        if not tensors:
+        largest = _elements(self.at(plan.at(primes)))
+        if not largest:
             return {}, 1
-        largest = max(math.prod(tensor.shape) for tensor in tensors)
         weights = {name: multiplicity(largest, prime) for name, prime in primes.items()}
         return weights, largest / math.prod(primes[name] ** weight for name, weight in weights.items())
 
@@ -148,6 +147,11 @@ class SmallRuns:
                 complete, shared = False, 0
                 break
             run = self.run(plan, round_)
+            if round_ == 0 and same(run, actual) and _elements(run) > TOO_MANY_ELEMENTS:
+                # with a constraint met it goes further than what the plan was weighed by
+                weights = self._weights(plan, plan.primes(0))
+                if weights != plan.weights:
+                    return self.try_plan(replace(plan, weights=weights, ordered=False), actual)
             runs.append(run)
             shared = min(shared, common_steps(run, actual))
             complete = complete and same(run, actual)
@@ -162,3 +166,8 @@ class SmallRuns:
     def forget(self) -> None:
         """Run everything anew."""
         self._done.clear()
+
+
+def _elements(run: RawTrace) -> int:
+    """Return how many elements the largest tensor of a run has."""
+    return max((math.prod(output.tensor.shape) for step in run.steps for output in step.outputs), default=0)
