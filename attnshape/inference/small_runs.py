@@ -139,6 +139,7 @@ class SmallRuns:
 
     def try_plan(self, plan: Plan, actual: RawTrace) -> Variation:
         """Return how far the rounds of a plan take the user's steps."""
+        plan = self._weighed_by_itself(plan, actual)
         runs: list[RawTrace] = []
         shared = len(actual.steps)
         complete = True
@@ -147,17 +148,21 @@ class SmallRuns:
                 complete, shared = False, 0
                 break
             run = self.run(plan, round_)
-            if round_ == 0 and same(run, actual) and _elements(run) > TOO_MANY_ELEMENTS:
-                # with a constraint met it goes further than what the plan was weighed by
-                weights = self._weights(plan, plan.primes(0))
-                if weights != plan.weights:
-                    return self.try_plan(replace(plan, weights=weights, ordered=False), actual)
             runs.append(run)
             shared = min(shared, common_steps(run, actual))
             complete = complete and same(run, actual)
             if not complete:
                 break
         return Variation(plan, actual, tuple(runs), shared, complete)
+
+    def _weighed_by_itself(self, plan: Plan, actual: RawTrace) -> Plan:
+        """Return the plan weighed by its own first run, where a constraint lets this go further and be large."""
+        if not plan.constraints or self.is_far_too_large(plan, 0):
+            return plan
+        run = self.run(plan, 0)
+        if not same(run, actual) or _elements(run) <= TOO_MANY_ELEMENTS:
+            return plan
+        return replace(plan, weights=self._weights(plan, plan.primes(0)), ordered=False)
 
     def is_far_too_large(self, plan: Plan, round_: int) -> bool:
         """Say whether a round of a plan makes tensors too large to try."""
