@@ -7,6 +7,7 @@ import re
 from attnshape.failing.finding import Finding
 from attnshape.failing.scene import Scene, integers
 from attnshape.failing.words import axes, counted, joined, place, quoted, size
+from attnshape.inference.kinds import operation_name
 
 _SPLITS = ("split", "chunk", "tensor_split")
 _TOO_MANY = re.compile(r"too many values to unpack \(expected (\d+)")
@@ -62,7 +63,7 @@ def _parts(scene: Scene, names: str) -> Finding | None:
     if last.source is None or last.source.line != place_.line or last.source.function != place_.function:
         return None
     made = [output.tensor for output in last.outputs]
-    operation = last.operation.rpartition(".")[2]
+    operation = operation_name(last)
     if operation not in (*_SPLITS, "unbind", "split_with_sizes") or f"{operation}(" not in scene.expression:
         return None
     kinds = joined(list(dict.fromkeys(tensor.signature or "a scalar" for tensor in made)))
@@ -76,7 +77,7 @@ def uneven_parts(scene: Scene) -> str | None:
         while of is not None and of.step is not None:
             step = scene.steps[of.step - 1]
             shapes = [output.tensor.shape for output in step.outputs]
-            if step.operation.rpartition(".")[2] in _SPLITS and _last_is_smaller(shapes):
+            if operation_name(step) in _SPLITS and _last_is_smaller(shapes):
                 (axis,) = (axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1)
                 sizes = joined([str(shape[axis]) for shape in shapes])
                 return f"step {step.index}, {' '.join(step.expression.split())}, gives parts of {sizes}"

@@ -107,21 +107,7 @@ class _Assembler:
             strides = [
                 _product_of(axes[place + 1 :], tensor.shape[place + 1 :], s) for place, s in enumerate(tensor.stride)
             ]
-        return TensorRecord(
-            signature=" ".join(formula.text for formula in axes),
-            dtype=tensor.dtype,
-            device=tensor.device,
-            shape=tensor.shape,
-            stride=tensor.stride,
-            offset=tensor.offset,
-            axes=tuple(
-                Axis(formula.text, formula.known, formula.missed or formula.doubtful, formula.where) for formula in axes
-            ),
-            strides=tuple(strides),
-            contiguous=tensor.contiguous,
-            bytes=tensor.itemsize * math.prod(tensor.shape),
-            storage=Storage(tensor.kind, tensor.of, tensor.root),
-        )
+        return tensor_record(tensor, axes, strides)
 
     def _solve(self, values: Sequence[int], actual: int, where: str | None) -> Formula:
         if not values:
@@ -151,6 +137,25 @@ def assemble(variation: Variation, numbers: Mapping[str, int]) -> Assembled:
         assembler.solver.unsure or bool(assembler.missed),
         tuple(assembler.missed),
         assembler.conditions,
+    )
+
+
+def tensor_record(tensor: RawTensor, axes: Sequence[Formula], strides: Sequence[str]) -> TensorRecord:
+    """Return what was measured of a tensor with the formulas of its axes and strides."""
+    return TensorRecord(
+        signature=" ".join(formula.text for formula in axes),
+        dtype=tensor.dtype,
+        device=tensor.device,
+        shape=tensor.shape,
+        stride=tensor.stride,
+        offset=tensor.offset,
+        axes=tuple(
+            Axis(formula.text, formula.known, formula.missed or formula.doubtful, formula.where) for formula in axes
+        ),
+        strides=tuple(strides),
+        contiguous=tensor.contiguous,
+        bytes=tensor.itemsize * math.prod(tensor.shape),
+        storage=Storage(tensor.kind, tensor.of, tensor.root),
     )
 
 

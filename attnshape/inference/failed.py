@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attnshape.inference.assemble import reference_tensor
+from attnshape.inference.assemble import reference_tensor, tensor_record
 from attnshape.inference.formula import Formula, matched
 from attnshape.inference.solve import Solver
 from attnshape.inference.variation import Variation
-from attnshape.model import Axis, NamedTensor, Step, Storage, TensorRecord
+from attnshape.model import NamedTensor, Step, TensorRecord
 from attnshape.tracing.raw import RawFailure, RawTensor
 
 
@@ -44,23 +43,11 @@ class Alike:
 
     def _record(self, tensor: RawTensor, small: Sequence[RawTensor]) -> TensorRecord:
         axes = [self.formula([one.shape[axis] for one in small], size) for axis, size in enumerate(tensor.shape)]
-        strides = tuple(
+        strides = [
             self.formula([one.stride[axis] for one in small], stride).text if small else str(stride)
             for axis, stride in enumerate(tensor.stride)
-        )
-        return TensorRecord(
-            signature=" ".join(formula.text for formula in axes),
-            dtype=tensor.dtype,
-            device=tensor.device,
-            shape=tensor.shape,
-            stride=tensor.stride,
-            offset=tensor.offset,
-            axes=tuple(Axis(formula.text, formula.known, formula.missed) for formula in axes),
-            strides=strides,
-            contiguous=tensor.contiguous,
-            bytes=tensor.itemsize * math.prod(tensor.shape),
-            storage=Storage(tensor.kind, tensor.of, tensor.root),
-        )
+        ]
+        return tensor_record(tensor, axes, strides)
 
 
 def alike(actual: RawFailure, variation: Variation, numbers: Mapping[str, int]) -> Alike:

@@ -92,11 +92,7 @@ class SmallRuns:
         return replace(plan, weights=self._weights(plan, plan.primes(0)))
 
     def _weights(self, plan: Plan, primes: Mapping[str, int]) -> dict[str, int]:
-        weights, rest = self._explained(plan, primes)
-        if rest <= _UNEXPLAINED:
-            return weights
-        # a length that was rounded is no factor any more
-        return {name: weight + (weight > 0 and is_length(name)) for name, weight in weights.items()}
+        return _with_rounded_lengths(*self._explained(plan, primes))
 
     def _explained(self, plan: Plan, primes: Mapping[str, int]) -> tuple[dict[str, int], float]:
         """Return the power of each unknown in the largest tensor, and the factor that these don't explain."""
@@ -129,13 +125,14 @@ class SmallRuns:
 
     def weighed_again(self, plan: Plan) -> Plan:
         """Return the plan weighed by what its first rounds do; constraints may have let it go further."""
-        weights = self._weights(plan, plan.primes(0))
-        (_, rest), (_, other) = (self._explained(plan, plan.primes(round_)) for round_ in range(2))
-        if rest > _UNEXPLAINED and rest != other and not any(weights[name] for name in weights if is_length(name)):
-            # with a token more than a length says, as in W*W+1, any length may have made all of it
-            grown = {name: round(math.log(rest, prime)) for name, prime in plan.primes(0).items() if is_length(name)}
-            weights |= grown
-        return replace(plan, weights=weights)
+        primes = plan.primes(0)
+        weights, rest = self._explained(plan, primes)
+        if rest > _UNEXPLAINED and not any(weights[name] for name in weights if is_length(name)):
+            # with a token more than a length says, as in W*W+1, any may have made all of what isn't a constant
+            if rest != self._explained(plan, plan.primes(1))[1]:
+                weights |= {name: round(math.log(rest, prime)) for name, prime in primes.items() if is_length(name)}
+            return replace(plan, weights=weights)
+        return replace(plan, weights=_with_rounded_lengths(weights, rest))
 
     def try_plan(self, plan: Plan, actual: RawTrace) -> Variation:
         """Return how far the rounds of a plan take the user's steps."""
@@ -171,6 +168,12 @@ class SmallRuns:
     def forget(self) -> None:
         """Run everything anew."""
         self._done.clear()
+
+
+def _with_rounded_lengths(weights: Mapping[str, int], rest: float) -> dict[str, int]:
+    """Return the powers with one more for lengths where much is left unexplained: one that was rounded is no factor."""
+    rounded = rest > _UNEXPLAINED
+    return {name: weight + (rounded and weight > 0 and is_length(name)) for name, weight in weights.items()}
 
 
 def _elements(run: RawTrace) -> int:

@@ -59,19 +59,18 @@ class Explorer:
 
     def _explained(self, witnessed: Variation, actual: RawTrace) -> Variation | None:
         """Return the variation with the multiple without which runs fail; all primes may have been 1 above one."""
-        sizes = witnessed.plan.sizes
+        plan = witnessed.plan
         failed = [numbers for numbers in witnessed.others if self._runs.fails(numbers)]
-        multiples = [c for c in candidates(sizes, witnessed.plan.constraints) if isinstance(c, Multiple)]
+        multiples = _multiples(plan)
         # first those of numbers alone: what needs an even number often takes a multiple of an even size too
         for constraint in sorted(multiples, key=lambda multiple: multiple.other is not None):
             if self._runs.spent:
                 break
             met = [constraint.next(numbers) for numbers in failed]
-            plan = witnessed.plan
             if all(self._takes(one, plan, actual) for one in met) and not any(
                 all(self._takes(beside, plan, actual) for beside in constraint.beside(one)) for one in met
             ):
-                found = self._runs.try_plan(_with(witnessed.plan, constraint), actual)
+                found = self._runs.try_plan(_with(plan, constraint), actual)
                 if found.complete:
                     return self._with_witnesses(found, actual)
         return None
@@ -83,8 +82,7 @@ class Explorer:
 
     def _runs_to_fold(self, plan: Plan) -> Iterator[Sequence[RawTrace]]:
         """Yield two runs; where they fail, two at multiples too, at which the loops behind may be reached."""
-        multiples = (c for c in candidates(plan.sizes, plan.constraints) if isinstance(c, Multiple) and c.other is None)
-        for tried in (plan, *(_with(plan, constraint) for constraint in multiples)):
+        for tried in (plan, *(_with(plan, multiple) for multiple in _multiples(plan) if multiple.other is None)):
             if self._runs.spent or self._runs.folds:
                 return
             runs = [self._runs.run(tried, round_) for round_ in range(2)]
@@ -147,11 +145,10 @@ class Explorer:
         if not isinstance(last, Multiple) or last.other is None:
             return None
         plan = replace(found.plan, constraints=found.plan.constraints[:-1])
-        for constraint in candidates(plan.sizes, plan.constraints):
-            alone = isinstance(constraint, Multiple) and constraint.other is None
-            if alone and constraint.symbol == last.symbol and not self._runs.spent:
-                weaker = self._runs.try_plan(_with(plan, constraint), actual)
-                if weaker.complete and not self._only_larger(weaker, constraint, actual):
+        for multiple in _multiples(plan):
+            if multiple.other is None and multiple.symbol == last.symbol and not self._runs.spent:
+                weaker = self._runs.try_plan(_with(plan, multiple), actual)
+                if weaker.complete and not self._only_larger(weaker, multiple, actual):
                     return weaker
         return None
 
@@ -213,6 +210,11 @@ class Explorer:
             if freed.complete:
                 return freed
         return None
+
+
+def _multiples(plan: Plan) -> list[Multiple]:
+    """Return the multiples that the user's own sizes meet."""
+    return [c for c in candidates(plan.sizes, plan.constraints) if isinstance(c, Multiple)]
 
 
 def _with(plan: Plan, constraint: Constraint) -> Plan:

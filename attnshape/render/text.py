@@ -72,11 +72,6 @@ def code_cell(text: str) -> str:
     return "&#124;".join(_span(part).replace("|", "\\|") if part else "" for part in parts)
 
 
-def _escaped(char: str) -> str:
-    seen = char.isprintable() and not _VARIANTS.match(char)
-    return char if seen else char.encode("unicode_escape").decode()
-
-
 def _span(part: str) -> str:
     fence = "`" * (1 + max(map(len, re.findall(r"`+", part)), default=0))
     touching = "`" in (part[0], part[-1]) or (part[0] == part[-1] == " " and part.strip() != "")

@@ -89,15 +89,6 @@ def calls_itself(node: ast.AST, operation: str) -> bool:
     return written == operation.rpartition(".")[2]
 
 
-def rearranges(node: ast.AST) -> bool:
-    """Say whether the node calls one of einops' functions that return what their last step made."""
-    if not isinstance(node, ast.Call):
-        return False
-    function = node.func
-    written = function.id if isinstance(function, ast.Name) else getattr(function, "attr", None)
-    return written in {"rearrange", "reduce", "repeat"}
-
-
 def plain_variables(
     node: ast.AST, method: bool, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> list[tuple[str, Tensor]]:
