@@ -67,7 +67,9 @@ def parse_claims(texts: Iterable[str]) -> Claims:
             values["window"] = axis.parse(value)
         elif name == "rope":
             if value not in get_args(Rope):
-                raise AttnshapeError(f"--claim rope={value[:40]}: there are rope=half and rope=interleaved", "say which")
+                raise AttnshapeError(
+                    f"--claim rope={value[:40]!r}: there are two layouts", "rope=half or rope=interleaved"
+                )
             values["rope"] = value
         elif name == "scale":
             if not value:

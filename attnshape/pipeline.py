@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -36,7 +35,7 @@ from attnshape.target.annotations import annotated_result
 from attnshape.target.find import find_target
 from attnshape.target.request import Placement, Request, Target
 from attnshape.tracing.fast_path import Comparison
-from attnshape.tracing.isolation import isolated
+from attnshape.tracing.isolation import isolated, one_thread
 from attnshape.tracing.output import to_standard_error
 from attnshape.tracing.patience import Patience
 from attnshape.tracing.raw import RawFailure, RawTrace
@@ -164,13 +163,13 @@ def _foretell(
     Raises AttnshapeError where the run needs more than is free: nothing has been made at the user's sizes by then.
     """
     if not placement.grad and not worth_foretelling(sizes):
-        return lambda numbers: _small_run(target, numbers, placement, patience, None), None
+        return lambda numbers: small_run(target, numbers, placement, patience, None), None
     # the default trace does without
     from attnshape.memory.forecast import foretell
     from attnshape.memory.refuse import refuse_too_large
     from attnshape.memory.runs import MeteredRuns
 
-    runs = MeteredRuns(lambda numbers, meter: _small_run(target, numbers, placement, patience, meter))
+    runs = MeteredRuns(lambda numbers, meter: small_run(target, numbers, placement, patience, meter))
     forecast = foretell(runs, sizes, placement.device.type == "cuda", placement.grad)
     if forecast is not None and placement.device.type != "meta":
         refuse_too_large(forecast, placement.device)
@@ -198,7 +197,7 @@ def _catalog_is_checked() -> bool:
     return annotations_are_checked()
 
 
-def _small_run(
+def small_run(
     target: Target, numbers: Mapping[str, int], placement: Placement, patience: Patience, meter: Meter | None
 ) -> RawTrace:
     """Run the target at small sizes on the CPU; that it can't be built there is a failure like any other."""
@@ -214,19 +213,8 @@ def _small_run(
     try:
         if meter is not None:  # what kernels take for themselves may depend on their threads
             return patience.run(lambda: record_anew(build, placement.seed, placement.grad, meter.stepped))
-        with _one_thread():
+        with one_thread():
             return patience.run(lambda: record_anew(build, placement.seed, placement.grad))
     except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
         reraise_interruption(error)
         return RawTrace([], [], [], RawFailure(error))
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from more, and on a busy machine threads wait long for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

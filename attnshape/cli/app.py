@@ -8,7 +8,9 @@ import typer
 
 from attnshape import __version__
 from attnshape.cli.catalog import catalog
+from attnshape.cli.check import check
 from attnshape.cli.glossary import glossary
+from attnshape.cli.rule import rule
 from attnshape.cli.show import show
 from attnshape.cli.trace import trace
 from attnshape.errors import ExitStatus
@@ -22,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for verb in (trace, show, catalog, glossary):
+for verb in (trace, check, rule, show, catalog, glossary):
     app.command()(verb)
 
 

@@ -28,6 +28,8 @@ _ALSO_CALLED = {
     "double": "float64",
     "fp64": "float64",
 }
+_OF_ONE_VERB = ("expect", "claim")
+"""What a named target may have for one verb; the others pass over it."""
 _DEVICE = re.compile(r"cpu|meta|cuda(:\d+)?")
 
 
@@ -49,15 +51,26 @@ class Flags:
 
 def combine(target: str | None, flags: Flags, command: str) -> tuple[Request, Settings]:
     """Return what is asked for. Raises AttnshapeError where a flag's value can't be."""
+    return asked(*named(target, flags), command)
+
+
+def named(target: str | None, flags: Flags) -> tuple[str, Flags]:
+    """Return the target and the flags, those of pyproject.toml beneath what is typed where it names the target.
+
+    Raises AttnshapeError where the name is empty, or what pyproject.toml has under it is wrong.
+    """
     if target is not None and not target.strip():
         raise AttnshapeError(
             "the target's name is empty", "leave it out for multi-head, or name one: attnshape catalog"
         )
-    target = target or ""
-    if ":" not in target:
-        entry = named_target(target, tuple(flags.values)) if target else None
-        if entry is not None:
-            flags, target = flags.under(entry), entry["target"][0]
+    if not target or ":" in target:
+        return target or "", flags
+    entry = named_target(target, tuple(dict.fromkeys((*flags.values, *_OF_ONE_VERB))))
+    return (target, flags) if entry is None else (entry["target"][0], flags.under(entry))
+
+
+def asked(target: str, flags: Flags, command: str) -> tuple[Request, Settings]:
+    """Return what is asked for, by flags that `named` returned. Raises AttnshapeError where a flag's value can't be."""
     given = {
         symbol.letter: positive(text, symbol.flag)
         for symbol in SYMBOLS
@@ -78,7 +91,7 @@ def combine(target: str | None, flags: Flags, command: str) -> tuple[Request, Se
         seed=_seed(flags.one("seed") or "0"),
         train=flags.one("train") is not None,
         grad=flags.one("grad") is not None,
-        expect=tuple(flags.values["expect"]),
+        expect=tuple(flags.values.get("expect", [])),
         command=command,
     )
     return request, settings

@@ -13,11 +13,11 @@ _NARROWEST, _USUAL = 40, 100
 _STANDARD = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
-def resolve_format(name: str, output: Path | None) -> str:
-    """Return the format's name; `auto` is a table on a terminal, Markdown in a pipe or a file."""
+def resolve_format(name: str, output: Path | None, on_terminal: str = "table") -> str:
+    """Return the format's name; `auto` is `on_terminal` on a terminal, Markdown in a pipe or a file."""
     if name != "auto":
         return name
-    return "table" if output is None and data_stream().isatty() else "markdown"
+    return on_terminal if output is None and data_stream().isatty() else "markdown"
 
 
 def width() -> int:

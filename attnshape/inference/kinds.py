@@ -15,6 +15,7 @@ TRANSPOSE = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxi
 SPLIT = {"chunk", "split", "unbind", "tensor_split", "split_with_sizes"}
 RESHAPE = {"view", "reshape", "unflatten", "flatten", "view_as", "reshape_as"}
 JOIN = {"cat", "concat", "concatenate"}
+STACK = {"stack", "hstack", "vstack", "dstack", "column_stack"}
 CAST = {"to", "float", "half", "bfloat16", "double", "type", "type_as", "detach", "clone"}
 PARTS = {"__getitem__", "narrow", "select", "index_select"}
 LAYOUT = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from attnshape.claims import claimed_by_case
 from attnshape.dims import BY_LETTER
 from attnshape.ending import reraise_interruption
 from attnshape.errors import AttnshapeError
@@ -144,21 +145,25 @@ def _case_target(request: Request, function: Callable[..., Any]) -> Target:
 
 def from_case(label: str, result: Any, placement: Placement) -> Runnable:
     """Return what a case returned as something to run. Raises AttnshapeError where it returned something else."""
+    claims: Any = None
     match result:
         case (function, args) if callable(function) and isinstance(args, (tuple, list)):
             kwargs: dict[str, Any] = {}
         case (function, args, dict() as kwargs) if callable(function) and isinstance(args, (tuple, list)):
             pass
+        case (function, args, dict() as kwargs, claims) if callable(function) and isinstance(args, (tuple, list)):
+            pass
         case _:
             raise AttnshapeError(
-                f"{label} was called as a case and returned {type(result).__name__}, expected (callable, args) or "
-                "(callable, args, kwargs)",
+                f"{label} was called as a case and returned {type(result).__name__}, expected (callable, args), "
+                "(callable, args, kwargs) or (callable, args, kwargs, claims)",
                 'a function of tensors needs --input for each, for example --input "query: B L D"',
             )
     function = _as_written(function)
     for _, module in modules_within(function):
         place(module, placement)
-    return Runnable(function, place(tuple(args), placement), place(kwargs, placement))
+    said = claimed_by_case(claims, label)
+    return Runnable(function, place(tuple(args), placement), place(kwargs, placement), said)
 
 
 def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> Runnable:

@@ -41,3 +41,14 @@ def seed_all(seed: int) -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from more, and on a busy machine threads wait long for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

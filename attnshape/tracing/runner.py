@@ -35,6 +35,8 @@ class Runnable:
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    claims: tuple[str, ...] = ()
+    """What its case says that it is meant to do."""
 
     def call(self) -> object:
         """Call it, unwatched."""

@@ -1,0 +1,143 @@
+"""What happens to the scores on their way: measured by putting known numbers in their place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attnshape.attention.core import Core
+from attnshape.replaying.bench import Bench, Change, Run
+from attnshape.replaying.replay import Address
+
+HIDES = -1e3
+"""A number that is added to a score, below which the key gets no weight."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What lies between a result and an operand further on, element by element."""
+
+    factor: Tensor
+    """What each element is multiplied by."""
+    added: Tensor
+    """What is added to each element."""
+    source: Tensor
+    """For each element, the flat index of the one that it is made of; -1 where none could be told."""
+    elementwise: bool
+    """Whether each element is a multiple of one other, plus what doesn't depend on it."""
+
+    @property
+    def known(self) -> Tensor:
+        """Where the factor could be told."""
+        return torch.isfinite(self.factor) & (self.factor != 0)
+
+    @cached_property
+    def one_factor(self) -> float | None:
+        """The factor, where it is the same everywhere."""
+        factors = self.factor[self.known]
+        if not factors.numel() or not bool(torch.isclose(factors, factors[0], rtol=1e-6).all()):
+            return None
+        return float(factors[0])
+
+    @property
+    def hidden(self) -> Tensor:
+        """Where what is added leaves no weight."""
+        return ~(self.added > HIDES)
+
+
+def ways(bench: Bench, starts: list[Address], read: list[tuple[int, int]]) -> list[Way | None]:
+    """Return the way from each result to an operand of a later call, given by the call's number and the place.
+
+    All are measured in the same four runs, since none lies on another's way.
+    """
+
+    def with_all(make: object) -> Run:
+        return bench.run(Change(results=dict.fromkeys(starts, make)))  # type: ignore[dict-item]
+
+    zeros, ones, twos = (with_all(lambda t, n=n: torch.full_like(t, n)) for n in (0.0, 1.0, 2.0))
+    flat = with_all(lambda t: torch.arange(t.numel(), dtype=t.dtype).reshape(t.shape))
+    found: list[Way | None] = []
+    for start, (order, place) in zip(starts, read, strict=True):
+        runs = (zeros, ones, twos, flat)
+        if not all(
+            len(run.events) >= order and run.events[order - 1].operation == bench.base.events[order - 1].operation
+            for run in runs
+        ):
+            found.append(None)
+            continue
+        found.append(_way(bench.base.value(start), *(run.events[order - 1].given[place] for run in runs)))
+    return found
+
+
+def _way(start: Tensor, zero: Tensor, one: Tensor, two: Tensor, flat: Tensor) -> Way:
+    zero, one, two, flat = (tensor.double() for tensor in (zero, one, two, flat))
+    hidden = ~(zero > HIDES)
+    factor = (one - zero).masked_fill(hidden, torch.nan)
+    straight = torch.isclose(two - zero, 2 * factor, rtol=1e-4, atol=1e-7) | hidden
+    source = (flat - zero) / factor
+    whole = source.round()
+    certain = torch.isfinite(source) & torch.isclose(source, whole, rtol=1e-6, atol=1e-3)
+    certain &= (whole >= 0) & (whole < start.numel())
+    index = torch.where(certain, whole, torch.full_like(whole, -1)).nan_to_num(-1).long()
+    seen = torch.isfinite(factor) & (factor != 0)
+    return Way(factor, zero, index, bool(straight.all()) and bool((certain | ~seen).all()))
+
+
+def axis_behind(way: Way, start: tuple[int, ...], axis: int) -> int | None:
+    """Return which axis of the operand a way leads to stands for an axis of the result that it starts from."""
+    for candidate in range(way.source.ndim):
+        if way.source.shape[candidate] != start[axis]:
+            continue
+        places = torch.stack(torch.unravel_index(way.source.clamp(min=0), start))
+        known = way.source >= 0
+        along = torch.arange(start[axis]).reshape([-1 if a == candidate else 1 for a in range(way.source.ndim)])
+        if bool(known.any()) and bool((places[axis] == along)[known].all()):
+            return candidate
+    return None
+
+
+@dataclass(frozen=True)
+class MeasuredCore:
+    """A core with what was measured of it."""
+
+    core: Core
+    before: Way | None
+    """From the product to the softmax."""
+    behind: Way | None
+    """From the softmax to the value product."""
+
+    def of_scores(self, axis: int) -> int | None:
+        """Return which axis of the scores, as they are made, an axis of the weights stands for."""
+        for first in range(self.core.scores.result.ndim):
+            at_softmax = self._axis(self.before, self.core.scores.result, first, self.core.softmax.given)
+            if at_softmax is None:
+                continue
+            if self._axis(self.behind, self.core.softmax.event.values[0], at_softmax, self.core.weights) == axis:
+                return first
+        return None
+
+    @staticmethod
+    def _axis(way: Way | None, start: Tensor, axis: int, end: Tensor) -> int | None:
+        if way is not None and way.elementwise:
+            return axis_behind(way, tuple(start.shape), axis)
+        return axis if start.shape == end.shape else None
+
+
+def measure(bench: Bench, cores: list[Core]) -> list[MeasuredCore]:
+    """Return the cores with the ways of their scores and of their weights."""
+    if not cores:
+        return []
+    before = ways(bench, [core.scores.address for core in cores], [_read(core) for core in cores])
+    behind = ways(
+        bench,
+        [core.softmax.address for core in cores],
+        [(core.value.first.order, core.weights_place) for core in cores],
+    )
+    return [MeasuredCore(*every) for every in zip(cores, before, behind, strict=True)]
+
+
+def _read(core: Core) -> tuple[int, int]:
+    return core.softmax.owner.order, core.softmax.place

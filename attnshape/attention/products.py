@@ -1,0 +1,145 @@
+"""Products of two tensors, and what each of their axes is to the result: found by changing one index at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnshape.inference.kinds import PRODUCT
+from attnshape.replaying.replay import Address, Event, Source
+
+_MULTIPLY = {"mul", "multiply", "mul_"}
+_SUM = {"sum"}
+
+
+@dataclass(frozen=True)
+class Product:
+    """Two operands, multiplied and summed by one call, or by two."""
+
+    first: Event
+    last: Event
+    left: int
+    """The place of the one operand among those of the first call, and of the other."""
+    right: int
+
+    @property
+    def address(self) -> Address:
+        """Where the product's result is."""
+        return Address(self.last.order)
+
+    @property
+    def result(self) -> Tensor:
+        """The product as it was."""
+        return self.last.values[0]
+
+    def given(self, place: int) -> Tensor:
+        """Return what an operand held."""
+        return self.first.given[place]
+
+    def sources(self, place: int) -> tuple[Source, ...]:
+        """Return what made an operand."""
+        return self.first.sources[place]
+
+    def with_operand(self, place: int, value: Tensor) -> Tensor:
+        """Return the product with another tensor in an operand's place."""
+        made = again(self.first, {place: value})
+        return made if self.last is self.first else again(self.last, {0: made})
+
+    @cached_property
+    def axes(self) -> dict[int, tuple[frozenset[int], ...]]:
+        """For each operand, for each of its axes: the axes of the result along which an index of it stays alone.
+
+        None of them: the axis is contracted.
+        """
+        return {place: self._axes(place) for place in (self.left, self.right)}
+
+    def _axes(self, place: int) -> tuple[frozenset[int], ...]:
+        value = self.given(place)
+        base = self.with_operand(place, value)
+        found = []
+        for axis, size in enumerate(value.shape):
+            if size == 1:
+                found.append(frozenset())
+                continue
+            index = size // 2
+            changed = value.clone()
+            part = changed.select(axis, index)
+            part.copy_(_other(part))
+            moved = ~torch.isclose(self.with_operand(place, changed), base, rtol=1e-9, atol=1e-12, equal_nan=True)
+            found.append(
+                frozenset(
+                    out for out, length in enumerate(moved.shape) if length == size and _moved(moved, out) == {index}
+                )
+            )
+        return tuple(found)
+
+    def contracted(self, place: int) -> tuple[int, ...]:
+        """Return the axes of an operand that are summed over."""
+        value = self.given(place)
+        return tuple(axis for axis, stays in enumerate(self.axes[place]) if not stays and value.shape[axis] > 1)
+
+    def free(self, place: int) -> frozenset[int]:
+        """Return the axes of the result that stand for an axis of this operand only."""
+        return self._alone(place) - self._alone(self.other(place))
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """The axes of the result that stand for an axis of both."""
+        return self._alone(self.left) & self._alone(self.right)
+
+    def _alone(self, place: int) -> frozenset[int]:
+        return frozenset(out for stays in self.axes[place] for out in stays)
+
+    def other(self, place: int) -> int:
+        """Return the place of the other operand."""
+        return self.right if place == self.left else self.left
+
+
+def product_at(event: Event, following: Callable[[Address], list[Event]]) -> Product | None:
+    """Return the product that a call is, or begins: multiplied by one, summed by the next."""
+    if event.name in PRODUCT and len(event.given) >= 2:
+        # baddbmm and addmm have what they add in front
+        left = 1 if event.name in ("baddbmm", "addmm") else 0
+        return Product(event, event, left, left + 1)
+    spreads = len(event.given) == 2 and event.values[0].numel() > max(one.numel() for one in event.given)
+    if event.name in _MULTIPLY and spreads:
+        summed = [one for one in following(event.addresses[0]) if one.name in _SUM]
+        if len(summed) == 1:
+            return Product(event, summed[0], 0, 1)
+    return None
+
+
+def again(event: Event, replaced: dict[int, Tensor]) -> Tensor:
+    """Return what a call makes of the same operands, but for those that are replaced."""
+    values = {id(operand): event.given[place] for place, operand in enumerate(event.operands)}
+    values |= {id(event.operands[place]): value for place, value in replaced.items()}
+    with torch.no_grad():
+        result = event.function(*_filled(event.args, values), **_filled(dict(event.keywords), values))
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def _filled(value: Any, values: dict[int, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return values.get(id(value), value)
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        items = [_filled(item, values) for item in value]
+        return type(value)(*items) if hasattr(value, "_make") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: _filled(item, values) for key, item in value.items()}
+    return value
+
+
+def _other(part: Tensor) -> Tensor:
+    """Return other numbers of the same kind."""
+    return 1.7 * part + 0.9 if part.is_floating_point() else ~part if part.dtype == torch.bool else part + 1
+
+
+def _moved(moved: Tensor, axis: int) -> set[int]:
+    others = [one for one in range(moved.ndim) if one != axis]
+    along = moved.any(dim=others) if others else moved
+    return {int(one) for one in along.nonzero().flatten()}

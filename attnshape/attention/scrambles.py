@@ -1,0 +1,26 @@
+"""Whether a layout operation scrambles tokens, or only moves them as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attnshape.attention.following import Moved, Parting, along
+from attnshape.attention.subject import Subject
+from attnshape.replaying.bench import Change
+
+
+def scrambles(subject: Subject, parting: Parting, letter: str, index: int, change: Callable[[int], Change]) -> bool:
+    """Say whether one token is found at several places behind a call, or two of them at one.
+
+    A token that is found alone at another place was moved as a whole, as by a shift.
+    """
+    if len(parting.found) > 1:
+        return True
+    size = parting.event.values[parting.address.output].shape[parting.axis]
+    for beside in (index - 1, index + 1):
+        if not 0 <= beside < min(size, subject.numbers[letter]):
+            continue
+        moved: Moved = subject.moved(change(beside))
+        if moved.comparable and along(moved.mask(parting.address), parting.axis) & set(parting.found):
+            return True
+    return False

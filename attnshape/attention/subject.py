@@ -1,0 +1,190 @@
+"""What the probes look at: a target at one set of small sizes, its attention, and what is claimed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attnshape.attention.core import Core, FusedCore, cores, fused_cores
+from attnshape.attention.flow import Flow
+from attnshape.attention.following import Moved
+from attnshape.attention.measured import MeasuredCore, measure
+from attnshape.claims import Claims
+from attnshape.model import Source
+from attnshape.paths import display_path
+from attnshape.replaying.bench import Bench, Change, Run
+from attnshape.replaying.letters import LENGTHS, holds
+from attnshape.replaying.replay import Address, Replace
+from attnshape.tracing.raw import Place, RawStep
+
+
+class Subject:
+    """A target at one set of sizes."""
+
+    def __init__(self, bench: Bench, claims: Claims, other: Mapping[str, int] | None) -> None:
+        """`other` are sizes that differ in lengths only, None where there are none."""
+        self.bench = bench
+        self.claims = claims
+        self.other = other
+        self.numbers = dict(bench.numbers)
+
+    @property
+    def base(self) -> Run:
+        """The unchanged run."""
+        return self.bench.base
+
+    @cached_property
+    def flow(self) -> Flow:
+        """What flows where in it."""
+        return Flow(self.base, set(self.inputs))
+
+    @cached_property
+    def cores(self) -> list[Core]:
+        """Its attentions whose scores can be seen."""
+        return cores(self.flow)
+
+    @cached_property
+    def fused(self) -> list[FusedCore]:
+        """Its fused attentions."""
+        return fused_cores(self.flow)
+
+    @cached_property
+    def measured(self) -> list[MeasuredCore]:
+        """Its attentions with what was measured of them."""
+        return measure(self.bench, self.cores)
+
+    @cached_property
+    def inputs(self) -> dict[str, Tensor]:
+        """The inputs that carry numbers: of floating point, else whole numbers."""
+        masks = {name for name, meaning in self.claims.arguments.items()}
+        every = {
+            name: value
+            for name, value in self.base.inputs.items()
+            if name not in masks and value.numel() and not _is_pattern(value)
+        }
+        floating = {name: value for name, value in every.items() if value.is_floating_point()}
+        # what has no batch, beside what has one, are weights
+        batched = {n: v for n, v in floating.items() if any(holds(size, "B", self.numbers) for size in v.shape)}
+        return batched or floating or {name: value for name, value in every.items() if value.dtype != torch.bool}
+
+    @cached_property
+    def batch(self) -> str | None:
+        """The symbol of the batch."""
+        if self.claims.seq_first:
+            return self._symbol(1)
+        return "B" if "B" in self.numbers else self._symbol(0)
+
+    @cached_property
+    def lengths(self) -> tuple[str, ...]:
+        """The symbols of the lengths that inputs have."""
+        if self.claims.seq_first:
+            found = [self._symbol(0)]
+        else:
+            found = [letter for letter in LENGTHS if letter in self.numbers]
+            found = found or [self._symbol(1) or self._unnamed_length()]
+        return tuple(letter for letter in found if letter is not None and letter != self.batch)
+
+    def _unnamed_length(self) -> str | None:
+        """Give the axis behind the batch a symbol, where it has none of its own."""
+        for value in self.inputs.values():
+            if value.ndim >= 3:
+                self.numbers["L"] = value.shape[1]
+                return "L"
+        return None
+
+    def _symbol(self, axis: int) -> str | None:
+        """Return which symbol an axis of the first input of three axes or more is."""
+        for value in self.inputs.values():
+            if value.ndim >= 3:
+                return next((letter for letter, number in self.numbers.items() if number == value.shape[axis]), None)
+        return None
+
+    def at_index(self, letter: str, index: int, among: list[str] | None = None) -> dict[str, Replace]:
+        """Return the changes of all inputs that have a symbol's axis, or of those named, at one index of it."""
+        found: dict[str, Replace] = {}
+        for name, value in self.inputs.items():
+            if among is not None and name not in among:
+                continue
+            axis = self.axis_of(value, letter)
+            if axis is not None:
+                found[name] = _changing(axis, index, value.shape[axis] // self.numbers[letter])
+        return found
+
+    def axis_of(self, value: Tensor, letter: str) -> int | None:
+        """Return the axis of a tensor that stands for a symbol: its very size, else a multiple."""
+        sizes = list(value.shape)
+        if self.numbers.get(letter) in sizes:
+            return sizes.index(self.numbers[letter])
+        return next((axis for axis, size in enumerate(sizes) if holds(size, letter, self.numbers)), None)
+
+    def moved(self, change: Change) -> Moved:
+        """Return what a change moves."""
+        return Moved(self.base, self.bench.run(change), self.bench.tolerance)
+
+    def step(self, address: Address | None) -> RawStep | None:
+        """Return the recorded step of a call, or that of the traced code around it where a library makes it."""
+        step = self.bench.steps.get(address.order) if address is not None else None
+        while step is not None and step.library and step.parent is not None:
+            step = self.bench.raw.steps[step.parent]
+        return step
+
+    def place(self, address: Address | None) -> Place | None:
+        """Return where in the source a call stands."""
+        step = self.step(address)
+        return step.place if step is not None else None
+
+    def source(self, address: Address | None) -> Source | None:
+        """Return where in the source a call stands, as it is shown."""
+        place = self.place(address)
+        if place is None:
+            return None
+        return Source(display_path(place.file), place.line, place.column, place.function)
+
+    def name_of(self, address: Address) -> str:
+        """Return a result's name in the source, else the expression that makes it, shortened."""
+        step = self.step(address)
+        if step is None:
+            return self.base.event(address).name
+        named = [output.name for output in step.outputs if output.name]
+        if named and address.output < len(step.outputs) and step.outputs[address.output].name:
+            return str(step.outputs[address.output].name)
+        if named:
+            return named[0]
+        text = " ".join(step.place.expression.split()) if step.place is not None else self.base.event(address).name
+        return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _is_pattern(value: Tensor) -> bool:
+    """Say whether numbers are a mask's or constant: 0, 1, one large negative number, or all the same."""
+    if value.dtype == torch.bool:
+        return True
+    if not value.is_floating_point():
+        return False
+    distinct = value.unique()
+    return distinct.numel() <= 2
+
+
+def _changing(axis: int, index: int, fold: int) -> Callable[[Tensor], Tensor]:
+    """Return what puts other numbers at one index of an axis, or of the outer symbol of a folded one."""
+
+    def change(value: Tensor) -> Tensor:
+        changed = value.clone()
+        part = changed.narrow(axis, index * fold, fold)
+        part.copy_(other_numbers(part))
+        return changed
+
+    return change
+
+
+def other_numbers(value: Tensor) -> Tensor:
+    """Return numbers of the same kind that are others everywhere."""
+    if value.is_floating_point():
+        generator = torch.Generator().manual_seed(7)
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        return (0.5 * value.double() + noise + 0.3).to(value.dtype)
+    if value.dtype == torch.bool:
+        return ~value
+    return (value + 1) % (int(value.max()) + 1) if int(value.max()) > 0 else value + 1

@@ -1,0 +1,213 @@
+"""From a request to a report: find the target, find sizes that it takes, probe it at two of them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from attnshape import __version__
+from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
+from attnshape.attention.subject import Subject
+from attnshape.claims import Claims, parse_claims
+from attnshape.ending import foreign_code, reraise_interruption
+from attnshape.errors import AttnshapeError
+from attnshape.inference.plan import Plan
+from attnshape.inference.small_runs import Doing, SmallRuns
+from attnshape.inference.variation import Variation
+from attnshape.inference.vary import Explorer
+from attnshape.pipeline import Printed, small_run
+from attnshape.probes.registry import PROBES
+from attnshape.replaying.bench import Bench, Budget, OutOfTimeError
+from attnshape.replaying.replay import Address
+from attnshape.report import Fact, Finding, Report, Unexamined
+from attnshape.settings import Settings
+from attnshape.sizes import Sizes, resolve
+from attnshape.target.find import find_target
+from attnshape.target.request import Placement, Request, Target
+from attnshape.tracing.isolation import isolated
+from attnshape.tracing.output import to_standard_error
+from attnshape.tracing.patience import Patience, TooLong
+from attnshape.tracing.runner import record_anew
+
+
+def check_request(
+    request: Request,
+    settings: Settings,
+    claims: Claims,
+    time_limit: float,
+    printed: Printed = to_standard_error,
+    doing: Doing = lambda words: None,
+) -> Report:
+    """Return what a check finds; `time_limit` is in seconds, for all runs of it together.
+
+    Raises AttnshapeError where the request can't be carried out, or the target fails at the sizes given.
+    """
+    doing("loading the target")
+    with printed(), foreign_code(), isolated():
+        target = find_target(request)
+        sizes = resolve(target.used, target.given, request.own)
+        placement = Placement(torch.device("cpu"), torch.float64, settings.seed, settings.train)
+        patience, budget = Patience(), Budget(time_limit)
+        claims = _with_case(target, sizes, placement, claims)
+        variation = _vary(target, sizes, placement, patience, doing)
+        chosen = _sizes(variation, sizes)
+        outcomes: list[list[tuple[Outcome, Subject]]] = []
+        used = []
+        for numbers in chosen:
+            doing(f"probing at {', '.join(f'{k}={v}' for k, v in numbers.items())}")
+            subject = _subject(target, numbers, placement, patience, budget, claims)
+            if subject is None:
+                continue
+            used.append(numbers)
+            outcomes.append([(outcome, subject) for outcome in probed(subject, doing)])
+            if len(outcomes) == 2 or not any(isinstance(one, Mistake) for one, _ in outcomes[0]):
+                break
+    return _report(request, target, settings, claims, sizes, used, budget, outcomes)
+
+
+def _with_case(target: Target, sizes: Sizes, placement: Placement, claims: Claims) -> Claims:
+    """Return the claims with those of a case; what is typed comes first."""
+    with isolated():
+        said = target.build(sizes.numbers, placement).claims
+    return parse_claims([*claims.texts, *said]) if said else claims
+
+
+def _vary(target: Target, sizes: Sizes, placement: Placement, patience: Patience, doing: Doing) -> Variation | None:
+    """Return under which constraints the target runs at small sizes."""
+    if not target.varies:
+        return None
+    doing("running the target")
+    single = replace(placement, dtype=torch.float32)
+    runs = SmallRuns(lambda numbers: small_run(target, numbers, single, patience, None), doing=doing)
+    plan = runs.weighed(Plan(sizes))
+    actual = record_anew(lambda: target.build(sizes.numbers, single), single.seed)
+    if actual.failure is not None:
+        error = actual.failure.error
+        raise AttnshapeError(
+            f"the target fails, so that nothing can be checked: {type(error).__name__}: {error}",
+            "attnshape trace, with the same arguments, shows where and why",
+        )
+    return Explorer(runs).vary(plan, actual)
+
+
+def _sizes(variation: Variation | None, sizes: Sizes) -> list[Mapping[str, int]]:
+    """Return the sizes to probe at, the best first: two sets of small primes, then the user's own."""
+    if variation is None:
+        return [sizes.numbers]
+    return [variation.plan.numbers(0), variation.plan.numbers(1), sizes.numbers]
+
+
+def _subject(
+    target: Target,
+    numbers: Mapping[str, int],
+    placement: Placement,
+    patience: Patience,
+    budget: Budget,
+    claims: Claims,
+) -> Subject | None:
+    """Return the target at these sizes, None where it fails at them."""
+    bench = Bench(target, numbers, placement, patience, budget)
+    return Subject(bench, claims, None) if bench.base.error is None else None
+
+
+def probed(subject: Subject, doing: Doing = lambda words: None) -> Iterator[Outcome]:
+    """Yield what every probe says; one that fails is not examined, and the others go on."""
+    for probe in PROBES:
+        doing(f"examining {probe.WHAT}")
+        try:
+            yield from list(probe.examine(subject))
+        except OutOfTimeError:
+            yield NotExamined(probe.WHAT, "the time limit was over")
+        except TooLong:
+            yield NotExamined(probe.WHAT, "a run took too long")
+        except BaseException as error:  # noqa: BLE001 - one probe's failure must not end the check
+            reraise_interruption(error)
+            yield NotExamined(probe.WHAT, f"the probe failed: {type(error).__name__}: {error}")
+
+
+def _report(
+    request: Request,
+    target: Target,
+    settings: Settings,
+    claims: Claims,
+    sizes: Sizes,
+    used: Sequence[Mapping[str, int]],
+    budget: Budget,
+    outcomes: list[list[tuple[Outcome, Subject]]],
+) -> Report:
+    first = outcomes[0] if outcomes else []
+    mistakes = [(outcome, subject) for outcome, subject in first if isinstance(outcome, Mistake)]
+    findings = [finding(mistake, subject) for mistake, subject in _foremost(mistakes)]
+    unsure: list[Unexamined] = []
+    for again in outcomes[1:]:
+        seen = {
+            (outcome.code, subject.source(outcome.at)) for outcome, subject in again if isinstance(outcome, Mistake)
+        }
+        lines = {(code, place.file, place.line) if place else (code, "", 0) for code, place in seen}
+        kept = []
+        for one in findings:
+            key = (one.code, one.source.file, one.source.line) if one.source else (one.code, "", 0)
+            if key in lines:
+                kept.append(one)
+            else:
+                unsure.append(Unexamined(what=one.message, why="it is seen at one set of sizes, and not at another"))
+        findings = kept
+    return Report(
+        attnshape=__version__,
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        target=target.label,
+        command=settings.command,
+        seed=settings.seed,
+        dtype=str(first[0][1].bench.dtype).removeprefix("torch.") if first else "float64",
+        sizes=dict(sizes.records),
+        small_sizes=tuple(dict(numbers) for numbers in used),
+        claims=claims.texts,
+        runs=budget.runs,
+        findings=tuple(dict.fromkeys(findings)),
+        facts=tuple(
+            dict.fromkeys(
+                Fact(text=outcome.text, source=subject.source(outcome.at))
+                for outcome, subject in first
+                if isinstance(outcome, Measured)
+            )
+        ),
+        proved=tuple(dict.fromkeys(outcome.text for outcome, _ in first if isinstance(outcome, Proved))),
+        unexamined=tuple(
+            dict.fromkeys(
+                [
+                    *(Unexamined(what=one.what, why=one.why) for one, _ in first if isinstance(one, NotExamined)),
+                    *unsure,
+                ]
+            )
+        ),
+    )
+
+
+def _foremost(mistakes: Sequence[tuple[Mistake, Subject]]) -> list[tuple[Mistake, Subject]]:
+    """Return the mistakes that don't follow from another: one of axes makes all behind it wrong."""
+    kept: list[tuple[Mistake, Subject]] = []
+    for mistake, subject in sorted(mistakes, key=lambda one: one[0].at or Address(0)):
+        axes = [one for one, _ in kept if one.code.startswith("AS1")]
+        behind = any(one.at and mistake.at in subject.flow.behind(one.at) for one in axes)
+        same = any(subject.source(one.at) == subject.source(mistake.at) for one in axes)
+        if not behind and not same:
+            kept.append((mistake, subject))
+    return kept
+
+
+def finding(mistake: Mistake, subject: Subject) -> Finding:
+    """Return a mistake as it is reported: at its place in the source."""
+    place = subject.place(mistake.at)
+    return Finding(
+        code=mistake.code,
+        message=mistake.message,
+        source=subject.source(mistake.at),
+        expression=place.expression if place is not None else "",
+        hint=mistake.hint,
+        shown=mistake.shown,
+        evidence=mistake.evidence,
+    )

@@ -1,0 +1,135 @@
+"""Whether a batch element reaches another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from torch import Tensor
+
+from attnshape.attention.core import product
+from attnshape.attention.following import Parting, along, differs, partings, stays
+from attnshape.attention.fused import cut, cuts_fused
+from attnshape.attention.kinds import MOVES
+from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
+from attnshape.attention.products import Product
+from attnshape.attention.subject import Subject
+from attnshape.replaying.bench import Change
+from attnshape.replaying.replay import Address, Source
+
+CODES = ("AS101", "AS102", "AS113", "AS116")
+WHAT = "batch elements"
+
+
+def examine(subject: Subject) -> Iterator[Outcome]:
+    """Change one batch element of every input, and see which elements of the results move."""
+    letter = subject.batch
+    if letter is None or subject.numbers[letter] < 2:
+        yield NotExamined(WHAT, "no axis of the inputs is the batch")
+        return
+    index = subject.numbers[letter] // 2
+    change = subject.at_index(letter, index)
+    if not change:
+        yield NotExamined(WHAT, f"no input has an axis {letter}")
+        return
+    moved = subject.moved(Change(inputs=change))
+    if not moved.comparable:
+        yield NotExamined(WHAT, "with other numbers in one batch element the code takes other steps")
+        return
+    verdicts = [stays(mask, letter, index, subject.numbers)[0] for _, mask in moved.returned() if mask.any()]
+    if not any(verdict is False for verdict in verdicts):
+        if any(verdict is True for verdict in verdicts):
+            yield Proved("batch elements stay apart")
+        else:
+            yield NotExamined(WHAT, f"no result has an axis {letter}")
+        return
+    first = next(partings(moved, letter, index, subject.numbers, change), None)
+    if first is None:
+        yield NotExamined(WHAT, "where they meet can't be told")
+        return
+    yield _mistake(subject, first, letter, index, next(iter(change)))
+
+
+def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: str) -> Mistake:
+    reached = ", ".join(str(one) for one in first.found if one != index) or "others"
+    evidence = f"changed batch element {index} of {name}"
+    folded = _folded_otherwise(subject, first, letter)
+    if folded is not None:
+        return Mistake(
+            code="AS116",
+            message=f"batch and heads are folded in another order here than in what this is multiplied with: batch "
+            f"element {index} meets {reached}",
+            at=folded,
+            hint="fold and unfold in one order: (B, H, …) as (B*H, …), and back",
+            shown="intervention",
+            evidence=evidence,
+        )
+    products = {order for core in subject.cores for order in (core.scores.first.order, core.scores.last.order)}
+    if first.event.order in products | {core.event.order for core in subject.fused}:
+        return Mistake(
+            code="AS102",
+            message=f"attention runs over the batch: {letter} is where it takes the sequence to be, so batch element "
+            f"{index} reaches {reached}",
+            at=first.address,
+            hint="pass batch_first=True, or transpose the first two axes on the way in and out",
+            shown="intervention",
+            evidence=evidence,
+        )
+    if first.event.name in MOVES and cuts_fused(subject, first):
+        return cut(first.address, letter, first, f"batch element {index}", evidence)
+    if first.event.name in MOVES:
+        return Mistake(
+            code="AS116",
+            message=f"axis {first.axis} is {letter} by its size, but batch element {index} is found at "
+            f"{_listed(first)}: batch and heads were folded in another order",
+            at=first.address,
+            hint="fold and unfold in one order: (B, H, …) as (B*H, …), and back",
+            shown="intervention",
+            evidence=evidence,
+        )
+    summary = first.summary or first.event
+    return Mistake(
+        code="AS101",
+        message=f"batch element {index} reaches {reached}: {summary.name} runs over the batch",
+        at=summary.addresses[0],
+        hint=f"let {summary.name} run over the last axis, not over {letter}",
+        shown="intervention",
+        evidence=evidence,
+    )
+
+
+def _folded_otherwise(subject: Subject, first: Parting, letter: str) -> Address | None:
+    """Return where an operand of a product was folded heads first, while the other has the batch first."""
+    made = product(first.event, subject.flow)
+    number = subject.numbers[letter]
+    if made is None:
+        return None
+    for place in (made.left, made.right):
+        shape, other = made.given(place).shape, made.given(made.other(place)).shape
+        axis = next((a for a, size in enumerate(shape) if size > number and size % number == 0 and size in other), None)
+        if axis is None or not made.axes[place][axis] & made.shared:
+            continue
+        moved = along(differs(made.given(place), _changed(subject, made, place, letter), 1e-9), axis)
+        if len(moved) == shape[axis] // number and all(b - a == number for a, b in pairwise(sorted(moved))):
+            return _fold_of(subject, made.sources(place), shape[axis])
+    return None
+
+
+def _changed(subject: Subject, made: Product, place: int, letter: str) -> Tensor:
+    """Return an operand with one batch element changed."""
+    run = subject.bench.run(Change(inputs=subject.at_index(letter, subject.numbers[letter] // 2)))
+    return run.events[made.first.order - 1].given[place]
+
+
+def _fold_of(subject: Subject, sources: tuple[Source, ...], size: int) -> Address | None:
+    """Return the call that made a folded axis."""
+    found = None
+    for event in subject.flow.upstream(sources):
+        if size not in event.values[0].shape:
+            break
+        found = event.addresses[0]
+    return found
+
+
+def _listed(first: Parting) -> str:
+    return f"index {first.found[0]}" if len(first.found) == 1 else f"indices {', '.join(map(str, first.found))}"

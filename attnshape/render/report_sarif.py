@@ -1,0 +1,125 @@
+"""A report as SARIF 2.1.0, which code scanning reads."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from attnshape.model import Source
+from attnshape.render.report_words import shown, unexamined
+from attnshape.render.text import visible
+from attnshape.report import Finding, Report
+from attnshape.rules.pages import Page, family, pages
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_LINK = re.compile(r"\[([^\[\]]*)\](?=\()")
+
+
+def sarif(report: Report) -> str:
+    """Return the report as a log of one run; what is silenced is left out."""
+    rules = pages()
+    places = {page.code: place for place, page in enumerate(rules)}
+    seen: Counter[str] = Counter()
+    run = {
+        "tool": {
+            "driver": {
+                "name": "attnshape",
+                "version": report.attnshape,
+                "rules": list(map(_rule, rules)),
+            }
+        },
+        "invocations": [
+            {
+                "commandLine": visible(report.command),
+                "executionSuccessful": True,
+                "toolExecutionNotifications": [
+                    {"level": "note", "message": {"text": _message(f"not examined: {unexamined(one)}")}}
+                    for one in report.unexamined
+                ],
+            }
+        ],
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(finding, places, seen) for finding in report.findings],
+        "properties": {
+            "target": visible(report.target),
+            "claims": list(map(visible, report.claims)),
+            "measured": [visible(fact.text) for fact in report.facts],
+            "proved": list(map(visible, report.proved)),
+            "smallSizes": [{visible(letter): size for letter, size in one.items()} for one in report.small_sizes],
+            "extraRuns": report.runs,
+        },
+    }
+    log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+    return msgspec.json.format(msgspec.json.encode(log), indent=1).decode() + "\n"
+
+
+def _rule(page: Page) -> dict[str, Any]:
+    return {
+        "id": page.code,
+        "shortDescription": {"text": page.title},
+        "fullDescription": {"text": page.sections["What it costs"]},
+        "help": {"text": page.markdown, "markdown": page.markdown},
+        "defaultConfiguration": {"level": "error"},
+        "properties": {"tags": ["attention", family(page.code)]},
+    }
+
+
+def _result(finding: Finding, places: dict[str, int], seen: Counter[str]) -> dict[str, Any]:
+    hint = [f"hint: {finding.hint}"] if finding.hint else []
+    result: dict[str, Any] = {
+        "ruleId": visible(finding.code),
+        "level": "error",
+        "message": {"text": "\n".join(map(_message, (finding.message, *hint, shown(finding))))},
+        "partialFingerprints": {"attnshapeFinding/v1": _fingerprint(finding, seen)},
+    }
+    if finding.code in places:
+        result["ruleIndex"] = places[finding.code]
+    if finding.source is not None:
+        result["locations"] = [_location(finding.source, finding.expression)]
+    return result
+
+
+def _location(source: Source, expression: str) -> dict[str, Any]:
+    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(source.file)}}
+    if source.line >= 1 and source.column >= 1:
+        physical["region"] = _region(source, expression)
+    location: dict[str, Any] = {"physicalLocation": physical}
+    if source.function:
+        location["logicalLocations"] = [{"name": visible(source.function), "kind": "function"}]
+    return location
+
+
+def _region(source: Source, expression: str) -> dict[str, Any]:
+    region: dict[str, Any] = {"startLine": source.line, "startColumn": source.column}
+    if expression:
+        *above, last = expression.split("\n")
+        region["endLine"] = source.line + len(above)
+        region["endColumn"] = len(last) + (1 if above else source.column)
+        region["snippet"] = {"text": "\n".join(map(visible, (*above, last)))}
+    return region
+
+
+def _uri(file: str) -> str:
+    path = PurePath(file)
+    encoded = quote(path.as_posix(), errors="backslashreplace")
+    return f"file://{encoded}" if path.is_absolute() else encoded
+
+
+def _fingerprint(finding: Finding, seen: Counter[str]) -> str:
+    """Return what stays the same while lines above the finding come and go."""
+    source = finding.source
+    parts = (finding.code, source.file if source else "", source.function if source else "", finding.expression)
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+    seen[digest] += 1
+    return f"{digest}:{seen[digest]}"
+
+
+def _message(text: str) -> str:
+    """Return the text so that nothing in it is taken for a link."""
+    return _LINK.sub(r"\\[\1\\]", visible(text))

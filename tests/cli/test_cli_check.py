@@ -1,0 +1,157 @@
+"""`attnshape check` as a verb: what it asks for, what counts, how it ends. What is found is another matter."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from attnshape.claims import Claims
+from attnshape.report import Report
+from attnshape.settings import Settings
+from attnshape.target.request import Request
+from tests.cli.running import Attnshape
+from tests.render import sample_reports as samples
+
+
+@dataclass
+class Examined:
+    """Stands in for the examination: says what it was asked, answers what it is told to."""
+
+    report: Report
+    asked: list[tuple[Request, Settings, Claims, float]] = field(default_factory=list)
+
+    def __call__(self, request: Request, settings: Settings, claims: Claims, time_limit: float, **_: Any) -> Report:
+        self.asked.append((request, settings, claims, time_limit))
+        return self.report
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Examined:
+    (folder / samples.FILE).write_text(samples.SOURCE)
+    stand_in = Examined(samples.two_findings())
+    module = ModuleType("attnshape.examine")
+    module.check_request = stand_in  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "attnshape.examine", module)
+    return stand_in
+
+
+def codes_of(text: str, where: str = "findings") -> list[str]:
+    return [finding["code"] for finding in json.loads(text)[where]]
+
+
+def test_it_asks_for_what_was_typed(attnshape: Attnshape, examined: Examined) -> None:
+    attnshape(
+        "check model.py:attend --init 'D, H' --input 'q: B H L Dk' --with mask=None --heads 3 --dim T=4 --seed 7 "
+        "--train --claim causal --claim mask=keep --time-limit 2.5"
+    )
+    ((request, settings, claims, limit),) = examined.asked
+    assert (request.target, request.init, request.inputs) == ("model.py:attend", "D, H", ("q: B H L Dk",))
+    assert (request.arguments, request.given, list(request.own)) == ({"mask": "None"}, {"H": 3}, ["T"])
+    assert (settings.seed, settings.train, settings.command[:22]) == (7, True, "attnshape check model.")
+    assert (claims.causal, claims.arguments, limit) == (True, {"mask": "keep"}, 2.5)
+
+
+def test_a_finding_that_counts_is_status_1(attnshape: Attnshape, examined: Examined) -> None:
+    assert attnshape("check model.py:attend").status == 1
+    examined.report = samples.no_findings()
+    assert attnshape("check model.py:attend").status == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "codes", "status"),
+    [
+        ("", ["AS201", "AS405"], 1),
+        ("--select AS2", ["AS201"], 1),
+        ("--select AS2,as405", ["AS201", "AS405"], 1),
+        ("--ignore AS2 --ignore AS405", [], 0),
+        ("--select AS4 --ignore AS405", [], 0),
+        ("--select AS1", [], 0),
+    ],
+)
+def test_select_and_ignore(flags: str, codes: list[str], status: int, attnshape: Attnshape, examined: Examined) -> None:
+    result = attnshape(f"check model.py:attend --format json {flags}")
+    assert (codes_of(result.out), result.status, result.err) == (codes, status, "")
+    assert sorted(codes_of(result.out) + codes_of(result.out, "silenced")) == ["AS201", "AS405", "AS901"]
+
+
+def test_a_comment_silences(attnshape: Attnshape, examined: Examined, folder: Path) -> None:
+    source = samples.SOURCE.replace("math.sqrt(D)", "math.sqrt(D)  # attnshape: ignore[AS201]")
+    source = source.replace("mask, scores, -10.0", "mask, scores, -10.0  # attnshape: ignore")
+    (folder / samples.FILE).write_text(source)
+    result = attnshape("check model.py:attend --format json")
+    assert (codes_of(result.out), result.status) == ([], 0)
+    assert codes_of(result.out, "silenced") == ["AS901", "AS201", "AS405"]
+
+
+def test_claims_of_a_named_target_hold_where_none_is_typed(
+    attnshape: Attnshape, examined: Examined, folder: Path
+) -> None:
+    (folder / "pyproject.toml").write_text(
+        '[tool.attnshape.targets.ours]\ntarget = "model.py:attend"\nclaim = ["causal", "mask=keep"]\nexpect = "y: B"\n'
+    )
+    attnshape("check ours")
+    attnshape("check ours --claim alibi")
+    assert [claims.texts for _, _, claims, _ in examined.asked] == [("causal", "mask=keep"), ("alibi",)]
+    assert {request.target for request, *_ in examined.asked} == {"model.py:attend"}
+
+
+def test_trace_passes_over_the_claims_of_a_named_target(attnshape: Attnshape, folder: Path) -> None:
+    (folder / "pyproject.toml").write_text(
+        '[tool.attnshape.targets.ours]\ntarget = "scaled-dot-product"\nclaim = "causal"\n'
+    )
+    result = attnshape("trace ours --format json")
+    assert result.status == 0, result.err
+
+
+@pytest.mark.parametrize("name", ["auto", "text", "markdown", "json", "github", "sarif"])
+def test_formats_and_files(name: str, attnshape: Attnshape, examined: Examined, folder: Path) -> None:
+    shown = attnshape(f"check model.py:attend --format {name}")
+    assert (shown.status, shown.err) == (1, "")
+    assert "AS201" in shown.out
+    written = attnshape(f"check model.py:attend --format {name} --output report")
+    assert (written.status, written.out, written.err) == (1, "", "")
+    assert (folder / "report").read_text(encoding="utf-8") == shown.out
+
+
+def test_in_a_pipe_it_is_markdown_with_the_line_of_the_source(attnshape: Attnshape, examined: Examined) -> None:
+    out = attnshape("check model.py:attend").out
+    assert "```python\nscores = q @ k.transpose(-2, -1) / math.sqrt(D)\n         ^^^" in out
+
+
+def test_patterns_are_drawn_where_asked_for(attnshape: Attnshape, examined: Examined) -> None:
+    assert "■" not in attnshape("check model.py:attend --format text").out
+    assert "  ■ ■ ·\n" in attnshape("check model.py:attend --format text --pattern").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("--claim casual", "--claim 'casual' isn't a claim", "did you mean causal?"),
+        ("--select AS29", "--select names 'AS29'", "the family has AS201"),
+        ("--ignore nothing", "--ignore names 'nothing'", "attnshape rule lists all codes"),
+        ("--time-limit soon", "--time-limit is 'soon'", "for example --time-limit 60"),
+        ("--time-limit 0", "--time-limit is '0'", "for example --time-limit 60"),
+        ("--time-limit nan", "--time-limit is 'nan'", "for example --time-limit 60"),
+        ("--time-limit inf", "--time-limit is 'inf'", "for example --time-limit 60"),
+        ("--format table", "there is no format 'table'", "text, markdown, json, github, sarif"),
+        ("--format sarif --pattern", "--format sarif has no pictures", "text, markdown"),
+        ("--output no/such/file", "there is no folder no/such", "mkdir"),
+        ("--heads none", "--heads is 'none'", "for example"),
+        ("--expect 'y: B'", "--expect", "attnshape check --help"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_work(
+    words: str, message: str, hint: str, attnshape: Attnshape, examined: Examined
+) -> None:
+    result = attnshape(f"check model.py:attend {words}")
+    assert (result.status, result.out) == (2, "")
+    error, way_out = result.err.splitlines()
+    assert message in error
+    assert hint in way_out
+    assert not examined.asked

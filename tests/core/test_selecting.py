@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from attnshape.errors import AttnshapeError
+from attnshape.rules.pages import codes
+from attnshape.selecting import Selection
+
+
+def kept(select: list[str], ignore: list[str]) -> set[str]:
+    selection = Selection.parse(select, ignore)
+    return {code for code in codes() if selection.keeps(code)}
+
+
+def under(*prefixes: str) -> set[str]:
+    return {code for code in codes() if code.startswith(prefixes)}
+
+
+@pytest.mark.parametrize(
+    ("select", "ignore", "expected"),
+    [
+        ([], [], under("AS")),
+        (["AS"], [], under("AS")),
+        (["ALL"], [], under("AS")),
+        (["all"], ["ALL"], set()),
+        (["AS2"], [], under("AS2")),
+        (["AS2,AS301"], [], under("AS2") | {"AS301"}),
+        (["AS2", " as301 , AS9"], [], under("AS2", "AS9") | {"AS301"}),
+        (["AS11"], [], under("AS11")),
+        ([], ["AS2"], under("AS") - under("AS2")),
+        ([], ["AS204,AS207"], under("AS") - {"AS204", "AS207"}),
+        # the longer prefix wins, whichever flag it is given to
+        (["AS201"], ["AS2"], {"AS201"}),
+        (["AS2"], ["AS201"], under("AS2") - {"AS201"}),
+        (["AS1", "AS111"], ["AS11"], (under("AS1") - under("AS11")) | {"AS111"}),
+        # of equals the one that ignores
+        (["AS201"], ["AS201"], set()),
+        (["AS2"], ["AS2"], set()),
+    ],
+)
+def test_what_counts(select: list[str], ignore: list[str], expected: set[str]) -> None:
+    assert kept(select, ignore) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("AS29", "the family has AS201, AS202, AS203, AS204, AS205, AS206, AS207"),
+        ("AS0", "attnshape rule lists all codes"),
+        ("scores", "attnshape rule lists all codes"),
+        ("", "attnshape rule lists all codes"),
+        ("A", "attnshape rule lists all codes"),
+        ("S201", "did you mean AS201?"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--select", "--ignore"])
+def test_what_is_no_code_is_refused(word: str, hint: str, flag: str) -> None:
+    given = [f"AS1,{word}"]
+    with pytest.raises(AttnshapeError) as caught:
+        Selection.parse(given, []) if flag == "--select" else Selection.parse([], given)
+    assert caught.value.message == f"{flag} names {word!r}, which is no code and no family"
+    assert caught.value.hint == hint

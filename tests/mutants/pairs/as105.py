@@ -1,0 +1,217 @@
+"""AS105: a layout operation puts one token's numbers at several positions."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.mutants.plain import multihead
+
+SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 7, "Dk": 4}, {"B": 4, "H": 3, "L": 9, "Dk": 8})
+PAIRS = [
+    ("AS105", "channels_first_by_reshape", *SIZES),
+    (
+        "AS105",
+        "feature_map_tokens",
+        {"B": 2, "H": 3, "Lq": 4, "Lk": 6, "Dk": 5},
+        {"B": 4, "H": 2, "Lq": 5, "Lk": 3, "Dk": 7},
+        {"B": 3, "H": 4, "Lq": 6, "Lk": 2, "Dk": 5},
+    ),
+    ("AS105", "output_by_view", *SIZES),
+    ("AS105", "content_and_position", *SIZES),
+    ("AS105", "two_branches", *SIZES),
+]
+
+
+class ConvAttention(nn.Module):
+    """Projects by convolutions of width one over (B, D, L)."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.to_qkv = nn.Conv1d(dim, 3 * dim, 1, bias=False)
+        self.to_out = nn.Conv1d(dim, dim, 1)
+
+    def channels_first(self, x):
+        return x.transpose(1, 2)
+
+    def forward(self, x):
+        B, L, D = x.shape
+        q, k, v = self.to_qkv(self.channels_first(x)).reshape(B, 3, self.heads, D // self.heads, L).unbind(1)
+        attn = torch.einsum("bhdi,bhdj->bhij", q, k).mul((D // self.heads) ** -0.5).softmax(dim=-1)
+        out = torch.einsum("bhij,bhdj->bhdi", attn, v)
+        return self.to_out(out.reshape(B, D, L)).transpose(1, 2)
+
+
+class ReshapedConvAttention(ConvAttention):
+    def channels_first(self, x):
+        return x.reshape(x.shape[0], x.shape[2], x.shape[1])  # wrong: AS105 channels_first_by_reshape
+
+
+def wrong_channels_first_by_reshape(B, H, L, Dk):
+    return ReshapedConvAttention(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_channels_first_by_reshape(B, H, L, Dk):
+    return ConvAttention(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_channels_first_by_reshape(module, x):
+    q, k, v = (x @ module.to_qkv.weight[:, :, 0].T).chunk(3, dim=-1)
+    return F.linear(multihead(q, k, v, module.heads), module.to_out.weight[:, :, 0], module.to_out.bias)
+
+
+class MapEncoder(nn.Module):
+    """The pixels of a feature map (B, D, rows, columns) attend to each other."""
+
+    def __init__(self, hidden_dim, nheads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(hidden_dim, nheads, batch_first=True)
+        self.norm = nn.LayerNorm(hidden_dim)
+
+    def tokens(self, features):
+        return features.flatten(2).transpose(1, 2)
+
+    def forward(self, features):
+        src = self.tokens(features)
+        return self.norm(src + self.attn(src, src, src, need_weights=False)[0])
+
+
+class ViewedMapEncoder(MapEncoder):
+    def tokens(self, features):
+        batch, channels, rows, columns = features.shape
+        return features.view(batch, rows * columns, channels)  # wrong: AS105 feature_map_tokens
+
+
+def wrong_feature_map_tokens(B, H, Lq, Lk, Dk):
+    return ViewedMapEncoder(H * Dk, H), (torch.randn(B, H * Dk, Lq, Lk),), {}
+
+
+def right_feature_map_tokens(B, H, Lq, Lk, Dk):
+    return MapEncoder(H * Dk, H), (torch.randn(B, H * Dk, Lq, Lk),), {}
+
+
+def reference_feature_map_tokens(module, features):
+    src = torch.stack([pixel for row in features.unbind(2) for pixel in row.unbind(2)], dim=1)
+    q, k, v = F.linear(src, module.attn.in_proj_weight, module.attn.in_proj_bias).chunk(3, dim=-1)
+    return module.norm(src + module.attn.out_proj(multihead(q, k, v, module.attn.num_heads)))
+
+
+class PixelAttention(nn.Module):
+    """One head in channels-first layout, as image generators have it, over (B, L, D) tokens."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.query, self.key = nn.Linear(channels, channels), nn.Linear(channels, channels)
+        self.value = nn.Linear(channels, channels)
+        self.gamma = nn.Parameter(torch.rand(1) + 0.5)
+
+    def tokens(self, out, shape):
+        return out.transpose(1, 2)
+
+    def forward(self, x):
+        energy = torch.bmm(self.query(x), self.key(x).transpose(1, 2)) / math.sqrt(x.shape[-1])
+        attention = F.softmax(energy, dim=-1)
+        out = torch.bmm(self.value(x).transpose(1, 2), attention.transpose(1, 2))
+        return self.gamma * self.tokens(out, x.shape) + x
+
+
+class ViewedPixelAttention(PixelAttention):
+    def tokens(self, out, shape):
+        return out.view(shape)  # wrong: AS105 output_by_view
+
+
+def wrong_output_by_view(B, H, L, Dk):
+    return ViewedPixelAttention(H * Dk), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_output_by_view(B, H, L, Dk):
+    return PixelAttention(H * Dk), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_output_by_view(module, x):
+    return module.gamma * multihead(module.query(x), module.key(x), module.value(x), 1) + x
+
+
+class ConcatenatedPositions(nn.Module):
+    """A token is what it says and where it is, half the width each."""
+
+    def __init__(self, heads, d_head, length):
+        super().__init__()
+        self.heads = heads
+        self.content = nn.Linear(2 * heads * d_head, heads * d_head)
+        self.position = nn.Parameter(torch.randn(length, heads * d_head))
+        self.qkv = nn.Linear(2 * heads * d_head, 6 * heads * d_head)
+
+    def embed(self, x):
+        content = self.content(x)
+        return torch.cat((content, self.position.expand_as(content)), dim=-1)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        h = self.embed(x)
+        q, k, v = (t.view(b, n, self.heads, d // self.heads).transpose(1, 2) for t in self.qkv(h).chunk(3, dim=-1))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d)
+
+
+class StackedPositions(ConcatenatedPositions):
+    def embed(self, x):
+        content = self.content(x)
+        both = torch.cat((content, self.position.expand_as(content)), dim=1)
+        return both.view(x.shape)  # wrong: AS105 content_and_position
+
+
+def wrong_content_and_position(B, H, L, Dk):
+    return StackedPositions(H, Dk, L), (torch.randn(B, L, 2 * H * Dk),), {}
+
+
+def right_content_and_position(B, H, L, Dk):
+    return ConcatenatedPositions(H, Dk, L), (torch.randn(B, L, 2 * H * Dk),), {}
+
+
+def reference_content_and_position(module, x):
+    h = torch.stack([torch.cat((row, module.position), dim=1) for row in module.content(x)])
+    return multihead(*module.qkv(h).chunk(3, dim=-1), module.heads)
+
+
+class TwoBranches(nn.Module):
+    """Two attentions of half the width side by side, joined and projected."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.near = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.far = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.fuse = nn.Linear(2 * width, width)
+
+    def join(self, near, far):
+        return torch.cat([near, far], dim=2)
+
+    def forward(self, x):
+        near, far = (attn(x, x, x, need_weights=False)[0] for attn in (self.near, self.far))
+        return x + self.fuse(self.join(near, far))
+
+
+class StackedBranches(TwoBranches):
+    def join(self, near, far):
+        return torch.stack([near, far], dim=1).reshape(*near.shape[:2], -1)  # wrong: AS105 two_branches
+
+
+def wrong_two_branches(B, H, L, Dk):
+    return StackedBranches(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_two_branches(B, H, L, Dk):
+    return TwoBranches(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_two_branches(module, x):
+    outputs = []
+    for attn in (module.near, module.far):
+        q, k, v = F.linear(x, attn.in_proj_weight, attn.in_proj_bias).chunk(3, dim=-1)
+        outputs.append(attn.out_proj(multihead(q, k, v, attn.num_heads)))
+    return (
+        x
+        + sum(F.linear(out, w) for out, w in zip(outputs, module.fuse.weight.chunk(2, 1), strict=True))
+        + module.fuse.bias
+    )

@@ -1,0 +1,210 @@
+"""AS302: the rows of the weights don't sum to one."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.mutants.plain import attention, causal, multihead
+
+SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 7, "Dk": 4}, {"B": 4, "H": 3, "L": 9, "Dk": 8})
+CROSS = (
+    {"B": 2, "H": 4, "Lq": 5, "Lk": 7, "Dk": 3},
+    {"B": 3, "H": 2, "Lq": 8, "Lk": 4, "Dk": 6},
+    {"B": 5, "H": 3, "Lq": 4, "Lk": 9, "Dk": 6},
+)
+PAST = (
+    {"B": 2, "H": 3, "Lp": 5, "L": 4, "Dk": 6},
+    {"B": 3, "H": 2, "Lp": 4, "L": 7, "Dk": 5},
+    {"B": 4, "H": 5, "Lp": 8, "L": 6, "Dk": 3},
+)
+PAIRS = [
+    ("AS302", "past_and_present", *PAST),
+    ("AS302", "running_softmax", *CROSS),
+    ("AS302", "logarithms", *SIZES),
+    ("AS302", "peak_taken_once", *CROSS),
+    ("AS302", "whole_plane", *SIZES),
+]
+
+
+class WithMemory(nn.Module):
+    """Queries see the sequence and what is remembered of an earlier one."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.to_q, self.to_kv, self.to_out = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+
+    def weights(self, now, past):
+        joined = torch.cat((past, now), dim=-1).softmax(dim=-1)
+        return joined[..., past.shape[-1] :], joined[..., : past.shape[-1]]
+
+    def forward(self, x, memory):
+        q = self.to_q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.to_kv(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mem_k, mem_v = self.to_kv(memory).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scale = q.shape[-1] ** -0.5
+        now, past = self.weights(q @ k.mT * scale, q @ mem_k.mT * scale)
+        return self.to_out((now @ v + past @ mem_v).transpose(1, 2).flatten(2))
+
+
+class WithMemoryApart(WithMemory):
+    def weights(self, now, past):
+        return now.softmax(dim=-1), past.softmax(dim=-1)  # wrong: AS302 past_and_present
+
+
+def wrong_past_and_present(B, H, Lp, L, Dk):
+    return WithMemoryApart(H * Dk, H), (torch.randn(B, L, H * Dk), torch.randn(B, Lp, H * Dk)), {}
+
+
+def right_past_and_present(B, H, Lp, L, Dk):
+    return WithMemory(H * Dk, H), (torch.randn(B, L, H * Dk), torch.randn(B, Lp, H * Dk)), {}
+
+
+def reference_past_and_present(module, x, memory):
+    k, v = module.to_kv(torch.cat((memory, x), dim=1)).chunk(2, dim=-1)
+    return module.to_out(multihead(module.to_q(x), k, v, module.heads))
+
+
+def running(q: Tensor, k: Tensor, v: Tensor, block: int = 2) -> Tensor:
+    """Go through the keys block by block and keep a running maximum and sum, in (B, H, L, Dk)."""
+    q = q * q.shape[-1] ** -0.5
+    peak = q.new_full((*q.shape[:-1], 1), float("-inf"))
+    total, output = torch.zeros_like(peak), torch.zeros_like(q)
+    for start in range(0, k.shape[-2], block):
+        scores = q @ k[..., start : start + block, :].mT
+        higher = torch.maximum(peak, scores.amax(-1, keepdim=True))
+        p = torch.exp(scores - higher)
+        shrink = torch.exp(peak - higher)
+        total = total * shrink + p.sum(-1, keepdim=True)
+        output = output * shrink + p @ v[..., start : start + block, :]
+        peak = higher
+    return output / total
+
+
+def running_unshrunk(q: Tensor, k: Tensor, v: Tensor, block: int = 2) -> Tensor:
+    """Go through the keys block by block and keep a running maximum and sum, in (B, H, L, Dk)."""
+    q = q * q.shape[-1] ** -0.5
+    peak = q.new_full((*q.shape[:-1], 1), float("-inf"))
+    total, output = torch.zeros_like(peak), torch.zeros_like(q)
+    for start in range(0, k.shape[-2], block):
+        scores = q @ k[..., start : start + block, :].mT
+        higher = torch.maximum(peak, scores.amax(-1, keepdim=True))
+        p = torch.exp(scores - higher)
+        total = total * torch.exp(peak - higher) + p.sum(-1, keepdim=True)
+        output = output + p @ v[..., start : start + block, :]  # wrong: AS302 running_softmax
+        peak = higher
+    return output / total
+
+
+def _heads(B, H, Lq, Lk, Dk):
+    return torch.randn(B, H, Lq, Dk), torch.randn(B, H, Lk, Dk), torch.randn(B, H, Lk, Dk)
+
+
+def wrong_running_softmax(B, H, Lq, Lk, Dk):
+    return running_unshrunk, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def right_running_softmax(B, H, Lq, Lk, Dk):
+    return running, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def reference_running_softmax(function, q, k, v):
+    return attention(q, k, v)
+
+
+class Decoder(nn.Module):
+    """A causal block; the weights are a method."""
+
+    def __init__(self, n_embd, n_head):
+        super().__init__()
+        self.n_head = n_head
+        self.ln = nn.LayerNorm(n_embd)
+        self.attn, self.proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+
+    def weights(self, scores):
+        T = scores.shape[-1]
+        keep = torch.ones(T, T, dtype=torch.bool, device=scores.device).tril()
+        return F.softmax(scores.masked_fill(~keep, torch.finfo(scores.dtype).min), dim=-1)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = self.attn(self.ln(x)).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)
+        y = self.weights(q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5) @ v
+        return x + self.proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class Encoder(Decoder):
+    """The same block, where all tokens see all tokens."""
+
+    def weights(self, scores):
+        return F.softmax(scores, dim=-1)
+
+
+class EncoderLogarithms(Decoder):
+    def weights(self, scores):
+        return F.log_softmax(scores, dim=-1)  # wrong: AS302 logarithms
+
+
+class DecoderPlane(Decoder):
+    def weights(self, scores):
+        T = scores.shape[-1]
+        keep = torch.ones(T, T, dtype=torch.bool, device=scores.device).tril()
+        powers = torch.exp(scores).masked_fill(~keep, 0.0)
+        return powers / powers.sum(dim=(-2, -1), keepdim=True)  # wrong: AS302 whole_plane
+
+
+def wrong_logarithms(B, H, L, Dk):
+    return EncoderLogarithms(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_logarithms(B, H, L, Dk):
+    return Encoder(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_logarithms(module, x):
+    return x + module.proj(multihead(*module.attn(module.ln(x)).chunk(3, dim=-1), module.n_head))
+
+
+def wrong_whole_plane(B, H, L, Dk):
+    return DecoderPlane(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_whole_plane(B, H, L, Dk):
+    return Decoder(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_whole_plane(module, x):
+    q, k, v = module.attn(module.ln(x)).chunk(3, dim=-1)
+    return x + module.proj(multihead(q, k, v, module.n_head, keep=causal(x.shape[1], x.shape[1])))
+
+
+def stable(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend in (B, L, H, Dk), the softmax written out."""
+    logits = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    shifted = logits - logits.max(dim=-1, keepdim=True).values
+    weights = torch.exp(shifted) / torch.exp(shifted).sum(dim=-1, keepdim=True)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def unstable(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend in (B, L, H, Dk), the softmax written out."""
+    logits = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    shifted = logits - logits.max(dim=-1, keepdim=True).values
+    weights = torch.exp(shifted) / torch.exp(logits).sum(dim=-1, keepdim=True)  # wrong: AS302 peak_taken_once
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def _heads_third(B, H, Lq, Lk, Dk):
+    return torch.randn(B, Lq, H, Dk), torch.randn(B, Lk, H, Dk), torch.randn(B, Lk, H, Dk)
+
+
+def wrong_peak_taken_once(B, H, Lq, Lk, Dk):
+    return unstable, _heads_third(B, H, Lq, Lk, Dk), {}
+
+
+def right_peak_taken_once(B, H, Lq, Lk, Dk):
+    return stable, _heads_third(B, H, Lq, Lk, Dk), {}
+
+
+def reference_peak_taken_once(function, q, k, v):
+    return attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)

@@ -1,0 +1,215 @@
+"""AS703: query and key are rotated with different offsets."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.mutants.pairs.as4_reference import attend, fused, heads, merge, turned, visible
+
+SELF = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 7, "L": 5, "Dk": 4})
+PAST = (
+    {"B": 4, "H": 5, "L": 7, "Lp": 9, "Dk": 6},
+    {"B": 5, "H": 4, "L": 9, "Lp": 6, "Dk": 8},
+    {"B": 6, "H": 7, "L": 5, "Lp": 8, "Dk": 4},
+)
+PAIRS = [
+    ("AS703", "new_keys_from_zero", *PAST),
+    ("AS703", "queries_from_zero", *PAST),
+    ("AS703", "off_by_one", *SELF),
+    ("AS703", "functional_shift", *SELF),
+]
+
+
+def rope(x, position):
+    """Feature i is paired with feature i + Dk/2."""
+    dim = x.shape[-1]
+    inv_freq = 1.0 / 10000 ** (torch.arange(0, dim, 2, device=x.device, dtype=x.dtype) / dim)
+    emb = (position.to(x.dtype)[:, None] * inv_freq).repeat(1, 2)
+    half = torch.cat((-x[..., dim // 2 :], x[..., : dim // 2]), dim=-1)
+    return x * emb.cos() + half * emb.sin()
+
+
+class RightDecode(nn.Module):
+    """The cache has rotated keys; the new ones stand behind it."""
+
+    def __init__(self, hidden, heads):
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(hidden, hidden, bias=False)
+        self.k_proj = nn.Linear(hidden, hidden, bias=False)
+        self.v_proj = nn.Linear(hidden, hidden, bias=False)
+        self.o_proj = nn.Linear(hidden, hidden, bias=False)
+
+    def new_key(self, k, past):
+        return rope(k, past + torch.arange(k.size(2), device=k.device))
+
+    def forward(self, x, past_key, past_value):
+        past, L = past_key.size(2), x.size(1)
+        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.projections())
+        q = rope(q, past + torch.arange(L, device=x.device))
+        k = torch.cat([past_key, self.new_key(k, past)], dim=2)
+        v = torch.cat([past_value, v], dim=2)
+        keep = torch.ones(L, past + L, dtype=torch.bool, device=x.device).tril(past)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def projections(self):
+        return self.q_proj, self.k_proj, self.v_proj
+
+
+class WrongDecode(RightDecode):
+    def new_key(self, k, past):
+        return rope(k, torch.arange(k.size(2), device=k.device))  # wrong: AS703 new_keys_from_zero
+
+
+def _new_keys_from_zero(cls, B, H, L, Lp, Dk):
+    past_key = rope(torch.randn(B, H, Lp, Dk), torch.arange(Lp))
+    args = torch.randn(B, L, H * Dk), past_key, torch.randn(B, H, Lp, Dk)
+    return cls(H * Dk, H), args, {}, ["causal", "rope=half"]
+
+
+def wrong_new_keys_from_zero(B, H, L, Lp, Dk):
+    return _new_keys_from_zero(WrongDecode, B, H, L, Lp, Dk)
+
+
+def right_new_keys_from_zero(B, H, L, Lp, Dk):
+    return _new_keys_from_zero(RightDecode, B, H, L, Lp, Dk)
+
+
+def reference_new_keys_from_zero(module, x, past_key, past_value):
+    q, k, v = (heads(x, p, module.heads) for p in module.projections())
+    place = torch.arange(x.shape[1]) + past_key.shape[2]
+    k, v = torch.cat((past_key, turned(k, place)), 2), torch.cat((past_value, v), 2)
+    return merge(attend(turned(q, place), k, v, visible(q.shape[2], k.shape[2])), module.o_proj)
+
+
+class RightLateRotation(nn.Module):
+    """The cache has keys as projected; all are rotated together."""
+
+    def __init__(self, n_embd, n_head):
+        super().__init__()
+        self.n_head = n_head
+        self.c_attn = nn.Linear(n_embd, 3 * n_embd)
+        self.c_proj = nn.Linear(n_embd, n_embd)
+
+    def query_positions(self, T, S, device):
+        return torch.arange(S - T, S, device=device)
+
+    def forward(self, x, past_key, past_value):
+        B, T, C = x.shape
+        q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)
+        k, v = torch.cat((past_key, k), dim=-2), torch.cat((past_value, v), dim=-2)
+        S = k.size(-2)
+        q = rope(q, self.query_positions(T, S, x.device))
+        k = rope(k, torch.arange(S, device=x.device))
+        att = (q @ k.mT) / math.sqrt(q.size(-1)) + x.new_full((T, S), -math.inf).triu(S - T + 1)
+        return self.c_proj((att.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+
+
+class WrongLateRotation(RightLateRotation):
+    def query_positions(self, T, S, device):
+        return torch.arange(T, device=device)  # wrong: AS703 queries_from_zero
+
+
+def _queries_from_zero(cls, B, H, L, Lp, Dk):
+    args = torch.randn(B, L, H * Dk), torch.randn(B, H, Lp, Dk), torch.randn(B, H, Lp, Dk)
+    return cls(H * Dk, H), args, {}, ["causal", "rope=half"]
+
+
+def wrong_queries_from_zero(B, H, L, Lp, Dk):
+    return _queries_from_zero(WrongLateRotation, B, H, L, Lp, Dk)
+
+
+def right_queries_from_zero(B, H, L, Lp, Dk):
+    return _queries_from_zero(RightLateRotation, B, H, L, Lp, Dk)
+
+
+def reference_queries_from_zero(module, x, past_key, past_value):
+    q, k, v = fused(x, module.c_attn, module.n_head)
+    k, v = torch.cat((past_key, k), 2), torch.cat((past_value, v), 2)
+    place = torch.arange(k.shape[2])
+    out = attend(turned(q, place[past_key.shape[2] :]), turned(k, place), v, visible(q.shape[2], k.shape[2]))
+    return merge(out, module.c_proj)
+
+
+class RightSelf(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.to_qk = nn.Linear(dim, 2 * dim, bias=False)
+        self.to_v = nn.Linear(dim, dim, bias=False)
+        self.to_out = nn.Linear(dim, dim)
+
+    def turn(self, q, k):
+        position = torch.arange(q.size(-2), device=q.device)
+        return rope(q, position), rope(k, position)
+
+    def forward(self, x):
+        q, k = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.to_qk(x).chunk(2, dim=-1))
+        v = self.to_v(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q, k = self.turn(q, k)
+        sim = torch.einsum("bhid,bhjd->bhij", q, k) * q.size(-1) ** -0.5
+        return self.to_out(torch.einsum("bhij,bhjd->bihd", sim.softmax(dim=-1), v).flatten(2))
+
+
+class WrongSelf(RightSelf):
+    def turn(self, q, k):
+        position = torch.arange(q.size(-2) + 1, device=q.device)
+        return rope(q, position[1:]), rope(k, position[:-1])  # wrong: AS703 off_by_one
+
+
+def _off_by_one(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["rope=half"]
+
+
+def wrong_off_by_one(B, H, L, Dk):
+    return _off_by_one(WrongSelf, B, H, L, Dk)
+
+
+def right_off_by_one(B, H, L, Dk):
+    return _off_by_one(RightSelf, B, H, L, Dk)
+
+
+def reference_off_by_one(module, x):
+    place = torch.arange(x.shape[1]) + 3
+    both = torch.einsum("bli,oi->blo", x, module.to_qk.weight).unflatten(-1, (2, module.heads, -1))
+    q, k = (turned(t, place) for t in both.permute(2, 0, 3, 1, 4))
+    return merge(attend(q, k, heads(x, module.to_v, module.heads)), module.to_out)
+
+
+def rotated_pairs(x, start=0):
+    """Features 2i and 2i + 1 are a pair."""
+    dim, length = x.shape[-1], x.shape[-2]
+    angle = torch.arange(start, start + length, dtype=x.dtype, device=x.device)[:, None]
+    angle = angle / 10000 ** (torch.arange(0, dim, 2, dtype=x.dtype, device=x.device) / dim)
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), dim=-1).flatten(-2)
+
+
+def same_start(query, key, value):
+    return F.scaled_dot_product_attention(rotated_pairs(query), rotated_pairs(key), value, is_causal=True)
+
+
+def another_start(query, key, value):
+    key = rotated_pairs(key, start=1)  # wrong: AS703 functional_shift
+    return F.scaled_dot_product_attention(rotated_pairs(query), key, value, is_causal=True)
+
+
+def _functional_shift(function, B, H, L, Dk):
+    return function, tuple(torch.randn(3, B, H, L, Dk)), {}, ["causal", "rope=interleaved"]
+
+
+def wrong_functional_shift(B, H, L, Dk):
+    return _functional_shift(another_start, B, H, L, Dk)
+
+
+def right_functional_shift(B, H, L, Dk):
+    return _functional_shift(same_start, B, H, L, Dk)
+
+
+def reference_functional_shift(function, query, key, value):
+    place = torch.arange(query.shape[2])
+    q, k = (turned(t, place, "interleaved") for t in (query, key))
+    return attend(q, k, value, visible(len(place), len(place)))

@@ -1,0 +1,166 @@
+"""The test-bed itself: right code equals an independent reference, wrong code differs in numbers alone."""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.mutants.bed import PAIRS, ROOT, UNUSUAL, Pair, Unusual, function, wrong_line
+
+SEEDS = (0, 1, 2)
+RULES = sorted(path.stem for path in (ROOT / "attnshape" / "rules").glob("AS[0-9]*.md"))
+CODES = sorted({pair.code for pair in PAIRS} | set(RULES))
+
+
+def built(
+    entry: Pair | Unusual, case: str, sizes: dict[str, int], seed: int = 0
+) -> tuple[Any, tuple[Any, ...], Any, Any]:
+    torch.manual_seed(seed)
+    called, args, *rest = function(entry, case)(**sizes)
+    if isinstance(called, nn.Module):
+        called.eval()
+    kwargs, claims = [*rest, *({}, [])[len(rest) :]]
+    return called, tuple(args), kwargs, list(claims)
+
+
+def doubled(value: Any) -> Any:
+    """A copy of its own, every floating number of it in float64."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().to(torch.float64) if value.is_floating_point() else value.clone()
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value).double()
+    if isinstance(value, Mapping):
+        return {key: doubled(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(doubled(item) for item in value)
+    return value
+
+
+def first(output: Any) -> Tensor:
+    while not isinstance(output, Tensor):
+        output = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
+    return output
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def called_with_copies(called: Any, args: Any, kwargs: Any) -> Tensor:
+    with torch.no_grad():
+        return first(called(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+
+
+def observed(called: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The output of a call, that of a second call, and the arguments and the state that they leave."""
+    args, kwargs = copy.deepcopy(args), copy.deepcopy(kwargs)
+    with torch.no_grad():
+        outputs = [first(called(*args, **kwargs)).clone() for _ in range(2)]
+    state = list(called.state_dict().values()) if isinstance(called, nn.Module) else []
+    return [*outputs, *tensors(args), *tensors(kwargs), *state]
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    if not one.numel():
+        return 0.0
+    return (one.double() - other.double()).abs().nan_to_num(nan=0.0 if one.equal(other) else 1.0).max().item()
+
+
+def agrees_with_reference(entry: Pair | Unusual, case: str, reference: str, sizes: dict[str, int], seed: int) -> None:
+    called, args, kwargs, _ = built(entry, case, sizes, seed)
+    called, args, kwargs = doubled(called), doubled(args), doubled(kwargs)
+    expected = first(function(entry, reference)(doubled(called), *copy.deepcopy(args), **copy.deepcopy(kwargs)))
+    output = called_with_copies(called, args, kwargs)
+    assert output.dtype == torch.float64
+    torch.testing.assert_close(output, expected.detach(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_right_equals_its_reference(pair: Pair) -> None:
+    for sizes in pair.sizes:
+        for seed in SEEDS:
+            agrees_with_reference(pair, pair.right, pair.reference, sizes, seed)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_wrong_differs_in_numbers_alone(pair: Pair) -> None:
+    for sizes in pair.sizes:
+        for seed in SEEDS:
+            wrong, wrong_args, wrong_kwargs, wrong_claims = built(pair, pair.wrong, sizes, seed)
+            right, args, kwargs, claims = built(pair, pair.right, sizes, seed)
+            assert wrong_claims == claims
+            assert equal(list(tensors(wrong_args)), list(tensors(args)))
+            assert list(wrong_kwargs) == list(kwargs)
+            assert equal(list(tensors(wrong_kwargs)), list(tensors(kwargs)))
+            assert isinstance(wrong, nn.Module) == isinstance(right, nn.Module)
+            if isinstance(right, nn.Module):
+                assert list(wrong.state_dict()) == list(right.state_dict())
+                assert equal(list(wrong.state_dict().values()), list(right.state_dict().values()))
+            output, *seen = observed(wrong, wrong_args, wrong_kwargs)
+            expected, *seen_right = observed(right, args, kwargs)
+            assert output.shape == expected.shape
+            assert output.dtype == expected.dtype
+            assert not expected.isnan().any()
+            difference = distance(output, expected)
+            if pair.code.startswith("AS9"):
+                difference = max([difference, *(distance(a, b) for a, b in zip(seen, seen_right, strict=True))])
+            assert difference > 1e-6, f"{sizes}, seed {seed}: {difference}"
+
+
+@pytest.mark.parametrize("one", [one for one in UNUSUAL if one.reference], ids=str)
+def test_unusual_equals_its_reference(one: Unusual) -> None:
+    assert one.reference is not None
+    for sizes in one.sizes:
+        for seed in SEEDS:
+            agrees_with_reference(one, one.case, one.reference, sizes, seed)
+
+
+@pytest.mark.parametrize("one", [one for one in UNUSUAL if not one.reference], ids=str)
+def test_unusual_runs(one: Unusual) -> None:
+    for sizes in one.sizes:
+        called, args, kwargs, _ = built(one, one.case, sizes)
+        assert called_with_copies(called, args, kwargs).isfinite().all()
+
+
+def test_markers_name_a_pair_once() -> None:
+    marked = Counter(
+        (path.relative_to(ROOT).as_posix(), line.rpartition("# wrong: ")[2])
+        for path in (Path(__file__).parent / "pairs").glob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "# wrong: " in line
+    )
+    expected = Counter((pair.file, f"{pair.code} {pair.name}") for pair in PAIRS if wrong_line(pair) is not None)
+    assert marked == expected
+
+
+def test_names_and_sizes_differ() -> None:
+    names = Counter(str(entry) for entry in (*PAIRS, *UNUSUAL))
+    assert [name for name, count in names.items() if count > 1] == []
+    for pair in PAIRS:
+        assert len(pair.sizes) == 3, pair
+        assert all(list(sizes) == list(pair.sizes[0]) for sizes in pair.sizes), pair
+    for entry in (*PAIRS, *UNUSUAL):
+        assert entry.sizes, entry
+        for sizes in entry.sizes:
+            assert len(set(sizes.values())) == len(sizes), f"{entry}: {sizes} has a number twice"
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_code_has_three_pairs(code: str) -> None:
+    assert sum(pair.code == code for pair in PAIRS) >= 3
