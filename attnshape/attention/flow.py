@@ -74,4 +74,9 @@ class Flow:
 
 def _reads(event: Event, reached: set[Source]) -> bool:
     """Say whether a call takes numbers from any of these."""
-    return event.name not in _SHAPE_ONLY and any(s in reached for sources in event.sources for s in sources)
+    return not takes_shape_only(event) and any(s in reached for sources in event.sources for s in sources)
+
+
+def takes_shape_only(event: Event) -> bool:
+    """Say whether a call takes no numbers from its operand."""
+    return event.name in _SHAPE_ONLY

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attnshape.attention.following import Moved, Parting, along
+from attnshape.attention.kinds import MOVES
 from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change
 
@@ -14,6 +15,8 @@ def scrambles(subject: Subject, parting: Parting, letter: str, index: int, chang
 
     A token that is found alone at another place was moved as a whole, as by a shift.
     """
+    if parting.summary is not None and parting.summary.name not in MOVES:
+        return False
     if len(parting.found) > 1:
         return True
     size = parting.event.values[parting.address.output].shape[parting.axis]

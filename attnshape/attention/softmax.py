@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attnshape.attention.flow import Flow
+from attnshape.inference.kinds import PRODUCT
 from attnshape.replaying.replay import Address, Event, Source
 
-_ONE = {"softmax", "_safe_softmax"}
+_ONE = {"softmax", "_safe_softmax", "log_softmax"}
 _QUOTIENT = {"div", "div_", "true_divide", "divide"}
 _EXPONENTIAL = {"exp", "exp_", "exp2"}
 _BOUNDS = {"clamp", "clamp_min", "clamp_", "add", "add_", "maximum"}
+_MASKED = {"masked_fill", "masked_fill_", "mul", "where"}
 _DIFFERENCE = {"sub", "sub_", "subtract"}
 _REDUCES = {"max", "amax", "logsumexp"}
 
@@ -30,6 +33,10 @@ class Softmax:
     """As which of its operands."""
     axes: frozenset[int]
     """Along which its results sum to one."""
+    late: bool = False
+    """Whether its results are divided by their sum only behind the product with the values."""
+    base: float = 1.0
+    """What the scores are multiplied by in the exponent: for powers of two, the logarithm of two."""
 
     @property
     def address(self) -> Address:
@@ -57,17 +64,21 @@ def softmaxes(flow: Flow) -> list[Softmax]:
     """Return every softmax of a run, in order."""
     found = []
     for event in flow.run.events:
+        if not event.values[0].is_floating_point():
+            continue
         inner = _input_of(event, flow)
-        if inner is not None and event.values[0].is_floating_point():
-            owner, place = inner
-            found.append(Softmax(event, owner, place, _axes(event.values[0])))
+        if inner is not None:
+            found.append(Softmax(event, *inner, _axes(event), base=_base(event, flow)))
+        elif event.name in _EXPONENTIAL and event.given and _is_normalised_later(event, flow):
+            found.append(Softmax(event, *_less_maximum(event, flow), frozenset(), late=True, base=_base(event, flow)))
     return found
 
 
 def _input_of(event: Event, flow: Flow) -> tuple[Event, int] | None:
     """Return whose operand goes into a softmax, and which it is."""
     if event.name in _ONE and event.given:
-        return event, 0
+        read_by = {reader.name for reader, _ in flow.consumers.get(event.addresses[0], [])}
+        return (event, 0) if event.name != "log_softmax" or not read_by & _EXPONENTIAL else None
     if event.name in _EXPONENTIAL and event.given:
         before = _maker(event, 0, flow)
         if before is not None and before.name == "log_softmax":
@@ -81,17 +92,46 @@ def _input_of(event: Event, flow: Flow) -> tuple[Event, int] | None:
         over, under = _maker(event, 0, flow), _maker(event, 1, flow)
         while under is not None and under.name in _BOUNDS and under.given:
             under = _maker(under, 0, flow)
-        if over is None or under is None or over.name not in _EXPONENTIAL or under.name != "sum":
+        if under is None or under.name != "sum" or under.sources[0] != event.sources[0]:
             return None
-        if under.sources[0] != event.sources[0]:
+        while over is not None and over.name in _MASKED and over.given:
+            over = _maker(over, 0, flow)
+        if over is None or over.name not in _EXPONENTIAL:
             return None
-        before = _maker(over, 0, flow)
-        if before is not None and before.name in _DIFFERENCE and len(before.given) == 2:
-            subtracted = _maker(before, 1, flow)
-            if subtracted is not None and subtracted.name in _REDUCES:
-                return before, 0
-        return over, 0
+        return _less_maximum(over, flow)
     return None
+
+
+def _less_maximum(exponential: Event, flow: Flow) -> tuple[Event, int]:
+    """Return whose operand goes into an exponential, before the maximum is subtracted."""
+    before = _maker(exponential, 0, flow)
+    if before is not None and before.name in _DIFFERENCE and len(before.given) == 2:
+        subtracted = _maker(before, 1, flow)
+        if subtracted is not None and subtracted.name in _REDUCES:
+            return before, 0
+    return exponential, 0
+
+
+def _is_normalised_later(event: Event, flow: Flow) -> bool:
+    """Say whether an exponential is summed for a division that comes behind the product with the values."""
+    readers = [reader for reader, _ in flow.consumers.get(event.addresses[0], [])]
+    sums = [reader for reader in readers if reader.name == "sum"]
+    if not sums or not any(reader.name in PRODUCT for reader in readers):
+        return False
+    return any(
+        reader.name in _QUOTIENT and len(reader.given) == 2 and reader.sources[1][-1] == sums[0].addresses[0]
+        for reader, _ in flow.consumers.get(sums[0].addresses[0], [])
+    )
+
+
+def _base(event: Event, flow: Flow) -> float:
+    """Return what the scores are multiplied by in the exponent, for e as its base."""
+    if event.name in _QUOTIENT:
+        over = _maker(event, 0, flow)
+        while over is not None and over.name in _MASKED:
+            over = _maker(over, 0, flow)
+        event = over or event
+    return math.log(2) if event.name == "exp2" else 1.0
 
 
 def _maker(event: Event, place: int, flow: Flow) -> Event | None:
@@ -99,8 +139,9 @@ def _maker(event: Event, place: int, flow: Flow) -> Event | None:
     return flow.run.event(made[-1]) if made else None
 
 
-def _axes(weights: Tensor) -> frozenset[int]:
+def _axes(event: Event) -> frozenset[int]:
     """Return the axes along which the rows sum to one, but for rows that are empty."""
+    weights = event.values[0].exp() if event.name == "log_softmax" else event.values[0]
     found = []
     for axis, size in enumerate(weights.shape):
         sums = weights.sum(axis)

@@ -57,6 +57,11 @@ class Subject:
         return measure(self.bench, self.cores)
 
     @cached_property
+    def returned_memory(self) -> set[int]:
+        """The memory of what the target returned."""
+        return {tensor.untyped_storage()._cdata for tensor in self.base.results}
+
+    @cached_property
     def inputs(self) -> dict[str, Tensor]:
         """The inputs that carry numbers: of floating point, else whole numbers."""
         masks = {name for name, meaning in self.claims.arguments.items()}

@@ -11,7 +11,6 @@ from attnshape.attention.operands import Operand, operands, projection
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.subject import Subject, other_numbers
 from attnshape.replaying.bench import Change, Run
-from attnshape.replaying.letters import holds
 from attnshape.replaying.replay import Address, Replace
 
 CODES = ("AS112",)
@@ -90,7 +89,7 @@ def _heads(subject: Subject, operand: Operand, run: Run) -> set[int]:
     size = operand.value.shape[axis]
     heads = subject.numbers["H"]
     found = along(mask, axis)
-    if size == heads or (holds(heads, "Hkv", subject.numbers) and size == subject.numbers.get("Hkv")):
+    if size <= heads:
         return found
     by_fold = ({one % heads for one in found}, {one // (size // heads) for one in found})
     return min(by_fold, key=len)

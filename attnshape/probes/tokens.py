@@ -29,8 +29,8 @@ _NEAR = 4
 def examine(subject: Subject) -> Iterator[Outcome]:
     """Change one token of the inputs, and follow it to where it is found at other positions."""
     looked = False
-    contexts = [core.context for core in (*subject.cores, *subject.fused)]
-    behind = {address for context in contexts for address in subject.flow.behind(context)}
+    mixed_by = [*(core.scores.address for core in subject.cores), *(core.context for core in subject.fused)]
+    behind = {address for start in mixed_by for address in subject.flow.behind(start)}
     for letter in subject.lengths:
         index = subject.numbers[letter] // 2
         change = subject.at_index(letter, index)

@@ -63,7 +63,7 @@ def _rule(page: Page) -> dict[str, Any]:
     return {
         "id": page.code,
         "shortDescription": {"text": page.title},
-        "fullDescription": {"text": page.sections["What it costs"]},
+        "fullDescription": {"text": " ".join(page.sections["What it costs"].split())},
         "help": {"text": page.markdown, "markdown": page.markdown},
         "defaultConfiguration": {"level": "error"},
         "properties": {"tags": ["attention", family(page.code)]},

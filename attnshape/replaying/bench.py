@@ -72,6 +72,8 @@ class Run:
     state: dict[str, Tensor]
     state_after: dict[str, Tensor]
     error: BaseException | None = None
+    results: tuple[Tensor, ...] = ()
+    """The very tensors that were returned."""
 
     def value(self, address: Address) -> Tensor:
         """Return what a result held behind its call."""
@@ -205,21 +207,24 @@ class Bench:
             before = {name: tensor.detach().clone() for name, tensor in inputs}
             state = {name: tensor.detach().clone() for name, tensor in parameters}
             replay = Replay(inputs + parameters, change.results)
-            error = None
+            failure: BaseException | None = None
+            results: tuple[Tensor, ...] = ()
             returned: list[tuple[str, Tensor]] = []
             seed_all(self._placement.seed + change.seed)
             try:
                 with torch.no_grad(), uncompiled(), replay:
                     result, _ = run_to_its_end(runnable.call())
-                returned = [(path, tensor.detach().clone()) for path, tensor in paths("output", result)]
+                found = list(paths("output", result))
+                results = tuple(tensor for _, tensor in found)
+                returned = [(path, tensor.detach().clone()) for path, tensor in found]
             except BaseException as raised:
                 reraise_interruption(raised)
-                error = raised
+                failure = raised
                 if isinstance(raised, TooLong):
                     raise
             after = {name: tensor.detach().clone() for name, tensor in inputs}
             state_after = {name: tensor.detach().clone() for name, tensor in parameters}
-            return Run(replay.events, returned, before, after, state, state_after, error)
+            return Run(replay.events, returned, before, after, state, state_after, failure, results)
 
 
 def _state(runnable: Runnable) -> list[tuple[str, Tensor]]:

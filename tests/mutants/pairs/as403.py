@@ -108,7 +108,7 @@ class WrongLengthFirst(RightLengthFirst):
 
 def _length_first(cls, B, H, Lq, Lk, Dk):
     padding = torch.arange(Lk)[None, :] >= torch.randint(1, Lk, (B, 1))
-    padding[0], padding[1] = torch.arange(Lk) >= 1, torch.arange(Lk) >= Lk - 1
+    padding[0], padding[1:2] = torch.arange(Lk) >= 1, torch.arange(Lk) >= Lk - 1
     args = (torch.randn(Lq, B, H * Dk), torch.randn(Lk, B, H * Dk), padding)
     return cls(H * Dk, H), args, {}, ["key_padding_mask=drop", "seq-first"]
 
@@ -151,7 +151,7 @@ def tiled_right(query, key, value, mask, num_heads):
 def _heads_first_fold(function, B, H, L, Dk):
     mask = torch.rand(B, L) < 0.5
     mask[:, 0] = True
-    mask[0], mask[1] = torch.arange(L) < 1, torch.arange(L) < L
+    mask[0], mask[1:2] = torch.arange(L) < 1, True
     return function, tuple(torch.randn(3, B, L, H * Dk)), {"mask": mask, "num_heads": H}, ["mask=keep"]
 
 

@@ -131,7 +131,7 @@ def _sdpa_most_negative(function, B, H, Lq, Lk, Dk):
     q, k, v = torch.randn(B, H, Lq, Dk), torch.randn(B, H, Lk, Dk), torch.randn(B, H, Lk, Dk)
     mask = torch.rand(B, Lq, Lk) < 0.6
     mask[..., 0] = True
-    mask[:, 1] = False
+    mask[:, 0] = False
     return function, (q, k, v, mask), {}, CLAIMS
 
 

@@ -49,7 +49,7 @@ class RightOptionalPast(nn.Module):
 class WrongOptionalPast(RightOptionalPast):
     def mask(self, scores, layer_past):
         if layer_past is not None:
-            return scores  # wrong: AS504 only_without_past
+            return scores
         T = scores.size(-1)
         return scores.masked_fill(~torch.ones(T, T, dtype=torch.bool, device=scores.device).tril(), -math.inf)
 

@@ -115,22 +115,21 @@ class RightLocal(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
-    def width(self):
-        return self.window
+    def hidden(self, i, j):
+        return (j > i) | (j <= i - self.window)
 
     def forward(self, x):
         B, N, C = x.shape
         q, k, v = self.qkv(self.norm(x)).view(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
         i = torch.arange(N, device=x.device).unsqueeze(1)
         j = torch.arange(N, device=x.device).unsqueeze(0)
-        hidden = (j > i) | (j <= i - self.width())
-        attn = (q @ k.transpose(-2, -1) / math.sqrt(C // self.num_heads)).masked_fill(hidden, -1e9)
+        attn = (q @ k.transpose(-2, -1) / math.sqrt(C // self.num_heads)).masked_fill(self.hidden(i, j), -1e9)
         return x + self.proj((attn.softmax(dim=-1) @ v).transpose(1, 2).reshape(B, N, C))
 
 
 class WrongLocal(RightLocal):
-    def width(self):
-        return self.window // 2  # wrong: AS505 half_the_width
+    def hidden(self, i, j):
+        return (j > i) | (j <= i - self.window // 2)  # wrong: AS505 half_the_width
 
 
 def _half_the_width(cls, B, H, L, Dk, W):

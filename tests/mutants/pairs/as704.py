@@ -151,9 +151,8 @@ class RightComplex(nn.Module):
 
 class WrongComplex(RightComplex):
     def apply_rotary_emb(self, x, freqs):
-        spun = torch.complex(*x.chunk(2, dim=-1)) * torch.complex(
-            freqs.cos(), freqs.sin()
-        )  # wrong: AS704 half_for_complex
+        pairs = torch.complex(*x.chunk(2, dim=-1))  # wrong: AS704 half_for_complex
+        spun = pairs * torch.complex(freqs.cos(), freqs.sin())
         return torch.cat((spun.real, spun.imag), dim=-1)
 
 

@@ -192,20 +192,22 @@ def reference_alibi_sign(module, x):
     return merge(attend(q, k, v, visible(L, L), penalty(module.slopes, L)), module.o)
 
 
-def sloped(q, k, v, sign):
+def slopes_and_distance(q):
     H, L = q.shape[1], q.shape[2]
     slopes = torch.pow(2.0, -8.0 / H * torch.arange(1, H + 1, dtype=q.dtype, device=q.device)).view(H, 1, 1)
-    back = torch.arange(L, device=q.device).view(L, 1) - torch.arange(L, device=q.device)
-    bias = sign * slopes * back
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(back < 0, -math.inf))
+    return slopes, torch.arange(L, device=q.device).view(L, 1) - torch.arange(L, device=q.device)
 
 
 def falling(q, k, v):
-    return sloped(q, k, v, sign=-1)
+    slopes, back = slopes_and_distance(q)
+    bias = -slopes * back
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(back < 0, -math.inf))
 
 
 def rising(q, k, v):
-    return sloped(q, k, v, sign=1)  # wrong: AS706 alibi_in_sdpa
+    slopes, back = slopes_and_distance(q)
+    bias = slopes * back  # wrong: AS706 alibi_in_sdpa
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(back < 0, -math.inf))
 
 
 def _alibi_in_sdpa(function, B, H, L, Dk):

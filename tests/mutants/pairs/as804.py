@@ -150,15 +150,13 @@ class RightCrossBlock(nn.Module):
 
     def forward(self, x, memory):
         h = x + self.cross(x, memory)
-        h = h + self.mlp(h)
-        return h
+        return h + self.mlp(h)
 
 
 class WrongCrossBlock(RightCrossBlock):
     def forward(self, x, memory):
-        h = x + self.cross(x, memory)
-        h = x + self.mlp(x)  # wrong: AS804 residual_overwrites
-        return h
+        h = x + self.cross(x, memory)  # noqa: F841
+        return x + self.mlp(x)  # wrong: AS804 residual_overwrites
 
 
 def _residual_overwrites(cls, B, H, Lq, Lk, Dk):

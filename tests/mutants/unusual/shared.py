@@ -34,7 +34,7 @@ class MultiQuery(nn.Module):
     def forward(self, x):
         b, n, d = x.shape
         q, k, v = self.c_attn(x).split((d, self.depth, self.depth), dim=-1)
-        q = q.view(b, n * self.heads, self.depth)
+        q = q.reshape(b, n * self.heads, self.depth)
         scores = torch.bmm(q, k.mT).view(b, n, self.heads, n) / math.sqrt(self.depth)
         scores = scores.masked_fill(torch.ones(n, n).triu(1).bool()[:, None], -torch.inf)
         return self.c_proj(torch.bmm(scores.softmax(-1).view(b, n * self.heads, n), v).view(b, n, d))

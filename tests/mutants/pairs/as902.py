@@ -1,0 +1,221 @@
+"""AS902: the result depends on the call before."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.mutants.pairs.as4_reference import attend, fused, heads, merge, visible
+
+SELF = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 7, "L": 5, "Dk": 4})
+PAIRS = [
+    ("AS902", "cache_never_emptied", *SELF),
+    ("AS902", "positions_go_on", *SELF),
+    ("AS902", "scores_of_last_call", *SELF),
+    ("AS902", "segment_memory", *SELF),
+]
+
+
+class RightSelf(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.wq = nn.Linear(d_model, d_model)
+        self.wk = nn.Linear(d_model, d_model)
+        self.wv = nn.Linear(d_model, d_model)
+        self.wo = nn.Linear(d_model, d_model)
+        self.cached = None
+
+    def split(self, x):
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+    def keys_and_values(self, x):
+        return self.split(self.wk(x)), self.split(self.wv(x))
+
+    def forward(self, x):
+        q = self.split(self.wq(x))
+        k, v = self.keys_and_values(x)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+        future = torch.ones_like(scores, dtype=torch.bool).triu(1 + k.size(2) - q.size(2))
+        scores = scores.masked_fill(future, -math.inf)
+        return self.wo((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+class WrongSelf(RightSelf):
+    def keys_and_values(self, x):
+        k, v = super().keys_and_values(x)
+        if self.cached is not None:
+            k = torch.cat((self.cached[0], k), dim=2)  # wrong: AS902 cache_never_emptied
+            v = torch.cat((self.cached[1], v), dim=2)
+        self.cached = k, v
+        return k, v
+
+
+def _cache_never_emptied(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["causal"]
+
+
+def wrong_cache_never_emptied(B, H, L, Dk):
+    return _cache_never_emptied(WrongSelf, B, H, L, Dk)
+
+
+def right_cache_never_emptied(B, H, L, Dk):
+    return _cache_never_emptied(RightSelf, B, H, L, Dk)
+
+
+def reference_cache_never_emptied(module, x):
+    q, k, v = (heads(x, p, module.n_heads) for p in (module.wq, module.wk, module.wv))
+    return merge(attend(q, k, v, visible(x.shape[1], x.shape[1])), module.wo)
+
+
+class RightSinusoidal(nn.Module):
+    """Absolute positions are added to the tokens before they are projected."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.in_proj = nn.Linear(dim, 3 * dim)
+        self.out_proj = nn.Linear(dim, dim)
+        self.seen = 0
+
+    def positions(self, x):
+        return torch.arange(x.size(1), device=x.device, dtype=x.dtype)
+
+    def forward(self, x):
+        B, L, D = x.shape
+        angle = self.positions(x)[:, None] * 0.01 ** (torch.arange(D, device=x.device, dtype=x.dtype) / D)
+        q, k, v = self.in_proj(x + angle.sin()).view(B, L, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.out_proj(out.transpose(1, 2).reshape(B, L, D))
+
+
+class WrongSinusoidal(RightSinusoidal):
+    def positions(self, x):
+        start, self.seen = self.seen, self.seen + x.size(1)
+        return torch.arange(start, self.seen, device=x.device, dtype=x.dtype)  # wrong: AS902 positions_go_on
+
+
+def _positions_go_on(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def wrong_positions_go_on(B, H, L, Dk):
+    return _positions_go_on(WrongSinusoidal, B, H, L, Dk)
+
+
+def right_positions_go_on(B, H, L, Dk):
+    return _positions_go_on(RightSinusoidal, B, H, L, Dk)
+
+
+def reference_positions_go_on(module, x):
+    L, D = x.shape[1:]
+    table = torch.tensor([[math.sin(i * 100 ** (-c / D)) for c in range(D)] for i in range(L)], dtype=torch.float64)
+    return merge(attend(*fused(x + table, module.in_proj, module.heads)), module.out_proj)
+
+
+class RightResidualScores(nn.Module):
+    """Scores go from layer to layer, as in RealFormer: two layers, the second one adds the first one's."""
+
+    def __init__(self, width, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.prev = None
+
+    def first(self):
+        return None
+
+    def layer(self, i, x, prev):
+        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv[i](x).chunk(3, dim=-1))
+        scores = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(q.size(-1))
+        if prev is not None:
+            scores = scores + prev
+        return x + self.out[i](torch.matmul(scores.softmax(dim=-1), v).transpose(1, 2).flatten(2)), scores
+
+    def forward(self, x):
+        prev = self.first()
+        for i in range(2):
+            x, prev = self.layer(i, x, prev)
+        self.prev = prev.detach()
+        return x
+
+
+class WrongResidualScores(RightResidualScores):
+    def first(self):
+        return self.prev
+
+
+def _scores_of_last_call(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def wrong_scores_of_last_call(B, H, L, Dk):
+    return _scores_of_last_call(WrongResidualScores, B, H, L, Dk)
+
+
+def right_scores_of_last_call(B, H, L, Dk):
+    return _scores_of_last_call(RightResidualScores, B, H, L, Dk)
+
+
+def reference_scores_of_last_call(module, x):
+    scores = 0.0
+    for qkv, out in zip(module.qkv, module.out, strict=True):
+        q, k, v = fused(x, qkv, module.n_heads)
+        inner = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
+        x = x + merge(attend(q, k, v, bias=scores), out)
+        scores = scores + inner
+    return x
+
+
+class RightSegments(nn.Module):
+    """Two segments, the second one sees the first one's states as Transformer-XL does."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.to_q = nn.Linear(dim, dim, bias=False)
+        self.to_kv = nn.Linear(dim, 2 * dim, bias=False)
+        self.to_out = nn.Linear(dim, dim)
+        self.mems = None
+
+    def begin(self):
+        self.mems = None
+
+    def segment(self, x):
+        seen = x if self.mems is None else torch.cat((self.mems, x), dim=1)
+        q = self.to_q(x).unflatten(-1, (self.heads, -1))
+        k, v = self.to_kv(seen).unflatten(-1, (2, self.heads, -1)).unbind(2)
+        sim = torch.einsum("bihd,bjhd->bhij", q, k) * q.size(-1) ** -0.5
+        self.mems = x.detach()
+        return self.to_out(torch.einsum("bhij,bjhd->bihd", sim.softmax(dim=-1), v).flatten(2))
+
+    def forward(self, x):
+        self.begin()
+        return torch.cat([self.segment(part) for part in x.chunk(2, dim=1)], dim=1)
+
+
+class WrongSegments(RightSegments):
+    def begin(self):
+        pass
+
+
+def _segment_memory(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def wrong_segment_memory(B, H, L, Dk):
+    return _segment_memory(WrongSegments, B, H, L, Dk)
+
+
+def right_segment_memory(B, H, L, Dk):
+    return _segment_memory(RightSegments, B, H, L, Dk)
+
+
+def reference_segment_memory(module, x):
+    both = torch.einsum("bli,oi->blo", x, module.to_kv.weight).unflatten(-1, (2, module.heads, -1))
+    k, v = both.permute(2, 0, 3, 1, 4)
+    L, half = x.shape[1], (x.shape[1] + 1) // 2
+    keep = (torch.arange(L)[:, None] >= half) | (torch.arange(L)[None, :] < half)
+    return merge(attend(heads(x, module.to_q, module.heads), k, v, keep), module.to_out)

@@ -1,0 +1,275 @@
+"""Where the tokens are: biases, rotations and learned positions."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.mutants.plain import attention, causal, join, multihead, softmax, split
+
+SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 10}, {"B": 5, "H": 2, "L": 9, "Dk": 6})
+PAST = ({"B": 2, "H": 4, "Lp": 6, "L": 3, "Dk": 10}, {"B": 5, "H": 2, "Lp": 4, "L": 8, "Dk": 6})
+UNUSUAL = [
+    ("bucketed_bias", *SIZES),
+    ("relative_shift", *SIZES),
+    ("linear_biases", *SIZES),
+    ("rotated_halves", *SIZES),
+    ("rotated_pairs", *SIZES),
+    ("partly_rotated", *SIZES),
+    ("rotated_with_cache", *PAST),
+    ("learned_positions", *SIZES),
+]
+
+
+class Base(nn.Module):
+    """Takes `logits` and `place` from the variant."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        self.heads, self.depth = heads, depth
+        self.qkv = nn.Linear(heads * depth, 3 * heads * depth)
+        self.proj = nn.Linear(heads * depth, heads * depth)
+
+    def place(self, q, k):
+        return q, k
+
+    def logits(self, q, k):
+        return q @ k.mT * self.depth**-0.5
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.depth)).permute(2, 0, 3, 1, 4)
+        weights = self.logits(*self.place(q, k)).softmax(dim=-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def _case(module, B, H, L, Dk, claims=()):
+    return module(H, Dk), (torch.randn(B, L, H * Dk),), {}, list(claims)
+
+
+def parts(module, x):
+    return (split(t, module.heads) for t in module.qkv(x).chunk(3, dim=-1))
+
+
+class BucketedBias(Base):
+    """A bias a head and bucket: near distances have one each, far ones share by their logarithm. No scale."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.table = nn.Embedding(8, heads)
+
+    def bucket(self, distance):
+        later, distance = (distance > 0).long() * 4, distance.abs()
+        far = 2 + (torch.log(distance.clamp(min=1) / 2) / math.log(4) * 2).long()
+        return later + torch.where(distance < 2, distance, far.clamp(max=3))
+
+    def logits(self, q, k):
+        distance = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+        return q @ k.mT + self.table(self.bucket(distance)).permute(2, 0, 1)
+
+
+def case_bucketed_bias(B, H, L, Dk):
+    return _case(BucketedBias, B, H, L, Dk, ["scale=1"])
+
+
+def reference_bucketed_bias(module, x):
+    n = x.shape[1]
+    rows = [[module.table(module.bucket(torch.tensor(j - i))) for j in range(n)] for i in range(n)]
+    bias = torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
+    return module.proj(multihead(*module.qkv(x).chunk(3, dim=-1), module.heads, scale=1.0, bias=bias))
+
+
+class RelativeShift(Base):
+    """Queries meet encoded distances; rows are shifted by padding and viewing. Causal."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.r = nn.Linear(heads * depth, heads * depth, bias=False)
+        self.u, self.w = nn.Parameter(torch.randn(heads, 1, depth)), nn.Parameter(torch.randn(heads, 1, depth))
+
+    def distances(self, n, like):
+        rates = 10000 ** -(torch.arange(0, self.heads * self.depth, 2).to(like) / (self.heads * self.depth))
+        angles = torch.arange(n - 1, -1, -1).to(like)[:, None] * rates
+        waves = torch.cat((angles.sin(), angles.cos()), dim=-1)[:, : self.heads * self.depth]
+        return self.r(waves).view(n, self.heads, self.depth).transpose(0, 1)
+
+    def shift(self, x):
+        b, h, n, m = x.shape
+        return F.pad(x, (1, 0)).view(b, h, m + 1, n)[:, :, 1:].reshape(b, h, n, m)
+
+    def logits(self, q, k):
+        n = q.shape[2]
+        by_distance = self.shift((q + self.w) @ self.distances(n, q).mT)
+        scores = ((q + self.u) @ k.mT + by_distance) * self.depth**-0.5
+        return scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+
+
+def case_relative_shift(B, H, L, Dk):
+    return _case(RelativeShift, B, H, L, Dk, ["causal"])
+
+
+def reference_relative_shift(module, x):
+    n = x.shape[1]
+    q, k, v = parts(module, x)
+    far = module.distances(n, x)
+    scores = torch.einsum("bhid,bhjd->bhij", q + module.u, k)
+    for i in range(n):
+        for j in range(i + 1):
+            scores[:, :, i, j] += ((q + module.w)[:, :, i] * far[:, n - 1 - (i - j)]).sum(-1)
+    weights = softmax(torch.where(causal(n, n), scores / math.sqrt(module.depth), -torch.inf))
+    return module.proj(join(torch.einsum("bhij,bhjd->bhid", weights, v)))
+
+
+class LinearBiases(Base):
+    """Scores fall with distance, each head by a slope of its own; causal."""
+
+    def logits(self, q, k):
+        n = k.shape[2]
+        slopes = torch.exp2(-8 * torch.arange(1, self.heads + 1).to(q) / self.heads)
+        behind = torch.arange(n) - torch.arange(n)[:, None]
+        scores = q @ k.mT / math.sqrt(self.depth) + slopes[:, None, None] * behind
+        return scores.masked_fill(behind > 0, -torch.inf)
+
+
+def case_linear_biases(B, H, L, Dk):
+    return _case(LinearBiases, B, H, L, Dk, ["causal", "alibi"])
+
+
+def reference_linear_biases(module, x):
+    n = x.shape[1]
+    distances = torch.tensor([[float(j - i) for j in range(n)] for i in range(n)], dtype=x.dtype)
+    bias = torch.stack([2 ** (-8 * (h + 1) / module.heads) * distances for h in range(module.heads)])
+    q, k, v = module.qkv(x).chunk(3, dim=-1)
+    return module.proj(multihead(q, k, v, module.heads, bias=bias, keep=causal(n, n)))
+
+
+def angles(positions, depth, like):
+    rates = 10000 ** -(torch.arange(0, depth, 2).to(like) / depth)
+    return positions.to(like)[:, None] * rates
+
+
+class RotatedHalves(Base):
+    """The first half of a head is rotated with the second. An odd width leaves its last number."""
+
+    def rotate(self, x, positions):
+        even = x.shape[-1] // 2 * 2
+        x, rest = x[..., :even], x[..., even:]
+        turn = torch.cat([angles(positions, even, x)] * 2, dim=-1)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((x * turn.cos() + torch.cat((-second, first), dim=-1) * turn.sin(), rest), dim=-1)
+
+    def place(self, q, k):
+        positions = torch.arange(q.shape[-2])
+        return self.rotate(q, positions), self.rotate(k, positions)
+
+
+class RotatedPairs(RotatedHalves):
+    """Neighbouring numbers are rotated as one complex number."""
+
+    def rotate(self, x, positions):
+        even = x.shape[-1] // 2 * 2
+        pairs = torch.view_as_complex(x[..., :even].unflatten(-1, (-1, 2)).contiguous())
+        turn = angles(positions, even, x)
+        turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(turn), turn)).flatten(-2)
+        return torch.cat((turned, x[..., even:]), dim=-1)
+
+
+class PartlyRotated(RotatedHalves):
+    """A part of each head knows where it is, the rest doesn't."""
+
+    def rotate(self, x, positions):
+        part = x.shape[-1] // 4 * 2
+        return torch.cat((super().rotate(x[..., :part], positions), x[..., part:]), dim=-1)
+
+
+def case_rotated_halves(B, H, L, Dk):
+    return _case(RotatedHalves, B, H, L, Dk, ["rope=half"])
+
+
+def case_rotated_pairs(B, H, L, Dk):
+    return _case(RotatedPairs, B, H, L, Dk, ["rope=interleaved"])
+
+
+def case_partly_rotated(B, H, L, Dk):
+    return _case(PartlyRotated, B, H, L, Dk)
+
+
+def turned(x, pairs, depth, start=0):
+    """Rotate the number pairs (i, j) of (B, H, L, Dk), one by one."""
+    out = x.clone()
+    for place in range(x.shape[2]):
+        for index, (i, j) in enumerate(pairs):
+            angle = (start + place) * 10000 ** (-2 * index / depth)
+            a, b = x[:, :, place, i], x[:, :, place, j]
+            out[:, :, place, i] = a * math.cos(angle) - b * math.sin(angle)
+            out[:, :, place, j] = b * math.cos(angle) + a * math.sin(angle)
+    return out
+
+
+def halves(depth):
+    return [(i, i + depth // 2) for i in range(depth // 2)]
+
+
+def reference_rotated_halves(module, x):
+    q, k, v = parts(module, x)
+    even = module.depth // 2 * 2
+    return module.proj(join(attention(*(turned(t, halves(even), even) for t in (q, k)), v)))
+
+
+def reference_rotated_pairs(module, x):
+    q, k, v = parts(module, x)
+    even = module.depth // 2 * 2
+    pairs = [(i, i + 1) for i in range(0, even, 2)]
+    return module.proj(join(attention(*(turned(t, pairs, even) for t in (q, k)), v)))
+
+
+def reference_partly_rotated(module, x):
+    q, k, v = parts(module, x)
+    part = module.depth // 4 * 2
+    return module.proj(join(attention(*(turned(t, halves(part), part) for t in (q, k)), v)))
+
+
+class RotatedWithCache(RotatedHalves):
+    """The cache holds keys that are rotated already; new ones are rotated by where they stand."""
+
+    def forward(self, x, past_key, past_value):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.depth)).permute(2, 0, 3, 1, 4)
+        old, new = past_key.shape[2], q.shape[2]
+        positions = torch.arange(old, old + new)
+        q, k = self.rotate(q, positions), torch.cat((past_key, self.rotate(k, positions)), dim=2)
+        hidden = torch.ones(new, old + new, dtype=torch.bool).triu(old + 1)
+        weights = self.logits(q, k).masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        return self.proj((weights @ torch.cat((past_value, v), dim=2)).transpose(1, 2).flatten(2)), k
+
+
+def case_rotated_with_cache(B, H, Lp, L, Dk):
+    inputs = torch.randn(B, L, H * Dk), *torch.randn(2, B, H, Lp, Dk)
+    return RotatedWithCache(H, Dk), inputs, {}, ["causal", "rope=half"]
+
+
+def reference_rotated_with_cache(module, x, past_key, past_value):
+    q, k, v = parts(module, x)
+    old, even = past_key.shape[2], module.depth // 2 * 2
+    q, k = (turned(t, halves(even), even, start=old) for t in (q, k))
+    k, v = torch.cat((past_key, k), dim=2), torch.cat((past_value, v), dim=2)
+    return module.proj(join(attention(q, k, v, keep=causal(q.shape[2], k.shape[2]))))
+
+
+class LearnedPositions(Base):
+    """A learned vector a position is added to queries and keys alone, not to the values."""
+
+    def __init__(self, heads, depth, length):
+        super().__init__(heads, depth)
+        self.position = nn.Parameter(torch.randn(heads, length, depth))
+
+    def place(self, q, k):
+        return q + self.position, k + self.position
+
+
+def case_learned_positions(B, H, L, Dk):
+    return LearnedPositions(H, Dk, L), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_learned_positions(module, x):
+    q, k, v = parts(module, x)
+    return module.proj(join(attention(q + module.position, k + module.position, v)))

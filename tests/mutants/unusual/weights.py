@@ -1,0 +1,346 @@
+"""Weights that are no plain softmax of products, or that are gated, mixed or subtracted."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.mutants.plain import attention, causal, join, multihead, softmax, split
+
+SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 9, "Dk": 7})
+CROSS = ({"B": 2, "H": 4, "Lq": 5, "Lk": 7, "Dk": 3}, {"B": 3, "H": 2, "Lq": 8, "Lk": 4, "Dk": 6})
+UNUSUAL = [
+    ("talking_heads", *SIZES),
+    ("linear_attention", *CROSS),
+    ("causal_linear_attention", *SIZES),
+    ("efficient_attention", *CROSS),
+    ("cosine_attention", *SIZES),
+    ("sigmoid_attention", *SIZES),
+    ("squared_relu", *SIZES),
+    ("gated_output", *SIZES),
+    ("gated_weights", *SIZES),
+    ("softmax_plus_one", *SIZES),
+    ("differential", *SIZES),
+    ("additive", *CROSS),
+    ("sparsemax", *SIZES),
+    ("retention", *SIZES),
+]
+
+
+class Base(nn.Module):
+    """`attend` gets query, key and value, (B, H, L, Dk) each."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        self.heads, self.depth = heads, depth
+        self.qkv = nn.Linear(heads * depth, 3 * heads * depth)
+        self.proj = nn.Linear(heads * depth, heads * depth)
+
+    def logits(self, q, k):
+        return torch.einsum("bhid,bhjd->bhij", q, k) * self.depth**-0.5
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.depth)).permute(2, 0, 3, 1, 4)
+        return self.proj(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+def _case(module, B, H, L, Dk, claims=()):
+    return module(H, Dk), (torch.randn(B, L, H * Dk),), {}, list(claims)
+
+
+def parts(module, x):
+    return (split(t, module.heads) for t in module.qkv(x).chunk(3, dim=-1))
+
+
+def scores(q, k):
+    return torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
+
+
+def context(weights, v):
+    return join(torch.einsum("bhij,bhjd->bhid", weights, v))
+
+
+class TalkingHeads(Base):
+    """Heads are mixed before the softmax and after it."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.before, self.after = nn.Linear(heads, heads), nn.Linear(heads, heads, bias=False)
+
+    def attend(self, q, k, v):
+        logits = self.before(self.logits(q, k).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        weights = logits.softmax(dim=-1)
+        return self.after(weights.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) @ v
+
+
+def case_talking_heads(B, H, L, Dk):
+    return _case(TalkingHeads, B, H, L, Dk)
+
+
+def reference_talking_heads(module, x):
+    q, k, v = parts(module, x)
+    mixed = torch.einsum("gh,bhij->bgij", module.before.weight, scores(q, k)) + module.before.bias[:, None, None]
+    return module.proj(context(torch.einsum("gh,bhij->bgij", module.after.weight, softmax(mixed)), v))
+
+
+def linear_attention(q, k, v):
+    """Keys and values are summed up first; query, key and value (B, H, L, Dk)."""
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    state = torch.einsum("bhkd,bhke->bhde", k, v)
+    return torch.einsum("bhqd,bhde->bhqe", q, state) / torch.einsum("bhqd,bhd->bhq", q, k.sum(dim=2)).unsqueeze(-1)
+
+
+def _heads(B, H, Lq, Lk, Dk):
+    return torch.randn(B, H, Lq, Dk), torch.randn(B, H, Lk, Dk), torch.randn(B, H, Lk, Dk)
+
+
+def case_linear_attention(B, H, Lq, Lk, Dk):
+    return linear_attention, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def reference_linear_attention(function, q, k, v):
+    q, k = (torch.where(t > 0, t + 1, t.exp()) for t in (q, k))
+    weights = q @ k.mT
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+class CausalLinear(Base):
+    """Linear attention with running sums."""
+
+    def attend(self, q, k, v):
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        state = torch.cumsum(k.unsqueeze(-1) * v.unsqueeze(-2), dim=2)
+        total = (q * torch.cumsum(k, dim=2)).sum(dim=-1, keepdim=True)
+        return torch.einsum("bhld,bhlde->bhle", q, state) / total
+
+
+def case_causal_linear_attention(B, H, L, Dk):
+    return _case(CausalLinear, B, H, L, Dk, ["causal"])
+
+
+def reference_causal_linear_attention(module, x):
+    q, k, v = parts(module, x)
+    q, k = (torch.where(t > 0, t + 1, t.exp()) for t in (q, k))
+    weights = q @ k.mT * causal(x.shape[1], x.shape[1])
+    return module.proj(context(weights / weights.sum(-1, keepdim=True), v))
+
+
+def efficient_attention(q, k, v):
+    """Queries are normalised over their width, keys over the sequence; no scores are formed."""
+    q, k = q.softmax(dim=-1), k.softmax(dim=-2)
+    return q @ (k.transpose(-1, -2) @ v)
+
+
+def case_efficient_attention(B, H, Lq, Lk, Dk):
+    return efficient_attention, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def reference_efficient_attention(function, q, k, v):
+    return torch.einsum("bhqd,bhkd,bhke->bhqe", softmax(q), softmax(k.mT).mT, v)
+
+
+class Cosine(Base):
+    """Unit vectors, a clamped scale a head that is learned."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.logit_scale = nn.Parameter(torch.log(10 * torch.ones(heads, 1, 1)))
+
+    def attend(self, q, k, v):
+        logits = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+        logits = logits * self.logit_scale.clamp(max=math.log(100)).exp()
+        return logits.softmax(dim=-1) @ v
+
+
+def case_cosine_attention(B, H, L, Dk):
+    return _case(Cosine, B, H, L, Dk)
+
+
+def reference_cosine_attention(module, x):
+    q, k, v = parts(module, x)
+    q, k = (t / t.square().sum(-1, keepdim=True).sqrt() for t in (q, k))
+    return module.proj(join(attention(q * module.logit_scale.exp(), k, v, scale=1.0)))
+
+
+class Sigmoid(Base):
+    """A sigmoid of each score, shifted by the number of keys: rows sum to no number in particular."""
+
+    def attend(self, q, k, v):
+        logits = self.logits(q, k)
+        return torch.sigmoid(logits - math.log(logits.shape[-1])) @ v
+
+
+def case_sigmoid_attention(B, H, L, Dk):
+    return _case(Sigmoid, B, H, L, Dk)
+
+
+def reference_sigmoid_attention(module, x):
+    q, k, v = parts(module, x)
+    return module.proj(context(1 / (1 + x.shape[1] * torch.exp(-scores(q, k))), v))
+
+
+class SquaredRelu(Base):
+    def attend(self, q, k, v):
+        return F.relu(self.logits(q, k)).square() / q.shape[2] @ v
+
+
+def case_squared_relu(B, H, L, Dk):
+    return _case(SquaredRelu, B, H, L, Dk)
+
+
+def reference_squared_relu(module, x):
+    q, k, v = parts(module, x)
+    return module.proj(context(scores(q, k).clamp(min=0) ** 2, v / x.shape[1]))
+
+
+class GatedOutput(Base):
+    """The tokens open and close what they read."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.gate = nn.Linear(heads * depth, heads * depth)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.depth)).permute(2, 0, 3, 1, 4)
+        read = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return self.proj(torch.sigmoid(self.gate(x)) * read)
+
+
+def case_gated_output(B, H, L, Dk):
+    return _case(GatedOutput, B, H, L, Dk, ["causal"])
+
+
+def reference_gated_output(module, x):
+    read = multihead(*module.qkv(x).chunk(3, dim=-1), module.heads, keep=causal(x.shape[1], x.shape[1]))
+    return module.proj(read / (1 + torch.exp(-module.gate(x))))
+
+
+class GatedWeights(Base):
+    """Content and position weigh the keys apart; a gate a head mixes the two."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.slope, self.gate = nn.Parameter(torch.rand(heads, 1, 1)), nn.Parameter(torch.randn(heads, 1, 1))
+
+    def attend(self, q, k, v):
+        place = torch.arange(q.shape[2])
+        near = (-(self.slope + 0.1) * (place - place[:, None]).abs()).softmax(dim=-1)
+        gate = torch.sigmoid(self.gate)
+        return ((1 - gate) * self.logits(q, k).softmax(dim=-1) + gate * near) @ v
+
+
+def case_gated_weights(B, H, L, Dk):
+    return _case(GatedWeights, B, H, L, Dk)
+
+
+class SoftmaxPlusOne(Base):
+    """A head may look at nothing: one is added to the denominator."""
+
+    def attend(self, q, k, v):
+        logits = self.logits(q, k)
+        peak = logits.amax(dim=-1, keepdim=True).clamp(min=0)
+        powers = torch.exp(logits - peak)
+        return powers / (torch.exp(-peak) + powers.sum(dim=-1, keepdim=True)) @ v
+
+
+def case_softmax_plus_one(B, H, L, Dk):
+    return _case(SoftmaxPlusOne, B, H, L, Dk)
+
+
+def reference_softmax_plus_one(module, x):
+    q, k, v = parts(module, x)
+    powers = scores(q, k).exp()
+    return module.proj(context(powers / (1 + powers.sum(-1, keepdim=True)), v))
+
+
+class Differential(nn.Module):
+    """Two softmaxes a head, the second taken off the first; each head's output is normed."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        self.heads, self.depth = heads, depth
+        self.qk, self.v = nn.Linear(heads * depth, 4 * heads * depth), nn.Linear(heads * depth, heads * depth)
+        self.amount, self.norm = nn.Parameter(torch.rand(heads, 1, 1)), nn.RMSNorm(depth)
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q1, q2, k1, k2 = self.qk(x).view(b, n, 4, self.heads, self.depth).permute(2, 0, 3, 1, 4)
+        v = self.v(x).view(b, n, self.heads, self.depth).transpose(1, 2)
+        first, second = (torch.softmax(q @ k.mT * self.depth**-0.5, dim=-1) for q, k in ((q1, k1), (q2, k2)))
+        return self.norm((first - self.amount * second) @ v).transpose(1, 2).reshape(b, n, -1)
+
+
+def case_differential(B, H, L, Dk):
+    return Differential(H, Dk), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_differential(module, x):
+    q1, q2, k1, k2 = (split(t, module.heads) for t in module.qk(x).chunk(4, dim=-1))
+    v = split(module.v(x), module.heads)
+    return join(module.norm(attention(q1, k1, v) - module.amount * attention(q2, k2, v)))
+
+
+class Additive(nn.Module):
+    """Scores by a small network of query and key, one head."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.W_q, self.W_k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.w_v = nn.Linear(width, 1, bias=False)
+
+    def forward(self, queries, keys, values):
+        features = torch.tanh(self.W_q(queries).unsqueeze(2) + self.W_k(keys).unsqueeze(1))
+        return torch.bmm(self.w_v(features).squeeze(-1).softmax(dim=-1), values)
+
+
+def case_additive(B, H, Lq, Lk, Dk):
+    return Additive(H * Dk), (torch.randn(B, Lq, H * Dk), torch.randn(B, Lk, H * Dk), torch.randn(B, Lk, H * Dk)), {}
+
+
+def reference_additive(module, queries, keys, values):
+    rows = [torch.tanh(module.W_q(q)[:, None] + module.W_k(keys)) @ module.w_v.weight[0] for q in queries.unbind(1)]
+    return softmax(torch.stack(rows, dim=1)) @ values
+
+
+class Sparsemax(Base):
+    """The nearest point of the simplex, in place of a softmax: many weights are zero."""
+
+    def attend(self, q, k, v):
+        z = self.logits(q, k)
+        ranked, count = z.sort(dim=-1, descending=True).values, torch.arange(1, z.shape[-1] + 1)
+        inside = 1 + count * ranked > ranked.cumsum(dim=-1)
+        size = inside.sum(dim=-1, keepdim=True)
+        threshold = (ranked.cumsum(dim=-1).gather(-1, size - 1) - 1) / size
+        return (z - threshold).clamp(min=0) @ v
+
+
+def case_sparsemax(B, H, L, Dk):
+    return _case(Sparsemax, B, H, L, Dk)
+
+
+class Retention(Base):
+    """No softmax: products decay with distance, and each head's output is normed."""
+
+    def attend(self, q, k, v):
+        n = q.shape[2]
+        distance = (torch.arange(n)[:, None] - torch.arange(n)).to(q)
+        decay = 1 - torch.exp2(-5.0 - torch.arange(self.heads).to(q))
+        weights = torch.where(distance >= 0, decay[:, None, None] ** distance, 0.0)
+        return F.rms_norm((q @ k.mT * self.depth**-0.5 * weights) @ v, (self.depth,))
+
+
+def case_retention(B, H, L, Dk):
+    return _case(Retention, B, H, L, Dk, ["causal"])
+
+
+def reference_retention(module, x):
+    q, k, v = parts(module, x)
+    outputs = []
+    for h in range(module.heads):
+        state, row = 0, []
+        for t in range(x.shape[1]):
+            state = state * (1 - 2.0 ** (-5 - h)) + k[:, h, t, :, None] * v[:, h, t, None]
+            row.append((q[:, h, t, None] @ state)[:, 0] / math.sqrt(module.depth))
+        outputs.append(torch.stack(row, dim=1))
+    return module.proj(join(F.rms_norm(torch.stack(outputs, dim=1), (module.depth,))))
