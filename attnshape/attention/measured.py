@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,27 +49,29 @@ class Way:
         return ~(self.added > HIDES)
 
 
-def ways(bench: Bench, starts: list[Address], read: list[tuple[int, int]]) -> list[Way | None]:
+def ways(bench: Bench, starts: list[tuple[Address, Tensor | float]], read: list[tuple[int, int]]) -> list[Way | None]:
     """Return the way from each result to an operand of a later call, given by the call's number and the place.
 
-    All are measured in the same four runs, since none lies on another's way.
+    A start has with it what a product adds of its own. All are measured in the same four runs, since none lies on
+    another's way.
     """
 
-    def with_all(make: object) -> Run:
-        return bench.run(Change(results=dict.fromkeys(starts, make)))  # type: ignore[dict-item]
+    def numbers(make: Callable[[Tensor], Tensor]) -> Run:
+        results = {start: lambda t, own=own: make(t) + own for start, own in starts}
+        return bench.run(Change(results=results))
 
-    zeros, ones, twos = (with_all(lambda t, n=n: torch.full_like(t, n)) for n in (0.0, 1.0, 2.0))
-    flat = with_all(lambda t: torch.arange(t.numel(), dtype=t.dtype).reshape(t.shape))
+    runs = (
+        *(numbers(lambda t, n=n: torch.full_like(t, n)) for n in (0.0, 1.0, 2.0)),  # type: ignore[misc]
+        numbers(lambda t: torch.arange(t.numel(), dtype=t.dtype).reshape(t.shape)),
+    )
     found: list[Way | None] = []
-    for start, (order, place) in zip(starts, read, strict=True):
-        runs = (zeros, ones, twos, flat)
-        if not all(
+    for (start, _), (order, place) in zip(starts, read, strict=True):
+        same = all(
             len(run.events) >= order and run.events[order - 1].operation == bench.base.events[order - 1].operation
             for run in runs
-        ):
-            found.append(None)
-            continue
-        found.append(_way(bench.base.value(start), *(run.events[order - 1].given[place] for run in runs)))
+        )
+        given = [run.events[order - 1].given[place] for run in runs] if same else []
+        found.append(_way(bench.base.value(start), *given) if same else None)
     return found
 
 
@@ -130,14 +133,14 @@ def measure(bench: Bench, cores: list[Core]) -> list[MeasuredCore]:
     """Return the cores with the ways of their scores and of their weights."""
     if not cores:
         return []
-    before = ways(bench, [core.scores.address for core in cores], [_read(core) for core in cores])
+    before = ways(
+        bench,
+        [(core.scores.address, core.scores.added) for core in cores],
+        [(core.softmax.owner.order, core.softmax.place) for core in cores],
+    )
     behind = ways(
         bench,
-        [core.softmax.address for core in cores],
+        [(core.softmax.address, 0.0) for core in cores],
         [(core.value.first.order, core.weights_place) for core in cores],
     )
     return [MeasuredCore(*every) for every in zip(cores, before, behind, strict=True)]
-
-
-def _read(core: Core) -> tuple[int, int]:
-    return core.softmax.owner.order, core.softmax.place

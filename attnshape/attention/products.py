@@ -15,6 +15,7 @@ from attnshape.replaying.replay import Address, Event, Source
 
 _MULTIPLY = {"mul", "multiply", "mul_"}
 _SUM = {"sum"}
+_ADDING = {"baddbmm", "addmm"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,13 @@ class Product:
     def sources(self, place: int) -> tuple[Source, ...]:
         """Return what made an operand."""
         return self.first.sources[place]
+
+    @property
+    def added(self) -> Tensor | float:
+        """What the call adds to the product: baddbmm and addmm take a tensor for it."""
+        if self.last.name not in _ADDING:
+            return 0.0
+        return self.with_operand(self.left, torch.zeros_like(self.given(self.left)))
 
     def with_operand(self, place: int, value: Tensor) -> Tensor:
         """Return the product with another tensor in an operand's place."""
@@ -104,7 +112,7 @@ def product_at(event: Event, following: Callable[[Address], list[Event]]) -> Pro
     """Return the product that a call is, or begins: multiplied by one, summed by the next."""
     if event.name in PRODUCT and len(event.given) >= 2:
         # baddbmm and addmm have what they add in front
-        left = 1 if event.name in ("baddbmm", "addmm") else 0
+        left = 1 if event.name in _ADDING else 0
         return Product(event, event, left, left + 1)
     spreads = len(event.given) == 2 and event.values[0].numel() > max(one.numel() for one in event.given)
     if event.name in _MULTIPLY and spreads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ class Subject:
         self.claims = claims
         self.other = other
         self.numbers = dict(bench.numbers)
+        self.sights: Any = None
+        """What the queries see, once that was looked at."""
 
     @property
     def base(self) -> Run:

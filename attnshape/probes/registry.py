@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from attnshape.probes import batch, heads, merging, scale, softmax, tokens, unused
+from attnshape.probes import batch, causality, heads, masks, merging, scale, shared, softmax, state, tokens, unused
 
 PROBES: tuple[ModuleType, ...] = (
     batch,
@@ -14,5 +14,9 @@ PROBES: tuple[ModuleType, ...] = (
     scale,
     unused,
     softmax,
+    masks,
+    causality,
+    shared,
+    state,
 )
 """Each has `WHAT` it looks at, the `CODES` that it may find, and `examine`."""

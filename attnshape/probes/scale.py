@@ -62,9 +62,8 @@ def _inner(core: Core) -> float | None:
     made = core.scores
     if made.last.name not in ("baddbmm", "addmm"):
         return 1.0
-    zero = made.with_operand(made.left, torch.zeros_like(made.given(made.left)))
     plain = torch.matmul(made.given(made.left), made.given(made.right))
-    ratio = ((made.result - zero) / plain).flatten()
+    ratio = ((made.result - made.added) / plain).flatten()
     return float(ratio.median()) if bool(torch.isclose(ratio, ratio.median(), rtol=1e-5).all()) else None
 
 
@@ -139,7 +138,9 @@ def _stretch(subject: Subject, operand: Operand) -> float | None:
     features = dict.fromkeys((0, *(f for f in (subject.numbers.get("Dk", 0), width // 3, width // 3 * 2) if f < width)))
     for feature in features:
         longer = _longer(feature)
-        change = Change(results={made: longer}) if made is not None else Change(inputs=dict.fromkeys(names, _first_longer))
+        change = (
+            Change(results={made: longer}) if made is not None else Change(inputs=dict.fromkeys(names, _first_longer))
+        )
         run = subject.bench.run(change)
         if not run.follows(subject.base):
             return None

@@ -15,7 +15,7 @@ from attnshape.inference.kinds import PRODUCT, SPLIT
 from attnshape.replaying.bench import Change
 from attnshape.replaying.replay import Address, Event
 
-CODES = ("AS103", "AS104", "AS105", "AS111", "AS113")
+CODES = ("AS103", "AS104", "AS105", "AS111", "AS113", "AS602")
 WHAT = "tokens before attention"
 _NORMALISES = {"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "native_layer_norm"}
 _QUOTIENT = {"div", "div_", "true_divide", "divide", "__rdiv__", "__rtruediv__"}
@@ -93,6 +93,17 @@ def mixed(subject: Subject, parting: Parting, index: int, evidence: str) -> Mist
 def _scrambled(subject: Subject, parting: Parting, letter: str, index: int, evidence: str) -> Mistake:
     shape = tuple(parting.event.values[parting.address.output].shape)
     summary = parting.summary
+    repeat = _repeat(subject, parting)
+    if repeat is not None:
+        return Mistake(
+            code="AS602",
+            message=f"key and value heads are repeated along the wrong axis: axis {parting.axis} is {letter} by its "
+            f"size, but token {index} is found at {parting.places}",
+            at=repeat,
+            hint="repeat the axis of heads: k.repeat_interleave(G, dim=1) for (B, Hkv, L, Dk)",
+            shown="intervention",
+            evidence=evidence,
+        )
     if summary is not None and summary.name in SPLIT:
         return cut(summary.addresses[0], letter, parting, f"token {index}", evidence)
     if cuts_fused(subject, parting):
@@ -117,6 +128,18 @@ def _scrambled(subject: Subject, parting: Parting, letter: str, index: int, evid
         shown="intervention",
         evidence=evidence,
     )
+
+
+def _repeat(subject: Subject, parting: Parting) -> Address | None:
+    """Return the call that repeats what is scrambled, where heads are shared and nothing else lies between."""
+    if subject.numbers.get("Hkv", 0) < 2 and "G" not in subject.numbers:
+        return None
+    for event in (parting.event, *subject.flow.upstream(parting.event.sources[0])):
+        if event.name not in MOVES:
+            return None
+        if event.values[0].numel() > event.given[0].numel():
+            return event.addresses[0]
+    return None
 
 
 def _normalises(subject: Subject, parting: Parting) -> bool:

@@ -22,14 +22,15 @@ def examine(subject: Subject) -> Iterator[Outcome]:
         return
     found = False
     for core in subject.cores:
-        for event in _unread(subject, core):
+        for event in unread(subject, core):
             found = True
             yield _mistake(subject, event)
     if not found:
         yield Proved("scores that are scaled or masked are used")
 
 
-def _unread(subject: Subject, core: Core) -> Iterator[Event]:
+def unread(subject: Subject, core: Core) -> Iterator[Event]:
+    """Yield what is scaled or masked of an attention's scores, and read by nothing."""
     way = between(subject.flow, core.scores.address, core.softmax.sources)
     starts: list[Source] = [core.scores.address, *(address for event in way for address in event.addresses)]
     for place in (core.scores.left, core.scores.right):

@@ -140,32 +140,25 @@ class Bench:
         with one_thread():
             return self._patience.run(lambda: self._run(change))
 
-    def calls(self, other: Mapping[str, int] | None = None) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what two calls of one built target return; where other sizes are given, with a call at these between.
+    def calls(self, other: Mapping[str, int] | None = None) -> tuple[Run, Run] | None:
+        """Return two calls of one built target, with one of other sizes between where these are given; None where it fails.
 
         The second call gets arguments built anew: the first may have changed its own.
         """
         self.budget.spend()
 
-        def both() -> tuple[list[Tensor], list[Tensor]]:
+        def both() -> tuple[Run, Run] | None:
             with isolated():
                 first, second = self._build(), self._build()
-                third = self.target.build(other, self._placement) if other is not None else None
-                function = first.function
-                results = [self._call(function, first)]
-                if third is not None:
-                    self._call(function, third)
-                results.append(self._call(function, second))
-                return results[0], results[1]
+                runs = [self._called(first)]
+                if other is not None:
+                    between = self.target.build(other, self._placement)
+                    self._called(Runnable(first.function, between.args, between.kwargs))
+                runs.append(self._called(Runnable(first.function, second.args, second.kwargs)))
+                return (runs[0], runs[1]) if runs[0].error is None and runs[1].error is None else None
 
         with one_thread():
             return self._patience.run(both)
-
-    def _call(self, function: Callable[..., Any], runnable: Runnable) -> list[Tensor]:
-        seed_all(self._placement.seed)
-        with torch.no_grad(), uncompiled():
-            result, _ = run_to_its_end(function(*runnable.args, **runnable.kwargs))
-        return [tensor.detach().clone() for _, tensor in paths("output", result)]
 
     def _first(self) -> Run:
         """Return the first run that works: in float64 by default, with float64 where it is asked for, in float32."""
@@ -199,32 +192,36 @@ class Bench:
             except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
                 reraise_interruption(error)
                 return Run([], [], {}, {}, {}, {}, error)
-            inputs, parameters = _once(runnable.named_inputs()), _once(_state(runnable))
-            for name, tensor in inputs + parameters:
+            for name, tensor in _once(runnable.named_inputs() + _state(runnable)):
                 new = change.inputs.get(name) or change.parameters.get(name)
                 if new is not None:
                     tensor.data = new(tensor.detach().clone())
-            before = {name: tensor.detach().clone() for name, tensor in inputs}
-            state = {name: tensor.detach().clone() for name, tensor in parameters}
-            replay = Replay(inputs + parameters, change.results)
-            failure: BaseException | None = None
-            results: tuple[Tensor, ...] = ()
-            returned: list[tuple[str, Tensor]] = []
-            seed_all(self._placement.seed + change.seed)
-            try:
-                with torch.no_grad(), uncompiled(), replay:
-                    result, _ = run_to_its_end(runnable.call())
-                found = list(paths("output", result))
-                results = tuple(tensor for _, tensor in found)
-                returned = [(path, tensor.detach().clone()) for path, tensor in found]
-            except BaseException as raised:
-                reraise_interruption(raised)
-                failure = raised
-                if isinstance(raised, TooLong):
-                    raise
-            after = {name: tensor.detach().clone() for name, tensor in inputs}
-            state_after = {name: tensor.detach().clone() for name, tensor in parameters}
-            return Run(replay.events, returned, before, after, state, state_after, failure, results)
+            return self._called(runnable, change)
+
+    def _called(self, runnable: Runnable, change: Change = NOTHING) -> Run:
+        """Call what was built, and keep what it does."""
+        inputs, parameters = _once(runnable.named_inputs()), _once(_state(runnable))
+        before = {name: tensor.detach().clone() for name, tensor in inputs}
+        state = {name: tensor.detach().clone() for name, tensor in parameters}
+        replay = Replay(inputs + parameters, change.results)
+        failure: BaseException | None = None
+        results: tuple[Tensor, ...] = ()
+        returned: list[tuple[str, Tensor]] = []
+        seed_all(self._placement.seed + change.seed)
+        try:
+            with torch.no_grad(), uncompiled(), replay:
+                result, _ = run_to_its_end(runnable.call())
+            found = list(paths("output", result))
+            results = tuple(tensor for _, tensor in found)
+            returned = [(path, tensor.detach().clone()) for path, tensor in found]
+        except BaseException as raised:  # noqa: BLE001 - whatever the target raises is its result
+            reraise_interruption(raised)
+            failure = raised
+            if isinstance(raised, TooLong):
+                raise
+        after = {name: tensor.detach().clone() for name, tensor in inputs}
+        state_after = {name: tensor.detach().clone() for name, tensor in parameters}
+        return Run(replay.events, returned, before, after, state, state_after, failure, results)
 
 
 def _state(runnable: Runnable) -> list[tuple[str, Tensor]]:

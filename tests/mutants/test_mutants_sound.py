@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tests.mutants.bed import PAIRS, ROOT, UNUSUAL, Pair, Unusual, function, wrong_line
 
 SEEDS = (0, 1, 2)
+PRIMES = {"B": 5, "H": 7, "Hkv": 3, "G": 2, "L": 11, "Lq": 17, "Lk": 19, "Lp": 11, "D": 91, "Dk": 13, "Dv": 23, "W": 3}
 RULES = sorted(path.stem for path in (ROOT / "attnshape" / "rules").glob("AS[0-9]*.md"))
 CODES = sorted({pair.code for pair in PAIRS} | set(RULES))
 
@@ -136,6 +137,16 @@ def test_unusual_runs(one: Unusual) -> None:
     for sizes in one.sizes:
         called, args, kwargs, _ = built(one, one.case, sizes)
         assert called_with_copies(called, args, kwargs).isfinite().all()
+
+
+@pytest.mark.parametrize("entry", (*PAIRS, *UNUSUAL), ids=str)
+def test_runs_at_primes(entry: Pair | Unusual) -> None:
+    sizes = {letter: PRIMES[letter] for letter in entry.sizes[0]}
+    if all(given.get("Dk", 1) % 2 == 0 for given in entry.sizes):
+        sizes["Dk"] *= 2  # its pairs are rotated
+    for case in (entry.right, entry.wrong) if isinstance(entry, Pair) else (entry.case,):
+        called, args, kwargs, _ = built(entry, case, sizes)
+        called_with_copies(called, args, kwargs)
 
 
 def test_markers_name_a_pair_once() -> None:

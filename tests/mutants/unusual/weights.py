@@ -1,4 +1,4 @@
-"""Weights that are no plain softmax of products, or that are gated, mixed or subtracted."""
+"""Weights that are mixed, gated, subtracted, or come of other than products."""
 
 import math
 
@@ -12,19 +12,13 @@ SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 9, "Dk": 7})
 CROSS = ({"B": 2, "H": 4, "Lq": 5, "Lk": 7, "Dk": 3}, {"B": 3, "H": 2, "Lq": 8, "Lk": 4, "Dk": 6})
 UNUSUAL = [
     ("talking_heads", *SIZES),
-    ("linear_attention", *CROSS),
-    ("causal_linear_attention", *SIZES),
-    ("efficient_attention", *CROSS),
     ("cosine_attention", *SIZES),
-    ("sigmoid_attention", *SIZES),
-    ("squared_relu", *SIZES),
     ("gated_output", *SIZES),
     ("gated_weights", *SIZES),
     ("softmax_plus_one", *SIZES),
     ("differential", *SIZES),
     ("additive", *CROSS),
     ("sparsemax", *SIZES),
-    ("retention", *SIZES),
 ]
 
 
@@ -84,62 +78,6 @@ def reference_talking_heads(module, x):
     return module.proj(context(torch.einsum("gh,bhij->bgij", module.after.weight, softmax(mixed)), v))
 
 
-def linear_attention(q, k, v):
-    """Keys and values are summed up first; query, key and value (B, H, L, Dk)."""
-    q, k = F.elu(q) + 1, F.elu(k) + 1
-    state = torch.einsum("bhkd,bhke->bhde", k, v)
-    return torch.einsum("bhqd,bhde->bhqe", q, state) / torch.einsum("bhqd,bhd->bhq", q, k.sum(dim=2)).unsqueeze(-1)
-
-
-def _heads(B, H, Lq, Lk, Dk):
-    return torch.randn(B, H, Lq, Dk), torch.randn(B, H, Lk, Dk), torch.randn(B, H, Lk, Dk)
-
-
-def case_linear_attention(B, H, Lq, Lk, Dk):
-    return linear_attention, _heads(B, H, Lq, Lk, Dk), {}
-
-
-def reference_linear_attention(function, q, k, v):
-    q, k = (torch.where(t > 0, t + 1, t.exp()) for t in (q, k))
-    weights = q @ k.mT
-    return weights / weights.sum(-1, keepdim=True) @ v
-
-
-class CausalLinear(Base):
-    """Linear attention with running sums."""
-
-    def attend(self, q, k, v):
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        state = torch.cumsum(k.unsqueeze(-1) * v.unsqueeze(-2), dim=2)
-        total = (q * torch.cumsum(k, dim=2)).sum(dim=-1, keepdim=True)
-        return torch.einsum("bhld,bhlde->bhle", q, state) / total
-
-
-def case_causal_linear_attention(B, H, L, Dk):
-    return _case(CausalLinear, B, H, L, Dk, ["causal"])
-
-
-def reference_causal_linear_attention(module, x):
-    q, k, v = parts(module, x)
-    q, k = (torch.where(t > 0, t + 1, t.exp()) for t in (q, k))
-    weights = q @ k.mT * causal(x.shape[1], x.shape[1])
-    return module.proj(context(weights / weights.sum(-1, keepdim=True), v))
-
-
-def efficient_attention(q, k, v):
-    """Queries are normalised over their width, keys over the sequence; no scores are formed."""
-    q, k = q.softmax(dim=-1), k.softmax(dim=-2)
-    return q @ (k.transpose(-1, -2) @ v)
-
-
-def case_efficient_attention(B, H, Lq, Lk, Dk):
-    return efficient_attention, _heads(B, H, Lq, Lk, Dk), {}
-
-
-def reference_efficient_attention(function, q, k, v):
-    return torch.einsum("bhqd,bhkd,bhke->bhqe", softmax(q), softmax(k.mT).mT, v)
-
-
 class Cosine(Base):
     """Unit vectors, a clamped scale a head that is learned."""
 
@@ -161,37 +99,6 @@ def reference_cosine_attention(module, x):
     q, k, v = parts(module, x)
     q, k = (t / t.square().sum(-1, keepdim=True).sqrt() for t in (q, k))
     return module.proj(join(attention(q * module.logit_scale.exp(), k, v, scale=1.0)))
-
-
-class Sigmoid(Base):
-    """A sigmoid of each score, shifted by the number of keys: rows sum to no number in particular."""
-
-    def attend(self, q, k, v):
-        logits = self.logits(q, k)
-        return torch.sigmoid(logits - math.log(logits.shape[-1])) @ v
-
-
-def case_sigmoid_attention(B, H, L, Dk):
-    return _case(Sigmoid, B, H, L, Dk)
-
-
-def reference_sigmoid_attention(module, x):
-    q, k, v = parts(module, x)
-    return module.proj(context(1 / (1 + x.shape[1] * torch.exp(-scores(q, k))), v))
-
-
-class SquaredRelu(Base):
-    def attend(self, q, k, v):
-        return F.relu(self.logits(q, k)).square() / q.shape[2] @ v
-
-
-def case_squared_relu(B, H, L, Dk):
-    return _case(SquaredRelu, B, H, L, Dk)
-
-
-def reference_squared_relu(module, x):
-    q, k, v = parts(module, x)
-    return module.proj(context(scores(q, k).clamp(min=0) ** 2, v / x.shape[1]))
 
 
 class GatedOutput(Base):
@@ -232,6 +139,14 @@ class GatedWeights(Base):
 
 def case_gated_weights(B, H, L, Dk):
     return _case(GatedWeights, B, H, L, Dk)
+
+
+def reference_gated_weights(module, x):
+    q, k, v = parts(module, x)
+    n, open_by = x.shape[1], 1 / (1 + torch.exp(-module.gate))
+    distances = torch.tensor([[float(abs(i - j)) for j in range(n)] for i in range(n)]).to(x)
+    near = torch.stack([softmax(-(slope + 0.1) * distances) for slope in module.slope.flatten()])
+    return module.proj(context(softmax(scores(q, k)) * (1 - open_by) + near * open_by, v))
 
 
 class SoftmaxPlusOne(Base):
@@ -319,28 +234,12 @@ def case_sparsemax(B, H, L, Dk):
     return _case(Sparsemax, B, H, L, Dk)
 
 
-class Retention(Base):
-    """No softmax: products decay with distance, and each head's output is normed."""
-
-    def attend(self, q, k, v):
-        n = q.shape[2]
-        distance = (torch.arange(n)[:, None] - torch.arange(n)).to(q)
-        decay = 1 - torch.exp2(-5.0 - torch.arange(self.heads).to(q))
-        weights = torch.where(distance >= 0, decay[:, None, None] ** distance, 0.0)
-        return F.rms_norm((q @ k.mT * self.depth**-0.5 * weights) @ v, (self.depth,))
-
-
-def case_retention(B, H, L, Dk):
-    return _case(Retention, B, H, L, Dk, ["causal"])
-
-
-def reference_retention(module, x):
+def reference_sparsemax(module, x):
     q, k, v = parts(module, x)
-    outputs = []
-    for h in range(module.heads):
-        state, row = 0, []
-        for t in range(x.shape[1]):
-            state = state * (1 - 2.0 ** (-5 - h)) + k[:, h, t, :, None] * v[:, h, t, None]
-            row.append((q[:, h, t, None] @ state)[:, 0] / math.sqrt(module.depth))
-        outputs.append(torch.stack(row, dim=1))
-    return module.proj(join(F.rms_norm(torch.stack(outputs, dim=1), (module.depth,))))
+    z = scores(q, k)
+    low, high = z.amin(-1, keepdim=True) - 1, z.amax(-1, keepdim=True)
+    for _ in range(100):
+        middle = (low + high) / 2
+        too_much = (z - middle).clamp(min=0).sum(-1, keepdim=True) > 1
+        low, high = torch.where(too_much, middle, low), torch.where(too_much, high, middle)
+    return module.proj(context((z - low).clamp(min=0), v))
