@@ -10,7 +10,7 @@ import torch
 
 from attnshape import __version__
 from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
-from attnshape.attention.subject import Subject
+from attnshape.attention.subject import Subject, shown
 from attnshape.claims import Claims, parse_claims
 from attnshape.ending import foreign_code, reraise_interruption
 from attnshape.errors import AttnshapeError
@@ -201,11 +201,11 @@ def _foremost(mistakes: Sequence[tuple[Mistake, Subject]]) -> list[tuple[Mistake
 
 def finding(mistake: Mistake, subject: Subject) -> Finding:
     """Return a mistake as it is reported: at its place in the source."""
-    place = subject.place(mistake.at)
+    place = mistake.place or subject.place(mistake.at)
     return Finding(
         code=mistake.code,
         message=mistake.message,
-        source=subject.source(mistake.at),
+        source=shown(place),
         expression=place.expression if place is not None else "",
         hint=mistake.hint,
         shown=mistake.shown,

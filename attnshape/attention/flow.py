@@ -62,6 +62,8 @@ class Flow:
             wanted.discard(order)
             event = self.run.events[order - 1]
             yield event
+            if takes_shape_only(event):
+                continue
             wanted |= {s.order for every in event.sources for s in every if isinstance(s, Address)}
 
     def origins(self, sources: tuple[Source, ...]) -> set[str]:

@@ -6,7 +6,7 @@ from attnshape.attention.chain import between
 from attnshape.attention.core import Core, FusedCore
 from attnshape.attention.kinds import MOVES
 from attnshape.attention.subject import Subject
-from attnshape.inference.kinds import CAST
+from attnshape.inference.kinds import CAST, TRANSPOSE
 from attnshape.replaying.replay import Address, Event, Source
 
 _TRIANGLES = {
@@ -33,8 +33,13 @@ class MaskLines:
                 *between(self._flow, core.scores.address, core.softmax.sources),
                 *between(self._flow, core.softmax.address, core.value.sources(core.weights_place)),
             ]
-            self.applying = ways
+            # baddbmm adds within the product itself
+            adding = [core.scores.last] if core.scores.last.name in ("baddbmm", "addmm") else []
+            self.applying = [*adding, *ways]
+            factors = {s for place in (core.scores.left, core.scores.right) for s in core.scores.sources(place)}
             self._scores = {core.scores.address, *(a for event in ways for a in event.addresses)}
+            if adding:
+                self._scores |= {source for source in factors if isinstance(source, Address)}
 
     @property
     def softmax(self) -> Address:
@@ -64,6 +69,12 @@ class MaskLines:
         moves = [one for one in self._chain(event, name) if one.name in MOVES]
         return moves[0].addresses[0] if moves else event.addresses[0]
 
+    def transposed(self, name: str) -> Address:
+        """Return the last call that transposes the mask, else the one that lays it out."""
+        event = self.applied(name)
+        chain = [one for one in self._chain(event, name) if one.name in TRANSPOSE] if event is not None else []
+        return chain[-1].addresses[0] if chain else self.laid_out(name)
+
     def repeated(self, name: str) -> Address:
         """Return the call that repeats the mask for the heads."""
         event = self.applied(name)
@@ -72,6 +83,24 @@ class MaskLines:
         chain = self._chain(event, name)
         repeats = [one for one in chain if one.name in _REPEATS] or [one for one in chain if one.name in _EXPANDS]
         return repeats[0].addresses[0] if repeats else self.laid_out(name)
+
+    def first_difference(self, name: str) -> Address:
+        """Return the difference of positions by which a table is read, else the call that applies it."""
+        event = self.applied(name)
+        chain = list(self._flow.upstream(tuple(s for sources in self._given(event) for s in sources))) if event else []
+        found = [one for one in chain if one.name in ("sub", "rsub", "__rsub__", "subtract")]
+        return found[-1].addresses[0] if found else self.laid_out(name)
+
+    def constant(self) -> Address:
+        """Return the last product by which what is added and depends on no input is made, else what adds it."""
+        data = self._flow.depends_on_data
+        for event in self.applying:
+            for sources in self._given(event):
+                made = [one for one in self._flow.upstream(sources) if one.addresses[0] not in data]
+                products = [one for one in made if one.name in ("mul", "__rmul__", "multiply", "einsum")]
+                if products:
+                    return products[0].addresses[0]
+        return self.triangle()
 
     def triangle(self) -> Address:
         """Return the call that makes the causal mask; where there is none, the one that reads it, else the softmax."""

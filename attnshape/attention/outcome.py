@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from attnshape.replaying.replay import Address
 from attnshape.report import Shown
+from attnshape.tracing.raw import Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,8 @@ class Mistake:
     message: str
     at: Address | None
     """None where it is the target's as a whole."""
+    place: Place | None = None
+    """Where it is shown, where that isn't the line that makes the call."""
     hint: str
     shown: Shown
     evidence: str

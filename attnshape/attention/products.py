@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -124,21 +124,21 @@ def product_at(event: Event, following: Callable[[Address], list[Event]]) -> Pro
 
 def again(event: Event, replaced: dict[int, Tensor]) -> Tensor:
     """Return what a call makes of the same operands, but for those that are replaced."""
-    values = {id(operand): event.given[place] for place, operand in enumerate(event.operands)}
-    values |= {id(event.operands[place]): value for place, value in replaced.items()}
+    given = iter([replaced.get(place, value) for place, value in enumerate(event.given)])
     with torch.no_grad():
-        result = event.function(*_filled(event.args, values), **_filled(dict(event.keywords), values))
+        result = event.function(*_filled(event.args, given), **_filled(dict(event.keywords), given))
     return result if isinstance(result, Tensor) else result[0]
 
 
-def _filled(value: Any, values: dict[int, Tensor]) -> Any:
+def _filled(value: Any, given: Iterator[Tensor]) -> Any:
+    """Return a call's arguments with other tensors, which come in the order of its operands."""
     if isinstance(value, Tensor):
-        return values.get(id(value), value)
+        return next(given)
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        items = [_filled(item, values) for item in value]
+        items = [_filled(item, given) for item in value]
         return type(value)(*items) if hasattr(value, "_make") else type(value)(items)
     if isinstance(value, dict):
-        return {key: _filled(item, values) for key, item in value.items()}
+        return {key: _filled(item, given) for key, item in value.items()}
     return value
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnshape.attention.measured import HIDES
+from attnshape.attention.spread import Spread
 from attnshape.attention.subject import Subject
 from attnshape.attention.visible import Visible
 
@@ -61,6 +62,7 @@ class Explainer:
         self._subject = subject
         self._seen = seen
         self._batch, self._heads, self._queries, self._keys = seen.keys.shape
+        self._spread = Spread(*seen.keys.shape)
         claims = subject.claims
         self.masks = {
             name: subject.base.inputs[name]
@@ -165,60 +167,19 @@ class Explainer:
             kept = ~kept
         if slip == "inverted":
             kept = ~kept
-        roles = self._roles(tuple(kept.shape), slip)
+        roles = self._spread.roles(tuple(kept.shape))
         if roles is None:
             return None
-        laid_out = self._laid_out(kept, roles)
-        if slip in ("batch order", "batch order, heads outside"):
-            return self._misordered(laid_out, slip == "batch order")
-        return laid_out
-
-    def _roles(self, shape: tuple[int, ...], slip: Slip | None) -> list[str] | None:
-        """Return what each axis of a mask stands for, by its size; None where that can't be told."""
-        roles: list[str] = []
-        square = self._queries == self._keys
-        lengths = sum(size == self._keys for size in shape)
-        for size in shape:
-            if size == 1:
-                roles.append("")
-            elif size == self._keys and (not square or lengths == 1 or "q" in roles):
-                roles.append("k")
-            elif size == self._queries:
-                roles.append("q")
-            elif size == self._batch:
-                roles.append("b")
-            elif size == self._heads:
-                roles.append("h")
-            elif size == self._batch * self._heads:
-                roles.append("bh")
-            else:
-                return None
-        if len({role for role in roles if role}) != sum(bool(role) for role in roles):
-            return None
         if slip == "on queries":
-            return ["q" if role == "k" else role for role in roles] if square and "q" not in roles else None
+            if "q" in roles:
+                return None
+            roles = ["q" if role == "k" else role for role in roles]
         if slip == "transposed":
+            if "q" not in roles:
+                return None
             swap = {"q": "k", "k": "q"}
-            return [swap.get(role, role) for role in roles] if square and "q" in roles else None
-        if slip is not None and slip.startswith("batch order") and not {"b", "bh"} & set(roles):
-            return None
-        return roles
-
-    def _laid_out(self, kept: Tensor, roles: list[str]) -> Tensor:
-        present = [role for role in roles if role]
-        kept = kept.reshape([size for size, role in zip(kept.shape, roles, strict=True) if role])
-        order = [role for role in ("b", "bh", "h", "q", "k") if role in present]
-        kept = kept.permute([present.index(role) for role in order])
-        if "bh" in order:
-            kept = kept.unflatten(0, (self._batch, self._heads))
-            order = ["b", "h", *order[1:]]
-        for place, role in enumerate(("b", "h", "q", "k")):
-            if role not in order:
-                kept = kept.unsqueeze(place)
-        return kept.expand(self._batch, self._heads, self._queries, self._keys)
-
-    def _misordered(self, kept: Tensor, batch_outside: bool) -> Tensor:
-        """Return a mask whose batch was repeated as if heads were folded outside, or inside where they are outside."""
-        b, h = torch.arange(self._batch)[:, None], torch.arange(self._heads)[None, :]
-        wrong = (b * self._heads + h) % self._batch if batch_outside else (h * self._batch + b) // self._heads
-        return kept[wrong, torch.zeros_like(wrong)]
+            roles = [swap.get(role, role) for role in roles]
+        laid_out = self._spread.laid_out(kept, roles)
+        if laid_out is None or slip not in ("batch order", "batch order, heads outside"):
+            return laid_out
+        return self._spread.misordered(laid_out, slip == "batch order") if {"b", "bh"} & set(roles) else None

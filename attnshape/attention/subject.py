@@ -31,6 +31,8 @@ class Subject:
         self.claims = claims
         self.other = other
         self.numbers = dict(bench.numbers)
+        if {"Hkv", "G"} <= self.numbers.keys():
+            self.numbers["H"] = self.numbers["Hkv"] * self.numbers["G"]
         self.sights: Any = None
         """What the queries see, once that was looked at."""
 
@@ -146,10 +148,7 @@ class Subject:
 
     def source(self, address: Address | None) -> Source | None:
         """Return where in the source a call stands, as it is shown."""
-        place = self.place(address)
-        if place is None:
-            return None
-        return Source(display_path(place.file), place.line, place.column, place.function)
+        return shown(self.place(address))
 
     def name_of(self, address: Address) -> str:
         """Return a result's name in the source, else the expression that makes it, shortened."""
@@ -163,6 +162,11 @@ class Subject:
             return named[0]
         text = " ".join(step.place.expression.split()) if step.place is not None else self.base.event(address).name
         return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def shown(place: Place | None) -> Source | None:
+    """Return a place as it is shown."""
+    return Source(display_path(place.file), place.line, place.column, place.function) if place is not None else None
 
 
 def _is_pattern(value: Tensor) -> bool:

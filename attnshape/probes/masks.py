@@ -80,7 +80,7 @@ def _of_core(subject: Subject, one: Explained) -> Iterator[Outcome]:
         code, what, hint = _SLIPS[slip]
         at = {
             "AS401": lines.turned,
-            "AS402": lines.laid_out,
+            "AS402": lines.transposed if slip == "transposed" else lines.laid_out,
             "AS403": lines.repeated,
             "AS404": lambda _: lines.softmax,
         }[code](name)

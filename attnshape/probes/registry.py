@@ -4,19 +4,39 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from attnshape.probes import batch, causality, heads, masks, merging, scale, shared, softmax, state, tokens, unused
+from attnshape.probes import (
+    batch,
+    biases,
+    causality,
+    heads,
+    inputs,
+    masks,
+    merging,
+    projections,
+    rotations,
+    scale,
+    shared,
+    softmax,
+    state,
+    tokens,
+    unused,
+)
 
 PROBES: tuple[ModuleType, ...] = (
     batch,
     tokens,
     heads,
     merging,
+    shared,
     scale,
     unused,
     softmax,
     masks,
     causality,
-    shared,
+    rotations,
+    biases,
+    inputs,
+    projections,
     state,
 )
 """Each has `WHAT` it looks at, the `CODES` that it may find, and `examine`."""

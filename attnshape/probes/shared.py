@@ -23,8 +23,6 @@ REPEATS = {"repeat", "tile", "repeat_interleave", "expand", "expand_as", "broadc
 def examine(subject: Subject) -> Iterator[Outcome]:
     """Change one query head, then one key or value head, and see whether both reach the same scores."""
     heads, shared = subject.numbers.get("H", 0), subject.numbers.get("Hkv", 0)
-    if not heads and shared and "G" in subject.numbers:
-        heads = shared * subject.numbers["G"]
     if not 1 < shared < heads or heads % shared:
         return
     judged = False

@@ -11,6 +11,7 @@ from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome,
 from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change, Run
 from attnshape.replaying.replay import Address, Event
+from attnshape.tracing.places import Places
 
 CODES = ("AS901", "AS902", "AS903", "AS904")
 WHAT = "state"
@@ -56,7 +57,7 @@ def _by_chance(subject: Subject) -> Outcome | None:
 def _moved(subject: Subject, before: Run, after: Run) -> Iterator[Event]:
     for event, other in zip(before.events, after.events, strict=False):
         if event.operation != other.operation:
-            yield event
+            yield other
             return
         for a, b in zip(event.values, other.values, strict=False):
             if a.shape != b.shape or bool(differs(a, b, subject.bench.tolerance).any()):
@@ -129,11 +130,12 @@ def _twice(subject: Subject) -> Iterator[Outcome]:
             if a.shape != b.shape or bool(differs(a, b, subject.bench.tolerance).any())
         ]
         if wrong or len(first.returned) != len(second.returned):
-            at = next((event for event in _moved(subject, first, second)), None)
+            parted = next(_moved(subject, first, second), None)
             yield Mistake(
                 code="AS902",
                 message="the result depends on the call before: the same arguments give other numbers",
-                at=at.addresses[0] if at is not None else None,
+                at=None,
+                place=Places().find(parted.calls[0])[0] if parted is not None and parted.calls else None,
                 hint="keep what a call needs in its arguments, or reset it when a call begins",
                 shown="intervention",
                 evidence="called it twice" + (" with a call of another length between" if other is not None else ""),

@@ -18,7 +18,8 @@ from attnshape.target.request import Placement, Target
 from attnshape.tracing.compiled import uncompiled
 from attnshape.tracing.contained import modules_within, paths
 from attnshape.tracing.isolation import isolated, one_thread, seed_all
-from attnshape.tracing.modules import named_tensors
+from attnshape.tracing.frames import Frames
+from attnshape.tracing.modules import named_tensors, own_file
 from attnshape.tracing.outcome import run_to_its_end
 from attnshape.tracing.patience import Patience, TooLong
 from attnshape.tracing.raw import RawStep, RawTrace
@@ -203,7 +204,9 @@ class Bench:
         inputs, parameters = _once(runnable.named_inputs()), _once(_state(runnable))
         before = {name: tensor.detach().clone() for name, tensor in inputs}
         state = {name: tensor.detach().clone() for name, tensor in parameters}
-        replay = Replay(inputs + parameters, change.results)
+        file = own_file(runnable.function)
+        frames = Frames(frozenset({file} if file else ())) if change is NOTHING else None
+        replay = Replay(inputs + parameters, change.results, frames)
         failure: BaseException | None = None
         results: tuple[Tensor, ...] = ()
         returned: list[tuple[str, Tensor]] = []
@@ -225,12 +228,15 @@ class Bench:
 
 
 def _state(runnable: Runnable) -> list[tuple[str, Tensor]]:
+    """Return the parameters and buffers, under names that no input has."""
     modules = modules_within(runnable.function) + [
         (f"{name}{path and '.'}{path}", module)
         for name, value in runnable.bound().items()
         for path, module in modules_within(value)
     ]
-    return [(f"{path}{path and '.'}{name}", t) for path, module in modules for name, t in named_tensors(module)]
+    taken = {name for name, _ in runnable.named_inputs()}
+    found = [(f"{path}{path and '.'}{name}", t) for path, module in modules for name, t in named_tensors(module)]
+    return [(f"self.{name}" if name in taken else name, t) for name, t in found]
 
 
 def _once(named: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from attnshape.tracing.call import tensors_in
 from attnshape.tracing.composites import Bodies
+from attnshape.tracing.frames import Frames
 from attnshape.tracing.operations import operation_name, reads_attribute, writes_elements, writes_receiver
+from attnshape.tracing.places import Moment
 
 Replace = Callable[[Tensor], Tensor]
 """From a result to what stands in its place."""
@@ -47,6 +50,8 @@ class Event:
     values: list[Tensor]
     """What the outputs held behind the call."""
     in_place: bool
+    calls: tuple[Moment, ...] = ()
+    """Where the traced code's own frames were, the innermost first; kept where this was asked for."""
 
     @property
     def name(self) -> str:
@@ -62,9 +67,16 @@ class Event:
 class Replay(TorchFunctionMode):
     """Keeps the calls between entering and leaving it, and replaces the results that it is told to."""
 
-    def __init__(self, known: Sequence[tuple[str, Tensor]], patches: Mapping[Address, Replace]) -> None:
-        """`known` are the tensors that are there before the first call, with their names."""
+    def __init__(
+        self, known: Sequence[tuple[str, Tensor]], patches: Mapping[Address, Replace], frames: Frames | None = None
+    ) -> None:
+        """`known` are the tensors that are there before the first call, with their names.
+
+        With `frames`, each call has with it where the traced code was.
+        """
         super().__init__()
+        self._frames = frames
+        self._stop = sys._getframe(1)
         self.events: list[Event] = []
         self._patches = patches
         self._bodies = Bodies()
@@ -157,6 +169,16 @@ class Replay(TorchFunctionMode):
         event = Event(order, name, func, args, keywords, operands, given, sources, outputs, values, written is not None)
         self.events.append(event)
         return result
+
+    def _calls(self) -> tuple[Moment, ...]:
+        """Return where the traced code's own frames are now."""
+        found = []
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame is not self._stop:
+            if self._frames is not None and self._frames.kind(frame.f_code) == "own":
+                found.append(Moment.of(frame))
+            frame = frame.f_back
+        return tuple(found)
 
     def _sources(self, operand: Tensor) -> tuple[Source, ...]:
         """Return what made an operand, and what wrote to its memory since then."""

@@ -151,7 +151,7 @@ class TransformerLayer(nn.Module):
 
 class CarelessTransformerLayer(TransformerLayer):
     def attend(self, x):
-        return self.self_attn(x)  # wrong: AS102 own_module_in_block
+        return self.self_attn(x)
 
 
 def wrong_own_module_in_block(B, H, L, Dk):
@@ -189,7 +189,7 @@ class FunctionalAttention(nn.Module):
 
 class BatchFirstFunctional(FunctionalAttention):
     def forward(self, x):
-        return self.multi_head(x)  # wrong: AS102 functional_forward
+        return self.multi_head(x)
 
 
 def wrong_functional_forward(B, H, L, Dk):

@@ -186,7 +186,7 @@ class RightLayer(nn.Module):
 
 class WrongLayer(RightLayer):
     def forward(self, src, padding):
-        src = self.norm1(src + self.self_attn(src))  # wrong: AS404 not_passed_on
+        src = self.norm1(src + self.self_attn(src))
         return self.norm2(src + self.ff(src))
 
 

@@ -167,7 +167,7 @@ class RightAlibi(nn.Module):
 
 class WrongAlibi(RightAlibi):
     def relative(self, position):
-        return position[:, None] - position[None, :]  # wrong: AS706 alibi_sign
+        return position[:, None] - position[None, :]
 
 
 def _alibi_sign(cls, B, H, L, Dk):
@@ -206,7 +206,7 @@ def falling(q, k, v):
 
 def rising(q, k, v):
     slopes, back = slopes_and_distance(q)
-    bias = slopes * back  # wrong: AS706 alibi_in_sdpa
+    bias = slopes * back
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(back < 0, -math.inf))
 
 

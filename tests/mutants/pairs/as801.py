@@ -94,7 +94,7 @@ class RightAdditive(nn.Module):
 
 class WrongAdditive(RightAdditive):
     def energy(self, q, k):
-        return q.unsqueeze(2) + k.unsqueeze(1)  # wrong: AS801 linear_energy
+        return q.unsqueeze(2) + k.unsqueeze(1)
 
 
 def _linear_energy(cls, B, H, Lq, Lk, Dk):

@@ -63,7 +63,7 @@ class RightDecoderLayer(nn.Module):
 
 class WrongDecoderLayer(RightDecoderLayer):
     def source(self, h, memory):
-        return self.src_attn(h, h, h)  # wrong: AS804 decoder_layer
+        return self.src_attn(h, h, h)
 
 
 def _decoder_layer(cls, B, H, Lq, Lk, Dk):
@@ -156,7 +156,7 @@ class RightCrossBlock(nn.Module):
 class WrongCrossBlock(RightCrossBlock):
     def forward(self, x, memory):
         h = x + self.cross(x, memory)  # noqa: F841
-        return x + self.mlp(x)  # wrong: AS804 residual_overwrites
+        return x + self.mlp(x)
 
 
 def _residual_overwrites(cls, B, H, Lq, Lk, Dk):

@@ -1,0 +1,129 @@
+"""Whether one projection is used twice, and another of the same shape not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from attnshape.attention.operands import operands, projection
+from attnshape.attention.outcome import Mistake, Outcome, Proved
+from attnshape.attention.subject import Subject, other_numbers
+from attnshape.inference.kinds import PRODUCT
+from attnshape.replaying.bench import Change
+from attnshape.replaying.replay import Address, Event, Replace
+
+CODES = ("AS805",)
+WHAT = "projections"
+_OF_WEIGHTS = {"t", "T", "mT", "transpose", "chunk", "split", "unbind", "__getitem__", "view", "reshape", "permute"}
+
+
+def examine(subject: Subject) -> Iterator[Outcome]:
+    """Look at which products read each parameter, and at the parts of fused projections that nothing reads."""
+    users = _users(subject)
+    unused = [
+        name
+        for name, value in subject.base.state.items()
+        if value.ndim >= 2 and name not in users and not subject.flow.consumers.get(name)
+    ]
+    for name, events in users.items():
+        shape = subject.base.state[name].shape
+        twin = next((other for other in unused if subject.base.state[other].shape == shape), None)
+        if len(events) > 1 and twin is not None and _is_called_once(subject, events):
+            yield _mistake(
+                f"{name} projects twice, and {twin} is not used", events[1].addresses[0], f"nothing reads {twin}"
+            )
+            return
+    fused = _fused(subject)
+    if fused is not None:
+        yield fused
+        return
+    if users:
+        yield Proved("no projection stands in for another")
+
+
+def _users(subject: Subject) -> dict[str, list[Event]]:
+    """Return the products that read each parameter, as it is or transposed."""
+    found: dict[str, list[Event]] = {}
+    for event in subject.base.events:
+        if event.name not in PRODUCT:
+            continue
+        for sources in event.sources:
+            for name in _parameters(subject, sources[0]):
+                found.setdefault(name, []).append(event)
+    return found
+
+
+def _parameters(subject: Subject, source: Address | str) -> set[str]:
+    while isinstance(source, Address):
+        event = subject.base.event(source)
+        if event.name not in _OF_WEIGHTS or not event.sources:
+            return set()
+        source = event.sources[0][0]
+    value = subject.base.state.get(source)
+    return {source} if value is not None and value.ndim >= 2 else set()
+
+
+def _is_called_once(subject: Subject, events: list[Event]) -> bool:
+    """Say whether the uses are at different lines, or of different inputs: a loop over layers is no mistake."""
+    lines = {subject.source(event.addresses[0]) for event in events}
+    return len(lines) > 1 or len({event.sources[0] for event in events}) > 1
+
+
+def _fused(subject: Subject) -> Mistake | None:
+    """Find a third, or half, of a fused projection that no result depends on, while another is used twice."""
+    for query, key, value in zip(*[iter(operands(subject))] * 3, strict=True):
+        made = {projection(subject, one.sources) for one in (query, key, value)}
+        start = next(iter(made))
+        if len(made) > 1 or start is None:
+            continue
+        same = next(((a, b) for a, b in ((query, key), (key, value), (query, value)) if _equal(a.value, b.value)), None)
+        width = subject.base.value(start).shape[-1]
+        if same is None or width % 3:
+            continue
+        for part in range(3):
+            moved = subject.moved(Change(results={start: _third(part, width // 3)}))
+            if moved.comparable and not any(bool(mask.any()) for _, mask in moved.returned()):
+                at = next((one for one in same[1].sources if isinstance(one, Address)), start)
+                first = min(_chain(subject, at, start), key=lambda event: event.order, default=None)
+                return _mistake(
+                    f"{same[0].role} and {same[1].role} are the same third of the fused projection, and another is "
+                    "not used",
+                    first.addresses[0] if first is not None else at,
+                    "changed each third of the projection",
+                )
+    return None
+
+
+def _chain(subject: Subject, address: Address, start: Address) -> list[Event]:
+    """Return the last call that chooses a part of the projection."""
+    return [
+        event
+        for event in subject.flow.upstream((address,))
+        if event.order > start.order and event.name in {"__getitem__", "chunk", "split", "unbind", "narrow", "select"}
+    ][:1]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Say whether two operands hold the same numbers, one of them transposed or not."""
+    return any(a.shape == other.shape and bool((a == other).all()) for other in (b, b.mT))
+
+
+def _third(part: int, width: int) -> Replace:
+    def change(value: Tensor) -> Tensor:
+        piece = value[..., part * width : (part + 1) * width]
+        piece.copy_(other_numbers(piece))
+        return value
+
+    return change
+
+
+def _mistake(message: str, at: Address, evidence: str) -> Mistake:
+    return Mistake(
+        code="AS805",
+        message=message,
+        at=at,
+        hint="use each projection once: query, key, value and output have one each",
+        shown="intervention",
+        evidence=evidence,
+    )

@@ -1,0 +1,193 @@
+"""Whether queries and keys are rotated by their own positions, in one layout, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from attnshape.attention.call_sites import entering
+from attnshape.attention.operands import Operand, operands
+from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
+from attnshape.attention.subject import Subject
+from attnshape.attention.uniform import Uniform, uniform
+from attnshape.replaying.replay import Address
+
+CODES = ("AS701", "AS702", "AS703", "AS704", "AS705")
+WHAT = "rotations"
+_SAME = 1e-6
+"""A relative difference of lengths, or of products, that means nothing."""
+
+
+def examine(subject: Subject) -> Iterator[Outcome]:
+    """Give every token and head, of queries, keys and values, the same vector, and see what positions make of it."""
+    if subject.claims.rope is None:
+        return
+    judged = False
+    for query, key, value in zip(*[iter(operands(subject))] * 3, strict=True):
+        same = uniform(subject, (query, key, value))
+        if same is None:
+            continue
+        judged = True
+        mistake = next(_of_core(subject, same, query, key, value), None)
+        if mistake is not None:
+            yield mistake
+            return
+    if judged:
+        yield Proved(f"queries and keys are rotated by their positions, layout {subject.claims.rope}")
+        yield from _cached(subject)
+    else:
+        yield NotExamined(WHAT, "queries and keys can't be given the same vector")
+
+
+def _of_core(subject: Subject, same: Uniform, query: Operand, key: Operand, value: Operand) -> Iterator[Mistake]:
+    if same.moves(value, same.tokens(value)):
+        yield _mistake(
+            subject,
+            same,
+            value,
+            "AS702",
+            "the value is rotated: the same vector becomes another at each position",
+            "rotate the query and the key only",
+        )
+    for one in (query, key):
+        if not same.moves(one, same.tokens(one)):
+            for letter, axis in same.others(one):
+                if same.moves(one, axis):
+                    yield _mistake(
+                        subject,
+                        same,
+                        one,
+                        "AS701",
+                        f"the {one.role} is rotated along {letter}: the same vector becomes another in each of these, "
+                        "and the same at each position",
+                        "take positions from the axis of tokens",
+                    )
+    for one in (query, key):
+        lengths = same.lengths(one)
+        if float((lengths - lengths[0]).abs().max()) > _SAME * float(lengths[0].abs()) and not _cache_rows(same, one):
+            yield _mistake(
+                subject,
+                same,
+                one,
+                "AS704",
+                f"the {one.role} isn't rotated: its length changes with its position, as where layouts are mixed",
+                "repeat the angles as the pairs lie: cat for halves, repeat_interleave for neighbours",
+            )
+    yield from _layouts(subject, same, query, key)
+    yield from _offsets(subject, same, query, key)
+
+
+def _cache_rows(same: Uniform, one: Operand) -> bool:
+    return same.new_rows(one) < one.value.shape[same.tokens(one) or 0]
+
+
+def _layouts(subject: Subject, same: Uniform, query: Operand, key: Operand) -> Iterator[Mistake]:
+    claimed = subject.claims.rope
+    for one in (query, key):
+        partner = same.partner(subject, one)
+        if partner is None:
+            continue
+        found = "interleaved" if partner == 1 else "half"
+        if found != claimed:
+            yield _mistake(
+                subject,
+                same,
+                one,
+                "AS704",
+                f"the {one.role}'s feature 0 is rotated with feature {partner}: layout {found}, expected {claimed}",
+                "pair feature i with i + Dk/2" if claimed == "half" else "pair feature 2i with 2i + 1",
+            )
+
+
+def _offsets(subject: Subject, same: Uniform, query: Operand, key: Operand) -> Iterator[Mistake]:
+    """Compare each query with the key at its own position: rotated by one angle, they are the same vector."""
+    q, k = same.rows(query), same.rows(key)
+    if q is None or k is None or q.shape[-1] != k.shape[-1]:
+        return
+    aligned = k.shape[0] - q.shape[0]
+    cosine = torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(k, dim=-1).T
+    rows = torch.arange(q.shape[0])
+    new = same.new_rows(key)
+    own = rows[rows + aligned >= k.shape[0] - new]
+    if not own.numel() or bool((cosine[own, own + aligned] > 1 - _SAME).all()):
+        if _doubly(subject, same, key, cosine, aligned):
+            yield _mistake(
+                subject,
+                same,
+                key,
+                "AS705",
+                "cached keys are rotated again: the score of a query and a key doesn't depend on their distance only",
+                "rotate a key once, when it enters the cache",
+            )
+        return
+    shifts = [
+        shift
+        for shift in range(-k.shape[0], k.shape[0])
+        if shift and _agree(cosine, own, aligned + shift, k.shape[0] - new)
+    ]
+    by = f"by {shifts[0]:+d} positions" if shifts else "by positions of another count"
+    shifted = key
+    yield _mistake(
+        subject,
+        same,
+        shifted,
+        "AS703",
+        f"query and key are rotated with different offsets, {by}: at one position they are different vectors",
+        "rotate both by the same positions: with a cache both begin at Lp",
+    )
+
+
+def _agree(cosine: Tensor, own: Tensor, offset: int, first: int) -> bool:
+    inside = own[(own + offset >= first) & (own + offset < cosine.shape[1])]
+    return inside.numel() > 1 and bool((cosine[inside, inside + offset] > 1 - _SAME).all())
+
+
+def _doubly(subject: Subject, same: Uniform, key: Operand, cosine: Tensor, aligned: int) -> bool:
+    """Say whether the products of keys with one vector at every position don't depend on the distance only."""
+    if same.new_rows(key) < cosine.shape[1]:
+        return False
+    for i in range(1, cosine.shape[0]):
+        for j in range(1, cosine.shape[1]):
+            if abs(float(cosine[i, j] - cosine[i - 1, j - 1])) > _SAME:
+                return True
+    return False
+
+
+def _cached(subject: Subject) -> Iterator[Outcome]:
+    """Look whether given keys are rotated: right where the cache holds them as they were projected."""
+    past = subject.numbers.get("Lp", 0)
+    if past < 2:
+        return
+    for one in operands(subject):
+        if one.role != "key":
+            continue
+        for name, value in subject.base.inputs.items():
+            if value.ndim != one.value.ndim or past not in value.shape:
+                continue
+            axis = list(value.shape).index(past)
+            for candidate in (one.value, one.value.mT):
+                if candidate.shape[:axis] + candidate.shape[axis + 1 :] != value.shape[:axis] + value.shape[axis + 1 :]:
+                    continue
+                rows = candidate.narrow(axis, 0, past)
+                if not bool(torch.isclose(rows, value, rtol=1e-6).all()) and _same_lengths(rows, value):
+                    yield Measured(f"keys of {name} are rotated here: right where the cache holds them unrotated")
+                    return
+
+
+def _same_lengths(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.isclose(a.square().sum(-1), b.square().sum(-1), rtol=1e-6).all())
+
+
+def _mistake(subject: Subject, same: Uniform, one: Operand, code: str, message: str, hint: str) -> Mistake:
+    at: Address = same.first_moved(subject, one) or Address(one.event.order)
+    return Mistake(
+        code=code,
+        message=message,
+        at=at,
+        place=entering(subject, at),
+        hint=hint,
+        shown="intervention",
+        evidence="gave every token, head and batch element the same vector",
+    )
