@@ -22,6 +22,7 @@ from attnshape.pipeline import Printed, small_run
 from attnshape.probes.registry import PROBES
 from attnshape.replaying.bench import Bench, Budget, OutOfTimeError
 from attnshape.replaying.replay import Address
+from attnshape.replaying.small_sizes import small_sizes
 from attnshape.report import Fact, Finding, Report, Unexamined
 from attnshape.settings import Settings
 from attnshape.sizes import Sizes, resolve
@@ -94,10 +95,10 @@ def _vary(target: Target, sizes: Sizes, placement: Placement, patience: Patience
 
 
 def _sizes(variation: Variation | None, sizes: Sizes) -> list[Mapping[str, int]]:
-    """Return the sizes to probe at, the best first: two sets of small primes, then the user's own."""
+    """Return the sizes to probe at, the best first: sets of small primes, then the user's own."""
     if variation is None:
         return [sizes.numbers]
-    return [variation.plan.numbers(0), variation.plan.numbers(1), sizes.numbers]
+    return [*small_sizes(variation.plan), sizes.numbers]
 
 
 def _subject(
@@ -110,7 +111,9 @@ def _subject(
 ) -> Subject | None:
     """Return the target at these sizes, None where it fails at them."""
     bench = Bench(target, numbers, placement, patience, budget)
-    return Subject(bench, claims, None) if bench.base.error is None else None
+    if bench.base.error is not None or bench.raw.failure is not None:
+        return None
+    return Subject(bench, claims, None)
 
 
 def probed(subject: Subject, doing: Doing = lambda words: None) -> Iterator[Outcome]:
@@ -143,10 +146,8 @@ def _report(
     findings = [finding(mistake, subject) for mistake, subject in _foremost(mistakes)]
     unsure: list[Unexamined] = []
     for again in outcomes[1:]:
-        seen = {
-            (outcome.code, subject.source(outcome.at)) for outcome, subject in again if isinstance(outcome, Mistake)
-        }
-        lines = {(code, place.file, place.line) if place else (code, "", 0) for code, place in seen}
+        seen = [finding(outcome, subject) for outcome, subject in again if isinstance(outcome, Mistake)]
+        lines = {(one.code, one.source.file, one.source.line) if one.source else (one.code, "", 0) for one in seen}
         kept = []
         for one in findings:
             key = (one.code, one.source.file, one.source.line) if one.source else (one.code, "", 0)

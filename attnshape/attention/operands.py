@@ -79,3 +79,18 @@ def projection(subject: Subject, sources: tuple[Source, ...]) -> Address | None:
         if event.name in PRODUCT and len(event.given) >= 2:
             return Address(event.order)
     return None
+
+
+def projections(subject: Subject, sources: tuple[Source, ...]) -> set[Address]:
+    """Return every product with parameters that a tensor comes from: several, where it is joined."""
+    found: set[Address] = set()
+    wanted = {source for source in sources if isinstance(source, Address)}
+    while wanted:
+        address = max(wanted)
+        wanted.discard(address)
+        event = subject.base.event(address)
+        if event.name in PRODUCT and len(event.given) >= 2:
+            found.add(Address(event.order))
+        elif address in subject.flow.depends_on_data:
+            wanted |= {s for every in event.sources for s in every if isinstance(s, Address)}
+    return found

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnshape.attention.core import FusedCore
 from attnshape.attention.kinds import MOVES
-from attnshape.attention.operands import Operand, projection
+from attnshape.attention.operands import Operand, projections
 from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change, Run
 from attnshape.replaying.replay import Address, Replace
@@ -105,12 +105,14 @@ class Uniform:
 
     def first_moved(self, subject: Subject, one: Operand) -> Address | None:
         """Return the first call on the way to an operand whose result differs along an axis where it shouldn't."""
+        behind = subject.flow.downstream(set(self.change.inputs))
+        behind |= {address for start in self.change.results for address in subject.flow.behind(start) - {start}}
         for event in reversed(list(subject.flow.upstream(one.sources))):
             address = event.addresses[0]
             value = self.run.value(address)
-            if event.name in MOVES or (not value.is_floating_point() and not value.is_complex()):
+            if event.name in MOVES or not (value.is_floating_point() or value.is_complex()):
                 continue
-            if address in subject.flow.depends_on_data and any(
+            if address in behind and any(
                 size > 1 and axis < value.ndim - 1 and _differs(value, axis) for axis, size in enumerate(value.shape)
             ):
                 return address
@@ -131,11 +133,11 @@ def uniform(subject: Subject, own: Sequence[Operand]) -> Uniform | None:
     results: dict[Address, Replace] = {}
     inputs: dict[str, Replace] = {}
     for one in own:
-        made = projection(subject, one.sources)
-        if made is not None:
-            if subject.base.value(made).shape[-1] % width:
-                return None
-            results[made] = _filled(vector)
+        every = projections(subject, one.sources)
+        if any(subject.base.value(made).shape[-1] % width for made in every):
+            return None
+        results |= dict.fromkeys(every, _filled(vector))
+        if every:
             continue
         for name in subject.flow.origins(one.sources) & set(subject.inputs):
             if subject.inputs[name].shape[-1] % width:

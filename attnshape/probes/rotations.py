@@ -74,6 +74,7 @@ def _of_core(subject: Subject, same: Uniform, query: Operand, key: Operand, valu
                 "AS704",
                 f"the {one.role} isn't rotated: its length changes with its position, as where layouts are mixed",
                 "repeat the angles as the pairs lie: cat for halves, repeat_interleave for neighbours",
+                at=_doubled(subject, same, one),
             )
     yield from _layouts(subject, same, query, key)
     yield from _offsets(subject, same, query, key)
@@ -85,20 +86,20 @@ def _cache_rows(same: Uniform, one: Operand) -> bool:
 
 def _layouts(subject: Subject, same: Uniform, query: Operand, key: Operand) -> Iterator[Mistake]:
     claimed = subject.claims.rope
-    for one in (query, key):
-        partner = same.partner(subject, one)
-        if partner is None:
-            continue
-        found = "interleaved" if partner == 1 else "half"
-        if found != claimed:
-            yield _mistake(
-                subject,
-                same,
-                one,
-                "AS704",
-                f"the {one.role}'s feature 0 is rotated with feature {partner}: layout {found}, expected {claimed}",
-                "pair feature i with i + Dk/2" if claimed == "half" else "pair feature 2i with 2i + 1",
-            )
+    partners = {one.role: same.partner(subject, one) for one in (query, key)}
+    wrong = [one for one in (query, key) if (p := partners[one.role]) is not None and (p == 1) == (claimed == "half")]
+    for one in wrong:
+        found = "interleaved" if claimed == "half" else "half"
+        yield _mistake(
+            subject,
+            same,
+            one,
+            "AS704",
+            f"the {one.role}'s feature 0 is rotated with feature {partners[one.role]}: layout {found}, expected {claimed}",
+            "pair feature i with i + Dk/2" if claimed == "half" else "pair feature 2i with 2i + 1",
+            # where both are wrong, it is what they call that is wrong, not how one of them calls it
+            inside=len(wrong) == 2,
+        )
 
 
 def _offsets(subject: Subject, same: Uniform, query: Operand, key: Operand) -> Iterator[Mistake]:
@@ -128,7 +129,8 @@ def _offsets(subject: Subject, same: Uniform, query: Operand, key: Operand) -> I
         if shift and _agree(cosine, own, aligned + shift, k.shape[0] - new)
     ]
     by = f"by {shifts[0]:+d} positions" if shifts else "by positions of another count"
-    shifted = key
+    from_zero = _starts_at_zero(same, query) and not _starts_at_zero(same, key)
+    shifted = query if from_zero and "Lp" in subject.numbers else key
     yield _mistake(
         subject,
         same,
@@ -137,6 +139,15 @@ def _offsets(subject: Subject, same: Uniform, query: Operand, key: Operand) -> I
         f"query and key are rotated with different offsets, {by}: at one position they are different vectors",
         "rotate both by the same positions: with a cache both begin at Lp",
     )
+
+
+def _starts_at_zero(same: Uniform, one: Operand) -> bool:
+    """Say whether the first new token isn't rotated."""
+    rows = same.rows(one)
+    if rows is None:
+        return False
+    first = rows[rows.shape[0] - same.new_rows(one)]
+    return bool(torch.isclose(first, same.vector * (first[0] / same.vector[0]), rtol=1e-6).all())
 
 
 def _agree(cosine: Tensor, own: Tensor, offset: int, first: int) -> bool:
@@ -180,14 +191,49 @@ def _same_lengths(a: Tensor, b: Tensor) -> bool:
     return bool(torch.isclose(a.square().sum(-1), b.square().sum(-1), rtol=1e-6).all())
 
 
-def _mistake(subject: Subject, same: Uniform, one: Operand, code: str, message: str, hint: str) -> Mistake:
-    at: Address = same.first_moved(subject, one) or Address(one.event.order)
+def _mistake(
+    subject: Subject,
+    same: Uniform,
+    one: Operand,
+    code: str,
+    message: str,
+    hint: str,
+    inside: bool = False,
+    at: Address | None = None,
+) -> Mistake:
+    inside = inside or at is not None
+    at = at or same.first_moved(subject, one) or Address(one.event.order)
+    if inside:
+        at = _paired(subject, at)
     return Mistake(
         code=code,
         message=message,
         at=at,
-        place=entering(subject, at),
+        place=None if inside else entering(subject, at),
         hint=hint,
         shown="intervention",
         evidence="gave every token, head and batch element the same vector",
     )
+
+
+def _doubled(subject: Subject, same: Uniform, one: Operand) -> Address | None:
+    """Return the call that repeats the angles for both features of a pair."""
+    at = same.first_moved(subject, one)
+    if at is None:
+        return None
+    data = subject.flow.depends_on_data
+    for sources in subject.base.event(at).sources:
+        for event in subject.flow.upstream(sources):
+            if event.addresses[0] not in data and event.name in ("repeat_interleave", "cat", "repeat", "tile", "stack"):
+                return event.addresses[0]
+    return None
+
+
+def _paired(subject: Subject, at: Address) -> Address:
+    """Return the call that makes pairs of features, where one does before they are rotated."""
+    event = subject.base.event(at)
+    for sources in event.sources:
+        source = sources[-1]
+        if isinstance(source, Address) and subject.base.event(source).name in ("complex", "view_as_complex"):
+            return source
+    return at

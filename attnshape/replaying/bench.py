@@ -126,7 +126,7 @@ class Bench:
     @cached_property
     def raw(self) -> RawTrace:
         """The raw facts of a run, which tell each call's place in the source."""
-        self.budget.spend()
+        self.budget.runs += 1
         with one_thread():
             return self._patience.run(lambda: record_anew(self._build, self._placement.seed))
 

@@ -166,7 +166,9 @@ class Replay(TorchFunctionMode):
                     self._writes.setdefault(memory, []).append(Address(order, place))
         values = [output.detach().clone() for output in outputs]
         name = operation_name(func)
-        event = Event(order, name, func, args, keywords, operands, given, sources, outputs, values, written is not None)
+        calls = self._calls() if self._frames is not None else ()
+        in_place = written is not None
+        event = Event(order, name, func, args, keywords, operands, given, sources, outputs, values, in_place, calls)
         self.events.append(event)
         return result
 

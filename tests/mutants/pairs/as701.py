@@ -107,7 +107,7 @@ class RightLlama(nn.Module):
 
 class WrongLlama(RightLlama):
     def apply_rope(self, x):
-        cos, sin = self.tables(x, x.shape[1])  # wrong: AS701 tables_over_heads
+        cos, sin = self.tables(x, x.shape[1])
         return x * cos[None, :, None, :] + rotate_half(x) * sin[None, :, None, :]
 
 
@@ -152,7 +152,7 @@ def along_tokens(q, k, v):
 
 
 def along_batch(q, k, v):
-    cos, sin = (table[:, None, None] for table in rotary_tables(q.shape[0], q))  # wrong: AS701 positions_of_batch
+    cos, sin = (table[:, None, None] for table in rotary_tables(q.shape[0], q))
     return attention_of(turn_pairs(q, cos, sin), turn_pairs(k, cos, sin), v)
 
 

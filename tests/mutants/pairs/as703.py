@@ -110,7 +110,7 @@ class RightLateRotation(nn.Module):
 
 class WrongLateRotation(RightLateRotation):
     def query_positions(self, T, S, device):
-        return torch.arange(T, device=device)  # wrong: AS703 queries_from_zero
+        return torch.arange(T, device=device)
 
 
 def _queries_from_zero(cls, B, H, L, Lp, Dk):
