@@ -110,7 +110,10 @@ def _subject(
     claims: Claims,
 ) -> Subject | None:
     """Return the target at these sizes, None where it fails at them."""
-    bench = Bench(target, numbers, placement, patience, budget)
+    try:
+        bench = Bench(target, numbers, placement, patience, budget)
+    except TooLong:
+        return None
     if bench.base.error is not None or bench.raw.failure is not None:
         return None
     return Subject(bench, claims, None)

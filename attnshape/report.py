@@ -12,7 +12,7 @@ from attnshape.model import Size, Source
 SCHEMA: Literal["attnshape/report/1"] = "attnshape/report/1"
 
 Shown = Literal["intervention", "reproduced"]
-"""How a finding is shown: by what followed when something was changed, or by a known mistake that made the same numbers."""
+"""How a finding is shown: by what followed a change, or by a known mistake that made the same numbers."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):

@@ -28,7 +28,9 @@ class Core:
     weights_place: int
     """Which operand of the value product the weights are."""
     more_scores: tuple[Product, ...] = ()
-    """Further products that are added to the scores."""
+    """Further products of what depends on the inputs that are added to the scores."""
+    positional: tuple[Product, ...] = ()
+    """Products of queries or keys with what doesn't, such as positions, that are added to the scores."""
 
     @property
     def context(self) -> Address:
@@ -117,8 +119,8 @@ def cores(flow: Flow) -> list[Core]:
     for softmax in softmaxes(flow):
         made = _scores(softmax, flow)
         value = _value(softmax, flow)
-        if made and value is not None:
-            found.append(Core(made[0], softmax, value[0], value[1], tuple(made[1:])))
+        if made is not None and value is not None:
+            found.append(Core(made[0][0], softmax, *value, tuple(made[0][1:]), tuple(made[1])))
     return found
 
 
@@ -132,8 +134,8 @@ def product(event: Event, flow: Flow) -> Product | None:
     return product_at(event, lambda address: [after for after, _ in flow.consumers.get(address, [])])
 
 
-def _scores(softmax: Softmax, flow: Flow) -> list[Product]:
-    """Return the products that make the scores, first the one of what depends on the inputs by both operands."""
+def _scores(softmax: Softmax, flow: Flow) -> tuple[list[Product], list[Product]] | None:
+    """Return the products that make the scores: those of what depends on the inputs by both operands, and by one."""
     both: list[Product] = []
     one: list[Product] = []
     hidden: set[int] = set()
@@ -158,8 +160,8 @@ def _scores(softmax: Softmax, flow: Flow) -> list[Product]:
             # heads that talk: a product of scores and a parameter, behind which the scores are
             hidden -= {before.order for before in flow.upstream(found.sources(mixes[0]))}
     if both:
-        return both[::-1]
-    return one[-1:]
+        return both[::-1], one
+    return (one[-1:], one[:-1]) if one else None
 
 
 def _depends(sources: tuple[Source, ...], flow: Flow) -> bool:

@@ -144,3 +144,8 @@ def measure(bench: Bench, cores: list[Core]) -> list[MeasuredCore]:
         [(core.value.first.order, core.weights_place) for core in cores],
     )
     return [MeasuredCore(*every) for every in zip(cores, before, behind, strict=True)]
+
+
+def distinct(values: Tensor) -> list[float]:
+    """Return the different numbers of a tensor, the smallest first."""
+    return sorted(set(values.flatten().tolist()))

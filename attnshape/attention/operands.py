@@ -42,7 +42,20 @@ class Operand:
 
 
 def operands(subject: Subject) -> list[Operand]:
-    """Return the queries, keys and values of every attention."""
+    """Return the queries, keys and values of every attention: three of each in turn."""
+    return subject.once(_operands)
+
+
+def by_attention(subject: Subject) -> list[tuple[Operand, Operand, Operand]]:
+    """Return the query, key and value of every attention."""
+    every = operands(subject)
+    return list(zip(every[::3], every[1::3], every[2::3], strict=True))
+
+
+_ROLES: tuple[Role, ...] = ("query", "key", "value")
+
+
+def _operands(subject: Subject) -> list[Operand]:
     found: list[Operand] = []
     for measured in subject.measured:
         core = measured.core
@@ -51,12 +64,12 @@ def operands(subject: Subject) -> list[Operand]:
         found.append(Operand("key", core, core.scores.first, key))
         found.append(Operand("value", core, core.value.first, core.values_place))
     for fused in subject.fused:
-        for role in ("query", "key", "value"):
+        for role in _ROLES:
             tensor = fused.event.keywords.get(role)
             if tensor is None:
-                tensor = fused.event.args[("query", "key", "value").index(role)]
+                tensor = fused.event.args[_ROLES.index(role)]
             place = next(at for at, one in enumerate(fused.event.operands) if one is tensor)
-            found.append(Operand(role, fused, fused.event, place))  # type: ignore[arg-type]
+            found.append(Operand(role, fused, fused.event, place))
     return found
 
 

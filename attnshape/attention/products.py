@@ -69,7 +69,7 @@ class Product:
     def _axes(self, place: int) -> tuple[frozenset[int], ...]:
         value = self.given(place)
         base = self.with_operand(place, value)
-        found = []
+        found: list[frozenset[int]] = []
         for axis, size in enumerate(value.shape):
             if size == 1:
                 found.append(frozenset())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from attnshape.attention.chain import between
 from attnshape.attention.following import Moved, Parting, along
 from attnshape.attention.kinds import MOVES
 from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change
+from attnshape.replaying.replay import Event
 
 
 def scrambles(subject: Subject, parting: Parting, letter: str, index: int, change: Callable[[int], Change]) -> bool:
@@ -15,7 +17,7 @@ def scrambles(subject: Subject, parting: Parting, letter: str, index: int, chang
 
     A token that is found alone at another place was moved as a whole, as by a shift.
     """
-    if parting.summary is not None and parting.summary.name not in MOVES:
+    if parting.summary is not None and not _by_moves_only(subject, parting.summary, parting):
         return False
     if len(parting.found) > 1:
         return True
@@ -27,3 +29,10 @@ def scrambles(subject: Subject, parting: Parting, letter: str, index: int, chang
         if moved.comparable and along(moved.mask(parting.address), parting.axis) & set(parting.found):
             return True
     return False
+
+
+def _by_moves_only(subject: Subject, summary: Event, parting: Parting) -> bool:
+    """Say whether nothing but layout operations lie from one call to another, themselves included."""
+    sources = tuple(source for every in parting.event.sources for source in every)
+    way = [event for start in summary.addresses for event in between(subject.flow, start, sources)]
+    return all(event.name in MOVES for event in (summary, *way))

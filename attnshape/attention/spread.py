@@ -50,7 +50,7 @@ class Spread:
         order = [role for role in ("b", "bh", "h", "q", "k") if role in present]
         value = value.permute([present.index(role) for role in order])
         if "bh" in order:
-            value = value.unflatten(0, (self.batch, self.heads))
+            value = value.reshape(self.batch, self.heads, *value.shape[1:])
             order = ["b", "h", *order[1:]]
         for place, role in enumerate(("b", "h", "q", "k")):
             if role not in order:

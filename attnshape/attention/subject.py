@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from attnshape.replaying.letters import LENGTHS, holds
 from attnshape.replaying.replay import Address, Replace
 from attnshape.tracing.raw import Place, RawStep
 
+Made = TypeVar("Made")
+
 
 class Subject:
     """A target at one set of sizes."""
@@ -33,8 +35,14 @@ class Subject:
         self.numbers = dict(bench.numbers)
         if {"Hkv", "G"} <= self.numbers.keys():
             self.numbers["H"] = self.numbers["Hkv"] * self.numbers["G"]
-        self.sights: Any = None
-        """What the queries see, once that was looked at."""
+        self._kept: dict[Callable[[Subject], Any], Any] = {}
+
+    def once(self, make: Callable[[Subject], Made]) -> Made:
+        """Return what a function makes of the subject, made only the first time."""
+        if make not in self._kept:
+            self._kept[make] = make(self)
+        made: Made = self._kept[make]
+        return made
 
     @property
     def base(self) -> Run:
@@ -175,8 +183,7 @@ def _is_pattern(value: Tensor) -> bool:
         return True
     if not value.is_floating_point():
         return False
-    distinct = value.unique()
-    return distinct.numel() <= 2
+    return bool(((value == value.min()) | (value == value.max())).all())
 
 
 def _changing(axis: int, index: int, fold: int) -> Callable[[Tensor], Tensor]:

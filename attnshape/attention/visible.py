@@ -40,6 +40,17 @@ class Visible:
         empty = most <= HIDES
         return ((behind > HIDES) | empty) & ~self.dropped
 
+    @property
+    def weak(self) -> Tensor:
+        """Where a score is replaced by a number that leaves its key weight, in rows where other scores matter."""
+        replaced = self.replaced & self.keys
+        return replaced & ~(self.replaced | ~self.keys).all(-1, keepdim=True)
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether there are such scores."""
+        return bool(self.weak.any())
+
     @cached_property
     def empty(self) -> Tensor:
         """The rows in which every key is hidden, as (B, H, queries)."""

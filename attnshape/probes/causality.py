@@ -20,7 +20,7 @@ def examine(subject: Subject) -> Iterator[Outcome]:
     explained, _ = sights(subject)
     for one in explained:
         claims = subject.claims
-        if one.hypothesis is None or bool((one.seen.replaced & one.seen.keys).any()):
+        if one.hypothesis is None or one.seen.is_weak:
             continue
         if not claims.causal and claims.window is None:
             yield from _facts(one)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnshape.attention.core import Core
 from attnshape.attention.mask_lines import MaskLines
-from attnshape.attention.measured import HIDES
+from attnshape.attention.measured import HIDES, distinct
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.seen import Explained, Slip
 from attnshape.attention.sights import sights
@@ -78,25 +78,30 @@ def _of_core(subject: Subject, one: Explained) -> Iterator[Outcome]:
         if slip == "ignored" and isinstance(one.seen.core, Core) and any(unread(subject, one.seen.core)):
             continue
         code, what, hint = _SLIPS[slip]
-        at = {
-            "AS401": lines.turned,
-            "AS402": lines.transposed if slip == "transposed" else lines.laid_out,
-            "AS403": lines.repeated,
-            "AS404": lambda _: lines.softmax,
-        }[code](name)
-        yield _mistake(code, f"{name} {what}", at, hint)
+        yield _mistake(code, f"{name} {what}", _line(lines, name, slip), hint)
+
+
+def _line(lines: MaskLines, name: str, slip: Slip) -> Address:
+    if slip == "inverted":
+        return lines.turned(name)
+    if slip == "transposed":
+        return lines.transposed(name)
+    if slip == "on queries":
+        return lines.laid_out(name)
+    return lines.softmax if slip == "ignored" else lines.repeated(name)
 
 
 def _too_small(subject: Subject, one: Explained, lines: MaskLines) -> Mistake | None:
     """Find scores that are replaced, or lowered, by a number that leaves them weight."""
     seen = one.seen
-    replaced = seen.replaced & seen.keys
-    if bool(replaced.any()):
-        fills = seen.added[replaced].unique()
+    if "dropout" in subject.claims.arguments.values():
+        return None  # a dropped score is no masked one
+    if seen.is_weak:
+        fills = distinct(seen.added[seen.weak])
         at = next((event.addresses[0] for event in lines.applying if _replaces(event.name)), lines.softmax)
         return _mistake(
             "AS405",
-            f"masked scores become {float(fills[0]):.4g}, which leaves their keys weight",
+            f"masked scores become {fills[0]:.4g}, which leaves their keys weight",
             at,
             "fill with -inf: scores.masked_fill(~mask, -torch.inf)",
         )
@@ -106,13 +111,13 @@ def _too_small(subject: Subject, one: Explained, lines: MaskLines) -> Mistake | 
     hidden = ~expected & ~seen.empty.unsqueeze(-1) & expected.any(-1, keepdim=True)
     if not bool(hidden.any()) or not bool(seen.keys[hidden].all()):
         return None
-    fills = seen.added[hidden].unique()
-    if fills.numel() != 1 or not HIDES < float(fills[0]) < 0 or bool((seen.added[expected] != 0).any()):
+    fills = distinct(seen.added[hidden])
+    if len(fills) != 1 or not HIDES < fills[0] < 0 or bool((seen.added[expected] != 0).any()):
         return None
     names = [name for name, _ in one.right.masks]
     return _mistake(
         "AS405",
-        f"{float(fills[0]):.4g} is added to masked scores, which leaves their keys weight",
+        f"{fills[0]:.4g} is added to masked scores, which leaves their keys weight",
         lines.turned(names[0]) if names else lines.triangle(),
         "add -inf, or the dtype's smallest number: torch.finfo(scores.dtype).min",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from attnshape.attention.subject import Subject, other_numbers
 from attnshape.inference.kinds import PRODUCT
 from attnshape.probes.tokens import mixed
 from attnshape.replaying.bench import Change
-from attnshape.replaying.replay import Address, Event
+from attnshape.replaying.replay import Address, Event, Replace
 
 CODES = ("AS103", "AS104", "AS105", "AS114", "AS115")
 WHAT = "merging of heads"
@@ -45,18 +46,22 @@ def _tokens(subject: Subject, core: Core | FusedCore) -> Mistake | None:
         if letter is None:
             continue
         index = subject.numbers[letter] // 2
-        moved = subject.moved(Change(results={core.context: lambda t, a=axis, i=index: at(t, a, i)}))
+        moved = subject.moved(_of_query(core, axis, index))
         if not moved.comparable:
             return None
         for parting in partings(moved, letter, index, subject.numbers, {core.context}):
             evidence = f"changed the context of query {index}"
             if parting.event.name not in MOVES:
                 return mixed(subject, parting, index, evidence)
-            change = lambda i, a=axis: Change(results={core.context: lambda t: at(t, a, i)})  # noqa: E731
-            if not scrambles(subject, parting, letter, index, change):
+            if not scrambles(subject, parting, letter, index, partial(_of_query, core, axis)):
                 return None
             return _scrambled(subject, core, parting, letter, index, evidence)
     return None
+
+
+def _of_query(core: Core | FusedCore, axis: int, index: int) -> Change:
+    """Return the change of one query's context."""
+    return Change(results={core.context: at_index(axis, index)})
 
 
 def _scrambled(
@@ -112,9 +117,10 @@ def _heads(subject: Subject, core: Core | FusedCore) -> Mistake | None:
         return None
     width = context.shape[-1]
     axis = next((a for a in range(context.ndim - 1) if context.shape[a] == heads), None)
-    every = [*subject.cores, *subject.fused]
+    every: list[Core | FusedCore] = [*subject.cores, *subject.fused]
+    changes: list[dict[Address, Replace]]
     if axis is not None:
-        changes = [{core.context: lambda t, h=head: at(t, axis, h)} for head in (0, 1)]
+        changes = [{core.context: at_index(axis, head)} for head in (0, 1)]
     elif len(every) == heads and core is every[0]:
         changes = [{every[head].context: other_numbers} for head in (0, 1)]
     else:
@@ -172,8 +178,12 @@ def query_axes(core: Core | FusedCore) -> tuple[int, ...]:
     return tuple(sorted(core.value.free(core.weights_place)))
 
 
-def at(value: Tensor, axis: int, index: int) -> Tensor:
-    """Return a tensor with other numbers at one index of an axis."""
-    part = value.narrow(axis, index, 1)
-    part.copy_(other_numbers(part))
-    return value
+def at_index(axis: int, index: int) -> Replace:
+    """Return what puts other numbers at one index of an axis."""
+
+    def change(value: Tensor) -> Tensor:
+        part = value.narrow(axis, index, 1)
+        part.copy_(other_numbers(part))
+        return value
+
+    return change

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from attnshape.attention.operands import operands, projection
+from attnshape.attention.operands import by_attention, projection
 from attnshape.attention.outcome import Mistake, Outcome, Proved
 from attnshape.attention.subject import Subject, other_numbers
 from attnshape.inference.kinds import PRODUCT
@@ -72,7 +72,7 @@ def _is_called_once(subject: Subject, events: list[Event]) -> bool:
 
 def _fused(subject: Subject) -> Mistake | None:
     """Find a third, or half, of a fused projection that no result depends on, while another is used twice."""
-    for query, key, value in zip(*[iter(operands(subject))] * 3, strict=True):
+    for query, key, value in by_attention(subject):
         made = {projection(subject, one.sources) for one in (query, key, value)}
         start = next(iter(made))
         if len(made) > 1 or start is None:

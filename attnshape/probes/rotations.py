@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnshape.attention.call_sites import entering
-from attnshape.attention.operands import Operand, operands
+from attnshape.attention.operands import Operand, by_attention, operands
 from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.subject import Subject
 from attnshape.attention.uniform import Uniform, uniform
@@ -25,7 +25,7 @@ def examine(subject: Subject) -> Iterator[Outcome]:
     if subject.claims.rope is None:
         return
     judged = False
-    for query, key, value in zip(*[iter(operands(subject))] * 3, strict=True):
+    for query, key, value in by_attention(subject):
         same = uniform(subject, (query, key, value))
         if same is None:
             continue
@@ -95,7 +95,8 @@ def _layouts(subject: Subject, same: Uniform, query: Operand, key: Operand) -> I
             same,
             one,
             "AS704",
-            f"the {one.role}'s feature 0 is rotated with feature {partners[one.role]}: layout {found}, expected {claimed}",
+            f"the {one.role}'s feature 0 is rotated with feature {partners[one.role]}: layout {found}, expected "
+            f"{claimed}",
             "pair feature i with i + Dk/2" if claimed == "half" else "pair feature 2i with 2i + 1",
             # where both are wrong, it is what they call that is wrong, not how one of them calls it
             inside=len(wrong) == 2,

@@ -48,13 +48,13 @@ def known_scales(subject: Subject, width: int) -> Iterator[Known]:
 
 
 def expected(subject: Subject, width: int) -> float:
-    """Return the scale that is claimed, 1/sqrt(Dk) where none is. Raises AttnshapeError where the claim has no number."""
+    """Return the scale that is claimed, 1/sqrt(Dk) where none is. Raises AttnshapeError where it is no number."""
     if subject.claims.scale is None:
         return 1 / math.sqrt(width)
     names = {"sqrt": math.sqrt, "math": math, "Dk": width, **subject.numbers}
     try:
         return float(eval(subject.claims.scale, {"__builtins__": {}}, names))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a claim is Python of the user's
         raise AttnshapeError(
             f"--claim scale={subject.claims.scale}: {type(error).__name__}: {error}",
             "for example --claim scale=1/sqrt(Dk)",

@@ -9,7 +9,7 @@ from torch import Tensor
 from attnshape.attention.chain import between
 from attnshape.attention.following import Moved
 from attnshape.attention.head_changes import HeadChange, head_change
-from attnshape.attention.operands import Operand, operands
+from attnshape.attention.operands import Operand, by_attention
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change
@@ -26,7 +26,7 @@ def examine(subject: Subject) -> Iterator[Outcome]:
     if not 1 < shared < heads or heads % shared:
         return
     judged = False
-    for query, key, value in zip(*[iter(operands(subject))] * 3, strict=True):
+    for query, key, value in by_attention(subject):
         for other in (key, value):
             verdict = _judge(subject, query, other, heads, shared)
             if isinstance(verdict, Mistake):
@@ -60,8 +60,8 @@ def _judge(subject: Subject, query: Operand, other: Operand, heads: int, shared:
     if meets[0] and not meets[1] and meets[shared]:
         return Mistake(
             code="AS601",
-            message=f"{other.role} heads are repeated in the wrong order: query head 1 uses {other.role} head 1 and not "
-            f"head 0, as query head {shared} does",
+            message=f"{other.role} heads are repeated in the wrong order: query head 1 uses {other.role} head 1 and "
+            f"not head 0, as query head {shared} does",
             at=_repeat(subject, other, answer) or _repeat(subject, query, asks[0]) or other.core.context,
             hint="k.repeat_interleave(G, dim=1), not k.repeat(1, G, 1, 1): query head h uses key head h // G",
             shown="intervention",

@@ -8,22 +8,29 @@ import torch
 
 from attnshape.attention.chain import between
 from attnshape.attention.core import Core
-from attnshape.attention.measured import MeasuredCore, axis_behind
+from attnshape.attention.measured import MeasuredCore, axis_behind, distinct
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.subject import Subject
 from attnshape.inference.kinds import DROPOUT
+from attnshape.replaying.bench import Change
 from attnshape.replaying.letters import in_words
 from attnshape.replaying.replay import Address, Event
 
 CODES = ("AS301", "AS302", "AS303", "AS304", "AS305")
 WHAT = "softmax"
 _MULTIPLIES = {"mul", "mul_", "multiply", "div", "div_", "true_divide"}
+_VALUES = {"v", "value", "values"}
+_EXPONENTIALS = {"exp", "exp_", "exp2", "exp2_"}
+_MAXIMA = {"amax", "max", "maximum", "logsumexp"}
 _ADDS = {"add", "add_", "sub", "sub_"}
 _MASKS = {"masked_fill", "masked_fill_", "where", "__setitem__"}
 
 
 def examine(subject: Subject) -> Iterator[Outcome]:
     """Read along which axis the weights sum to one, and what known numbers become behind the softmax."""
+    if not subject.measured and not subject.fused:
+        yield from _by_blocks(subject)
+        return
     if not subject.measured:
         fused = "it is part of torch's own fused attention, over the keys" if subject.fused else "none was found"
         yield Proved("softmax over the keys") if subject.fused else NotExamined(WHAT, fused)
@@ -38,6 +45,32 @@ def examine(subject: Subject) -> Iterator[Outcome]:
         fine = fine or (outcome is None and not found)
     if fine:
         yield Proved("softmax over the keys, each row of weights sums to one")
+
+
+def _by_blocks(subject: Subject) -> Iterator[Outcome]:
+    """Judge a softmax that is taken block by block: with values of one everywhere, every result must be one."""
+    names = [name for name in subject.inputs if name.rpartition(".")[2].lower() in _VALUES]
+    made = {event.name for event in subject.base.events}
+    if not made & _EXPONENTIALS or not made & _MAXIMA or len(names) != 1 or subject.base.state:
+        yield NotExamined(WHAT, "none was found")
+        return
+    run = subject.bench.run(Change(inputs={names[0]: torch.ones_like}))
+    if not run.follows(subject.base) or len(run.returned) != 1:
+        yield NotExamined(WHAT, "it is taken block by block")
+        return
+    result = run.returned[0][1]
+    if bool(torch.isclose(result, torch.ones_like(result), rtol=1e-5).all()):
+        yield Proved("each row of weights sums to one, block by block")
+        return
+    last = next(event for event in reversed(subject.base.events) if event.name in _MULTIPLIES | _EXPONENTIALS)
+    yield Mistake(
+        code="AS302",
+        message=f"rows of weights don't sum to one: with values of one a result is {float(result.flatten()[0]):.4g}",
+        at=last.addresses[0],
+        hint="with each new maximum, shrink both the sum and the output by exp(old - new)",
+        shown="intervention",
+        evidence=f"put 1 everywhere in {names[0]}",
+    )
 
 
 def _axis(subject: Subject, measured: MeasuredCore) -> Outcome | None:
@@ -96,24 +129,21 @@ def _rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     added = way.added[torch.isfinite(way.added)]
     if bool((added != 0).any()) or not bool(torch.isfinite(way.added).all()):
         return _added(subject, core, chain, added)
-    factors = way.factor[torch.isfinite(way.factor)].unique()
+    factors = distinct(way.factor[torch.isfinite(way.factor)])
     dropout = [event for event in chain if event.name in DROPOUT]
-    if factors.numel() == 2 and float(factors[0]) == 0:
-        if float(factors[1]) == 1:
-            return _masked(subject, core, chain)
-        return None
-    if factors.numel() == 1 and float(factors[0]) != 1 and not dropout:
+    if len(factors) == 2 and factors[0] == 0:
+        return _masked(subject, core, chain) if factors[1] == 1 else None
+    if len(factors) == 1 and factors[0] != 1 and not dropout:
         at = _first(chain, _MULTIPLIES, core)
         event = subject.base.event(at)
         if len(event.given) == 1 or min(one.numel() for one in event.given) == 1:
-            factor = float(factors[0])
             return _mistake(
                 "AS302",
-                f"rows of weights sum to {factor:.4g}: they are multiplied behind the softmax",
+                f"rows of weights sum to {factors[0]:.4g}: they are multiplied behind the softmax",
                 at,
                 "scale the scores, before the softmax",
             )
-    if float(factors.min()) == 0 and bool((way.factor == 0).any()):
+    if factors and factors[0] == 0:
         return _masked(subject, core, chain) if not dropout else None
     return None
 

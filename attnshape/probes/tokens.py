@@ -17,7 +17,8 @@ from attnshape.replaying.replay import Address, Event
 
 CODES = ("AS103", "AS104", "AS105", "AS111", "AS113", "AS602")
 WHAT = "tokens before attention"
-_NORMALISES = {"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "native_layer_norm"}
+_NORMALISES = {"layer_norm", "batch_norm", "rms_norm", "native_layer_norm"}
+"""Not those of groups and instances: in pictures they run over all pixels on purpose."""
 _QUOTIENT = {"div", "div_", "true_divide", "divide", "__rdiv__", "__rtruediv__"}
 _DIFFERENCE = {"sub", "sub_", "subtract"}
 _MULTIPLIED = {"mul", "mul_", "multiply"}
@@ -29,7 +30,8 @@ _NEAR = 4
 def examine(subject: Subject) -> Iterator[Outcome]:
     """Change one token of the inputs, and follow it to where it is found at other positions."""
     looked = False
-    mixed_by = [*(core.scores.address for core in subject.cores), *(core.context for core in subject.fused)]
+    scores = [one for core in subject.cores for one in (core.scores, *core.more_scores, *core.positional)]
+    mixed_by = [*(one.address for one in scores), *(core.context for core in subject.fused)]
     behind = {address for start in mixed_by for address in subject.flow.behind(start)}
     for letter in subject.lengths:
         index = subject.numbers[letter] // 2

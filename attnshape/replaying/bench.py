@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from attnshape.replaying.state import Settled
 from attnshape.target.request import Placement, Target
 from attnshape.tracing.compiled import uncompiled
 from attnshape.tracing.contained import modules_within, paths
-from attnshape.tracing.isolation import isolated, one_thread, seed_all
 from attnshape.tracing.frames import Frames
+from attnshape.tracing.isolation import isolated, one_thread, seed_all
 from attnshape.tracing.modules import named_tensors, own_file
 from attnshape.tracing.outcome import run_to_its_end
 from attnshape.tracing.patience import Patience, TooLong
@@ -142,7 +141,7 @@ class Bench:
             return self._patience.run(lambda: self._run(change))
 
     def calls(self, other: Mapping[str, int] | None = None) -> tuple[Run, Run] | None:
-        """Return two calls of one built target, with one of other sizes between where these are given; None where it fails.
+        """Return two calls of one built target, None where one fails; with `other`, one of other sizes lies between.
 
         The second call gets arguments built anew: the first may have changed its own.
         """
@@ -217,7 +216,7 @@ class Bench:
             found = list(paths("output", result))
             results = tuple(tensor for _, tensor in found)
             returned = [(path, tensor.detach().clone()) for path, tensor in found]
-        except BaseException as raised:  # noqa: BLE001 - whatever the target raises is its result
+        except BaseException as raised:
             reraise_interruption(raised)
             failure = raised
             if isinstance(raised, TooLong):

@@ -195,7 +195,7 @@ class Replay(TorchFunctionMode):
 
 def _memory(tensor: Tensor) -> int | None:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return None
 

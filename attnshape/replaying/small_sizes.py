@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
 from attnshape.dims import BY_LETTER
 from attnshape.inference.plan import Plan
 from attnshape.replaying.letters import LENGTHS
 
-_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
+_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 """2 and 3 are found in most numbers."""
+_MOST_ORDERS = 6
+"""Sizes of which every order of the primes is weighed."""
 _WIDTHS = ("D", "H", "Hkv", "G", "Dk", "Dv")
 """What widths are made of."""
 
 
 def small_sizes(plan: Plan) -> list[dict[str, int]]:
-    """Return two sets of sizes under a plan's constraints, then those of its own rounds, which keep the user's order.
+    """Return two sets of sizes under a plan's constraints, then those of its own rounds.
 
-    What widths are made of gets the smallest primes, since the weights are as large as widths squared; then come the
-    rest, lengths last and in the user's order.
+    The primes are laid out so that the largest tensor is as small as can be. Lengths keep the user's order.
     """
     unknowns = plan.unknowns
-    known = [name for name in unknowns if _letter(name) in BY_LETTER]
-    wide = [name for name in known if _letter(name) in _WIDTHS]
-    lengths = [name for name in known if _letter(name) in (*LENGTHS, "W")]
-    others = [name for name in unknowns if name not in wide and name not in lengths]
+    if len(unknowns) >= len(_PRIMES) or not unknowns:
+        return [plan.numbers(0), plan.numbers(1)]
+    first = _cheapest(plan, _PRIMES[: len(unknowns)])
+    second = _cheapest(plan, (*_PRIMES[1 : len(unknowns)], _PRIMES[0], _PRIMES[len(unknowns)]), unlike=first)
+    return [plan.at(first), plan.at(second), plan.numbers(0), plan.numbers(1)]
+
+
+def _cheapest(plan: Plan, primes: Sequence[int], unlike: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Return the primes by unknown that make the smallest run; `unlike` has those of which none may be kept."""
+    unknowns = plan.unknowns
+    if len(unknowns) > _MOST_ORDERS:
+        return dict(zip(unknowns, primes, strict=False))
+    lengths = [name for name in unknowns if _letter(name) in (*LENGTHS, "W")]
     lengths.sort(key=lambda name: plan.sizes.numbers[_letter(name)])
-    found = []
-    if len(unknowns) < len(_PRIMES):
-        first = dict(zip([*wide, *others, *lengths], _PRIMES, strict=False))
-        turned = dict(zip([*wide[1:], *wide[:1]], _PRIMES, strict=False))
-        later = dict(zip([*others, *lengths], _PRIMES[len(wide) + 1 :], strict=False))
-        found = [plan.at(first), plan.at(turned | later)]
-    return [*found, plan.numbers(0), plan.numbers(1)]
+    best: dict[str, int] = {}
+    least = math.inf
+    for order in itertools.permutations(primes, len(unknowns)):
+        chosen = dict(zip(unknowns, order, strict=True))
+        in_order = all(chosen[a] < chosen[b] for a, b in itertools.pairwise(lengths))
+        if not in_order or (unlike is not None and any(unlike[name] == chosen[name] for name in unknowns)):
+            continue
+        cost = _cost(plan, chosen)
+        if cost < least:
+            best, least = chosen, cost
+    return best or dict(zip(unknowns, primes, strict=False))
+
+
+def _cost(plan: Plan, chosen: Mapping[str, int]) -> float:
+    """Return roughly how much a run computes: its largest tensor, and the weights, which are widths squared."""
+    known = [name for name in chosen if _letter(name) in BY_LETTER]
+    width = math.prod(chosen[name] for name in known if _letter(name) in _WIDTHS)
+    tensor = math.prod(number ** plan.weight(name) for name, number in chosen.items())
+    return tensor + width**2
 
 
 def _letter(name: str) -> str:

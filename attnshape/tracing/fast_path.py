@@ -30,7 +30,7 @@ class Comparison:
     def of(self, runnable: Runnable) -> Runnable:
         """Return what does the same, and keeps its result for this comparison where that matters."""
         self._module, self._results = None, []
-        return _Kept(runnable.function, runnable.args, runnable.kwargs, self)
+        return _Kept(runnable.function, runnable.args, runnable.kwargs, comparison=self)
 
     def notes(self, build: Callable[[], Runnable]) -> list[str]:
         """Return what is to be said of the fast path's results: nothing where they are the same, bit by bit.

@@ -20,7 +20,6 @@ PAIRS = [
     ("AS104", "layer_norm_of_plane", *SIZES),
     ("AS104", "rms_by_hand", *SIZES),
     ("AS104", "annotated_norm", *SIZES),
-    ("AS104", "group_norm", *SIZES),
 ]
 
 
@@ -146,20 +145,6 @@ right_layer_norm_of_plane = right_block
 
 def reference_layer_norm_of_plane(module, x):
     return plain_block(module, x, lambda t: _standardised(t, module.eps) * module.gain + module.bias)
-
-
-class GroupNormBlock(Block):
-    def norm(self, x):
-        normed = F.group_norm(x.transpose(1, 2), 1, self.gain, self.bias, self.eps)  # wrong: AS104 group_norm
-        return normed.transpose(1, 2)
-
-
-def wrong_group_norm(B, H, L, Dk):
-    return GroupNormBlock(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
-
-
-right_group_norm = right_block
-reference_group_norm = reference_layer_norm_of_plane
 
 
 class RMSBlock(Block):

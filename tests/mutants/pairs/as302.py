@@ -12,57 +12,12 @@ CROSS = (
     {"B": 3, "H": 2, "Lq": 8, "Lk": 4, "Dk": 6},
     {"B": 5, "H": 3, "Lq": 4, "Lk": 9, "Dk": 6},
 )
-PAST = (
-    {"B": 2, "H": 3, "Lp": 5, "L": 4, "Dk": 6},
-    {"B": 3, "H": 2, "Lp": 4, "L": 7, "Dk": 5},
-    {"B": 4, "H": 5, "Lp": 8, "L": 6, "Dk": 3},
-)
 PAIRS = [
-    ("AS302", "past_and_present", *PAST),
     ("AS302", "running_softmax", *CROSS),
     ("AS302", "logarithms", *SIZES),
     ("AS302", "peak_taken_once", *CROSS),
     ("AS302", "whole_plane", *SIZES),
 ]
-
-
-class WithMemory(nn.Module):
-    """Queries see the sequence and what is remembered of an earlier one."""
-
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.heads = heads
-        self.to_q, self.to_kv, self.to_out = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
-
-    def weights(self, now, past):
-        joined = torch.cat((past, now), dim=-1).softmax(dim=-1)
-        return joined[..., past.shape[-1] :], joined[..., : past.shape[-1]]
-
-    def forward(self, x, memory):
-        q = self.to_q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k, v = self.to_kv(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mem_k, mem_v = self.to_kv(memory).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        scale = q.shape[-1] ** -0.5
-        now, past = self.weights(q @ k.mT * scale, q @ mem_k.mT * scale)
-        return self.to_out((now @ v + past @ mem_v).transpose(1, 2).flatten(2))
-
-
-class WithMemoryApart(WithMemory):
-    def weights(self, now, past):
-        return now.softmax(dim=-1), past.softmax(dim=-1)  # wrong: AS302 past_and_present
-
-
-def wrong_past_and_present(B, H, Lp, L, Dk):
-    return WithMemoryApart(H * Dk, H), (torch.randn(B, L, H * Dk), torch.randn(B, Lp, H * Dk)), {}
-
-
-def right_past_and_present(B, H, Lp, L, Dk):
-    return WithMemory(H * Dk, H), (torch.randn(B, L, H * Dk), torch.randn(B, Lp, H * Dk)), {}
-
-
-def reference_past_and_present(module, x, memory):
-    k, v = module.to_kv(torch.cat((memory, x), dim=1)).chunk(2, dim=-1)
-    return module.to_out(multihead(module.to_q(x), k, v, module.heads))
 
 
 def running(q: Tensor, k: Tensor, v: Tensor, block: int = 2) -> Tensor:
@@ -91,7 +46,7 @@ def running_unshrunk(q: Tensor, k: Tensor, v: Tensor, block: int = 2) -> Tensor:
         higher = torch.maximum(peak, scores.amax(-1, keepdim=True))
         p = torch.exp(scores - higher)
         total = total * torch.exp(peak - higher) + p.sum(-1, keepdim=True)
-        output = output + p @ v[..., start : start + block, :]  # wrong: AS302 running_softmax
+        output = output + p @ v[..., start : start + block, :]
         peak = higher
     return output / total
 
