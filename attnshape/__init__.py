@@ -1,6 +1,7 @@
 """attnshape shows, proves and documents the shapes inside attention code.
 
-`trace` runs attention code and returns what it does with shapes as a `Trace`; `record` watches code that already runs.
+`trace` runs attention code and returns what it does with shapes as a `Trace`; `record` watches code that already runs;
+`check` looks for mistakes that no shape tells of, and returns a `Report`.
 Nothing slow is imported before the first use of one of them.
 """
 
@@ -11,14 +12,22 @@ from typing import TYPE_CHECKING
 from attnshape.errors import AttnshapeError
 
 if TYPE_CHECKING:
-    from attnshape.api import record, trace
+    from attnshape.api import check, record, trace
     from attnshape.model import Trace
     from attnshape.recording import Recording
+    from attnshape.report import Report
 
 __version__ = "0.1.0"
-__all__ = ["AttnshapeError", "Recording", "Trace", "__version__", "record", "trace"]
+__all__ = ["AttnshapeError", "Recording", "Report", "Trace", "__version__", "check", "record", "trace"]
 
-_HOMES = {"Recording": "recording", "Trace": "model", "record": "api", "trace": "api"}
+_HOMES = {
+    "Recording": "recording",
+    "Report": "report",
+    "Trace": "model",
+    "check": "api",
+    "record": "api",
+    "trace": "api",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -1,11 +1,12 @@
-"""The public functions: `trace` what can be run at any sizes, `record` what runs already."""
+"""The public functions: `trace` and `check` what can be run at any sizes, `record` what runs already."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnshape.errors import AttnshapeError
 from attnshape.wording import in_python
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from attnshape.model import Trace
     from attnshape.recording import Recording
+    from attnshape.report import Report
+    from attnshape.settings import Settings
+    from attnshape.target.request import Request
 
 
 def trace(
@@ -74,32 +78,85 @@ def trace(
     """
     # torch is imported on the first use, not with the package
     from attnshape.call import Call
+    from attnshape.pipeline import trace_request
 
     call = Call(target, init, inputs or {}, arguments or {}, options or {}, expect or {}, sizes)
     try:
         request, settings = call.request(device, dtype, seed, train, grad)
-        return _run(request, settings)
+        return _run(request, settings, partial(trace_request, request, settings))
     except AttnshapeError as error:
         raise in_python(error) from error.__cause__
 
 
-def _run(request: Any, settings: Any) -> Trace:
-    from attnshape.pipeline import trace_request
+def check(
+    target: str | Callable[..., Any],
+    /,
+    *,
+    claims: Sequence[str] = (),
+    init: str | None = None,
+    inputs: Mapping[str, str | torch.Tensor] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    options: Mapping[str, bool | float] | None = None,
+    seed: int = 0,
+    train: bool = False,
+    time_limit: float = 60.0,
+    **sizes: int | str,
+) -> Report:
+    """Return what is wrong with attention code that no shape tells of: a report of findings, each at its line.
+
+    The target is run many times at small sizes, in float64 where it allows that, each time with something changed:
+    a token, a batch element, a head, the scores themselves. What moves, and what doesn't, shows what each axis means.
+
+    `claims` say what the code is meant to do: `"causal"`, `"window=W"`, `"mask=keep"`, `"scale=1/sqrt(Dk)"`. What
+    depends on intent and isn't claimed is measured and reported as a fact.
+    `time_limit` is in seconds, for all runs together; what could not be examined by then is listed.
+    The other arguments are those of `trace`.
+
+    Raises AttnshapeError where the request can't be carried out, or the target fails at its sizes.
+
+    >>> def attention(query, key, value):
+    ...     weights = (query @ key.mT / query.shape[-1]).softmax(-1)
+    ...     return weights @ value
+    >>> inputs = {"query": "B H Lq Dk", "key": "B H Lk Dk", "value": "B H Lk Dv"}
+    >>> report = check(attention, inputs=inputs)
+    >>> [finding.code for finding in report.findings]
+    ['AS203']
+    >>> print(report.findings[0].message)
+    scores are scaled by 1/Dk = 0.1429, expected 1/sqrt(Dk) = 0.378
+    """
+    from attnshape.call import Call
+    from attnshape.claims import parse_claims
+    from attnshape.examine import check_request
+
+    call = Call(target, init, inputs or {}, arguments or {}, options or {}, {}, sizes, "check", tuple(claims))
+    try:
+        request, settings = call.request(None, None, seed, train, False)
+        parsed = parse_claims(claims)
+        return _run(request, settings, partial(check_request, request, settings, parsed, time_limit))
+    except AttnshapeError as error:
+        raise in_python(error) from error.__cause__
+
+
+Made = TypeVar("Made")
+
+
+def _run(request: Request, settings: Settings, make: Callable[[Callable[[], Any]], Made]) -> Made:
+    """Make something of a request, with the process as it was afterwards."""
     from attnshape.recording import Recording
     from attnshape.target.device import require_device
     from attnshape.tracing.process import unchanged
 
     if Recording.active:
         raise AttnshapeError(
-            "attnshape.trace was called inside a recording, which would see its runs", "call it after the block"
+            "attnshape was called inside a recording, which would see its runs", "call it after the block"
         )
     require_device(settings.device)
     with unchanged():
         try:
-            return trace_request(request, settings, lambda: contextlib.redirect_stdout(sys.stderr))
+            return make(lambda: contextlib.redirect_stdout(sys.stderr))
         except SystemExit as error:
             raise AttnshapeError(
-                f"{request.target} ended the run itself: sys.exit({error.code!r})", "trace a part of it that doesn't"
+                f"{request.target} ended the run itself: sys.exit({error.code!r})", "give a part of it that doesn't"
             ) from None
 
 

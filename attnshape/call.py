@@ -1,11 +1,11 @@
-"""What a call of `attnshape.trace` asks for, as the request and the settings that a command line makes."""
+"""What a call of `attnshape.trace` or `attnshape.check` asks for, as a command line's request and settings."""
 
 from __future__ import annotations
 
 import functools
 import operator
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call of `attnshape.trace`, but for where and how to run it."""
+    """The arguments of one call of `attnshape.trace` or `attnshape.check`, but for where and how to run it."""
 
     target: str | Callable[..., Any]
     init: str | None
@@ -44,6 +44,8 @@ class Call:
     options: Mapping[str, bool | float]
     expect: Mapping[str, str]
     sizes: Mapping[str, int | str]
+    verb: str = "trace"
+    claims: Sequence[str] = ()
 
     def request(self, device: object, dtype: object, seed: object, train: bool, grad: bool) -> tuple[Request, Settings]:
         """Return the request and its settings. Raises AttnshapeError where an argument isn't what it must be."""
@@ -70,7 +72,8 @@ class Call:
     def _refuse_misplaced(self) -> None:
         if not isinstance(self.target, str) and not callable(self.target):
             raise AttnshapeError(
-                f"attnshape.trace was given a {type(self.target).__name__}, expected something to call, or a name",
+                f"attnshape.{self.verb} was given a {type(self.target).__name__}, expected something to call, "
+                "or a name",
                 "give a case, a function, a module, its class, or a string such as 'multi-head'",
             )
         for name, value in self.inputs.items():
@@ -118,12 +121,12 @@ class Call:
 
     def _written(self, device: object, dtype: object, seed: object, train: bool, grad: bool) -> str:
         """Return the call as it would be typed."""
-        parts = {name: getattr(self, name) for name in ("init", "inputs", "arguments", "options", "expect")}
+        parts = {name: getattr(self, name) for name in ("init", "inputs", "arguments", "options", "expect", "claims")}
         parts |= {"device": device and str(device), "dtype": dtype and _plain(dtype)}
         parts |= {"seed": seed or None, "train": train, "grad": grad, **self.sizes}
         first = repr(self.target) if isinstance(self.target, str) else _name(self.target)
         rest = written({name: value for name, value in parts.items() if value or name in self.sizes})
-        return f"attnshape.trace({first}{', ' if rest else ''}{rest})"
+        return f"attnshape.{self.verb}({first}{', ' if rest else ''}{rest})"
 
 
 def numbers(sizes: Mapping[str, int | str]) -> tuple[dict[str, int], dict[str, AxisExpression]]:

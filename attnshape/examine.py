@@ -10,6 +10,7 @@ import torch
 
 from attnshape import __version__
 from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
+from attnshape.attention.pattern import patterns
 from attnshape.attention.subject import Subject, shown
 from attnshape.claims import Claims, parse_claims
 from attnshape.ending import foreign_code, reraise_interruption
@@ -22,8 +23,8 @@ from attnshape.pipeline import Printed, small_run
 from attnshape.probes.registry import PROBES
 from attnshape.replaying.bench import Bench, Budget, OutOfTimeError
 from attnshape.replaying.replay import Address
-from attnshape.replaying.small_sizes import small_sizes
-from attnshape.report import Fact, Finding, Report, Unexamined
+from attnshape.replaying.small_sizes import other_lengths, small_sizes
+from attnshape.report import Fact, Finding, Pattern, Report, Unexamined
 from attnshape.settings import Settings
 from attnshape.sizes import Sizes, resolve
 from attnshape.target.find import find_target
@@ -53,20 +54,38 @@ def check_request(
         placement = Placement(torch.device("cpu"), torch.float64, settings.seed, settings.train)
         patience, budget = Patience(), Budget(time_limit)
         claims = _with_case(target, sizes, placement, claims)
-        variation = _vary(target, sizes, placement, patience, doing)
+        variation = _vary(target, sizes, placement, patience, time_limit, doing)
         chosen = _sizes(variation, sizes)
         outcomes: list[list[tuple[Outcome, Subject]]] = []
+        found: tuple[Pattern, ...] = ()
         used = []
         for numbers in chosen:
             doing(f"probing at {', '.join(f'{k}={v}' for k, v in numbers.items())}")
-            subject = _subject(target, numbers, placement, patience, budget, claims)
+            other = other_lengths(variation.plan, numbers) if variation is not None else None
+            subject = _subject(target, numbers, placement, patience, budget, claims, other)
             if subject is None:
                 continue
             used.append(numbers)
             outcomes.append([(outcome, subject) for outcome in probed(subject, doing)])
+            if len(outcomes) == 1:
+                doing("looking which positions depend on which")
+                found = _patterns(subject)
             if len(outcomes) == 2 or not any(isinstance(one, Mistake) for one, _ in outcomes[0]):
                 break
-    return _report(request, target, settings, claims, sizes, used, budget, outcomes)
+        if not outcomes:
+            raise AttnshapeError(
+                "the target runs at none of the small sizes that were tried, nor at its own, on the CPU",
+                "attnshape trace, with the same arguments, shows where it fails",
+            )
+        return _report(target, settings, claims, sizes, used, budget, outcomes, found)
+
+
+def _patterns(subject: Subject) -> tuple[Pattern, ...]:
+    """Return which output positions depend on which input positions, as far as time allows."""
+    try:
+        return tuple(patterns(subject))
+    except (OutOfTimeError, TooLong):
+        return ()
 
 
 def _with_case(target: Target, sizes: Sizes, placement: Placement, claims: Claims) -> Claims:
@@ -76,13 +95,18 @@ def _with_case(target: Target, sizes: Sizes, placement: Placement, claims: Claim
     return parse_claims([*claims.texts, *said]) if said else claims
 
 
-def _vary(target: Target, sizes: Sizes, placement: Placement, patience: Patience, doing: Doing) -> Variation | None:
+def _vary(
+    target: Target, sizes: Sizes, placement: Placement, patience: Patience, seconds: float, doing: Doing
+) -> Variation | None:
     """Return under which constraints the target runs at small sizes."""
     if not target.varies:
         return None
     doing("running the target")
     single = replace(placement, dtype=torch.float32)
-    runs = SmallRuns(lambda numbers: small_run(target, numbers, single, patience, None), doing=doing)
+    # half of the time is for the probes
+    runs = SmallRuns(
+        lambda numbers: small_run(target, numbers, single, patience, None), doing=doing, patience=seconds / 2
+    )
     plan = runs.weighed(Plan(sizes))
     actual = record_anew(lambda: target.build(sizes.numbers, single), single.seed)
     if actual.failure is not None:
@@ -108,15 +132,16 @@ def _subject(
     patience: Patience,
     budget: Budget,
     claims: Claims,
+    other: Mapping[str, int] | None,
 ) -> Subject | None:
-    """Return the target at these sizes, None where it fails at them."""
+    """Return the target at these sizes, None where it fails at them; `other` differ from them in lengths only."""
     try:
         bench = Bench(target, numbers, placement, patience, budget)
     except TooLong:
         return None
     if bench.base.error is not None or bench.raw.failure is not None:
         return None
-    return Subject(bench, claims, None)
+    return Subject(bench, claims, other)
 
 
 def probed(subject: Subject, doing: Doing = lambda words: None) -> Iterator[Outcome]:
@@ -135,7 +160,6 @@ def probed(subject: Subject, doing: Doing = lambda words: None) -> Iterator[Outc
 
 
 def _report(
-    request: Request,
     target: Target,
     settings: Settings,
     claims: Claims,
@@ -143,8 +167,9 @@ def _report(
     used: Sequence[Mapping[str, int]],
     budget: Budget,
     outcomes: list[list[tuple[Outcome, Subject]]],
+    found: tuple[Pattern, ...],
 ) -> Report:
-    first = outcomes[0] if outcomes else []
+    first = outcomes[0]
     mistakes = [(outcome, subject) for outcome, subject in first if isinstance(outcome, Mistake)]
     findings = [finding(mistake, subject) for mistake, subject in _foremost(mistakes)]
     unsure: list[Unexamined] = []
@@ -166,9 +191,9 @@ def _report(
         target=target.label,
         command=settings.command,
         seed=settings.seed,
-        dtype=str(first[0][1].bench.dtype).removeprefix("torch.") if first else "float64",
+        dtype=str(first[0][1].bench.dtype).removeprefix("torch."),
         sizes=dict(sizes.records),
-        small_sizes=tuple(dict(numbers) for numbers in used),
+        small_sizes=tuple({k: v for k, v in numbers.items() if k not in sizes.labels} for numbers in used),
         claims=claims.texts,
         runs=budget.runs,
         findings=tuple(dict.fromkeys(findings)),
@@ -188,6 +213,7 @@ def _report(
                 ]
             )
         ),
+        patterns=found,
     )
 
 

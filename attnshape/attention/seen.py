@@ -101,7 +101,7 @@ class Explainer:
             keys = keys & (j >= i + hypothesis.offset if hypothesis.backwards else j <= i + hypothesis.offset)
         if hypothesis.window is not None:
             distance = i + self.aligned - j
-            causal = self._subject.claims.causal
+            causal = hypothesis.offset is not None
             keys = keys & ((distance if causal else distance.abs()) < hypothesis.window)
         return keys
 
@@ -132,7 +132,10 @@ class Explainer:
         return hidden
 
     def _others(self) -> Iterator[Hypothesis]:
-        """Yield hypotheses with one mistake, then those with two."""
+        """Yield hypotheses with one mistake, then those with two; where nothing is claimed, what may be meant."""
+        if self.right == Hypothesis():
+            yield from self._meanings()
+            return
         slips: tuple[Slip, ...] = get_args(Slip)
         one_mask = [
             replace(self.right, masks=tuple((n, slip if n == name else None) for n in self.masks))
@@ -149,6 +152,13 @@ class Explainer:
                     yield replace(base, window=window)
                 for offset, width in itertools.product(self._offsets(), (*range(1, self._keys + 1), None)):
                     yield replace(base, offset=offset, window=width)
+
+    def _meanings(self) -> Iterator[Hypothesis]:
+        for offset in self._offsets():
+            yield Hypothesis(offset=offset)
+        for window in range(1, self._keys + 1):
+            yield Hypothesis(window=window)
+            yield Hypothesis(offset=self.aligned, window=window)
 
     def _offsets(self) -> list[int | None]:
         """Return every offset of a causal mask, the nearest to the right one first."""

@@ -43,8 +43,12 @@ class SmallRuns:
         attempt: Attempt,
         find_loops: Callable[[Sequence[RawTrace]], Folding | None] = folding,
         doing: Doing = lambda words: None,
+        patience: float = _PATIENCE,
     ) -> None:
-        """`find_loops` tells which loops of runs that took other steps are to be folded."""
+        """`find_loops` tells which loops of runs that took other steps are to be folded.
+
+        After `patience`, in seconds, nothing further is tried.
+        """
         self._attempt = attempt
         self._find_loops = find_loops
         self._doing = doing
@@ -55,7 +59,7 @@ class SmallRuns:
         self._folding: Folding | None = None
         self._steps = 0
         self._long: set[tuple[tuple[str, int], ...]] = set()
-        self._deadline = time.monotonic() + _PATIENCE
+        self._deadline = time.monotonic() + patience
 
     def run(self, plan: Plan, round_: int) -> RawTrace:
         """Return what the target does in one round of a plan."""

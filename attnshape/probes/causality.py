@@ -34,7 +34,10 @@ def _facts(one: Explained) -> Iterator[Outcome]:
     queries, keys = one.seen.keys.shape[-2:]
     if found is None or found.backwards:
         return
-    if found.offset == keys - queries:
+    if found.window is not None:
+        both = "" if found.offset is not None else " before and behind"
+        yield Measured(f"window of {found.window} keys{both}" + (", causally" if found.offset is not None else ""))
+    elif found.offset == keys - queries:
         yield Measured("attends causally")
     elif found.offset is None and not found.masks:
         yield Measured("every query sees every key")

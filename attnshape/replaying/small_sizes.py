@@ -31,6 +31,15 @@ def small_sizes(plan: Plan) -> list[dict[str, int]]:
     return [plan.at(first), plan.at(second), plan.numbers(0), plan.numbers(1)]
 
 
+def other_lengths(plan: Plan, numbers: Mapping[str, int]) -> dict[str, int] | None:
+    """Return sizes that differ from these in lengths only; None where no length varies by itself."""
+    lengths = [name for name in plan.unknowns if name in LENGTHS]
+    if not lengths or any(name not in numbers for name in plan.unknowns):
+        return None
+    chosen = {name: numbers[name] + 2 * (name in lengths) for name in plan.unknowns}
+    return plan.at(chosen)
+
+
 def _cheapest(plan: Plan, primes: Sequence[int], unlike: Mapping[str, int] | None = None) -> dict[str, int]:
     """Return the primes by unknown that make the smallest run; `unlike` has those of which none may be kept."""
     unknowns = plan.unknowns
@@ -56,7 +65,7 @@ def _cost(plan: Plan, chosen: Mapping[str, int]) -> float:
     known = [name for name in chosen if _letter(name) in BY_LETTER]
     width = math.prod(chosen[name] for name in known if _letter(name) in _WIDTHS)
     tensor = math.prod(number ** plan.weight(name) for name, number in chosen.items())
-    return tensor + width**2
+    return float(tensor + width**2)
 
 
 def _letter(name: str) -> str:

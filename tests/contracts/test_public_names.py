@@ -5,7 +5,7 @@ import inspect
 
 import attnshape
 
-NAMES = ["AttnshapeError", "Recording", "Trace", "__version__", "record", "trace"]
+NAMES = ["AttnshapeError", "Recording", "Report", "Trace", "__version__", "check", "record", "trace"]
 
 
 def test_the_public_names_are_these() -> None:
@@ -16,10 +16,10 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_public_functions_are_documented_by_examples() -> None:
-    for function in (attnshape.trace, attnshape.record):
+    for function in (attnshape.trace, attnshape.record, attnshape.check):
         assert function.__doc__ is not None
         assert ">>> " in function.__doc__
-    for public in (attnshape.Trace, attnshape.Recording, attnshape.AttnshapeError):
+    for public in (attnshape.Trace, attnshape.Recording, attnshape.Report, attnshape.AttnshapeError):
         assert inspect.getdoc(public)
 
 
