@@ -50,6 +50,12 @@ class Subject:
         return self.bench.base
 
     @cached_property
+    def steady(self) -> bool:
+        """Whether a run with nothing changed makes the same numbers again."""
+        again = Moved(self.base, self.bench.run(), self.bench.tolerance)
+        return again.comparable and not any(bool(mask.any()) for _, mask in again.returned())
+
+    @cached_property
     def flow(self) -> Flow:
         """What flows where in it."""
         return Flow(self.base, set(self.inputs))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from attnshape.attention.call_sites import entering
-from attnshape.attention.operands import Operand, by_attention, operands
-from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
+from attnshape.attention.kinds import JOINS, MOVES
+from attnshape.attention.operands import Operand, by_attention
+from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.subject import Subject
 from attnshape.attention.uniform import Uniform, uniform
 from attnshape.replaying.replay import Address
@@ -34,9 +35,12 @@ def examine(subject: Subject) -> Iterator[Outcome]:
         if mistake is not None:
             yield mistake
             return
+    again = list(_cached(subject))
+    yield from again
+    if again:
+        return
     if judged:
         yield Proved(f"queries and keys are rotated by their positions, layout {subject.claims.rope}")
-        yield from _cached(subject)
     else:
         yield NotExamined(WHAT, "queries and keys can't be given the same vector")
 
@@ -168,24 +172,45 @@ def _doubly(subject: Subject, same: Uniform, key: Operand, cosine: Tensor, align
 
 
 def _cached(subject: Subject) -> Iterator[Outcome]:
-    """Look whether given keys are rotated: right where the cache holds them as they were projected."""
+    """Compare the keys that a call hands on with those that it was given: a cache's own rows must stay as they are."""
     past = subject.numbers.get("Lp", 0)
     if past < 2:
         return
-    for one in operands(subject):
-        if one.role != "key":
+    for name, value in (*subject.base.inputs.items(), *subject.base.state.items()):
+        if past not in value.shape or value.ndim < 3:
             continue
-        for name, value in subject.base.inputs.items():
-            if value.ndim != one.value.ndim or past not in value.shape:
+        axis = list(value.shape).index(past)
+        for _, returned in subject.base.returned:
+            rows = _first_rows(returned, value, axis, past)
+            if rows is None or bool(torch.isclose(rows, value, rtol=1e-6).all()) or not _same_lengths(rows, value):
                 continue
-            axis = list(value.shape).index(past)
-            for candidate in (one.value, one.value.mT):
-                if candidate.shape[:axis] + candidate.shape[axis + 1 :] != value.shape[:axis] + value.shape[axis + 1 :]:
-                    continue
-                rows = candidate.narrow(axis, 0, past)
-                if not bool(torch.isclose(rows, value, rtol=1e-6).all()) and _same_lengths(rows, value):
-                    yield Measured(f"keys of {name} are rotated here: right where the cache holds them unrotated")
-                    return
+            at = _behind_joining(subject, name)
+            yield Mistake(
+                code="AS705",
+                message=f"cached keys are rotated again: those of {name} are handed on rotated once more",
+                at=at,
+                place=entering(subject, at) if at is not None else None,
+                hint="rotate a key once, when it enters the cache: torch.cat((past_key, rotate(k)), dim=2)",
+                shown="intervention",
+                evidence=f"compared {name} with the first {past} keys that are returned",
+            )
+            return
+
+
+def _first_rows(returned: Tensor, value: Tensor, axis: int, past: int) -> Tensor | None:
+    """Return the rows of a longer cache that stand for those of a given one."""
+    if returned.ndim != value.ndim or returned.shape[axis] <= past:
+        return None
+    rows = returned.narrow(axis, 0, past)
+    return rows if rows.shape == value.shape else None
+
+
+def _behind_joining(subject: Subject, name: str) -> Address | None:
+    """Return the first call that computes with what a cache and new keys were joined to."""
+    joined = {address for address in subject.flow.downstream({name}) if subject.base.event(address).name in JOINS}
+    behind = {address for start in joined for address in subject.flow.behind(start)}
+    later = sorted(address for address in behind - joined if subject.base.event(address).name not in MOVES)
+    return later[0] if later else None
 
 
 def _same_lengths(a: Tensor, b: Tensor) -> bool:

@@ -56,7 +56,7 @@ class RightDecoder(nn.Module):
         v = torch.cat((past_value, self.split(self.v_proj(x))), dim=2)
         keep = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=x.device).tril(past_key.size(2))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.o_proj(out.transpose(1, 2).flatten(2)), k, v
 
 
 class WrongDecoder(RightDecoder):
@@ -126,7 +126,7 @@ class RightCached(nn.Module):
         T, S = att.shape[-2:]
         att = att.masked_fill(torch.arange(S, device=x.device) > torch.arange(S - T, S, device=x.device)[:, None], -1e9)
         y = F.softmax(att, dim=-1) @ v
-        return x + self.c_proj(y.transpose(1, 2).flatten(2))
+        return x + self.c_proj(y.transpose(1, 2).flatten(2)), (k, v)
 
 
 class WrongCached(RightCached):

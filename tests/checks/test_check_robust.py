@@ -1,0 +1,200 @@
+"""Targets that are random, stateful, slow, that change their inputs, or that take few sizes or types."""
+
+import contextlib
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnshape.claims import parse_claims
+from attnshape.errors import AttnshapeError
+from attnshape.examine import check_request
+from attnshape.report import Report
+from attnshape.settings import Settings
+from attnshape.target.request import Request
+
+ATTENTION = """
+import math
+import random
+import time
+
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, D, H):
+        super().__init__()
+        self.H = H
+        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+
+    def prepared(self, x):
+        return x
+
+    def forward(self, x):
+        x = self.prepared(x)
+        q, k, v = (t.unflatten(-1, (self.H, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+def checked(folder: Path, prepared: str, limit: float = 60.0, claims: tuple[str, ...] = (), **sizes: int) -> Report:
+    source = ATTENTION + textwrap.indent(textwrap.dedent(prepared).strip(), "    ").join(
+        ["\n\nclass Target(Attention):\n", "\n"]
+    )
+    (folder / "code.py").write_text(source)
+    request = Request(f"{folder}/code.py:Target", init="D, H", inputs=("x: B L D",), given=sizes)
+    return check_request(request, Settings(), parse_claims(claims), limit, contextlib.nullcontext)
+
+
+def codes(report: Report) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def test_plain_code_has_no_finding(tmp_path: Path) -> None:
+    report = checked(tmp_path, "pass")
+    assert codes(report) == []
+    assert "scores, weights and context are those of attention, computed anew in float64" in report.proved
+    assert report.dtype == "float64"
+
+
+def test_randomness_that_no_seed_reaches_is_said(tmp_path: Path) -> None:
+    report = checked(
+        tmp_path,
+        """
+        def prepared(self, x):
+            return x + random.SystemRandom().random()
+        """,
+    )
+    assert codes(report) == []
+    assert [fact.text for fact in report.facts] == ["the result is random, and no seed makes it the same again"]
+    assert report.proved == ()
+    assert [one.what for one in report.unexamined] == ["everything"]
+
+
+def test_noise_that_a_seed_reaches_is_a_fact(tmp_path: Path) -> None:
+    report = checked(
+        tmp_path,
+        """
+        def prepared(self, x):
+            return x + torch.randn_like(x)
+        """,
+    )
+    assert codes(report) == []
+    assert any("randn_like draws other numbers with another seed" in fact.text for fact in report.facts)
+
+
+def test_a_changed_input_is_found_and_nothing_else(tmp_path: Path) -> None:
+    report = checked(
+        tmp_path,
+        """
+        def prepared(self, x):
+            return x.mul_(2)
+        """,
+    )
+    assert codes(report) == ["AS903"]
+
+
+def test_code_that_takes_no_float64_is_checked_in_float32(tmp_path: Path) -> None:
+    report = checked(
+        tmp_path,
+        """
+        def prepared(self, x):
+            if x.dtype != torch.float32:
+                raise TypeError("this kernel is for float32")
+            return x
+        """,
+    )
+    assert report.dtype == "float32"
+    assert codes(report) == []
+    assert "batch elements stay apart" in report.proved
+
+
+def test_code_that_raises_at_small_sizes_is_checked_at_its_own(tmp_path: Path) -> None:
+    report = checked(
+        tmp_path,
+        """
+        def prepared(self, x):
+            if x.shape[1] != 24:
+                raise ValueError("24 positions, no more and no less")
+            return x
+        """,
+        L=24,
+        D=20,
+        H=4,
+        B=3,
+    )
+    assert all(sizes["L"] == 24 for sizes in report.small_sizes)
+    assert codes(report) == []
+    assert "batch elements stay apart" in report.proved
+
+
+def test_code_that_fails_is_no_check_but_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        AttnshapeError, match="the target fails, so that nothing can be checked: KeyError: 'a'"
+    ) as error:
+        checked(
+            tmp_path,
+            """
+            def prepared(self, x):
+                raise KeyError("a")
+            """,
+        )
+    assert "attnshape trace" in str(error.value.hint)
+
+
+def test_a_time_limit_ends_the_check_with_what_was_done(tmp_path: Path) -> None:
+    started = time.monotonic()
+    report = checked(
+        tmp_path,
+        """
+        def prepared(self, x):
+            time.sleep(0.15)
+            return x
+        """,
+        limit=4.0,
+    )
+    assert time.monotonic() - started < 12
+    assert "the time limit was over" in {one.why for one in report.unexamined}
+    assert codes(report) == []
+
+
+def test_a_claim_about_what_is_not_there_is_said(tmp_path: Path) -> None:
+    report = checked(tmp_path, "pass", claims=("mask=keep", "bias=bias"))
+    whys = {one.why for one in report.unexamined}
+    assert "mask is claimed, but no such tensor is given" in whys
+    assert "bias is claimed, but no such tensor is given" in whys
+
+
+def test_uninitialised_and_zero_parameters_hide_nothing(tmp_path: Path) -> None:
+    report = checked(
+        tmp_path,
+        """
+        def __init__(self, D, H):
+            super().__init__(D, H)
+            nn.init.zeros_(self.out.weight)
+            self.qkv.weight.data = torch.empty_like(self.qkv.weight).fill_(float("nan"))
+
+        def prepared(self, x):
+            return x - x.mean(0)
+        """,
+    )
+    assert codes(report) == ["AS101"]
+
+
+def test_a_scale_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    report = checked(tmp_path, "pass", claims=("scale=1/sqrt(Dz)",))
+    assert any("Dz" in one.why for one in report.unexamined)
+
+
+SIZES: list[dict[str, Any]] = [{"B": 1}, {"B": 2, "L": 5, "H": 3, "D": 12}, {"L": 64, "H": 2, "D": 16}]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_sizes_given_need_not_be_small_or_distinct(tmp_path: Path, sizes: dict[str, int]) -> None:
+    report = checked(tmp_path, "pass", **sizes)
+    assert codes(report) == []
+    assert report.proved

@@ -1,0 +1,43 @@
+"""Every wrong one is found under its own code at its own line, and no right one gets any finding."""
+
+import pytest
+
+from attnshape.rules.pages import codes
+from tests.mutants.bed import PAIRS, Pair, Unusual, wrong_line
+from tests.mutants.checked import PAIR_RUNS, UNUSUAL_RUNS, check, failed_probes
+
+
+def _label(value: object) -> str:
+    return str(value)
+
+
+@pytest.mark.parametrize(("pair", "size", "seed"), PAIR_RUNS, ids=_label)
+def test_a_wrong_one_gets_its_own_code_at_its_own_line(pair: Pair, size: int, seed: int) -> None:
+    report = check(pair, pair.wrong, size, seed)
+    assert [finding.code for finding in report.findings] == [pair.code], report.findings
+    line = wrong_line(pair)
+    source = report.findings[0].source
+    if line is not None:
+        assert source is not None
+        assert (source.file, source.line) == (pair.file, line)
+    assert failed_probes(report) == []
+
+
+@pytest.mark.parametrize(("pair", "size", "seed"), PAIR_RUNS, ids=_label)
+def test_a_right_one_gets_no_finding(pair: Pair, size: int, seed: int) -> None:
+    report = check(pair, pair.right, size, seed)
+    assert report.findings == ()
+    assert failed_probes(report) == []
+    assert report.proved
+
+
+@pytest.mark.parametrize(("unusual", "size", "seed"), UNUSUAL_RUNS, ids=_label)
+def test_unusual_code_that_is_right_gets_no_finding(unusual: Unusual, size: int, seed: int) -> None:
+    report = check(unusual, unusual.case, size, seed)
+    assert report.findings == ()
+    assert failed_probes(report) == []
+
+
+@pytest.mark.parametrize("code", codes())
+def test_every_code_has_mutants_in_three_styles(code: str) -> None:
+    assert sum(pair.code == code for pair in PAIRS) >= 3
