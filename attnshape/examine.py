@@ -20,6 +20,7 @@ from attnshape.inference.small_runs import Doing, SmallRuns
 from attnshape.inference.variation import Variation
 from attnshape.inference.vary import Explorer
 from attnshape.pipeline import Printed, small_run
+from attnshape.probes import batch
 from attnshape.probes.registry import PROBES
 from attnshape.replaying.bench import Bench, Budget, OutOfTimeError
 from attnshape.replaying.replay import Address
@@ -69,7 +70,7 @@ def check_request(
             outcomes.append([(outcome, subject) for outcome in probed(subject, doing)])
             if len(outcomes) == 1:
                 doing("looking which positions depend on which")
-                found = _patterns(subject)
+                found = _patterns(subject) if _batch_is_apart(outcomes[0]) else ()
             if len(outcomes) == 2 or not any(isinstance(one, Mistake) for one, _ in outcomes[0]):
                 break
         if not outcomes:
@@ -86,6 +87,10 @@ def _patterns(subject: Subject) -> tuple[Pattern, ...]:
         return tuple(patterns(subject))
     except (OutOfTimeError, TooLong):
         return ()
+
+
+def _batch_is_apart(outcomes: Sequence[tuple[Outcome, Subject]]) -> bool:
+    return any(isinstance(one, Proved) and one.text == batch.APART for one, _ in outcomes)
 
 
 def _with_case(target: Target, sizes: Sizes, placement: Placement, claims: Claims) -> Claims:

@@ -44,7 +44,9 @@ class Uniform:
         axes = [axis for axis in range(one.value.ndim) if axis != self.width(one)]
         exact = [axis for axis in axes if one.value.shape[axis] in numbers]
         others = [axis for axis in axes if one.value.shape[axis] not in known and one.value.shape[axis] > 1]
-        return next(iter([*exact, *others]), None)
+        # part of a length may be as long as there are heads
+        twice = [axis for axis in axes if one.value.shape[axis] in one.value.shape[:axis]]
+        return next(iter([*exact, *others, *twice]), None)
 
     def others(self, one: Operand) -> list[tuple[str, int]]:
         """Return the axes that hold heads or the batch, with their symbols."""

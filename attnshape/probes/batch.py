@@ -19,6 +19,7 @@ from attnshape.replaying.replay import Address, Source
 
 CODES = ("AS101", "AS102", "AS113", "AS116")
 WHAT = "batch elements"
+APART = "batch elements stay apart"
 
 
 def examine(subject: Subject) -> Iterator[Outcome]:
@@ -39,7 +40,7 @@ def examine(subject: Subject) -> Iterator[Outcome]:
     verdicts = [stays(mask, letter, index, subject.numbers)[0] for _, mask in moved.returned() if mask.any()]
     if not any(verdict is False for verdict in verdicts):
         if any(verdict is True for verdict in verdicts):
-            yield Proved("batch elements stay apart")
+            yield Proved(APART)
         else:
             yield NotExamined(WHAT, f"no result has an axis {letter}")
         return

@@ -56,7 +56,7 @@ def _of_core(subject: Subject, same: Uniform, query: Operand, key: Operand, valu
             "rotate the query and the key only",
         )
     for one in (query, key):
-        if not same.moves(one, same.tokens(one)):
+        if same.tokens(one) is not None and not same.moves(one, same.tokens(one)):
             for letter, axis in same.others(one):
                 if same.moves(one, axis):
                     yield _mistake(

@@ -192,15 +192,15 @@ class Bench:
             except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
                 reraise_interruption(error)
                 return Run([], [], {}, {}, {}, {}, error)
-            for name, tensor in _once(runnable.named_inputs() + _state(runnable)):
-                new = change.inputs.get(name) or change.parameters.get(name)
-                if new is not None:
-                    tensor.data = new(tensor.detach().clone())
             return self._called(runnable, change)
 
     def _called(self, runnable: Runnable, change: Change = NOTHING) -> Run:
-        """Call what was built, and keep what it does."""
-        inputs, parameters = _once(runnable.named_inputs()), _once(_state(runnable))
+        """Call what was built, with its inputs and parameters changed, and keep what it does."""
+        inputs, parameters = _named(runnable)
+        for name, tensor in inputs + parameters:
+            new = change.inputs.get(name) or change.parameters.get(name)
+            if new is not None:
+                tensor.data = new(tensor.detach().clone())
         before = {name: tensor.detach().clone() for name, tensor in inputs}
         state = {name: tensor.detach().clone() for name, tensor in parameters}
         file = own_file(runnable.function)
@@ -226,16 +226,18 @@ class Bench:
         return Run(replay.events, returned, before, after, state, state_after, failure, results)
 
 
-def _state(runnable: Runnable) -> list[tuple[str, Tensor]]:
-    """Return the parameters and buffers, under names that no input has."""
+def _named(runnable: Runnable) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
+    """Return the inputs, and the parameters and buffers under names that no input has."""
+    bound = runnable.bound()
+    inputs = [item for name, value in bound.items() for item in paths(name, value)]
     modules = modules_within(runnable.function) + [
         (f"{name}{path and '.'}{path}", module)
-        for name, value in runnable.bound().items()
+        for name, value in bound.items()
         for path, module in modules_within(value)
     ]
-    taken = {name for name, _ in runnable.named_inputs()}
+    taken = {name for name, _ in inputs}
     found = [(f"{path}{path and '.'}{name}", t) for path, module in modules for name, t in named_tensors(module)]
-    return [(f"self.{name}" if name in taken else name, t) for name, t in found]
+    return _once(inputs), _once([(f"self.{name}" if name in taken else name, t) for name, t in found])
 
 
 def _once(named: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:

@@ -11,6 +11,14 @@ import torch
 
 from attnshape.tracing import process_state, torch_state
 
+_CPU_ONLY = (
+    torch.version.cuda is None
+    and torch.version.hip is None
+    and getattr(torch.version, "xpu", None) is None
+    and not torch.backends.mps.is_built()
+)
+"""Whether this build of torch has no accelerator."""
+
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
@@ -36,7 +44,11 @@ def isolated() -> Iterator[None]:
 
 def seed_all(seed: int) -> None:
     """Seed torch's random numbers, Python's, and numpy's where these are in use."""
-    torch.manual_seed(seed)
+    if _CPU_ONLY:
+        # torch.manual_seed would note the call stack for each accelerator that may still be set up
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
     random.seed(seed)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

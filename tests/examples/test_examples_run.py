@@ -226,6 +226,16 @@ def test_own_letters():
     agree(module(x), module.out_proj(merge(context)))
 
 
+def test_mistakes():
+    """The scores are scaled by the model's width, and all else is right."""
+    module = load("mistakes").SelfAttention(D, H)
+    x = torch.randn(B, L, D)
+    weights, biases = module.Wqkv.weight.chunk(3), module.Wqkv.bias.chunk(3)
+    query, key, value = (heads(F.linear(x, weights[part], biases[part])) for part in range(3))
+    context = F.scaled_dot_product_attention(query, key, value, scale=1 / math.sqrt(D))
+    agree(module(x), module.Wo(merge(context)))
+
+
 @pytest.mark.parametrize(
     ("name", "cls"),
     [
@@ -235,6 +245,7 @@ def test_own_letters():
         ("sdpa", "FlashSelfAttention"),
         ("torch_multihead", "Block"),
         ("own_letters", "Attention"),
+        ("mistakes", "SelfAttention"),
     ],
 )
 def test_runs_at_prime_sizes(name, cls):
