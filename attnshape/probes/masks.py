@@ -11,7 +11,7 @@ from attnshape.attention.core import Core
 from attnshape.attention.mask_lines import MaskLines
 from attnshape.attention.measured import HIDES, distinct
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
-from attnshape.attention.seen import Explained, Slip
+from attnshape.attention.seen import Explained, Hypothesis, Slip
 from attnshape.attention.sights import sights
 from attnshape.attention.subject import Subject, other_numbers
 from attnshape.probes.unused import unread
@@ -69,7 +69,8 @@ def _of_core(subject: Subject, one: Explained) -> Iterator[Outcome]:
     if rows is not None:
         yield rows
     if one.hypothesis is None:
-        yield NotExamined(WHAT, "which keys are seen is explained by nothing that is claimed, and by no known mistake")
+        why = "which keys are seen is explained by nothing that is claimed, and by no known mistake"
+        yield NotExamined(WHAT, why if one.right != Hypothesis() else "keys are hidden by what is not claimed")
         return
     for name, slip in one.hypothesis.masks:
         if slip is None:

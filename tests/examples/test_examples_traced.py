@@ -1,6 +1,5 @@
 """Each example traces completely: its variables named as in its source, its axes proved, signatures as by hand."""
 
-import json
 import shlex
 from functools import cache
 from pathlib import Path
@@ -10,29 +9,16 @@ import pytest
 from attnshape.model import Trace
 from attnshape.pipeline import trace_request
 from attnshape.settings import Settings
-from attnshape.sizes import own_letters
-from attnshape.target.request import Request
+from tests.examples.expectations import EXPECTED, asked, flags
 
-EXPECTED = json.loads((Path(__file__).parent / "expected.json").read_text())
 FILES = sorted(path.name for path in (Path(__file__).parents[2] / "examples").glob("*.py"))
 PRECONDITIONS = {"examples/rotary.py": ("Dk even",)}
 
 
 @cache
 def traced(name: str) -> Trace:
-    argv = EXPECTED[name]["argv"]
-    given: dict[str, list[str]] = {}
-    for flag, value in zip(argv[1::2], argv[2::2], strict=True):
-        given.setdefault(flag, []).append(value)
-    init = given.get("--init", [None])[0]
-    request = Request(
-        argv[0],
-        init,
-        inputs=tuple(given.get("--input", ())),
-        arguments=dict(text.split("=", 1) for text in given.get("--with", ())),
-        own=own_letters(given.get("--dim", [])),
-    )
-    return trace_request(request, Settings(expect=tuple(given.get("--expect", ())), command=shlex.join(argv)))
+    expect = tuple(flags(name).get("--expect", ()))
+    return trace_request(asked(name), Settings(expect=expect, command=shlex.join(EXPECTED[name]["argv"])))
 
 
 def test_there_is_an_expectation_for_each_example() -> None:

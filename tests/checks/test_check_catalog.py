@@ -1,0 +1,54 @@
+"""Every mechanism of the catalog, with each of its cases, is free of findings, and what it claims is proved."""
+
+import contextlib
+
+import pytest
+
+from attnshape.catalog.load import load
+from attnshape.catalog.registry import CATALOG
+from attnshape.claims import parse_claims
+from attnshape.examine import check_request
+from attnshape.report import Report
+from attnshape.settings import Settings
+from attnshape.target.request import Request
+
+CASES = [f"{name}:{case}" for name in CATALOG for case in load(name)]
+
+
+def checked(target: str, *claims: str, **options: object) -> Report:
+    request = Request(target, options=options)
+    return check_request(request, Settings(), parse_claims(claims), 60.0, contextlib.nullcontext)
+
+
+@pytest.mark.parametrize("target", CASES)
+def test_a_mechanism_has_no_finding(target: str) -> None:
+    report = checked(target)
+    assert report.findings == ()
+    assert ("batch elements stay apart" in report.proved) != target.endswith(":unbatched")
+    assert "tokens keep their places up to the scores" in report.proved
+    assert not [one for one in report.unexamined if "failed" in one.why]
+
+
+def test_what_is_claimed_of_a_causal_one_is_proved() -> None:
+    report = checked("multi-head", "causal", "scale=1/sqrt(Dk)", causal=True)
+    assert report.findings == ()
+    assert {"attends causally", "scale 1/sqrt(Dk), as claimed"} <= set(report.proved)
+
+
+def test_a_claim_that_does_not_hold_is_a_finding() -> None:
+    assert [finding.code for finding in checked("multi-head", "causal").findings] == ["AS501"]
+    assert [finding.code for finding in checked("multi-head", "scale=1/Dk").findings] == ["AS207"]
+    assert [finding.code for finding in checked("dot-product", "scale=1/sqrt(Dk)").findings] == ["AS204"]
+
+
+def test_a_mask_that_masks_too_little_is_found_by_its_value() -> None:
+    report = checked("multi-head", causal=True, mask_value=-2.0)
+    assert [finding.code for finding in report.findings] == ["AS405"]
+    assert "masked scores become -2" in report.findings[0].message
+
+
+def test_the_pattern_of_a_causal_one_is_a_triangle() -> None:
+    report = checked("multi-head", causal=True)
+    (pattern,) = report.patterns
+    size = len(pattern.rows)
+    assert pattern.rows == tuple("#" * (row + 1) + "." * (size - row - 1) for row in range(size))

@@ -1,0 +1,31 @@
+"""What is expected of each example, and how it is asked for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from attnshape.sizes import own_letters
+from attnshape.target.request import Request
+
+EXPECTED: dict[str, Any] = json.loads((Path(__file__).parent / "expected.json").read_text(encoding="utf-8"))
+
+
+def flags(name: str) -> dict[str, list[str]]:
+    """Return the flags of an example's command, each with its values."""
+    argv = EXPECTED[name]["argv"]
+    given: dict[str, list[str]] = {}
+    for flag, value in zip(argv[1::2], argv[2::2], strict=True):
+        given.setdefault(flag, []).append(value)
+    return given
+
+
+def asked(name: str) -> Request:
+    """Return what an example's command asks for."""
+    given = flags(name)
+    return Request(
+        EXPECTED[name]["argv"][0],
+        given.get("--init", [None])[0],
+        inputs=tuple(given.get("--input", ())),
+        arguments=dict(text.split("=", 1) for text in given.get("--with", ())),
+        own=own_letters(given.get("--dim", [])),
+    )

@@ -1,0 +1,40 @@
+"""Attention of libraries is free of findings, but for those that are real and explained in docs/checking.md."""
+
+import contextlib
+
+import pytest
+
+from attnshape.claims import Claims
+from attnshape.examine import check_request
+from attnshape.settings import Settings
+from attnshape.target.request import Request
+from tests.libraries.tracing_cases import HAND_WORKED, target_of
+from tests.mutants.checked import EVERY
+
+REAL = {
+    # the first call takes the clusters' means from the whole batch
+    "efficient_cases:routing": ["AS101"],
+}
+SLOW = {
+    *(f"efficient_cases:{name}" for name in ("reformer", "axial", "nystrom", "local_heads", "colt5")),
+    *(f"transformers_other_cases:{name}" for name in ("swin", "swin_layer", "deepseek_v3", "deepseek_v3_decoding")),
+    *(
+        f"transformers_text_cases:{name}"
+        for name in ("longformer", "llama_fused", "mistral", "gemma2", "falcon_grouped")
+    ),
+    *("labml_cases:retro", "torch_cases:transformer"),
+}
+"""Those that take seconds each, most of these for what tracing them takes too; checked with ATTNSHAPE_EVERY_SIZE."""
+CASES = [case for case in HAND_WORKED if EVERY or case not in SLOW]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_library_module_has_no_finding_that_is_not_real(case: str) -> None:
+    request = Request(target_of(case), given=HAND_WORKED[case].sizes[0])
+    report = check_request(request, Settings(command=case), Claims(), 60.0, contextlib.nullcontext)
+    assert [finding.code for finding in report.findings] == REAL.get(case, []), report.findings
+    assert not [one for one in report.unexamined if one.why.startswith("the probe failed")]
+
+
+def test_there_are_at_least_thirty() -> None:
+    assert len(CASES) >= 30
