@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks import peers, recording, startup
+from benchmarks import checking, peers, recording, startup
 from benchmarks.measure import Options
 from benchmarks.ratio import Table
 
@@ -10,4 +10,5 @@ BENCHMARKS: dict[str, Callable[[Options], list[Table]]] = {
     "startup": startup.run,
     "peers": peers.run,
     "recording": recording.run,
+    "checking": checking.run,
 }

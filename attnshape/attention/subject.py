@@ -36,6 +36,20 @@ class Subject:
         if {"Hkv", "G"} <= self.numbers.keys():
             self.numbers["H"] = self.numbers["Hkv"] * self.numbers["G"]
         self._kept: dict[Callable[[Subject], Any], Any] = {}
+        if "H" not in self.numbers:
+            self._take_heads_from_products()
+
+    def _take_heads_from_products(self) -> None:
+        """Where heads have another letter, take their number from what queries and keys share beside the batch."""
+        batch = self.numbers.get(self.batch or "", 0)
+        shared = [{core.scores.result.shape[axis] for axis in core.scores.shared} - {1, batch} for core in self.cores]
+        queries = [core.tensor("query").shape for core in self.fused]
+        shared += [{shape[1]} - {1, batch} for shape in queries if len(shape) == 4]
+        sizes = set.union(*shared) if shared else set()
+        if len(sizes) == 1:
+            (heads,) = sizes
+            folded = batch > 1 and heads % batch == 0
+            self.numbers["H"] = heads // batch if folded else heads
 
     def once(self, make: Callable[[Subject], Made]) -> Made:
         """Return what a function makes of the subject, made only the first time."""

@@ -42,6 +42,8 @@ def _by_chance(subject: Subject) -> Outcome | None:
     results = zip(subject.base.returned, run.returned, strict=False)
     if not any(bool(differs(a, b, subject.bench.tolerance).any()) for (_, a), (_, b) in results if a.shape == b.shape):
         return None
+    if subject.bench.training:
+        return Measured(f"the result is random in training mode: {first.name}", first.addresses[0])
     if first.name not in _DRAWS:
         return Measured(f"the result is random: {first.name} draws other numbers with another seed", first.addresses[0])
     return Mistake(

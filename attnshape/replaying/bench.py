@@ -108,6 +108,11 @@ class Bench:
         self.base = self._first()
 
     @property
+    def training(self) -> bool:
+        """Whether modules run in training mode."""
+        return self._placement.train
+
+    @property
     def dtype(self) -> torch.dtype:
         """In what type the runs are."""
         return self._placement.dtype

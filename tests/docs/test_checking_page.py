@@ -1,43 +1,75 @@
 """docs/checking.md: its examples print what it says, and its tables are those of the probes, rules and test-bed."""
 
+import contextlib
 import re
+from collections import Counter
+from dataclasses import fields
 
-from tests.docs.pages import DOCS
+import pytest
+
+from attnshape.claims import Claims, parse_claims
+from attnshape.examine import check_request
+from attnshape.probes.registry import PROBES
+from attnshape.render.report_formats import REPORT_FORMATS
+from attnshape.rules.pages import FAMILIES, Page, codes, codes_under, page
+from attnshape.settings import Settings
+from attnshape.target.request import Request
+from tests.docs.pages import DOCS, UPDATES, calls, examples_print_what_the_page_says, part_is
+from tests.mutants.bed import PAIRS, UNUSUAL, Pair, function
+from tests.readme.test_readme import BLOCK, run_in_terminal
 
 PAGE = DOCS / "checking.md"
 CLAIM = re.compile(r'`--claim "?([^`"]+)"?`')
 CONSOLE = list(BLOCK.finditer(PAGE.read_text()))
-MESSAGE_WIDTH = 130
+FREE = "No claim is needed."
+BOUND = "It counts only with"
 
 
-def claims_of(one: Page) -> str:
+def how_it_is_shown(one: Page) -> str:
+    return " ".join(one.sections["How it is shown"].split())
+
+
+def claims_needed(one: Page) -> str:
     """Return which claims a rule's page says that its finding needs."""
-    how = " ".join(one.sections["How it is shown"].split())
-    if "No claim is needed." in how:
+    how = how_it_is_shown(one)
+    if FREE in how:
         return ""
     claims = ", ".join(f"`{claim}`" for claim in dict.fromkeys(CLAIM.findall(how)))
-    return claims if "It counts only with" in how else f"for some: {claims}"
+    return claims if BOUND in how else f"for some: {claims}"
 
 
 def codes_table() -> str:
-    styles = Counter(pair.code for pair in PAIRS)
-    lines = ["| code | what is wrong | probe | claim | mutants found |", "| --- | --- | --- | --- | --: |"]
+    mutants = Counter(pair.code for pair in PAIRS)
+    lines = ["| code | what is wrong | probe | claim | mutants |", "| --- | --- | --- | --- | --: |"]
     for family, title in FAMILIES.items():
-        lines.append(f"| **{family}** | **{title}** | | | {sum(styles[code] for code in codes_under(family))} |")
+        lines.append(f"| **{family}** | **{title}** | | | |")
         for code in codes_under(family):
             finders = [probe.__name__.rpartition(".")[2] for probe in PROBES if code in probe.CODES]
             one = page(code)
-            lines.append(f"| {code} | {one.title} | {', '.join(finders)} | {claims_of(one)} | {styles[code]} |")
-    return "\n".join([*lines, "", f"{len(styles)} codes, {len(PAIRS)} mutants.", ""])
+            lines.append(f"| {code} | {one.title} | {', '.join(finders)} | {claims_needed(one)} | {mutants[code]} |")
+    lines = [line.replace("|  |", "| |") for line in lines]
+    return "\n".join([*lines, "", f"{len(mutants)} codes, {len(PAIRS)} mutants, all of them found.", ""])
 
 
 def unusual_table() -> str:
     kinds: dict[str, list[str]] = {}
     for one in UNUSUAL:
         kinds.setdefault(one.file.rpartition("/")[2].removesuffix(".py"), []).append(one.name.replace("_", " "))
-    lines = ["| kind | | which |", "| --- | --: | --- |"]
+    lines = ["| about | | which |", "| --- | --: | --- |"]
     lines += [f"| {kind} | {len(names)} | {', '.join(names)} |" for kind, names in kinds.items()]
-    return "\n".join([*lines, "", f"{len(UNUSUAL)} in all.", ""])
+    return "\n".join([*lines, "", f"{len(UNUSUAL)} in all, none with a finding.", ""])
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the rows of the table that begins with a heading, each as its cells."""
+    table = PAGE.read_text().partition(f"| {heading} |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+
+
+def claims_of(pair: Pair) -> list[str]:
+    """Return what a mutant's case claims."""
+    _, _, *rest = function(pair, pair.wrong)(**pair.sizes[0])
+    return list(rest[1]) if len(rest) > 1 else []
 
 
 def test_examples_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,25 +77,56 @@ def test_examples_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> N
     examples_print_what_the_page_says(PAGE)
 
 
-def test_the_page_has_examples_of_each_use() -> None:
-    assert {"check"} <= calls(PAGE)
-    assert len(CONSOLE) >= 2
-    assert "Traceback" not in PAGE.read_text()
-
-
 @pytest.mark.parametrize("block", CONSOLE, ids=[block["command"][:60] for block in CONSOLE])
 def test_command_prints_what_the_page_says(block: re.Match[str]) -> None:
     printed = run_in_terminal(block["command"])
     if UPDATES:
-        old, new = block.group(), f"```console\n$ {block['command']}\n{printed}```"
-        PAGE.write_text(PAGE.read_text().replace(old, new))
+        new = f"```console\n$ {block['command']}\n{printed}```"
+        PAGE.write_text(PAGE.read_text().replace(block.group(), new))
         return
     assert printed == block["output"]
 
 
-def test_the_codes_are_those_of_probes_rules_and_test_bed() -> None:
+def test_the_page_has_examples_of_each_use() -> None:
+    assert "check" in calls(PAGE)
+    assert len(CONSOLE) >= 2
+    assert "Traceback" not in PAGE.read_text()
+
+
+def test_the_codes_are_those_of_the_probes_the_rules_and_the_test_bed() -> None:
     part_is(PAGE, "codes", codes_table())
 
 
 def test_the_unusual_code_is_that_of_the_test_bed() -> None:
     part_is(PAGE, "unusual", unusual_table())
+
+
+@pytest.mark.parametrize("code", codes())
+def test_a_code_needs_the_claims_that_its_mutants_make(code: str) -> None:
+    claimed = [bool(claims_of(pair)) for pair in PAIRS if pair.code == code]
+    how = how_it_is_shown(page(code))
+    if FREE in how:
+        assert not all(claimed)
+    if BOUND in how:
+        assert all(claimed)
+
+
+def test_every_claim_is_in_its_table() -> None:
+    said = parse_claims(example.strip("`") for _, _, example in rows("claim"))
+    assert [one.name for one in fields(Claims) if not getattr(said, one.name)] == []
+    assert len(said.texts) == len(rows("claim"))
+
+
+def test_every_format_is_in_its_table() -> None:
+    assert [name.strip("`") for name, _ in rows("`--format`")] == list(REPORT_FORMATS)
+
+
+def test_what_is_found_in_libraries_is_found() -> None:
+    said = re.findall(r"\((AS\d{3}) at `(\w+)\.py:(\d+)`\)", PAGE.read_text())
+    assert len(said) == 2
+    for code, module, line in said:
+        pytest.importorskip(module)
+        case = f"tests/libraries/cases/efficient_cases.py:{module.partition('_')[0]}"
+        report = check_request(Request(case), Settings(), Claims(), 60.0, contextlib.nullcontext)
+        places = [(one.code, one.source.file, one.source.line) for one in report.findings if one.source is not None]
+        assert places == [(code, f"{module}/{module}.py", int(line))]

@@ -1,0 +1,53 @@
+"""Start to end of whole processes: a check against the trace of the same module, and how many runs it adds."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.measure import NotMeasuredError, Options, interleaved, output_of, wall_time
+from benchmarks.ratio import Budget, Row, Table
+
+TRACE = "attnshape trace"
+CHECK = "attnshape check"
+ROUNDS = 8
+TIMES_THE_TRACE = 3.0
+SUBJECTS = {
+    "nn.MultiheadAttention": ("torch", "tests/libraries/cases/torch_cases.py:mha_self"),
+    "Llama's attention": ("transformers", "tests/libraries/cases/transformers_text_cases.py:llama"),
+}
+"""What is checked: the package that it needs, and the case."""
+
+
+def run(options: Options) -> list[Table]:
+    """Measure each subject in rounds of its own."""
+    return [_of(options, name, *subject) for name, subject in SUBJECTS.items()]
+
+
+def _of(options: Options, name: str, package: str, case: str) -> Table:
+    rounds = options.rounds(ROUNDS)
+    title = f"checking: {name}, whole process, {rounds} rounds"
+    if importlib.util.find_spec(package) is None:
+        return Table(title, [], {name: f"{package} is not installed"})
+    tasks: dict[str, Callable[[], float]] = {
+        TRACE: partial(wall_time, (*options.attnshape, "trace", case)),
+        CHECK: partial(wall_time, (*options.attnshape, "check", case)),
+    }
+    measured = interleaved(tasks, rounds)
+    baselines = {TRACE: measured.samples[TRACE]} if TRACE in measured.samples else {}
+    rows = [
+        Row(f"{label}{_runs(options, case)}", seconds, baselines, Budget(TIMES_THE_TRACE, TRACE))
+        if label == CHECK
+        else Row(label, seconds, baselines)
+        for label, seconds in measured.samples.items()
+    ]
+    return Table(title, rows, measured.missing)
+
+
+def _runs(options: Options, case: str) -> str:
+    """Return how many runs a check takes beyond those of a trace, in words."""
+    try:
+        report = json.loads(output_of((*options.attnshape, "check", case, "--format", "json")))
+        return f", {report['runs']} extra runs"
+    except (NotMeasuredError, ValueError, KeyError):
+        return ""
