@@ -37,8 +37,6 @@ def examine(subject: Subject) -> Iterator[Outcome]:
         if key not in seen:
             seen.add(key)
             yield outcome
-            if isinstance(outcome, Proved):
-                yield Measured(outcome.text)
 
 
 def _factors(subject: Subject) -> Iterator[tuple[Core | FusedCore, Address, float | None, str]]:
@@ -83,7 +81,7 @@ def _judge(subject: Subject, core: Core | FusedCore, at: Address, alpha: float |
         if math.isclose(scale, claimed, rel_tol=_CLOSE):
             return Proved(f"scale {subject.claims.scale}, as claimed")
     elif any(math.isclose(scale, 1 / math.sqrt(m * width), rel_tol=_CLOSE) for m in range(1, _FOLDED + 1)):
-        return Proved("scale 1/sqrt(Dk)")
+        return Measured("scale 1/sqrt(Dk)")
     if math.isclose(scale, 1.0, rel_tol=_CLOSE):
         return _unscaled(subject, place, width, claimed)
     found = next(

@@ -1,0 +1,270 @@
+"""A replay keeps what each call was given and made, who made it, and puts other results in their place."""
+
+import collections
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnshape.replaying.replay import Address
+from tests.checks.subjects import named, normal, replayed
+
+
+def zeros(value):
+    return torch.zeros_like(value)
+
+
+def test_a_replaced_result_is_what_later_calls_see():
+    def function(x):
+        doubled = x * 2
+        return (doubled + 1).sum(-1)
+
+    run = replayed(function, {Address(1): zeros}, x=normal(3, 4))
+    assert [event.name for event in run.events] == ["mul", "add", "sum"]
+    assert run.value(Address(1)).eq(0).all()
+    assert run.events[1].given[0].eq(0).all()
+    assert run.returned[0][1].tolist() == [4.0] * 3
+
+
+def test_one_output_of_several_is_replaced():
+    def function(x):
+        first, second, third = x.chunk(3, dim=-1)
+        return first, second, third
+
+    x = normal(2, 6)
+    run = replayed(function, {Address(1, 1): zeros}, x=x)
+    first, second, third = (value for _, value in run.returned)
+    assert torch.equal(first, x[:, :2])
+    assert second.eq(0).all()
+    assert torch.equal(third, x[:, 4:])
+
+
+def test_torchs_named_results_stay_what_they_are():
+    def function(x):
+        found = x.max(dim=-1)
+        return found.values, found.indices
+
+    run = replayed(function, {Address(1, 0): zeros}, x=normal(2, 6))
+    values, indices = (value for _, value in run.returned)
+    assert values.eq(0).all()
+    assert torch.equal(indices, normal(2, 6).argmax(-1))
+
+
+def test_named_tuples_and_dicts_are_put_together_again():
+    from attnshape.replaying.replay import _with
+
+    Pair = collections.namedtuple("Pair", "first second")
+    old, other, new = normal(2), normal(3), normal(4)
+    pair = _with(Pair(old, [other, {"x": old}]), old, new)
+    assert isinstance(pair, Pair)
+    assert pair.first is new
+    assert pair.second[0] is other
+    assert pair.second[1]["x"] is new
+
+
+def test_a_result_written_in_place_is_replaced_where_it_lies():
+    def function(x):
+        total = torch.ones_like(x)
+        view = total[0]
+        total.add_(x)
+        return view, total
+
+    run = replayed(function, {Address(named(replayed(function, x=normal(2, 3)), "add_").order): zeros}, x=normal(2, 3))
+    assert all(value.eq(0).all() for _, value in run.returned)
+
+
+def test_elements_that_are_set_are_replaced_as_a_whole():
+    def function(x):
+        total = torch.ones_like(x)
+        total[0] += x[0]
+        return total * 1
+
+    base = replayed(function, x=normal(2, 3))
+    order = named(base, "__setitem__").order
+    run = replayed(function, {Address(order): zeros}, x=normal(2, 3))
+    assert run.returned[0][1].eq(0).all()
+    assert base.returned[0][1][1].eq(1).all()
+
+
+def test_the_replacing_function_gets_a_copy():
+    def spoiling(value):
+        return value.zero_() + 3
+
+    def function(x):
+        kept = x.view(-1)
+        return kept * 1, x * 1
+
+    run = replayed(function, {Address(1): spoiling}, x=normal(2, 2))
+    kept, other = (value for _, value in run.returned)
+    assert kept.eq(3).all()
+    assert torch.equal(other, normal(2, 2))
+
+
+def test_replacing_with_the_same_changes_nothing():
+    def function(x):
+        weights = x.softmax(-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        return weights.mT @ x
+
+    base = replayed(function, x=normal(4, 5))
+    for event in base.events:
+        run = replayed(function, {address: lambda value: value for address in event.addresses}, x=normal(4, 5))
+        assert run.follows(base)
+        assert torch.equal(run.returned[0][1], base.returned[0][1])
+
+
+def test_sources_name_inputs_and_calls():
+    def function(x, weight):
+        return (x @ weight).relu() + x
+
+    run = replayed(function, x=normal(3, 4), weight=normal(4, 4, seed=1))
+    product, relu, total = run.events
+    assert product.sources == [("x",), ("weight",)]
+    assert relu.sources == [(Address(1),)]
+    assert total.sources == [(Address(2),), ("x",)]
+
+
+def test_a_second_name_of_an_inputs_memory_is_the_input():
+    x = normal(3, 4)
+    inside = x[0]
+
+    def function(x):
+        return inside + x
+
+    (total,) = replayed(function, x=x).events
+    assert total.sources == [("x",), ("x",)]
+
+
+def test_what_nobody_gave_is_a_constant():
+    constant = normal(4, seed=2)
+
+    def function(x):
+        return x * constant
+
+    (product,) = replayed(function, x=normal(3, 4)).events
+    assert product.sources == [("x",), ("constant",)]
+
+
+def test_each_output_is_a_source_of_its_own():
+    def function(x):
+        low, high = x.chunk(2, dim=-1)
+        return high - low
+
+    run = replayed(function, x=normal(3, 4))
+    assert run.events[1].sources == [(Address(1, 1),), (Address(1, 0),)]
+
+
+def test_later_writes_to_shared_memory_are_sources_too():
+    def function(x):
+        total = torch.zeros_like(x)
+        row = total[0]
+        total.add_(x)
+        total[1] = 7.0
+        return row + 1, total + 1, total[0] + 1
+
+    run = replayed(function, x=normal(3, 4))
+    made, row, added, written, of_row, of_total, again, _ = run.events
+    assert [event.name for event in run.events] == [
+        *("zeros_like", "__getitem__", "add_", "__setitem__", "add", "add", "__getitem__", "add")
+    ]
+    assert of_row.sources == [(row.addresses[0], added.addresses[0], written.addresses[0])]
+    assert of_total.sources == [(written.addresses[0],)]
+    assert again.sources == [(written.addresses[0],)]
+    assert made.addresses[0] not in of_row.sources[0]
+
+
+def test_writes_before_a_view_was_taken_are_no_sources_of_it():
+    def function(x):
+        total = torch.zeros_like(x)
+        total.add_(x)
+        row = total[0]
+        return row + 1
+
+    run = replayed(function, x=normal(3, 4))
+    assert run.events[-1].sources == [(Address(3),)]
+
+
+def test_an_input_that_is_written_to_is_its_source_and_the_write():
+    def function(x):
+        view = x.view(-1)
+        x.mul_(2)
+        return view + 1
+
+    run = replayed(function, x=normal(3, 4))
+    assert run.events[-1].sources == [(Address(1), Address(2))]
+
+
+def test_operands_hold_what_they_held_before_the_call():
+    def function(x):
+        total = x.clone()
+        total.mul_(3)
+        total[0] = 0.0
+        total.add_(total)
+        return total
+
+    x = normal(2, 3)
+    run = replayed(function, x=x.clone())
+    multiplied, written, doubled = run.events[1:]
+    assert torch.equal(multiplied.given[0], x)
+    assert torch.equal(multiplied.values[0], 3 * x)
+    assert torch.equal(written.given[0], 3 * x)
+    assert written.values[0][0].eq(0).all()
+    assert torch.equal(doubled.given[0], written.values[0])
+    assert torch.equal(doubled.given[1], written.values[0])
+    assert all(event.in_place for event in run.events[1:])
+    assert not run.events[0].in_place
+
+
+def test_values_stay_what_they_were_when_memory_is_written_later():
+    def function(x):
+        total = x * 1
+        total.zero_()
+        return total
+
+    run = replayed(function, x=normal(2, 3))
+    assert torch.equal(run.value(Address(1)), normal(2, 3))
+    assert run.events[0].outputs[0].eq(0).all()
+
+
+def test_what_writes_elsewhere_is_found_by_the_version():
+    def function(x):
+        target = torch.empty_like(x)
+        torch.mul(x, 2, out=target)
+        return target + 0
+
+    run = replayed(function, x=normal(2, 3))
+    product = named(run, "mul")
+    assert product.in_place
+    assert run.events[-1].sources == [(product.addresses[0],)]
+
+
+@given(
+    st.lists(st.sampled_from(("add", "add_", "view", "row", "set", "mT")), min_size=1, max_size=6), st.integers(1, 99)
+)
+def test_a_replay_changes_no_result(steps, factor):
+    def function(x):
+        views = [x * factor]
+        for step in steps:
+            last = views[-1]
+            match step:
+                case "add":
+                    views.append(last + 1)
+                case "add_":
+                    last.add_(x.sum())
+                case "view":
+                    views.append(last[None])
+                case "row":
+                    views.append(views[0][:1])
+                case "set":
+                    views[0][0] = 5.0
+                case "mT":
+                    views.append(last.mT)
+        return torch.cat([view.reshape(-1) for view in views])
+
+    run = replayed(function, x=normal(2, 2))
+    assert torch.equal(run.returned[0][1], function(normal(2, 2)))
+    assert [event.order for event in run.events] == list(range(1, len(run.events) + 1))
+    for event in run.events:
+        assert len(event.operands) == len(event.given) == len(event.sources)
+        assert len(event.outputs) == len(event.values) == len(event.addresses)
+        assert all(s.order < event.order for every in event.sources for s in every if isinstance(s, Address))
