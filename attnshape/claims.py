@@ -56,7 +56,8 @@ def parse_claims(texts: Iterable[str]) -> Claims:
     hint: did you mean causal?
     """
     values: dict[str, Any] = {"arguments": {}}
-    kept = tuple(dict.fromkeys(text.strip() for text in texts))
+    # of two claims about one thing the last one counts
+    kept = tuple({text.partition("=")[0].strip(): text.strip() for text in texts}.values())
     for text in kept:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals:

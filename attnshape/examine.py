@@ -35,6 +35,9 @@ from attnshape.tracing.output import to_standard_error
 from attnshape.tracing.patience import Patience, TooLong
 from attnshape.tracing.runner import record_anew
 
+_TOO_LARGE = 150 * 2**20
+"""Bytes of one run's results, above which other sizes are tried first."""
+
 
 def check_request(
     request: Request,
@@ -60,11 +63,15 @@ def check_request(
         outcomes: list[list[tuple[Outcome, Subject]]] = []
         found: tuple[Pattern, ...] = ()
         used = []
+        smallest: Subject | None = None
         for numbers in chosen:
             doing(f"probing at {', '.join(f'{k}={v}' for k, v in numbers.items())}")
             other = other_lengths(variation.plan, numbers) if variation is not None else None
             subject = _subject(target, numbers, placement, patience, budget, claims, other)
             if subject is None:
+                continue
+            if subject.bench.bytes > _TOO_LARGE and len(outcomes) < 1 and numbers is not chosen[-1]:
+                smallest = min(smallest or subject, subject, key=lambda one: one.bench.bytes)
                 continue
             used.append(numbers)
             outcomes.append([(outcome, subject) for outcome in probed(subject, doing)])
@@ -73,7 +80,10 @@ def check_request(
                 found = _patterns(subject) if _batch_is_apart(outcomes[0]) else ()
             if len(outcomes) == 2 or not any(isinstance(one, Mistake) for one, _ in outcomes[0]):
                 break
-        if not outcomes:
+        if not outcomes and smallest is not None:
+            used.append(smallest.bench.numbers)
+            outcomes.append([(outcome, smallest) for outcome in probed(smallest, doing)])
+        if not outcomes and not budget.is_spent:
             raise AttnshapeError(
                 "the target runs at none of the small sizes that were tried, nor at its own, on the CPU",
                 "attnshape trace, with the same arguments, shows where it fails",
@@ -94,10 +104,10 @@ def _batch_is_apart(outcomes: Sequence[tuple[Outcome, Subject]]) -> bool:
 
 
 def _with_case(target: Target, sizes: Sizes, placement: Placement, claims: Claims) -> Claims:
-    """Return the claims with those of a case; what is typed comes first."""
+    """Return the claims with those of a case; what is typed wins."""
     with isolated():
         said = target.build(sizes.numbers, placement).claims
-    return parse_claims([*claims.texts, *said]) if said else claims
+    return parse_claims([*said, *claims.texts]) if said else claims
 
 
 def _vary(
@@ -142,7 +152,7 @@ def _subject(
     """Return the target at these sizes, None where it fails at them; `other` differ from them in lengths only."""
     try:
         bench = Bench(target, numbers, placement, patience, budget)
-    except TooLong:
+    except (TooLong, OutOfTimeError):
         return None
     if bench.base.error is not None or bench.raw.failure is not None:
         return None
@@ -178,7 +188,7 @@ def _report(
     outcomes: list[list[tuple[Outcome, Subject]]],
     found: tuple[Pattern, ...],
 ) -> Report:
-    first = outcomes[0]
+    first = outcomes[0] if outcomes else []
     mistakes = [(outcome, subject) for outcome, subject in first if isinstance(outcome, Mistake)]
     findings = [finding(mistake, subject) for mistake, subject in _foremost(mistakes)]
     unsure: list[Unexamined] = []
@@ -200,7 +210,7 @@ def _report(
         target=target.label,
         command=settings.command,
         seed=settings.seed,
-        dtype=str(first[0][1].bench.dtype).removeprefix("torch."),
+        dtype=str(first[0][1].bench.dtype).removeprefix("torch.") if first else "float64",
         sizes=dict(sizes.records),
         small_sizes=tuple({k: v for k, v in numbers.items() if k not in sizes.labels} for numbers in used),
         claims=claims.texts,
@@ -219,6 +229,7 @@ def _report(
                 [
                     *(Unexamined(what=one.what, why=one.why) for one, _ in first if isinstance(one, NotExamined)),
                     *unsure,
+                    *([] if first else [Unexamined(what="everything", why="the time limit was over")]),
                 ]
             )
         ),

@@ -17,6 +17,10 @@ HIDES = -1e3
 """A number that is added to a score, below which the key gets no weight."""
 
 
+_NOTHING = 1e-12
+"""A factor that only rounding makes."""
+
+
 @dataclass(frozen=True)
 class Way:
     """What lies between a result and an operand further on, element by element."""
@@ -79,6 +83,7 @@ def _way(start: Tensor, zero: Tensor, one: Tensor, two: Tensor, flat: Tensor) ->
     zero, one, two, flat = (tensor.double() for tensor in (zero, one, two, flat))
     hidden = ~(zero > HIDES)
     factor = (one - zero).masked_fill(hidden, torch.nan)
+    factor = torch.where(factor.abs() < _NOTHING, torch.zeros_like(factor), factor)
     straight = torch.isclose(two - zero, 2 * factor, rtol=1e-4, atol=1e-7) | hidden
     source = (flat - zero) / factor
     whole = source.round()

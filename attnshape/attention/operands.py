@@ -88,8 +88,9 @@ def query_and_key(measured: MeasuredCore) -> tuple[int, int]:
 
 def projection(subject: Subject, sources: tuple[Source, ...]) -> Address | None:
     """Return the product with parameters that a tensor comes from, by what doesn't mix it with others."""
+    data = subject.flow.depends_on_data
     for event in subject.flow.upstream(sources):
-        if event.name in PRODUCT and len(event.given) >= 2:
+        if event.name in PRODUCT and len(event.given) >= 2 and event.addresses[0] in data:
             return Address(event.order)
     return None
 
@@ -102,8 +103,10 @@ def projections(subject: Subject, sources: tuple[Source, ...]) -> set[Address]:
         address = max(wanted)
         wanted.discard(address)
         event = subject.base.event(address)
+        if address not in subject.flow.depends_on_data:
+            continue
         if event.name in PRODUCT and len(event.given) >= 2:
             found.add(Address(event.order))
-        elif address in subject.flow.depends_on_data:
+        else:
             wanted |= {s for every in event.sources for s in every if isinstance(s, Address)}
     return found

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from attnshape.attention.chain import between
 from attnshape.attention.following import Moved, Parting, along
-from attnshape.attention.kinds import MOVES
+from attnshape.attention.kinds import JOINS, MOVES
 from attnshape.attention.subject import Subject
+from attnshape.inference.kinds import PARTS
 from attnshape.replaying.bench import Change
 from attnshape.replaying.replay import Event
 
@@ -17,6 +18,8 @@ def scrambles(subject: Subject, parting: Parting, letter: str, index: int, chang
 
     A token that is found alone at another place was moved as a whole, as by a shift.
     """
+    if parting.event.name in JOINS or _is_chosen_by_data(subject, parting.event):
+        return False
     if parting.summary is not None and not _by_moves_only(subject, parting.summary, parting):
         return False
     if len(parting.found) > 1:
@@ -29,6 +32,12 @@ def scrambles(subject: Subject, parting: Parting, letter: str, index: int, chang
         if moved.comparable and along(moved.mask(parting.address), parting.axis) & set(parting.found):
             return True
     return False
+
+
+def _is_chosen_by_data(subject: Subject, event: Event) -> bool:
+    """Say whether what is taken depends on numbers, as where tokens are sorted or sent to experts."""
+    data = subject.flow.depends_on_data
+    return event.name in PARTS and any(source in data for sources in event.sources[1:] for source in sources)
 
 
 def _by_moves_only(subject: Subject, summary: Event, parting: Parting) -> bool:

@@ -78,7 +78,9 @@ def _input_of(event: Event, flow: Flow) -> tuple[Event, int] | None:
     """Return whose operand goes into a softmax, and which it is."""
     if event.name in _ONE and event.given:
         read_by = {reader.name for reader, _ in flow.consumers.get(event.addresses[0], [])}
-        return (event, 0) if event.name != "log_softmax" or not read_by & _EXPONENTIAL else None
+        if event.name == "log_softmax" and read_by & _EXPONENTIAL:
+            return None
+        return _less_maximum(event, flow)
     if event.name in _EXPONENTIAL and event.given:
         before = _maker(event, 0, flow)
         if before is not None and before.name == "log_softmax":
@@ -103,7 +105,7 @@ def _input_of(event: Event, flow: Flow) -> tuple[Event, int] | None:
 
 
 def _less_maximum(exponential: Event, flow: Flow) -> tuple[Event, int]:
-    """Return whose operand goes into an exponential, before the maximum is subtracted."""
+    """Return whose operand goes into an exponential or a softmax, before the maximum is subtracted."""
     before = _maker(exponential, 0, flow)
     if before is not None and before.name in _DIFFERENCE and len(before.given) == 2:
         subtracted = _maker(before, 1, flow)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,8 @@ from attnshape.replaying.replay import Address, Replace
 from attnshape.tracing.raw import Place, RawStep
 
 Made = TypeVar("Made")
+_PACKAGE = Path(__file__).resolve().parent.parent
+_WIDTHS = ("D", "H", "Hkv", "G", "Dk", "Dv")
 
 
 class Subject:
@@ -101,7 +104,7 @@ class Subject:
         every = {
             name: value
             for name, value in self.base.inputs.items()
-            if name not in masks and value.numel() and not _is_pattern(value)
+            if name not in masks and value.numel() and not is_pattern(value)
         }
         floating = {name: value for name, value in every.items() if value.is_floating_point()}
         # what has no batch, beside what has one, are weights
@@ -137,7 +140,14 @@ class Subject:
         """Return which symbol an axis of the first input of three axes or more is."""
         for value in self.inputs.values():
             if value.ndim >= 3:
-                return next((letter for letter, number in self.numbers.items() if number == value.shape[axis]), None)
+                return next(
+                    (
+                        letter
+                        for letter, number in self.numbers.items()
+                        if number == value.shape[axis] and letter not in _WIDTHS
+                    ),
+                    None,
+                )
         return None
 
     def at_index(self, letter: str, index: int, among: list[str] | None = None) -> dict[str, Replace]:
@@ -147,7 +157,9 @@ class Subject:
             if among is not None and name not in among:
                 continue
             axis = self.axis_of(value, letter)
-            if axis is not None:
+            folded = axis is not None and value.shape[axis] != self.numbers[letter]
+            # in which order tokens were folded with something else can't be known
+            if axis is not None and not (folded and letter != self.batch):
                 found[name] = _changing(axis, index, value.shape[axis] // self.numbers[letter])
         return found
 
@@ -193,11 +205,17 @@ class Subject:
 
 
 def shown(place: Place | None) -> Source | None:
-    """Return a place as it is shown."""
-    return Source(display_path(place.file), place.line, place.column, place.function) if place is not None else None
+    """Return a place as it is shown: under a name by which its file can be read from the current folder."""
+    if place is None:
+        return None
+    name = display_path(place.file)
+    own = not any(folder in place.file for folder in ("site-packages", "dist-packages", str(_PACKAGE)))
+    if own and not Path(name).exists():
+        name = place.file
+    return Source(name, place.line, place.column, place.function)
 
 
-def _is_pattern(value: Tensor) -> bool:
+def is_pattern(value: Tensor) -> bool:
     """Say whether numbers are a mask's or constant: 0, 1, one large negative number, or all the same."""
     if value.dtype == torch.bool:
         return True

@@ -62,6 +62,8 @@ def visible(subject: Subject, measured: MeasuredCore) -> Visible:
     core, before, behind = measured.core, measured.before, measured.behind
     if len(core.key_axes) != 1 or before is None:
         raise UnseenError("the keys of an attention lie along more than one axis")
+    if (core.more_scores or core.positional) and core.softmax.given.numel() != core.scores.result.numel():
+        raise UnseenError("scores of several products are joined before the softmax")
     weights = core.weights
     added, factor = before.added, before.factor
     dropped = torch.zeros(weights.shape, dtype=torch.bool)
@@ -78,6 +80,10 @@ def visible(subject: Subject, measured: MeasuredCore) -> Visible:
     queries = _query_axis(subject, core)
     if queries is None:
         raise UnseenError(f"no axis of the weights stands for queries ({len(free)} do)")
+    heads, lengths = subject.numbers.get("H", 0), {subject.numbers[letter] for letter in subject.lengths}
+    number = weights.shape[queries]
+    if heads > 1 and number not in lengths and number % heads == 0 and number // heads in lengths:
+        raise UnseenError("queries and heads lie along one axis")
     layout = _Layout(subject, core.scores.address, tuple(weights.shape), queries, core.key_axes[0])
     replaced = (factor == 0) & (added > HIDES)
     return Visible(core, *(layout.canonical(t) for t in (added, replaced, dropped)))
@@ -85,6 +91,9 @@ def visible(subject: Subject, measured: MeasuredCore) -> Visible:
 
 def visible_fused(subject: Subject, core: FusedCore) -> Visible:
     """Return what the queries of a fused attention see. Raises UnseenError where that can't be told."""
+    mask = core.arguments.get("attn_mask")
+    if isinstance(mask, Tensor) and type(mask) not in (Tensor, torch.nn.Parameter):
+        raise UnseenError(f"its mask is a {type(mask).__name__}, which has no numbers of its own")
     added = core.added
     layout = _Layout(subject, core.context, tuple(added.shape), added.ndim - 2, added.ndim - 1)
     nothing = torch.zeros(added.shape, dtype=torch.bool)

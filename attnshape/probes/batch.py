@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from attnshape.attention.core import product
+from attnshape.attention.core import Core, FusedCore, product
 from attnshape.attention.following import Parting, along, differs, partings, stays
 from attnshape.attention.fused import cut, cuts_fused
 from attnshape.attention.kinds import MOVES
@@ -15,9 +15,9 @@ from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.products import Product
 from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change
-from attnshape.replaying.replay import Address, Source
+from attnshape.replaying.replay import Address, Event, Source
 
-CODES = ("AS101", "AS102", "AS113", "AS116")
+CODES = ("AS101", "AS102", "AS105", "AS113", "AS114", "AS116")
 WHAT = "batch elements"
 APART = "batch elements stay apart"
 
@@ -67,6 +67,17 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
             shown="intervention",
             evidence=evidence,
         )
+    flat = _flattened(subject, first, letter)
+    if flat is not None:
+        return Mistake(
+            code="AS101",
+            message=f"batch and tokens are one axis here, which attention then runs over: batch element {index} "
+            f"reaches {reached}",
+            at=flat,
+            hint="keep the batch an axis of its own: (B, L, D)",
+            shown="intervention",
+            evidence=evidence,
+        )
     products = {order for core in subject.cores for order in (core.scores.first.order, core.scores.last.order)}
     if first.event.order in products | {core.event.order for core in subject.fused}:
         return Mistake(
@@ -75,6 +86,26 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
             f"{index} reaches {reached}",
             at=first.address,
             hint="pass batch_first=True, or transpose the first two axes on the way in and out",
+            shown="intervention",
+            evidence=evidence,
+        )
+    if first.event.name in MOVES and _merges(subject, first.event):
+        return Mistake(
+            code="AS114",
+            message=f"heads are merged without transposing back: axis {first.axis} is {letter} by its size, but batch "
+            f"element {index} is found at {first.places}",
+            at=first.address,
+            hint="transpose the axes back before the view, in the order in which they were folded",
+            shown="intervention",
+            evidence=evidence,
+        )
+    if first.event.name in MOVES and not _has_heads(subject, first.event):
+        return Mistake(
+            code="AS105",
+            message=f"tokens and batch are scrambled: axis {first.axis} is {letter} by its size, but batch element "
+            f"{index} is found at {first.places}",
+            at=first.address,
+            hint="transpose the first two axes; a view doesn't exchange them",
             shown="intervention",
             evidence=evidence,
         )
@@ -99,6 +130,45 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
         shown="intervention",
         evidence=evidence,
     )
+
+
+def _merges(subject: Subject, event: Event) -> bool:
+    """Say whether a call lays out what attention has made, with nothing between, and leaves no axis of heads."""
+    if _heads(subject) & set(event.values[0].shape):
+        return False
+    every: list[Core | FusedCore] = [*subject.cores, *subject.fused]
+    reached = {core.context for core in every}
+    for one in subject.base.events[: event.order - 1]:
+        if one.name in MOVES and any(source in reached for every in one.sources for source in every):
+            reached.update(one.addresses)
+    return any(source in reached for every in event.sources for source in every)
+
+
+def _has_heads(subject: Subject, event: Event) -> bool:
+    """Say whether heads are an axis of what a call is given or makes, alone or folded with the batch."""
+    heads = _heads(subject)
+    shapes = [*(tuple(one.shape) for one in event.given), *(tuple(one.shape) for one in event.values)]
+    given = event.given[0].shape[-1] if event.given and event.given[0].ndim else 0
+    return any(heads & set(shape) for shape in shapes) or given % 3 == 0
+
+
+def _heads(subject: Subject) -> set[int]:
+    """Return the sizes of axes that hold heads: alone, or folded with the batch."""
+    heads = {subject.numbers.get("H", 0), subject.numbers.get("Hkv", 0)} - {0, 1}
+    return heads | {one * subject.numbers.get(subject.batch or "", 0) for one in heads}
+
+
+def _flattened(subject: Subject, first: Parting, letter: str) -> Address | None:
+    """Return the call that makes one axis of the batch and the tokens, where attention runs over that."""
+    sizes = {subject.numbers[letter] * subject.numbers[one] for one in subject.lengths}
+    for core in subject.cores:
+        size = core.weights.shape[core.key_axes[0]] if core.key_axes else 0
+        if first.event.order == core.scores.first.order and size in sizes:
+            return _fold_of(subject, core.scores.sources(core.scores.right), size)
+    for fused in subject.fused:
+        if first.event is fused.event and fused.tensor("key").shape[-2] in sizes:
+            return _fold_of(subject, fused.sources("key"), fused.tensor("key").shape[-2])
+    return None
 
 
 def _folded_otherwise(subject: Subject, first: Parting, letter: str) -> Address | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnshape.attention.mask_lines import MaskLines
-from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
+from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.seen import Explained
 from attnshape.attention.sights import sights
 from attnshape.attention.spread import Spread
@@ -88,9 +88,8 @@ def _table(spread: Spread, one: Explained, lines: MaskLines, name: str, table: T
         distance = (i - j + keys - 1) if forwards else (j - i + queries - 1)
         if _same(one.seen.added, rows[:, distance][None], one.seen.keys):
             if forwards:
-                return Proved(f"{name} is read at the distance from key to query")
-            message = f"{name} is read backwards: at the key's position less the query's"
-            return _mistake("AS706", message, lines.first_difference(name), "index it by i - j: query less key")
+                return Measured(f"{name} is read at the query's position less the key's")
+            return Measured(f"{name} is read at the key's position less the query's", lines.first_difference(name))
     return NotExamined(WHAT, f"what is added isn't {name} at any distance")
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
+from attnshape.attention.following import along, partings
+from attnshape.attention.kinds import JOINS
 from attnshape.attention.mask_lines import MaskLines
+from attnshape.attention.operands import operands
 from attnshape.attention.outcome import Measured, Mistake, Outcome, Proved
 from attnshape.attention.seen import Explained
 from attnshape.attention.sights import sights
 from attnshape.attention.subject import Subject
+from attnshape.replaying.bench import Change
 from attnshape.replaying.replay import Address
 
 CODES = ("AS501", "AS502", "AS503", "AS504", "AS505")
@@ -17,15 +23,76 @@ WHAT = "causality"
 
 def examine(subject: Subject) -> Iterator[Outcome]:
     """Compare which keys are seen with a triangle at each offset, and with windows of each width."""
+    outcomes = list(_outcomes(subject))
+    wrong = any(isinstance(one, Mistake) for one in outcomes)
+    yield from (one for one in outcomes if not (wrong and isinstance(one, Proved)))
+
+
+def _outcomes(subject: Subject) -> Iterator[Outcome]:
     explained, _ = sights(subject)
+    yield from _as_a_whole(subject, explained)
     for one in explained:
         claims = subject.claims
-        if one.hypothesis is None or one.seen.is_weak:
+        if one.seen.is_weak:
+            continue
+        if one.hypothesis is None:
+            yield from _unexplained(subject, one)
             continue
         if not claims.causal and claims.window is None:
             yield from _facts(one)
             continue
         yield from _judged(subject, one)
+
+
+def _as_a_whole(subject: Subject, explained: list[Explained]) -> Iterator[Outcome]:
+    """Change a token, and see whether earlier positions of the result move: through attention or beside it."""
+    if not subject.claims.causal:
+        return
+    for letter in subject.lengths:
+        number = subject.numbers[letter]
+        changes = {index: subject.at_index(letter, index) for index in (number // 2, number - 1)}
+        for index, change in changes.items():
+            moved = subject.moved(Change(inputs=change))
+            if not change or not moved.comparable:
+                continue
+            earlier = [
+                min(along(mask, axis))
+                for _, mask in moved.returned()
+                for axis, size in enumerate(mask.shape)
+                if size == number and mask.any() and mask.shape.count(size) == 1
+            ]
+            if not earlier or min(earlier) >= index:
+                continue
+            if any(one.hypothesis != one.right for one in explained):
+                return  # attention itself lets it through, which is told apart
+            parted = partings(moved, letter, index, subject.numbers, change)
+            at = next((one.address for one in parted if one.found and one.found[0] < index), None)
+            yield _mistake(
+                "AS501",
+                f"the future leaks beside attention: token {index} reaches position {min(earlier)}",
+                at,
+                "let a position's numbers depend on earlier positions only",
+                f"changed token {index} of {next(iter(change))}",
+            )
+            return
+
+
+def _unexplained(subject: Subject, one: Explained) -> Iterator[Mistake]:
+    """Judge keys that no triangle explains: whether any is later than its query."""
+    queries, keys = one.seen.keys.shape[-2:]
+    lengths = {subject.numbers[letter] for letter in subject.lengths}
+    known = lengths | {subject.numbers.get("Lp", 0) + length for length in lengths}
+    if not subject.claims.causal or queries not in lengths or keys not in known:
+        return  # blocks of queries and keys
+    later = torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
+    leaks = one.seen.keys & later & ~one.seen.empty.unsqueeze(-1)
+    if bool(leaks.any()):
+        yield _mistake(
+            "AS501",
+            f"the future leaks: {int(leaks.any(0).any(0).sum())} pairs of a query and a later key get weight",
+            MaskLines(subject, one.seen.core).triangle(),
+            "keep keys with j <= i",
+        )
 
 
 def _facts(one: Explained) -> Iterator[Outcome]:
@@ -42,7 +109,7 @@ def _facts(one: Explained) -> Iterator[Outcome]:
     elif found.offset is None and not found.masks:
         yield Measured("every query sees every key")
     elif found.offset is not None:
-        yield Measured(f"a query sees keys up to {found.offset} positions behind its own index")
+        yield Measured(f"a query i sees keys up to i{found.offset:+d}")
 
 
 def _judged(subject: Subject, one: Explained) -> Iterator[Outcome]:
@@ -80,7 +147,7 @@ def _offset(
             "keep the lower triangle: torch.ones(L, L).tril()",
         )
     if offset is None or offset >= keys - 1:
-        if aligned > 0 and "Lp" in subject.numbers:
+        if aligned > 0 and ("Lp" in subject.numbers or _joins_keys(subject)):
             return _mistake(
                 "AS504",
                 "with cached keys there is no causal mask: queries see the future",
@@ -100,7 +167,7 @@ def _offset(
         by = offset - aligned
         return _mistake(
             "AS501",
-            f"the future leaks: a query sees up to {by} position{'s' if by > 1 else ''} behind its own",
+            f"the future leaks: a query sees up to {by} position{'s' if by > 1 else ''} later than its own",
             at,
             "keep keys with j <= i",
         )
@@ -111,12 +178,19 @@ def _offset(
     )
 
 
-def _mistake(code: str, message: str, at: Address, hint: str) -> Mistake:
+def _joins_keys(subject: Subject) -> bool:
+    """Say whether keys are put together from several calls, as from a cache and new ones."""
+    keys = [one for one in operands(subject) if one.role == "key"]
+    return any(event.name in JOINS for one in keys for event in subject.flow.upstream(one.sources))
+
+
+def _mistake(code: str, message: str, at: Address | None, hint: str, changed: str = "") -> Mistake:
     return Mistake(
         code=code,
         message=message,
         at=at,
         hint=hint,
-        shown="reproduced",
-        evidence="put 0 in the place of the scores; this mistake hides the very keys that are hidden",
+        shown="intervention" if changed else "reproduced",
+        evidence=changed
+        or "put 0 in the place of the scores, and read which keys get weight: those that this mistake leaves",
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from attnshape.attention.core import FusedCore
 from attnshape.attention.kinds import JOINS
+from attnshape.attention.measured import HIDES
 from attnshape.attention.operands import Operand, Role, operands, projection
 from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.softmax import softmaxes
@@ -72,6 +73,8 @@ def _role(subject: Subject, name: str) -> str | None:
             return role
     if len(subject.inputs) < 2:
         return None
+    if name == next(iter(subject.inputs)):
+        return "query"
     sizes = set(subject.inputs[name].shape)
     if subject.numbers.get("Lk") in sizes:
         return "memory"
@@ -113,7 +116,7 @@ def _inside(subject: Subject) -> Iterator[Mistake]:
     """Change the queries, keys and values of each attention where they go into it, and look at its result."""
     for operand in operands(subject):
         source = next((one for one in operand.sources if isinstance(one, Address)), None)
-        if source is None or source.order >= operand.core.context.order:
+        if source is None or source.order >= operand.core.context.order or not _chooses(operand):
             continue
         moved = subject.moved(Change(results={source: other_numbers}))
         if moved.comparable and not moved.any(operand.core.context):
@@ -126,6 +129,16 @@ def _inside(subject: Subject) -> Iterator[Mistake]:
         if moved.comparable and results and not any(bool(mask.any()) for _, mask in results):
             yield _mistake("value", "", context, "changed the weighted values: no result moves")
         return
+
+
+def _chooses(operand: Operand) -> bool:
+    """Say whether some query sees more than one key: else neither queries nor keys can matter."""
+    core = operand.core
+    if operand.role == "value":
+        return True
+    if isinstance(core, FusedCore):
+        return bool(((core.added > HIDES).sum(-1) > 1).any())
+    return bool(((core.weights.nan_to_num() > 0).sum(core.key_axes) > 1).any()) if core.key_axes else False
 
 
 def _inner_mistake(operand: Operand) -> Mistake:

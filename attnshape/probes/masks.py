@@ -13,7 +13,7 @@ from attnshape.attention.measured import HIDES, distinct
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.seen import Explained, Hypothesis, Slip
 from attnshape.attention.sights import sights
-from attnshape.attention.subject import Subject, other_numbers
+from attnshape.attention.subject import Subject, is_pattern, other_numbers
 from attnshape.probes.unused import unread
 from attnshape.replaying.bench import Change
 from attnshape.replaying.replay import Address
@@ -50,7 +50,7 @@ def examine(subject: Subject) -> Iterator[Outcome]:
     masks = [name for name, meaning in subject.claims.arguments.items() if meaning in ("keep", "drop", "add")]
     if not explained and not unseen:
         yield NotExamined(WHAT, "no attention with a softmax was found")
-    elif not masks and explained:
+    elif not masks and any(map(is_pattern, subject.base.inputs.values())):
         yield NotExamined("what masks mean", "none is claimed: --claim mask=keep, mask=drop or mask=add")
     for name in masks:
         if name not in subject.base.inputs:
@@ -97,7 +97,7 @@ def _too_small(subject: Subject, one: Explained, lines: MaskLines) -> Mistake | 
     seen = one.seen
     if "dropout" in subject.claims.arguments.values():
         return None  # a dropped score is no masked one
-    if seen.is_weak:
+    if seen.is_weak and _is_constant(subject, one):
         fills = distinct(seen.added[seen.weak])
         at = next((event.addresses[0] for event in lines.applying if _replaces(event.name)), lines.softmax)
         return _mistake(
@@ -112,8 +112,8 @@ def _too_small(subject: Subject, one: Explained, lines: MaskLines) -> Mistake | 
     hidden = ~expected & ~seen.empty.unsqueeze(-1) & expected.any(-1, keepdim=True)
     if not bool(hidden.any()) or not bool(seen.keys[hidden].all()):
         return None
-    fills = distinct(seen.added[hidden])
-    if len(fills) != 1 or not HIDES < fills[0] < 0 or bool((seen.added[expected] != 0).any()):
+    fills, kept = distinct(seen.added[hidden]), distinct(seen.added[expected])
+    if len(fills) != 1 or len(kept) != 1 or not HIDES < fills[0] < kept[0]:
         return None
     names = [name for name, _ in one.right.masks]
     return _mistake(
@@ -122,6 +122,20 @@ def _too_small(subject: Subject, one: Explained, lines: MaskLines) -> Mistake | 
         lines.turned(names[0]) if names else lines.triangle(),
         "add -inf, or the dtype's smallest number: torch.finfo(scores.dtype).min",
     )
+
+
+def _is_constant(subject: Subject, one: Explained) -> bool:
+    """Say whether the scores that were replaced are the same number whatever the inputs are."""
+    core = one.seen.core
+    fills = distinct(one.seen.added[one.seen.weak])
+    if not isinstance(core, Core) or len(fills) != 1:
+        return False
+    run = subject.bench.run(Change(inputs=dict.fromkeys(subject.inputs, other_numbers)))
+    if not run.follows(subject.base):
+        return False
+    before, after = core.softmax.given, run.events[core.softmax.owner.order - 1].given[core.softmax.place]
+    same = torch.isclose(before, after, rtol=1e-9, atol=1e-12)
+    return bool((same & torch.isclose(before.double(), torch.tensor(fills[0], dtype=torch.float64))).any())
 
 
 def _replaces(name: str) -> bool:
@@ -180,5 +194,5 @@ def _mistake(code: str, message: str, at: Address, hint: str) -> Mistake:
         at=at,
         hint=hint,
         shown="reproduced",
-        evidence="put 0 in the place of the scores; this mistake hides the very keys that are hidden",
+        evidence="put 0 in the place of the scores, and read which keys get weight: those that this mistake leaves",
     )

@@ -34,10 +34,10 @@ def examine(subject: Subject) -> Iterator[Outcome]:
                 f"{name} projects twice, and {twin} is not used", events[1].addresses[0], f"nothing reads {twin}"
             )
             return
-    fused = _fused(subject)
-    if fused is not None:
-        yield fused
-        return
+    for found in (_fused(subject), _sliced(subject), _all_the_same(subject)):
+        if found is not None:
+            yield found
+            return
     if users:
         yield Proved("no projection stands in for another")
 
@@ -92,6 +92,65 @@ def _fused(subject: Subject) -> Mistake | None:
                     first.addresses[0] if first is not None else at,
                     "changed each third of the projection",
                 )
+    return None
+
+
+def _sliced(subject: Subject) -> Mistake | None:
+    """Find two projections by one third of a parameter that holds three, another third of which is not used."""
+    users: dict[str, list[tuple[Event, Tensor]]] = {}
+    for event in subject.base.events:
+        if event.name in PRODUCT and len(event.given) > 1:
+            for place in (0, 1):
+                for name in _sources_of_weights(subject, event.sources[place]):
+                    users.setdefault(name, []).append((event, event.given[place]))
+    for name, uses in users.items():
+        rows = subject.base.state[name].shape[0]
+        same = next(
+            (b for n, (_, a) in enumerate(uses) for b, w in uses[n + 1 :] if _equal(a, w) and a.shape[0] * 3 == rows),
+            None,
+        )
+        if same is None:
+            continue
+        for part in range(3):
+            moved = subject.moved(Change(parameters={name: _third_of_rows(part, rows // 3)}))
+            if moved.comparable and not any(bool(mask.any()) for _, mask in moved.returned()):
+                return _mistake(
+                    f"one third of {name} projects twice, and another is not used",
+                    same.addresses[0],
+                    f"changed each third of {name}",
+                )
+    return None
+
+
+def _sources_of_weights(subject: Subject, sources: tuple[Address | str, ...]) -> set[str]:
+    return {name for source in sources[:1] for name in _parameters(subject, source)}
+
+
+def _third_of_rows(part: int, size: int) -> Replace:
+    def change(value: Tensor) -> Tensor:
+        piece = value[part * size : (part + 1) * size]
+        piece.copy_(other_numbers(piece))
+        return value
+
+    return change
+
+
+def _all_the_same(subject: Subject) -> Mistake | None:
+    """Find queries, keys and values that one parameter projects, all three."""
+    for query, key, value in by_attention(subject):
+        made = [projection(subject, one.sources) for one in (query, key, value)]
+        if None in made or len(set(made)) < 3:
+            continue
+        names = [
+            {name for s in subject.base.event(one).sources for name in _sources_of_weights(subject, s)}
+            for one in made
+            if one is not None
+        ]
+        both = set.intersection(*names)
+        if both:
+            last = made[-1]
+            assert last is not None
+            return _mistake(f"{min(both)} projects query, key and value alike", last, "nothing else projects them")
     return None
 
 

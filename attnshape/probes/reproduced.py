@@ -22,7 +22,7 @@ def examine(subject: Subject) -> Iterator[Outcome]:
         *(parted_fused(one, subject.bench.tolerance) for one in subject.fused),
     ]
     if all(verdict is None for verdict in verdicts):
-        yield Proved("scores, weights and context were computed anew in float64, from what was measured")
+        yield Proved("scores, weights and context agree with those computed anew in float64 from what was measured")
     for verdict in dict.fromkeys(verdicts):
         if isinstance(verdict, str):
             yield NotExamined(WHAT, verdict)

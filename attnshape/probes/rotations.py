@@ -25,12 +25,13 @@ def examine(subject: Subject) -> Iterator[Outcome]:
     """Give every token and head, of queries, keys and values, the same vector, and see what positions make of it."""
     if subject.claims.rope is None:
         return
-    judged = False
+    judged = rotated = False
     for query, key, value in by_attention(subject):
         same = uniform(subject, (query, key, value))
-        if same is None:
+        if same is None or same.tokens(query) is None or same.tokens(key) is None:
             continue
         judged = True
+        rotated = rotated or any(same.moves(one, same.tokens(one)) for one in (query, key))
         mistake = next(_of_core(subject, same, query, key, value), None)
         if mistake is not None:
             yield mistake
@@ -39,7 +40,9 @@ def examine(subject: Subject) -> Iterator[Outcome]:
     yield from again
     if again:
         return
-    if judged:
+    if judged and not rotated:
+        yield NotExamined(WHAT, "no query or key is rotated: the same vector stays the same at each position")
+    elif judged:
         yield Proved(f"queries and keys are rotated by their positions, layout {subject.claims.rope}")
     else:
         yield NotExamined(WHAT, "queries and keys can't be given the same vector")

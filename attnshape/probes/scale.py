@@ -70,18 +70,21 @@ def _judge(subject: Subject, core: Core | FusedCore, at: Address, alpha: float |
         return NotExamined(WHAT, why)
     own = [one for one in operands(subject) if one.core is core]
     query, key = own[0], own[1]
+    if len(_contracted(query)) != 1:
+        return NotExamined(WHAT, "scores sum over more than one axis")
     lengths = [_stretch(subject, query), _stretch(subject, key)]
     if any(length is None for length in lengths):
         return NotExamined(WHAT, "queries or keys are normalised on their way: what scales them is learned")
     scale = abs(alpha) * math.prod(length for length in lengths if length is not None)
-    width = _width(subject, core, query)
+    width = query.value.shape[_contracted(query)[0]]
+    widths = _widths_of(core, query)
     place = _place(subject, core, at, (query, key))
     claimed = expected(subject, width)
     if subject.claims.scale is not None:
         if math.isclose(scale, claimed, rel_tol=_CLOSE):
             return Proved(f"scale {subject.claims.scale}, as claimed")
-    elif any(math.isclose(scale, 1 / math.sqrt(m * width), rel_tol=_CLOSE) for m in range(1, _FOLDED + 1)):
-        return Measured("scale 1/sqrt(Dk)")
+    elif (m := _kinds(scale, widths)) is not None:
+        return Measured(f"scale 1/sqrt({m}*Dk)" if m > 1 else "scale 1/sqrt(Dk)")
     if math.isclose(scale, 1.0, rel_tol=_CLOSE):
         return _unscaled(subject, place, width, claimed)
     found = next(
@@ -118,12 +121,23 @@ def _mistake(subject: Subject, place: Address, scale: float, claimed: float, fou
     )
 
 
-def _width(subject: Subject, core: Core | FusedCore, query: Operand) -> int:
-    """Return over how many features a score sums, in all its products."""
+def _kinds(scale: float, widths: set[int]) -> int | None:
+    """Return for how many kinds of score that are added together a scale is right, None where it isn't."""
+    found = (
+        m for m in range(1, _FOLDED + 1) for w in widths if math.isclose(scale, 1 / math.sqrt(m * w), rel_tol=_CLOSE)
+    )
+    return next(found, None)
+
+
+def _widths_of(core: Core | FusedCore, query: Operand) -> set[int]:
+    """Return the numbers of features that a score may be said to sum over: of one product, and of all together."""
     if isinstance(core, FusedCore):
-        return query.value.shape[-1]
-    products = [core.scores, *core.more_scores]
-    return sum(math.prod(one.given(one.left).shape[axis] for axis in one.contracted(one.left)) for one in products)
+        return {query.value.shape[-1]}
+    every = [
+        math.prod(one.given(one.left).shape[axis] for axis in one.contracted(one.left))
+        for one in (core.scores, *core.more_scores)
+    ]
+    return {*every, sum(every)}
 
 
 def _stretch(subject: Subject, operand: Operand) -> float | None:

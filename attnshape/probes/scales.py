@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnshape.attention.subject import Subject
 from attnshape.errors import AttnshapeError
+
+_VALUES = re.compile(r"width of (v|values?)$")
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ def known_scales(subject: Subject, width: int) -> Iterator[Known]:
         "AS203", "1/Dk", 1 / width, "scale once: by 1/sqrt(Dk), where the scores are made or where the queries are"
     )
     for name, number in _widths(subject, width).items():
-        yield Known("AS201", f"1/sqrt({name})", 1 / math.sqrt(number), root)
+        code = "AS207" if _VALUES.search(name) else "AS201"
+        yield Known(code, f"1/sqrt({name})", 1 / math.sqrt(number), root)
     for letter in ("Lk", "L", "Lq", "Lp", *subject.lengths):
         if letter in subject.numbers:
             yield Known("AS202", f"1/sqrt({letter})", 1 / math.sqrt(subject.numbers[letter]), root)

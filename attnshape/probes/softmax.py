@@ -212,7 +212,7 @@ def _dropout_before(subject: Subject, core: Core) -> Iterator[Mistake]:
                 at=event.addresses[0],
                 hint="drop weights, behind the softmax",
                 shown="intervention",
-                evidence="dropped the scores: the keys keep weight",
+                evidence="found the dropout between the products and the softmax",
             )
 
 

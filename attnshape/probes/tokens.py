@@ -8,7 +8,7 @@ from attnshape.attention.core import product
 from attnshape.attention.following import Parting, partings
 from attnshape.attention.fused import cut, cuts_fused
 from attnshape.attention.kinds import MOVES
-from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
+from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.scrambles import scrambles
 from attnshape.attention.subject import Subject
 from attnshape.inference.kinds import PRODUCT, SPLIT
@@ -29,7 +29,7 @@ _NEAR = 4
 
 def examine(subject: Subject) -> Iterator[Outcome]:
     """Change one token of the inputs, and follow it to where it is found at other positions."""
-    looked = False
+    looked, mixing = False, None
     scores = [one for core in subject.cores for one in (core.scores, *core.more_scores, *core.positional)]
     mixed_by = [*(one.address for one in scores), *(core.context for core in subject.fused)]
     behind = {address for start in mixed_by for address in subject.flow.behind(start)}
@@ -50,7 +50,12 @@ def examine(subject: Subject) -> Iterator[Outcome]:
             if mistake is not None:
                 yield mistake
                 return
-    if looked:
+            if _before_attention(subject, parting.event):
+                mixing = mixing or parting
+    if mixing is not None:
+        what = (mixing.summary or mixing.event).name
+        yield Measured(f"tokens are mixed, or change places, before attention: {what}", mixing.address)
+    elif looked:
         yield Proved("tokens keep their places up to the scores")
     else:
         yield NotExamined(WHAT, "no input has an axis of tokens")

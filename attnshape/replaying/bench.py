@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnshape.ending import reraise_interruption
 from attnshape.replaying.replay import Address, Event, Replace, Replay
@@ -37,9 +37,14 @@ class Budget:
     runs: int = 0
     started: float = field(default_factory=time.monotonic)
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() - self.started > self.seconds
+
     def spend(self) -> None:
         """Count a run. Raises OutOfTimeError where the time is over."""
-        if time.monotonic() - self.started > self.seconds:
+        if self.is_spent:
             raise OutOfTimeError
         self.runs += 1
 
@@ -106,6 +111,18 @@ class Bench:
         self._settled: Settled | None = None
         self._default = placement.dtype
         self.base = self._first()
+
+    @cached_property
+    def parameters(self) -> frozenset[str]:
+        """The names of what is a parameter, not a buffer."""
+        with isolated():
+            _, state = _named(self._build())
+            return frozenset(name for name, tensor in state if isinstance(tensor, nn.Parameter))
+
+    @property
+    def bytes(self) -> int:
+        """How much memory the results of one run take."""
+        return sum(value.nbytes for event in self.base.events for value in event.values)
 
     @property
     def training(self) -> bool:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attnshape.tracing.call import tensors_in
 from attnshape.tracing.composites import Bodies
 from attnshape.tracing.frames import Frames
+from attnshape.tracing.mapped import is_mapped
 from attnshape.tracing.operations import operation_name, reads_attribute, writes_elements, writes_receiver
 from attnshape.tracing.places import Moment
 
@@ -107,7 +109,7 @@ class Replay(TorchFunctionMode):
         if body is not None:
             return self._step_into(body, func, args, keywords)
         operands = tensors_in(args, keywords)
-        given = [operand.detach().clone() for operand in operands]
+        given = [_kept(operand) for operand in operands]
         versions = [_version(operand) for operand in operands]
         result = func(*args, **keywords)
         written = next(
@@ -164,7 +166,7 @@ class Replay(TorchFunctionMode):
                 self._owners.setdefault(memory, Address(order, place))
                 if written is not None and output is written:
                     self._writes.setdefault(memory, []).append(Address(order, place))
-        values = [output.detach().clone() for output in outputs]
+        values = [_kept(output) for output in outputs]
         name = operation_name(func)
         calls = self._calls() if self._frames is not None else ()
         in_place = written is not None
@@ -191,6 +193,11 @@ class Replay(TorchFunctionMode):
         since = held.order if isinstance(held, Address) else 0
         writes = self._writes.get(memory, []) if memory is not None else []
         return (held, *(write for write in writes if write.order > since))
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """Return a copy to keep; nothing of what vmap maps over, which must not leave it."""
+    return torch.zeros(()) if is_mapped(tensor) else tensor.detach().clone()
 
 
 def _memory(tensor: Tensor) -> int | None:

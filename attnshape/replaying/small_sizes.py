@@ -52,12 +52,24 @@ def _cheapest(plan: Plan, primes: Sequence[int], unlike: Mapping[str, int] | Non
     for order in itertools.permutations(primes, len(unknowns)):
         chosen = dict(zip(unknowns, order, strict=True))
         in_order = all(chosen[a] < chosen[b] for a, b in itertools.pairwise(lengths))
-        if not in_order or (unlike is not None and any(unlike[name] == chosen[name] for name in unknowns)):
+        if (
+            not in_order
+            or _coincide(plan.at(chosen))
+            or (unlike is not None and any(unlike[name] == chosen[name] for name in unknowns))
+        ):
             continue
         cost = _cost(plan, chosen)
         if cost < least:
             best, least = chosen, cost
     return best or dict(zip(unknowns, primes, strict=False))
+
+
+def _coincide(numbers: Mapping[str, int]) -> bool:
+    """Say whether a size is what code makes of a length: of all distances, a token more or less, twice as many."""
+    lengths = [numbers[name] for name in numbers if name in LENGTHS]
+    made = {made for n in lengths for made in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
+    made |= {a + b for a, b in itertools.combinations(lengths, 2)}
+    return any(number in made for number in numbers.values())
 
 
 def _cost(plan: Plan, chosen: Mapping[str, int]) -> float:

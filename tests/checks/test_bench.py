@@ -19,11 +19,8 @@ def zeros(value):
 
 
 def same(run, other):
-    return run.follows(other) and all(
-        torch.equal(a, b)
-        for one, two in zip(run.events, other.events, strict=True)
-        for a, b in zip(one.values, two.values)
-    )
+    values, others = ([value for event in one.events for value in event.values] for one in (run, other))
+    return run.follows(other) and all(map(torch.equal, values, others))
 
 
 class Layer(nn.Module):

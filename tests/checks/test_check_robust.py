@@ -57,7 +57,9 @@ def codes(report: Report) -> list[str]:
 def test_plain_code_has_no_finding(tmp_path: Path) -> None:
     report = checked(tmp_path, "pass")
     assert codes(report) == []
-    assert "scores, weights and context were computed anew in float64, from what was measured" in report.proved
+    assert (
+        "scores, weights and context agree with those computed anew in float64 from what was measured" in report.proved
+    )
     assert report.dtype == "float64"
 
 

@@ -1,7 +1,5 @@
 """What each axis of a product's operands is to its result: shared, kept by one of them, or summed."""
 
-import string
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -65,13 +63,13 @@ def test_axes_of_equal_sizes_are_told_apart_too(equation):
 @settings(max_examples=80, deadline=None)
 @given(equations(different))
 def test_a_product_is_computed_anew_from_its_axes(equation):
-    left, right, out, sizes = equation
+    left, right, out, _ = equation
     found = check_axes(*equation)
     made = computed(found)
-    if all((c in left) == (c in right) for c in {*left, *right} - {*out}):
+    if [c for c in left if c not in out] == [c for c in right if c not in out]:
         assert made is not None
         assert torch.allclose(made, found.result)
-    else:  # what one operand alone is summed over has no partner
+    else:  # which is summed with which can't be told
         assert made is None
 
 
@@ -92,7 +90,7 @@ def test_a_product_is_computed_anew_from_its_axes(equation):
 )
 def test_axes_of_each_kind_of_product(function, x, y, axes):
     found = product_of(lambda x, y: function(x, y), x=normal(*x), y=normal(*y, seed=1))
-    assert [[set(one) for one in found.axes[place]] for place in (found.left, found.right)] == axes
+    assert [[set(one) for one in found.axes[place]] for place in (found.left, found.right)] == list(axes)
 
 
 def test_an_axis_of_one_is_not_contracted():
@@ -139,14 +137,12 @@ def test_multiplied_and_summed_is_a_product():
     [
         lambda x, y: (x * y).sum(-1),  # spreads nothing
         lambda x, y: (x[:, None] * y[None]).amax(-1),
-        lambda x, y: (x[:, None] * y[None]).sum(-1) + (x[:, None] * y[None]).sum(0),
-        lambda x, y: x + y,
+        lambda x, y: (x[:, None] + y[None]).sum(-1),
+        lambda x, y: x + y.mT.mean(),
     ],
 )
 def test_what_is_no_product(function):
-    found = products_of(function, x=normal(4, 5), y=normal(4, 5, seed=1))
-    assert all(one.first.name == "mul" and one.last.name == "sum" for one in found)
-    assert len(found) == (2 if "sum(0)" in str(function.__code__.co_consts) else 0) or len(found) in (0, 2)
+    assert products_of(function, x=normal(4, 5), y=normal(4, 5, seed=1)) == []
 
 
 def test_one_product_summed_twice_is_none():
@@ -180,4 +176,3 @@ def test_operands_are_replaced_wherever_they_stand():
 def test_masks_and_whole_numbers_have_axes_too():
     found = product_of(lambda x, y: x @ y, x=torch.arange(12).reshape(3, 4), y=torch.arange(20).reshape(4, 5) + 1)
     assert found.contracted(found.left) == (1,)
-    assert string.ascii_letters.startswith(LETTERS)

@@ -25,7 +25,7 @@ def less_maximum(s):
 
 
 def less_amax(s):
-    powers = (s - s.amax(-1, keepdim=True).detach()).exp()
+    powers = (s - s.amax(-1, keepdim=True)).exp()
     return powers.div(powers.sum(-1, keepdim=True).clamp(min=1e-12))
 
 
@@ -97,6 +97,23 @@ def test_one_spelled_out_is_found_with_its_scores(function):
     assert found.logits.order == 1
 
 
+@pytest.mark.xfail(reason="layout operations between a softmax's parts aren't seen through", strict=True)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s: (p := (s - s.amax(-1, keepdim=True).detach()).exp()) / p.sum(-1, keepdim=True),
+        lambda s: (p := (s - s.amax(-1).unsqueeze(-1)).exp()) / p.sum(-1, keepdim=True),
+        lambda s: (p := (s - s.amax(-1, keepdim=True)).exp()) / p.sum(-1)[..., None],
+        lambda s: (p := (s - s.amax(-1, keepdim=True)).exp()) * p.sum(-1, keepdim=True).reciprocal(),
+    ],
+    ids=("detach", "unsqueeze", "sum without keepdim", "reciprocal"),
+)
+def test_one_spelled_out_in_more_calls(function):
+    (found,) = found_in(lambda s: function(s * 2), s=scores())
+    assert torch.equal(found.given, 2 * scores())
+    assert found.axes == {2}
+
+
 def test_the_base_is_that_of_the_exponential():
     (two,) = found_in(powers_of_two, s=scores())
     (e,) = found_in(less_amax, s=scores())
@@ -132,7 +149,7 @@ def test_one_that_is_normalised_behind_the_values(function):
         lambda s: s.relu() / s.relu().sum(-1, keepdim=True),
         lambda s: s / s.sum(-1, keepdim=True),
         lambda s: s.tanh() * s.exp(),
-        lambda s: s.log_softmax(-1).exp().mean() if False else s.exp().mean(),
+        lambda s: s.exp().mean(),
         lambda s: s.logsumexp(-1),
     ],
 )

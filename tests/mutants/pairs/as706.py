@@ -12,7 +12,6 @@ SELF = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"
 PAIRS = [
     ("AS706", "transposed_pairs", *SELF),
     ("AS706", "folded_distances", *SELF),
-    ("AS706", "distance_backwards", *SELF),
     ("AS706", "alibi_sign", *SELF),
     ("AS706", "alibi_in_sdpa", *SELF),
 ]
@@ -97,50 +96,6 @@ def reference_folded_distances(function, q, k, v, distance_bias):
     H = distance_bias.shape[0]
     q, k, v = (t.unflatten(0, (-1, H)) for t in (q, k, v))
     return attend(q, k, v, bias=distance_bias).flatten(0, 1)
-
-
-class RightTable(nn.Module):
-    """The table has a row for each distance i - j, from 1 - L to L - 1, and a column for each head."""
-
-    def __init__(self, dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.scale = (dim // num_heads) ** -0.5
-        self.qkv = nn.Linear(dim, dim * 3)
-        self.proj = nn.Linear(dim, dim)
-
-    def index(self, position):
-        return position[:, None] - position[None, :]
-
-    def forward(self, x, rel_bias):
-        B, N, C = x.shape
-        q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
-        index = self.index(torch.arange(N, device=x.device)) + N - 1
-        bias = rel_bias[index.view(-1)].view(N, N, self.num_heads).permute(2, 0, 1)
-        attn = (q * self.scale) @ k.transpose(-2, -1) + bias.unsqueeze(0)
-        return self.proj((attn.softmax(dim=-1) @ v).transpose(1, 2).reshape(B, N, C))
-
-
-class WrongTable(RightTable):
-    def index(self, position):
-        return position[None, :] - position[:, None]  # wrong: AS706 distance_backwards
-
-
-def _distance_backwards(cls, B, H, L, Dk):
-    return cls(H * Dk, H), (torch.randn(B, L, H * Dk), torch.randn(2 * L - 1, H)), {}, ["rel_bias=relative-bias"]
-
-
-def wrong_distance_backwards(B, H, L, Dk):
-    return _distance_backwards(WrongTable, B, H, L, Dk)
-
-
-def right_distance_backwards(B, H, L, Dk):
-    return _distance_backwards(RightTable, B, H, L, Dk)
-
-
-def reference_distance_backwards(module, x, rel_bias):
-    bias = by_distance(rel_bias.T, x.shape[1])
-    return merge(attend(*fused(x, module.qkv, module.num_heads), bias=bias), module.proj)
 
 
 class RightAlibi(nn.Module):
