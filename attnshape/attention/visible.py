@@ -85,8 +85,9 @@ def visible(subject: Subject, measured: MeasuredCore) -> Visible:
     if heads > 1 and number not in lengths and number % heads == 0 and number // heads in lengths:
         raise UnseenError("queries and heads lie along one axis")
     layout = _Layout(subject, core.scores.address, tuple(weights.shape), queries, core.key_axes[0])
+    empty = _unfilled(core.value.given(core.values_place), weights.shape[core.key_axes[0]])
     replaced = (factor == 0) & (added > HIDES)
-    return Visible(core, *(layout.canonical(t) for t in (added, replaced, dropped)))
+    return _without(empty, Visible(core, *(layout.canonical(t) for t in (added, replaced, dropped))))
 
 
 def visible_fused(subject: Subject, core: FusedCore) -> Visible:
@@ -97,7 +98,26 @@ def visible_fused(subject: Subject, core: FusedCore) -> Visible:
     added = core.added
     layout = _Layout(subject, core.context, tuple(added.shape), added.ndim - 2, added.ndim - 1)
     nothing = torch.zeros(added.shape, dtype=torch.bool)
-    return Visible(core, layout.canonical(added), layout.canonical(nothing), layout.canonical(nothing))
+    seen = Visible(core, layout.canonical(added), layout.canonical(nothing), layout.canonical(nothing))
+    return _without(_unfilled(core.tensor("value"), added.shape[-1]), seen)
+
+
+def _unfilled(values: Tensor, keys: int) -> int:
+    """Return how many of the last keys have values of zero everywhere: the places of a cache that aren't in use yet."""
+    axis = next((axis for axis in reversed(range(values.ndim)) if values.shape[axis] == keys), None)
+    if axis is None:
+        return 0
+    rest = [one for one in range(values.ndim) if one != axis]
+    used = (values != 0).any(dim=rest).nonzero().flatten()
+    return keys - 1 - int(used[-1]) if used.numel() else 0
+
+
+def _without(empty: int, seen: Visible) -> Visible:
+    """Return what is seen without the last keys, where no query sees any of these."""
+    if not empty or bool(seen.keys[..., -empty:].any()):
+        return seen
+    left = slice(None, -empty)
+    return Visible(seen.core, seen.added[..., left], seen.replaced[..., left], seen.dropped[..., left])
 
 
 def _query_axis(subject: Subject, core: Core) -> int | None:

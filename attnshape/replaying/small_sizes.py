@@ -12,6 +12,7 @@ from attnshape.replaying.letters import LENGTHS
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 """2 and 3 are found in most numbers."""
+_GROUPS = (4, 6)
 _MOST_ORDERS = 6
 """Sizes of which every order of the primes is weighed."""
 _WIDTHS = ("D", "H", "Hkv", "G", "Dk", "Dv")
@@ -26,8 +27,8 @@ def small_sizes(plan: Plan) -> list[dict[str, int]]:
     unknowns = plan.unknowns
     if len(unknowns) >= len(_PRIMES) or not unknowns:
         return [plan.numbers(0), plan.numbers(1)]
-    first = _cheapest(plan, _PRIMES[: len(unknowns)])
-    second = _cheapest(plan, (*_PRIMES[1 : len(unknowns)], _PRIMES[0], _PRIMES[len(unknowns)]), unlike=first)
+    first = _cheapest(plan, _PRIMES[: len(unknowns) + 1], _GROUPS[0])
+    second = _cheapest(plan, _PRIMES[: len(unknowns) + 2], _GROUPS[1], unlike=first)
     return [plan.at(first), plan.at(second), plan.numbers(0), plan.numbers(1)]
 
 
@@ -40,17 +41,21 @@ def other_lengths(plan: Plan, numbers: Mapping[str, int]) -> dict[str, int] | No
     return plan.at(chosen)
 
 
-def _cheapest(plan: Plan, primes: Sequence[int], unlike: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Return the primes by unknown that make the smallest run; `unlike` has those of which none may be kept."""
-    unknowns = plan.unknowns
+def _cheapest(plan: Plan, primes: Sequence[int], group: int, unlike: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Return the primes by unknown that make the smallest run; `unlike` has those of which none may be kept.
+
+    How many heads share one is `group`: with a prime for it heads, and with them widths, would be large.
+    """
+    groups = dict.fromkeys((name for name in plan.unknowns if name in ("G", "H/Hkv")), group)
+    unknowns = [name for name in plan.unknowns if name not in groups]
     if len(unknowns) > _MOST_ORDERS:
-        return dict(zip(unknowns, primes, strict=False))
+        return dict(zip(unknowns, primes, strict=False)) | groups
     lengths = [name for name in unknowns if _letter(name) in (*LENGTHS, "W")]
     lengths.sort(key=lambda name: plan.sizes.numbers[_letter(name)])
     best: dict[str, int] = {}
     least = math.inf
     for order in itertools.permutations(primes, len(unknowns)):
-        chosen = dict(zip(unknowns, order, strict=True))
+        chosen = dict(zip(unknowns, order, strict=True)) | groups
         in_order = all(chosen[a] < chosen[b] for a, b in itertools.pairwise(lengths))
         if (
             not in_order
@@ -61,7 +66,7 @@ def _cheapest(plan: Plan, primes: Sequence[int], unlike: Mapping[str, int] | Non
         cost = _cost(plan, chosen)
         if cost < least:
             best, least = chosen, cost
-    return best or dict(zip(unknowns, primes, strict=False))
+    return best or dict(zip(unknowns, primes, strict=False)) | groups
 
 
 def _coincide(numbers: Mapping[str, int]) -> bool:

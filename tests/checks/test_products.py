@@ -97,6 +97,9 @@ def test_an_axis_of_one_is_not_contracted():
     found = product_of(lambda x, y: x @ y, x=normal(2, 1, 4, 5), y=normal(2, 3, 5, 7))
     assert found.contracted(found.left) == (3,)
     assert found.free(found.right) == {1, 3}
+    single = product_of(lambda x, y: x @ y, x=normal(1, 4, 5), y=normal(1, 5, 7))
+    assert single.shared == frozenset()
+    assert single.axes[single.left] == (frozenset(), frozenset({1}), frozenset())
 
 
 @pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0.5, 2.0), (0, 1)])
