@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnshape.attention.flow import Flow
-from attnshape.inference.kinds import PRODUCT
+from attnshape.inference.kinds import CAST, PRODUCT
 from attnshape.replaying.replay import Address, Event, Source
 
 _ONE = {"softmax", "_safe_softmax", "log_softmax"}
@@ -18,6 +18,7 @@ _EXPONENTIAL = {"exp", "exp_", "exp2"}
 _BOUNDS = {"clamp", "clamp_min", "clamp_", "add", "add_", "maximum"}
 _MASKED = {"masked_fill", "masked_fill_", "mul", "where"}
 _DIFFERENCE = {"sub", "sub_", "subtract"}
+_ALIKE = CAST | {"unsqueeze", "expand_as"}
 _REDUCES = {"max", "amax", "logsumexp"}
 
 
@@ -109,6 +110,8 @@ def _less_maximum(exponential: Event, flow: Flow) -> tuple[Event, int]:
     before = _maker(exponential, 0, flow)
     if before is not None and before.name in _DIFFERENCE and len(before.given) == 2:
         subtracted = _maker(before, 1, flow)
+        while subtracted is not None and subtracted.name in _ALIKE and subtracted.given:
+            subtracted = _maker(subtracted, 0, flow)
         if subtracted is not None and subtracted.name in _REDUCES:
             return before, 0
     return exponential, 0

@@ -137,20 +137,23 @@ def _third_of_rows(part: int, size: int) -> Replace:
 
 def _all_the_same(subject: Subject) -> Mistake | None:
     """Find queries, keys and values that one parameter projects, all three."""
-    for query, key, value in by_attention(subject):
-        made = [projection(subject, one.sources) for one in (query, key, value)]
-        if None in made or len(set(made)) < 3:
+    for operands_of_one in by_attention(subject):
+        made = [projection(subject, one.sources) for one in operands_of_one]
+        weights = [_weight(subject, one) for one in made if one is not None]
+        first, last = weights[0] if weights else None, made[-1]
+        if last is None or first is None or len(set(made)) < 3 or len(weights) < 3:
             continue
-        names = [
-            {name for s in subject.base.event(one).sources for name in _sources_of_weights(subject, s)}
-            for one in made
-            if one is not None
-        ]
-        both = set.intersection(*names)
-        if both:
-            last = made[-1]
-            assert last is not None
-            return _mistake(f"{min(both)} projects query, key and value alike", last, "nothing else projects them")
+        if all(other is not None and _equal(first[1], other[1]) for other in weights):
+            return _mistake(f"{first[0]} projects query, key and value alike", last, "nothing else projects them")
+    return None
+
+
+def _weight(subject: Subject, made: Address) -> tuple[str, Tensor] | None:
+    """Return the parameter of a projection, and what of it is used."""
+    event = subject.base.event(made)
+    for place, sources in enumerate(event.sources):
+        for name in _sources_of_weights(subject, sources):
+            return name, event.given[place]
     return None
 
 

@@ -147,7 +147,9 @@ def _stretch(subject: Subject, operand: Operand) -> float | None:
     if made is None and not names:
         return 1.0
     width = (subject.base.value(made) if made is not None else subject.base.inputs[names[0]]).shape[-1]
-    features = dict.fromkeys((0, *(f for f in (subject.numbers.get("Dk", 0), width // 3, width // 3 * 2) if f < width)))
+    head = subject.numbers.get("Dk", 0) or operand.value.shape[_contracted(operand)[0]]
+    starts = (0, head, width // 3, width // 3 * 2, width - 2 * head, width - head)
+    features = dict.fromkeys(feature for feature in starts if 0 <= feature < width)
     for feature in features:
         longer = _longer(feature)
         change = (

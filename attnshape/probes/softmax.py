@@ -19,6 +19,8 @@ from attnshape.replaying.replay import Address, Event
 CODES = ("AS301", "AS302", "AS303", "AS304", "AS305")
 WHAT = "softmax"
 _MULTIPLIES = {"mul", "mul_", "multiply", "div", "div_", "true_divide"}
+_TWICE = 2
+"""What rows sum to at least where several softmaxes are joined or added."""
 _VALUES = {"v", "value", "values"}
 _EXPONENTIALS = {"exp", "exp_", "exp2", "exp2_"}
 _MAXIMA = {"amax", "max", "maximum", "logsumexp"}
@@ -115,6 +117,7 @@ def _rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     """Say why rows of weights don't sum to one, as they go into the value product."""
     core, way = measured.core, measured.behind
     chain = between(subject.flow, core.softmax.address, core.value.sources(core.weights_place))
+    dropped = any(event.name in DROPOUT for event in chain)
     if core.softmax.late or _sums_to_one(core):
         return None
     if not core.softmax.axes and core.softmax.event.name not in ("softmax", "_safe_softmax"):
@@ -124,6 +127,12 @@ def _rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
         )
     if core.softmax.event.name == "log_softmax":
         return _mistake("AS302", "the weights are logarithms: log_softmax", core.softmax.address, "use softmax")
+    sums = distinct((core.weights.sum(core.key_axes) * 1e6).round() / 1e6)
+    if len(sums) == 1 and sums[0] >= _TWICE and not dropped:
+        made = chain[-1].addresses[0] if chain else core.softmax.address
+        return _mistake(
+            "AS302", f"rows of weights sum to {sums[0]:.4g}", made, "take one softmax over all keys together"
+        )
     if way is None or not way.elementwise:
         return NotExamined("rows of weights", "what lies between the softmax and the values mixes the weights")
     added = way.added[torch.isfinite(way.added)]

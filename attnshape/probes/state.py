@@ -21,6 +21,9 @@ _DRAWS = {
 }
 
 
+_FILLS = {"__setitem__", "copy_", "index_copy_", "index_put_", "scatter_", "set_"}
+
+
 def examine(subject: Subject) -> Iterator[Outcome]:
     """Run with another seed, call twice, and compare arguments and parameters with what they were."""
     changed = [*_changed(subject, "AS903", "argument"), *_changed(subject, "AS904", "parameter or buffer")]
@@ -89,7 +92,8 @@ def _changed(subject: Subject, code: str, what: str) -> Iterator[Mistake]:
 def _changes_again(subject: Subject, name: str) -> bool:
     """Say whether a change is more than filling what was empty: a cache, or a table that the first call makes."""
     before, after = subject.base.state[name], subject.base.state_after[name]
-    if name in subject.bench.parameters or bool(before[before != after].any()):
+    writers = {event.name for event in subject.base.events if event.in_place and name in _written(subject, event)}
+    if name in subject.bench.parameters or bool(before[before != after].any()) or not writers <= _FILLS:
         return True
     runs = subject.bench.calls()
     return runs is None or bool(_differing({name: runs[1].state[name]}, {name: runs[1].state_after[name]}))

@@ -238,6 +238,20 @@ def test_what_writes_elsewhere_is_found_by_the_version():
     assert run.events[-1].sources == [(product.addresses[0],)]
 
 
+def test_writes_are_seen_where_versions_are_not_counted():
+    def function(x):
+        with torch.inference_mode():
+            total = x * 1
+            view = total[0]
+            total.mul_(2)
+            total[1] = 0.0
+            return view + 1
+
+    run = replayed(function, x=normal(2, 3))
+    assert [event.in_place for event in run.events] == [False, False, True, True, False]
+    assert run.events[-1].sources == [(Address(2), Address(3), Address(4))]
+
+
 @given(
     st.lists(st.sampled_from(("add", "add_", "view", "row", "set", "mT")), min_size=1, max_size=6), st.integers(1, 99)
 )
