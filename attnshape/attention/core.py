@@ -93,6 +93,12 @@ class FusedCore:
         scale = self.arguments.get("scale")
         return float(scale) if isinstance(scale, (int, float)) else self.tensor("query").shape[-1] ** -0.5
 
+    @property
+    def hides_its_mask(self) -> bool:
+        """Whether the mask is of a kind that has no numbers of its own, as torch.nn.attention.bias has."""
+        mask = self.arguments.get("attn_mask")
+        return isinstance(mask, Tensor) and type(mask) not in (Tensor, torch.nn.Parameter)
+
     @cached_property
     def added(self) -> Tensor:
         """What is added to the scores: 0, or minus infinity where a key is hidden."""

@@ -131,7 +131,7 @@ class Subject:
     def _unnamed_length(self) -> str | None:
         """Give the axis behind the batch a symbol, where it has none of its own."""
         for value in self.inputs.values():
-            if value.ndim >= 3:
+            if value.ndim == 3:
                 self.numbers["L"] = value.shape[1]
                 return "L"
         return None

@@ -92,9 +92,8 @@ def visible(subject: Subject, measured: MeasuredCore) -> Visible:
 
 def visible_fused(subject: Subject, core: FusedCore) -> Visible:
     """Return what the queries of a fused attention see. Raises UnseenError where that can't be told."""
-    mask = core.arguments.get("attn_mask")
-    if isinstance(mask, Tensor) and type(mask) not in (Tensor, torch.nn.Parameter):
-        raise UnseenError(f"its mask is a {type(mask).__name__}, which has no numbers of its own")
+    if core.hides_its_mask:
+        raise UnseenError("its mask is of a kind that has no numbers of its own")
     added = core.added
     layout = _Layout(subject, core.context, tuple(added.shape), added.ndim - 2, added.ndim - 1)
     nothing = torch.zeros(added.shape, dtype=torch.bool)

@@ -137,6 +137,8 @@ def _chooses(operand: Operand) -> bool:
     if operand.role == "value":
         return True
     if isinstance(core, FusedCore):
+        if core.hides_its_mask:
+            return False
         return bool(((core.added > HIDES).sum(-1) > 1).any())
     return bool(((core.weights.nan_to_num() > 0).sum(core.key_axes) > 1).any()) if core.key_axes else False
 

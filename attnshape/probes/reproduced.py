@@ -19,7 +19,12 @@ def examine(subject: Subject) -> Iterator[Outcome]:
         return
     verdicts: list[Parted | str | None] = [
         *(parted(one, subject.bench.tolerance) for one in subject.measured),
-        *(parted_fused(one, subject.bench.tolerance) for one in subject.fused),
+        *(
+            "a mask is of a kind that has no numbers of its own"
+            if one.hides_its_mask
+            else parted_fused(one, subject.bench.tolerance)
+            for one in subject.fused
+        ),
     ]
     if all(verdict is None for verdict in verdicts):
         yield Proved("scores, weights and context agree with those computed anew in float64 from what was measured")
