@@ -58,6 +58,7 @@ def check_request(
         placement = Placement(torch.device("cpu"), torch.float64, settings.seed, settings.train)
         patience, budget = Patience(), Budget(time_limit)
         claims = _with_case(target, sizes, placement, claims)
+        _check_window(claims, sizes)
         variation = _vary(target, sizes, placement, patience, time_limit, doing)
         chosen = _sizes(variation, sizes)
         outcomes: list[list[tuple[Outcome, Subject]]] = []
@@ -91,11 +92,20 @@ def check_request(
         return _report(target, settings, claims, sizes, used, budget, outcomes, found)
 
 
+def _check_window(claims: Claims, sizes: Sizes) -> None:
+    for letter in claims.window.symbols if claims.window is not None else ():
+        if letter not in sizes.records:
+            raise AttnshapeError(
+                f"--claim window={claims.window.text if claims.window else ''}: the target has no size {letter}",
+                "claim a number, window=4, or give the size that the target takes: --window 4",
+            )
+
+
 def _patterns(subject: Subject) -> tuple[Pattern, ...]:
     """Return which output positions depend on which input positions, as far as time allows."""
     try:
         return tuple(patterns(subject))
-    except (OutOfTimeError, TooLong):
+    except (OutOfTimeError, TooLong, RuntimeError):
         return ()
 
 

@@ -66,7 +66,7 @@ def ways(bench: Bench, starts: list[tuple[Address, Tensor | float]], read: list[
 
     runs = (
         *(numbers(lambda t, n=n: torch.full_like(t, n)) for n in (0.0, 1.0, 2.0)),  # type: ignore[misc]
-        numbers(lambda t: torch.arange(t.numel(), dtype=t.dtype).reshape(t.shape)),
+        numbers(lambda t: _shuffled(t.numel()).to(t.dtype).reshape(t.shape)),
     )
     found: list[Way | None] = []
     for (start, _), (order, place) in zip(starts, read, strict=True):
@@ -79,6 +79,11 @@ def ways(bench: Bench, starts: list[tuple[Address, Tensor | float]], read: list[
     return found
 
 
+def _shuffled(count: int) -> Tensor:
+    """Return the numbers up to a count in an order of which no mean of two is a third by rule."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(5))
+
+
 def _way(start: Tensor, zero: Tensor, one: Tensor, two: Tensor, flat: Tensor) -> Way:
     zero, one, two, flat = (tensor.double() for tensor in (zero, one, two, flat))
     hidden = ~(zero > HIDES)
@@ -89,7 +94,10 @@ def _way(start: Tensor, zero: Tensor, one: Tensor, two: Tensor, flat: Tensor) ->
     whole = source.round()
     certain = torch.isfinite(source) & torch.isclose(source, whole, rtol=1e-6, atol=1e-3)
     certain &= (whole >= 0) & (whole < start.numel())
-    index = torch.where(certain, whole, torch.full_like(whole, -1)).nan_to_num(-1).long()
+    place = torch.empty(start.numel(), dtype=torch.long)
+    place[_shuffled(start.numel())] = torch.arange(start.numel())
+    found = torch.where(certain, whole, torch.zeros_like(whole)).nan_to_num(0).long()
+    index = torch.where(certain, place[found], torch.full_like(found, -1))
     seen = torch.isfinite(factor) & (factor != 0)
     return Way(factor, zero, index, bool(straight.all()) and bool((certain | ~seen).all()))
 

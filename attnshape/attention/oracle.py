@@ -32,7 +32,8 @@ def parted(measured: MeasuredCore, tolerance: float) -> Parted | str | None:
     if before is None or behind is None or not before.elementwise or not behind.elementwise:
         return "scores or weights are changed on their way by more than a factor and a sum"
     plain = core.scores.result.double() - core.scores.added
-    if not _same(scores, plain / _factor(plain, scores), tolerance):
+    scores = scores * _factor(plain, scores)
+    if not _same(scores, plain, tolerance):
         return Parted("scores", float((scores - plain).abs().max()))
     logits = _along(plain, before.source, before.factor) + before.added
     if len(core.softmax.axes) != 1 or core.softmax.late:

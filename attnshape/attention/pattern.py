@@ -31,6 +31,8 @@ def patterns(subject: Subject) -> Iterator[Pattern]:
         if letter is None or batch < 2 or batch not in value.shape:
             continue
         rows, tokens = list(value.shape).index(batch), list(value.shape).index(subject.numbers[letter])
+        if rows == tokens:
+            continue
         found: dict[str, list[set[int]]] = {}
         sizes: dict[str, int] = {}
         for start in range(0, subject.numbers[letter], batch):

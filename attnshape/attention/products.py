@@ -68,7 +68,9 @@ class Product:
 
     def _axes(self, place: int) -> tuple[frozenset[int], ...]:
         value = self.given(place)
-        base = self.with_operand(place, value)
+        # zeros in the other operand, as in masked weights, would hide what moves
+        dense = _dense(self.given(self.other(place)))
+        base = self._with(place, value, dense)
         found: list[frozenset[int]] = []
         for axis, size in enumerate(value.shape):
             if size == 1:
@@ -78,13 +80,18 @@ class Product:
             changed = value.clone()
             part = changed.select(axis, index)
             part.copy_(_other(part))
-            moved = ~torch.isclose(self.with_operand(place, changed), base, rtol=1e-9, atol=1e-12, equal_nan=True)
+            moved = ~torch.isclose(self._with(place, changed, dense), base, rtol=1e-9, atol=1e-12, equal_nan=True)
             found.append(
                 frozenset(
                     out for out, length in enumerate(moved.shape) if length == size and _moved(moved, out) == {index}
                 )
             )
         return tuple(found)
+
+    def _with(self, place: int, value: Tensor, other: Tensor) -> Tensor:
+        """Return the product of two other tensors."""
+        made = again(self.first, {place: value, self.other(place): other})
+        return made if self.last is self.first else again(self.last, {0: made})
 
     def contracted(self, place: int) -> tuple[int, ...]:
         """Return the axes of an operand that are summed over."""
@@ -140,6 +147,13 @@ def _filled(value: Any, given: Iterator[Tensor]) -> Any:
     if isinstance(value, dict):
         return {key: _filled(item, given) for key, item in value.items()}
     return value
+
+
+def _dense(value: Tensor) -> Tensor:
+    """Return random numbers of the same shape and kind."""
+    if not value.is_floating_point():
+        return value
+    return torch.randn(value.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64).to(value.dtype)
 
 
 def _other(part: Tensor) -> Tensor:

@@ -117,7 +117,8 @@ class Explainer:
         i = torch.arange(self._queries)
         # what a triangle leaves without any key is often given one
         reached = hypothesis.offset is None or hypothesis.backwards or (i + hypothesis.offset >= 0)
-        same = (expected == keys).all(-1) | ~torch.as_tensor(reached)
+        few = (keys.sum(-1) <= 1) | keys.all(-1)
+        same = (expected == keys).all(-1) | (~torch.as_tensor(reached) & few)
         return bool(same.all()) and float(expected.any(-1).float().mean()) >= _FEWEST
 
     def _padded(self) -> Tensor:
@@ -148,9 +149,9 @@ class Explainer:
                 yield replace(base, offset=offset)
                 yield replace(base, offset=offset, backwards=True)
             if self.right.window is not None:
-                for window in (*range(1, self._keys + 1), None):
+                for window in (None, *range(1, self._keys + 1)):
                     yield replace(base, window=window)
-                for offset, width in itertools.product(self._offsets(), (*range(1, self._keys + 1), None)):
+                for offset, width in itertools.product(self._offsets(), (None, *range(1, self._keys + 1))):
                     yield replace(base, offset=offset, window=width)
 
     def _meanings(self) -> Iterator[Hypothesis]:

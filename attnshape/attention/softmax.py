@@ -18,7 +18,7 @@ _EXPONENTIAL = {"exp", "exp_", "exp2"}
 _BOUNDS = {"clamp", "clamp_min", "clamp_", "add", "add_", "maximum"}
 _MASKED = {"masked_fill", "masked_fill_", "mul", "where"}
 _DIFFERENCE = {"sub", "sub_", "subtract"}
-_ALIKE = CAST | {"unsqueeze", "expand_as"}
+_ALIKE = CAST | {"unsqueeze", "expand_as", "__getitem__"}
 _REDUCES = {"max", "amax", "logsumexp"}
 
 
@@ -34,6 +34,8 @@ class Softmax:
     """As which of its operands."""
     axes: frozenset[int]
     """Along which its results sum to one."""
+    masked: bool = False
+    """Whether a mask is put to the exponentials, before they are summed."""
     late: bool = False
     """Whether its results are divided by their sum only behind the product with the values."""
     base: float = 1.0
@@ -69,7 +71,8 @@ def softmaxes(flow: Flow) -> list[Softmax]:
             continue
         inner = _input_of(event, flow)
         if inner is not None:
-            found.append(Softmax(event, *inner, _axes(event), base=_base(event, flow)))
+            masked = event.name in _QUOTIENT and getattr(_maker(event, 0, flow), "name", "") in _MASKED
+            found.append(Softmax(event, *inner, _axes(event), masked, base=_base(event, flow)))
         elif event.name in _EXPONENTIAL and event.given and _is_normalised_later(event, flow):
             found.append(Softmax(event, *_less_maximum(event, flow), frozenset(), late=True, base=_base(event, flow)))
     return found
@@ -93,7 +96,7 @@ def _input_of(event: Event, flow: Flow) -> tuple[Event, int] | None:
         return None
     if event.name in _QUOTIENT and len(event.given) == 2:
         over, under = _maker(event, 0, flow), _maker(event, 1, flow)
-        while under is not None and under.name in _BOUNDS and under.given:
+        while under is not None and under.name in _BOUNDS | {"__getitem__", "unsqueeze"} and under.given:
             under = _maker(under, 0, flow)
         if under is None or under.name != "sum" or under.sources[0] != event.sources[0]:
             return None

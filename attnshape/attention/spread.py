@@ -39,7 +39,8 @@ class Spread:
             else:
                 return None
         named = [role for role in roles if role]
-        return roles if len(set(named)) == len(named) else None
+        twice = len(set(named)) < len(named) or ("bh" in named and {"b", "h"} & set(named))
+        return None if twice else roles
 
     def laid_out(self, value: Tensor, roles: Sequence[str] | None) -> Tensor | None:
         """Return a tensor as (B, H, queries, keys), given what its axes stand for; None where its sizes don't fit."""

@@ -72,6 +72,8 @@ def visible(subject: Subject, measured: MeasuredCore) -> Visible:
         if bool((source < 0).all()):
             raise UnseenError("what lies behind the softmax changes every weight")
         dropped = (behind.factor == 0) & (source < 0)
+        if core.softmax.masked:
+            dropped = dropped | (core.softmax.event.values[0].flatten()[source.clamp(min=0)] == 0)
         index = torch.where(source < 0, torch.arange(source.numel()).reshape(source.shape) % added.numel(), source)
         added, factor = added.flatten()[index], factor.flatten()[index]
     if added.shape != weights.shape:

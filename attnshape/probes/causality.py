@@ -125,13 +125,17 @@ def _judged(subject: Subject, one: Explained) -> Iterator[Outcome]:
         width = "all keys" if found.window is None else f"{found.window} keys"
         yield _mistake(
             "AS505",
-            f"a query sees a window of {width}, expected {subject.claims.window.text if subject.claims.window else ''} "
-            f"= {right.window}",
+            f"a query sees a window of {width}, expected {_window(subject, right.window)}",
             lines.triangle(),
             "keep keys with 0 <= i - j < W",
         )
     elif right.window is not None:
         yield Proved(f"window of {subject.claims.window.text if subject.claims.window else ''} keys")
+
+
+def _window(subject: Subject, number: int) -> str:
+    text = subject.claims.window.text if subject.claims.window is not None else ""
+    return str(number) if text == str(number) else f"{text} = {number}"
 
 
 def _offset(

@@ -128,7 +128,7 @@ def _rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     if core.softmax.event.name == "log_softmax":
         return _mistake("AS302", "the weights are logarithms: log_softmax", core.softmax.address, "use softmax")
     sums = distinct((core.weights.sum(core.key_axes) * 1e6).round() / 1e6)
-    if len(sums) == 1 and sums[0] >= _TWICE and not dropped:
+    if len(sums) == len(core.key_axes) == 1 and sums[0] >= _TWICE and not dropped:
         made = chain[-1].addresses[0] if chain else core.softmax.address
         return _mistake(
             "AS302", f"rows of weights sum to {sums[0]:.4g}", made, "take one softmax over all keys together"

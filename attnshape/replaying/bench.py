@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -197,6 +198,8 @@ class Bench:
     def _build(self) -> Runnable:
         torch.set_default_dtype(self._default)
         runnable = self.target.build(self.numbers, self._placement)
+        if not self.target.varies:  # they are the caller's own
+            runnable = Runnable(runnable.function, *copy.deepcopy((runnable.args, runnable.kwargs)))
         named = [
             (f"{path}{path and '.'}{name}", tensor)
             for path, module in modules_within(runnable.function)

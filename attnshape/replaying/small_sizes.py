@@ -48,10 +48,12 @@ def _cheapest(plan: Plan, primes: Sequence[int], group: int, unlike: Mapping[str
     """
     groups = dict.fromkeys((name for name in plan.unknowns if name in ("G", "H/Hkv")), group)
     unknowns = [name for name in plan.unknowns if name not in groups]
+    turned = dict(zip(unknowns, primes[1:] if unlike is not None else primes, strict=False)) | groups
     if len(unknowns) > _MOST_ORDERS:
-        return dict(zip(unknowns, primes, strict=False)) | groups
+        return turned
     lengths = [name for name in unknowns if _letter(name) in (*LENGTHS, "W")]
     lengths.sort(key=lambda name: plan.sizes.numbers[_letter(name)])
+    taken = {plan.sizes.numbers[letter] for letter in plan.fixed}
     best: dict[str, int] = {}
     least = math.inf
     for order in itertools.permutations(primes, len(unknowns)):
@@ -60,13 +62,14 @@ def _cheapest(plan: Plan, primes: Sequence[int], group: int, unlike: Mapping[str
         if (
             not in_order
             or _coincide(plan.at(chosen))
+            or taken & set(chosen.values())
             or (unlike is not None and any(unlike[name] == chosen[name] for name in unknowns))
         ):
             continue
         cost = _cost(plan, chosen)
         if cost < least:
             best, least = chosen, cost
-    return best or dict(zip(unknowns, primes, strict=False)) | groups
+    return best or turned
 
 
 def _coincide(numbers: Mapping[str, int]) -> bool:

@@ -89,7 +89,6 @@ def test_what_is_not_elementwise(on_the_way):
     assert not measured_of(on_the_way).before.elementwise
 
 
-@pytest.mark.xfail(reason="the mean of two elements' numbers is that of the one between them", strict=True)
 def test_the_mean_of_two_is_not_elementwise():
     assert not measured_of(lambda s: (s + s.flip(-1)) / 2).before.elementwise
 

@@ -122,7 +122,6 @@ def test_one_number_is_seen_where_it_is(function, what):
         assert found.most == pytest.approx(1e-3, rel=0.01)
 
 
-@pytest.mark.xfail(reason="the difference is that of the scores before they are multiplied by alpha", strict=True)
 def test_how_far_scores_of_baddbmm_part():
     measured = measured_of(added_within)
     measured.core.scores.last.values[0][0, 0, 0] += 1e-3

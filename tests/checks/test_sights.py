@@ -159,7 +159,6 @@ def test_a_small_fill_is_weak():
     assert found.seen.added[found.seen.weak].eq(-5).all()
 
 
-@pytest.mark.xfail(reason="a mask between the exponential and the sum is taken for none: a false AS404", strict=True)
 def test_what_is_masked_behind_the_exponential_counts_too():
     explained, unseen = sights(subject_of(masked_behind, {**HEADS, **PADDING}, ("mask=keep",), **SIZES))
     assert unseen or explained[0].hypothesis == Hypothesis((("mask", None),))

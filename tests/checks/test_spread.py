@@ -51,7 +51,6 @@ def test_what_fits_nothing_has_no_layout(shape):
     assert spread_of(SIZES).laid_out(torch.zeros(shape), None) is None
 
 
-@pytest.mark.xfail(reason="an axis of the batch beside one that it is folded into isn't refused", strict=True)
 def test_the_batch_beside_itself_folded_has_no_layout():
     assert spread_of(SIZES).roles((3, 15, 4, 7)) is None
 
