@@ -14,6 +14,7 @@ from attnshape.replaying.replay import Address, Event, Source
 
 _ONE = {"softmax", "_safe_softmax", "log_softmax"}
 _QUOTIENT = {"div", "div_", "true_divide", "divide"}
+_INVERSES = {"reciprocal", "__rtruediv__", "__rdiv__"}
 _EXPONENTIAL = {"exp", "exp_", "exp2"}
 _BOUNDS = {"clamp", "clamp_min", "clamp_", "add", "add_", "maximum"}
 _MASKED = {"masked_fill", "masked_fill_", "mul", "where"}
@@ -94,8 +95,11 @@ def _input_of(event: Event, flow: Flow) -> tuple[Event, int] | None:
             if subtracted is not None and subtracted.name == "logsumexp":
                 return before, 0
         return None
-    if event.name in _QUOTIENT and len(event.given) == 2:
+    if event.name in _QUOTIENT | {"mul"} and len(event.given) == 2:
         over, under = _maker(event, 0, flow), _maker(event, 1, flow)
+        if event.name == "mul":
+            inverse = under is not None and under.name in _INVERSES and bool(under.given)
+            under = _maker(under, 0, flow) if inverse and under is not None else None
         while under is not None and under.name in _BOUNDS | {"__getitem__", "unsqueeze"} and under.given:
             under = _maker(under, 0, flow)
         if under is None or under.name != "sum" or under.sources[0] != event.sources[0]:

@@ -27,8 +27,9 @@ def small_sizes(plan: Plan) -> list[dict[str, int]]:
     unknowns = plan.unknowns
     if len(unknowns) >= len(_PRIMES) or not unknowns:
         return [plan.numbers(0), plan.numbers(1)]
-    first = _cheapest(plan, _PRIMES[: len(unknowns) + 1], _GROUPS[0])
-    second = _cheapest(plan, _PRIMES[: len(unknowns) + 2], _GROUPS[1], unlike=first)
+    more = max(1, _MOST_ORDERS + 1 - len(unknowns))
+    first = _cheapest(plan, _PRIMES[: len(unknowns) + min(more, 3)], _GROUPS[0])
+    second = _cheapest(plan, _PRIMES[: len(unknowns) + min(more + 1, 4)], _GROUPS[1], unlike=first)
     return [plan.at(first), plan.at(second), plan.numbers(0), plan.numbers(1)]
 
 
@@ -59,15 +60,11 @@ def _cheapest(plan: Plan, primes: Sequence[int], group: int, unlike: Mapping[str
     for order in itertools.permutations(primes, len(unknowns)):
         chosen = dict(zip(unknowns, order, strict=True)) | groups
         in_order = all(chosen[a] < chosen[b] for a, b in itertools.pairwise(lengths))
-        if (
-            not in_order
-            or _coincide(plan.at(chosen))
-            or taken & set(chosen.values())
-            or (unlike is not None and any(unlike[name] == chosen[name] for name in unknowns))
-        ):
+        kept = unlike is not None and any(unlike[name] == chosen[name] for name in unknowns)
+        if not in_order or kept or taken & set(order):
             continue
         cost = _cost(plan, chosen)
-        if cost < least:
+        if cost < least and not _coincide(plan.at(chosen)):
             best, least = chosen, cost
     return best or turned
 

@@ -68,7 +68,6 @@ def test_six_unknowns_differ_and_many_are_still_given_sizes():
     assert all(len(set(chosen.values())) == 12 for chosen in small_sizes(many))
 
 
-@pytest.mark.xfail(reason="no order of the few primes is free of coincidences", strict=True)
 @pytest.mark.parametrize("lengths", [("Lp", "L", "W"), ("Lp", "Lq", "Lk", "L", "W")])
 def test_several_lengths_coincide_with_nothing_either(lengths):
     first, second, *_ = small_sizes(plan({letter: 10 + place for place, letter in enumerate(lengths)}))
@@ -104,7 +103,6 @@ def test_a_fixed_size_stays(number):
         assert len(set(chosen.values())) == 3
 
 
-@pytest.mark.xfail(reason="the primes are chosen without regard to sizes that are fixed", strict=True)
 def test_no_size_is_that_of_a_fixed_one():
     for fixed in (5, 7, 11):
         for chosen in small_sizes(plan({"B": 2, "L": fixed, "Dk": 8}, [Fixed("L")]))[:2]:
