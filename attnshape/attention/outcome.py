@@ -20,8 +20,9 @@ class Mistake:
     place: Place | None = None
     """Where it is shown, where that isn't the line that makes the call."""
     hint: str
-    shown: Shown
     evidence: str
+    """What was changed, or what numbers were reproduced."""
+    shown: Shown = "intervention"
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from torch import Tensor
 
 from attnshape.attention.core import Core, FusedCore, product
+from attnshape.attention.cuts import cut, cuts_fused
 from attnshape.attention.following import Parting, along, differs, partings, stays
-from attnshape.attention.fused import cut, cuts_fused
 from attnshape.attention.kinds import MOVES
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.products import Product
@@ -64,7 +64,6 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
             f"element {index} meets {reached}",
             at=folded,
             hint="fold and unfold in one order: (B, H, …) as (B*H, …), and back",
-            shown="intervention",
             evidence=evidence,
         )
     flat = _flattened(subject, first, letter)
@@ -75,7 +74,6 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
             f"reaches {reached}",
             at=flat,
             hint="keep the batch an axis of its own: (B, L, D)",
-            shown="intervention",
             evidence=evidence,
         )
     products = {order for core in subject.cores for order in (core.scores.first.order, core.scores.last.order)}
@@ -86,7 +84,6 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
             f"{index} reaches {reached}",
             at=first.address,
             hint="pass batch_first=True, or transpose the first two axes on the way in and out",
-            shown="intervention",
             evidence=evidence,
         )
     if first.event.name in MOVES and _merges(subject, first.event):
@@ -96,7 +93,6 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
             f"element {index} is found at {first.places}",
             at=first.address,
             hint="transpose the axes back before the view, in the order in which they were folded",
-            shown="intervention",
             evidence=evidence,
         )
     if first.event.name in MOVES and not _has_heads(subject, first.event):
@@ -106,7 +102,6 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
             f"{index} is found at {first.places}",
             at=first.address,
             hint="transpose the first two axes; a view doesn't exchange them",
-            shown="intervention",
             evidence=evidence,
         )
     if first.event.name in MOVES and cuts_fused(subject, first):
@@ -118,7 +113,6 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
             f"{_listed(first)}: batch and heads were folded in another order",
             at=first.address,
             hint="fold and unfold in one order: (B, H, …) as (B*H, …), and back",
-            shown="intervention",
             evidence=evidence,
         )
     summary = first.summary or first.event
@@ -127,7 +121,6 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
         message=f"batch element {index} reaches {reached}: {summary.name} runs over the batch",
         at=summary.addresses[0],
         hint=f"let {summary.name} run over the last axis, not over {letter}",
-        shown="intervention",
         evidence=evidence,
     )
 

@@ -111,6 +111,5 @@ def _mistake(subject: Subject, operand: Operand, made: Address) -> Mistake:
         "projection go to different heads",
         at=split.addresses[0] if split is not None else made,
         hint=".view(B, L, H, Dk), heads before their width",
-        shown="intervention",
         evidence="changed features 0 and 1 of the projection",
     )

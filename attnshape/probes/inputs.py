@@ -155,6 +155,5 @@ def _mistake(role: str | Role, name: str, at: Address | None, evidence: str) -> 
         message=f"the result does not depend on {what}{given}",
         at=at,
         hint=f"use {name or what} here, or don't take it as an argument" if name else f"use {what} in this product",
-        shown="intervention",
         evidence=evidence,
     )

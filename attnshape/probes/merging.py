@@ -84,7 +84,6 @@ def _scrambled(
         f"{parting.places}",
         at=cat if cat is not None and code == "AS115" else parting.address,
         hint="torch.cat(heads, dim=-1)" if code == "AS115" else ".transpose(1, 2).reshape(B, L, D)",
-        shown="intervention",
         evidence=evidence,
     )
 
@@ -152,7 +151,6 @@ def _heads(subject: Subject, core: Core | FusedCore) -> Mistake | None:
         f"0 to {width - 1}",
         at=last.addresses[0],
         hint="bring the axes into the order (B, L, H, Dk) before the reshape",
-        shown="intervention",
         evidence="changed the context of heads 0 and 1",
     )
 

@@ -186,6 +186,5 @@ def _mistake(message: str, at: Address, evidence: str) -> Mistake:
         message=message,
         at=at,
         hint="use each projection once: query, key, value and output have one each",
-        shown="intervention",
         evidence=evidence,
     )

@@ -194,7 +194,6 @@ def _cached(subject: Subject) -> Iterator[Outcome]:
                 at=at,
                 place=entering(subject, at) if at is not None else None,
                 hint="rotate a key once, when it enters the cache: torch.cat((past_key, rotate(k)), dim=2)",
-                shown="intervention",
                 evidence=f"compared {name} with the first {past} keys that are returned",
             )
             return
@@ -240,7 +239,6 @@ def _mistake(
         at=at,
         place=None if inside else entering(subject, at),
         hint=hint,
-        shown="intervention",
         evidence="gave every token, head and batch element the same vector",
     )
 

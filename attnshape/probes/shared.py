@@ -64,7 +64,6 @@ def _judge(subject: Subject, query: Operand, other: Operand, heads: int, shared:
             f"not head 0, as query head {shared} does",
             at=_repeat(subject, other, answer) or _repeat(subject, query, asks[0]) or other.core.context,
             hint="k.repeat_interleave(G, dim=1), not k.repeat(1, G, 1, 1): query head h uses key head h // G",
-            shown="intervention",
             evidence=f"changed query heads 0, 1, {group} and {shared}, and {other.role} head 0",
         )
     return False
@@ -93,7 +92,6 @@ def _one_feature(subject: Subject, other: Operand, answer: HeadChange, heads: in
         f"{', '.join(map(str, sorted(found)))} only, expected heads 0 to {heads // shared - 1}",
         at=_repeat(subject, other, answer) or other.core.context,
         hint="repeat the axis of heads: k.repeat_interleave(G, dim=1) for (B, Hkv, L, Dk)",
-        shown="intervention",
         evidence=f"changed one feature of {other.role} head 0",
     )
 

@@ -70,7 +70,6 @@ def _by_blocks(subject: Subject) -> Iterator[Outcome]:
         message=f"rows of weights don't sum to one: with values of one a result is {float(result.flatten()[0]):.4g}",
         at=last.addresses[0],
         hint="with each new maximum, shrink both the sum and the output by exp(old - new)",
-        shown="intervention",
         evidence=f"put 1 everywhere in {names[0]}",
     )
 
@@ -93,7 +92,6 @@ def _axis(subject: Subject, measured: MeasuredCore) -> Outcome | None:
         f"summed over axis {core.key_axes[0]} of the weights ({in_words(key, subject.numbers)}, the keys)",
         at=core.softmax.address,
         hint="take the softmax over the axis of the keys: dim=-1 where scores are (…, queries, keys)",
-        shown="intervention",
         evidence="changed one index at a time of the weights in the value product",
     )
 
@@ -199,7 +197,6 @@ def _mistake(code: str, message: str, at: Address, hint: str) -> Mistake:
         message=message,
         at=at,
         hint=hint,
-        shown="intervention",
         evidence="put 0 and 1 in the place of the softmax's weights, and read them at the value product",
     )
 
@@ -220,7 +217,6 @@ def _dropout_before(subject: Subject, core: Core) -> Iterator[Mistake]:
                 message="dropout comes before the softmax: a dropped score is 0, which gets weight all the same",
                 at=event.addresses[0],
                 hint="drop weights, behind the softmax",
-                shown="intervention",
                 evidence="found the dropout between the products and the softmax",
             )
 

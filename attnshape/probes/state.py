@@ -54,7 +54,6 @@ def _by_chance(subject: Subject) -> Outcome | None:
         message=f"dropout is active in eval mode: {first.name} makes other numbers with another seed",
         at=first.addresses[0],
         hint="pass training=self.training, or dropout_p=self.p if self.training else 0.0",
-        shown="intervention",
         evidence="ran it again with another seed",
     )
 
@@ -83,7 +82,6 @@ def _changed(subject: Subject, code: str, what: str) -> Iterator[Mistake]:
             message=f"the {what} {name} is changed in place{by}: the caller has other numbers afterwards",
             at=at.addresses[0] if at is not None else None,
             hint="write to a new tensor: x = x + y instead of x += y",
-            shown="intervention",
             evidence=f"compared {name} before and after the call",
         )
         return
@@ -152,7 +150,6 @@ def _twice(subject: Subject) -> Iterator[Outcome]:
                 at=None,
                 place=Places().find(parted.calls[0])[0] if parted is not None and parted.calls else None,
                 hint="keep what a call needs in its arguments, or reset it when a call begins",
-                shown="intervention",
                 evidence="called it twice" + (" with a call of another length between" if other is not None else ""),
             )
             return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnshape.attention.core import product
+from attnshape.attention.cuts import cut, cuts_fused
 from attnshape.attention.following import Parting, partings
-from attnshape.attention.fused import cut, cuts_fused
 from attnshape.attention.kinds import MOVES
 from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.scrambles import scrambles
@@ -82,7 +82,6 @@ def mixed(subject: Subject, parting: Parting, index: int, evidence: str) -> Mist
             message=f"{which.name} runs over the tokens: token {index} moves the numbers of all others",
             at=which.addresses[0],
             hint="normalise over the last axis, each token by itself",
-            shown="intervention",
             evidence=evidence,
         )
     if (event.name in PRODUCT and _with_parameters(subject, event)) or _is_wide_convolution(parting):
@@ -91,7 +90,6 @@ def mixed(subject: Subject, parting: Parting, index: int, evidence: str) -> Mist
             message=f"{event.name} mixes the tokens where nothing should: token {index} reaches {parting.places}",
             at=parting.address,
             hint="let the weights multiply the last axis, the tokens' own numbers",
-            shown="intervention",
             evidence=evidence,
         )
     return None
@@ -108,7 +106,6 @@ def _scrambled(subject: Subject, parting: Parting, letter: str, index: int, evid
             f"size, but token {index} is found at {parting.places}",
             at=repeat,
             hint="repeat the axis of heads: k.repeat_interleave(G, dim=1) for (B, Hkv, L, Dk)",
-            shown="intervention",
             evidence=evidence,
         )
     if summary is not None and summary.name in SPLIT:
@@ -124,7 +121,6 @@ def _scrambled(subject: Subject, parting: Parting, letter: str, index: int, evid
             message=f"heads are split without a transpose: {said}",
             at=parting.address,
             hint=".view(B, L, H, Dk).transpose(1, 2)",
-            shown="intervention",
             evidence=evidence,
         )
     return Mistake(
@@ -132,7 +128,6 @@ def _scrambled(subject: Subject, parting: Parting, letter: str, index: int, evid
         message=f"tokens are scrambled: {said}",
         at=parting.address,
         hint="reshape only axes that lie next to each other, in their order; transpose before",
-        shown="intervention",
         evidence=evidence,
     )
 

@@ -49,6 +49,5 @@ def _mistake(subject: Subject, event: Event) -> Mistake:
         message=f"{what} scores are computed and not used: the softmax gets those without",
         at=Address(event.order),
         hint=f"assign what {event.name} returns: scores = scores.{event.name}(…)",
-        shown="intervention",
         evidence="nothing reads this result",
     )

@@ -29,6 +29,5 @@ def cut(at: Address, letter: str, parting: Parting, what: str, evidence: str) ->
         f"{what} is found at {parting.places}",
         at=at,
         hint="cut the last axis: query, key, value = qkv.chunk(3, dim=-1)",
-        shown="intervention",
         evidence=evidence,
     )
