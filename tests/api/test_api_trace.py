@@ -1,6 +1,7 @@
 """`attnshape.trace`: what it takes, what comes of it, and what it refuses."""
 
 import functools
+import inspect
 import math
 from pathlib import Path
 
@@ -250,5 +251,5 @@ def test_a_call_knows_the_command_lines_flags(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(verb, "combine", combined)
     with pytest.raises(AttnshapeError, match="enough"):
-        verb.trace()
+        verb.trace(**{name: one.default for name, one in inspect.signature(verb.trace).parameters.items()})
     assert set(FLAGS) == set(flags)

@@ -14,6 +14,8 @@ from tests.mutants.checked import EVERY
 REAL = {
     # the first call takes the clusters' means from the whole batch
     "efficient_cases:routing": ["AS101"],
+    # key and value heads are tiled: query head h uses key head h % Hkv
+    "x_transformers_cases:grouped": ["AS601"],
 }
 SLOW = {
     *(f"efficient_cases:{name}" for name in ("reformer", "axial", "nystrom", "local_heads", "colt5")),

@@ -17,7 +17,7 @@ from attnshape.cli.request import Flags, combine
 from attnshape.memory.forecast import Forecast, foretell
 from attnshape.memory.meter import MemoryLog, Meter
 from attnshape.memory.runs import MeteredRuns
-from attnshape.pipeline import _small_run
+from attnshape.pipeline import small_run
 from attnshape.settings import Settings
 from attnshape.sizes import Sizes, resolve
 from attnshape.target.find import find_target
@@ -58,7 +58,7 @@ class Asked:
     placement: Placement
 
     def forecast(self, cuda: bool = False) -> Forecast:
-        runs = MeteredRuns(lambda numbers, meter: _small_run(self.target, numbers, self.placement, Patience(), meter))
+        runs = MeteredRuns(lambda numbers, meter: small_run(self.target, numbers, self.placement, Patience(), meter))
         made = foretell(runs, self.sizes, cuda, self.placement.grad)
         assert made is not None
         return made
@@ -66,7 +66,7 @@ class Asked:
     def log(self) -> MemoryLog:
         """Return what a run at the sizes themselves allocates."""
         with Meter() as meter:
-            raw = _small_run(self.target, self.sizes.numbers, self.placement, Patience(), meter)
+            raw = small_run(self.target, self.sizes.numbers, self.placement, Patience(), meter)
         assert raw.failure is None, raw.failure
         log = meter.log(raw.steps)
         assert log is not None
