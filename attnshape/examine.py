@@ -19,6 +19,7 @@ from attnshape.inference.plan import Plan
 from attnshape.inference.small_runs import Doing, SmallRuns
 from attnshape.inference.variation import Variation
 from attnshape.inference.vary import Explorer
+from attnshape.memory.standin import stand_ins, worth_foretelling
 from attnshape.pipeline import Printed, small_run
 from attnshape.probes import batch
 from attnshape.probes.registry import PROBES
@@ -33,6 +34,7 @@ from attnshape.target.request import Placement, Request, Target
 from attnshape.tracing.isolation import isolated
 from attnshape.tracing.output import to_standard_error
 from attnshape.tracing.patience import Patience, TooLong
+from attnshape.tracing.raw import RawTrace
 from attnshape.tracing.runner import record_anew
 
 _TOO_LARGE = 150 * 2**20
@@ -71,7 +73,7 @@ def check_request(
             subject = _subject(target, numbers, placement, patience, budget, claims, other)
             if subject is None:
                 continue
-            if subject.bench.bytes > _TOO_LARGE and len(outcomes) < 1 and numbers is not chosen[-1]:
+            if subject.bench.bytes > _TOO_LARGE:
                 smallest = min(smallest or subject, subject, key=lambda one: one.bench.bytes)
                 continue
             used.append(numbers)
@@ -115,8 +117,9 @@ def _batch_is_apart(outcomes: Sequence[tuple[Outcome, Subject]]) -> bool:
 
 def _with_case(target: Target, sizes: Sizes, placement: Placement, claims: Claims) -> Claims:
     """Return the claims with those of a case; what is typed wins."""
+    numbers = next(stand_ins(sizes)).numbers if worth_foretelling(sizes) else sizes.numbers
     with isolated():
-        said = target.build(sizes.numbers, placement).claims
+        said = target.build(numbers, placement).claims
     return parse_claims([*said, *claims.texts]) if said else claims
 
 
@@ -133,7 +136,7 @@ def _vary(
         lambda numbers: small_run(target, numbers, single, patience, None), doing=doing, patience=seconds / 2
     )
     plan = runs.weighed(Plan(sizes))
-    actual = record_anew(lambda: target.build(sizes.numbers, single), single.seed)
+    actual = _first_run(target, sizes, single)
     if actual.failure is not None:
         error = actual.failure.error
         raise AttnshapeError(
@@ -143,11 +146,20 @@ def _vary(
     return Explorer(runs).vary(plan, actual)
 
 
+def _first_run(target: Target, sizes: Sizes, placement: Placement) -> RawTrace:
+    """Return a run at the user's sizes; what is large isn't run at all, and a run at smaller sizes stands in."""
+    for numbers in [one.numbers for one in stand_ins(sizes)] if worth_foretelling(sizes) else [sizes.numbers]:
+        actual = record_anew(lambda numbers=numbers: target.build(numbers, placement), placement.seed)  # type: ignore[misc]
+        if actual.failure is None:
+            break
+    return actual
+
+
 def _sizes(variation: Variation | None, sizes: Sizes) -> list[Mapping[str, int]]:
     """Return the sizes to probe at, the best first: sets of small primes, then the user's own."""
     if variation is None:
         return [sizes.numbers]
-    return [*small_sizes(variation.plan), sizes.numbers]
+    return [*small_sizes(variation.plan), *([] if worth_foretelling(sizes) else [sizes.numbers])]
 
 
 def _subject(

@@ -190,19 +190,6 @@ class Subject:
         """Return where in the source a call stands, as it is shown."""
         return shown(self.place(address))
 
-    def name_of(self, address: Address) -> str:
-        """Return a result's name in the source, else the expression that makes it, shortened."""
-        step = self.step(address)
-        if step is None:
-            return self.base.event(address).name
-        named = [output.name for output in step.outputs if output.name]
-        if named and address.output < len(step.outputs) and step.outputs[address.output].name:
-            return str(step.outputs[address.output].name)
-        if named:
-            return named[0]
-        text = " ".join(step.place.expression.split()) if step.place is not None else self.base.event(address).name
-        return text if len(text) <= 40 else f"{text[:39]}…"
-
 
 def shown(place: Place | None) -> Source | None:
     """Return a place as it is shown: under a name by which its file can be read from the current folder."""
