@@ -200,3 +200,15 @@ def test_the_sizes_given_need_not_be_small_or_distinct(tmp_path: Path, sizes: di
     report = checked(tmp_path, "pass", **sizes)
     assert codes(report) == []
     assert report.proved
+
+
+def test_large_sizes_are_never_run(tmp_path: Path) -> None:
+    report = checked(tmp_path, "pass", L=1_000_000, D=4096, H=32)
+    assert codes(report) == []
+    assert report.proved
+    assert all(max(sizes.values()) < 1000 for sizes in report.small_sizes)
+
+
+def test_a_window_in_a_letter_that_has_no_size_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AttnshapeError, match="the target has no size W"):
+        checked(tmp_path, "pass", claims=("causal", "window=W"))
