@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -149,7 +150,7 @@ def _vary(
 def _first_run(target: Target, sizes: Sizes, placement: Placement) -> RawTrace:
     """Return a run at the user's sizes; what is large isn't run at all, and a run at smaller sizes stands in."""
     for numbers in [one.numbers for one in stand_ins(sizes)] if worth_foretelling(sizes) else [sizes.numbers]:
-        actual = record_anew(lambda numbers=numbers: target.build(numbers, placement), placement.seed)  # type: ignore[misc]
+        actual = record_anew(partial(target.build, numbers, placement), placement.seed)
         if actual.failure is None:
             break
     return actual

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from attnshape.attention.flow import Flow, takes_shape_only
+from attnshape.attention.kinds import MOVES
 from attnshape.replaying.replay import Address, Event, Source
 
 
@@ -28,3 +29,12 @@ def dead_ends(flow: Flow, start: Source, returned: set[int]) -> Iterator[Event]:
         kept = returned & {output.untyped_storage()._cdata for output in event.outputs}
         if not event.in_place and not read and not kept:
             yield event
+
+
+def by_moves_only(flow: Flow, starts: Iterable[Source], event: Event) -> bool:
+    """Say whether a call is given one of these results with nothing but layout operations between."""
+    reached = set(starts)
+    for one in flow.run.events[: event.order - 1]:
+        if one.name in MOVES and any(source in reached for every in one.sources for source in every):
+            reached.update(one.addresses)
+    return any(source in reached for every in event.sources for source in every)

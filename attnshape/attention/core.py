@@ -157,7 +157,7 @@ def _scores(softmax: Softmax, flow: Flow) -> tuple[list[Product], list[Product]]
         hidden |= {
             before.order for place in (found.left, found.right) for before in flow.upstream(found.sources(place))
         }
-        data = [_depends(found.sources(place), flow) for place in (found.left, found.right)]
+        data = [flow.carries_data(found.sources(place)) for place in (found.left, found.right)]
         if all(data):
             both.append(found)
         elif any(data):
@@ -168,12 +168,6 @@ def _scores(softmax: Softmax, flow: Flow) -> tuple[list[Product], list[Product]]
     if both:
         return both[::-1], one
     return (one[-1:], one[:-1]) if one else None
-
-
-def _depends(sources: tuple[Source, ...], flow: Flow) -> bool:
-    return any(
-        source in flow.depends_on_data if isinstance(source, Address) else source in flow.data for source in sources
-    )
 
 
 def _value(softmax: Softmax, flow: Flow) -> tuple[Product, int] | None:
@@ -188,7 +182,7 @@ def _value(softmax: Softmax, flow: Flow) -> tuple[Product, int] | None:
         if found is not None and event.name != "linear":
             for place in (found.left, found.right):
                 other = found.sources(found.other(place))
-                if place in places and not any(s in behind for s in other) and _depends(other, flow):
+                if place in places and not any(s in behind for s in other) and flow.carries_data(other):
                     return found, place
         reached.update(event.addresses)
     return None

@@ -38,6 +38,10 @@ class Flow:
         """The results that depend on the data."""
         return self.downstream(self.data)
 
+    def carries_data(self, sources: tuple[Source, ...]) -> bool:
+        """Say whether a tensor that has these sources depends on the data."""
+        return any(s in self.depends_on_data if isinstance(s, Address) else s in self.data for s in sources)
+
     def downstream(self, start: set[str]) -> set[Address]:
         """Return the results that depend on any of the named tensors."""
         reached: set[Source] = set(start)

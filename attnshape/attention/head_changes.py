@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from attnshape.attention.core import FusedCore
 from attnshape.attention.operands import Operand, operands, projection
-from attnshape.attention.subject import Subject, other_numbers
+from attnshape.attention.subject import Subject, others_at
 from attnshape.replaying.bench import Change
 from attnshape.replaying.replay import Address, Replace
 
@@ -37,8 +35,8 @@ def head_change(subject: Subject, operand: Operand, head: int, heads: int) -> He
         begin = offset + head * width
         return HeadChange(
             made,
-            results={made: _features(begin, width)},
-            one_feature=Change(results={made: _features(begin, 1)}),
+            results={made: others_at(-1, begin, width)},
+            one_feature=Change(results={made: others_at(-1, begin)}),
         )
     names = sorted(subject.flow.origins(operand.sources) & set(subject.inputs))
     if len(names) != 1:
@@ -47,13 +45,7 @@ def head_change(subject: Subject, operand: Operand, head: int, heads: int) -> He
     axis = next((a for a, size in enumerate(value.shape[:-1]) if size == heads), None)
     if axis is None:
         return None
-
-    def change(tensor: Tensor) -> Tensor:
-        part = tensor.select(axis, head)
-        part.copy_(other_numbers(part))
-        return tensor
-
-    return HeadChange(None, inputs={names[0]: change})
+    return HeadChange(None, inputs={names[0]: others_at(axis, head)})
 
 
 def _width(operand: Operand) -> int:
@@ -80,12 +72,3 @@ def _offset(subject: Subject, operand: Operand, made: Address, needed: int) -> i
             return offset
         offset += sizes.get(role, 0)
     return None
-
-
-def _features(begin: int, count: int) -> Replace:
-    def change(value: Tensor) -> Tensor:
-        part = value[..., begin : begin + count]
-        part.copy_(other_numbers(part))
-        return value
-
-    return change

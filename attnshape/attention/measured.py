@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -15,8 +15,6 @@ from attnshape.replaying.replay import Address
 
 HIDES = -1e3
 """A number that is added to a score, below which the key gets no weight."""
-
-
 _NOTHING = 1e-12
 """A factor that only rounding makes."""
 
@@ -65,7 +63,7 @@ def ways(bench: Bench, starts: list[tuple[Address, Tensor | float]], read: list[
         return bench.run(Change(results=results))
 
     runs = (
-        *(numbers(lambda t, n=n: torch.full_like(t, n)) for n in (0.0, 1.0, 2.0)),  # type: ignore[misc]
+        *(numbers(partial(torch.full_like, fill_value=number)) for number in (0.0, 1.0, 2.0)),
         numbers(lambda t: _shuffled(t.numel()).to(t.dtype).reshape(t.shape)),
     )
     found: list[Way | None] = []

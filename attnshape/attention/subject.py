@@ -87,6 +87,17 @@ class Subject:
         """Its fused attentions."""
         return fused_cores(self.flow)
 
+    @property
+    def attentions(self) -> list[Core | FusedCore]:
+        """All of its attentions."""
+        return [*self.cores, *self.fused]
+
+    @property
+    def head_sizes(self) -> set[int]:
+        """The sizes of axes that hold heads: alone, or folded with the batch."""
+        heads = {self.numbers.get("H", 0), self.numbers.get("Hkv", 0)} - {0, 1}
+        return heads | {one * self.numbers.get(self.batch or "", 0) for one in heads}
+
     @cached_property
     def measured(self) -> list[MeasuredCore]:
         """Its attentions with what was measured of them."""
@@ -150,17 +161,16 @@ class Subject:
                 )
         return None
 
-    def at_index(self, letter: str, index: int, among: list[str] | None = None) -> dict[str, Replace]:
-        """Return the changes of all inputs that have a symbol's axis, or of those named, at one index of it."""
+    def at_index(self, letter: str, index: int) -> dict[str, Replace]:
+        """Return the changes of all inputs that have a symbol's axis, at one index of it."""
         found: dict[str, Replace] = {}
         for name, value in self.inputs.items():
-            if among is not None and name not in among:
-                continue
             axis = self.axis_of(value, letter)
             folded = axis is not None and value.shape[axis] != self.numbers[letter]
             # in which order tokens were folded with something else can't be known
             if axis is not None and not (folded and letter != self.batch):
-                found[name] = _changing(axis, index, value.shape[axis] // self.numbers[letter])
+                fold = value.shape[axis] // self.numbers[letter]
+                found[name] = others_at(axis, index * fold, fold)
         return found
 
     def axis_of(self, value: Tensor, letter: str) -> int | None:
@@ -211,18 +221,6 @@ def is_pattern(value: Tensor) -> bool:
     return bool(((value == value.min()) | (value == value.max())).all())
 
 
-def _changing(axis: int, index: int, fold: int) -> Callable[[Tensor], Tensor]:
-    """Return what puts other numbers at one index of an axis, or of the outer symbol of a folded one."""
-
-    def change(value: Tensor) -> Tensor:
-        changed = value.clone()
-        part = changed.narrow(axis, index * fold, fold)
-        part.copy_(other_numbers(part))
-        return changed
-
-    return change
-
-
 def other_numbers(value: Tensor) -> Tensor:
     """Return numbers of the same kind that are others everywhere."""
     if value.is_floating_point():
@@ -232,3 +230,14 @@ def other_numbers(value: Tensor) -> Tensor:
     if value.dtype == torch.bool:
         return ~value
     return (value + 1) % (int(value.max()) + 1) if int(value.max()) > 0 else value + 1
+
+
+def others_at(axis: int, begin: int, count: int = 1) -> Replace:
+    """Return what puts other numbers at some indices of an axis."""
+
+    def change(value: Tensor) -> Tensor:
+        part = value.narrow(axis, begin, count)
+        part.copy_(other_numbers(part))
+        return value
+
+    return change

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from torch import Tensor
-
-from attnshape.attention.core import Core, FusedCore, product
+from attnshape.attention.chain import by_moves_only
+from attnshape.attention.core import product
 from attnshape.attention.cuts import cut, cuts_fused
-from attnshape.attention.following import Parting, along, differs, partings, stays
+from attnshape.attention.following import Moved, Parting, along, differs, partings, stays
 from attnshape.attention.kinds import MOVES
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
-from attnshape.attention.products import Product
 from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change
 from attnshape.replaying.replay import Address, Event, Source
@@ -50,13 +48,13 @@ def examine(subject: Subject) -> Iterator[Outcome]:
         return
     if first.event.order in {core.softmax.event.order for core in subject.cores}:
         return  # a softmax over the batch is one over the wrong axis
-    yield _mistake(subject, first, letter, index, next(iter(change)))
+    yield _mistake(subject, moved, first, letter, index, next(iter(change)))
 
 
-def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: str) -> Mistake:
+def _mistake(subject: Subject, moved: Moved, first: Parting, letter: str, index: int, name: str) -> Mistake:
     reached = ", ".join(str(one) for one in first.found if one != index) or "others"
     evidence = f"changed batch element {index} of {name}"
-    folded = _folded_otherwise(subject, first, letter)
+    folded = _folded_otherwise(subject, moved, first, letter)
     if folded is not None:
         return Mistake(
             code="AS116",
@@ -86,35 +84,8 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
             hint="pass batch_first=True, or transpose the first two axes on the way in and out",
             evidence=evidence,
         )
-    if first.event.name in MOVES and _merges(subject, first.event):
-        return Mistake(
-            code="AS114",
-            message=f"heads are merged without transposing back: axis {first.axis} is {letter} by its size, but batch "
-            f"element {index} is found at {first.places}",
-            at=first.address,
-            hint="transpose the axes back before the view, in the order in which they were folded",
-            evidence=evidence,
-        )
-    if first.event.name in MOVES and not _has_heads(subject, first.event):
-        return Mistake(
-            code="AS105",
-            message=f"tokens and batch are scrambled: axis {first.axis} is {letter} by its size, but batch element "
-            f"{index} is found at {first.places}",
-            at=first.address,
-            hint="transpose the first two axes; a view doesn't exchange them",
-            evidence=evidence,
-        )
-    if first.event.name in MOVES and cuts_fused(subject, first):
-        return cut(first.address, letter, first, f"batch element {index}", evidence)
     if first.event.name in MOVES:
-        return Mistake(
-            code="AS116",
-            message=f"axis {first.axis} is {letter} by its size, but batch element {index} is found at "
-            f"{_listed(first)}: batch and heads were folded in another order",
-            at=first.address,
-            hint="fold and unfold in one order: (B, H, …) as (B*H, …), and back",
-            evidence=evidence,
-        )
+        return _laid_out(subject, first, letter, index, evidence)
     summary = first.summary or first.event
     return Mistake(
         code="AS101",
@@ -125,30 +96,49 @@ def _mistake(subject: Subject, first: Parting, letter: str, index: int, name: st
     )
 
 
+def _laid_out(subject: Subject, first: Parting, letter: str, index: int, evidence: str) -> Mistake:
+    """Return the finding for a layout operation that puts a batch element at indices of others."""
+    if _merges(subject, first.event):
+        return Mistake(
+            code="AS114",
+            message=f"heads are merged without transposing back: axis {first.axis} is {letter} by its size, but batch "
+            f"element {index} is found at {first.places}",
+            at=first.address,
+            hint="transpose the axes back before the view, in the order in which they were folded",
+            evidence=evidence,
+        )
+    if not _has_heads(subject, first.event):
+        return Mistake(
+            code="AS105",
+            message=f"tokens and batch are scrambled: axis {first.axis} is {letter} by its size, but batch element "
+            f"{index} is found at {first.places}",
+            at=first.address,
+            hint="transpose the first two axes; a view doesn't exchange them",
+            evidence=evidence,
+        )
+    if cuts_fused(subject, first):
+        return cut(first.address, letter, first, f"batch element {index}", evidence)
+    return Mistake(
+        code="AS116",
+        message=f"axis {first.axis} is {letter} by its size, but batch element {index} is found at "
+        f"{_listed(first)}: batch and heads were folded in another order",
+        at=first.address,
+        hint="fold and unfold in one order: (B, H, …) as (B*H, …), and back",
+        evidence=evidence,
+    )
+
+
 def _merges(subject: Subject, event: Event) -> bool:
     """Say whether a call lays out what attention has made, with nothing between, and leaves no axis of heads."""
-    if _heads(subject) & set(event.values[0].shape):
-        return False
-    every: list[Core | FusedCore] = [*subject.cores, *subject.fused]
-    reached = {core.context for core in every}
-    for one in subject.base.events[: event.order - 1]:
-        if one.name in MOVES and any(source in reached for every in one.sources for source in every):
-            reached.update(one.addresses)
-    return any(source in reached for every in event.sources for source in every)
+    contexts = [core.context for core in subject.attentions]
+    return not subject.head_sizes & set(event.values[0].shape) and by_moves_only(subject.flow, contexts, event)
 
 
 def _has_heads(subject: Subject, event: Event) -> bool:
     """Say whether heads are an axis of what a call is given or makes, alone or folded with the batch."""
-    heads = _heads(subject)
     shapes = [*(tuple(one.shape) for one in event.given), *(tuple(one.shape) for one in event.values)]
     given = event.given[0].shape[-1] if event.given and event.given[0].ndim else 0
-    return any(heads & set(shape) for shape in shapes) or given % 3 == 0
-
-
-def _heads(subject: Subject) -> set[int]:
-    """Return the sizes of axes that hold heads: alone, or folded with the batch."""
-    heads = {subject.numbers.get("H", 0), subject.numbers.get("Hkv", 0)} - {0, 1}
-    return heads | {one * subject.numbers.get(subject.batch or "", 0) for one in heads}
+    return any(subject.head_sizes & set(shape) for shape in shapes) or given % 3 == 0
 
 
 def _flattened(subject: Subject, first: Parting, letter: str) -> Address | None:
@@ -164,7 +154,7 @@ def _flattened(subject: Subject, first: Parting, letter: str) -> Address | None:
     return None
 
 
-def _folded_otherwise(subject: Subject, first: Parting, letter: str) -> Address | None:
+def _folded_otherwise(subject: Subject, moved: Moved, first: Parting, letter: str) -> Address | None:
     """Return where an operand of a product was folded heads first, while the other has the batch first."""
     made = product(first.event, subject.flow)
     number = subject.numbers[letter]
@@ -175,16 +165,11 @@ def _folded_otherwise(subject: Subject, first: Parting, letter: str) -> Address 
         axis = next((a for a, size in enumerate(shape) if size > number and size % number == 0 and size in other), None)
         if axis is None or not made.axes[place][axis] & made.shared:
             continue
-        moved = along(differs(made.given(place), _changed(subject, made, place, letter), 1e-9), axis)
-        if len(moved) == shape[axis] // number and all(b - a == number for a, b in pairwise(sorted(moved))):
+        after = moved.changed.events[made.first.order - 1].given[place]
+        found = sorted(along(differs(made.given(place), after, 1e-9), axis))
+        if len(found) == shape[axis] // number and all(b - a == number for a, b in pairwise(found)):
             return _fold_of(subject, made.sources(place), shape[axis])
     return None
-
-
-def _changed(subject: Subject, made: Product, place: int, letter: str) -> Tensor:
-    """Return an operand with one batch element changed."""
-    run = subject.bench.run(Change(inputs=subject.at_index(letter, subject.numbers[letter] // 2)))
-    return run.events[made.first.order - 1].given[place]
 
 
 def _fold_of(subject: Subject, sources: tuple[Source, ...], size: int) -> Address | None:

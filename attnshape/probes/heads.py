@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor
-
 from attnshape.attention.following import along, differs
 from attnshape.attention.operands import Operand, operands, projection
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
-from attnshape.attention.subject import Subject, other_numbers
+from attnshape.attention.subject import Subject, others_at
 from attnshape.replaying.bench import Change, Run
-from attnshape.replaying.replay import Address, Replace
+from attnshape.replaying.replay import Address
 
 CODES = ("AS112",)
 WHAT = "splitting of heads"
@@ -55,15 +53,8 @@ def examine(subject: Subject) -> Iterator[Outcome]:
 def _with_feature(subject: Subject, widths: dict[Address, int], shares: dict[Address, int], part: int, at: int) -> Run:
     """Return a run with one feature of each projection changed, in one third of it where it is shared."""
 
-    def change(offset: int) -> Replace:
-        def changed(value: Tensor) -> Tensor:
-            value[..., offset] = other_numbers(value[..., offset])
-            return value
-
-        return changed
-
     results = {
-        made: change((width // 3 * part if shares[made] > 1 else 0) + at)
+        made: others_at(-1, (width // 3 * part if shares[made] > 1 else 0) + at)
         for made, width in widths.items()
         if part == 0 or shares[made] > 1
     }

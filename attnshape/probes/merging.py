@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from torch import Tensor
-
+from attnshape.attention.chain import by_moves_only
 from attnshape.attention.core import Core, FusedCore
 from attnshape.attention.following import Parting, along, differs, partings
 from attnshape.attention.kinds import JOINS, MOVES
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.scrambles import scrambles
-from attnshape.attention.subject import Subject, other_numbers
+from attnshape.attention.subject import Subject, other_numbers, others_at
 from attnshape.inference.kinds import PRODUCT
 from attnshape.probes.tokens import mixed
 from attnshape.replaying.bench import Change
@@ -24,19 +23,15 @@ WHAT = "merging of heads"
 
 def examine(subject: Subject) -> Iterator[Outcome]:
     """Change one query's context, then one head's, and follow it to the output."""
-    every: list[Core | FusedCore] = [*subject.cores, *subject.fused]
-    if not every:
+    if not subject.attentions:
         yield NotExamined(WHAT, "no attention with a softmax was found")
         return
-    fine = False
-    for core in every:
+    for core in subject.attentions:
         mistake = _tokens(subject, core) or _heads(subject, core)
         if mistake is not None:
             yield mistake
             return
-        fine = True
-    if fine:
-        yield Proved("contexts are merged token by token")
+    yield Proved("contexts are merged token by token")
 
 
 def _tokens(subject: Subject, core: Core | FusedCore) -> Mistake | None:
@@ -61,7 +56,7 @@ def _tokens(subject: Subject, core: Core | FusedCore) -> Mistake | None:
 
 def _of_query(core: Core | FusedCore, axis: int, index: int) -> Change:
     """Return the change of one query's context."""
-    return Change(results={core.context: at_index(axis, index)})
+    return Change(results={core.context: others_at(axis, index)})
 
 
 def _scrambled(
@@ -72,9 +67,9 @@ def _scrambled(
     folded = heads * subject.numbers.get(subject.batch or "", 0)
     shape = subject.base.value(core.context).shape
     code, how = "AS105", "tokens are scrambled"
-    if not _by_layout_only(subject, core.context, parting.event):
+    if not by_moves_only(subject.flow, [core.context], parting.event):
         pass
-    elif cat is not None and len(subject.cores) + len(subject.fused) >= heads > 1:
+    elif cat is not None and len(subject.attentions) >= heads > 1:
         code, how = "AS115", "heads are joined along the wrong axis"
     elif heads > 1 and (heads in shape or folded in shape):
         code, how = "AS114", "heads are merged without transposing back"
@@ -86,15 +81,6 @@ def _scrambled(
         hint="torch.cat(heads, dim=-1)" if code == "AS115" else ".transpose(1, 2).reshape(B, L, D)",
         evidence=evidence,
     )
-
-
-def _by_layout_only(subject: Subject, context: Address, event: Event) -> bool:
-    """Say whether nothing but layout operations lie between a context and a call."""
-    reached = {context}
-    for one in subject.base.events[context.order : event.order - 1]:
-        if one.name in MOVES and any(s in reached for every in one.sources for s in every):
-            reached.update(one.addresses)
-    return any(source in reached for every in event.sources for source in every)
 
 
 def _join_before(subject: Subject, core: Core | FusedCore, event: Event) -> Address | None:
@@ -116,10 +102,10 @@ def _heads(subject: Subject, core: Core | FusedCore) -> Mistake | None:
         return None
     width = context.shape[-1]
     axis = next((a for a in range(context.ndim - 1) if context.shape[a] == heads), None)
-    every: list[Core | FusedCore] = [*subject.cores, *subject.fused]
+    every = subject.attentions
     changes: list[dict[Address, Replace]]
     if axis is not None:
-        changes = [{core.context: at_index(axis, head)} for head in (0, 1)]
+        changes = [{core.context: others_at(axis, head)} for head in (0, 1)]
     elif len(every) == heads and core is every[0]:
         changes = [{every[head].context: other_numbers} for head in (0, 1)]
     else:
@@ -174,14 +160,3 @@ def query_axes(core: Core | FusedCore) -> tuple[int, ...]:
     if isinstance(core, FusedCore):
         return (core.event.values[0].ndim - 2,)
     return tuple(sorted(core.value.free(core.weights_place)))
-
-
-def at_index(axis: int, index: int) -> Replace:
-    """Return what puts other numbers at one index of an axis."""
-
-    def change(value: Tensor) -> Tensor:
-        part = value.narrow(axis, index, 1)
-        part.copy_(other_numbers(part))
-        return value
-
-    return change

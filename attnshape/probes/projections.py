@@ -8,10 +8,10 @@ from torch import Tensor
 
 from attnshape.attention.operands import by_attention, projection
 from attnshape.attention.outcome import Mistake, Outcome, Proved
-from attnshape.attention.subject import Subject, other_numbers
+from attnshape.attention.subject import Subject, others_at
 from attnshape.inference.kinds import PRODUCT
 from attnshape.replaying.bench import Change
-from attnshape.replaying.replay import Address, Event, Replace
+from attnshape.replaying.replay import Address, Event
 
 CODES = ("AS805",)
 WHAT = "projections"
@@ -82,7 +82,7 @@ def _fused(subject: Subject) -> Mistake | None:
         if same is None or width % 3:
             continue
         for part in range(3):
-            moved = subject.moved(Change(results={start: _third(part, width // 3)}))
+            moved = subject.moved(Change(results={start: others_at(-1, part * (width // 3), width // 3)}))
             if moved.comparable and not any(bool(mask.any()) for _, mask in moved.returned()):
                 at = next((one for one in same[1].sources if isinstance(one, Address)), start)
                 first = min(_chain(subject, at, start), key=lambda event: event.order, default=None)
@@ -112,7 +112,7 @@ def _sliced(subject: Subject) -> Mistake | None:
         if same is None:
             continue
         for part in range(3):
-            moved = subject.moved(Change(parameters={name: _third_of_rows(part, rows // 3)}))
+            moved = subject.moved(Change(parameters={name: others_at(0, part * (rows // 3), rows // 3)}))
             if moved.comparable and not any(bool(mask.any()) for _, mask in moved.returned()):
                 return _mistake(
                     f"one third of {name} projects twice, and another is not used",
@@ -124,15 +124,6 @@ def _sliced(subject: Subject) -> Mistake | None:
 
 def _sources_of_weights(subject: Subject, sources: tuple[Address | str, ...]) -> set[str]:
     return {name for source in sources[:1] for name in _parameters(subject, source)}
-
-
-def _third_of_rows(part: int, size: int) -> Replace:
-    def change(value: Tensor) -> Tensor:
-        piece = value[part * size : (part + 1) * size]
-        piece.copy_(other_numbers(piece))
-        return value
-
-    return change
 
 
 def _all_the_same(subject: Subject) -> Mistake | None:
@@ -169,15 +160,6 @@ def _chain(subject: Subject, address: Address, start: Address) -> list[Event]:
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Say whether two operands hold the same numbers, one of them transposed or not."""
     return any(a.shape == other.shape and bool((a == other).all()) for other in (b, b.mT))
-
-
-def _third(part: int, width: int) -> Replace:
-    def change(value: Tensor) -> Tensor:
-        piece = value[..., part * width : (part + 1) * width]
-        piece.copy_(other_numbers(piece))
-        return value
-
-    return change
 
 
 def _mistake(message: str, at: Address, evidence: str) -> Mistake:

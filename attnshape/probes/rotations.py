@@ -59,7 +59,7 @@ def _of_core(subject: Subject, same: Uniform, query: Operand, key: Operand, valu
             "rotate the query and the key only",
         )
     for one in (query, key):
-        if same.tokens(one) is not None and not same.moves(one, same.tokens(one)):
+        if not same.moves(one, same.tokens(one)):
             for letter, axis in same.others(one):
                 if same.moves(one, axis):
                     yield _mistake(
@@ -121,7 +121,7 @@ def _offsets(subject: Subject, same: Uniform, query: Operand, key: Operand) -> I
     new = same.new_rows(key)
     own = rows[rows + aligned >= k.shape[0] - new]
     if not own.numel() or bool((cosine[own, own + aligned] > 1 - _SAME).all()):
-        if _doubly(subject, same, key, cosine, aligned):
+        if _doubly(same, key, cosine):
             yield _mistake(
                 subject,
                 same,
@@ -163,15 +163,11 @@ def _agree(cosine: Tensor, own: Tensor, offset: int, first: int) -> bool:
     return inside.numel() > 1 and bool((cosine[inside, inside + offset] > 1 - _SAME).all())
 
 
-def _doubly(subject: Subject, same: Uniform, key: Operand, cosine: Tensor, aligned: int) -> bool:
+def _doubly(same: Uniform, key: Operand, cosine: Tensor) -> bool:
     """Say whether the products of keys with one vector at every position don't depend on the distance only."""
     if same.new_rows(key) < cosine.shape[1]:
         return False
-    for i in range(1, cosine.shape[0]):
-        for j in range(1, cosine.shape[1]):
-            if abs(float(cosine[i, j] - cosine[i - 1, j - 1])) > _SAME:
-                return True
-    return False
+    return bool(((cosine[1:, 1:] - cosine[:-1, :-1]).abs() > _SAME).any())
 
 
 def _cached(subject: Subject) -> Iterator[Outcome]:

@@ -15,7 +15,7 @@ from attnshape.attention.subject import Subject
 from attnshape.inference.kinds import SCALE
 from attnshape.probes.scales import Known, expected, known_scales
 from attnshape.replaying.bench import Change
-from attnshape.replaying.replay import Address, Replace
+from attnshape.replaying.replay import Address, Event, Replace
 
 CODES = ("AS201", "AS202", "AS203", "AS204", "AS205", "AS207")
 WHAT = "scale of the scores"
@@ -204,5 +204,5 @@ def _place(subject: Subject, core: Core | FusedCore, at: Address, own: tuple[Ope
     return at
 
 
-def _scales(event: object) -> bool:
-    return event.name in SCALE and sum(one.numel() > 1 for one in event.given) == 1  # type: ignore[attr-defined]
+def _scales(event: Event) -> bool:
+    return event.name in SCALE and sum(one.numel() > 1 for one in event.given) == 1

@@ -113,9 +113,7 @@ def _scrambled(subject: Subject, parting: Parting, letter: str, index: int, evid
     if cuts_fused(subject, parting):
         return cut(parting.address, letter, parting, f"token {index}", evidence)
     said = f"axis {parting.axis} is {letter} by its size, but token {index} is found at {parting.places}"
-    heads = {subject.numbers.get("H", 0), subject.numbers.get("Hkv", 0)} - {0, 1}
-    folded = {subject.numbers.get(subject.batch or "", 0) * one for one in heads}
-    if (heads | folded) & set(shape):
+    if subject.head_sizes & set(shape):
         return Mistake(
             code="AS111",
             message=f"heads are split without a transpose: {said}",
@@ -152,13 +150,12 @@ def _normalises(subject: Subject, parting: Parting) -> bool:
     if parting.summary is None:
         return False
     if event.name in _MULTIPLIED:
-        between = {one.name for every in event.sources for one in subject.flow.upstream(every)}
         behind = subject.flow.behind(parting.summary.addresses[0])
         return any(
             one.name in _INVERSE and one.addresses[0] in behind
             for every in event.sources
             for one in subject.flow.upstream(every)
-        ) and bool(between)
+        )
     if event.name in _DIFFERENCE:
         behind = subject.flow.behind(parting.address)
         return any(
@@ -194,8 +191,6 @@ def _is_length(subject: Subject, size: int) -> bool:
 def _with_parameters(subject: Subject, event: Event) -> bool:
     """Say whether a product is one with what doesn't depend on the inputs."""
     made = product(event, subject.flow)
-    data = subject.flow.depends_on_data
-    return made is not None and any(
-        not any(s in data if isinstance(s, Address) else s in subject.flow.data for s in made.sources(place))
-        for place in (made.left, made.right)
+    return made is not None and not all(
+        subject.flow.carries_data(made.sources(place)) for place in (made.left, made.right)
     )

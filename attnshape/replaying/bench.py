@@ -16,14 +16,14 @@ from attnshape.replaying.replay import Address, Event, Replace, Replay
 from attnshape.replaying.state import Settled
 from attnshape.target.request import Placement, Target
 from attnshape.tracing.compiled import uncompiled
-from attnshape.tracing.contained import modules_within, paths
+from attnshape.tracing.contained import paths
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.isolation import isolated, one_thread, seed_all
-from attnshape.tracing.modules import named_tensors, own_file
+from attnshape.tracing.modules import own_file
 from attnshape.tracing.outcome import run_to_its_end
 from attnshape.tracing.patience import Patience, TooLong
 from attnshape.tracing.raw import RawStep, RawTrace
-from attnshape.tracing.runner import Runnable, record_anew
+from attnshape.tracing.runner import Runnable, parameters_within, record_anew
 
 
 class OutOfTimeError(Exception):
@@ -200,11 +200,7 @@ class Bench:
         runnable = self.target.build(self.numbers, self._placement)
         if not self.target.varies:  # they are the caller's own
             runnable = Runnable(runnable.function, *copy.deepcopy((runnable.args, runnable.kwargs)))
-        named = [
-            (f"{path}{path and '.'}{name}", tensor)
-            for path, module in modules_within(runnable.function)
-            for name, tensor in named_tensors(module)
-        ]
+        named = parameters_within(runnable.function, {})
         if self._settled is None:
             self._settled = Settled.of(named)
         self._settled.put_into(named)
@@ -255,13 +251,8 @@ def _named(runnable: Runnable) -> tuple[list[tuple[str, Tensor]], list[tuple[str
     """Return the inputs, and the parameters and buffers under names that no input has."""
     bound = runnable.bound()
     inputs = [item for name, value in bound.items() for item in paths(name, value)]
-    modules = modules_within(runnable.function) + [
-        (f"{name}{path and '.'}{path}", module)
-        for name, value in bound.items()
-        for path, module in modules_within(value)
-    ]
     taken = {name for name, _ in inputs}
-    found = [(f"{path}{path and '.'}{name}", t) for path, module in modules for name, t in named_tensors(module)]
+    found = parameters_within(runnable.function, bound)
     return _once(inputs), _once([(f"self.{name}" if name in taken else name, t) for name, t in found])
 
 

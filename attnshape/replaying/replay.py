@@ -16,8 +16,10 @@ from attnshape.tracing.call import tensors_in
 from attnshape.tracing.composites import Bodies
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.mapped import is_mapped
-from attnshape.tracing.operations import operation_name, reads_attribute, writes_elements, writes_receiver
+from attnshape.tracing.operations import operation_name, reads_attribute, writes_elements
 from attnshape.tracing.places import Moment
+from attnshape.tracing.storage import memory_of
+from attnshape.tracing.versions import version, written
 
 Replace = Callable[[Tensor], Tensor]
 """From a result to what stands in its place."""
@@ -89,7 +91,7 @@ class Replay(TorchFunctionMode):
         self._writes: dict[int, list[Address]] = {}
         for name, tensor in known:
             self._held.setdefault(id(tensor), name)
-            if (address := _memory(tensor)) is not None:
+            if (address := memory_of(tensor)) is not None:
                 self._owners.setdefault(address, name)
 
     def __torch_function__(
@@ -110,17 +112,9 @@ class Replay(TorchFunctionMode):
             return self._step_into(body, func, args, keywords)
         operands = tensors_in(args, keywords)
         given = [_kept(operand) for operand in operands]
-        versions = [_version(operand) for operand in operands]
+        versions = [version(operand) for operand in operands]
         result = func(*args, **keywords)
-        written = next(
-            (
-                operand
-                for operand, before in zip(operands, versions, strict=True)
-                if before is not None and operand._version != before
-            ),
-            operands[0] if operands and versions[0] is None and writes_receiver(func) else None,
-        )
-        return self._made(func, args, keywords, operands, given, result, written)
+        return self._made(func, args, keywords, operands, given, result, written(func, operands, versions))
 
     def _step_into(
         self, body: FunctionType, func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
@@ -141,10 +135,10 @@ class Replay(TorchFunctionMode):
         operands: list[Tensor],
         given: list[Tensor],
         result: Any,
-        written: Tensor | None = None,
+        changed: Tensor | None = None,
     ) -> Any:
         """Keep a call's results, or what stands in their place."""
-        outputs = [written] if writes_elements(func) and written is not None else tensors_in(result)
+        outputs = [changed] if writes_elements(func) and changed is not None else tensors_in(result)
         if not outputs:
             return result
         order = len(self.events) + 1
@@ -154,22 +148,22 @@ class Replay(TorchFunctionMode):
             if replace is None:
                 continue
             new = replace(output.detach().clone())
-            if written is not None and output is written:
+            if changed is not None and output is changed:
                 output.copy_(new)
             else:
                 result = _with(result, output, new)
                 outputs[place] = new
         for place, output in enumerate(outputs):
             self._held[id(output)] = Address(order, place)
-            memory = _memory(output)
+            memory = memory_of(output)
             if memory is not None:
                 self._owners.setdefault(memory, Address(order, place))
-                if written is not None and output is written:
+                if changed is not None and output is changed:
                     self._writes.setdefault(memory, []).append(Address(order, place))
         values = [_kept(output) for output in outputs]
         name = operation_name(func)
         calls = self._calls() if self._frames is not None else ()
-        in_place = written is not None
+        in_place = changed is not None
         event = Event(order, name, func, args, keywords, operands, given, sources, outputs, values, in_place, calls)
         self.events.append(event)
         return result
@@ -186,7 +180,7 @@ class Replay(TorchFunctionMode):
 
     def _sources(self, operand: Tensor) -> tuple[Source, ...]:
         """Return what made an operand, and what wrote to its memory since then."""
-        memory = _memory(operand)
+        memory = memory_of(operand)
         held = self._held.get(id(operand))
         if held is None:
             held = self._owners.get(memory, "constant") if memory is not None else "constant"
@@ -198,20 +192,6 @@ class Replay(TorchFunctionMode):
 def _kept(tensor: Tensor) -> Tensor:
     """Return a copy to keep; nothing of what vmap maps over, which must not leave it."""
     return torch.zeros(()) if is_mapped(tensor) else tensor.detach().clone()
-
-
-def _memory(tensor: Tensor) -> int | None:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
-def _version(tensor: Tensor) -> int | None:
-    try:
-        return tensor._version
-    except RuntimeError:  # one of inference mode
-        return None
 
 
 def _with(result: Any, old: Tensor, new: Tensor) -> Any:

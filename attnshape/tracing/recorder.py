@@ -18,15 +18,15 @@ from attnshape.tracing.composites import Bodies
 from attnshape.tracing.fold import fold
 from attnshape.tracing.frames import Frames, calling
 from attnshape.tracing.log import Log
-from attnshape.tracing.mapped import is_mapped
 from attnshape.tracing.modules import ModuleStack
 from attnshape.tracing.nesting import nested
-from attnshape.tracing.operations import reads_attribute, writes_elements, writes_receiver
+from attnshape.tracing.operations import reads_attribute, writes_elements
 from attnshape.tracing.raw import RawFailure, RawStep, RawTensor, RawTrace
 from attnshape.tracing.scopes import Scope
 from attnshape.tracing.sealed import sealed
 from attnshape.tracing.storage import Ledger
 from attnshape.tracing.threads import OtherThreads
+from attnshape.tracing.versions import version, written
 
 
 class Recorder(TorchFunctionMode):
@@ -141,16 +141,16 @@ class Recorder(TorchFunctionMode):
         """Make a call, and write down what it made."""
         if self._log.waits:
             self._guarded(self._log.prepare, frame)
-        versions = [_version(operand) for operand in call.operands]
+        versions = [version(operand) for operand in call.operands]
         try:
             result = make()
         except Exception as error:
             self._guarded(self._log.fail, error, call, frame)
             raise
-        written = _written(call, versions)
-        outputs = [written] if writes_elements(call.func) and written is not None else tensors_in(result)
+        changed = written(call.func, call.operands, versions)
+        outputs = [changed] if writes_elements(call.func) and changed is not None else tensors_in(result)
         if outputs:
-            self._guarded(self._log.add, call, frame, outputs, written, result)
+            self._guarded(self._log.add, call, frame, outputs, changed, result)
         return result
 
     def _step_into(self, body: FunctionType, call: Call, frame: FrameType) -> Any:
@@ -208,18 +208,3 @@ class Recorder(TorchFunctionMode):
         except Exception as error:  # noqa: BLE001 - whatever it is, the traced code goes on
             self.broken = f"the recorder failed after step {len(self.steps)}: {type(error).__name__}: {error}"
             return None
-
-
-def _version(tensor: Tensor) -> int | None:
-    try:
-        return None if is_mapped(tensor) else tensor._version
-    except RuntimeError:  # one of inference mode
-        return None
-
-
-def _written(call: Call, versions: list[int | None]) -> Tensor | None:
-    """Return the first operand that was written to in place; not all tensors count their versions."""
-    for operand, before in zip(call.operands, versions, strict=True):
-        if before is not None and operand._version != before:
-            return operand
-    return call.operands[0] if call.operands and versions[0] is None and writes_receiver(call.func) else None

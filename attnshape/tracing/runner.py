@@ -87,7 +87,7 @@ def record(runnable: Runnable, seed: int, grad: bool = False, stepped: Callable[
     frames = Frames(frozenset({file} if file else ()))
     compiled, threads = CompiledCalls(id(sys._getframe()), stepped), OtherThreads()
     recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), threads, compiled.stepped)
-    for name, tensor in _parameters(runnable):
+    for name, tensor in parameters_within(runnable.function, runnable.bound()):
         recorder.ledger.introduce(tensor, Reference(parameter=name))
     measured: list[tuple[str, RawTensor]] = []
     for name, tensor in inputs:
@@ -115,11 +115,11 @@ def record(runnable: Runnable, seed: int, grad: bool = False, stepped: Callable[
     return raw
 
 
-def _parameters(runnable: Runnable) -> list[tuple[str, Tensor]]:
+def parameters_within(function: Callable[..., Any], bound: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """Return the parameters and buffers of every module that takes part, under the paths to them."""
-    modules = modules_within(runnable.function) + [
+    modules = modules_within(function) + [
         (f"{name}{path and '.'}{path}", module)
-        for name, value in runnable.bound().items()
+        for name, value in bound.items()
         for path, module in modules_within(value)
     ]
     return [

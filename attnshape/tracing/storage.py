@@ -71,7 +71,7 @@ class Ledger:
         else:
             # memory that wasn't seen before can only be that of an operand which wasn't either
             unseen = operands if entry is not None else [o for o in operands if not self.is_known(o)]
-            sharer = next((o for o in unseen if address is not None and _address(o) == address), None)
+            sharer = next((o for o in unseen if address is not None and memory_of(o) == address), None)
             if sharer is not None:
                 kind, of = "view", self.reference(sharer)
             elif entry is not None:
@@ -114,7 +114,7 @@ class Ledger:
     def before(self, operands: list[Tensor]) -> Before:
         """Return what must be known of a composite's operands once it is over."""
         return Before(
-            [Known(id(o), _address(o), None if o.is_inference() else o._version, self.reference(o)) for o in operands]
+            [Known(id(o), memory_of(o), None if o.is_inference() else o._version, self.reference(o)) for o in operands]
         )
 
     def is_known(self, tensor: Tensor) -> bool:
@@ -187,6 +187,7 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def _address(tensor: Tensor) -> int | None:
+def memory_of(tensor: Tensor) -> int | None:
+    """Return what identifies the memory that a tensor lies in; None for one that has none."""
     storage = _storage(tensor)
     return storage._cdata if storage is not None else None
