@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -16,12 +14,11 @@ from attnshape.attention.subject import Subject, shown
 from attnshape.claims import Claims, parse_claims
 from attnshape.ending import foreign_code, reraise_interruption
 from attnshape.errors import AttnshapeError
-from attnshape.inference.plan import Plan
-from attnshape.inference.small_runs import Doing, SmallRuns
+from attnshape.exploring import explore
+from attnshape.inference.small_runs import Doing
 from attnshape.inference.variation import Variation
-from attnshape.inference.vary import Explorer
 from attnshape.memory.standin import stand_ins, worth_foretelling
-from attnshape.pipeline import Printed, small_run
+from attnshape.pipeline import Printed
 from attnshape.probes import batch
 from attnshape.probes.registry import PROBES
 from attnshape.replaying.bench import Bench, Budget, OutOfTimeError
@@ -35,8 +32,6 @@ from attnshape.target.request import Placement, Request, Target
 from attnshape.tracing.isolation import isolated
 from attnshape.tracing.output import to_standard_error
 from attnshape.tracing.patience import Patience, TooLong
-from attnshape.tracing.raw import RawTrace
-from attnshape.tracing.runner import record_anew
 
 _TOO_LARGE = 150 * 2**20
 """Bytes of one run's results, above which other sizes are tried first."""
@@ -62,7 +57,8 @@ def check_request(
         patience, budget = Patience(), Budget(time_limit)
         claims = _with_case(target, sizes, placement, claims)
         _check_window(claims, sizes)
-        variation = _vary(target, sizes, placement, patience, time_limit, doing)
+        # half of the time is for the probes
+        variation = explore(target, sizes, placement, patience, time_limit / 2, doing)
         chosen = _sizes(variation, sizes)
         outcomes: list[list[tuple[Outcome, Subject]]] = []
         found: tuple[Pattern, ...] = ()
@@ -122,38 +118,6 @@ def _with_case(target: Target, sizes: Sizes, placement: Placement, claims: Claim
     with isolated():
         said = target.build(numbers, placement).claims
     return parse_claims([*said, *claims.texts]) if said else claims
-
-
-def _vary(
-    target: Target, sizes: Sizes, placement: Placement, patience: Patience, seconds: float, doing: Doing
-) -> Variation | None:
-    """Return under which constraints the target runs at small sizes."""
-    if not target.varies:
-        return None
-    doing("running the target")
-    single = replace(placement, dtype=torch.float32)
-    # half of the time is for the probes
-    runs = SmallRuns(
-        lambda numbers: small_run(target, numbers, single, patience, None), doing=doing, patience=seconds / 2
-    )
-    plan = runs.weighed(Plan(sizes))
-    actual = _first_run(target, sizes, single)
-    if actual.failure is not None:
-        error = actual.failure.error
-        raise AttnshapeError(
-            f"the target fails, so that nothing can be checked: {type(error).__name__}: {error}",
-            "attnshape trace, with the same arguments, shows where and why",
-        )
-    return Explorer(runs).vary(plan, actual)
-
-
-def _first_run(target: Target, sizes: Sizes, placement: Placement) -> RawTrace:
-    """Return a run at the user's sizes; what is large isn't run at all, and a run at smaller sizes stands in."""
-    for numbers in [one.numbers for one in stand_ins(sizes)] if worth_foretelling(sizes) else [sizes.numbers]:
-        actual = record_anew(partial(target.build, numbers, placement), placement.seed)
-        if actual.failure is None:
-            break
-    return actual
 
 
 def _sizes(variation: Variation | None, sizes: Sizes) -> list[Mapping[str, int]]:

@@ -1,0 +1,106 @@
+"""Runs a target at several sizes and keeps what its functions' variables held in each."""
+
+from __future__ import annotations
+
+import contextlib
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+
+import torch
+
+from attnshape.ending import reraise_interruption
+from attnshape.inference.variation import Variation
+from attnshape.target.request import Placement, Target
+from attnshape.tracing.frames import Frames
+from attnshape.tracing.isolation import one_thread
+from attnshape.tracing.modules import own_file
+from attnshape.tracing.patience import Patience, TooLong
+from attnshape.tracing.raw import RawTrace
+from attnshape.tracing.runner import Runnable, record_anew
+from attnshape.variables.watch import Function, Invocation, Watch
+
+_STANDARD = sysconfig.get_path("stdlib")
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its sizes, its steps, and the calls of the traced code's functions in order."""
+
+    numbers: Mapping[str, int]
+    raw: RawTrace
+    invocations: Sequence[Invocation]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What several runs of one target showed."""
+
+    file: str | None
+    """The file of the code that is called; None where it has none."""
+    variation: Variation
+    small: tuple[Run, ...]
+    """The runs at small sizes, in the order of `variation.every`; fewer where one failed under the watch."""
+    actual: Run
+
+
+def observe(target: Target, variation: Variation, placement: Placement, patience: Patience) -> Observed:
+    """Return what the variables of the target's functions held, at the user's sizes and at those of the variation.
+
+    Whatever the target raises at its own sizes is raised.
+    """
+    single = replace(placement, device=torch.device("cpu"), dtype=torch.float32)
+    actual, file = _run(target, variation.plan.sizes.numbers, single)
+    small = []
+    for numbers, _ in variation.every:
+        with contextlib.suppress(TooLong), one_thread():
+            run = patience.run(lambda numbers=numbers: _unless_it_fails(target, numbers, single))  # type: ignore[misc]  # mypy can't type it
+            small += [run] if run is not None else []
+    return Observed(file, variation, tuple(small), actual)
+
+
+def _unless_it_fails(target: Target, numbers: Mapping[str, int], placement: Placement) -> Run | None:
+    try:
+        return _run(target, numbers, placement)[0]
+    except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
+        reraise_interruption(error)
+        return None
+
+
+def _run(target: Target, numbers: Mapping[str, int], placement: Placement) -> tuple[Run, str | None]:
+    files: set[str | None] = set()
+    kinds: list[Frames] = []
+
+    def wanted(code: CodeType) -> bool:
+        return bool(kinds) and kinds[-1].kind(code) == "own" and not _is_standard(code.co_filename)
+
+    watch = Watch(wanted)
+
+    def build() -> Runnable:
+        kinds.clear()  # what is built isn't looked at
+        runnable = target.build(numbers, placement)
+        file = own_file(runnable.function)
+        files.add(file)
+        kinds.append(Frames(frozenset({file} if file else ())))
+        watch.clear()
+        return runnable
+
+    with watch:
+        raw = record_anew(build, placement.seed, stepped=watch.step)
+    if raw.failure is not None:
+        raise raw.failure.error
+    return Run(numbers, raw, tuple(watch.invocations)), next(iter(files), None)
+
+
+def _is_standard(file: str) -> bool:
+    """Say whether a file is of Python's own library."""
+    return file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
+
+
+def calls_by_function(runs: Sequence[Run]) -> Iterator[tuple[Function, list[list[Invocation]]]]:
+    """Yield each function with its calls in each run."""
+    functions = dict.fromkeys(one.function for run in runs for one in run.invocations)
+    for function in functions:
+        yield function, [[one for one in run.invocations if one.function == function] for run in runs]

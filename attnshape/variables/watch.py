@@ -1,0 +1,176 @@
+"""Watches the variables of functions as they run: a trace function that looks at what each store has bound."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from attnshape.variables.values import Value, seen
+
+_RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_HOLDERS = ("self", "config", "cfg", "args", "self.config", "self.cfg", "self.args")
+"""Objects whose whole numbers people name in comments: `# (B, n_head, T, T)` where `self.n_head` is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function: its file, its name with those around it, and its first line, a decorator's where it has one."""
+
+    file: str
+    name: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One store to a plain variable, at its line and column, from 1 and 0."""
+
+    line: int
+    column: int
+    name: str
+    value: Value
+    order: int
+    """How many calls had been recorded by then."""
+
+
+@dataclass(slots=True)
+class Invocation:
+    """One call of a function."""
+
+    function: Function
+    arguments: dict[str, Value]
+    numbers: dict[str, int]
+    """The whole numbers that the function can see under a plain name: of its module, of `self`, of a config."""
+    began: int
+    """How many calls had been recorded when it began."""
+    bindings: list[Binding] = field(default_factory=list)
+    results: list[tuple[int, Value]] = field(default_factory=list)
+    """Each with the line of its return statement."""
+    ended: int | None = None
+    """How many calls had been recorded when it returned; None where it didn't."""
+
+
+class Watch:
+    """Records the calls of functions, those that `wanted` says, while it is entered."""
+
+    def __init__(self, wanted: Callable[[CodeType], bool]) -> None:
+        self._wanted = wanted
+        self._recorded = 0
+        self._stores: dict[CodeType, dict[int, tuple[tuple[str, ...], int, int]]] = {}
+        self._resumed: dict[int, Invocation] = {}
+        self.invocations: list[Invocation] = []
+        self._before: Any = None
+
+    def step(self) -> None:
+        """Count a recorded call."""
+        self._recorded += 1
+
+    def clear(self) -> None:
+        """Forget what was seen so far."""
+        self._recorded = 0
+        self._resumed.clear()
+        self.invocations.clear()
+
+    def __enter__(self) -> Watch:
+        self._before = sys.gettrace()
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _called(self, frame: FrameType, event: str, _: object) -> Any:
+        code = frame.f_code
+        if event != "call" or code.co_name.startswith("<") or not self._wanted(code):
+            return None
+        invocation = self._resumed.get(id(frame))
+        if invocation is None:
+            invocation = Invocation(_function(code), dict(_arguments(frame)), _numbers(frame), self._recorded)
+            self.invocations.append(invocation)
+            if code.co_flags & _RESUMED:
+                self._resumed[id(frame)] = invocation
+        frame.f_trace_lines = False
+        frame.f_trace_opcodes = True
+        return self._within(invocation, self._stores_of(code), not code.co_flags & _RESUMED)
+
+    def _within(
+        self, invocation: Invocation, stores: dict[int, tuple[tuple[str, ...], int, int]], returns: bool
+    ) -> Callable[[FrameType, str, object], Any]:
+        pending: tuple[tuple[str, ...], int, int] | None = None
+
+        def watched(frame: FrameType, event: str, value: object) -> Any:
+            nonlocal pending
+            if event == "opcode":
+                if pending is not None:
+                    names, line, column = pending
+                    held = frame.f_locals
+                    for name in names:
+                        if name in held:
+                            kept = seen(held[name])
+                            invocation.bindings.append(Binding(line, column, name, kept, self._recorded))
+                pending = stores.get(frame.f_lasti)
+            elif event == "return":
+                pending = None
+                # a function that raises "returns" None from where it stands, which is no return
+                if returns and dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("RETURN_VALUE", "RETURN_CONST"):
+                    invocation.results.append((frame.f_lineno, seen(value)))
+                    invocation.ended = self._recorded
+            return watched
+
+        return watched
+
+    def _stores_of(self, code: CodeType) -> dict[int, tuple[tuple[str, ...], int, int]]:
+        if code not in self._stores:
+            self._stores[code] = dict(_stores(code))
+        return self._stores[code]
+
+
+def _function(code: CodeType) -> Function:
+    return Function(code.co_filename, code.co_qualname.replace(".<locals>", ""), code.co_firstlineno)
+
+
+def _stores(code: CodeType) -> Iterator[tuple[int, tuple[tuple[str, ...], int, int]]]:
+    """Yield each instruction that binds variables: its offset, and their names with line and column."""
+    for one in dis.get_instructions(code):
+        if not one.opname.startswith(("STORE_FAST", "STORE_DEREF")) or one.positions is None:
+            continue
+        # Python 3.13 joins two instructions into one
+        names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        names = names[:1] if "LOAD" in one.opname else names
+        yield one.offset, (names, one.positions.lineno or 0, one.positions.col_offset or 0)
+
+
+def _arguments(frame: FrameType) -> Iterator[tuple[str, Value]]:
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    held = frame.f_locals
+    for name in code.co_varnames[:count]:
+        if name in held:
+            yield name, seen(held[name])
+
+
+def _numbers(frame: FrameType) -> dict[str, int]:
+    """Return the whole numbers around: what stands nearer wins."""
+    found = {name: value for name, value in frame.f_globals.items() if type(value) is int}
+    held = frame.f_locals
+    for path in _HOLDERS:
+        first, _, rest = path.partition(".")
+        holder = held.get(first)
+        holder = _attributes(holder).get(rest) if rest else holder
+        found |= {name: value for name, value in _attributes(holder).items() if type(value) is int}
+    return found | {name: value for name, value in held.items() if type(value) is int}
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    """Return an object's own attributes, without running any code of it."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found
