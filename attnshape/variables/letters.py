@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
-from os.path import commonprefix
 
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 _SPARE = "NMKPQ"
@@ -89,5 +89,5 @@ def _fits(texts: Texts, whole: Texts) -> bool:
 
 
 def _prefix(texts: Texts) -> str:
-    found = commonprefix([text for text in texts if text is not None])
-    return found if found.isidentifier() else ""
+    columns = zip(*(text for text in texts if text is not None), strict=False)
+    return "".join(column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns))

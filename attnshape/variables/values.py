@@ -51,8 +51,8 @@ def seen(value: object, depth: int = 2) -> Value:
         return value  # type: ignore[return-value]  # what `kind` says, mypy doesn't see
     if issubclass(kind, Tensor):
         return seen_tensor(value)  # type: ignore[arg-type]  # likewise
-    if issubclass(kind, (tuple, list)) and depth and len(value) <= _MOST_ITEMS:  # type: ignore[arg-type]
-        return SeenItems(kind.__name__, tuple(seen(item, depth - 1) for item in tuple(value)))  # type: ignore[arg-type]
+    if isinstance(value, (tuple, list)) and depth and len(value) <= _MOST_ITEMS:
+        return SeenItems(kind.__name__, tuple(seen(item, depth - 1) for item in tuple(value)))
     return SeenOther(kind.__name__)
 
 
