@@ -32,7 +32,10 @@ from attnshape.target.request import Placement, Request, Target
 from attnshape.tracing.isolation import isolated
 from attnshape.tracing.output import to_standard_error
 from attnshape.tracing.patience import Patience, TooLong
+from attnshape.verifying import said, sizes_to_compare, verify_target
+from attnshape.written.verify import Verified
 
+_OVER = "the time limit was over"
 _TOO_LARGE = 150 * 2**20
 """Bytes of one run's results, above which other sizes are tried first."""
 
@@ -88,7 +91,23 @@ def check_request(
                 "the target runs at none of the small sizes that were tried, nor at its own, on the CPU",
                 "attnshape trace, with the same arguments, shows where it fails",
             )
-        return _report(target, settings, claims, sizes, used, budget, outcomes, found)
+        doing("comparing what is written with what is measured")
+        written = _written(target, variation, sizes, placement, patience, budget)
+        return _report(target, settings, claims, sizes, used, budget, outcomes, found, written)
+
+
+def _written(
+    target: Target,
+    variation: Variation | None,
+    sizes: Sizes,
+    placement: Placement,
+    patience: Patience,
+    budget: Budget,
+) -> Verified | None:
+    """Return whether what is written about shapes holds; None where the time is over."""
+    if budget.is_spent:
+        return None
+    return verify_target(target, sizes_to_compare(variation, sizes), placement, patience)
 
 
 def _check_window(claims: Claims, sizes: Sizes) -> None:
@@ -157,7 +176,7 @@ def probed(subject: Subject, doing: Doing = lambda words: None) -> Iterator[Outc
                 return
             yield from list(probe.examine(subject))
         except OutOfTimeError:
-            yield NotExamined(probe.WHAT, "the time limit was over")
+            yield NotExamined(probe.WHAT, _OVER)
         except TooLong:
             yield NotExamined(probe.WHAT, "a run took too long")
         except BaseException as error:  # noqa: BLE001 - one probe's failure must not end the check
@@ -174,6 +193,7 @@ def _report(
     budget: Budget,
     outcomes: list[list[tuple[Outcome, Subject]]],
     found: tuple[Pattern, ...],
+    written: Verified | None,
 ) -> Report:
     first = outcomes[0] if outcomes else []
     mistakes = [(outcome, subject) for outcome, subject in first if isinstance(outcome, Mistake)]
@@ -201,8 +221,8 @@ def _report(
         sizes=dict(sizes.records),
         small_sizes=tuple({k: v for k, v in numbers.items() if k not in sizes.labels} for numbers in used),
         claims=claims.texts,
-        runs=budget.runs,
-        findings=tuple(dict.fromkeys(findings)),
+        runs=budget.runs + (written.runs if written is not None else 0),
+        findings=(*dict.fromkeys(findings), *(written.findings if written is not None else ())),
         facts=tuple(
             dict.fromkeys(
                 Fact(text=outcome.text, source=subject.source(outcome.at))
@@ -210,13 +230,17 @@ def _report(
                 if isinstance(outcome, Measured)
             )
         ),
-        proved=tuple(dict.fromkeys(outcome.text for outcome, _ in first if isinstance(outcome, Proved))),
+        proved=(
+            *dict.fromkeys(outcome.text for outcome, _ in first if isinstance(outcome, Proved)),
+            *(said(written) if written is not None else ()),
+        ),
         unexamined=tuple(
             dict.fromkeys(
                 [
                     *(Unexamined(what=one.what, why=one.why) for one, _ in first if isinstance(one, NotExamined)),
                     *unsure,
-                    *([] if first else [Unexamined(what="everything", why="the time limit was over")]),
+                    *([] if first else [Unexamined(what="everything", why=_OVER)]),
+                    *([] if written or not first else [Unexamined(what="what is written", why=_OVER)]),
                 ]
             )
         ),

@@ -11,7 +11,7 @@ from attnshape.model import Size, Source
 
 SCHEMA: Literal["attnshape/report/1"] = "attnshape/report/1"
 
-Shown = Literal["intervention", "reproduced"]
+Shown = Literal["intervention", "reproduced", "measured"]
 """How a finding is shown: by what followed a change, or by a known mistake that made the same numbers."""
 
 

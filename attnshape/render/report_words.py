@@ -23,7 +23,9 @@ def sizes(report: Report) -> str:
 
 def shown(finding: Finding) -> str:
     """Return how a finding is shown."""
-    way = "shown by intervention" if finding.shown == "intervention" else "shown by reproduced numbers"
+    way = {"intervention": "shown by intervention", "reproduced": "shown by reproduced numbers"}.get(
+        finding.shown, "shown by measurement"
+    )
     return f"{way}: {finding.evidence}" if finding.evidence else way
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 
@@ -53,12 +53,19 @@ def observe(target: Target, variation: Variation, placement: Placement, patience
     """
     single = replace(placement, device=torch.device("cpu"), dtype=torch.float32)
     actual, file = _run(target, variation.plan.sizes.numbers, single)
-    small = []
-    for numbers, _ in variation.every:
+    small = runs_at(target, [numbers for numbers, _ in variation.every], single, patience)
+    return Observed(file, variation, tuple(small), actual)
+
+
+def runs_at(target: Target, sizes: Iterable[Mapping[str, int]], placement: Placement, patience: Patience) -> list[Run]:
+    """Return a run at each of these sizes, but for those at which the target fails or takes too long."""
+    single = replace(placement, device=torch.device("cpu"), dtype=torch.float32)
+    made = []
+    for numbers in sizes:
         with contextlib.suppress(TooLong), one_thread():
             run = patience.run(lambda numbers=numbers: _unless_it_fails(target, numbers, single))  # type: ignore[misc]  # mypy can't type it
-            small += [run] if run is not None else []
-    return Observed(file, variation, tuple(small), actual)
+            made += [run] if run is not None else []
+    return made
 
 
 def _unless_it_fails(target: Target, numbers: Mapping[str, int], placement: Placement) -> Run | None:

@@ -1,0 +1,173 @@
+"""What a comment claims: which of the shapes in it is the result's, which an operand's, which a variable's."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from attnshape.written.notation import Group, bare, groups
+
+Role = Literal["result", "operand", "state"]
+"""What the shape is of: what the line makes, what goes into it, or anything on the way."""
+
+_ARROW = re.compile(r"\s*(?:-+>|=+>|→|⟶|⇒|↦|\bto\b|\bbecomes\b)\s*")
+_TOLD_ARROW = re.compile(r"\s*-*(?:>|→)?\s*(?:[\w./]+[\s-]*){0,3}(?:-+>|=+>|→|⟶|⇒|↦)\s*")
+_PRODUCT = re.compile(r"\s*(?:@|[x×*·]|matmul|bmm)\s*", re.IGNORECASE)
+_OTHERWISE = re.compile(r"\s*(?:,?\s*or\b|/|\|)\s*", re.IGNORECASE)
+_BESIDE = re.compile(r"\s*(?:,|;|\+|&|and\b|,\s*and\b)\s*", re.IGNORECASE)
+_EQUALS = re.compile(r"\s*={1,2}\s*")
+_NAMES = r"[A-Za-z_][\w.]*"
+_LABEL = re.compile(
+    rf"^\s*(?P<names>(?:{_NAMES}\s*(?:,|/|and\b|&)\s*)*{_NAMES})"
+    r"\s*(?:\.shape|\.size\(\))?\s*(?:of\s+shape|has\s+shape|shapes?|each|all|is|are)?\s*[:=]*\s*$"
+)
+_GENERAL = re.compile(
+    r"(?:shapes?|out(?:puts?)?|res(?:ults?)?|dims?|sizes?|ret(?:urns?)?|now|tensor|gives|torch\.(?:size|shape)|is|of)",
+    re.I,
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim: a shape, or several of which any will do, of what it is said, and whether nothing else is said."""
+
+    groups: tuple[Group, ...]
+    role: Role
+    names: tuple[str, ...] = ()
+    """The variables that it is said of; none where it is said of the line."""
+    strict: bool = True
+    """Whether the comment is nothing but shapes; else prose surrounds them."""
+    place: int | None = None
+    """Which of several results it is, from 0."""
+    of: int = 1
+    """How many results the comment lists."""
+    product: tuple[Group, ...] = ()
+    """For an operand of `(B, T, C) @ (B, C, T)`, both."""
+
+
+def claims(comment: str) -> list[Claim]:
+    """Return what a comment, without its `#`, claims.
+
+    >>> [(c.role, c.groups[0].text) for c in claims("(B,T,C) @ (B,C,T) -> (B,T,T)")]
+    [('operand', '(B,T,C)'), ('operand', '(B,C,T)'), ('result', '(B,T,T)')]
+    >>> [(c.names, c.groups[0].text) for c in claims("q: (B, T, D)")]
+    [(('q',), '(B, T, D)')]
+    >>> claims("swap (1, 2)"), claims("see (Vaswani et al., 2017)")
+    ([], [])
+    """
+    text = re.sub(r"^[\s#:!>*-]+(?![>])", "", comment).strip()
+    text = re.sub(r"^>\s*", "", text)
+    if "attnshape:" in text or re.match(r"(?:type:|noqa|fmt:|pragma|pylint|mypy:)", text):
+        return []
+    text = re.sub(r"\b(?:torch\.)?Size\((\[[^\[\]]*\])\)", r"\1", text)
+    found = [group for group in groups(text) if _counts(group, text)]
+    return _without_brackets(text) or (_around(text, found) if found else [])
+
+
+def _counts(group: Group, text: str) -> bool:
+    if all(token.kind == "number" for token in group.tokens):
+        return False
+    if len(group.tokens) > 1 or re.search(r",\s*[)\]]$", group.text):
+        return True
+    label = _LABEL.match(text[: group.start])
+    return group.end == len(text) and (not text[: group.start] or (label is not None and text[group.start] == "["))
+
+
+def _without_brackets(text: str) -> list[Claim]:
+    parts = _ARROW.split(text) if re.search(r"->|=>|→", text) else [text]
+    label = re.match(rf"\s*(?P<names>{_NAMES})\s*[:=]\s*(?=\S)", parts[0])
+    names: tuple[str, ...] = ()
+    if label is not None:
+        names, parts[0] = (label["names"],), parts[0][label.end() :]
+    there = [part for part in parts if part.strip()]
+    shapes = [bare(part) for part in there]
+    whole = [shape for shape in shapes if shape is not None]
+    if len(whole) < len(there) or not whole:
+        return []
+    return _chained(whole, _named(names), strict=True)
+
+
+def _around(text: str, found: Sequence[Group]) -> list[Claim]:
+    """Return the claims of bracketed shapes, by what stands before, between and behind them."""
+    between = [text[one.end : other.start] for one, other in itertools.pairwise(found)]
+    before, behind = text[: found[0].start], text[found[-1].end :]
+    label = _LABEL.match(before) if before.strip() else None
+    names = tuple(re.split(r"\s*(?:,|/|and\b|&)\s*", label["names"])) if label is not None else ()
+    clean = (not _prose(before) or label is not None) and not _prose(behind)
+    made: list[Claim] = []
+    run: list[Group] = [found[0]]
+    joints: list[str] = []
+    listed: list[tuple[list[Group], list[str], tuple[str, ...]]] = []
+    for joint, group in zip(between, found[1:], strict=True):
+        beside = _BESIDE.match(joint)
+        if any(one.fullmatch(joint) for one in (_ARROW, _TOLD_ARROW, _PRODUCT, _OTHERWISE, _EQUALS)):
+            run.append(group)
+            joints.append(joint)
+            continue
+        listed.append((run, joints, names))
+        rest = joint[beside.end() :] if beside is not None else joint
+        again = _LABEL.match(rest) if rest.strip() else None
+        names = tuple(re.split(r"\s*(?:,|/|and\b|&)\s*", again["names"])) if again is not None else ()
+        clean = clean and (beside is not None or again is not None) and not (rest.strip() and again is None)
+        run, joints = [group], []
+    listed.append((run, joints, names))
+    arrows = any(_is_arrow(joint) for _, joints, _ in listed for joint in joints)
+    for place, (shapes, joints, names) in enumerate(listed):
+        several = len(listed) if len(listed) > 1 and not names and not arrows else 1
+        made += _joined(shapes, joints, _named(names), clean or arrows, place if several > 1 else None, several, before)
+    return made
+
+
+def _joined(
+    shapes: Sequence[Group],
+    joints: Sequence[str],
+    names: tuple[str, ...],
+    strict: bool,
+    place: int | None,
+    of: int,
+    before: str,
+) -> list[Claim]:
+    """Return the claims of shapes with arrows, products and alternatives between them."""
+    if joints and all(_OTHERWISE.fullmatch(joint) for joint in joints):
+        return [Claim(tuple(shapes), "result", names, strict, place, of)]
+    stages: list[list[Group]] = [[shapes[0]]]
+    for joint, shape in zip(joints, shapes[1:], strict=True):
+        if _is_arrow(joint) or (_EQUALS.fullmatch(joint) and len(stages[-1]) > 1):
+            stages.append([shape])
+        else:
+            stages[-1].append(shape)
+    if len(stages) == 1 and len(stages[0]) == 1:
+        return [Claim((shapes[0],), "result", names, strict, place, of)]
+    made = []
+    for number, stage in enumerate(stages):
+        last = number == len(stages) - 1 and len(stages) > 1
+        role: Role = "result" if last else "operand" if number == 0 else "state"
+        product = tuple(stage) if len(stage) == 2 else ()
+        made += [
+            Claim((one,), role, names if last else (), strict, product=product if not last else ()) for one in stage
+        ]
+    return made
+
+
+def _chained(shapes: Sequence[Group], names: tuple[str, ...], strict: bool) -> list[Claim]:
+    *earlier, last = shapes
+    return [
+        *(Claim((one,), "operand" if place == 0 else "state", (), strict) for place, one in enumerate(earlier)),
+        Claim((last,), "result", names, strict),
+    ]
+
+
+def _named(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that may be variables': `shape:` and `output` speak of the line."""
+    return tuple(name for name in names if not _GENERAL.fullmatch(name))
+
+
+def _is_arrow(joint: str) -> bool:
+    return bool(_ARROW.fullmatch(joint) or _TOLD_ARROW.fullmatch(joint))
+
+
+def _prose(text: str) -> bool:
+    return bool(re.search(r"\w", _ARROW.sub("", text)))

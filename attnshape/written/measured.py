@@ -1,0 +1,310 @@
+"""What was measured at a place in a function: the shapes that a line made, read, or that a variable held there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from attnshape.model import Reference
+from attnshape.tracing.raw import RawTrace
+from attnshape.variables.observe import Run
+from attnshape.variables.values import SeenItems, SeenTensor, Value
+from attnshape.variables.watch import Binding, Function, Invocation
+from attnshape.written.source import Annotation
+
+Shape = tuple[int, ...]
+Options = list[Shape]
+"""Shapes of which any will do."""
+Occurrences = list[list[Options]]
+"""In each call, each time that the place was reached."""
+
+_MOST_CALLS = 12
+"""Of one function in one run: a loop over many layers says no more than its first turns."""
+
+
+@dataclass(frozen=True)
+class _Event:
+    """One step of a function's own source."""
+
+    line: int
+    last: int
+    text: str
+    operation: str
+    order: int
+    outputs: tuple[Shape, ...]
+    operands: tuple[Shape, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a function, with the steps of its own lines."""
+
+    run: int
+    numbers: Mapping[str, int]
+    """The sizes of the run."""
+    invocation: Invocation
+    events: tuple[_Event, ...]
+
+    @cached_property
+    def integers(self) -> dict[str, int]:
+        """The whole numbers that the function knows by name, and that stay the same in the call."""
+        found = dict(self.invocation.numbers)
+        changing = set()
+        bound = [(name, value) for name, value in self.invocation.arguments.items()]
+        bound += [(one.name, one.value) for one in self.invocation.bindings]
+        own: dict[str, int] = {}
+        for name, value in bound:
+            if isinstance(value, int):
+                if own.setdefault(name, value) != value:
+                    changing.add(name)
+            else:
+                found.pop(name, None)
+        return {name: value for name, value in (found | own).items() if name not in changing}
+
+    @cached_property
+    def tensors(self) -> set[str]:
+        """The variables that are tensors."""
+        bound = [*self.invocation.arguments.items(), *((one.name, one.value) for one in self.invocation.bindings)]
+        return {name for name, value in bound if isinstance(value, SeenTensor)}
+
+
+class Measured:
+    """The calls of one function in several runs."""
+
+    def __init__(self, function: Function, runs: Sequence[Run]) -> None:
+        self.function = function
+        self.calls = list(_calls(function, runs))
+
+    def argument(self, name: str) -> Occurrences:
+        """Return what an argument was."""
+        return [_each([call.invocation.arguments.get(name)]) for call in self.calls]
+
+    def result(self, place: int | None = None, lines: range | None = None) -> Occurrences:
+        """Return what the function returned, or one item of it; of the return statements on certain lines, if any."""
+
+        def values(call: Call) -> Iterator[Value]:
+            for line, value in call.invocation.results:
+                if lines is None or line in lines:
+                    yield _item(value, place)
+
+        return [_each(values(call)) for call in self.calls]
+
+    def made(self, statement: ast.stmt, place: int | None = None, of: int = 1) -> Occurrences:
+        """Return what a statement binds, returns or computes; the item at a place where it makes several."""
+        if isinstance(statement, ast.Return):
+            return self.result(place if of > 1 else None, _lines(statement))
+        targets = _targets(statement)
+        if targets:
+            return [_each(_bound(call, statement, targets, place, of)) for call in self.calls]
+        if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)):
+            return [[[shape] for shape in self._last(call, statement)] for call in self.calls]
+        return [[] for _ in self.calls]
+
+    def touched(self, statement: ast.stmt) -> Occurrences:
+        """Return, as options, everything that a statement reads, computes and binds."""
+        found = []
+        for call, made in zip(self.calls, self.made(statement), strict=True):
+            options = [shape for occurrence in made for shape in occurrence]
+            for event in _within(call, statement):
+                options += [*event.outputs, *event.operands]
+            options += self._read(call, statement, statement.lineno)
+            found.append([list(dict.fromkeys(options))] if options else [])
+        return found
+
+    def ended(self, statement: ast.stmt, line: int) -> Occurrences:
+        """Return, as options, what the expressions of a statement make that end on a line, and variables read there."""
+        found = []
+        for call in self.calls:
+            events = [event for event in _within(call, statement) if event.last == line]
+            longest = max((len(event.text) for event in events), default=0)
+            options = [shape for event in events if len(event.text) == longest for shape in event.outputs]
+            options += [] if events else self._read(call, statement, line, on=line)
+            found.append([list(dict.fromkeys(options))] if options else [])
+        return found
+
+    def products(self, statement: ast.stmt, place: int) -> Occurrences:
+        """Return, as options, the first or the second operand of each product of two tensors in a statement."""
+        found = []
+        for call in self.calls:
+            there = [event for event in _within(call, statement) if event.operation in _PRODUCTS]
+            options = [event.operands[place] for event in there if len(event.operands) == 2]
+            found.append([options] if options else [])
+        return found
+
+    def variable(self, name: str, line: int, statement: ast.stmt | None) -> Occurrences:
+        """Return what a variable held at a line: what the statement binds to it, else what it was bound to last."""
+        lines = _lines(statement) if statement is not None else range(0)
+        found = []
+        for call in self.calls:
+            bound = [one for one in call.invocation.bindings if one.name == name]
+            there = [one for one in bound if one.line in lines]
+            if not there:
+                before = [one for one in bound if one.line <= line]
+                latest = max((one.line for one in before), default=0)
+                there = [one for one in before if one.line == latest]
+            values = [one.value for one in there] or [call.invocation.arguments.get(name)]
+            found.append(_each(values))
+        return found
+
+    def next_or_last(self, name: str, line: int, statement: ast.stmt | None) -> Occurrences:
+        """Return, as options, what a variable held before a line and what the statement behind it binds to it."""
+        before = self.variable(name, line, None)
+        behind = self.variable(name, line, statement)
+        return [
+            [[shape for occurrence in (*first, *then) for shape in occurrence]] if first or then else []
+            for first, then in zip(before, behind, strict=True)
+        ]
+
+    def dtypes(self, annotation: Annotation) -> list[str]:
+        """Return the types of the tensors that an annotation speaks of."""
+        values: list[Value] = []
+        for call in self.calls:
+            if annotation.parameter is not None:
+                values.append(call.invocation.arguments.get(annotation.parameter))
+            elif annotation.statement is not None:
+                values += _bound(call, annotation.statement, _targets(annotation.statement), None, 1)
+            else:
+                values += [_item(value, annotation.item) for _, value in call.invocation.results]
+        return list(dict.fromkeys(value.dtype for value in values if isinstance(value, SeenTensor)))
+
+    def _last(self, call: Call, statement: ast.stmt) -> list[Shape]:
+        events = _within(call, statement)
+        last = max((event.last for event in events), default=0)
+        widest = max((len(event.text) for event in events if event.last == last), default=0)
+        return [
+            shape for event in events if event.last == last and len(event.text) == widest for shape in event.outputs[:1]
+        ]
+
+    def _read(self, call: Call, statement: ast.stmt, before: int, on: int | None = None) -> list[Shape]:
+        """Return what the variables held that a statement reads, on one line of it or on all."""
+        names = {
+            node.id
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and (on is None or node.lineno == on)
+        }
+        lines = _lines(statement)
+        options: list[Shape] = []
+        for name in names:
+            bound = [one for one in call.invocation.bindings if one.name == name and one.line not in lines]
+            earlier = [one for one in bound if one.line < before]
+            latest = max((one.line for one in earlier), default=0)
+            values = [one.value for one in earlier if one.line == latest] or [call.invocation.arguments.get(name)]
+            options += [shape for value in values for shape in _shapes(value)]
+        return options
+
+
+_PRODUCTS = frozenset(
+    f"torch.{owner}{name}"
+    for owner in ("", "Tensor.")
+    for name in ("matmul", "bmm", "mm", "__matmul__", "__rmatmul__", "einsum", "mul", "__mul__", "functional.einsum")
+)
+
+
+def _calls(function: Function, runs: Sequence[Run]) -> Iterator[Call]:
+    for place, run in enumerate(runs):
+        there = [one for one in run.invocations if one.function == function]
+        events = list(_events(run.raw, function)) if there else []
+        for invocation in there[:_MOST_CALLS]:
+            last = invocation.ended if invocation.ended is not None else len(run.raw.steps)
+            own = tuple(event for event in events if invocation.began < event.order <= last)
+            yield Call(place, run.numbers, invocation, own)
+
+
+def _events(raw: RawTrace, function: Function) -> Iterator[_Event]:
+    order = 0
+    for step in raw.steps:
+        order = step.order if step.order is not None else order
+        place = step.place
+        if place is None or step.library or place.file != function.file or place.function != function.name:
+            continue
+        operands = [_shape(raw, reference) for reference in step.operands]
+        yield _Event(
+            line=place.line,
+            last=place.line + place.expression.count("\n"),
+            text=place.expression,
+            operation=step.operation,
+            order=step.order if step.order is not None else order + 1,
+            outputs=tuple(output.tensor.shape for output in step.outputs),
+            operands=tuple(shape for shape in operands if shape is not None),
+        )
+
+
+def _shape(raw: RawTrace, reference: Reference) -> Shape | None:
+    if reference.step is not None and reference.step <= len(raw.steps):
+        outputs = raw.steps[reference.step - 1].outputs
+        return outputs[reference.output].tensor.shape if reference.output < len(outputs) else None
+    return next((tensor.shape for name, tensor in raw.inputs if name == reference.input), None)
+
+
+def _within(call: Call, statement: ast.stmt) -> list[_Event]:
+    lines = _lines(statement)
+    return [event for event in call.events if event.line in lines]
+
+
+def _lines(statement: ast.stmt) -> range:
+    last = statement.body[0].lineno - 1 if hasattr(statement, "body") else statement.end_lineno or statement.lineno
+    return range(statement.lineno, max(last, statement.lineno) + 1)
+
+
+def _targets(statement: ast.stmt) -> list[ast.Name]:
+    """Return the plain names that a statement binds, in order."""
+    match statement:
+        case ast.Assign(targets=targets):
+            nodes: Sequence[ast.expr] = targets
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target) | ast.For(target=target):
+            nodes = [target]
+        case _:
+            return []
+    return [name for node in nodes for name in _names(node)]
+
+
+def _names(node: ast.expr) -> Iterator[ast.Name]:
+    if isinstance(node, ast.Name):
+        yield node
+    elif isinstance(node, (ast.Tuple, ast.List)):
+        for item in node.elts:
+            yield from _names(item)
+    elif isinstance(node, ast.Starred):
+        yield from _names(node.value)
+
+
+def _bound(call: Call, statement: ast.stmt, targets: Sequence[ast.Name], place: int | None, of: int) -> list[Value]:
+    places = {(one.lineno, one.col_offset) for one in targets}
+    there = [one for one in call.invocation.bindings if (one.line, one.column) in places]
+    if there and all(isinstance(one.value, int) for one in there):
+        return [SeenTensor(shape, "") for shape in _as_shapes(there, len(targets))]
+    if place is not None and of == len(targets):
+        wanted = targets[place]
+        there = [one for one in there if (one.line, one.column) == (wanted.lineno, wanted.col_offset)]
+    elif place is not None and len(targets) == 1:
+        return [_item(one.value, place) for one in there]
+    elif place is not None:
+        return []
+    return [one.value for one in there]
+
+
+def _as_shapes(bindings: Sequence[Binding], count: int) -> Iterator[Shape]:
+    """Yield the numbers of `B, T, C = x.shape` as the shape that they are, once each time."""
+    for start in range(0, len(bindings) - count + 1, count):
+        yield tuple(one.value for one in bindings[start : start + count] if isinstance(one.value, int))
+
+
+def _item(value: Value, place: int | None) -> Value:
+    if place is None:
+        return value
+    return value.items[place] if isinstance(value, SeenItems) and place < len(value.items) else None
+
+
+def _each(values: Iterable[Value]) -> list[Options]:
+    return [shapes for value in values if (shapes := _shapes(value))]
+
+
+def _shapes(value: Value) -> list[Shape]:
+    """Return a tensor's shape, or those of the tensors in a tuple."""
+    if isinstance(value, SeenTensor):
+        return [value.shape]
+    if isinstance(value, SeenItems):
+        return list(dict.fromkeys(shape for item in value.items for shape in _shapes(item)))
+    return []

@@ -1,0 +1,192 @@
+"""Compares what is written about shapes in the traced functions with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from attnshape.model import Source
+from attnshape.paths import display_path
+from attnshape.report import Finding
+from attnshape.variables.observe import Run
+from attnshape.variables.watch import Function
+from attnshape.written import source
+from attnshape.written.claimed import Written, written_in
+from attnshape.written.measured import Call, Measured, Shape
+from attnshape.written.notation import Group
+from attnshape.written.types import allows, kind_of
+from attnshape.written.unify import Letters, fits, holds, size, unify
+
+RANK, ORDER, SIZE, TYPE = "AS001", "AS002", "AS003", "AS004"
+CODES = (RANK, ORDER, SIZE, TYPE)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What came of it: how many claims hold, and those that don't."""
+
+    held: int
+    findings: tuple[Finding, ...]
+    runs: int
+
+
+def verify(runs: Sequence[Run], functions: Iterable[Function]) -> Verified:
+    """Return which claims in the functions' source hold in every run."""
+    held = 0
+    findings: list[Finding] = []
+    for function in functions:
+        file = source.read(function.file)
+        found = source.node_of(file, function) if file is not None else None
+        if file is None or found is None:
+            continue
+        measured = Measured(function, runs)
+        claims = written_in(file, *found, measured)
+        letters = unify([one.demand for one in claims], measured.calls)
+        for one in claims:
+            if holds(one.demand, letters.chosen):
+                held += 1
+            elif _is_sure(one, letters, measured.calls):
+                findings.append(_finding(one, letters, measured, file))
+        findings += _of_types(claims, measured, file)
+    unique = {(one.source, one.message): one for one in findings}
+    return Verified(held, tuple(unique.values()), len(runs))
+
+
+def has_claims(functions: Iterable[Function]) -> bool:
+    """Say whether anything in the functions' source may be a claim, before any run is made for it."""
+    for function in functions:
+        file = source.read(function.file)
+        found = source.node_of(file, function) if file is not None else None
+        if file is not None and found is not None and _mentions(file, *found):
+            return True
+    return False
+
+
+def _mentions(file: source.File, node: source.FunctionNode, owner: object) -> bool:
+    from attnshape.written.comments import claims
+    from attnshape.written.notation import groups
+
+    return (
+        any(claims(one.text) for one in source.comments_in(file, node))
+        or any(True for _ in source.annotations_in(node))
+        or any(any(groups(one.text)) for one in source.entries_of(node, owner))  # type: ignore[arg-type]  # as found
+    )
+
+
+def _is_sure(one: Written, letters: Letters, calls: Sequence[Call]) -> bool:
+    """Say whether what doesn't hold was meant as a shape: its letters are more than this one claim's word."""
+    if one.annotation is not None:
+        return True
+    names = [name for group in one.demand.groups for name in group.letters]
+    known = [name for name in dict.fromkeys(names) if letters.known(name)]
+    tensors = {name for call in calls for name in call.tensors}
+    if all(name in tensors and name not in letters.named for name in names):
+        return False
+    return 2 * len(known) >= len(set(names)) and bool(known)
+
+
+def _finding(one: Written, letters: Letters, measured: Measured, file: source.File) -> Finding:
+    place, shape = _first_wrong(one, letters)
+    group = one.demand.groups[0]
+    code = _code(group, shape, letters, place)
+    is_ = _in_words(shape, letters, measured, place)
+    numbers = " ".join(map(str, shape))
+    at = ", ".join(f"{k}={v}" for k, v in measured.calls[place].numbers.items())
+    return Finding(
+        code=code,
+        message=f"{one.text} is written of {one.said_of}, measured {is_}",
+        source=_source(one, measured, file),
+        expression=one.written,
+        hint=f"write {_like(one, is_)}",
+        shown="measured",
+        evidence=f"at {at} it is {numbers}",
+    )
+
+
+def _source(one: Written, measured: Measured, file: source.File) -> Source:
+    column = max(file.lines[one.line - 1].find(one.written, one.column), one.column)
+    return Source(display_path(measured.function.file), one.line, column + 1, measured.function.name)
+
+
+def _first_wrong(one: Written, letters: Letters) -> tuple[int, Shape]:
+    """Return the first call in which a claim doesn't hold, and the shape there."""
+    for place, call in enumerate(one.demand.measured):
+        for options in call:
+            if not any(fits(g.tokens, shape, letters.chosen, place) for g in one.demand.groups for shape in options):
+                alike = [shape for shape in options if len(shape) == len(one.demand.groups[0].tokens)]
+                return place, (alike or list(options))[0]
+    raise AssertionError("the claim holds")
+
+
+def _code(group: Group, shape: Shape, letters: Letters, place: int) -> str:
+    rigid = all(token.kind != "variadic" for token in group.tokens)
+    if rigid and len(group.tokens) != len(shape):
+        return RANK
+    written = [size(token, letters.chosen, place) for token in group.tokens]
+    if rigid and None not in written and sorted(written) == sorted(shape):  # type: ignore[type-var]  # none is None
+        return ORDER
+    return SIZE
+
+
+def _in_words(shape: Shape, letters: Letters, measured: Measured, place: int) -> str:
+    """Return a shape in the author's letters as far as these are known, then in those of the sizes, then in numbers."""
+    return (
+        "("
+        + ", ".join(_axis(number, letters, measured.calls[place], place) for number in shape)
+        + ("," if len(shape) == 1 else "")
+        + ")"
+    )
+
+
+def _axis(number: int, letters: Letters, call: Call, place: int) -> str:
+    if number == 1:
+        return "1"
+    known = {name: vector[place] for name, vector in letters.chosen.items() if vector[place] is not None}
+    order = sorted(known, key=lambda name: -letters.supported.get(name, 0))
+    sizes = {**{name: known[name] for name in order}, **call.numbers}
+    for name, value in sizes.items():
+        if value == number:
+            return name
+    names = list(sizes)
+    for first, one in enumerate(names):
+        for other in names[first:]:
+            a, b = sizes[one], sizes[other]
+            if a is not None and b is not None and a > 1 and b > 1 and a * b == number:
+                return f"{one}*{other}"
+    for name, value in sizes.items():
+        if value and value > 1 and number % value == 0 and number // value < 5:
+            return f"{number // value}*{name}"
+    return str(number)
+
+
+def _like(one: Written, is_: str) -> str:
+    """Return the shape in the notation that the claim has."""
+    inner = is_.strip("(),")
+    if one.annotation is not None:
+        return f'"{inner.replace(", ", " ")}"'
+    text = one.demand.groups[0].text
+    if text.startswith("["):
+        return f"[{inner}]"
+    if text.startswith("("):
+        return is_
+    if " x " in text:
+        return inner.replace(", ", " x ")
+    return inner if "," in text else inner.replace(", ", " ")
+
+
+def _of_types(claims: Sequence[Written], measured: Measured, file: source.File) -> Iterator[Finding]:
+    """Yield the annotations whose tensors are of another type: `Float` of what is boolean."""
+    for one in claims:
+        if one.annotation is None:
+            continue
+        wrong = [dtype for dtype in measured.dtypes(one.annotation) if not allows(one.annotation.kind, dtype)]
+        if wrong:
+            yield Finding(
+                code=TYPE,
+                message=f"{one.text} is written of {one.said_of}, measured {wrong[0]}",
+                source=_source(one, measured, file),
+                expression=one.written,
+                hint=f"write {kind_of(wrong[0])}[…]",
+                shown="measured",
+                evidence=f"its dtype is torch.{wrong[0]}",
+            )
