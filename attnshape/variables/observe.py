@@ -18,7 +18,7 @@ from attnshape.tracing.isolation import one_thread
 from attnshape.tracing.modules import own_file
 from attnshape.tracing.patience import Patience, TooLong
 from attnshape.tracing.raw import RawTrace
-from attnshape.tracing.runner import Runnable, record_anew
+from attnshape.tracing.runner import Runnable, parameters_within, record_anew
 from attnshape.variables.watch import Function, Invocation, Watch
 
 _STANDARD = sysconfig.get_path("stdlib")
@@ -32,6 +32,8 @@ class Run:
     numbers: Mapping[str, int]
     raw: RawTrace
     invocations: Sequence[Invocation]
+    parameters: Mapping[str, tuple[int, ...]]
+    """The shapes of the parameters and buffers of the modules that take part, under the paths to them."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def _unless_it_fails(target: Target, numbers: Mapping[str, int], placement: Plac
 def _run(target: Target, numbers: Mapping[str, int], placement: Placement) -> tuple[Run, str | None]:
     files: set[str | None] = set()
     kinds: list[Frames] = []
+    parameters: dict[str, tuple[int, ...]] = {}
 
     def wanted(code: CodeType) -> bool:
         return bool(kinds) and kinds[-1].kind(code) == "own" and not _is_standard(code.co_filename)
@@ -90,6 +93,9 @@ def _run(target: Target, numbers: Mapping[str, int], placement: Placement) -> tu
         runnable = target.build(numbers, placement)
         file = own_file(runnable.function)
         files.add(file)
+        parameters.update(
+            (name, tuple(one.shape)) for name, one in parameters_within(runnable.function, runnable.bound())
+        )
         kinds.append(Frames(frozenset({file} if file else ())))
         watch.clear()
         return runnable
@@ -98,7 +104,7 @@ def _run(target: Target, numbers: Mapping[str, int], placement: Placement) -> tu
         raw = record_anew(build, placement.seed, stepped=watch.step)
     if raw.failure is not None:
         raise raw.failure.error
-    return Run(numbers, raw, tuple(watch.invocations)), next(iter(files), None)
+    return Run(numbers, raw, tuple(watch.invocations), parameters), next(iter(files), None)
 
 
 def _is_standard(file: str) -> bool:

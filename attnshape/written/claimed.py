@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from attnshape.written import source
-from attnshape.written.comments import Claim, claims
+from attnshape.written.comments import Claim, claims, is_general
 from attnshape.written.measured import Measured, Occurrences
-from attnshape.written.notation import Group, Token, groups, token
+from attnshape.written.notation import Group, Token, groups, in_line, token
 from attnshape.written.unify import Demand, demand
 
-_PROSE, _LOOSE = 0.7, 0.9
+PROSE, _LOOSE = 0.7, 0.9
 """What it counts that a claim is wrong: one in prose, one of which several tensors may be meant; 1 for all others."""
 _LEAST_STYLE = 3
 
@@ -34,10 +34,9 @@ class Written:
 
 @dataclass(frozen=True)
 class _Found:
-    comment: source.Comment
-    claim: Claim
+    """A comment above a statement, as said of what this makes, and of anything around."""
+
     exact: Written | None
-    """Of what the next statement makes, for a comment above it."""
     loose: Written
 
 
@@ -49,7 +48,8 @@ def written_in(
     above: list[_Found] = []
     for comment in source.comments_in(file, node):
         for claim in claims(comment.text):
-            if comment.where == "above" and claim.role == "result" and not claim.names and claim.of == 1:
+            general = all(map(is_general, claim.names)) and not _known(claim, node, measured)
+            if comment.where == "above" and not claim.chained and general and claim.of == 1:
                 above += _above(comment, claim, measured)
             else:
                 made += _commented(comment, claim, node, measured)
@@ -62,40 +62,82 @@ def written_in(
 def _commented(
     comment: source.Comment, claim: Claim, node: source.FunctionNode, measured: Measured
 ) -> Iterator[Written]:
-    known = {*source.parameters(node), *(one.name for call in measured.calls for one in call.invocation.bindings)}
-    names = [name for name in claim.names if name in known]
-    if claim.names and not names:
-        claim = replace(claim, names=(), strict=False)
+    names = _known(claim, node, measured)
+    unknown = [name for name in claim.names if not is_general(name)]
     if names:
         for name in names:
             yield _written(comment, claim, f"`{name}`", _of_variable(comment, name, measured), 1.0)
-        return
-    statement = comment.statement
-    if comment.where == "signature":
+    elif any(not name[1:].islower() or "." in name for name in unknown if len(name) > 1):
+        return  # of something that isn't a variable: `self.W_O: (H, Dk, D)`
+    elif comment.where == "signature":
         if comment.parameter is not None:
             yield _written(comment, claim, f"`{comment.parameter}`", measured.argument(comment.parameter), 1.0)
-        return
-    if statement is None:
-        return
-    if claim.product and claim.role == "operand":
-        place = claim.product.index(claim.groups[0])
-        exact = measured.products(statement, place)
-        if any(exact):
-            yield _written(comment, claim, f"operand {place + 1} of the product", exact, 1.0)
-            return
-    if claim.role != "result" or not claim.strict:
-        weight = _PROSE if not claim.strict else _LOOSE
+    elif comment.where == "above":
+        yield from _of_chain(comment, claim, measured)
+    elif comment.statement is not None:
+        yield from _of_line(comment, replace(claim, strict=claim.strict and not unknown), comment.statement, measured)
+
+
+def _known(claim: Claim, node: source.FunctionNode, measured: Measured) -> list[str]:
+    """Return which of a claim's names are variables of the function."""
+    known = {*source.parameters(node), *(one.name for call in measured.calls for one in call.invocation.bindings)}
+    return [name for name in claim.names if name in known]
+
+
+def _of_line(comment: source.Comment, claim: Claim, statement: ast.stmt, measured: Measured) -> Iterator[Written]:
+    """Yield what a comment on a statement's own lines says."""
+    if claim.role == "operand":
+        exact = _product(claim, [statement], measured)
+        if exact is not None:
+            yield _written(comment, claim, *exact, 1.0)
+        else:
+            yield _written(comment, claim, "what goes in", measured.read([statement]), _LOOSE)
+    elif claim.role == "state" or not claim.strict:
+        weight = _LOOSE if claim.strict else PROSE
         yield _written(comment, claim, "anything on the line", measured.touched(statement), weight)
     elif comment.where == "within":
         yield _written(comment, claim, "what ends on the line", measured.ended(statement, comment.line), _LOOSE)
-    elif comment.where == "trailing":
-        of = claim.of if claim.place is not None else 1
-        made = measured.made(statement, claim.place, of)
-        if not any(made):
-            made = measured.touched(statement) if isinstance(statement, ast.Expr) else made
+    else:
+        made = measured.made(statement, claim.place, claim.of if claim.place is not None else 1)
+        if not any(made) and isinstance(statement, ast.Expr):
+            made = measured.touched(statement)
         if statement.lineno != statement.end_lineno:
             made = _either(made, measured.ended(statement, comment.line))
         yield _written(comment, claim, _made_by(statement), made, 1.0)
+
+
+def _of_chain(comment: source.Comment, claim: Claim, measured: Measured) -> Iterator[Written]:
+    """Yield what an arrow or a product above a statement says: it may be done by all lines up to the next gap."""
+    block = comment.block or tuple(one for one in (comment.before, comment.statement) if one is not None)
+    if not block:
+        return
+    if claim.role == "operand":
+        exact = _product(claim, block, measured)
+        if exact is not None:
+            yield _written(comment, claim, *exact, _LOOSE)
+            return
+    everything = _all(measured, block) if claim.role != "operand" else measured.read(block)
+    said = "what goes in" if claim.role == "operand" else "anything on the lines around"
+    if claim.strict or claim.role == "result":
+        yield _written(comment, claim, said, everything, PROSE)
+
+
+def _product(claim: Claim, statements: Sequence[ast.stmt], measured: Measured) -> tuple[str, Occurrences] | None:
+    """Return what was measured of one of a product's two operands, where the statements make just one product."""
+    if not claim.product:
+        return None
+    place = next(place for place, one in enumerate(claim.product) if one is claim.groups[0])
+    exact = [found for one in statements if any(found := measured.products(one, place))]
+    return (f"operand {place + 1} of the product", exact[0]) if len(exact) == 1 else None
+
+
+def _all(measured: Measured, statements: Sequence[ast.stmt]) -> Occurrences:
+    """Return, as options, everything that statements read, compute and bind."""
+    found: Occurrences = [[] for _ in measured.calls]
+    for statement in statements:
+        for place, call in enumerate(measured.touched(statement)):
+            found[place] += call
+    return [[list(dict.fromkeys(shape for one in call for shape in one))] if call else [] for call in found]
 
 
 def _either(made: Occurrences, others: Occurrences) -> Occurrences:
@@ -109,30 +151,29 @@ def _either(made: Occurrences, others: Occurrences) -> Occurrences:
 def _of_variable(comment: source.Comment, name: str, measured: Measured) -> Occurrences:
     if comment.where == "signature":
         return measured.argument(name)
-    if comment.where == "above":
-        return measured.next_or_last(name, comment.line, comment.statement)
-    return measured.variable(name, comment.line, comment.statement)
+    if comment.where != "above":
+        return measured.variable(name, comment.line, comment.statement)
+    following = comment.block[0] if comment.block else None
+    if following is None or comment.before is None:
+        return measured.variable(name, comment.line, following)
+    return measured.next_or_last(name, comment.line, following)
 
 
 def _above(comment: source.Comment, claim: Claim, measured: Measured) -> Iterator[_Found]:
-    """Yield a comment above a statement: it may speak of what this makes, of what goes in, or of the line before."""
-    if comment.statement is None and comment.before is None:
-        return
+    """Yield a comment on a line of its own: it speaks of what the next line makes, of what goes in, or of the last."""
     there = [one for one in (comment.statement, comment.before) if one is not None]
-    options: Occurrences = [[] for _ in measured.calls]
-    for statement in there:
-        for place, call in enumerate(measured.touched(statement)):
-            options[place] += call
-    loose = [[[shape for one in call for shape in one]] if call else [] for call in options]
-    exact = measured.made(comment.statement) if comment.statement is not None else []
-    yield _Found(
-        comment,
-        claim,
-        _written(comment, claim, _made_by(comment.statement), exact, _LOOSE)
-        if comment.statement is not None and any(exact) and claim.strict
-        else None,
-        _written(comment, claim, "anything on the lines around", loose, _PROSE),
-    )
+    if not there:
+        return
+    only = comment.statement or comment.before
+    exact = measured.made(only) if only is not None else []
+    if comment.before is not None and comment.statement is None:  # beneath its line, and a gap behind it
+        if any(exact) and claim.strict:
+            strict = _written(comment, claim, _made_by(comment.before), exact, _LOOSE)
+            yield _Found(strict, strict)
+        return
+    loose = _written(comment, claim, "anything on the lines around", _all(measured, there), PROSE)
+    sure = any(exact) and claim.strict
+    yield _Found(_written(comment, claim, _made_by(comment.statement), exact, _LOOSE) if sure else None, loose)
 
 
 def _in_one_style(above: list[_Found]) -> Iterator[Written]:
@@ -150,16 +191,34 @@ def _right_rank(one: Demand) -> bool:
 
 
 def _entry(entry: source.Entry, measured: Measured) -> Iterator[Written]:
-    found = [group for group in groups(entry.text) if len(group.tokens) > 1 or group.text.endswith(",)")]
-    found = [group for group in found if not all(one.kind == "number" for one in group.tokens)]
+    chain = claims(entry.text)
+    if entry.of == "anything":
+        for claim in chain:
+            if claim.chained and claim.role != "state":
+                result = claim.role == "result"
+                said = "what the function returns" if result else "an argument"
+                shapes = demand(claim.groups, measured.result() if result else measured.arguments(), _LOOSE)
+                yield Written(entry.line, 0, claim.groups[0].text, said, claim.groups[0].text, shapes)
+        return
+    found = [*_listed(entry.text), *in_line(entry.text)]
     if not found:
         return
     if entry.parameter is not None:
         occurrences, said = measured.argument(entry.parameter), f"`{entry.parameter}`"
+    elif entry.of == "argument":
+        occurrences, said = measured.arguments(), "an argument"
     else:
         occurrences, said = measured.result(), "what the function returns"
-    text = ", ".join(group.text for group in found)
-    yield Written(entry.line, 0, text, said, found[0].text, demand(found, occurrences, _LOOSE))
+    apart = entry.parameter is None and re.search(r"[)\]]`?\s*(?:,|and)\s", entry.text) is not None
+    for some in [[group] for group in found] if apart else [found]:
+        text = " or ".join(group.text for group in some)
+        yield Written(entry.line, 0, text, said, some[0].text, demand(some, occurrences, _LOOSE))
+
+
+def _listed(text: str) -> list[Group]:
+    """Return the shapes in brackets in a line of a docstring."""
+    found = [group for group in groups(text) if len(group.tokens) > 1 or group.text.endswith(",)")]
+    return [group for group in found if not all(one.kind == "number" for one in group.tokens)]
 
 
 def _annotated(node: source.FunctionNode, measured: Measured) -> Iterator[Written]:

@@ -15,19 +15,23 @@ Role = Literal["result", "operand", "state"]
 
 _ARROW = re.compile(r"\s*(?:-+>|=+>|→|⟶|⇒|↦|\bto\b|\bbecomes\b)\s*")
 _TOLD_ARROW = re.compile(r"\s*-*(?:>|→)?\s*(?:[\w./]+[\s-]*){0,3}(?:-+>|=+>|→|⟶|⇒|↦)\s*")
-_PRODUCT = re.compile(r"\s*(?:@|[x×*·]|matmul|bmm)\s*", re.IGNORECASE)
+_PRODUCT = re.compile(r"\s*(?:@|[x×*·+-]|matmul|bmm)\s*", re.IGNORECASE)
 _OTHERWISE = re.compile(r"\s*(?:,?\s*or\b|/|\|)\s*", re.IGNORECASE)
 _BESIDE = re.compile(r"\s*(?:,|;|\+|&|and\b|,\s*and\b)\s*", re.IGNORECASE)
 _EQUALS = re.compile(r"\s*={1,2}\s*")
 _NAMES = r"[A-Za-z_][\w.]*"
 _LABEL = re.compile(
     rf"^\s*(?P<names>(?:{_NAMES}\s*(?:,|/|and\b|&)\s*)*{_NAMES})"
-    r"\s*(?:\.shape|\.size\(\))?\s*(?:of\s+shape|has\s+shape|shapes?|each|all|is|are)?\s*[:=]*\s*$"
+    r"\s*(?:\.size\(\))?\s*(?:of\s+shape|(?:has|have)\s+shape|shapes?|each|all|(?:is|are)(?:\s+now)?|now)?"
+    r"\s*(?:[:=]*|-+>|→)\s*$"
 )
 _GENERAL = re.compile(
-    r"(?:shapes?|out(?:puts?)?|res(?:ults?)?|dims?|sizes?|ret(?:urns?)?|now|tensor|gives|torch\.(?:size|shape)|is|of)",
+    r"(?:shapes?|out(?:puts?)?|res(?:ults?)?|dims?|sizes?|ret(?:urns?)?|now|tensor|gives|each|both|all|torch\.(?:size|shape)|is|of)",
     re.I,
 )
+
+
+_AFTER = re.compile(r"^\s*(?:each|both|all|now|again|as well|here)\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Claim:
     """Which of several results it is, from 0."""
     of: int = 1
     """How many results the comment lists."""
+    chained: bool = False
+    """Whether it is one of several with an arrow or a product between."""
     product: tuple[Group, ...] = ()
     """For an operand of `(B, T, C) @ (B, C, T)`, both."""
 
@@ -58,8 +64,13 @@ def claims(comment: str) -> list[Claim]:
     >>> claims("swap (1, 2)"), claims("see (Vaswani et al., 2017)")
     ([], [])
     """
-    text = re.sub(r"^[\s#:!>*-]+(?![>])", "", comment).strip()
-    text = re.sub(r"^>\s*", "", text)
+    # what stands behind another `#` is a comment of its own, as for linters
+    return [claim for part in re.split(r"(?<=\s)#(?=\s)", comment) for claim in _claims(part)]
+
+
+def _claims(comment: str) -> list[Claim]:
+    text = re.sub(r"^[\s#:!>*-]+(?![>])", "", comment).strip().replace("`", "")
+    text = re.sub(r"^>\s*", "", text).rstrip(".")
     if "attnshape:" in text or re.match(r"(?:type:|noqa|fmt:|pragma|pylint|mypy:)", text):
         return []
     text = re.sub(r"\b(?:torch\.)?Size\((\[[^\[\]]*\])\)", r"\1", text)
@@ -78,16 +89,27 @@ def _counts(group: Group, text: str) -> bool:
 
 def _without_brackets(text: str) -> list[Claim]:
     parts = _ARROW.split(text) if re.search(r"->|=>|→", text) else [text]
-    label = re.match(rf"\s*(?P<names>{_NAMES})\s*[:=]\s*(?=\S)", parts[0])
+    label = re.match(rf"\s*(?P<names>(?:{_NAMES}\s*,\s*)*{_NAMES})\s*[:=]\s*(?=\S)", parts[0])
+    told = re.match(r"[^:()\[\]]+:\s+(?=\S+\s+[x×X]\s)", parts[0]) if label is None else None
     names: tuple[str, ...] = ()
     if label is not None:
-        names, parts[0] = (label["names"],), parts[0][label.end() :]
+        names, parts[0] = tuple(re.split(r"\s*,\s*", label["names"])), parts[0][label.end() :]
+    elif told is not None:
+        parts[0] = parts[0][told.end() :]
     there = [part for part in parts if part.strip()]
-    shapes = [bare(part) for part in there]
-    whole = [shape for shape in shapes if shape is not None]
-    if len(whole) < len(there) or not whole:
+    stages = [_bares(part) for part in (there if len(there) > 1 else there[:1])]
+    if not stages or not all(stages):
         return []
-    return _chained(whole, _named(names), strict=True)
+    return _staged(stages, _named(names) if len(stages) == 1 else (), strict=told is None)
+
+
+def _bares(text: str) -> list[Group]:
+    """Return a text as one shape, or as two with a comma or a product between: `B H T m, B H m e`."""
+    whole = bare(text)
+    if whole is not None:
+        return [whole]
+    halves = [bare(part) for part in re.split(r"\s*[,@]\s*", text)]
+    return [half for half in halves if half is not None] if len(halves) == 2 and all(halves) else []
 
 
 def _around(text: str, found: Sequence[Group]) -> list[Claim]:
@@ -96,7 +118,7 @@ def _around(text: str, found: Sequence[Group]) -> list[Claim]:
     before, behind = text[: found[0].start], text[found[-1].end :]
     label = _LABEL.match(before) if before.strip() else None
     names = tuple(re.split(r"\s*(?:,|/|and\b|&)\s*", label["names"])) if label is not None else ()
-    clean = (not _prose(before) or label is not None) and not _prose(behind)
+    clean = (not _prose(before) or label is not None) and not _prose(_AFTER.sub("", behind))
     made: list[Claim] = []
     run: list[Group] = [found[0]]
     joints: list[str] = []
@@ -117,7 +139,7 @@ def _around(text: str, found: Sequence[Group]) -> list[Claim]:
     arrows = any(_is_arrow(joint) for _, joints, _ in listed for joint in joints)
     for place, (shapes, joints, names) in enumerate(listed):
         several = len(listed) if len(listed) > 1 and not names and not arrows else 1
-        made += _joined(shapes, joints, _named(names), clean or arrows, place if several > 1 else None, several, before)
+        made += _joined(shapes, joints, _named(names), clean or arrows, place if several > 1 else None, several)
     return made
 
 
@@ -128,7 +150,6 @@ def _joined(
     strict: bool,
     place: int | None,
     of: int,
-    before: str,
 ) -> list[Claim]:
     """Return the claims of shapes with arrows, products and alternatives between them."""
     if joints and all(_OTHERWISE.fullmatch(joint) for joint in joints):
@@ -141,28 +162,30 @@ def _joined(
             stages[-1].append(shape)
     if len(stages) == 1 and len(stages[0]) == 1:
         return [Claim((shapes[0],), "result", names, strict, place, of)]
-    made = []
+    return _staged(stages, (), strict)
+
+
+def _staged(stages: Sequence[Sequence[Group]], names: tuple[str, ...], strict: bool) -> list[Claim]:
+    """Return the claims of a chain: what goes in, what there is on the way, what comes out."""
+    if len(stages) == 1 and len(stages[0]) == 1:
+        return [Claim((stages[0][0],), "result", names, strict)]
+    made: list[Claim] = []
     for number, stage in enumerate(stages):
         last = number == len(stages) - 1 and len(stages) > 1
         role: Role = "result" if last else "operand" if number == 0 else "state"
         product = tuple(stage) if len(stage) == 2 else ()
-        made += [
-            Claim((one,), role, names if last else (), strict, product=product if not last else ()) for one in stage
-        ]
+        made += [Claim((one,), role, names, strict, chained=True, product=product if not last else ()) for one in stage]
     return made
 
 
-def _chained(shapes: Sequence[Group], names: tuple[str, ...], strict: bool) -> list[Claim]:
-    *earlier, last = shapes
-    return [
-        *(Claim((one,), "operand" if place == 0 else "state", (), strict) for place, one in enumerate(earlier)),
-        Claim((last,), "result", names, strict),
-    ]
-
-
 def _named(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that may be variables': `shape:` and `output` speak of the line."""
-    return tuple(name for name in names if not _GENERAL.fullmatch(name))
+    """Return the names that a label gives, `q.shape` as `q`."""
+    return tuple(re.sub(r"\.(?:shape|size)$", "", name) for name in names)
+
+
+def is_general(name: str) -> bool:
+    """Say whether a label, where it is no variable, speaks of the line: `shape:`, `output:`, `each`."""
+    return _GENERAL.fullmatch(name) is not None
 
 
 def _is_arrow(joint: str) -> bool:

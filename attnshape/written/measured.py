@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attnshape.model import Reference
-from attnshape.tracing.raw import RawTrace
 from attnshape.variables.observe import Run
 from attnshape.variables.values import SeenItems, SeenTensor, Value
 from attnshape.variables.watch import Binding, Function, Invocation
@@ -35,6 +34,10 @@ class _Event:
     order: int
     outputs: tuple[Shape, ...]
     operands: tuple[Shape, ...]
+    position: int
+    """Which of the run's steps it is, from 1."""
+    sources: tuple[int | None, ...]
+    """For each operand the step that made it; None for inputs and parameters."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,14 @@ class Measured:
         """Return what an argument was."""
         return [_each([call.invocation.arguments.get(name)]) for call in self.calls]
 
+    def arguments(self) -> Occurrences:
+        """Return, as options, what all arguments were."""
+        found = []
+        for call in self.calls:
+            options = [shape for value in call.invocation.arguments.values() for shape in _shapes(value)]
+            found.append([list(dict.fromkeys(options))] if options else [])
+        return found
+
     def result(self, place: int | None = None, lines: range | None = None) -> Occurrences:
         """Return what the function returned, or one item of it; of the return statements on certain lines, if any."""
 
@@ -113,6 +124,20 @@ class Measured:
             found.append([list(dict.fromkeys(options))] if options else [])
         return found
 
+    def read(self, statements: Sequence[ast.stmt]) -> Occurrences:
+        """Return, as options, what statements read and make on the way, but not what the last one makes at last."""
+        found = []
+        for call in self.calls:
+            events = [event for statement in statements for event in _within(call, statement)]
+            final = max((event.position for event in events), default=0)
+            options = [shape for one in statements for shape in self._read(call, one, statements[0].lineno)]
+            for event in events:
+                pairs = zip(event.operands, event.sources, strict=True)
+                options += [shape for shape, made in pairs if made != final]
+                options += event.outputs if event.position != final else ()
+            found.append([list(dict.fromkeys(options))] if options else [])
+        return found
+
     def ended(self, statement: ast.stmt, line: int) -> Occurrences:
         """Return, as options, what the expressions of a statement make that end on a line, and variables read there."""
         found = []
@@ -128,9 +153,10 @@ class Measured:
         """Return, as options, the first or the second operand of each product of two tensors in a statement."""
         found = []
         for call in self.calls:
-            there = [event for event in _within(call, statement) if event.operation in _PRODUCTS]
-            options = [event.operands[place] for event in there if len(event.operands) == 2]
-            found.append([options] if options else [])
+            pairs = [event for event in _within(call, statement) if len(event.operands) == 2]
+            there = [event for event in pairs if event.operation in _PRODUCTS]
+            there = there or [event for event in pairs if event.operation in _ELEMENTWISE]
+            found.append([[event.operands[place] for event in there]] if there else [])
         return found
 
     def variable(self, name: str, line: int, statement: ast.stmt | None) -> Occurrences:
@@ -153,7 +179,9 @@ class Measured:
         before = self.variable(name, line, None)
         behind = self.variable(name, line, statement)
         return [
-            [[shape for occurrence in (*first, *then) for shape in occurrence]] if first or then else []
+            [list(dict.fromkeys(shape for occurrence in (*first, *then) for shape in occurrence))]
+            if first or then
+            else []
             for first, then in zip(before, behind, strict=True)
         ]
 
@@ -198,28 +226,34 @@ class Measured:
 _PRODUCTS = frozenset(
     f"torch.{owner}{name}"
     for owner in ("", "Tensor.")
-    for name in ("matmul", "bmm", "mm", "__matmul__", "__rmatmul__", "einsum", "mul", "__mul__", "functional.einsum")
+    for name in ("matmul", "bmm", "mm", "__matmul__", "__rmatmul__", "einsum", "functional.einsum")
+)
+_ELEMENTWISE = frozenset(
+    f"torch.{owner}{name}"
+    for owner in ("", "Tensor.")
+    for name in ("mul", "__mul__", "add", "__add__", "sub", "__sub__")
 )
 
 
 def _calls(function: Function, runs: Sequence[Run]) -> Iterator[Call]:
     for place, run in enumerate(runs):
         there = [one for one in run.invocations if one.function == function]
-        events = list(_events(run.raw, function)) if there else []
+        events = list(_events(run, function)) if there else []
         for invocation in there[:_MOST_CALLS]:
             last = invocation.ended if invocation.ended is not None else len(run.raw.steps)
             own = tuple(event for event in events if invocation.began < event.order <= last)
             yield Call(place, run.numbers, invocation, own)
 
 
-def _events(raw: RawTrace, function: Function) -> Iterator[_Event]:
+def _events(run: Run, function: Function) -> Iterator[_Event]:
     order = 0
-    for step in raw.steps:
+    for position, step in enumerate(run.raw.steps, 1):
         order = step.order if step.order is not None else order
         place = step.place
         if place is None or step.library or place.file != function.file or place.function != function.name:
             continue
-        operands = [_shape(raw, reference) for reference in step.operands]
+        known = [(reference, _shape(run, reference)) for reference in step.operands]
+        operands = [(reference.step, shape) for reference, shape in known if shape is not None]
         yield _Event(
             line=place.line,
             last=place.line + place.expression.count("\n"),
@@ -227,11 +261,16 @@ def _events(raw: RawTrace, function: Function) -> Iterator[_Event]:
             operation=step.operation,
             order=step.order if step.order is not None else order + 1,
             outputs=tuple(output.tensor.shape for output in step.outputs),
-            operands=tuple(shape for shape in operands if shape is not None),
+            operands=tuple(shape for _, shape in operands),
+            position=position,
+            sources=tuple(made for made, _ in operands),
         )
 
 
-def _shape(raw: RawTrace, reference: Reference) -> Shape | None:
+def _shape(run: Run, reference: Reference) -> Shape | None:
+    raw = run.raw
+    if reference.parameter is not None:
+        return run.parameters.get(reference.parameter)
     if reference.step is not None and reference.step <= len(raw.steps):
         outputs = raw.steps[reference.step - 1].outputs
         return outputs[reference.output].tensor.shape if reference.output < len(outputs) else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attnshape.written.words import is_axis_word, is_type, normal
+from attnshape.written.words import is_axis_word, is_english, is_type, normal
 
 _NAME = r"[^\W\d][\w']*"
 _WORDS = re.compile(rf"{_NAME}(?:[ -]{_NAME}){{0,2}}")
@@ -63,12 +63,13 @@ def token(text: str) -> Token | None:
     ('letter', ('C',), 'h*d', None, 'variadic')
     """
     plain = text.strip().strip("`$")
+    plain = plain[1:-1].strip() if re.fullmatch(rf"\(\s*{_NAME}\s*\)", plain) else plain
     if plain in _ANY_AXES or re.fullmatch(r"\*\w+", plain):
         return Token(plain, "variadic")
     if plain in _ANY_SIZE:
         return Token(plain, "any")
     if plain.isdecimal():
-        return Token(str(int(plain)), "number")
+        return Token(str(int(plain)), "number") if int(plain) else None  # an interval: [0, T)
     if is_type(plain):
         return None
     if _WORDS.fullmatch(plain):
@@ -189,10 +190,12 @@ def bare(text: str) -> Group | None:
     """
     plain = text.strip().rstrip(".;")
     found: tuple[Token, ...] | None = None
-    if re.search(r"\s[x×]\s|×", plain):
-        found = _tokens(re.split(r"\s+[x×]\s+|×", plain))
+    if re.search(r"\s[x×]\s|×", plain) or re.fullmatch(r"\S+(?:\sX\s\S+)+", plain):
+        found = _tokens(re.split(r"\s+[x×X]\s+|×", plain))
     elif "," in plain:
-        found = _tokens(_split(plain, r","))
+        parts = _split(plain, r",")
+        known = all(is_axis_word(part) for part in parts if " " in part.strip() and part.strip()[0].isalpha())
+        found = _tokens(parts) if known else None
         if found is not None and not all(_plausible(one) for one in found):
             found = None
     elif plain and not re.search(r"[=:]", plain):
@@ -205,6 +208,20 @@ def bare(text: str) -> Group | None:
     return Group(found, plain, start, start + len(plain), bracketed=False)
 
 
+def in_line(text: str) -> list[Group]:
+    """Return the shapes without brackets that stand in a sentence: `the mask, bsz x qlen x klen`.
+
+    >>> [group.text for group in in_line("of the current segment, qlen x bsz x d_model")]
+    ['qlen x bsz x d_model']
+    """
+    found = []
+    for match in re.finditer(rf"(?<![\w(\[]){_NAME}(?:\s+[x×]\s+[\w*/+-]+)+", text):
+        group = bare(match.group())
+        if group is not None:
+            found.append(Group(group.tokens, match.group(), match.start(), match.end(), bracketed=False))
+    return found
+
+
 def _plausible(one: Token) -> bool:
     """Say whether a word without brackets around its list is likely an axis's name."""
-    return all(len(name) <= 2 or is_axis_word(name) or "_" in name for name in one.letters)
+    return all((len(name) <= 2 or is_axis_word(name) or "_" in name) and not is_english(name) for name in one.letters)

@@ -29,17 +29,21 @@ class Comment:
     statement: ast.stmt | None
     """For `above` the statement that follows; None where there is none."""
     before: ast.stmt | None = None
-    """For `above` the statement that precedes it."""
+    """For `above` the statement that precedes it, where nothing but comments stands between."""
+    block: tuple[ast.stmt, ...] = ()
+    """For `above` the statements that follow up to the next blank line or comment."""
     parameter: str | None = None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a docstring, and what it is about: a parameter, or the result where there is no name."""
+    """A line of a docstring, and what it is about."""
 
     line: int
     text: str
-    parameter: str | None
+    of: Literal["parameter", "argument", "result", "anything"]
+    """`argument` is any of them; `anything` holds where nothing is said, and counts for arrows only."""
+    parameter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,16 +116,34 @@ def _placed(file: File, statements: Sequence[ast.stmt], line: int, column: int, 
     if _is_alone(file, line, column):
         if innermost is not None:
             return Comment(line, column, text, "within", innermost)
-        later = [one for one in statements if one.lineno > line]
-        earlier = [one for one in statements if (one.end_lineno or 0) < line and not _has_body(one)]
-        following = min(later, key=lambda one: (one.lineno, one.col_offset), default=None)
-        before = max(earlier, key=lambda one: one.end_lineno or 0, default=None)
-        return Comment(line, column, text, "above", following, before)
+        return _between(file, statements, line, column, text)
     if innermost is None:
         header = [one for one in statements if one.lineno == line]
         return Comment(line, column, text, "within", header[0] if header else None)
     ends = line == innermost.end_lineno
     return Comment(line, column, text, "trailing" if ends else "within", innermost)
+
+
+def _between(file: File, statements: Sequence[ast.stmt], line: int, column: int, text: str) -> Comment:
+    """Return a comment on a line of its own, with what stands right above and right beneath it."""
+    alone = {at for at, where, _ in file.comments if _is_alone(file, at, where)}
+    above, beneath = line, line
+    while above - 1 in alone:
+        above -= 1
+    while beneath + 1 in alone:
+        beneath += 1
+    before = [one for one in statements if one.end_lineno == above - 1 and not _has_body(one)]
+    block: list[ast.stmt] = []
+    at = beneath + 1
+    for one in sorted(statements, key=lambda one: one.lineno):
+        if one.lineno == at:
+            block.append(one)
+            at = one.lineno + 1 if _has_body(one) else (one.end_lineno or one.lineno) + 1
+    later = [one for one in statements if one.lineno > line]
+    following = block[0] if block else min(later, key=lambda one: (one.lineno, one.col_offset), default=None)
+    if before and not block:
+        following = None
+    return Comment(line, column, text, "above", following, before[-1] if before else None, tuple(block))
 
 
 def _has_body(statement: ast.stmt) -> bool:
@@ -148,17 +170,19 @@ def parameters(node: FunctionNode) -> list[str]:
     return [one.arg for one in _parameters(node)]
 
 
-_SECTION = re.compile(
-    r"^\s*(?::)?(args?|arguments?|params?|parameters?|inputs?|shapes?|kwargs|keyword arguments)\b\s*:?\s*$", re.I
-)
+_ARGUMENTS = re.compile(r"^\s*:?(?:args?|arguments?|params?|parameters?|keyword arguments)\b\s*:?\s*$", re.I)
+_SHAPES = re.compile(r"^\s*shapes?\b\s*:?\s*$", re.I)
 _RESULT = re.compile(r"^\s*(?:[-*]\s*)?:?(?:returns?|outputs?|yields?|return value|rtype)\b\s*:?", re.I)
+_ANY_INPUT = re.compile(r"^\s*(?:[-*]\s*)?inputs?\s*:", re.I)
+_UNDERLINE = re.compile(r"^\s*[-=~]{3,}\s*$")
+_ITEM = re.compile(r"^\s*[-*]\s*`*\w+`*\s*:")
 
 
 def entries_of(node: FunctionNode, owner: ast.ClassDef | None) -> Iterator[Entry]:
     """Yield the lines of the docstrings of a function, and of the class that it is the forward of."""
     yield from _entries(node, parameters(node))
     if owner is not None and node.name in ("forward", "__call__"):
-        yield from _entries(owner, parameters(node))
+        yield from (one for one in _entries(owner, parameters(node)) if one.of != "anything")
 
 
 def _entries(node: FunctionNode | ast.ClassDef, names: Sequence[str]) -> Iterator[Entry]:
@@ -170,22 +194,31 @@ def _entries(node: FunctionNode | ast.ClassDef, names: Sequence[str]) -> Iterato
     known = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)"
     field, quoted = r"(?::param\s+(?:[\w.\[\], ]+\s+)?|:type\s+)?", "[`*'\"]*"
     subject = re.compile(
-        rf"^\s*(?:[-*+•]\s*)?{field}{quoted}(?P<name>{known}){quoted}\s*(?:\(.*?\)\s*)?(?::|--?\s|—|=|is\b)", re.I
+        rf"^\s*(?:[-*+•]\s*)?{field}{quoted}(?P<name>{known}){quoted}\s*(?:\(.*?\)\s*)?(?::|--?\s|—|=|is\b)"
     )
-    about: tuple[str | None] | None = None
-    indent = 0
-    for offset, text in enumerate(first.value.value.split("\n")):
-        width = len(text) - len(text.lstrip())
+    lines = first.value.value.split("\n")
+    section: Literal["arguments", "shapes", "result"] | None = None
+    about: Entry | None = None
+    indent, underlined = 0, False
+    for offset, text in enumerate(lines):
+        line, width = first.lineno + offset, len(text) - len(text.lstrip())
+        heads = offset + 1 < len(lines) and _UNDERLINE.match(lines[offset + 1]) is not None
         found = subject.match(text)
-        if found is not None:
-            exact = [name for name in names if name.lower() == found["name"].lower()]
-            about, indent = ((found["name"] if found["name"] in names else exact[0]),), width
-        elif _RESULT.match(text):
-            about, indent = (None,), width
-        elif _SECTION.match(text) or not text.strip() or (about is not None and width <= indent and offset > 0):
-            about = None if text.strip() else about
-        if about is not None:
-            yield Entry(first.lineno + offset, text, about[0])
+        if not text.strip() or _UNDERLINE.match(text):
+            continue
+        if _RESULT.match(text):
+            section, about, indent, underlined = "result", Entry(line, text, "result"), width, heads
+        elif _ARGUMENTS.match(text) or _SHAPES.match(text) or heads:
+            section, about, underlined = ("shapes" if _SHAPES.match(text) else "arguments"), None, False
+        elif found is not None and not (section == "result" and underlined):
+            about, indent = Entry(line, text, "parameter", found["name"]), width
+        elif _ANY_INPUT.match(text):
+            about, indent = Entry(line, text, "argument"), width
+        elif section == "shapes" and _ITEM.match(text):
+            about, indent = Entry(line, text, "result"), width
+        elif about is not None and offset > 0 and width <= indent and not (section == "result" and underlined):
+            about = None
+        yield Entry(line, text, about.of, about.parameter) if about is not None else Entry(line, text, "anything")
 
 
 _PLAIN = ("Float", "Int", "Bool", "Shaped", "Complex", "Num", "Inexact", "Integer", "UInt", "Real", "Key")

@@ -7,6 +7,7 @@ where there is none, the usual meaning of the letter decides.
 
 from __future__ import annotations
 
+import ast
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,8 @@ def unify(demands: Sequence[Demand], calls: Sequence[Call]) -> Letters:
     own = {name: _own(name, calls) for name in letters}
     named = frozenset(name for name, vector in own.items() if any(number is not None for number in vector))
     candidates = {name: _candidates(name, demands, own[name], named) for name in letters}
+    for name, vectors in _solved(demands, candidates).items():
+        candidates[name] = (candidates[name] + [one for one in vectors if one not in candidates[name]])[:6]
     usual = {symbol: _symbol(symbol, calls) for symbols in _SYMBOLS.values() for symbol in symbols}
     chosen = {name: options[0] for name, options in candidates.items() if options}
     open_ = [name for name, options in candidates.items() if len(options) > 1]
@@ -164,6 +167,22 @@ def _candidates(name: str, demands: Sequence[Demand], own: Vector, named: frozen
             merged.append((vector, weight))
     merged.sort(key=lambda one: -one[1])
     return [vector for vector, _ in merged[:6]]
+
+
+def _solved(demands: Sequence[Demand], candidates: Mapping[str, Sequence[Vector]]) -> dict[str, list[Vector]]:
+    """Return what sums, `P+T`, give for one of their letters where the other is known."""
+    found: dict[str, list[Vector]] = {}
+    for one in (one for one in demands if one.only):
+        for place, token in enumerate(one.groups[0].tokens):
+            match token.tree:
+                case ast.BinOp(left=ast.Name(id=left), op=ast.Add(), right=ast.Name(id=right)):
+                    sums = tuple(_number(one.groups[0].tokens, place, call) for call in one.measured)
+                    for name, other in ((left, right), (right, left)):
+                        for known in candidates[other][:1]:
+                            pairs = zip(sums, known, strict=True)
+                            rest = tuple(a - b if a is not None and b is not None else None for a, b in pairs)
+                            found.setdefault(name, []).append(rest)
+    return found
 
 
 def _agree(one: Vector, other: Vector) -> bool:

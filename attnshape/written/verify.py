@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,13 +12,16 @@ from attnshape.report import Finding
 from attnshape.variables.observe import Run
 from attnshape.variables.watch import Function
 from attnshape.written import source
-from attnshape.written.claimed import Written, written_in
+from attnshape.written.claimed import PROSE, Written, written_in
+from attnshape.written.comments import claims
 from attnshape.written.measured import Call, Measured, Shape
-from attnshape.written.notation import Group
+from attnshape.written.notation import Group, groups, in_line
 from attnshape.written.types import allows, kind_of
 from attnshape.written.unify import Letters, fits, holds, size, unify
 
 RANK, ORDER, SIZE, TYPE = "AS001", "AS002", "AS003", "AS004"
+_LEAST_IN_PROSE = 3
+"""Axes that a shape within prose must have: pairs stand for many things there."""
 CODES = (RANK, ORDER, SIZE, TYPE)
 
 
@@ -40,14 +44,14 @@ def verify(runs: Sequence[Run], functions: Iterable[Function]) -> Verified:
         if file is None or found is None:
             continue
         measured = Measured(function, runs)
-        claims = written_in(file, *found, measured)
-        letters = unify([one.demand for one in claims], measured.calls)
-        for one in claims:
+        written = written_in(file, *found, measured)
+        letters = unify([one.demand for one in written], measured.calls)
+        for one in written:
             if holds(one.demand, letters.chosen):
                 held += 1
             elif _is_sure(one, letters, measured.calls):
                 findings.append(_finding(one, letters, measured, file))
-        findings += _of_types(claims, measured, file)
+        findings += _of_types(written, measured, file)
     unique = {(one.source, one.message): one for one in findings}
     return Verified(held, tuple(unique.values()), len(runs))
 
@@ -62,14 +66,11 @@ def has_claims(functions: Iterable[Function]) -> bool:
     return False
 
 
-def _mentions(file: source.File, node: source.FunctionNode, owner: object) -> bool:
-    from attnshape.written.comments import claims
-    from attnshape.written.notation import groups
-
+def _mentions(file: source.File, node: source.FunctionNode, owner: ast.ClassDef | None) -> bool:
     return (
         any(claims(one.text) for one in source.comments_in(file, node))
         or any(True for _ in source.annotations_in(node))
-        or any(any(groups(one.text)) for one in source.entries_of(node, owner))  # type: ignore[arg-type]  # as found
+        or any(any(groups(one.text)) or in_line(one.text) for one in source.entries_of(node, owner))
     )
 
 
@@ -78,6 +79,8 @@ def _is_sure(one: Written, letters: Letters, calls: Sequence[Call]) -> bool:
     if one.annotation is not None:
         return True
     names = [name for group in one.demand.groups for name in group.letters]
+    if one.demand.weight <= PROSE and all(len(group.tokens) < _LEAST_IN_PROSE for group in one.demand.groups):
+        return False
     known = [name for name in dict.fromkeys(names) if letters.known(name)]
     tensors = {name for call in calls for name in call.tensors}
     if all(name in tensors and name not in letters.named for name in names):
@@ -174,9 +177,9 @@ def _like(one: Written, is_: str) -> str:
     return inner if "," in text else inner.replace(", ", " ")
 
 
-def _of_types(claims: Sequence[Written], measured: Measured, file: source.File) -> Iterator[Finding]:
+def _of_types(written: Sequence[Written], measured: Measured, file: source.File) -> Iterator[Finding]:
     """Yield the annotations whose tensors are of another type: `Float` of what is boolean."""
-    for one in claims:
+    for one in written:
         if one.annotation is None:
             continue
         wrong = [dtype for dtype in measured.dtypes(one.annotation) if not allows(one.annotation.kind, dtype)]

@@ -44,6 +44,9 @@ _TYPES = _words(
 )
 
 
+_ENGLISH = _words("of in to is at on by or as if it we be no so an do up us my vs eg ie the and for not all are")
+
+
 def meaning(name: str) -> Meaning | None:
     """Return what an axis of that name most likely is, None where it may be anything.
 
@@ -66,6 +69,11 @@ def is_axis_word(name: str) -> bool:
 def is_type(name: str) -> bool:
     """Say whether the word is a type's or of the language, as in `(Tensor, optional)`: it names no axis."""
     return name.lower().rpartition(".")[2] in _TYPES
+
+
+def is_english(name: str) -> bool:
+    """Say whether a short word is English rather than a letter: `(of T)`."""
+    return name in _ENGLISH
 
 
 def normal(name: str) -> str:
