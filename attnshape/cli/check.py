@@ -39,6 +39,9 @@ def check(
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="CODES", help="Not these codes or families: AS204. Repeat.")
     ] = None,
+    written: Annotated[
+        bool, typer.Option("--written", help="Only what is written about shapes: comments, docstrings, annotations.")
+    ] = False,
     pattern: Annotated[
         bool, typer.Option("--pattern", help="Draw which output positions depend on which input positions.")
     ] = False,
@@ -59,6 +62,7 @@ def check(
     # torch is imported only here, once everything that can be wrong without it has been looked at
     from attnshape.examine import check_request
     from attnshape.target.device import require_device
+    from attnshape.verifying import verify_request
 
     gc.freeze()
     gc.enable()
@@ -66,7 +70,10 @@ def check(
     # until the report is written, since threads of the examined code may print meanwhile
     with to_standard_error():
         with Progress() as progress:
-            made = check_request(request, settings, claims, limit, doing=progress)
+            if written:
+                made = verify_request(request, settings, limit, doing=progress)
+            else:
+                made = check_request(request, settings, claims, limit, doing=progress)
         counting, silenced = split(made.findings, selection)
         made = replace(made, findings=counting, silenced=(*made.silenced, *silenced))
         write(form.draw(made, Screen(width(), use_color(output)), pattern), output)

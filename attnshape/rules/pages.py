@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parent
 PREFIX = "AS"
 
 FAMILIES: dict[str, str] = {
+    "AS0": "what is written",
     "AS1": "meaning of axes",
     "AS2": "scores",
     "AS3": "softmax",

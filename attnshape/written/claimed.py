@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,14 +49,18 @@ def written_in(
     above: list[_Found] = []
     for comment in source.comments_in(file, node):
         for claim in claims(comment.text):
-            general = all(map(is_general, claim.names)) and not _known(claim, node, measured)
+            general = all(map(is_general, claim.label.names)) and not _known(claim, node, measured)
             if comment.where == "above" and not claim.chained and general and claim.of == 1:
-                above += _above(comment, claim, measured)
+                above += _above(comment, claim, measured) if claim.strict else ()
             else:
                 made += _commented(comment, claim, node, measured)
     made += _in_one_style(above)
-    for entry in source.entries_of(node, owner):
-        made += _entry(entry, measured)
+    by_item = itertools.groupby(source.entries_of(node, owner), key=lambda one: (one.item, one.of, one.parameter))
+    items = [list(lines) for _, lines in by_item]
+    results = [lines for lines in items if lines[0].of == "result" and lines[0].listed]
+    for lines in items:
+        place = next((place for place, one in enumerate(results) if one is lines), None)
+        made += _entry(lines, measured, place if place is not None and len(results) == measured.returned else None)
     return [one for one in made if any(one.demand.measured)]
 
 
@@ -63,25 +68,32 @@ def _commented(
     comment: source.Comment, claim: Claim, node: source.FunctionNode, measured: Measured
 ) -> Iterator[Written]:
     names = _known(claim, node, measured)
-    unknown = [name for name in claim.names if not is_general(name)]
+    unknown = [name for name in claim.label.names if not is_general(name)]
     if names:
         for name in names:
             yield _written(comment, claim, f"`{name}`", _of_variable(comment, name, measured), 1.0)
-    elif any(not name[1:].islower() or "." in name for name in unknown if len(name) > 1):
+    elif any(map(_is_attribute, unknown)) or (unknown and comment.where == "above" and not claim.label.firm):
         return  # of something that isn't a variable: `self.W_O: (H, Dk, D)`
     elif comment.where == "signature":
         if comment.parameter is not None:
             yield _written(comment, claim, f"`{comment.parameter}`", measured.argument(comment.parameter), 1.0)
-    elif comment.where == "above":
+    elif comment.where == "above" and (claim.chained or not unknown):
         yield from _of_chain(comment, claim, measured)
+    elif comment.where == "above":
+        yield from (one.loose for one in _above(comment, claim, measured))
     elif comment.statement is not None:
         yield from _of_line(comment, replace(claim, strict=claim.strict and not unknown), comment.statement, measured)
+
+
+def _is_attribute(name: str) -> bool:
+    """Say whether a label looks like something other than a local variable or a word: `self.mask`, `W_O`."""
+    return "." in name or (len(name) > 1 and not name[1:].islower())
 
 
 def _known(claim: Claim, node: source.FunctionNode, measured: Measured) -> list[str]:
     """Return which of a claim's names are variables of the function."""
     known = {*source.parameters(node), *(one.name for call in measured.calls for one in call.invocation.bindings)}
-    return [name for name in claim.names if name in known]
+    return [name for name in claim.label.names if name in known]
 
 
 def _of_line(comment: source.Comment, claim: Claim, statement: ast.stmt, measured: Measured) -> Iterator[Written]:
@@ -118,7 +130,7 @@ def _of_chain(comment: source.Comment, claim: Claim, measured: Measured) -> Iter
             return
     everything = _all(measured, block) if claim.role != "operand" else measured.read(block)
     said = "what goes in" if claim.role == "operand" else "anything on the lines around"
-    if claim.strict or claim.role == "result":
+    if claim.strict:
         yield _written(comment, claim, said, everything, PROSE)
 
 
@@ -190,17 +202,19 @@ def _right_rank(one: Demand) -> bool:
     )
 
 
-def _entry(entry: source.Entry, measured: Measured) -> Iterator[Written]:
-    chain = claims(entry.text)
+def _entry(lines: Sequence[source.Entry], measured: Measured, result: int | None) -> Iterator[Written]:
+    """Yield what one item of a docstring says, on however many lines; `result` says which of several results it is."""
+    entry = lines[0]
     if entry.of == "anything":
-        for claim in chain:
+        for claim in claims(entry.text):
             if claim.chained and claim.role != "state":
-                result = claim.role == "result"
-                said = "what the function returns" if result else "an argument"
-                shapes = demand(claim.groups, measured.result() if result else measured.arguments(), _LOOSE)
+                returned = claim.role == "result"
+                said = "what the function returns" if returned else "an argument"
+                shapes = demand(claim.groups, measured.result() if returned else measured.arguments(), _LOOSE)
                 yield Written(entry.line, 0, claim.groups[0].text, said, claim.groups[0].text, shapes)
         return
-    found = [*_listed(entry.text), *in_line(entry.text)]
+    texts = [(one.line, _without_latex(one.text)) for one in lines]
+    found = [(line, group) for line, text in texts for group in (*_listed(text), *in_line(text))]
     if not found:
         return
     if entry.parameter is not None:
@@ -208,11 +222,17 @@ def _entry(entry: source.Entry, measured: Measured) -> Iterator[Written]:
     elif entry.of == "argument":
         occurrences, said = measured.arguments(), "an argument"
     else:
-        occurrences, said = measured.result(), "what the function returns"
-    apart = entry.parameter is None and re.search(r"[)\]]`?\s*(?:,|and)\s", entry.text) is not None
-    for some in [[group] for group in found] if apart else [found]:
-        text = " or ".join(group.text for group in some)
-        yield Written(entry.line, 0, text, said, some[0].text, demand(some, occurrences, _LOOSE))
+        occurrences, said = measured.result(result), "what the function returns"
+    for some in [[one] for one in found] if entry.of == "argument" else [found]:
+        text = " or ".join(group.text for _, group in some)
+        shapes = demand([group for _, group in some], occurrences, _LOOSE)
+        yield Written(some[0][0], 0, text, said, some[0][1].text, shapes)
+
+
+def _without_latex(text: str) -> str:
+    """Return a line of a docstring with `\\text{num\\_heads}` as `num_heads`."""
+    plain = re.sub(r"\\(?:text|mathrm|mathit|textit)\{([^{}]*)\}", r"\1", text)
+    return plain.replace("\\_", "_").replace("\\times", "×").replace("\\cdot", "*")
 
 
 def _listed(text: str) -> list[Group]:

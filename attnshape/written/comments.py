@@ -35,13 +35,21 @@ _AFTER = re.compile(r"^\s*(?:each|both|all|now|again|as well|here)\b", re.I)
 
 
 @dataclass(frozen=True)
+class Label:
+    """What a shape is said of by name, `q, k: (B, T, D)`; no names where it is said of the line."""
+
+    names: tuple[str, ...] = ()
+    firm: bool = False
+    """Whether a colon or an equals sign follows the names."""
+
+
+@dataclass(frozen=True)
 class Claim:
     """One claim: a shape, or several of which any will do, of what it is said, and whether nothing else is said."""
 
     groups: tuple[Group, ...]
     role: Role
-    names: tuple[str, ...] = ()
-    """The variables that it is said of; none where it is said of the line."""
+    label: Label = Label()
     strict: bool = True
     """Whether the comment is nothing but shapes; else prose surrounds them."""
     place: int | None = None
@@ -59,7 +67,7 @@ def claims(comment: str) -> list[Claim]:
 
     >>> [(c.role, c.groups[0].text) for c in claims("(B,T,C) @ (B,C,T) -> (B,T,T)")]
     [('operand', '(B,T,C)'), ('operand', '(B,C,T)'), ('result', '(B,T,T)')]
-    >>> [(c.names, c.groups[0].text) for c in claims("q: (B, T, D)")]
+    >>> [(c.label.names, c.groups[0].text) for c in claims("q: (B, T, D)")]
     [(('q',), '(B, T, D)')]
     >>> claims("swap (1, 2)"), claims("see (Vaswani et al., 2017)")
     ([], [])
@@ -91,16 +99,15 @@ def _without_brackets(text: str) -> list[Claim]:
     parts = _ARROW.split(text) if re.search(r"->|=>|→", text) else [text]
     label = re.match(rf"\s*(?P<names>(?:{_NAMES}\s*,\s*)*{_NAMES})\s*[:=]\s*(?=\S)", parts[0])
     told = re.match(r"[^:()\[\]]+:\s+(?=\S+\s+[x×X]\s)", parts[0]) if label is None else None
-    names: tuple[str, ...] = ()
     if label is not None:
-        names, parts[0] = tuple(re.split(r"\s*,\s*", label["names"])), parts[0][label.end() :]
+        parts[0] = parts[0][label.end() :]
     elif told is not None:
         parts[0] = parts[0][told.end() :]
     there = [part for part in parts if part.strip()]
     stages = [_bares(part) for part in (there if len(there) > 1 else there[:1])]
     if not stages or not all(stages):
         return []
-    return _staged(stages, _named(names) if len(stages) == 1 else (), strict=told is None)
+    return _staged(stages, _label(label) if len(stages) == 1 else Label(), strict=True)
 
 
 def _bares(text: str) -> list[Group]:
@@ -117,43 +124,44 @@ def _around(text: str, found: Sequence[Group]) -> list[Claim]:
     between = [text[one.end : other.start] for one, other in itertools.pairwise(found)]
     before, behind = text[: found[0].start], text[found[-1].end :]
     label = _LABEL.match(before) if before.strip() else None
-    names = tuple(re.split(r"\s*(?:,|/|and\b|&)\s*", label["names"])) if label is not None else ()
-    clean = (not _prose(before) or label is not None) and not _prose(_AFTER.sub("", behind))
+    said = _label(label)
+    announced = before.rstrip().endswith((":", "->", "→"))
+    clean = (not _prose(before) or label is not None or announced) and not _prose(_AFTER.sub("", behind))
     made: list[Claim] = []
     run: list[Group] = [found[0]]
     joints: list[str] = []
-    listed: list[tuple[list[Group], list[str], tuple[str, ...]]] = []
+    listed: list[tuple[list[Group], list[str], Label]] = []
     for joint, group in zip(between, found[1:], strict=True):
         beside = _BESIDE.match(joint)
         if any(one.fullmatch(joint) for one in (_ARROW, _TOLD_ARROW, _PRODUCT, _OTHERWISE, _EQUALS)):
             run.append(group)
             joints.append(joint)
             continue
-        listed.append((run, joints, names))
+        listed.append((run, joints, said))
         rest = joint[beside.end() :] if beside is not None else joint
         again = _LABEL.match(rest) if rest.strip() else None
-        names = tuple(re.split(r"\s*(?:,|/|and\b|&)\s*", again["names"])) if again is not None else ()
+        said = _label(again)
         clean = clean and (beside is not None or again is not None) and not (rest.strip() and again is None)
         run, joints = [group], []
-    listed.append((run, joints, names))
+    listed.append((run, joints, said))
     arrows = any(_is_arrow(joint) for _, joints, _ in listed for joint in joints)
-    for place, (shapes, joints, names) in enumerate(listed):
-        several = len(listed) if len(listed) > 1 and not names and not arrows else 1
-        made += _joined(shapes, joints, _named(names), clean or arrows, place if several > 1 else None, several)
+    for place, (shapes, joints, said) in enumerate(listed):
+        several = len(listed) if len(listed) > 1 and not said.names and not arrows else 1
+        made += _joined(shapes, joints, said, clean or arrows, place if several > 1 else None, several)
     return made
 
 
 def _joined(
     shapes: Sequence[Group],
     joints: Sequence[str],
-    names: tuple[str, ...],
+    label: Label,
     strict: bool,
     place: int | None,
     of: int,
 ) -> list[Claim]:
     """Return the claims of shapes with arrows, products and alternatives between them."""
     if joints and all(_OTHERWISE.fullmatch(joint) for joint in joints):
-        return [Claim(tuple(shapes), "result", names, strict, place, of)]
+        return [Claim(tuple(shapes), "result", label, strict, place, of)]
     stages: list[list[Group]] = [[shapes[0]]]
     for joint, shape in zip(joints, shapes[1:], strict=True):
         if _is_arrow(joint) or (_EQUALS.fullmatch(joint) and len(stages[-1]) > 1):
@@ -161,26 +169,30 @@ def _joined(
         else:
             stages[-1].append(shape)
     if len(stages) == 1 and len(stages[0]) == 1:
-        return [Claim((shapes[0],), "result", names, strict, place, of)]
-    return _staged(stages, (), strict)
+        return [Claim((shapes[0],), "result", label, strict, place, of)]
+    return _staged(stages, Label(), strict)
 
 
-def _staged(stages: Sequence[Sequence[Group]], names: tuple[str, ...], strict: bool) -> list[Claim]:
+def _staged(stages: Sequence[Sequence[Group]], label: Label, strict: bool) -> list[Claim]:
     """Return the claims of a chain: what goes in, what there is on the way, what comes out."""
     if len(stages) == 1 and len(stages[0]) == 1:
-        return [Claim((stages[0][0],), "result", names, strict)]
+        return [Claim((stages[0][0],), "result", label, strict)]
     made: list[Claim] = []
     for number, stage in enumerate(stages):
         last = number == len(stages) - 1 and len(stages) > 1
         role: Role = "result" if last else "operand" if number == 0 else "state"
         product = tuple(stage) if len(stage) == 2 else ()
-        made += [Claim((one,), role, names, strict, chained=True, product=product if not last else ()) for one in stage]
+        made += [Claim((one,), role, label, strict, chained=True, product=product if not last else ()) for one in stage]
     return made
 
 
-def _named(names: tuple[str, ...]) -> tuple[str, ...]:
+def _label(match: re.Match[str] | None) -> Label:
     """Return the names that a label gives, `q.shape` as `q`."""
-    return tuple(re.sub(r"\.(?:shape|size)$", "", name) for name in names)
+    if match is None:
+        return Label()
+    names = re.split(r"\s*(?:,|/|and\b|&)\s*", match["names"])
+    plain = tuple(re.sub(r"\.(?:shape|size)$", "", name) for name in names)
+    return Label(plain, match.group().rstrip().endswith((":", "=")))
 
 
 def is_general(name: str) -> bool:

@@ -84,6 +84,13 @@ class Measured:
         """Return what an argument was."""
         return [_each([call.invocation.arguments.get(name)]) for call in self.calls]
 
+    @property
+    def returned(self) -> int | None:
+        """How many values the function returns, None where it isn't a tuple each time of as many."""
+        values = [value for call in self.calls for _, value in call.invocation.results]
+        counts = {len(value.items) if isinstance(value, SeenItems) else None for value in values}
+        return counts.pop() if len(counts) == 1 else None
+
     def arguments(self) -> Occurrences:
         """Return, as options, what all arguments were."""
         found = []
@@ -115,8 +122,11 @@ class Measured:
 
     def touched(self, statement: ast.stmt) -> Occurrences:
         """Return, as options, everything that a statement reads, computes and binds."""
-        found = []
+        found: Occurrences = []
         for call, made in zip(self.calls, self.made(statement), strict=True):
+            if not _ran(call, statement):
+                found.append([])
+                continue
             options = [shape for occurrence in made for shape in occurrence]
             for event in _within(call, statement):
                 options += [*event.outputs, *event.operands]
@@ -130,7 +140,8 @@ class Measured:
         for call in self.calls:
             events = [event for statement in statements for event in _within(call, statement)]
             final = max((event.position for event in events), default=0)
-            options = [shape for one in statements for shape in self._read(call, one, statements[0].lineno)]
+            ran = [one for one in statements if _ran(call, one)]
+            options = [shape for one in ran for shape in self._read(call, one, statements[0].lineno)]
             for event in events:
                 pairs = zip(event.operands, event.sources, strict=True)
                 options += [shape for shape, made in pairs if made != final]
@@ -145,7 +156,8 @@ class Measured:
             events = [event for event in _within(call, statement) if event.last == line]
             longest = max((len(event.text) for event in events), default=0)
             options = [shape for event in events if len(event.text) == longest for shape in event.outputs]
-            options += [] if events else self._read(call, statement, line, on=line)
+            if not events and _ran(call, statement):
+                options += self._read(call, statement, line, on=line)
             found.append([list(dict.fromkeys(options))] if options else [])
         return found
 
@@ -280,6 +292,13 @@ def _shape(run: Run, reference: Reference) -> Shape | None:
 def _within(call: Call, statement: ast.stmt) -> list[_Event]:
     lines = _lines(statement)
     return [event for event in call.events if event.line in lines]
+
+
+def _ran(call: Call, statement: ast.stmt) -> bool:
+    """Say whether a call came by a statement: it made a step there, bound a variable, or returned."""
+    lines = _lines(statement)
+    bound = any(one.line in lines for one in call.invocation.bindings)
+    return bound or bool(_within(call, statement)) or any(line in lines for line, _ in call.invocation.results)
 
 
 def _lines(statement: ast.stmt) -> range:

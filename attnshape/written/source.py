@@ -44,6 +44,10 @@ class Entry:
     of: Literal["parameter", "argument", "result", "anything"]
     """`argument` is any of them; `anything` holds where nothing is said, and counts for arrows only."""
     parameter: str | None = None
+    item: int = 0
+    """Which item of the docstring it is part of: what one says on several lines are alternatives."""
+    listed: bool = False
+    """Whether it is one of a list, or has a name of its own."""
 
 
 @dataclass(frozen=True)
@@ -172,10 +176,13 @@ def parameters(node: FunctionNode) -> list[str]:
 
 _ARGUMENTS = re.compile(r"^\s*:?(?:args?|arguments?|params?|parameters?|keyword arguments)\b\s*:?\s*$", re.I)
 _SHAPES = re.compile(r"^\s*shapes?\b\s*:?\s*$", re.I)
-_RESULT = re.compile(r"^\s*(?:[-*]\s*)?:?(?:returns?|outputs?|yields?|return value|rtype)\b\s*:?", re.I)
+_RESULT = re.compile(
+    r"^\s*(?:[-*]\s*)?"
+    r"(?::(?:returns?|rtype)\b|(?i:returns?|outputs?|yields?|return value)\s*(?::|$)|(?:Returns?|Outputs?)\b)"
+)
 _ANY_INPUT = re.compile(r"^\s*(?:[-*]\s*)?inputs?\s*:", re.I)
 _UNDERLINE = re.compile(r"^\s*[-=~]{3,}\s*$")
-_ITEM = re.compile(r"^\s*[-*]\s*`*\w+`*\s*:")
+_ITEM = re.compile(r"^\s*(?:[-*•]\s+|[`*]*\w+[`*]*(?:\s*\(.*?\))?\s?:(?=\s|$))")
 
 
 def entries_of(node: FunctionNode, owner: ast.ClassDef | None) -> Iterator[Entry]:
@@ -199,7 +206,7 @@ def _entries(node: FunctionNode | ast.ClassDef, names: Sequence[str]) -> Iterato
     lines = first.value.value.split("\n")
     section: Literal["arguments", "shapes", "result"] | None = None
     about: Entry | None = None
-    indent, underlined = 0, False
+    indent, underlined, item = 0, False, 0
     for offset, text in enumerate(lines):
         line, width = first.lineno + offset, len(text) - len(text.lstrip())
         heads = offset + 1 < len(lines) and _UNDERLINE.match(lines[offset + 1]) is not None
@@ -218,7 +225,10 @@ def _entries(node: FunctionNode | ast.ClassDef, names: Sequence[str]) -> Iterato
             about, indent = Entry(line, text, "result"), width
         elif about is not None and offset > 0 and width <= indent and not (section == "result" and underlined):
             about = None
-        yield Entry(line, text, about.of, about.parameter) if about is not None else Entry(line, text, "anything")
+        listed = _ITEM.match(text) is not None and not _RESULT.match(text)
+        item += about is None or about.line == line or (about.of == "result" and listed)
+        of, name = (about.of, about.parameter) if about is not None else ("anything", None)
+        yield Entry(line, text, of, name, item, listed)
 
 
 _PLAIN = ("Float", "Int", "Bool", "Shaped", "Complex", "Num", "Inexact", "Integer", "UInt", "Real", "Key")

@@ -11,6 +11,7 @@ import ast
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from attnshape.axis import AxisExpression
 from attnshape.errors import AttnshapeError
@@ -45,10 +46,14 @@ class Demand:
     """In each call, each time that the place was reached: the shapes of which any will do."""
     weight: float = 1.0
 
-    @property
-    def only(self) -> bool:
-        """Whether there is one shape written, and one measured each time."""
-        return len(self.groups) == 1 and all(len(options) == 1 for call in self.measured for options in call)
+    @cached_property
+    def sole(self) -> Group | None:
+        """The one shape of those written that has as many axes as what was measured, one shape each time."""
+        if any(len(options) != 1 for call in self.measured for options in call):
+            return None
+        ranks = {len(options[0]) for call in self.measured for options in call}
+        fitting = [group for group in self.groups if len(self.groups) == 1 or {len(group.tokens)} == ranks]
+        return fitting[0] if len(fitting) == 1 else None
 
 
 def demand(groups: Sequence[Group], occurrences: Occurrences, weight: float = 1.0) -> Demand:
@@ -172,11 +177,12 @@ def _candidates(name: str, demands: Sequence[Demand], own: Vector, named: frozen
 def _solved(demands: Sequence[Demand], candidates: Mapping[str, Sequence[Vector]]) -> dict[str, list[Vector]]:
     """Return what sums, `P+T`, give for one of their letters where the other is known."""
     found: dict[str, list[Vector]] = {}
-    for one in (one for one in demands if one.only):
-        for place, token in enumerate(one.groups[0].tokens):
+    for one, group in ((one, one.sole) for one in demands):
+        tokens = group.tokens if group is not None else ()
+        for place, token in enumerate(tokens):
             match token.tree:
                 case ast.BinOp(left=ast.Name(id=left), op=ast.Add(), right=ast.Name(id=right)):
-                    sums = tuple(_number(one.groups[0].tokens, place, call) for call in one.measured)
+                    sums = tuple(_number(tokens, place, call) for call in one.measured)
                     for name, other in ((left, right), (right, left)):
                         for known in candidates[other][:1]:
                             pairs = zip(sums, known, strict=True)
@@ -192,9 +198,9 @@ def _agree(one: Vector, other: Vector) -> bool:
 
 def _votes(name: str, one: Demand) -> list[Vector]:
     """Return the numbers that a claim gives a letter, by each of its axes that is just this letter."""
-    if not one.only:
+    group = one.sole
+    if group is None:
         return []
-    (group,) = one.groups
     found = []
     for place, token in enumerate(group.tokens):
         if token.kind == "letter" and token.text == name:

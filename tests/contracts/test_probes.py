@@ -16,6 +16,7 @@ from attnshape.report import Report
 from attnshape.rules.pages import codes, page
 from attnshape.settings import Settings
 from attnshape.target.request import Request
+from attnshape.written import verify
 
 PROBES_FOLDER = Path(examine.__file__).parent / "probes"
 
@@ -25,7 +26,7 @@ def _checked() -> Report:
 
 
 def test_every_code_is_one_that_a_probe_finds_and_has_a_page() -> None:
-    found = {code for probe in PROBES for code in probe.CODES}
+    found = {code for probe in PROBES for code in probe.CODES} | set(verify.CODES)
     assert found == set(codes())
     for code in found:
         assert page(code).title

@@ -14,6 +14,7 @@ from attnshape.errors import AttnshapeError
 from attnshape.rules.pages import FAMILIES, SECTIONS, Page, codes, codes_under, family, page, pages
 
 RUNS = (
+    (1, 4),
     (101, 105),
     (111, 116),
     (201, 207),
@@ -25,7 +26,7 @@ RUNS = (
     (801, 805),
     (901, 904),
 )
-CODES = [f"AS{number}" for first, last in RUNS for number in range(first, last + 1)]
+CODES = [f"AS{number:03}" for first, last in RUNS for number in range(first, last + 1)]
 CLAIMS = re.compile(r'--claim "?([\w-]+)')
 
 
@@ -50,7 +51,7 @@ def test_a_page_has_its_form(code: str) -> None:
     assert tuple(one.sections) == SECTIONS
     assert all(one.sections.values())
     assert max(map(len, one.markdown.splitlines())) <= 120
-    assert re.search(r"By (intervention|reproduced numbers): ", one.sections["How it is shown"])
+    assert re.search(r"By (intervention|reproduced numbers|measurement): ", one.sections["How it is shown"])
     assert "claim" in one.sections["How it is shown"].lower()
 
 
