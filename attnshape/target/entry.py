@@ -21,7 +21,18 @@ _SIZES = tuple(symbol.flag.removeprefix("--") for symbol in SYMBOLS)
 _TEXTS = ("target", "init", *_SIZES, "mask-value", "dropout", "device", "dtype", "seed")
 KEYS = ("target", "init", "inputs", "with", "sizes", "claims", "expect", "dim", *_TEXTS[2:], *SWITCHES)
 """The keys of a target, as they are documented; `input` and `claim` are read too."""
-_EXAMPLES = {"input": '["x: B L D"]', "expect": '["scores: B H L L"]', "claim": '["causal"]', "dim": "{ nh = 4 }"}
+_EXAMPLES = {
+    "input": '["x: B L D"]',
+    "expect": '["scores: B H L L"]',
+    "claim": '["causal"]',
+    "dim": "{ nh = 4 }",
+    "with": '{ scale = "Dk**-0.5" }',
+    "init": '"D, H"',
+    "mask-value": "-1e9",
+    "dropout": "0.1",
+    "device": '"cpu"',
+    "dtype": '"float64"',
+}
 _KINDS = {str: "a text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a table"}
 
 
@@ -52,7 +63,7 @@ def entry_of(name: str, value: Any) -> Entry:
     if not isinstance(value, dict):
         raise AttnshapeError(
             f"{FILE}: target {shown(name)} is {kind(value)}, expected a table",
-            f'write [tool.attnshape.targets.{name}] with target = "model.py:Name"',
+            'write [tool.attnshape.targets.NAME] with target = "model.py:Name"',
         )
     flags: dict[str, list[str]] = {}
     for key, one in value.items():
@@ -107,8 +118,10 @@ def _texts(name: str, key: str, flag: str, value: Any) -> list[str]:
 def _text(name: str, key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
+    if key == "target":
+        raise wrong(name, key, f"is {kind(value)}, expected a text", 'write target = "model.py:Name"')
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise wrong(name, key, f"is {kind(value)}, expected a text or a number", f'for example {key} = "…"')
+        raise wrong(name, key, f"is {kind(value)}, expected a text or a number", f"write {key} = {_example(key)}")
     return _number(name, key, value)
 
 
@@ -135,4 +148,4 @@ def _pair(name: str, key: str, flag: str, inner: str, value: Any) -> str:
 
 
 def _example(flag: str) -> str:
-    return _EXAMPLES.get(flag, '{ scale = "Dk**-0.5" }')
+    return _EXAMPLES.get(flag, "4")
