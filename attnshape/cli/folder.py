@@ -80,8 +80,11 @@ def write_files(outcomes: Iterable[Outcome[Trace]], names: Sequence[str], folder
 
 
 def _plain(name: str, sizes: SizeSet) -> str:
-    # what is quoted has neither a comma nor an equals sign, so that no two are alike
-    parts = [quote(name, safe="", errors="backslashreplace"), *(f"{quote(one)}={size}" for one, size in sizes.items())]
+    # what is quoted has neither a comma nor an equals sign, nor a lone %, so that no two are alike
+    parts = [
+        quote(name, safe="", errors="backslashreplace") or "%",
+        *(f"{quote(one)}={size}" for one, size in sizes.items()),
+    ]
     return ",".join(parts)
 
 

@@ -64,6 +64,7 @@ def jobs_of(verb: str, target: str | None, typed: Flags, every: bool) -> Jobs:
     """
     if every:
         _refuse_flags_of_one(verb, target, typed)
+        asked("", typed, "")  # what is typed wrongly isn't each target's error
         each = [job for name, value in every_target().items() for job in _jobs(verb, name, value, typed)]
         return Jobs(tuple(each), together=True)
     entry = entry_named(target)

@@ -19,8 +19,8 @@ _WIDEST = 60
 
 def heading(outcome: Outcome[Any]) -> str:
     """Return what stands above one result, which is the error itself where there is none."""
-    # a number sign at a heading's end would be taken for its own
-    parts = ["## " + re.sub(r"#$", r"\\#", prose(title(outcome)))]
+    # number signs at a heading's end would be taken for its own
+    parts = ["## " + re.sub(r" (#+)$", r" \\\1", prose(title(outcome)))]
     if outcome.error is not None:
         parts.append(f"**{CANNOT}:** {prose_with_code(outcome.error.message)}")
         parts += [f"- hint: {prose_with_code(outcome.error.hint)}"] if outcome.error.hint else []
