@@ -96,6 +96,14 @@ def test_no_two_have_one_name_on_any_system(jobs: list[tuple[str, dict[str, int]
         assert len(name) < 200
 
 
+def test_names_that_differ_in_case_alone_have_digits() -> None:
+    upper, lower, other = file_names([job("Cross"), job("cross"), job("other")])
+    assert upper.startswith("Cross-")
+    assert lower.startswith("cross-")
+    assert upper.casefold() != lower.casefold()
+    assert other == "other.json"
+
+
 def test_a_name_doesn_t_depend_on_the_other_targets() -> None:
     (alone,) = file_names([job("cross", B=1)])
     assert alone == "cross,B=1.json"
