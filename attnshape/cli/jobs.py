@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnshape.claims import Claims, parse_claims
-from attnshape.cli.request import Flags, asked, blaming, entry_named, layered
-from attnshape.dims import BY_LETTER
+from attnshape.cli.request import Flags, asked, blaming, entry_named, flags_of, layered
 from attnshape.errors import AttnshapeError
 from attnshape.settings import Settings
 from attnshape.target.entry import FILE, SWITCHES, Entry, entry_of
@@ -108,10 +107,7 @@ def as_typed() -> str:
 
 def _command(verb: str, name: str, sizes: SizeSet, typed: Flags) -> str:
     """Return the command that does one of several jobs alone."""
-    words = ["attnshape", verb]
-    for letter, size in sizes.items():
-        symbol = BY_LETTER.get(letter)
-        words += [symbol.flag, str(size)] if symbol is not None else ["--dim", f"{letter}={size}"]
+    words = ["attnshape", verb, *flags_of(sizes)]
     for flag, values in typed.values.items():
         words += [word for value in values for word in ([f"--{flag}"] if flag in SWITCHES else [f"--{flag}", value])]
     return shlex.join([*words, "--", name] if name.startswith("-") else [*words[:2], name, *words[2:]])

@@ -67,7 +67,7 @@ def combine(target: str | None, flags: Flags, command: str) -> tuple[Request, Se
     if others:
         raise AttnshapeError(
             f"target {shown(entry.name)} of {FILE} lists {1 + len(others)} sets of sizes, and one is needed here",
-            f"give the sizes of one of them: {said(sizes)}",
+            f"give the sizes of one of them: {' '.join(flags_of(sizes))}",
         )
     return blaming(entry, sizes, flags, given, lambda one: asked(entry.target, one, command))
 
@@ -102,6 +102,15 @@ def layered(entry: Entry, typed: Flags) -> list[tuple[SizeSet, Flags]]:
         if all(given != other for _, other in found):
             found.append((sizes, given))
     return found
+
+
+def flags_of(sizes: SizeSet) -> list[str]:
+    """Return the words of a command line that give these sizes."""
+    words = []
+    for letter, size in sizes.items():
+        symbol = BY_LETTER.get(letter)
+        words += [symbol.flag, str(size)] if symbol is not None else ["--dim", f"{letter}={size}"]
+    return words
 
 
 def blaming(entry: Entry, sizes: SizeSet, typed: Flags, given: Flags, look: Callable[[Flags], T]) -> T:
