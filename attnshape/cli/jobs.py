@@ -101,8 +101,8 @@ def _job(name: str, sizes: SizeSet, target: str, flags: Flags, command: str) -> 
 
 
 def as_typed() -> str:
-    """Return the command of this process."""
-    return shlex.join(["attnshape", *sys.argv[1:]])
+    """Return the command of this process; bytes that are no text, as names of files may have, are escaped."""
+    return shlex.join(["attnshape", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
 
 
 def _command(verb: str, name: str, sizes: SizeSet, typed: Flags) -> str:

@@ -11,10 +11,12 @@ from attnshape.cli.complaining import complain
 from attnshape.cli.jobs import Job, Refused, as_typed
 from attnshape.cli.progress import Progress
 from attnshape.cli.writing import use_color, width, write
+from attnshape.ending import reraise_interruption
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.render.formats import Screen
 from attnshape.render.several_formats import Draw, Together
 from attnshape.render.several_words import title
+from attnshape.render.text import visible
 from attnshape.several import Made, Outcome, Outcomes
 from attnshape.target.neighbours import Neighbours
 
@@ -71,8 +73,19 @@ def _outcome(job: Job | Refused, run: Run[Made], neighbours: Neighbours, which: 
     if isinstance(job, Refused):
         return Outcome(job.name, error=job.error)
     outcome: Outcome[Made] = Outcome(job.name, job.sizes)
+    said = visible(f"{which}: {title(outcome)}")
     try:
         with Progress() as progress, neighbours.of(job.request.target):
-            return replace(outcome, made=run(job, lambda words: progress(f"{which}: {title(outcome)}: {words}")))
+            return replace(outcome, made=run(job, lambda words: progress(f"{said}: {words}")))
     except AttnshapeError as error:
         return replace(outcome, error=error)
+    except Exception as error:  # noqa: BLE001 - a mistake of the tool's own, with which the others have nothing to do
+        reraise_interruption(error)
+        return replace(outcome, error=_failed(error, job))
+
+
+def _failed(error: Exception, job: Job) -> AttnshapeError:
+    return AttnshapeError(
+        f"attnshape itself failed: {type(error).__name__}: {error}",
+        f"report it, with what this shows: {job.settings.command}",
+    )

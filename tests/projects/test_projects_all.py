@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
+from attnshape.claims import Claims
+from attnshape.cli import several
+from attnshape.cli.jobs import Job
+from attnshape.settings import Settings
+from attnshape.target.request import Request
 from tests.cli.running import Attnshape
 from tests.projects.models import DOUBLE, ENTRY, FAILS, MISSING, RIGHT, SIZES, WRONG
+from tests.render import sample_traces
 
 
 @pytest.fixture(autouse=True)
@@ -270,6 +276,75 @@ def test_hostile_names(name: str, form: str, attnshape: Attnshape, folder: Path)
         assert [one["name"] for one in results(result.out)] == [name, name, "missing"]
         command = shlex.split(results(result.out)[0]["trace"]["command"])[1:]
         assert attnshape(command[0], "--format", "json", *command[1:]).status == 0
+
+
+def test_a_device_that_is_not_there_is_one_target_s_matter(attnshape: Attnshape, folder: Path) -> None:
+    (folder / "pyproject.toml").write_text(DOUBLE + 'device = "cuda:63"\n' + ENTRY)
+    result = attnshape("trace --all --format json")
+    assert result.status == 2
+    first, second = results(result.out)
+    assert "cuda:63" in first["error"]["message"]
+    assert second["trace"]["device"] == "cpu"
+
+
+def test_a_mistake_of_the_tool_s_own_is_one_target_s_matter(
+    attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnshape import pipeline
+
+    real = pipeline.trace_request
+
+    def broken(request: Any, settings: Any, **others: Any) -> Any:
+        if request.given.get("B") == 2:
+            raise ZeroDivisionError("a [red]mistake[/red]\n")
+        return real(request, settings, **others)
+
+    monkeypatch.setattr(pipeline, "trace_request", broken)
+    result = attnshape("trace --all --format json")
+    assert result.status == 2
+    first, *others = results(result.out)
+    assert first["error"] == {
+        "message": "attnshape itself failed: ZeroDivisionError: a [red]mistake[/red]\n",
+        "hint": "report it, with what this shows: attnshape trace attention --batch 2 --length 10",
+    }
+    assert [one["trace"]["complete"] for one in others] == [True, True]
+
+
+@pytest.mark.parametrize(("word", "meant"), [("attentoin", "attention"), ("doubel", "double"), ("averag", "average")])
+def test_a_name_that_is_none_is_compared_with_the_project_s(word: str, meant: str, attnshape: Attnshape) -> None:
+    result = attnshape(f"trace {word}")
+    assert result.status == 2
+    assert f"there is no mechanism '{word}' in the catalog, nor a target in pyproject.toml" in result.err
+    assert f"did you mean {meant}?" in result.err
+
+
+def test_bytes_that_are_no_text_are_escaped_in_the_command(attnshape: Attnshape, folder: Path) -> None:
+    for line in (("trace", "--all"), ("trace", "average")):
+        result = attnshape(*line, "--format", "json", "--output", "all\udcff.json")
+        assert (result.status, result.err) == (0, "")
+        (saved,) = folder.glob("all*.json")
+        assert json.loads(saved.read_text())["command"].endswith("'all\\udcff.json'")
+
+
+def test_names_are_harmless_in_the_line_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Recorder:
+        def __enter__(self) -> Any:
+            return said.append
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(several, "Progress", Recorder)
+    job = Job("a\n\x1b[31m", {"B": 2}, Request("average"), Settings(), Claims())
+
+    def run(_: Job, doing: several.Doing) -> Any:
+        doing("running the target")
+        return sample_traces.multi_head()
+
+    (outcome,) = several.carried_out([job], run)
+    assert outcome.name == job.name
+    assert said == ["1 of 1: a\\n\\x1b[31m, B=2: running the target"]
 
 
 def test_python_takes_one_set(attnshape: Attnshape) -> None:
