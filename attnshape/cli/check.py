@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import gc
 import math
-import shlex
-import sys
 from typing import Annotated
 
 import typer
 from msgspec.structs import replace
 
-from attnshape.claims import parse_claims
-from attnshape.cli.options import Output
+from attnshape.cli.jobs import Job, jobs_of
+from attnshape.cli.options import All, Output
 from attnshape.cli.progress import Progress
-from attnshape.cli.request import Flags, asked, named
+from attnshape.cli.request import Flags
+from attnshape.cli.several import Doing, carried_out, write_together
 from attnshape.cli.target_options import takes_target
 from attnshape.cli.writing import check_writable, resolve_format, use_color, width, write
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.render.formats import Screen
 from attnshape.render.report_formats import find
+from attnshape.render.several_formats import REPORTS
+from attnshape.report import Report
 from attnshape.selecting import Selection
 from attnshape.silencing import split
 from attnshape.tracing.output import to_standard_error
@@ -29,6 +30,7 @@ from attnshape.tracing.output import to_standard_error
 def check(
     target: str | None,
     flags: Flags,
+    every: All = False,
     claim: Annotated[
         list[str] | None,
         typer.Option(metavar="CLAIM", help="What is meant: causal, window=W, mask=keep, scale=1/sqrt(Dk) … Repeat."),
@@ -53,32 +55,41 @@ def check(
 ) -> None:
     """Mistakes in attention code that no shape tells of: each with its line, its numbers and a hint."""
     check_writable(output)
-    form = find(resolve_format(format_, output, "text"), pattern)
+    name = resolve_format(format_, output, "text")
+    form = find(name, pattern)
     selection = Selection.parse(select or [], ignore or [])
     limit = _seconds(time_limit)
-    found, given = named(target, Flags({**flags.values, "claim": claim or []}))
-    claims = parse_claims(given.values["claim"])
-    request, settings = asked(found, given, shlex.join(["attnshape", *sys.argv[1:]]))
+    jobs = jobs_of("check", target, Flags({**flags.values, "claim": claim or []}), every)
     # torch is imported only here, once everything that can be wrong without it has been looked at
     from attnshape.examine import check_request
     from attnshape.target.device import require_device
     from attnshape.verifying import verify_request
 
+    def run(job: Job, doing: Doing) -> Report:
+        require_device(job.settings.device)
+        if written:
+            made = verify_request(job.request, job.settings, limit, doing=doing)
+        else:
+            made = check_request(job.request, job.settings, job.claims, limit, doing=doing)
+        counting, silenced = split(made.findings, selection)
+        return replace(made, findings=counting, silenced=(*made.silenced, *silenced))
+
+    def drawn(report: Report) -> str:
+        return form.draw(report, Screen(width(), use_color(output)), pattern)
+
     gc.freeze()
     gc.enable()
-    require_device(settings.device)
     # until the report is written, since threads of the examined code may print meanwhile
     with to_standard_error():
-        with Progress() as progress:
-            if written:
-                made = verify_request(request, settings, limit, doing=progress)
-            else:
-                made = check_request(request, settings, claims, limit, doing=progress)
-        counting, silenced = split(made.findings, selection)
-        made = replace(made, findings=counting, silenced=(*made.silenced, *silenced))
-        write(form.draw(made, Screen(width(), use_color(output)), pattern), output)
-    if made.found_something:
-        raise typer.Exit(ExitStatus.FOUND)
+        if jobs.together:
+            status = write_together(carried_out(jobs.each, run), REPORTS[name], drawn, output)
+        else:
+            with Progress() as progress:
+                made = run(jobs.only(), progress)
+            write(drawn(made), output)
+            status = ExitStatus.FOUND if made.found_something else ExitStatus.FINE
+    if status:
+        raise typer.Exit(status)
 
 
 def _seconds(text: str) -> float:

@@ -17,6 +17,7 @@ from attnshape.render.view import Choice
 class Drawing:
     """A format, what to show in it, and where it goes."""
 
+    name: str
     format: Format
     choice: Choice
     output: Path | None
@@ -30,9 +31,13 @@ class Drawing:
         if depth is not None and depth < 0:
             raise AttnshapeError(f"--depth is {depth}, expected 0 or more", "for example --depth 1")
         choice = Choice(parse_columns(columns) if columns is not None else DEFAULT, match, depth, explain)
-        return Drawing(find(resolve_format(name, output), choice), choice, output)
+        found = resolve_format(name, output)
+        return Drawing(found, find(found, choice), choice, output)
+
+    def drawn(self, trace: Trace) -> str:
+        """Return the trace as text."""
+        return self.format.draw(trace, self.choice, Screen(width(), use_color(self.output)))
 
     def draw(self, trace: Trace) -> None:
         """Write the trace."""
-        screen = Screen(width(), use_color(self.output))
-        write(self.format.draw(trace, self.choice, screen), self.output)
+        write(self.drawn(trace), self.output)

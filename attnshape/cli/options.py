@@ -9,6 +9,11 @@ import typer
 
 Format = Annotated[str, typer.Option("--format", metavar="NAME", help="auto, table, markdown or json.")]
 Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write to a file.")]
+OutputOrFolder = Annotated[
+    str | None,
+    typer.Option("--output", metavar="PATH", help="Write to a file; for several traces as json also into a FOLDER/."),
+]
+All = Annotated[bool, typer.Option("--all", help="Every target that pyproject.toml names.")]
 Columns = Annotated[
     str | None, typer.Option("--columns", metavar="LIST", help="Columns, such as step,signature,strides,storage.")
 ]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from attnshape.axis import AxisExpression
 from attnshape.dims import BY_LETTER, SYMBOLS
 from attnshape.errors import AttnshapeError
 from attnshape.settings import Settings
 from attnshape.sizes import own_letters, positive
+from attnshape.target.entry import FILE, Entry, shown
 from attnshape.target.project import named_target
 from attnshape.target.request import Request
+from attnshape.target.size_sets import SizeSet, said
+
+T = TypeVar("T")
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 _ALSO_CALLED = {
@@ -28,8 +32,6 @@ _ALSO_CALLED = {
     "double": "float64",
     "fp64": "float64",
 }
-_OF_ONE_VERB = ("expect", "claim")
-"""What a named target may have for one verb; the others pass over it."""
 _DEVICE = re.compile(r"cpu|meta|cuda(:\d+)?")
 
 
@@ -40,8 +42,15 @@ class Flags:
     values: Mapping[str, list[str]]
 
     def under(self, entry: Mapping[str, list[str]]) -> Flags:
-        """Return the flags over those of a named target: what is typed wins."""
-        return Flags({flag: values or entry.get(flag, []) for flag, values in self.values.items()})
+        """Return the flags over those of a named target: what is typed wins, letter by letter in `dim`.
+
+        Flags that this verb doesn't have are passed over.
+        """
+        over = {flag: values or entry.get(flag, []) for flag, values in self.values.items()}
+        typed = {_letter(text) for text in self.values["dim"]}
+        return Flags(
+            over | {"dim": [*self.values["dim"], *(t for t in entry.get("dim", []) if _letter(t) not in typed)]}
+        )
 
     def one(self, flag: str) -> str | None:
         """Return a flag's last value."""
@@ -51,11 +60,20 @@ class Flags:
 
 def combine(target: str | None, flags: Flags, command: str) -> tuple[Request, Settings]:
     """Return what is asked for. Raises AttnshapeError where a flag's value can't be."""
-    return asked(*named(target, flags), command)
+    entry = entry_named(target)
+    if entry is None:
+        return asked(target or "", flags, command)
+    (sizes, given), *others = layered(entry, flags)
+    if others:
+        raise AttnshapeError(
+            f"target {shown(entry.name)} of {FILE} lists {1 + len(others)} sets of sizes, and one is needed here",
+            f"give the sizes of one of them: {' '.join(flags_of(sizes))}",
+        )
+    return blaming(entry, sizes, flags, given, lambda one: asked(entry.target, one, command))
 
 
-def named(target: str | None, flags: Flags) -> tuple[str, Flags]:
-    """Return the target and the flags, those of pyproject.toml beneath what is typed where it names the target.
+def entry_named(target: str | None) -> Entry | None:
+    """Return the target that pyproject.toml has under what was typed, None where it is no such name.
 
     Raises AttnshapeError where the name is empty, or what pyproject.toml has under it is wrong.
     """
@@ -63,14 +81,56 @@ def named(target: str | None, flags: Flags) -> tuple[str, Flags]:
         raise AttnshapeError(
             "the target's name is empty", "leave it out for multi-head, or name one: attnshape catalog"
         )
-    if not target or ":" in target:
-        return target or "", flags
-    entry = named_target(target, tuple(dict.fromkeys((*flags.values, *_OF_ONE_VERB))))
-    return (target, flags) if entry is None else (entry["target"][0], flags.under(entry))
+    return named_target(target) if target and ":" not in target else None
+
+
+def layered(entry: Entry, typed: Flags) -> list[tuple[SizeSet, Flags]]:
+    """Return for each set of sizes of a named target its flags, beneath those that are typed.
+
+    A size that is typed takes the place of that letter in every set; sets that are the same then are one.
+    """
+    found: list[tuple[SizeSet, Flags]] = []
+    for listed in entry.sizes or ({},):
+        by_flag = {letter: BY_LETTER[letter].flag.removeprefix("--") for letter in listed if letter in BY_LETTER}
+        own = [f"{letter}={size}" for letter, size in listed.items() if letter not in BY_LETTER]
+        at_set = {flag: [str(listed[letter])] for letter, flag in by_flag.items()}
+        kept = [text for text in entry.flags.get("dim", []) if _letter(text) not in listed]
+        given = typed.under({**entry.flags, **at_set, "dim": [*own, *kept]})
+        left = {_letter(text) for text in typed.values["dim"]}
+        left |= {letter for letter, flag in by_flag.items() if typed.values[flag]}
+        sizes = {letter: size for letter, size in listed.items() if letter not in left}
+        if all(given != other for _, other in found):
+            found.append((sizes, given))
+    return found
+
+
+def flags_of(sizes: SizeSet) -> list[str]:
+    """Return the words of a command line that give these sizes."""
+    words = []
+    for letter, size in sizes.items():
+        symbol = BY_LETTER.get(letter)
+        words += [symbol.flag, str(size)] if symbol is not None else ["--dim", f"{letter}={size}"]
+    return words
+
+
+def blaming(entry: Entry, sizes: SizeSet, typed: Flags, given: Flags, look: Callable[[Flags], T]) -> T:
+    """Return what `look` makes of the flags given, which are a named target's beneath those that are typed.
+
+    Raises its AttnshapeError, which names the file and the target unless what is typed is wrong by itself.
+    """
+    try:
+        return look(given)
+    except AttnshapeError as error:
+        look(typed)
+        at = f" at {said(sizes)}" if sizes else ""
+        raise AttnshapeError(f"{FILE}: target {shown(entry.name)}{at}: {error.message}", error.hint) from None
 
 
 def asked(target: str, flags: Flags, command: str) -> tuple[Request, Settings]:
-    """Return what is asked for, by flags that `named` returned. Raises AttnshapeError where a flag's value can't be."""
+    """Return what is asked for, by flags that have those of a named target beneath them.
+
+    Raises AttnshapeError where a flag's value can't be.
+    """
     given = {
         symbol.letter: positive(text, symbol.flag)
         for symbol in SYMBOLS
@@ -95,6 +155,10 @@ def asked(target: str, flags: Flags, command: str) -> tuple[Request, Settings]:
         command=command,
     )
     return request, settings
+
+
+def _letter(text: str) -> str:
+    return text.partition("=")[0].strip()
 
 
 def _once(flag: str, separator: str, texts: list[str]) -> list[str]:

@@ -11,8 +11,8 @@ import typer
 import typer.main
 
 from attnshape.cli.app import app
+from attnshape.cli.complaining import complain
 from attnshape.errors import AttnshapeError, ExitStatus
-from attnshape.render.text import visible
 
 # the base of every complaint about a command line; typer exports only its subclass
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -26,12 +26,14 @@ def run(arguments: Sequence[str]) -> int:
         status = command.main(list(arguments), prog_name="attnshape", standalone_mode=False)
         return int(status or 0)
     except AttnshapeError as error:
-        return _complain(error.message, error.hint)
+        complain(error)
+        return ExitStatus.CANNOT
     except _UsageError as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "attnshape"
         message = getattr(error, "format_message", lambda: str(error))()
-        return _complain(message or str(error), f"{path} --help lists what it takes")
+        complain(AttnshapeError(message or str(error), f"{path} --help lists what it takes"))
+        return ExitStatus.CANNOT
     except typer.Abort:
         return ExitStatus.INTERRUPTED
 
@@ -42,10 +44,3 @@ def _open_what_is_closed() -> None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open
-
-
-def _complain(message: str, hint: str | None) -> int:
-    print(f"error: {visible(message)}", file=sys.stderr)  # noqa: T201 - the one place that writes errors
-    if hint:
-        print(f"hint: {visible(hint)}", file=sys.stderr)  # noqa: T201
-    return ExitStatus.CANNOT

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gc
-import shlex
-import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnshape.cli.drawing import Drawing
-from attnshape.cli.options import Columns, Depth, Explain, Format, Match, Output
+from attnshape.cli.folder import file_names, folder_meant, write_files
+from attnshape.cli.jobs import Job, jobs_of
+from attnshape.cli.options import All, Columns, Depth, Explain, Format, Match, OutputOrFolder
 from attnshape.cli.progress import Progress
-from attnshape.cli.request import Flags, combine
+from attnshape.cli.request import Flags
+from attnshape.cli.several import Doing, carried_out, write_together
 from attnshape.cli.target_options import takes_target
 from attnshape.errors import ExitStatus
+from attnshape.model import Trace
+from attnshape.render.several_formats import TRACES
 from attnshape.tracing.output import to_standard_error
 
 
@@ -22,32 +26,43 @@ from attnshape.tracing.output import to_standard_error
 def trace(
     target: str | None,
     flags: Flags,
+    every: All = False,
     expect: Annotated[
         list[str] | None,
         typer.Option(metavar="SPEC", help='Verify a variable or the output: "scores: B H Lq Lk". Repeat.'),
     ] = None,
     format_: Format = "auto",
-    output: Output = None,
+    output: OutputOrFolder = None,
     columns: Columns = None,
     match: Match = None,
     depth: Depth = None,
     explain: Explain = False,
 ) -> None:
     """Every intermediate tensor of attention code, as a table; with --expect, a verdict."""
-    drawing = Drawing.prepare(format_, output, columns, match, depth, explain)
-    asked_for = Flags({**flags.values, "expect": expect or []})
-    request, settings = combine(target, asked_for, shlex.join(["attnshape", *sys.argv[1:]]))
+    jobs = jobs_of("trace", target, Flags({**flags.values, "expect": expect or []}), every)
+    folder = folder_meant(output, format_) if output is not None and jobs.together else None
+    file = Path(output) if output is not None and folder is None else None
+    drawing = Drawing.prepare(format_, file, columns, match, depth, explain)
     # torch is imported only here, once everything that can be wrong without it has been looked at
     from attnshape.pipeline import trace_request
     from attnshape.target.device import require_device
 
+    def run(job: Job, doing: Doing) -> Trace:
+        require_device(job.settings.device)
+        return trace_request(job.request, job.settings, doing=doing)
+
     gc.freeze()
     gc.enable()
-    require_device(settings.device)
     # until the table is written, since threads of the traced code may print meanwhile
     with to_standard_error():
-        with Progress() as progress:
-            made = trace_request(request, settings, doing=progress)
-        drawing.draw(made)
-    if made.found_something:
-        raise typer.Exit(ExitStatus.FOUND)
+        if folder is not None:
+            status = write_files(carried_out(jobs.each, run), file_names(jobs.each), folder)
+        elif jobs.together:
+            status = write_together(carried_out(jobs.each, run), TRACES[drawing.name], drawing.drawn, file)
+        else:
+            with Progress() as progress:
+                made = run(jobs.only(), progress)
+            drawing.draw(made)
+            status = ExitStatus.FOUND if made.found_something else ExitStatus.FINE
+    if status:
+        raise typer.Exit(status)

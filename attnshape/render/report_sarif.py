@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
@@ -13,9 +14,11 @@ import msgspec
 
 from attnshape.model import Source
 from attnshape.render.report_words import shown, unexamined
+from attnshape.render.several_words import came_out, found_once, title
 from attnshape.render.text import visible
 from attnshape.report import Finding, Report
 from attnshape.rules.pages import Page, family, pages
+from attnshape.several import Outcomes
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LINK = re.compile(r"\[([^\[\]]*)\](?=\()")
@@ -23,40 +26,66 @@ _LINK = re.compile(r"\[([^\[\]]*)\](?=\()")
 
 def sarif(report: Report) -> str:
     """Return the report as a log of one run; what is silenced is left out."""
+    notes = [_note("note", f"not examined: {unexamined(one)}") for one in report.unexamined]
+    return _log(report.attnshape, report.command, notes, report.findings, _properties(report))
+
+
+def sarif_together(outcomes: Outcomes[Report]) -> str:
+    """Return several reports as a log of one run, with a finding that several have once.
+
+    What can't be carried out is a notification of an error, and the run counts as one that failed.
+    """
+    notes, targets = [], []
+    for outcome in outcomes.each:
+        name = title(outcome)
+        if outcome.made is None:
+            notes.append(_note("error", f"{name}: {came_out(outcome)}"))
+        else:
+            notes += [_note("note", f"{name}: not examined: {unexamined(one)}") for one in outcome.made.unexamined]
+            targets.append({"name": visible(name), **_properties(outcome.made)})
+    return _log(outcomes.version, outcomes.command, notes, found_once(outcomes.each), {"targets": targets})
+
+
+def _log(
+    version: str,
+    command: str,
+    notes: Sequence[dict[str, Any]],
+    findings: Sequence[Finding],
+    properties: dict[str, Any],
+) -> str:
     rules = pages()
     places = {page.code: place for place, page in enumerate(rules)}
     seen: Counter[str] = Counter()
     run = {
-        "tool": {
-            "driver": {
-                "name": "attnshape",
-                "version": report.attnshape,
-                "rules": list(map(_rule, rules)),
-            }
-        },
+        "tool": {"driver": {"name": "attnshape", "version": version, "rules": list(map(_rule, rules))}},
         "invocations": [
             {
-                "commandLine": visible(report.command),
-                "executionSuccessful": True,
-                "toolExecutionNotifications": [
-                    {"level": "note", "message": {"text": _message(f"not examined: {unexamined(one)}")}}
-                    for one in report.unexamined
-                ],
+                "commandLine": visible(command),
+                "executionSuccessful": all(note["level"] != "error" for note in notes),
+                "toolExecutionNotifications": notes,
             }
         ],
         "columnKind": "unicodeCodePoints",
-        "results": [_result(finding, places, seen) for finding in report.findings],
-        "properties": {
-            "target": visible(report.target),
-            "claims": list(map(visible, report.claims)),
-            "measured": [visible(fact.text) for fact in report.facts],
-            "proved": list(map(visible, report.proved)),
-            "smallSizes": [{visible(letter): size for letter, size in one.items()} for one in report.small_sizes],
-            "extraRuns": report.runs,
-        },
+        "results": [_result(finding, places, seen) for finding in findings],
+        "properties": properties,
     }
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return msgspec.json.format(msgspec.json.encode(log), indent=1).decode() + "\n"
+
+
+def _note(level: str, text: str) -> dict[str, Any]:
+    return {"level": level, "message": {"text": _message(text)}}
+
+
+def _properties(report: Report) -> dict[str, Any]:
+    return {
+        "target": visible(report.target),
+        "claims": list(map(visible, report.claims)),
+        "measured": [visible(fact.text) for fact in report.facts],
+        "proved": list(map(visible, report.proved)),
+        "smallSizes": [{visible(letter): size for letter, size in one.items()} for one in report.small_sizes],
+        "extraRuns": report.runs,
+    }
 
 
 def _rule(page: Page) -> dict[str, Any]:

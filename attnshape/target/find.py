@@ -8,8 +8,10 @@ from attnshape.catalog.registry import CATALOG, DEFAULT
 from attnshape.errors import AttnshapeError
 from attnshape.hints import nearest
 from attnshape.target.builtin import builtin_target
+from attnshape.target.entry import FILE
 from attnshape.target.given import callable_target
 from attnshape.target.locate import names_in
+from attnshape.target.project import project_targets
 from attnshape.target.request import Request, Target
 from attnshape.target.user import user_target
 
@@ -47,7 +49,8 @@ def _incomplete(where: str) -> AttnshapeError:
             f"{where} is a file; which of its functions or classes?",
             f"write {where}:{example}" + (f"; it defines {', '.join(names)}" if names else ""),
         )
+    ours = list(project_targets())
     return AttnshapeError(
-        f"there is no mechanism {where!r} in the catalog",
-        f"{nearest(where, list(CATALOG))} (your own code is named path/to/file.py:Name)",
+        f"there is no mechanism {where!r} in the catalog" + (f", nor a target in {FILE}" if ours else ""),
+        f"{nearest(where, [*ours, *CATALOG])} (your own code is named path/to/file.py:Name)",
     )

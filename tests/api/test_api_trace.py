@@ -245,11 +245,11 @@ def test_a_call_knows_the_command_lines_flags(monkeypatch: pytest.MonkeyPatch) -
 
     flags = []
 
-    def combined(target: object, given: object, command: str) -> None:
+    def jobs_of(verb: str, target: object, given: object, every: bool) -> None:
         flags.extend(given.values)  # type: ignore[attr-defined]
         raise AttnshapeError("enough")
 
-    monkeypatch.setattr(verb, "combine", combined)
+    monkeypatch.setattr(verb, "jobs_of", jobs_of)
     with pytest.raises(AttnshapeError, match="enough"):
         verb.trace(**{name: one.default for name, one in inspect.signature(verb.trace).parameters.items()})
     assert set(FLAGS) == set(flags)

@@ -1,0 +1,75 @@
+"""docs/projects.md: its commands print what it says, and its tables are those of the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from attnshape.dims import SYMBOLS
+from attnshape.render.several_formats import REPORTS, TRACES
+from attnshape.target.entry import KEYS, entry_of
+from tests.cli.running import ROOT
+from tests.docs.pages import DOCS, UPDATES, part_is
+from tests.readme.test_readme import BLOCK, run_in_terminal
+
+PAGE = DOCS / "projects.md"
+CONSOLE = list(BLOCK.finditer(PAGE.read_text()))
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the rows of the table that begins with a heading, each as its cells."""
+    table = PAGE.read_text().partition(f"| {heading} |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+
+
+@pytest.mark.parametrize("block", CONSOLE, ids=[block["command"][:60] for block in CONSOLE])
+def test_command_prints_what_the_page_says(block: re.Match[str]) -> None:
+    printed = run_in_terminal(block["command"])
+    if UPDATES:
+        new = f"```console\n$ {block['command']}\n{printed}```"
+        PAGE.write_text(PAGE.read_text().replace(block.group(), new))
+        return
+    assert printed == block["output"]
+
+
+def test_the_page_has_examples_of_each_use() -> None:
+    assert len(CONSOLE) >= 3
+    assert "Traceback" not in PAGE.read_text()
+
+
+def test_the_targets_are_those_of_the_example() -> None:
+    toml = (ROOT / "examples" / "project" / "pyproject.toml").read_text()
+    part_is(PAGE, "pyproject", f"```toml\n{toml}```\n")
+
+
+def test_the_hooks_are_those_that_are_offered() -> None:
+    yaml = pytest.importorskip("yaml")
+    hooks = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    lines = ["| hook | runs | finds |", "| --- | --- | --- |"]
+    lines += [f"| `{hook['id']}` | `{hook['entry']}` | {hook['description']} |" for hook in hooks]
+    part_is(PAGE, "hooks", "\n".join(lines) + "\n")
+
+
+def test_every_key_is_named() -> None:
+    described = {name.strip("`") for name, *_ in rows("key")}
+    rest = set(re.findall(r"`([\w-]+)`", PAGE.read_text().partition("The other keys")[2].partition("What is wrong")[0]))
+    sizes = {symbol.flag.removeprefix("--") for symbol in SYMBOLS}
+    assert {"batch", "heads"} <= rest
+    assert described | rest | sizes == {*KEYS, "true"}
+
+
+def test_examples_of_keys_are_read() -> None:
+    for name, _, examples in rows("key"):
+        key = name.strip("`")
+        for example in re.findall(r"`([^`]+)`", examples):
+            value = tomllib.loads(f"value = {example}")["value"]
+            entry = entry_of("x", {"target": "model.py:A", key: value})
+            assert entry.flags or entry.sizes
+            assert len(entry.sizes) == (2 if key == "sizes" else 0)
+
+
+def test_every_format_is_in_its_table() -> None:
+    named = [one.strip("` ") for cells in rows("format") for one in cells[0].split(",")]
+    assert sorted(named) == sorted({*TRACES, *REPORTS})

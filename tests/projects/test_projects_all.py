@@ -1,0 +1,355 @@
+"""`--all`, and a name with several sets of sizes: what is run, at which sizes, how it is told and how it ends."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnshape.claims import Claims
+from attnshape.cli import several
+from attnshape.cli.jobs import Job
+from attnshape.settings import Settings
+from attnshape.target.request import Request
+from tests.cli.running import Attnshape
+from tests.projects.models import DOUBLE, ENTRY, FAILS, MISSING, RIGHT, SIZES, WRONG
+from tests.render import sample_traces
+
+
+@pytest.fixture(autouse=True)
+def project(folder: Path) -> None:
+    (folder / "model.py").write_text(RIGHT)
+    (folder / "pyproject.toml").write_text(ENTRY + SIZES + DOUBLE)
+
+
+def sizes_of(trace: dict[str, Any], letters: str) -> dict[str, int]:
+    return {letter: trace["sizes"][letter]["size"] for letter in letters}
+
+
+def results(text: str) -> list[dict[str, Any]]:
+    return list(json.loads(text)["results"])
+
+
+def test_all_targets_at_all_their_sizes_in_order(attnshape: Attnshape) -> None:
+    result = attnshape("trace --all --format json")
+    assert (result.status, result.err) == (0, "")
+    found = results(result.out)
+    assert [(one["name"], one["sizes"]) for one in found] == [
+        ("attention", {"B": 2, "L": 10}),
+        ("attention", {"B": 1, "L": 1}),
+        ("double", {}),
+    ]
+    assert [sizes_of(one["trace"], "BL") for one in found[:2]] == [{"B": 2, "L": 10}, {"B": 1, "L": 1}]
+    assert sizes_of(found[2]["trace"], "BT") == {"B": 2, "T": 4}
+    assert [one["trace"]["target"] for one in found] == ["model.py:Attention", "model.py:Attention", "model.py:double"]
+
+
+def test_a_name_with_several_sets_does_each(attnshape: Attnshape) -> None:
+    result = attnshape("trace attention --format markdown")
+    assert (result.status, result.err) == (0, "")
+    headings = [line for line in result.out.splitlines() if line.startswith("## ")]
+    assert headings == ["## attention, B=2 L=10", "## attention, B=1 L=1", "## Summary"]
+    assert result.out.endswith("**2 results: 2 fine**\n")
+
+
+def test_a_name_with_one_set_is_as_if_its_sizes_were_typed(attnshape: Attnshape, folder: Path) -> None:
+    (folder / "pyproject.toml").write_text(ENTRY + "sizes = { B = 3, L = 7 }")
+    found = attnshape("trace attention --format json").trace
+    assert found["schema"] == "attnshape/trace/1"
+    assert sizes_of(found, "BL") == {"B": 3, "L": 7}
+
+
+def test_each_has_the_command_that_does_it_alone(attnshape: Attnshape) -> None:
+    found = results(attnshape("trace --all --seed 3 --train --format json").out)
+    commands = [one["trace"]["command"] for one in found]
+    assert commands[1] == "attnshape trace attention --batch 1 --length 1 --seed 3 --train"
+    for one, command in zip(found, commands, strict=True):
+        words = shlex.split(command)[1:]
+        alone = attnshape(*words, "--format", "json").trace
+        assert {**alone, "command": ""} == {**one["trace"], "command": ""}
+
+
+def test_what_is_typed_wins_letter_by_letter(attnshape: Attnshape) -> None:
+    found = results(attnshape("trace attention --batch 5 --format json").out)
+    assert [one["sizes"] for one in found] == [{"L": 10}, {"L": 1}]
+    assert [sizes_of(one["trace"], "BL") for one in found] == [{"B": 5, "L": 10}, {"B": 5, "L": 1}]
+
+
+def test_sets_that_what_is_typed_makes_the_same_are_one(attnshape: Attnshape) -> None:
+    found = attnshape("trace attention --batch 5 --length 6 --format json").trace
+    assert sizes_of(found, "BL") == {"B": 5, "L": 6}
+
+
+def test_letters_of_the_author_are_typed_or_listed_one_by_one(attnshape: Attnshape, folder: Path) -> None:
+    (folder / "pyproject.toml").write_text(
+        DOUBLE.replace("B T", "U T").replace("T = 4", 'T = 4, U = "2*T"') + "sizes = [{ T = 3 }, { U = 5 }]"
+    )
+    found = results(attnshape("trace double --format json").out)
+    assert [sizes_of(one["trace"], "TU") for one in found] == [{"T": 3, "U": 6}, {"T": 4, "U": 5}]
+    found = results(attnshape("trace double --dim T=7 --format json").out)
+    assert [sizes_of(one["trace"], "TU") for one in found] == [{"T": 7, "U": 14}, {"T": 7, "U": 5}]
+
+
+@pytest.mark.parametrize(
+    ("toml", "status", "outcomes"),
+    [
+        (ENTRY + DOUBLE, 0, ["fine", "fine"]),
+        (FAILS + ENTRY, 1, ["failed at step 1, model.py:27", "fine"]),
+        (MISSING + ENTRY, 2, ["can't be carried out: there is no file nosuch.py", "fine"]),
+        (ENTRY + 'expect = ["scores: B H L D"]', 1, ["1 expectation not met"]),
+        (MISSING + FAILS, 2, ["can't be carried out: there is no file nosuch.py", "failed at step 1, model.py:27"]),
+    ],
+)
+def test_one_summary_and_one_status(
+    toml: str, status: int, outcomes: list[str], attnshape: Attnshape, folder: Path
+) -> None:
+    (folder / "pyproject.toml").write_text(toml)
+    result = attnshape("trace --all")
+    assert (result.status, result.err) == (status, "")
+    rows = result.out.partition("## Summary")[2].splitlines()[4:-2]
+    assert [row.strip("| ").rpartition(" | ")[2].strip() for row in rows] == outcomes
+
+
+def test_sizes_that_contradict_each_other_keep_only_their_own_run_from_being_done(
+    attnshape: Attnshape, folder: Path
+) -> None:
+    (folder / "pyproject.toml").write_text(ENTRY + "sizes = [{ H = 8, Hkv = 3 }, { H = 4 }]")
+    result = attnshape("trace attention --format json")
+    first, second = results(result.out)
+    assert result.status == 2
+    assert "8/3 leaves 2" in first["error"]["message"]
+    assert second["trace"]["sizes"]["H"]["size"] == 4
+    # no one looks into JSON for it
+    assert result.err.startswith("error: attention, H=8 Hkv=3: the sizes contradict each other")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "[tool.attnshape.targets.broken]\nnosuch = 3\n",
+        "[tool.attnshape.targets.broken]\n",
+        '[tool.attnshape.targets.broken]\ntarget = "average"\nheads = "many"\n',
+        '[tool.attnshape.targets.broken]\ntarget = "average"\nsizes = [{ Q = 3 }]\n',
+        '[tool.attnshape.targets]\nbroken = "average"\n',
+    ],
+)
+def test_an_entry_that_is_wrong_keeps_no_other_from_being_done(broken: str, attnshape: Attnshape, folder: Path) -> None:
+    (folder / "pyproject.toml").write_text(broken + DOUBLE)
+    result = attnshape("trace --all --format json")
+    found = {one["name"]: one for one in results(result.out)}
+    assert result.status == 2
+    assert "pyproject.toml: target 'broken'" in found["broken"]["error"]["message"]
+    assert found["double"]["trace"]["complete"] is True
+    alone = attnshape("trace broken")
+    assert (alone.status, alone.out) == (2, "")
+    assert "pyproject.toml: target 'broken'" in alone.err
+
+
+def test_check_of_all(attnshape: Attnshape, folder: Path) -> None:
+    (folder / "model.py").write_text(WRONG)
+    (folder / "pyproject.toml").write_text(ENTRY + MISSING + DOUBLE)
+    result = attnshape("check --all --format json")
+    found = {one["name"]: one for one in results(result.out)}
+    assert result.status == 2
+    assert [one["code"] for one in found["attention"]["report"]["findings"]] == ["AS201"]
+    assert found["double"]["report"]["findings"] == []
+    assert found["missing"]["error"]["message"] == "there is no file nosuch.py"
+    ignored = attnshape("check --all --ignore AS2 --format json")
+    assert [one["code"] for one in results(ignored.out)[0]["report"]["silenced"]] == ["AS201"]
+
+
+def test_a_claim_that_is_none_is_told_with_its_target(attnshape: Attnshape, folder: Path) -> None:
+    (folder / "pyproject.toml").write_text(ENTRY + 'claims = ["casual"]')
+    for line in ("check attention", "check --all --format json"):
+        result = attnshape(line)
+        assert result.status == 2
+        assert "pyproject.toml: target 'attention': --claim 'casual' isn't a claim" in result.err
+    typed = attnshape("check attention --claim casual")
+    assert typed.err.startswith("error: --claim 'casual' isn't a claim")
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "github", "sarif"])
+def test_check_at_several_sizes_in_every_format(form: str, attnshape: Attnshape, folder: Path) -> None:
+    (folder / "model.py").write_text(WRONG)
+    result = attnshape(f"check attention --format {form}")
+    assert (result.status, result.err) == (1, "")
+    assert "AS201" in result.out
+    written = attnshape(f"check attention --format {form} --output all.txt")
+    assert (written.status, written.out, written.err) == (1, "", "")
+    assert (folder / "all.txt").read_text() == result.out.replace(
+        f"--format {form}", f"--format {form} --output all.txt"
+    )
+    if form == "github":
+        assert len([line for line in result.out.splitlines() if line.startswith("::error file=model.py,line=")]) == 1
+
+
+def test_what_a_format_can_t_draw_of_one_target_is_an_error_of_that_one(attnshape: Attnshape) -> None:
+    result = attnshape("trace --all --match scores --format markdown")
+    assert result.status == 2
+    assert result.out.count("| `query @ key.transpose(-2, -1)`") == 2
+    assert "## double\n\n**can't be carried out:** no step matches 'scores'" in result.out
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "hint"),
+    [
+        ("trace --all attention", "'attention' is one target", "attnshape trace --all, or attnshape trace attention"),
+        ("trace --all --init D", "--init is of one target", "attnshape trace NAME --init"),
+        ("trace --all --input 'x: B'", "--input is of one target", "attnshape trace NAME --input"),
+        ("trace --all --with m=None", "--with is of one target", "attnshape trace NAME --with"),
+        ("trace --all --batch 3", "--batch is of one target", "attnshape trace NAME --batch"),
+        ("trace --all --dim T=3", "--dim is of one target", "attnshape trace NAME --dim"),
+        ("trace --all --causal", "--causal is of one target", "attnshape trace NAME --causal"),
+        ("trace --all --expect 'y: B'", "--expect is of one target", "attnshape trace NAME --expect"),
+        ("check --all --claim causal", "--claim is of one target", "attnshape check NAME --claim"),
+        ("check --all ''", "'' is one target", "attnshape check --all"),
+        ("trace --all --seed x", "--seed is 'x'", "--seed 1"),
+        ("trace --all --dtype int", "no dtype 'int'", ""),
+        ("trace --all --format sarif", "no format 'sarif'", "json"),
+        ("trace attention --batch none", "--batch is 'none'", "--batch 4"),
+    ],
+)
+def test_what_is_wrong_with_the_command_is_said_before_any_work(
+    line: str, error: str, hint: str, attnshape: Attnshape
+) -> None:
+    result = attnshape(line)
+    assert (result.status, result.out) == (2, "")
+    said, way_out = result.err.splitlines()
+    assert error in said
+    assert "pyproject.toml: target" not in said
+    assert hint in way_out
+
+
+@pytest.mark.parametrize(
+    ("toml", "error"),
+    [
+        (None, "there is no pyproject.toml in the current folder"),
+        ("", "pyproject.toml names no target"),
+        ("[tool.attnshape.targets]", "pyproject.toml names no target"),
+        ("[project]\nname = 'x'", "pyproject.toml names no target"),
+        ("tool.attnshape.targets = 3", "isn't a table of targets"),
+        ("[tool", "pyproject.toml can't be read"),
+        ("a = " + "[" * 5000, "pyproject.toml can't be read"),
+        ("a = " + "9" * 5000, "pyproject.toml can't be read"),
+    ],
+)
+def test_a_project_without_targets(toml: str | None, error: str, attnshape: Attnshape, folder: Path) -> None:
+    (folder / "pyproject.toml").unlink()
+    if toml is not None:
+        (folder / "pyproject.toml").write_text(toml)
+    result = attnshape("trace --all")
+    assert (result.status, result.out) == (2, "")
+    said, way_out = result.err.splitlines()
+    assert error in said
+    if "names no target" in error or "there is no" in error:
+        assert '[tool.attnshape.targets.attention], and below it target = "model.py:Attention"' in way_out
+
+
+HOSTILE = [
+    "a\nb",
+    "\x1b[31mred",
+    "[bold]x[/]",
+    "a|b",
+    "`x`",
+    "../..",
+    "/etc/passwd",
+    "<b>",
+    "##[error]x",
+    "-x",
+    "é 注意",
+    "%s{}",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("form", ["table", "markdown", "json"])
+def test_hostile_names(name: str, form: str, attnshape: Attnshape, folder: Path) -> None:
+    header = DOUBLE.replace("targets.double", f"targets.{json.dumps(name)}")
+    (folder / "pyproject.toml").write_text(header + "sizes = [{ T = 2 }, { T = 3 }]\n" + MISSING)
+    result = attnshape("trace", "--all", "--format", form)
+    assert result.status == 2
+    assert all(line.isprintable() for line in (*result.out.splitlines(), *result.err.splitlines()))
+    if form == "json":
+        assert [one["name"] for one in results(result.out)] == [name, name, "missing"]
+        command = shlex.split(results(result.out)[0]["trace"]["command"])[1:]
+        assert attnshape(command[0], "--format", "json", *command[1:]).status == 0
+
+
+def test_a_device_that_is_not_there_is_one_target_s_matter(attnshape: Attnshape, folder: Path) -> None:
+    (folder / "pyproject.toml").write_text(DOUBLE + 'device = "cuda:63"\n' + ENTRY)
+    result = attnshape("trace --all --format json")
+    assert result.status == 2
+    first, second = results(result.out)
+    assert "cuda:63" in first["error"]["message"]
+    assert second["trace"]["device"] == "cpu"
+
+
+def test_a_mistake_of_the_tool_s_own_is_one_target_s_matter(
+    attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnshape import pipeline
+
+    real = pipeline.trace_request
+
+    def broken(request: Any, settings: Any, **others: Any) -> Any:
+        if request.given.get("B") == 2:
+            raise ZeroDivisionError("a [red]mistake[/red]\n")
+        return real(request, settings, **others)
+
+    monkeypatch.setattr(pipeline, "trace_request", broken)
+    result = attnshape("trace --all --format json")
+    assert result.status == 2
+    first, *others = results(result.out)
+    assert first["error"] == {
+        "message": "attnshape itself failed: ZeroDivisionError: a [red]mistake[/red]\n",
+        "hint": "report it, with what this shows: attnshape trace attention --batch 2 --length 10",
+    }
+    assert [one["trace"]["complete"] for one in others] == [True, True]
+
+
+@pytest.mark.parametrize(("word", "meant"), [("attentoin", "attention"), ("doubel", "double"), ("averag", "average")])
+def test_a_name_that_is_none_is_compared_with_the_project_s(word: str, meant: str, attnshape: Attnshape) -> None:
+    result = attnshape(f"trace {word}")
+    assert result.status == 2
+    assert f"there is no mechanism '{word}' in the catalog, nor a target in pyproject.toml" in result.err
+    assert f"did you mean {meant}?" in result.err
+
+
+def test_bytes_that_are_no_text_are_escaped_in_the_command(attnshape: Attnshape, folder: Path) -> None:
+    for line in (("trace", "--all"), ("trace", "average")):
+        result = attnshape(*line, "--format", "json", "--output", "all\udcff.json")
+        assert (result.status, result.err) == (0, "")
+        (saved,) = folder.glob("all*.json")
+        assert json.loads(saved.read_text())["command"].endswith("'all\\udcff.json'")
+
+
+def test_names_are_harmless_in_the_line_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Recorder:
+        def __enter__(self) -> Any:
+            return said.append
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(several, "Progress", Recorder)
+    job = Job("a\n\x1b[31m", {"B": 2}, Request("average"), Settings(), Claims())
+
+    def run(_: Job, doing: several.Doing) -> Any:
+        doing("running the target")
+        return sample_traces.multi_head()
+
+    (outcome,) = several.carried_out([job], run)
+    assert outcome.name == job.name
+    assert said == ["1 of 1: a\\n\\x1b[31m, B=2: running the target"]
+
+
+def test_python_takes_one_set(attnshape: Attnshape) -> None:
+    import attnshape as package
+
+    with pytest.raises(package.AttnshapeError, match="lists 2 sets of sizes"):
+        package.trace("attention")
+    assert package.trace("attention", B=1, L=2).sizes["L"].size == 2
