@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from attnshape.written import source
+from attnshape.written.annotations import Annotation, annotations_in
 from attnshape.written.comments import Claim, claims, is_general
+from attnshape.written.docstrings import Entry, entries_of
 from attnshape.written.measured import Measured, Occurrences
 from attnshape.written.notation import Group, Token, groups, in_line, token
 from attnshape.written.unify import Demand, demand
@@ -30,7 +32,7 @@ class Written:
     written: str
     """The same, as it stands on the line."""
     demand: Demand
-    annotation: source.Annotation | None = None
+    annotation: Annotation | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def written_in(
             else:
                 made += _commented(comment, claim, node, measured)
     made += _in_one_style(above)
-    by_item = itertools.groupby(source.entries_of(node, owner), key=lambda one: (one.item, one.of, one.parameter))
+    by_item = itertools.groupby(entries_of(node, owner), key=lambda one: (one.item, one.of, one.parameter))
     items = [list(lines) for _, lines in by_item]
     results = [lines for lines in items if lines[0].of == "result" and lines[0].listed]
     for lines in items:
@@ -135,12 +137,13 @@ def _of_chain(comment: source.Comment, claim: Claim, measured: Measured) -> Iter
 
 
 def _product(claim: Claim, statements: Sequence[ast.stmt], measured: Measured) -> tuple[str, Occurrences] | None:
-    """Return what was measured of one of a product's two operands, where the statements make just one product."""
+    """Return what was measured of one of a product's two operands, of the first that the statements make."""
     if not claim.product:
         return None
     place = next(place for place, one in enumerate(claim.product) if one is claim.groups[0])
-    exact = [found for one in statements if any(found := measured.products(one, place))]
-    return (f"operand {place + 1} of the product", exact[0]) if len(exact) == 1 else None
+    exact = (found for one in statements if any(found := measured.products(one, place)))
+    first = next(exact, None)
+    return (f"operand {place + 1} of the product", first) if first is not None else None
 
 
 def _all(measured: Measured, statements: Sequence[ast.stmt]) -> Occurrences:
@@ -202,7 +205,7 @@ def _right_rank(one: Demand) -> bool:
     )
 
 
-def _entry(lines: Sequence[source.Entry], measured: Measured, result: int | None) -> Iterator[Written]:
+def _entry(lines: Sequence[Entry], measured: Measured, result: int | None) -> Iterator[Written]:
     """Yield what one item of a docstring says, on however many lines; `result` says which of several results it is."""
     entry = lines[0]
     if entry.of == "anything":
@@ -242,7 +245,7 @@ def _listed(text: str) -> list[Group]:
 
 
 def _annotated(node: source.FunctionNode, measured: Measured) -> Iterator[Written]:
-    for one in source.annotations_in(node):
+    for one in annotations_in(node):
         tokens = _dims(one.dims)
         if tokens is None:
             continue

@@ -3,74 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
 
-from attnshape.model import Reference
 from attnshape.variables.observe import Run
 from attnshape.variables.values import SeenItems, SeenTensor, Value
-from attnshape.variables.watch import Binding, Function, Invocation
-from attnshape.written.source import Annotation
+from attnshape.variables.watch import Binding, Function
+from attnshape.written.annotations import Annotation
+from attnshape.written.calls import Call, Event, Shape, calls_of
 
-Shape = tuple[int, ...]
 Options = list[Shape]
 """Shapes of which any will do."""
 Occurrences = list[list[Options]]
 """In each call, each time that the place was reached."""
-
-_MOST_CALLS = 12
-"""Of one function in one run: a loop over many layers says no more than its first turns."""
-
-
-@dataclass(frozen=True)
-class _Event:
-    """One step of a function's own source."""
-
-    line: int
-    last: int
-    text: str
-    operation: str
-    order: int
-    outputs: tuple[Shape, ...]
-    operands: tuple[Shape, ...]
-    position: int
-    """Which of the run's steps it is, from 1."""
-    sources: tuple[int | None, ...]
-    """For each operand the step that made it; None for inputs and parameters."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a function, with the steps of its own lines."""
-
-    run: int
-    numbers: Mapping[str, int]
-    """The sizes of the run."""
-    invocation: Invocation
-    events: tuple[_Event, ...]
-
-    @cached_property
-    def integers(self) -> dict[str, int]:
-        """The whole numbers that the function knows by name, and that stay the same in the call."""
-        found = dict(self.invocation.numbers)
-        changing = set()
-        bound = [(name, value) for name, value in self.invocation.arguments.items()]
-        bound += [(one.name, one.value) for one in self.invocation.bindings]
-        own: dict[str, int] = {}
-        for name, value in bound:
-            if isinstance(value, int):
-                if own.setdefault(name, value) != value:
-                    changing.add(name)
-            else:
-                found.pop(name, None)
-        return {name: value for name, value in (found | own).items() if name not in changing}
-
-    @cached_property
-    def tensors(self) -> set[str]:
-        """The variables that are tensors."""
-        bound = [*self.invocation.arguments.items(), *((one.name, one.value) for one in self.invocation.bindings)]
-        return {name for name, value in bound if isinstance(value, SeenTensor)}
 
 
 class Measured:
@@ -78,7 +22,7 @@ class Measured:
 
     def __init__(self, function: Function, runs: Sequence[Run]) -> None:
         self.function = function
-        self.calls = list(_calls(function, runs))
+        self.calls = list(calls_of(function, runs))
 
     def argument(self, name: str) -> Occurrences:
         """Return what an argument was."""
@@ -247,49 +191,7 @@ _ELEMENTWISE = frozenset(
 )
 
 
-def _calls(function: Function, runs: Sequence[Run]) -> Iterator[Call]:
-    for place, run in enumerate(runs):
-        there = [one for one in run.invocations if one.function == function]
-        events = list(_events(run, function)) if there else []
-        for invocation in there[:_MOST_CALLS]:
-            last = invocation.ended if invocation.ended is not None else len(run.raw.steps)
-            own = tuple(event for event in events if invocation.began < event.order <= last)
-            yield Call(place, run.numbers, invocation, own)
-
-
-def _events(run: Run, function: Function) -> Iterator[_Event]:
-    order = 0
-    for position, step in enumerate(run.raw.steps, 1):
-        order = step.order if step.order is not None else order
-        place = step.place
-        if place is None or step.library or place.file != function.file or place.function != function.name:
-            continue
-        known = [(reference, _shape(run, reference)) for reference in step.operands]
-        operands = [(reference.step, shape) for reference, shape in known if shape is not None]
-        yield _Event(
-            line=place.line,
-            last=place.line + place.expression.count("\n"),
-            text=place.expression,
-            operation=step.operation,
-            order=step.order if step.order is not None else order + 1,
-            outputs=tuple(output.tensor.shape for output in step.outputs),
-            operands=tuple(shape for _, shape in operands),
-            position=position,
-            sources=tuple(made for made, _ in operands),
-        )
-
-
-def _shape(run: Run, reference: Reference) -> Shape | None:
-    raw = run.raw
-    if reference.parameter is not None:
-        return run.parameters.get(reference.parameter)
-    if reference.step is not None and reference.step <= len(raw.steps):
-        outputs = raw.steps[reference.step - 1].outputs
-        return outputs[reference.output].tensor.shape if reference.output < len(outputs) else None
-    return next((tensor.shape for name, tensor in raw.inputs if name == reference.input), None)
-
-
-def _within(call: Call, statement: ast.stmt) -> list[_Event]:
+def _within(call: Call, statement: ast.stmt) -> list[Event]:
     lines = _lines(statement)
     return [event for event in call.events if event.line in lines]
 

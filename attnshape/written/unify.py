@@ -15,7 +15,8 @@ from functools import cached_property
 
 from attnshape.axis import AxisExpression
 from attnshape.errors import AttnshapeError
-from attnshape.written.measured import Call, Occurrences, Shape
+from attnshape.written.calls import Call, Shape
+from attnshape.written.measured import Occurrences
 from attnshape.written.notation import Group, Token
 from attnshape.written.words import Meaning, meaning
 

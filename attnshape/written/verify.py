@@ -12,9 +12,12 @@ from attnshape.report import Finding
 from attnshape.variables.observe import Run
 from attnshape.variables.watch import Function
 from attnshape.written import source
+from attnshape.written.annotations import annotations_in
+from attnshape.written.calls import Call, Shape
 from attnshape.written.claimed import PROSE, Written, written_in
 from attnshape.written.comments import claims
-from attnshape.written.measured import Call, Measured, Shape
+from attnshape.written.docstrings import entries_of
+from attnshape.written.measured import Measured
 from attnshape.written.notation import Group, groups, in_line
 from attnshape.written.types import allows, kind_of
 from attnshape.written.unify import Letters, fits, holds, size, unify
@@ -69,8 +72,8 @@ def has_claims(functions: Iterable[Function]) -> bool:
 def _mentions(file: source.File, node: source.FunctionNode, owner: ast.ClassDef | None) -> bool:
     return (
         any(claims(one.text) for one in source.comments_in(file, node))
-        or any(True for _ in source.annotations_in(node))
-        or any(any(groups(one.text)) or in_line(one.text) for one in source.entries_of(node, owner))
+        or any(True for _ in annotations_in(node))
+        or any(any(groups(one.text)) or in_line(one.text) for one in entries_of(node, owner))
     )
 
 

@@ -16,6 +16,17 @@ REAL = {
     "efficient_cases:routing": ["AS101"],
     # key and value heads are tiled: query head h uses key head h % Hkv
     "x_transformers_cases:grouped": ["AS601"],
+    # head_to_batch_dim's docstring tells of four axes, and it returns three
+    "diffusers_cases:cross": ["AS001"],
+    "diffusers_cases:added_keys": ["AS001"],
+    # a comment says that query, key and value all are of length `seq_len`
+    "labml_cases:cross": ["AS003", "AS003"],
+    "labml_cases:relative": ["AS003", "AS003"],
+    # `3 x hidden_size`, and in a docstring `num_heads * 3 * head_dim`, where all heads share one key and value
+    "transformers_text_cases:falcon": ["AS003", "AS003"],
+    "transformers_text_cases:falcon_grouped": ["AS003", "AS003"],
+    # the last axis is called `window_overlap*window_overlap+window_overlap`, and has three windows' keys
+    "transformers_text_cases:longformer_global": ["AS003", "AS003"],
 }
 SLOW = {
     *(f"efficient_cases:{name}" for name in ("reformer", "axial", "nystrom", "local_heads", "colt5")),

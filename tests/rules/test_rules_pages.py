@@ -62,7 +62,11 @@ def test_the_snippets_are_code_and_differ(code: str) -> None:
         # a snippet may end a function
         ast.parse("def forward():\n" + "\n".join(f"    {line}" for line in text.splitlines()))
         assert 1 <= len(text.splitlines()) <= 8
-    assert ast.dump(ast.parse(wrong)) != ast.dump(ast.parse(right))
+    if family(code) == "what is written" and "Tensor" not in wrong:
+        assert wrong != right  # comments alone differ
+        assert ast.dump(ast.parse(wrong)) == ast.dump(ast.parse(right))
+    else:
+        assert ast.dump(ast.parse(wrong)) != ast.dump(ast.parse(right))
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -110,7 +114,7 @@ def test_families() -> None:
     assert codes_under("as3") == ("AS301", "AS302", "AS303", "AS304", "AS305")
     assert codes_under("AS11") == tuple(f"AS11{digit}" for digit in "123456")
     assert codes_under("AS") == tuple(CODES)
-    assert codes_under("A") == codes_under("") == codes_under("AS0") == ()
+    assert codes_under("A") == codes_under("") == codes_under("AS00X") == ()
 
 
 def test_reading_the_pages_imports_no_torch() -> None:
