@@ -132,10 +132,9 @@ def _is_alone(file: File, line: int, column: int) -> bool:
 
 
 def _parameter_at(node: FunctionNode, line: int) -> str | None:
-    there = [
-        one.arg for one in parameter_nodes(node) if one.lineno <= line <= (one.end_lineno or 0) and one.arg != "self"
-    ]
-    return there[-1] if len(there) == 1 else None
+    there = [one for one in parameter_nodes(node) if one.lineno <= line <= (one.end_lineno or 0)]
+    named = [one.arg for one in there if one.arg != "self"]
+    return named[0] if len(named) == 1 else None
 
 
 def parameter_nodes(node: FunctionNode) -> list[ast.arg]:
