@@ -289,5 +289,5 @@ def _made_by(statement: ast.stmt | None) -> str:
         case ast.Return():
             return "what is returned"
         case ast.Assign(targets=[target]) | ast.AugAssign(target=target) | ast.AnnAssign(target=target):
-            return f"`{ast.unparse(target)}`"
+            return f"`{ast.unparse(target).strip('()')}`"
     return "what the line makes"
