@@ -74,11 +74,11 @@ class Difference(Struct, frozen=True, kw_only=True):
     It is immutable, and shows itself as a table.
 
     >>> import attnshape
-    >>> old = attnshape.trace("scaled-dot-product", L=10)
+    >>> old = attnshape.trace("scaled-dot-product", Lk=10)
     >>> new = attnshape.trace("scaled-dot-product", Lk=20)
     >>> difference = attnshape.diff(old, new)
     >>> difference.kinds, difference.sizes[0]
-    (('size',), SizeChange(letter='Lk', old=16, new=20))
+    (('size',), SizeChange(letter='Lk', old=10, new=20))
     """
 
     schema: Literal["attnshape/diff/1"] = SCHEMA
