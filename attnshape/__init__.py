@@ -13,6 +13,7 @@ from attnshape.errors import AttnshapeError
 
 if TYPE_CHECKING:
     from attnshape.api import check, diff, record, trace
+    from attnshape.asserting import assert_shapes
     from attnshape.comparing.difference import Difference
     from attnshape.model import Trace
     from attnshape.recording import Recording
@@ -26,6 +27,7 @@ __all__ = [
     "Report",
     "Trace",
     "__version__",
+    "assert_shapes",
     "check",
     "diff",
     "record",
@@ -37,6 +39,7 @@ _HOMES = {
     "Recording": "recording",
     "Report": "report",
     "Trace": "model",
+    "assert_shapes": "asserting",
     "check": "api",
     "diff": "api",
     "record": "api",

@@ -13,6 +13,7 @@ from attnshape.comparing.compare import compare
 from attnshape.comparing.difference import Difference
 from attnshape.comparing.folders import Differences, FileDifference
 from attnshape.comparing.outline import Outline, outline
+from attnshape.comparing.snapshot_read import is_snapshot, read_snapshot
 from attnshape.errors import AttnshapeError
 from attnshape.hints import nearest
 from attnshape.model import Trace
@@ -115,7 +116,9 @@ def _run(old: Trace | Outline | Target, new: Trace | Outline | Target) -> tuple[
 def _read(path: Path) -> Trace | Outline:
     if path.stat().st_size == 0:
         raise AttnshapeError(f"{path} is empty, expected a saved trace", _SAVE)
-    return from_json(path.read_bytes(), str(path))
+    content = path.read_bytes()
+    text = content.decode(errors="replace")
+    return read_snapshot(text, str(path)) if is_snapshot(text) else from_json(content, str(path))
 
 
 def _folders(old: Path, new: Path) -> Differences:

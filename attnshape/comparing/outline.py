@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from attnshape.model import Loop, NamedTensor, Reference, Step, StorageKind, Trace
 from attnshape.step_text import operation, unfolded, without_self
 
+_MOST = 2**63 - 1
+"""What a saved number can be at most."""
 INPUT = "input"
 """The operation of an input, which is compared as a step is."""
 
@@ -89,7 +91,8 @@ class Outline(Struct, frozen=True, kw_only=True):
             for tensor in step.outputs
         ]
         new = sum(tensor.bytes * turns for tensor, turns in made if tensor.kind == "new")
-        return Totals(len(self.steps), new, sum(turns for tensor, turns in made if tensor.kind == "view"))
+        views = sum(turns for tensor, turns in made if tensor.kind == "view")
+        return Totals(len(self.steps), min(new, _MOST), min(views, _MOST))
 
     def own_text(self, step: OutlineStep) -> str:
         """Return a step's expression with `…` in place of what it reads, whose text is that of other steps.
@@ -165,8 +168,11 @@ class _Kept:
         return _Kept({index: number for number, index in enumerate(top, 1)}, stands_for)
 
     def reference(self, reference: Reference) -> Reference:
+        """Return a reference as the outline has it: one of a step, an input, a parameter, or a constant."""
         if reference.step is None:
-            return reference
+            given = reference.input is not None
+            parameter = None if given else reference.parameter
+            return Reference(input=reference.input, parameter=parameter, constant=not given and parameter is None)
         step, output = self.stands_for.get((reference.step, reference.output), (reference.step, reference.output))
         return Reference(step=self.numbers[step], output=output)
 

@@ -7,7 +7,7 @@ import attnshape
 
 NAMES = [
     *("AttnshapeError", "Difference", "Recording", "Report", "Trace", "__version__"),
-    *("check", "diff", "record", "trace"),
+    *("assert_shapes", "check", "diff", "record", "trace"),
 ]
 
 
@@ -19,7 +19,7 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_public_functions_are_documented_by_examples() -> None:
-    for function in (attnshape.trace, attnshape.record, attnshape.check, attnshape.diff):
+    for function in (attnshape.trace, attnshape.record, attnshape.check, attnshape.diff, attnshape.assert_shapes):
         assert function.__doc__ is not None
         assert ">>> " in function.__doc__
     for public in (
