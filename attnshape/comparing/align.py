@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attnshape.comparing.likeness import Flow, Traits, likeness
+from attnshape.comparing.likeness import Flow, Likeness, Traits
 from attnshape.comparing.outline import Outline, OutlineStep
 from attnshape.model import Reference
 
-_MOST_CELLS = 160_000
-"""Up to how many pairs of steps each pair is looked at; beyond it only those between steps that weren't touched."""
+_MOST_CELLS = 90_000
+"""Up to how many pairs of steps each pair is looked at."""
 _ROUNDS = 4
+_SAMENESS: tuple[Callable[[Traits], object], ...] = (lambda one: one.key, lambda one: (one.base, one.signatures))
+"""By what many steps are aligned before the rest between them is: untouched ones first, then those of one kind."""
 
 Match = tuple[OutlineStep | None, OutlineStep | None]
 TraitsMatch = tuple[Traits | None, Traits | None]
@@ -41,26 +43,42 @@ def align(old: Outline, new: Outline) -> Alignment:
     composite that it belongs to.
     """
     given_old, given_new = ([Traits(one, one.expression) for one in side.inputs] for side in (old, new))
-    inputs = list(_with_moved(list(_in_order(given_old, given_new, lambda a, b: 0.0)), set()))
+    alike = _Alike(Likeness(given_old, given_new), lambda a, b: 0.0)
+    inputs = list(_with_moved(list(_in_order(given_old, given_new, alike)), set()))
     given = {a.outputs[0].name or "": b.outputs[0].name or "" for a, b in inputs if a is not None and b is not None}
     sides = _Side(old), _Side(new)
+    likeness = Likeness(*(side.all for side in sides))
     best = Alignment(tuple(inputs), inputs_to_new=given)
     for _ in range(_ROUNDS):
         before = best.to_new
-        best = _aligned(*sides, Alignment(best.inputs, inputs_to_new=given), _Neighbours(*sides, before, given))
+        alike = _Alike(likeness, _Neighbours(*sides, before, given))
+        best = _aligned(*sides, Alignment(best.inputs, inputs_to_new=given), alike)
         if best.to_new == before:
             break
     return best
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """How alike two steps are, in the data flow as it was aligned before."""
+
+    likeness: Likeness
+    flow: Flow
+
+    def __call__(self, old: Traits, new: Traits) -> float:
+        return self.likeness.of(old, new, self.flow)
 
 
 class _Side:
     """One outline's steps by the composite that they lie in, and who reads each."""
 
     def __init__(self, outline: Outline) -> None:
+        self.all: list[Traits] = []
         self.inner: dict[int | None, list[Traits]] = {}
         self.readers: dict[int, list[int]] = {}
         for step in outline.steps:
-            self.inner.setdefault(step.parent, []).append(Traits(step, outline.own_text(step)))
+            self.all.append(Traits(step, outline.own_text(step)))
+            self.inner.setdefault(step.parent, []).append(self.all[-1])
             for reference in step.uses:
                 if reference.step is not None:
                     self.readers.setdefault(reference.step, []).append(step.index)
@@ -92,13 +110,13 @@ def _shared(old: Sequence[object], new: Sequence[object]) -> float:
     return sum(common.values()) / max(1, len(old), len(new))
 
 
-def _aligned(old: _Side, new: _Side, into: Alignment, flow: Flow) -> Alignment:
+def _aligned(old: _Side, new: _Side, into: Alignment, alike: _Alike) -> Alignment:
     moved: set[int] = set()
     rows: list[Match] = []
 
     def within(old_parent: int | None, new_parent: int | None) -> None:
         before, after = old.inner.get(old_parent, []), new.inner.get(new_parent, [])
-        for one, other in _with_moved(list(_in_order(before, after, flow)), moved):
+        for one, other in _with_moved(list(_in_order(before, after, alike)), moved):
             rows.append((one, other))
             if one is not None and other is not None:
                 into.to_new[one.index] = other.index
@@ -138,7 +156,7 @@ def _with_moved(matches: list[TraitsMatch], moved: set[int]) -> Iterator[Match]:
             yield one.step if one is not None else None, other.step if other is not None else None
 
 
-def _in_order(old: Sequence[Traits], new: Sequence[Traits], flow: Flow) -> Iterator[TraitsMatch]:
+def _in_order(old: Sequence[Traits], new: Sequence[Traits], alike: _Alike) -> Iterator[TraitsMatch]:
     """Return the best alignment that keeps both orders; what wasn't touched at both ends is aligned at once."""
     start = 0
     while start < min(len(old), len(new)) and old[start].key == new[start].key:
@@ -147,41 +165,45 @@ def _in_order(old: Sequence[Traits], new: Sequence[Traits], flow: Flow) -> Itera
     end = 0
     while end < min(len(old), len(new)) - start and old[-1 - end].key == new[-1 - end].key:
         end += 1
-    yield from _between(old[start : len(old) - end], new[start : len(new) - end], flow)
+    yield from _between(old[start : len(old) - end], new[start : len(new) - end], alike)
     yield from zip(old[len(old) - end :], new[len(new) - end :], strict=True)
 
 
-def _between(old: Sequence[Traits], new: Sequence[Traits], flow: Flow) -> Iterator[TraitsMatch]:
+def _between(
+    old: Sequence[Traits], new: Sequence[Traits], alike: _Alike, kinds: Sequence[Callable[[Traits], object]] = _SAMENESS
+) -> Iterator[TraitsMatch]:
     if len(old) * len(new) <= _MOST_CELLS:
-        yield from _best(old, new, flow)
+        yield from _best(old, new, alike)
         return
-    matcher = difflib.SequenceMatcher(None, [one.key for one in old], [one.key for one in new], autojunk=False)
+    if not kinds:
+        yield from ((one, None) for one in old)
+        yield from ((None, one) for one in new)
+        return
+    same, *others = kinds
+    matcher = difflib.SequenceMatcher(None, list(map(same, old)), list(map(same, new)), autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
-            yield from ((one, other) for one, other in zip(old[a:b], new[c:d], strict=True))
-        elif (b - a) * (d - c) <= _MOST_CELLS:
-            yield from _best(old[a:b], new[c:d], flow)
+            yield from zip(old[a:b], new[c:d], strict=True)
         else:
-            yield from ((one, None) for one in old[a:b])
-            yield from ((None, one) for one in new[c:d])
+            yield from _between(old[a:b], new[c:d], alike, others)
 
 
-def _best(old: Sequence[Traits], new: Sequence[Traits], flow: Flow) -> Iterator[TraitsMatch]:
+def _best(old: Sequence[Traits], new: Sequence[Traits], alike: _Alike) -> Iterator[TraitsMatch]:
     """Return the alignment of the greatest total likeness; of equals, one that doesn't depend on which side is which.
 
     `best[i][j]` is the total of the steps from `i` and from `j` on.
     """
-    alike = [[likeness(one, other, flow) for other in new] for one in old]
+    alikes = [[alike(one, other) for other in new] for one in old]
     best = [[0.0] * (len(new) + 1) for _ in range(len(old) + 1)]
     for i in range(len(old) - 1, -1, -1):
         for j in range(len(new) - 1, -1, -1):
             skipped = max(best[i + 1][j], best[i][j + 1])
-            best[i][j] = max(skipped, alike[i][j] + best[i + 1][j + 1]) if alike[i][j] else skipped
+            best[i][j] = max(skipped, alikes[i][j] + best[i + 1][j + 1]) if alikes[i][j] else skipped
     i = j = 0
     added: list[TraitsMatch] = []
     while i < len(old) or j < len(new):
         both = i < len(old) and j < len(new)
-        if both and alike[i][j] and best[i][j] == alike[i][j] + best[i + 1][j + 1]:
+        if both and alikes[i][j] and best[i][j] == alikes[i][j] + best[i + 1][j + 1]:
             yield from added
             added = []
             yield old[i], new[j]

@@ -42,22 +42,33 @@ def kinds(facts: tuple[Fact, ...]) -> frozenset[Kind]:
 def same_strides(old: Tensor, new: Tensor, sizes: Mapping[str, int]) -> bool:
     """Say whether two tensors lie in memory in the same way.
 
-    Both do that are contiguous. At other sizes the old formulas must give the new numbers; an axis of one element
-    has a stride that nothing reads.
+    They do where both are contiguous, or fill their memory with the axes in the same order. Else the numbers must be
+    the same, or at other sizes what the old formulas give; an axis of one element has a stride that nothing reads.
     """
-    if old.contiguous and new.contiguous:
-        return True
     if old.contiguous != new.contiguous or len(old.stride) != len(new.stride):
         return False
-    places = range(len(new.stride))
-    single = {place for place in places if new.shape[place : place + 1] == old.shape[place : place + 1] == (1,)}
-    if all(old.stride[place] == new.stride[place] for place in places if place not in single):
+    if old.contiguous:
         return True
-    if len(old.formulas) != len(new.stride):
-        return False
-    return old.shape != new.shape and all(
-        _at(old.formulas[place], sizes) == new.stride[place] for place in places if place not in single
-    )
+    order = _dense_order(old)
+    if order is not None and order == _dense_order(new):
+        return True
+    read = [place for place in range(len(new.stride)) if not old.shape[place] == new.shape[place] == 1]
+    if all(old.stride[place] == new.stride[place] for place in read):
+        return True
+    return bool(old.formulas) and all(_at(old.formulas[place], sizes) == new.stride[place] for place in read)
+
+
+def _dense_order(tensor: Tensor) -> list[int] | None:
+    """Return the axes from the outermost in memory to the innermost; None where they leave gaps or overlap."""
+    if len(tensor.shape) != len(tensor.stride):
+        return None
+    order = sorted((place for place, size in enumerate(tensor.shape) if size != 1), key=lambda one: -tensor.stride[one])
+    step = 1
+    for place in reversed(order):
+        if tensor.stride[place] != step:
+            return None
+        step *= tensor.shape[place]
+    return order
 
 
 def _at(formula: str, sizes: Mapping[str, int]) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,6 +73,12 @@ class Traits:
         return Counter(self.tokens)
 
     @cached_property
+    def called(self) -> str:
+        """The name that the expression begins with, such as a module's."""
+        found = _WORD.match(self.own_text)
+        return found[0] if found else ""
+
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """What is the same in a step that wasn't touched."""
         return (self.step.operation, self.own_text, self.names, self.signatures, len(self.step.uses))
@@ -83,26 +89,45 @@ class Traits:
         return (self.step.expression, self.step.operation, *(name or "" for name in self.names), *self.signatures)
 
 
-def likeness(old: Traits, new: Traits, flow: Flow) -> float:
-    """Return how alike two steps are; 0 where they don't belong together."""
-    named = old.names == new.names and any(old.names)
-    signed = old.signatures == new.signatures
-    common = _common(old, new)
-    if old.base == new.base:
-        if not (named or signed or common >= _CLOSE):
+class Likeness:
+    """How alike the steps of two outlines are."""
+
+    def __init__(self, old: Iterable[Traits], new: Iterable[Traits]) -> None:
+        before, after = list(old), list(new)
+        self._names = {name for one in before for name in one.names} & {name for one in after for name in one.names}
+        self._called = {one.called for one in before} & {one.called for one in after}
+
+    def of(self, old: Traits, new: Traits, flow: Flow) -> float:
+        """Return how alike two steps are; 0 where they don't belong together."""
+        named = old.names == new.names and any(old.names)
+        signed = old.signatures == new.signatures
+        common = _common(old, new)
+        if self._are_others(old.names, new.names):
             return 0.0
-        same = 4.0
-    elif any(old.base in family and new.base in family for family in _FAMILIES):
-        if not (named or signed):
-            return 0.0
-        same = 2.5
-    else:
-        # one name is used for many things: what it names must be the same kind of thing
-        if not (named and signed):
-            return 0.0
-        same = 0.0
-    skeletons = 1.5 if old.skeleton == new.skeleton else 0.0
-    return same + 3.0 * named + 2.0 * signed + max(2.0 * common, skeletons) + 3.0 * flow(old.step, new.step)
+        if old.base == new.base:
+            if not (named or signed or common >= _CLOSE):
+                return 0.0
+            same = 4.0
+        elif any(old.base in family and new.base in family for family in _FAMILIES):
+            if not (named or signed):
+                return 0.0
+            same = 2.5
+        else:
+            # one name is used for many things: what it names must be the same kind of thing
+            if not (named and signed):
+                return 0.0
+            same = 0.0
+        if old.called != new.called and {old.called, new.called} <= self._called - {""}:
+            same -= 3.0
+        # the whole expression tells of which chain a step is
+        whole = old.step.expression == new.step.expression
+        skeletons = 1.5 if old.skeleton == new.skeleton else 0.0
+        written = max(2.0 * common, skeletons) + 1.5 * whole
+        return max(same + 3.0 * named + 2.0 * signed + written + 3.0 * flow(old.step, new.step), 0.0)
+
+    def _are_others(self, old: tuple[str | None, ...], new: tuple[str | None, ...]) -> bool:
+        """Say whether outputs have other names that both sides have: then neither was renamed into the other."""
+        return old != new and bool(old) and bool(new) and self._names - {None} >= {*old, *new}
 
 
 def _common(old: Traits, new: Traits) -> float:
