@@ -39,12 +39,16 @@ def quoted(text: str) -> str:
 
 
 def unquoted(text: str) -> str:
-    """Return the text of a cell or a word. Raises ValueError where its quotes don't end."""
+    """Return the text of a cell or a word. Raises ValueError where its quotes hold none."""
     if not text.startswith('"'):
         return text
     value = json.loads(text)
     if not isinstance(value, str):
-        raise ValueError(f"{text} isn't a text")
+        raise ValueError(f"{text[:40]} isn't a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text[:40]} is what can't be written") from None
     return value
 
 

@@ -61,11 +61,9 @@ class Traits:
     @cached_property
     def skeleton(self) -> tuple[str, ...]:
         """The expression without the names in it, but for what is called."""
-        tokens = self.tokens
-        after = (*tokens[1:], "")
-        return tuple(
-            "_" if _WORD.fullmatch(one) and next_ != "(" else one for one, next_ in zip(tokens, after, strict=True)
-        )
+        after = (*self.tokens[1:], "")
+        pairs = zip(self.tokens, after, strict=False)
+        return tuple("_" if _WORD.fullmatch(one) and next_ != "(" else one for one, next_ in pairs)
 
     @cached_property
     def counted(self) -> Counter[str]:

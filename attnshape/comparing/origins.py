@@ -37,7 +37,7 @@ class Origins:
     def _old_origins(self, reference: Reference, seen: set[int]) -> Iterator[Origin]:
         step = reference.step
         if step is None:
-            name = self._alignment.inputs_to_new.get(reference.input or "", f"old {reference.input}")
+            name = self._alignment.inputs_to_new.get(reference.input or "", reference.input or "")
             yield _outside(reference, name)
         elif step in self._alignment.to_new:
             yield ("step", self._alignment.to_new[step], reference.output)

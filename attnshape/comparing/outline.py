@@ -207,7 +207,7 @@ def _tensor(named: NamedTensor, kept: _Kept) -> Tensor:
     storage = record.storage
     new = storage.kind == "new"
     return Tensor(
-        name=without_self(named.name) if named.name is not None else None,
+        name=_text(named.name) if named.name is not None else None,
         by_use=named.by_use,
         dtype=record.dtype,
         signature=record.signature,
@@ -222,4 +222,5 @@ def _tensor(named: NamedTensor, kept: _Kept) -> Tensor:
 
 
 def _text(expression: str) -> str:
-    return without_self(unfolded(expression))
+    # half a character, as broken source may have it, could not be saved
+    return without_self(unfolded(expression)).encode(errors="backslashreplace").decode()

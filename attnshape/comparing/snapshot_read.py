@@ -170,7 +170,7 @@ def _tensor(cells: list[str]) -> Tensor:
         raise _LineError("a tensor has no dtype")
     by_use = name.startswith(BY_USE)
     kind, of, count = _storage(unquoted(storage))
-    return Tensor(
+    made = Tensor(
         name=unquoted(name.removeprefix(BY_USE)) if name else None,
         by_use=by_use,
         dtype=unquoted(dtype),
@@ -183,6 +183,12 @@ def _tensor(cells: list[str]) -> Tensor:
         of=of,
         bytes=count,
     )
+    # sparse tensors have no strides, contiguous ones no formulas
+    if len(made.stride) not in (0, len(made.shape)):
+        raise _LineError(f"expected as many strides as sizes, found {len(made.stride)} for {len(made.shape)}")
+    if len(made.formulas) not in (0, len(made.stride)):
+        raise _LineError(f"expected as many formulas as strides, found {len(made.formulas)} for {len(made.stride)}")
+    return made
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from attnshape.comparing.difference import Fact
 from attnshape.comparing.outline import OutlineStep, Tensor
 from attnshape.model import Reference
 from attnshape.render.columns import NOT_CONTIGUOUS
-from attnshape.render.expression import clipped
+from attnshape.render.expression import LONG, clipped, elided
 from attnshape.render.numbers import memory
 from attnshape.render.text import visible
 
@@ -28,9 +28,15 @@ class Column:
     least: int | None = None
 
 
-def label(step: OutlineStep, depth: int) -> str:
-    """Return a step as its row shows it: how often it turns, how deep it lies, its names and its expression."""
+def label(step: OutlineStep, depth: int, above: OutlineStep | None = None) -> str:
+    """Return a step as its row shows it: how often it turns, how deep it lies, its names and its expression.
+
+    `…` in it stands for the step in the row above, where that has no name and is what it reads.
+    """
     text = clipped(visible(step.expression)) or visible(step.operation)
+    nameless = above is not None and [output.name for output in above.outputs] == [None]
+    if above is not None and nameless and any(one.step == above.index for one in step.uses):
+        text = elided(text, clipped(visible(above.expression)), len(text) > LONG)
     turns = "".join(f"×{visible(turn.expression)} " for turn in step.turns)
     names = [output.name for output in step.outputs]
     before = after = ""

@@ -39,10 +39,12 @@ def footer(difference: Difference) -> tuple[Remark, ...]:
     remarks = [_verdict(difference), Remark(_totals(difference.old, difference.new))]
     if difference.renamed:
         remarks.append(Remark(f"renamed: {', '.join(map(_renamed, difference.renamed))}"))
+    moved = [_numbers(change) for change in difference.steps if "moved" in change.changed]
+    remarks += [Remark(f"moved: {', '.join(moved)}")] if moved else []
     old, new = _steps(difference, "old"), _steps(difference, "new")
     for change in difference.steps:
-        if change.old is not None and change.new is not None:
-            remarks += map(Remark, _relations(change, change.old, change.new, old, new))
+        if change.old is not None and change.new is not None and "uses" in change.changed:
+            remarks.append(Remark(_reads(change.old, change.new, old, new)))
     return (*remarks, *_failures(difference.old, difference.new))
 
 
@@ -90,17 +92,15 @@ def _totals(old: Side, new: Side) -> str:
     )
 
 
-def _relations(
-    change: StepChange, old: OutlineStep, new: OutlineStep, before: list[OutlineStep], after: list[OutlineStep]
-) -> Iterator[str]:
-    if "moved" in change.changed:
-        yield f"step {new.index} was step {old.index}, before others"
-    if "uses" in change.changed:
-        reads, read = (
-            ", ".join(words(one, steps) for one in step.uses) or "nothing"
-            for step, steps in ((new, after), (old, before))
-        )
-        yield f"step {new.index} reads {reads}; the old step {old.index} reads {read}"
+def _numbers(change: StepChange) -> str:
+    return f"{change.old.index if change.old else ''}→{change.new.index if change.new else ''}"
+
+
+def _reads(old: OutlineStep, new: OutlineStep, before: list[OutlineStep], after: list[OutlineStep]) -> str:
+    reads, read = (
+        ", ".join(words(one, steps) for one in step.uses) or "nothing" for step, steps in ((new, after), (old, before))
+    )
+    return f"step {new.index} reads {reads}; the old step {old.index} reads {read}"
 
 
 def _failures(old: Side, new: Side) -> Iterator[Remark]:

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from attnshape.render.diff_view import Cell, View
 from attnshape.render.fold import fold_command, fold_words
-from attnshape.render.layout import lay_out
+from attnshape.render.layout import GAP, lay_out
 from attnshape.render.lines import Line, drawn
 
 _NARROWEST = 24
@@ -53,12 +53,21 @@ def _body(view: View, width: int) -> list[Line]:
     if not view.rows:
         return []
     stacks = [((row.number,), *map(_texts, row.cells)) for row in view.rows]
-    # the widest text of each cell is what its column must have room for
-    lines = tuple(_Line(tuple(max(texts, key=cell_len) for texts in stack)) for stack in stacks)
+    # the widest text of each cell is what its column must have room for; what is folded goes across all
+    lines = tuple(
+        _Line(tuple(max(texts, key=cell_len) for texts in stack))
+        for row, stack in zip(view.rows, stacks, strict=True)
+        if row.kind != "folded"
+    )
     layout = lay_out(_Grid(view.names, tuple(map(_Column, view.leasts)), lines), width)
     found = [Line(text, "bold") for text in layout.lines(view.names)]
     for row, stack in zip(view.rows, stacks, strict=True):
-        found += [Line(text, _STYLES[row.kind]) for text in layout.stacked(stack)]
+        if row.kind == "folded":
+            indent = " " * (layout.widths[0] + GAP)
+            texts = [indent + text for text in fold_words(row.cells[0].text, width - len(indent))]
+        else:
+            texts = layout.stacked(stack)
+        found += [Line(text, _STYLES[row.kind]) for text in texts]
     if layout.left_out:
         left_out = f"too narrow for {', '.join(layout.left_out)}: widen the terminal"
         found += [Line(text, "yellow") for text in fold_words(left_out, width)]

@@ -78,6 +78,7 @@ class _Rows:
         self._columns = columns
         self._old = _side([change.old for change in difference.steps])
         self._new = _side([change.new for change in difference.steps])
+        self._above: dict[str, OutlineStep | None] = {"old": None, "new": None}
 
     @cached_property
     def made(self) -> list[Row]:
@@ -101,6 +102,7 @@ class _Rows:
 
     def _fold(self, unchanged: int, noun: str) -> Iterator[Row]:
         if unchanged:
+            self._above = {"old": None, "new": None}
             yield Row("", (Cell(count(unchanged, f"unchanged {noun}")), *[Cell("")] * len(self._columns)), "folded")
 
     def _around(self, changes: Sequence[StepChange]) -> set[int]:
@@ -141,12 +143,14 @@ class _Rows:
             yield from self._whole(change.new, "+", "added")
         elif change.old is not None:
             yield from self._whole(change.old, "-", "removed")
+        self._above = {"old": change.old, "new": change.new}
 
     def _changed(self, change: StepChange, old: OutlineStep, new: OutlineStep) -> Iterator[Row]:
         rewritten = {"operation", "expression", "turns", "outputs"} & set(change.changed)
         kind: Kind = "changed" if change.shown else "same"
-        text = label(new, self._depth(new, self._new))
-        step = Cell(text, label(old, self._depth(old, self._old)) if rewritten else None)
+        text = label(new, self._depth(new, self._new), self._above["new"])
+        before = label(old, self._depth(old, self._old), self._above["old"]) if rewritten else text
+        step = Cell(text, before if before != text else None)
         number = _number(old.index, new.index)
         if len(old.outputs) == len(new.outputs) == 1:
             yield Row(number, (step, *self._pair(change, 0)), kind)
@@ -172,7 +176,8 @@ class _Rows:
     def _whole(self, step: OutlineStep, sign: str, kind: Kind) -> Iterator[Row]:
         side = self._new if kind == "added" else self._old
         number = f"{sign}{step.index}" if step.operation != INPUT else sign
-        text = Cell(label(step, self._depth(step, side)))
+        above = self._above["new" if kind == "added" else "old"]
+        text = Cell(label(step, self._depth(step, side), above))
         if len(step.outputs) == 1:
             yield Row(number, (text, *self._cells(step.outputs[0], kind)), kind)
         else:

@@ -35,7 +35,7 @@ def label(trace: Trace, step: Step, shown: Container[int]) -> str:
     before, after = _names(step, text)
     above = _above(trace, step, shown)
     if above:
-        text = _elided(text, above, len(before) + len(text) + len(after) > LONG)
+        text = elided(text, above, len(before) + len(text) + len(after) > LONG)
     turns = "".join(f"×{visible(loop.expression)} " for loop in trace.loops if loop.first <= step.index <= loop.last)
     return turns + "↳ " * _depth(trace, step) + before + text + after
 
@@ -83,7 +83,8 @@ def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:
     return short(previous.expression) if used else None
 
 
-def _elided(text: str, part: str, long: bool) -> str:
+def elided(text: str, part: str, long: bool) -> str:
+    """Return a text with `…` for a part of it, where that is what a method is called on, or `long` says so."""
     places = [match.span() for match in re.finditer(rf"(?<![\w.]){re.escape(part)}(?!\w)", text)]
     if len(places) != 1 or part == text:
         return text
