@@ -41,7 +41,7 @@ def _differing(differences: Differences) -> list[FileDifference]:
 def _summary(differences: Differences) -> list[str]:
     differing = _differing(differences)
     same = [file.name for file in differences.files if not file.difference]
-    verb = "differs" if len(differing) == 1 else "differ"
+    verb = "differs" if 1 in (len(differing), len(differences.files)) else "differ"
     lines = [f"{len(differing):,} of {count(len(differences.files), 'file')} {verb}"]
     lines += [f"no difference: {', '.join(same)}"] if same else []
     for side, names in ((differences.old, differences.only_old), (differences.new, differences.only_new)):
