@@ -38,7 +38,7 @@ class Snapshots:
         """Look beside the tests that were found for files that none of them reads."""
         stems: dict[Path, set[str]] = {}
         for item in self.asking:
-            stems.setdefault(_folder(item), set()).add(_stem(item.name))
+            stems.setdefault(_folder(item), set()).add(_stem(_name(item)))
         for folder, known in stems.items():
             self.unused |= {str(path) for path in folder.glob("*.txt") if path.stem.partition("@")[0] not in known}
 
@@ -104,7 +104,7 @@ def shape_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
 
     def compare(target: Trace | str | Callable[..., Any], /, *, name: str | None = None, **how: Any) -> None:
         __tracebackhide__ = True
-        path = _folder(request.node) / f"{_stem(request.node.name)}{'@' + _safe(name) if name else ''}.txt"
+        path = _folder(request.node) / f"{_stem(_name(request.node))}{'@' + _safe(name) if name else ''}.txt"
         if path in asked:
             pytest.fail("a test's second snapshot needs a name of its own: shape_snapshot(…, name=…)", pytrace=False)
         asked.add(path)
@@ -174,6 +174,11 @@ def _problem(path: Path, trace: Trace, config: pytest.Config) -> str | None:
 
 def _folder(item: Any) -> Path:
     return Path(item.path).parent / FOLDER / Path(item.path).stem
+
+
+def _name(item: pytest.Item) -> str:
+    """Return a test's name within its module, with the classes around it."""
+    return ".".join([*(node.name for node in item.listchain() if isinstance(node, pytest.Class)), item.name])
 
 
 def _stem(name: str) -> str:
