@@ -32,7 +32,8 @@ def compare(old: Outline, new: Outline) -> Difference:
     sizes = [SizeChange(letter, old.sizes.get(letter), new.sizes.get(letter)) for letter in letters]
     sizes = [one for one in sizes if one.old != one.new]
     found: set[Kind] = {kind for one in (*inputs, *steps) for kind in one.kinds}
-    if sizes:
+    # a letter that only one side has comes with an input or an axis, which is told there
+    if any(one.old is not None and one.new is not None for one in sizes):
         found.add("size")
     if not renames.same_text(old.failure or "", new.failure or ""):
         found.add("steps")

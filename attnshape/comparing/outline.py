@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -178,10 +178,12 @@ class _Kept:
 
 
 def _step(step: Step, kept: _Kept, loops: tuple[Loop, ...], composite: bool) -> OutlineStep:
-    around = sorted(
-        (loop for loop in loops if loop.first <= step.index <= loop.last), key=lambda loop: loop.first - loop.last
-    )
-    uses = [kept.reference(one) for one in step.operands if one.step is not None or one.input is not None]
+    around = sorted(_around(step.index, loops), key=lambda loop: loop.first - loop.last)
+    read = [one for one in step.operands if one.step is not None or one.input is not None]
+    # what each turn of a loop made is read as often as it turns, which is a matter of sizes
+    turned = {one for one in read if one.step is not None and set(_around(one.step, loops)) - set(around)}
+    once = [one for place, one in enumerate(read) if one not in turned or one not in read[:place]]
+    uses = list(map(kept.reference, once))
     if composite:
         # a library's function uses its operands in an order that is its own affair
         uses = sorted(set(uses), key=lambda one: (one.step or 0, one.output, one.input or ""))
@@ -194,6 +196,10 @@ def _step(step: Step, kept: _Kept, loops: tuple[Loop, ...], composite: bool) -> 
         turns=tuple(Turns(loop.expression, loop.count) for loop in around),
         outputs=tuple(_tensor(output, kept) for output in step.outputs),
     )
+
+
+def _around(index: int, loops: tuple[Loop, ...]) -> Iterator[Loop]:
+    return (loop for loop in loops if loop.first <= index <= loop.last)
 
 
 def _input(given: NamedTensor) -> OutlineStep:

@@ -30,7 +30,7 @@ def header(difference: Difference, command: str) -> Header:
     """Return what stands above the table."""
     old, new = difference.old, difference.new
     letters = sorted({**old.sizes, **new.sizes}, key=lambda one: ORDER.get(one, len(ORDER)))
-    sizes = tuple(f"{visible(one)}={_sizes(old.sizes.get(one), new.sizes.get(one))}" for one in letters)
+    sizes = tuple(f"{visible(one)}={_size(old.sizes.get(one), new.sizes.get(one))}" for one in letters)
     return Header(visible(command), _both(visible(old.target), visible(new.target)), sizes)
 
 
@@ -118,8 +118,10 @@ def _both(old: str, new: str) -> str:
     return new if old == new else f"{old}{_ARROW}{new}"
 
 
-def _sizes(old: int | None, new: int | None) -> str:
-    return _both("none" if old is None else str(old), "none" if new is None else str(new))
+def _size(old: int | None, new: int | None) -> str:
+    if old is None or new is None:
+        return f"{new} (new only)" if old is None else f"{old} (old only)"
+    return _both(str(old), str(new))
 
 
 def _steps(difference: Difference, side: str) -> list[OutlineStep]:

@@ -23,7 +23,14 @@ def test_imports_run_one_way() -> None:
     "name",
     [
         *("errors", "dims", "axis", "signature", "sizes", "model", "schema", "step_text"),
-        *("comparing.compare", "comparing.folders", "render.formats", "render.diff_formats", "cli.app", "pytest_plugin"),
+        *(
+            "comparing.compare",
+            "comparing.folders",
+            "render.formats",
+            "render.diff_formats",
+            "cli.app",
+            "pytest_plugin",
+        ),
     ],
 )
 def test_no_torch_is_imported_for(name: str) -> None:
