@@ -68,8 +68,9 @@ class _Comparison:
         if old is None or new is None:
             return StepChange(old=old, new=new, kinds=("steps",))
         facts = self._facts(old, new)
+        sizes = self._old.sizes, self._new.sizes
         outputs = tuple(
-            OutputChange(one, other, changed(one, other, self._origins, self._new.sizes))
+            OutputChange(one, other, changed(one, other, self._origins, sizes))
             if one is not None and other is not None
             else OutputChange(one, other)
             for one, other in zip_longest(old.outputs, new.outputs)

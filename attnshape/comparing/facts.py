@@ -10,6 +10,7 @@ from attnshape.comparing.origins import Origins
 from attnshape.comparing.outline import Tensor
 from attnshape.errors import AttnshapeError
 
+Sizes = Mapping[str, int]
 _KIND_OF: dict[Fact, Kind] = {
     "signature": "signature",
     "shape": "size",
@@ -20,8 +21,8 @@ _KIND_OF: dict[Fact, Kind] = {
 """What follows from other facts, bytes and a shape beside a signature, counts for nothing of its own."""
 
 
-def changed(old: Tensor, new: Tensor, origins: Origins, sizes: Mapping[str, int]) -> tuple[Fact, ...]:
-    """Return which facts differ; `sizes` are the new side's, at which the old strides' formulas are read."""
+def changed(old: Tensor, new: Tensor, origins: Origins, sizes: tuple[Sizes, Sizes]) -> tuple[Fact, ...]:
+    """Return which facts differ; `sizes` are those of the old side and of the new one."""
     found: dict[Fact, bool] = {
         "signature": old.signature != new.signature,
         "shape": old.shape != new.shape,
@@ -39,11 +40,12 @@ def kinds(facts: tuple[Fact, ...]) -> frozenset[Kind]:
     return frozenset(_KIND_OF[fact] for fact in counting)
 
 
-def same_strides(old: Tensor, new: Tensor, sizes: Mapping[str, int]) -> bool:
+def same_strides(old: Tensor, new: Tensor, sizes: tuple[Sizes, Sizes]) -> bool:
     """Say whether two tensors lie in memory in the same way.
 
     They do where both are contiguous, or fill their memory with the axes in the same order. Else the numbers must be
-    the same, or at other sizes what the old formulas give; an axis of one element has a stride that nothing reads.
+    the same, or those that one side's formulas give at the other's sizes; an axis of one element has a stride that
+    nothing reads.
     """
     if old.contiguous != new.contiguous or len(old.stride) != len(new.stride):
         return False
@@ -55,7 +57,10 @@ def same_strides(old: Tensor, new: Tensor, sizes: Mapping[str, int]) -> bool:
     read = [place for place in range(len(new.stride)) if not old.shape[place] == new.shape[place] == 1]
     if all(old.stride[place] == new.stride[place] for place in read):
         return True
-    return bool(old.formulas) and all(_at(old.formulas[place], sizes) == new.stride[place] for place in read)
+    return any(
+        bool(one.formulas) and all(_at(one.formulas[place], there) == other.stride[place] for place in read)
+        for one, other, there in ((old, new, sizes[1]), (new, old, sizes[0]))
+    )
 
 
 def _dense_order(tensor: Tensor) -> list[int] | None:
@@ -71,7 +76,7 @@ def _dense_order(tensor: Tensor) -> list[int] | None:
     return order
 
 
-def _at(formula: str, sizes: Mapping[str, int]) -> int | None:
+def _at(formula: str, sizes: Sizes) -> int | None:
     try:
         return axis.parse(formula).evaluate(sizes)
     except (AttnshapeError, KeyError):
