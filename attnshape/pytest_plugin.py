@@ -22,6 +22,8 @@ FLAG = "--shapes-update"
 _OUTPUT = "attnshape_snapshots"
 _LONGEST = 100
 """The most characters of a file's name."""
+_MOST_FILES = 10
+"""That are named at the end."""
 _MOST_LINES = 80
 """Of a table of differences, before it is cut."""
 
@@ -31,14 +33,16 @@ class Snapshots:
 
     def __init__(self) -> None:
         self.written: set[str] = set()
+        self.folders: set[Path] = set()
+        """Where the snapshots of the tests that were found would lie."""
         self.asking: set[pytest.Item] = set()
         self.unused: set[str] = set()
 
     def find_unused(self) -> None:
         """Look beside the tests that were found for files that none of them reads."""
-        stems: dict[Path, set[str]] = {}
+        stems: dict[Path, set[str]] = {folder: set() for folder in self.folders}
         for item in self.asking:
-            stems.setdefault(_folder(item), set()).add(_stem(_name(item)))
+            stems[_folder(item)].add(_stem(_name(item)))
         for folder, known in stems.items():
             self.unused |= {str(path) for path in folder.glob("*.txt") if path.stem.partition("@")[0] not in known}
 
@@ -59,14 +63,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Note which tests have snapshots, also those that aren't run."""
+    snapshots = item.config.stash[_KEY]
+    snapshots.folders.add(_folder(item))
     if "shape_snapshot" in getattr(item, "fixturenames", ()):
-        item.config.stash[_KEY].asking.add(item)
+        snapshots.asking.add(item)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Find what is unused, unless single tests were named; a worker tells the process that started it."""
+    """Find what is unused, where each module's tests were all found; a worker tells the process that started it."""
     snapshots = session.config.stash[_KEY]
-    if not any("::" in argument for argument in session.config.args):
+    part = any("::" in argument for argument in session.config.args) or session.config.getoption("lf", False)
+    if not part:
         snapshots.find_unused()
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
@@ -88,7 +95,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for words, files in (("written", snapshots.written), ("that no test asks for", snapshots.unused)):
         if files:
             count = "1 snapshot" if len(files) == 1 else f"{len(files)} snapshots"
-            terminalreporter.write_line(f"attnshape: {count} {words}: {', '.join(_relative(sorted(files), config))}")
+            named = _relative(sorted(files)[:_MOST_FILES], config)
+            named += [f"and {len(files) - _MOST_FILES} more"] * (len(files) > _MOST_FILES)
+            terminalreporter.write_line(f"attnshape: {count} {words}: {', '.join(named)}")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,15 @@ def test_saved_traces_need_no_torch(saved: Path) -> None:
     for form in ("table", "markdown", "json"):
         words = [sys.executable, "-c", code, "diff", "old.json", "shorter.json", "--format", form]
         assert subprocess.run(words, check=False, capture_output=True).returncode == 1
+
+
+def test_the_order_of_python_s_sets_is_no_matter(saved: Path) -> None:
+    printed = set()
+    for seed in ("1", "2", "3"):
+        words = [sys.executable, "-m", "attnshape", "diff", "failed.json", "shorter.json", "--format", "json"]
+        done = subprocess.run(words, check=False, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        printed.add(done.stdout)
+    assert len(printed) == 1
 
 
 def test_a_target_beside_a_saved_trace(attnshape: Attnshape, folder: Path) -> None:

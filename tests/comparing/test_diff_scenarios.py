@@ -110,6 +110,8 @@ def test_a_changed_size_is_no_other_signature_or_stride(name: str) -> None:
         ("examples/rotary.py:RotaryAttention", {"init": "D, H", "inputs": {"x": "B L D"}}),
         ("examples/gqa.py:GroupedQueryAttention", {"init": "D, H, Hkv", "inputs": {"x": "B L D"}}),
         ("tests/libraries/cases/transformers_text_cases.py:bert", {}),
+        ("tests/libraries/cases/transformers_text_cases.py:llama_fused", {}),
+        ("tests/libraries/cases/torch_cases.py:encoder_layer", {}),
     ],
 )
 def test_a_changed_size_of_what_others_wrote(

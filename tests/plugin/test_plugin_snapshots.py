@@ -192,6 +192,28 @@ def test_files_that_no_test_asks_for_are_told(run: Run) -> None:
     assert "no test asks" not in run("test_it.py::test_one")[1]
 
 
+def test_files_are_told_where_no_test_has_snapshots_any_more(run: Run) -> None:
+    run.write("def test_one():\n    pass\n", multi_head())
+    run.snapshots.mkdir(parents=True)
+    for number in range(12):
+        (run.snapshots / f"test_{number}.txt").write_text("")
+    said = run()[1]
+    assert "attnshape: 12 snapshots that no test asks for: snapshots/test_it/test_0.txt, " in said
+    assert ", and 2 more" in said
+
+
+def test_nothing_is_told_where_only_what_failed_is_run_again(run: Run) -> None:
+    run.write(ONE + "\ndef test_two(shape_snapshot):\n    shape_snapshot(saved())\n", multi_head())
+    run("--shapes-update")
+    run.save(changed())
+    (run.snapshots / "test_two.txt").write_text(write_snapshot(snapshot_of(changed())))
+    cached = ("-p", "cacheprovider")
+    assert "1 failed" in run(*cached)[1]
+    again = run("--lf", *cached)[1]
+    assert "1 failed" in again
+    assert "no test asks" not in again
+
+
 def test_many_workers_write_and_tell_all(run: Run) -> None:
     tests = "@pytest.mark.parametrize('n', range(12))\ndef test_it(shape_snapshot, n):\n    shape_snapshot(saved())\n"
     run.write(tests, multi_head())
