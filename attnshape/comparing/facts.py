@@ -44,8 +44,8 @@ def same_strides(old: Tensor, new: Tensor, sizes: tuple[Sizes, Sizes]) -> bool:
     """Say whether two tensors lie in memory in the same way.
 
     They do where both are contiguous, or fill their memory with the axes in the same order. Else the numbers must be
-    the same, or those that one side's formulas give at the other's sizes; an axis of one element has a stride that
-    nothing reads.
+    the same, or those that one side's formulas give at the other's sizes, or unexplained on both sides; an axis of one
+    element has a stride that nothing reads.
     """
     if old.contiguous != new.contiguous or len(old.stride) != len(new.stride):
         return False
@@ -57,10 +57,25 @@ def same_strides(old: Tensor, new: Tensor, sizes: tuple[Sizes, Sizes]) -> bool:
     read = [place for place in range(len(new.stride)) if not old.shape[place] == new.shape[place] == 1]
     if all(old.stride[place] == new.stride[place] for place in read):
         return True
-    return any(
-        bool(one.formulas) and all(_at(one.formulas[place], there) == other.stride[place] for place in read)
-        for one, other, there in ((old, new, sizes[1]), (new, old, sizes[0]))
+    return all(_follows(old, new, place, sizes) for place in read)
+
+
+def _follows(old: Tensor, new: Tensor, place: int, sizes: tuple[Sizes, Sizes]) -> bool:
+    """Say whether the stride of an axis is another only because the sizes are."""
+    if old.formulas and _at(old.formulas[place], sizes[1]) == new.stride[place]:
+        return True
+    if new.formulas and _at(new.formulas[place], sizes[0]) == old.stride[place]:
+        return True
+    # a number that isn't the same at other sizes is no constant: nobody knows its formula
+    unknown = (
+        bool(old.formulas and new.formulas) and old.formulas[place].isdecimal() and new.formulas[place].isdecimal()
     )
+    return unknown and sizes[0] != sizes[1] and _order(old) == _order(new)
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """Return the axes from the outermost in memory to the innermost."""
+    return sorted(range(len(tensor.stride)), key=lambda place: -tensor.stride[place])
 
 
 def _dense_order(tensor: Tensor) -> list[int] | None:

@@ -40,6 +40,10 @@ def laid_out(shape: tuple[int, ...], stride: tuple[int, ...], formulas: str = ""
         (laid_out((10, 64), (192, 1)), laid_out((10, 32), (96, 1)), False),
         (laid_out((10, 64), (192, 1), "3*X 1"), laid_out((10, 32), (96, 1), "3*X 1"), False),
         (laid_out((10, 64), (192, 1), "D//0 1"), laid_out((10, 32), (96, 1), "((( 1"), False),
+        # numbers without a formula that aren't the same at other sizes, and axes in another order
+        (laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 32), (96, 1), "96 1"), True),
+        (laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 32), (1, 96), "1 96"), False),
+        (laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 32), (96, 1)), False),
         # nothing steps along an axis of one element
         (laid_out((1, 10, 5), (99, 1, 20)), laid_out((1, 10, 5), (7, 1, 20)), True),
         (laid_out((2, 10, 5), (99, 1, 20)), laid_out((2, 10, 5), (7, 1, 20)), False),
@@ -52,6 +56,11 @@ def test_same_strides(old: Tensor, new: Tensor, same: bool) -> None:
     small, large = {"D": 64}, {"D": 32}
     assert same_strides(old, new, (small, large)) is same
     assert same_strides(new, old, (large, small)) is same
+
+
+def test_numbers_without_a_formula_differ_at_the_same_sizes() -> None:
+    old, new = laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 64), (96, 1), "96 1")
+    assert not same_strides(old, new, ({"D": 64}, {"D": 64}))
 
 
 def test_contiguous_tensors_lie_alike_at_any_shape() -> None:
@@ -95,6 +104,15 @@ def test_a_view_of_what_was_inserted_in_between_is_no_other_storage() -> None:
     old = code(made, view_of(step(2, "w(x).view()", "view", read(1), "q", "B H L"), read(1)[0]))
     doubled = step(2, "w(x) * 2", "mul", read(1), None, "B L D")
     new = code(made, doubled, view_of(step(3, "(w(x) * 2).view()", "view", read(2), "q", "B H L"), read(2)[0]))
+    difference = compare(old, new)
+    assert [(one.old is None, one.kinds) for one in difference.steps if one.shown] == [(True, ("steps",))]
+
+
+def test_a_view_of_a_sum_that_was_inserted_is_a_view_of_what_it_adds() -> None:
+    first, second = step(1, "a(x)", "a", X, "a", "B L D"), step(2, "b(x)", "b", X, "b", "B L D")
+    old = code(first, second, view_of(step(3, "a.view()", "view", read(1), "q", "B H L"), read(1)[0]))
+    total = step(3, "a + b", "add", read(1, 2), "total", "B L D")
+    new = code(first, second, total, view_of(step(4, "total.view()", "view", read(3), "q", "B H L"), read(3)[0]))
     difference = compare(old, new)
     assert [(one.old is None, one.kinds) for one in difference.steps if one.shown] == [(True, ("steps",))]
 
