@@ -29,7 +29,7 @@ _NUMBER = r"-?\d{1,18}"
 """What fits into 64 bits."""
 _SIZE = re.compile(rf"({WORD})=({_NUMBER})(?=\s|$)")
 _TURNS = re.compile(rf"×({WORD})=({_NUMBER})(?=\s|$)")
-_BYTES = re.compile(rf"new (-?\d{{1,9}}|{_NUMBER}(?= B)) ({'|'.join(unit for unit, _ in UNITS)})")
+_BYTES = re.compile(rf"new ({_NUMBER}) ({'|'.join(unit for unit, _ in UNITS)})")
 _KINDS: dict[str, StorageKind] = {verb: kind for kind, verb in VERBS.items()}
 
 
@@ -201,7 +201,10 @@ def _storage(text: str) -> tuple[StorageKind, Reference | None, int]:
     if not text:
         return "new", None, 0
     if new := _BYTES.fullmatch(text):
-        return "new", None, int(new[1]) * dict(UNITS)[new[2]]
+        count = int(new[1]) * dict(UNITS)[new[2]]
+        if abs(count) >= 2**63:
+            raise _LineError(f"{text[:40]!r} is more than any memory")
+        return "new", None, count
     for verb, kind in _KINDS.items():
         if text.startswith(f"{verb} "):
             of = text.removeprefix(f"{verb} ")

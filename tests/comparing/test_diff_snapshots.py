@@ -51,6 +51,14 @@ def test_names_by_use_and_loops_are_read_back() -> None:
     assert "linear ×H=8 ×-(-L//4)=3" in write_snapshot(outline)
 
 
+@pytest.mark.parametrize("count", [1, 1023, 1024, 6400, 5 * 2**20, 3 * 2**30, 1_624_187_924_480, 2**60])
+def test_bytes_are_read_back_to_the_last_one(count: int) -> None:
+    (first, *others) = snapshot_of(version("Separate")).steps
+    made = replace(first, outputs=(replace(first.outputs[0], bytes=count),))
+    outline = replace(snapshot_of(version("Separate")), steps=(made, *others))
+    assert read_snapshot(write_snapshot(outline)) == outline
+
+
 def test_a_snapshot_is_a_small_text() -> None:
     text = write_snapshot(snapshot_of(version("Separate")))
     lines = text.splitlines()
@@ -125,6 +133,7 @@ def test_a_stride_that_differs_is_found_in_a_snapshot() -> None:
         ("L*D Dk D 1", "L*D Dk D", 9, "as many formulas as strides"),
         ("float32", "", 6, "a tensor has no dtype"),
         ("new 40 KiB", "brand-new 40 KiB", 7, "expected a storage"),
+        ("new 40 KiB", "new 999999999999999999 GiB", 7, "is more than any memory"),
         ("new 40 KiB", "new 40 MB", 7, "expected a storage"),
         ("view of 1\n", "view of 99\n", 8, "refers to step 99, which isn't there"),
         ("view of 1\n", "view of 1[4]\n", 8, "refers to step 1, which isn't there"),
