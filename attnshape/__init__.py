@@ -1,7 +1,7 @@
 """attnshape shows, proves and documents the shapes inside attention code.
 
 `trace` runs attention code and returns what it does with shapes as a `Trace`; `record` watches code that already runs;
-`check` looks for mistakes that no shape tells of, and returns a `Report`.
+`check` looks for mistakes that no shape tells of, and returns a `Report`; `diff` compares two traces step by step.
 Nothing slow is imported before the first use of one of them.
 """
 
@@ -12,19 +12,36 @@ from typing import TYPE_CHECKING
 from attnshape.errors import AttnshapeError
 
 if TYPE_CHECKING:
-    from attnshape.api import check, record, trace
+    from attnshape.api import check, diff, record, trace
+    from attnshape.asserting import assert_shapes
+    from attnshape.comparing.difference import Difference
     from attnshape.model import Trace
     from attnshape.recording import Recording
     from attnshape.report import Report
 
 __version__ = "0.1.0"
-__all__ = ["AttnshapeError", "Recording", "Report", "Trace", "__version__", "check", "record", "trace"]
+__all__ = [
+    "AttnshapeError",
+    "Difference",
+    "Recording",
+    "Report",
+    "Trace",
+    "__version__",
+    "assert_shapes",
+    "check",
+    "diff",
+    "record",
+    "trace",
+]
 
 _HOMES = {
+    "Difference": "comparing.difference",
     "Recording": "recording",
     "Report": "report",
     "Trace": "model",
+    "assert_shapes": "asserting",
     "check": "api",
+    "diff": "api",
     "record": "api",
     "trace": "api",
 }

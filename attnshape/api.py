@@ -1,4 +1,4 @@
-"""The public functions: `trace` and `check` what can be run at any sizes, `record` what runs already."""
+"""The public functions: `trace` and `check` what can be run at any sizes, `record` what runs, `diff` two traces."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from attnshape.wording import in_python
 if TYPE_CHECKING:
     import torch
 
+    from attnshape.comparing.difference import Difference
     from attnshape.model import Trace
     from attnshape.recording import Recording
     from attnshape.report import Report
@@ -135,6 +136,30 @@ def check(
         return _run(request, settings, partial(check_request, request, settings, parsed, time_limit))
     except AttnshapeError as error:
         raise in_python(error) from error.__cause__
+
+
+def diff(old: Trace, new: Trace) -> Difference:
+    """Return what differs between two traces, step by step; it is true where anything does.
+
+    Steps are aligned by what they do, so that an inserted step is one addition and what only has another name is no
+    difference; nor is anything that depends on the machine, the path, the seed or the versions.
+
+    >>> def attention(q, k):
+    ...     return (q @ k.mT).softmax(-1)
+    >>> def scaled(q, k):
+    ...     scores = q @ k.mT
+    ...     return (scores / q.shape[-1] ** 0.5).softmax(-1)
+    >>> inputs = {"q": "B Lq Dk", "k": "B Lk Dk"}
+    >>> difference = diff(trace(attention, inputs=inputs), trace(scaled, inputs=inputs))
+    >>> [step.new.expression for step in difference.steps if step.old is None]
+    ['scores / q.shape[-1] ** 0.5']
+    >>> difference.kinds
+    ('steps',)
+    """
+    from attnshape.comparing.compare import compare
+    from attnshape.comparing.outline import outline
+
+    return compare(outline(old), outline(new))
 
 
 Made = TypeVar("Made")

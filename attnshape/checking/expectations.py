@@ -16,6 +16,8 @@ from attnshape.signature import parse_named
 from attnshape.tracing.raw import RawTensor, RawTrace
 
 OUTPUT = "output"
+_RETURNED = re.compile(r"return\[(\d+)\]")
+"""The tensor that the target returned in that place, from 0, and nothing else: no variable can be called so."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def _verdict(wanted: Expected, runs: Runs) -> Expectation:
     if not tensors_named(wanted.name, actual):
         if actual.failure is not None:
             return Expectation(wanted.name, wanted.signature, False, "the code failed before it was made")
+        if _RETURNED.fullmatch(wanted.name):
+            return Expectation(wanted.name, wanted.signature, False, "nothing is returned there")
         raise AttnshapeError(
             f"--expect {wanted.name!r}: no tensor has that name",
             nearest(wanted.name, names_of(actual), "the tensors with names are"),
@@ -100,6 +104,9 @@ def _difference(signature: str, tensor: RawTensor, sizes: Mapping[str, int]) -> 
 
 def tensors_named(name: str, run: RawTrace) -> list[RawTensor]:
     """Return the run's tensors of a name; for `output` what the target returned, the first of several."""
+    if returned_at := _RETURNED.fullmatch(name):
+        references = [reference for _, reference in run.returned][int(returned_at[1]) :][:1]
+        return [tensor for one in references if (tensor := tensor_of(one, run)) is not None]
     found = [output.tensor for step in run.steps for output in step.outputs if output.name == name]
     found += [tensor for given, tensor in run.inputs if given == name]
     returned = dict(run.returned)

@@ -9,6 +9,7 @@ import typer
 from attnshape import __version__
 from attnshape.cli.catalog import catalog
 from attnshape.cli.check import check
+from attnshape.cli.diff import diff
 from attnshape.cli.glossary import glossary
 from attnshape.cli.rule import rule
 from attnshape.cli.show import show
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for verb in (trace, check, rule, show, catalog, glossary):
+for verb in (trace, check, diff, rule, show, catalog, glossary):
     app.command()(verb)
 
 

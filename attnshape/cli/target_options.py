@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -89,13 +89,23 @@ def takes_target(verb: Callable[..., None]) -> Callable[..., None]:
 
     The verb is called with the target and with the flags that were typed, `Flags`, before its own.
     """
-    shared = inspect.signature(_declared, eval_str=True).parameters
-    own = dict(list(inspect.signature(verb, eval_str=True).parameters.items())[2:])
+    return _taking(verb, 2, ())
+
+
+def takes_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return the verb as `takes_target` does, for one that has targets of its own: its first parameter is the flags."""
+    return _taking(verb, 1, ("target",))
+
+
+def _taking(verb: Callable[..., None], first: int, without: Sequence[str]) -> Callable[..., None]:
+    declared = inspect.signature(_declared, eval_str=True).parameters
+    shared = {name: one for name, one in declared.items() if name not in without}
+    own = dict(list(inspect.signature(verb, eval_str=True).parameters.items())[first:])
 
     def called(**given: Any) -> None:
-        target, *values = (given.pop(name) for name in shared)
-        flags = {_flag(name): texts(value) for name, value in zip(list(shared)[1:], values, strict=True)}
-        verb(target, Flags(flags), **given)
+        target = [given.pop("target")] if "target" in shared else []
+        flags = {_flag(name): texts(given.pop(name)) for name in shared if name != "target"}
+        verb(*target, Flags(flags), **given)
 
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*shared.values(), *own.values())]
     called.__name__, called.__doc__ = verb.__name__, verb.__doc__

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import re
-import tokenize
 from collections.abc import Container
 
 from attnshape.model import Step, Trace
 from attnshape.render.text import visible
+from attnshape.step_text import unfolded, without_self
 
 LONG = 40
 """From how many characters on an argument is shortened too; a method's receiver always is."""
 
 _LONGEST = 120
 """From how many characters on a call's last arguments are left out."""
-
-_OPENING, _CLOSING = "([{", ")]}"
 
 
 def one_line(expression: str) -> str:
@@ -25,9 +22,7 @@ def one_line(expression: str) -> str:
     >>> one_line("x.view(\n    B,  # batch\n    L,\n)")
     'x.view(B, L)'
     """
-    if "\n" not in expression:
-        return visible(expression.strip().replace("\t", " "))
-    return visible(_folded(expression))
+    return visible(unfolded(expression))
 
 
 def label(trace: Trace, step: Step, shown: Container[int]) -> str:
@@ -36,11 +31,11 @@ def label(trace: Trace, step: Step, shown: Container[int]) -> str:
     `name = expression` where the source assigns it, `expression as name` where the name is a later consumer's variable.
     `shown` holds the indices of the steps that have a row.
     """
-    text = _clipped(short(step.expression))
+    text = clipped(short(step.expression))
     before, after = _names(step, text)
     above = _above(trace, step, shown)
     if above:
-        text = _elided(text, above, len(before) + len(text) + len(after) > LONG)
+        text = elided(text, above, len(before) + len(text) + len(after) > LONG)
     turns = "".join(f"×{visible(loop.expression)} " for loop in trace.loops if loop.first <= step.index <= loop.last)
     return turns + "↳ " * _depth(trace, step) + before + text + after
 
@@ -50,7 +45,7 @@ def _names(step: Step, text: str) -> tuple[str, str]:
     names = [output.name for output in step.outputs]
     if not names or not all(names) or any(output.tensor.storage.kind == "inplace" for output in step.outputs):
         return "", ""
-    bound = visible(", ".join(_without_self(name) for name in names if name))
+    bound = visible(", ".join(without_self(name) for name in names if name))
     if bound == text:
         return "", ""
     by_use = any(output.by_use for output in step.outputs)
@@ -63,17 +58,13 @@ def short(expression: str) -> str:
     >>> short("self.Wq(x)")
     'Wq(x)'
     """
-    return _without_self(one_line(expression))
+    return without_self(one_line(expression))
 
 
-def _without_self(text: str) -> str:
-    return re.sub(r"(?<![\w.])self\.(?=\w)", "", text)
-
-
-def _clipped(text: str) -> str:
+def clipped(text: str) -> str:
     """Return a call without the last of its arguments where they are many.
 
-    >>> _clipped(f"f({', '.join(['argument'] * 30)})")[-21:]
+    >>> clipped(f"f({', '.join(['argument'] * 30)})")[-21:]
     'rgument, argument, …)'
     """
     if len(text) <= _LONGEST or not text.endswith(")"):
@@ -92,7 +83,8 @@ def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:
     return short(previous.expression) if used else None
 
 
-def _elided(text: str, part: str, long: bool) -> str:
+def elided(text: str, part: str, long: bool) -> str:
+    """Return a text with `…` for a part of it, where that is what a method is called on, or `long` says so."""
     places = [match.span() for match in re.finditer(rf"(?<![\w.]){re.escape(part)}(?!\w)", text)]
     if len(places) != 1 or part == text:
         return text
@@ -110,29 +102,3 @@ def _depth(trace: Trace, step: Step) -> int:
         step = trace.step(step.parent)
         depth += 1
     return depth
-
-
-def _folded(expression: str) -> str:
-    # In brackets a line break is no token that counts, whatever the indentation.
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(f"({expression}\n)").readline))
-    except (tokenize.TokenError, SyntaxError):
-        return " ".join(expression.split())
-    unseen = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.ENDMARKER)
-    kept = [token for token in tokens if token.type not in unseen][1:-1]
-    text = ""
-    row, column = 1, 1
-    calls: list[bool] = []
-    for token in kept:
-        if token.string in _OPENING:
-            calls.append(token.string == "(" and re.search(r"[\w)\]]$", text) is not None)
-        elif token.string in _CLOSING and calls and calls.pop():
-            # A call's last comma only ever stands before a line break.
-            text = text.removesuffix(",")
-        if token.start[0] == row:
-            text += " " * (token.start[1] - column)
-        elif text[-1:] not in _OPENING and token.string[:1] not in (*_CLOSING, "."):
-            text += " "
-        text += token.string
-        row, column = token.end
-    return text.strip()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.cells import cell_len
 
 from attnshape.render.fold import pad
@@ -20,12 +22,13 @@ def markdown(view: View) -> str:
         parts.append(_table(view))
     sentences = [f"- **{row.sentence[0]}** {prose(row.sentence[1])}" for row in view.rows if row.sentence]
     lists = ["\n".join(sentences)] if sentences else []
-    lists += ["\n".join(map(_item, view.footer))] if view.footer else []
+    lists += ["\n".join(map(item, view.footer))] if view.footer else []
     # Two lists in a row would become one: a comment that doesn't show keeps them apart.
     return "\n\n".join([*parts, "\n\n<!-- -->\n\n".join(lists)]).rstrip() + "\n"
 
 
-def _item(remark: Remark) -> str:
+def item(remark: Remark) -> str:
+    """Return a remark as an item of a list."""
     return "\n".join([f"- {prose_with_code(remark.text)}", *(f"  - {_tensor(one)}" for one in remark.tensors)])
 
 
@@ -54,7 +57,12 @@ def _table(view: View) -> str:
         if row.heading:
             rows.append(("", f"**{row.heading}**", *[""] * (len(view.columns) - 1)))
         rows.append(_cells(view, row))
-    widths = [max(3, *(min(cell_len(row[place]), _WIDEST) for row in rows)) for place in range(len(view.names))]
+    return ruled(rows)
+
+
+def ruled(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows of Markdown, the columns' names first, as a table whose first column is of numbers."""
+    widths = [max(3, *(min(cell_len(row[place]), _WIDEST) for row in rows)) for place in range(len(rows[0]))]
     rule = ("-" * (widths[0] - 1) + ":", *("-" * width for width in widths[1:]))
     lines = [_line(cells, widths) for cells in (rows[0], rule, *rows[1:])]
     return "\n".join(lines)

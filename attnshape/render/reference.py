@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnshape.model import NamedTensor, Reference, Role, Step, TensorRecord, Trace
 from attnshape.render.numbers import memory
 from attnshape.render.text import visible
+from attnshape.step_text import operation as operation
 
 
 def resolve(trace: Trace, reference: Reference) -> NamedTensor | None:
@@ -49,13 +50,3 @@ def operands(trace: Trace, step: Step) -> list[TensorRecord]:
     """Return the records of a step's operands, as far as the trace has them."""
     found = (resolve(trace, operand) for operand in step.operands)
     return [one.tensor for one in found if one is not None]
-
-
-def operation(name: str) -> str:
-    """Return an operation's short name.
-
-    >>> [operation(f"torch.Tensor.{end}") for end in ("view", "__matmul__", "add_", "T.__get__")]
-    ['view', 'matmul', 'add_', 'T']
-    """
-    short = name.removesuffix(".__get__").rpartition(".")[2]
-    return short[2:-2] if short.startswith("__") and short.endswith("__") and len(short) > 4 else short

@@ -5,7 +5,10 @@ import inspect
 
 import attnshape
 
-NAMES = ["AttnshapeError", "Recording", "Report", "Trace", "__version__", "check", "record", "trace"]
+NAMES = [
+    *("AttnshapeError", "Difference", "Recording", "Report", "Trace", "__version__"),
+    *("assert_shapes", "check", "diff", "record", "trace"),
+]
 
 
 def test_the_public_names_are_these() -> None:
@@ -16,10 +19,13 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_public_functions_are_documented_by_examples() -> None:
-    for function in (attnshape.trace, attnshape.record, attnshape.check):
+    for function in (attnshape.trace, attnshape.record, attnshape.check, attnshape.diff, attnshape.assert_shapes):
         assert function.__doc__ is not None
         assert ">>> " in function.__doc__
-    for public in (attnshape.Trace, attnshape.Recording, attnshape.Report, attnshape.AttnshapeError):
+    for public in (
+        *(attnshape.Trace, attnshape.Recording, attnshape.Report, attnshape.Difference),
+        attnshape.AttnshapeError,
+    ):
         assert inspect.getdoc(public)
 
 

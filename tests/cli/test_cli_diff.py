@@ -1,0 +1,301 @@
+"""`attnshape diff` as a verb: what its sides can be, how it ends, and what is refused in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from attnshape.comparing.snapshot import snapshot_of, write_snapshot
+from attnshape.model import Trace
+from attnshape.schema import to_json
+from tests.cli.running import Attnshape
+from tests.render.sample_traces import failed, hostile, multi_head, trace_of
+
+MODEL = """
+from helper import scaled
+
+def attention(q, k):
+    return scaled(q @ k.mT).softmax(-1)
+"""
+
+
+@pytest.fixture
+def saved(folder: Path) -> Path:
+    """A folder with saved traces: two that are the same but for where they were made, and others."""
+    made = multi_head()
+    save(folder / "old.json", made)
+    save(folder / "same.json", replace(made, torch="9.9", seed=4, device="cuda:0", command="elsewhere", python="4"))
+    save(folder / "shorter.json", replace(made, steps=made.steps[:-1], outputs=()))
+    save(folder / "empty.json", trace_of(()))
+    save(folder / "failed.json", failed())
+    return folder
+
+
+def save(path: Path, trace: Trace) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_json(trace))
+
+
+def write_model(path: Path, scaled: str) -> None:
+    path.mkdir(parents=True)
+    (path / "model.py").write_text(MODEL)
+    (path / "helper.py").write_text(f"def scaled(x):\n    return {scaled}\n")
+
+
+# how it ends
+
+
+def test_no_difference_is_status_0(attnshape: Attnshape, saved: Path) -> None:
+    result = attnshape("diff old.json same.json")
+    assert (result.status, result.err) == (0, "")
+    assert "- no difference" in result.out
+    assert "unchanged" not in result.out
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "status"),
+    [
+        ("", 1),
+        ("--fail-on any", 1),
+        ("--fail-on steps", 1),
+        ("--fail-on size,signature,stride,storage,dtype", 0),
+        ("--fail-on size --fail-on steps", 1),
+        ("--fail-on signature --fail-on ' stride , dtype'", 0),
+    ],
+)
+def test_only_what_is_asked_for_fails(attnshape: Attnshape, saved: Path, fail_on: str, status: int) -> None:
+    result = attnshape(f"diff old.json shorter.json {fail_on}")
+    assert result.status == status
+    assert "- differs in steps: 1 step removed" in result.out
+
+
+# its formats
+
+
+def test_markdown_is_for_pipes_and_files(attnshape: Attnshape, saved: Path) -> None:
+    result = attnshape("diff old.json shorter.json --output out.md")
+    assert (result.status, result.out) == (1, "")
+    text = (saved / "out.md").read_text()
+    assert text.startswith("`attnshape diff old.json shorter.json --output out.md`\n\n**multi-head**\n")
+    assert "| --: |" in text
+    assert "unchanged steps" in text
+
+
+def test_a_table_fits_its_terminal(attnshape: Attnshape, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (40, 80, 100, 160):
+        monkeypatch.setenv("COLUMNS", str(width))
+        result = attnshape("diff old.json failed.json --format table")
+        assert all(len(line) <= width for line in result.out.split("\n"))
+
+
+def test_json_has_a_schema_and_all_of_it(attnshape: Attnshape, saved: Path) -> None:
+    made = json.loads(attnshape("diff old.json shorter.json --format json").out)
+    assert made["schema"] == "attnshape/diff/1"
+    assert made["kinds"] == ["steps"]
+    assert [step["old"]["index"] for step in made["steps"] if step["new"] is None] == [len(multi_head().steps)]
+    assert made["old"]["totals"]["steps"] == made["new"]["totals"]["steps"] + 1
+
+
+def test_another_format_is_refused(attnshape: Attnshape, saved: Path) -> None:
+    result = attnshape("diff old.json same.json --format html")
+    assert (result.status, result.out) == (2, "")
+    assert result.err == "error: there is no format 'html'\nhint: the formats are auto, table, markdown, json\n"
+
+
+# its sides
+
+
+def test_saved_traces_need_no_torch(saved: Path) -> None:
+    code = (
+        "import sys; from attnshape.cli.run import run; status = run(sys.argv[1:]); "
+        "sys.exit(9 if 'torch' in sys.modules else status)"
+    )
+    for form in ("table", "markdown", "json"):
+        words = [sys.executable, "-c", code, "diff", "old.json", "shorter.json", "--format", form]
+        assert subprocess.run(words, check=False, capture_output=True).returncode == 1
+
+
+def test_the_order_of_python_s_sets_is_no_matter(saved: Path) -> None:
+    printed = set()
+    for seed in ("1", "2", "3"):
+        words = [sys.executable, "-m", "attnshape", "diff", "failed.json", "shorter.json", "--format", "json"]
+        done = subprocess.run(words, check=False, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        printed.add(done.stdout)
+    assert len(printed) == 1
+
+
+def test_a_target_beside_a_saved_trace(attnshape: Attnshape, folder: Path) -> None:
+    attnshape("trace scaled-dot-product --keys 7 --format json --output old.json")
+    assert attnshape("diff old.json scaled-dot-product --keys 7").status == 0
+    result = attnshape("diff old.json scaled-dot-product --keys 9 --fail-on size")
+    assert result.status == 1
+    assert "Lk=7 → 9" in result.out
+
+
+def test_options_are_for_both_targets(attnshape: Attnshape, folder: Path) -> None:
+    result = attnshape("diff multi-head multi-head --causal --heads 4")
+    assert result.status == 0
+    assert "H=4" in result.out
+    assert "steps 21" in result.out
+
+
+def test_targets_of_pyproject_have_options_of_their_own(attnshape: Attnshape, folder: Path) -> None:
+    (folder / "pyproject.toml").write_text(
+        '[tool.attnshape.targets.plain]\ntarget = "multi-head"\nheads = 4\nexpect = ["output: B L D"]\n'
+        '[tool.attnshape.targets.causal]\ntarget = "multi-head"\nheads = 4\ncausal = true\n'
+    )
+    result = attnshape("diff plain causal")
+    assert result.status == 1
+    assert "2 steps added" in result.out
+
+
+def test_two_versions_of_one_project_have_modules_of_their_own(attnshape: Attnshape, folder: Path) -> None:
+    write_model(folder / "old", "x * 2")
+    write_model(folder / "new", "x * 2 + 1")
+    write_model(folder / "again", "x * 2")
+    options = "--input 'q: B Lq Dk' --input 'k: B Lk Dk'"
+    assert attnshape(f"diff old/model.py:attention again/model.py:attention {options}").status == 0
+    # the second one's helper is its own, though it has the first one's name
+    result = attnshape(f"diff old/model.py:attention new/model.py:attention {options}")
+    assert result.status == 1
+    assert "1 step added" in result.out
+
+
+def test_two_packages_of_one_name(attnshape: Attnshape, folder: Path) -> None:
+    for name, more in (("old", ""), ("new", " * 3")):
+        package = folder / name / "package"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "part.py").write_text(f"def scores(q, k):\n    return q @ k.mT{more}\n")
+        (package / "model.py").write_text(
+            "from .part import scores\n\ndef attention(q, k):\n    return scores(q, k).softmax(-1)\n"
+        )
+    options = "--input 'q: B Lq Dk' --input 'k: B Lk Dk'"
+    result = attnshape(f"diff old/package/model.py:attention new/package/model.py:attention {options}")
+    assert result.status == 1
+    assert "1 step added" in result.out
+
+
+def test_a_snapshot_is_a_side(attnshape: Attnshape, saved: Path) -> None:
+    (saved / "snap.txt").write_text(write_snapshot(snapshot_of(multi_head())))
+    for sides in ("snap.txt old.json", "old.json snap.txt", "snap.txt snap.txt"):
+        assert attnshape(f"diff {sides}").status == 0
+    assert "1 step added" in attnshape("diff shorter.json snap.txt").out
+
+
+def test_traces_that_share_nothing(attnshape: Attnshape, saved: Path) -> None:
+    for sides in ("old.json empty.json", "empty.json old.json"):
+        result = attnshape(f"diff {sides}")
+        assert result.status == 1
+        assert "differs in steps" in result.out
+    assert attnshape("diff empty.json empty.json").status == 0
+
+
+def test_one_that_failed(attnshape: Attnshape, saved: Path) -> None:
+    assert attnshape("diff failed.json failed.json").status == 0
+    result = attnshape("diff old.json failed.json --format table")
+    assert result.status == 1
+    assert "✗ the new one fails at " in result.out
+    assert ", the other doesn't" in " ".join(result.out.split())
+
+
+# folders
+
+
+def test_folders_are_compared_file_by_file(attnshape: Attnshape, folder: Path) -> None:
+    made = multi_head()
+    shorter = replace(made, steps=made.steps[:-1], outputs=())
+    for side, other in (("before", made), ("after", shorter)):
+        save(folder / side / "a.json", made)
+        save(folder / side / "deep" / "b.json", other)
+        save(folder / side / f"only-{side}.json", made)
+        (folder / side / "readme.md").write_text("# no trace\n")
+    result = attnshape("diff before after")
+    assert result.status == 1
+    assert "**before → after**" in result.out
+    assert "- 1 of 2 files differs\n- no difference: a.json\n" in result.out
+    assert "- only in before: only-before.json\n- only in after: only-after.json\n" in result.out
+    assert [line for line in result.out.splitlines() if line.startswith("## ")] == ["## deep/b.json"]
+    assert "1 step removed" in result.out
+    table = attnshape("diff before after --format table").out
+    assert "deep/b.json" in table
+    assert "|" not in table
+    saved = json.loads(attnshape("diff before after --format json").out)
+    assert (saved["schema"], saved["only_new"]) == ("attnshape/diffs/1", ["only-after.json"])
+    assert [file["name"] for file in saved["files"]] == ["a.json", "deep/b.json"]
+
+
+def test_folders_of_the_same_are_no_difference(attnshape: Attnshape, folder: Path) -> None:
+    for side in ("before", "after"):
+        save(folder / side / "a.json", multi_head())
+    result = attnshape("diff before after")
+    assert result.status == 0
+    assert "- 0 of 1 file differs" in result.out
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        ("diff", "Missing argument 'OLD'", "attnshape diff --help"),
+        ("diff old.json", "Missing argument 'NEW'", "attnshape diff --help"),
+        ("diff old.json nothing.json", "NEW is 'nothing.json': no such file", "--format json --output FILE"),
+        ("diff some/where old.json", "OLD is 'some/where': no such file", "--format json --output FILE"),
+        ("diff old.json multihead", "NEW is 'multihead': neither a file, nor a target", "did you mean multi-head?"),
+        ("diff '' old.json", "OLD is empty", "name a saved trace"),
+        ("diff old.json blank.json", "blank.json is empty", "--format json --output FILE"),
+        ("diff old.json other.json", "other.json isn't JSON", "save it anew"),
+        ("diff old.json list.json", "list.json isn't a trace", "save it anew"),
+        ("diff old.json report.json", "it says it is 'attnshape/report/1'", "save it anew"),
+        ("diff snap.txt old.json", "snap.txt:1: this is no snapshot", "pytest --shapes-update"),
+        ("diff old.json .", ". is a folder, the other side isn't", "name two folders"),
+        ("diff none none", "no saved trace in none nor in none", "--format json --output FILE"),
+        ("diff old.json old.json --heads 4", "--heads is for targets", "leave it out"),
+        ("diff old.json old.json --causal", "--causal is for targets", "leave it out"),
+        ("diff old.json old.json --fail-on strides", "there is no kind 'strides'", "did you mean stride?"),
+        ("diff old.json old.json --fail-on ','", "--fail-on names nothing", "size, signature, stride"),
+        ("diff old.json model.py", "model.py is a file; which", "model.py:attention"),
+        ("diff old.json model.py:nothing", "nothing", "attention"),
+        ("diff old.json old.json --output none", "--output none is a folder", "write to a file in it"),
+        ("diff old.json multi-head --heads x", "--heads is 'x'", "for example --heads 4"),
+        ("diff old.json 'a\x00b'", "neither a file, nor a target", "the targets by name are"),
+    ],
+)
+def test_bad_input_is_refused_in_words(attnshape: Attnshape, saved: Path, line: str, said: str, hint: str) -> None:
+    (saved / "blank.json").write_text("")
+    (saved / "other.json").write_text("{")
+    (saved / "list.json").write_text("[1, 2]")
+    (saved / "report.json").write_text('{"schema": "attnshape/report/1"}')
+    (saved / "snap.txt").write_text("attnshape snapshot 7\n")
+    (saved / "none").mkdir()
+    (saved / "model.py").write_text("def attention(q):\n    return q * 2\n")
+    result = attnshape(line)
+    assert (result.status, result.out) == (2, "")
+    first, second, *others = result.err.splitlines()
+    assert first.startswith("error: ")
+    assert said in first
+    assert second.startswith("hint: ")
+    assert hint in second
+    assert others == []
+
+
+@pytest.mark.parametrize(
+    "text", ["[red]x[/]", "a|b\\|`c`", "\x1b[31m", "<b>&amp;", "x\ny | z", "\u202eabc", "**b** _i_", "= |"]
+)
+def test_nothing_in_a_trace_breaks_the_output(attnshape: Attnshape, folder: Path, text: str) -> None:
+    save(folder / "nasty.json", hostile(text))
+    save(folder / "plain.json", multi_head())
+    for form in ("table", "markdown"):
+        result = attnshape("diff", "nasty.json", "plain.json", "--format", form)
+        assert result.status == 1
+        assert all(line.isprintable() for line in result.out.split("\n"))
+    assert attnshape("diff", "nasty.json", "nasty.json").status == 0
+    json.loads(attnshape("diff", "nasty.json", "plain.json", "--format", "json").out)

@@ -1,0 +1,225 @@
+"""What counts as a difference of one tensor, of one reference, and of one name; worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+import attnshape
+from attnshape.comparing.compare import compare
+from attnshape.comparing.difference import Fact, Kind
+from attnshape.comparing.facts import kinds, same_strides
+from attnshape.comparing.outline import Outline, OutlineStep, Tensor, outline
+from attnshape.model import Reference
+from tests.comparing.drawn import step, tensor
+
+
+def laid_out(shape: tuple[int, ...], stride: tuple[int, ...], formulas: str = "") -> Tensor:
+    return Tensor(
+        dtype="float32",
+        signature="",
+        shape=shape,
+        stride=stride,
+        formulas=tuple(formulas.split()),
+        contiguous=False,
+        kind="new",
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        # a transposed tensor of another length, of which no formula is known
+        (laid_out((8, 10, 64), (64, 512, 1)), laid_out((8, 20, 64), (64, 512, 1)), True),
+        (laid_out((2, 8, 10), (80, 1, 8)), laid_out((2, 8, 20), (160, 1, 8)), True),
+        (laid_out((2, 8, 10), (80, 1, 8)), laid_out((2, 8, 20), (20, 40, 1)), False),
+        # a third of a wider tensor: rows with gaps between them
+        (laid_out((10, 64), (192, 1), "3*D 1"), laid_out((10, 32), (96, 1), "3*D 1"), True),
+        (laid_out((10, 64), (192, 1), "3*D 1"), laid_out((10, 32), (128, 1), "2*D 1"), False),
+        (laid_out((10, 64), (192, 1)), laid_out((10, 32), (96, 1), "3*D 1"), True),
+        (laid_out((10, 64), (192, 1)), laid_out((10, 32), (96, 1)), False),
+        (laid_out((10, 64), (192, 1), "3*X 1"), laid_out((10, 32), (96, 1), "3*X 1"), False),
+        (laid_out((10, 64), (192, 1), "D//0 1"), laid_out((10, 32), (96, 1), "((( 1"), False),
+        # numbers without a formula that aren't the same at other sizes, and axes in another order
+        (laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 32), (96, 1), "96 1"), True),
+        (laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 32), (1, 96), "1 96"), False),
+        (laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 32), (96, 1)), False),
+        # nothing steps along an axis of one element
+        (laid_out((1, 10, 5), (99, 1, 20)), laid_out((1, 10, 5), (7, 1, 20)), True),
+        (laid_out((2, 10, 5), (99, 1, 20)), laid_out((2, 10, 5), (7, 1, 20)), False),
+        # another number of axes, and none at all
+        (laid_out((10, 64), (1, 10)), laid_out((10, 8, 8), (1, 10, 80)), False),
+        (laid_out((10, 64), ()), laid_out((10, 64), ()), True),
+    ],
+)
+def test_same_strides(old: Tensor, new: Tensor, same: bool) -> None:
+    small, large = {"D": 64}, {"D": 32}
+    assert same_strides(old, new, (small, large)) is same
+    assert same_strides(new, old, (large, small)) is same
+
+
+def test_numbers_without_a_formula_differ_at_the_same_sizes() -> None:
+    old, new = laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 64), (96, 1), "96 1")
+    assert not same_strides(old, new, ({"D": 64}, {"D": 64}))
+
+
+def test_contiguous_tensors_lie_alike_at_any_shape() -> None:
+    flat = replace(laid_out((2, 3), (3, 1)), contiguous=True)
+    assert same_strides(flat, replace(laid_out((4, 5), (5, 1)), contiguous=True), ({}, {}))
+    assert not same_strides(flat, laid_out((2, 3), (1, 2)), ({}, {}))
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ((), set()),
+        (("shape", "bytes"), {"size"}),
+        (("signature", "shape", "bytes"), {"signature"}),
+        (("dtype", "bytes"), {"dtype"}),
+        (("stride", "storage", "bytes"), {"stride", "storage"}),
+    ],
+)
+def test_what_follows_counts_for_nothing_of_its_own(facts: tuple[Fact, ...], found: set[Kind]) -> None:
+    assert kinds(facts) == found
+
+
+def code(*steps: OutlineStep) -> Outline:
+    given = OutlineStep(index=0, expression="x", operation="input", outputs=(tensor("x", "B L D"),))
+    return Outline(target="code", sizes={"B": 2}, inputs=(given,), steps=steps)
+
+
+def view_of(one: OutlineStep, of: Reference) -> OutlineStep:
+    return replace(one, outputs=(replace(one.outputs[0], kind="view", of=of, bytes=0),))
+
+
+X = (Reference(input="x"),)
+
+
+def read(*steps: int) -> tuple[Reference, ...]:
+    return tuple(Reference(step=one) for one in steps)
+
+
+def test_a_view_of_what_was_inserted_in_between_is_no_other_storage() -> None:
+    made = step(1, "w(x)", "linear", X, None, "B L D")
+    old = code(made, view_of(step(2, "w(x).view()", "view", read(1), "q", "B H L"), read(1)[0]))
+    doubled = step(2, "w(x) * 2", "mul", read(1), None, "B L D")
+    new = code(made, doubled, view_of(step(3, "(w(x) * 2).view()", "view", read(2), "q", "B H L"), read(2)[0]))
+    difference = compare(old, new)
+    assert [(one.old is None, one.kinds) for one in difference.steps if one.shown] == [(True, ("steps",))]
+
+
+def test_a_view_of_a_sum_that_was_inserted_is_a_view_of_what_it_adds() -> None:
+    first, second = step(1, "a(x)", "a", X, "a", "B L D"), step(2, "b(x)", "b", X, "b", "B L D")
+    old = code(first, second, view_of(step(3, "a.view()", "view", read(1), "q", "B H L"), read(1)[0]))
+    total = step(3, "a + b", "add", read(1, 2), "total", "B L D")
+    new = code(first, second, total, view_of(step(4, "total.view()", "view", read(3), "q", "B H L"), read(3)[0]))
+    difference = compare(old, new)
+    assert [(one.old is None, one.kinds) for one in difference.steps if one.shown] == [(True, ("steps",))]
+
+
+def test_a_view_of_something_else_is_another_storage() -> None:
+    first, second = step(1, "a(x)", "a", X, "a", "B L D"), step(2, "b(x)", "b", X, "b", "B L D")
+    viewed = step(3, "a.view()", "view", read(1), "q", "B H L")
+    other = replace(viewed, expression="b.view()", uses=read(2))
+    difference = compare(
+        code(first, second, view_of(viewed, read(1)[0])), code(first, second, view_of(other, read(2)[0]))
+    )
+    (changed,) = (one for one in difference.steps if one.shown)
+    assert changed.kinds == ("storage", "steps")
+    assert changed.changed == ("uses",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kinds"),
+    [
+        ("weight", "weight", ()),
+        ("weight", "renamed", ()),
+        ("weight", "bias", ("storage",)),  # both sides have both
+    ],
+)
+def test_a_parameter_of_another_name_is_the_same_one(old: str, new: str, kinds: tuple[Kind, ...]) -> None:
+    def of(name: str) -> Outline:
+        parts = [
+            view_of(step(place, f"part{place}()", f"part{place}", (), None, "D"), Reference(parameter=one))
+            for place, one in enumerate((name, "bias", "weight" if kinds else "bias"), 1)
+        ]
+        return code(*parts)
+
+    assert compare(of(old), of(new)).kinds == kinds
+
+
+def test_a_name_that_both_sides_have_is_not_renamed_into_another() -> None:
+    old = code(step(1, "f(x)", "f", X, "a", "B L"), step(2, "f(x)", "f", X, "b", "B L"))
+    new = code(step(1, "f(x)", "f", X, "b", "B L"), step(2, "f(x)", "f", X, "a", "B L"))
+    difference = compare(old, new)
+    assert difference.renamed == ()
+    assert [one.changed for one in difference.steps if one.shown] == [("moved",)]
+
+
+def test_an_argument_that_is_another_is_written_differently_and_counts_for_nothing() -> None:
+    old = code(step(1, "f(x, scale=D)", "f", X, "a", "B L"), step(2, "g(x, D, Dk)", "g", X, "b", "B L"))
+    new = code(step(1, "f(x, scale=Dk)", "f", X, "a", "B L"), step(2, "g(x, D, Dk)", "g", X, "b", "B L"))
+    difference = compare(old, new)
+    assert (difference.kinds, difference.renamed) == ((), ())
+    assert [one.changed for one in difference.steps] == [("expression",), ()]
+    assert "no difference; 1 step only written differently" in str(difference)
+
+
+def test_own_text_leaves_out_what_is_read() -> None:
+    made = code(
+        step(1, "w(x)", "linear", X, None, "B"),
+        step(2, "(w(x)).view(B)", "view", read(1), "q", "B"),
+        step(3, "f(q, q_len) + w(x)", "add", read(2, 1), None, "B"),
+    )
+    assert [made.own_text(one) for one in made.steps] == ["w(…)", "….view(B)", "f(…, q_len) + …"]
+
+
+class Looped:
+    """A loop over the heads, whose turns are one."""
+
+    @staticmethod
+    def heads(x: object, H: int) -> object:
+        import torch
+
+        parts = [part * 2 for part in x.chunk(H, dim=-1)]  # type: ignore[attr-defined]
+        return torch.cat(parts, dim=-1)
+
+
+def test_a_loop_that_turns_more_often_is_a_size_only() -> None:
+    def heads(H: int, B: int, D: int) -> object:
+        import torch
+
+        return Looped.heads, (torch.ones(B, D), H)
+
+    traces = [attnshape.trace(heads, H=number, D=240) for number in (8, 4)]
+    assert traces[0].loops
+    difference = attnshape.diff(*traces)
+    assert difference.kinds == ("size",)
+    turns = [step.turns[0] for step in outline(traces[0]).steps if step.turns]
+    assert {(turn.expression, turn.count) for turn in turns} == {("H", 8)}
+
+
+def test_what_came_with_a_composite_is_counted_and_what_changed_inside_stands_beneath_it() -> None:
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, width: int, heads: int, need: bool) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+            self.linear = nn.Linear(width, width)
+            self.need = need
+
+        def forward(self, x):  # type: ignore[no-untyped-def]
+            y = self.linear(x)
+            return x + (self.attention(y, y, y, need_weights=self.need)[0] if self.need is not None else y)
+
+    def of(need: bool | None) -> attnshape.Trace:
+        return attnshape.trace(Block, init=f"D, H, {need}", inputs={"x": "B L D"})
+
+    text = str(attnshape.diff(of(None), of(True)))
+    assert "steps inside of it" in text
+    assert text.count("↳") == 1
+    inside = str(attnshape.diff(of(False), of(True)))
+    rows = [line for line in inside.splitlines() if "↳" in line or "attention(" in line]
+    assert "attention(" in rows[0]
+    assert any("↳ ↳" in row for row in rows)

@@ -1,0 +1,78 @@
+"""What holds of every comparison."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from attnshape.comparing.compare import compare
+from attnshape.comparing.difference import Difference
+from attnshape.comparing.outline import Outline
+from tests.comparing.drawn import anything, code, inserted
+
+Ways = list[tuple[str, int, int]]
+
+
+def ways(difference: Difference) -> Ways:
+    """Return which steps belong together, by their numbers; 0 where one side has none."""
+    return [("same", one.old.index if one.old else 0, one.new.index if one.new else 0) for one in difference.steps]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.one_of(code(), anything()))
+def test_nothing_differs_from_itself(outline: Outline) -> None:
+    difference = compare(outline, outline)
+    assert (difference.kinds, difference.sizes, difference.renamed) == ((), (), ())
+    assert not any(one.shown for one in (*difference.inputs, *difference.steps))
+    assert [(one.old, one.new) for one in difference.steps] == [(one, one) for one in outline.steps]
+
+
+@settings(deadline=None, max_examples=150)
+@given(code(), code())
+def test_the_other_way_round_what_came_is_what_went(old: Outline, new: Outline) -> None:
+    there, back = compare(old, new), compare(new, old)
+    assert sorted((new, old) for _, old, new in ways(there)) == sorted((old, new) for _, old, new in ways(back))
+    assert there.kinds == back.kinds
+    assert {(one.old, one.new) for one in there.renamed} == {(one.new, one.old) for one in back.renamed}
+
+
+@settings(deadline=None, max_examples=150)
+@given(code(), code())
+def test_each_step_is_there_once_and_the_order_is_kept(old: Outline, new: Outline) -> None:
+    difference = compare(old, new)
+    assert sorted(one for _, one, _ in ways(difference) if one) == [step.index for step in old.steps]
+    assert [one for _, _, one in ways(difference) if one] == [step.index for step in new.steps]
+    assert compare(old, new) == difference
+
+
+@settings(deadline=None, max_examples=100)
+@given(code(), st.data())
+def test_inserted_steps_are_as_many_additions_and_nothing_else(outline: Outline, data: st.DataObject) -> None:
+    places = data.draw(st.lists(st.integers(1, len(outline.steps) + 1), max_size=4))
+    difference = compare(outline, inserted(outline, places))
+    shown = [one for one in difference.steps if one.shown]
+    assert len(shown) == len(places)
+    assert all(one.old is None and one.new is not None and "inserted" in one.new.expression for one in shown)
+    assert difference.kinds == (("steps",) if places else ())
+
+
+@settings(deadline=None, max_examples=50)
+@given(code(), st.integers(0, 11))
+def test_a_removed_step_is_gone_alone(outline: Outline, place: int) -> None:
+    longer = inserted(outline, [place % (len(outline.steps) + 1) + 1])
+    difference = compare(longer, outline)
+    assert [one.new is None for one in difference.steps if one.shown] == [True]
+
+
+@settings(deadline=None, max_examples=50)
+@given(anything(), anything())
+def test_any_two_outlines_can_be_compared_shown_and_saved(old: Outline, new: Outline) -> None:
+    difference = compare(old, new)
+    assert difference.to_json()
+    assert str(difference)
+
+
+@given(code())
+def test_the_target_s_name_is_no_difference(outline: Outline) -> None:
+    assert not compare(outline, replace(outline, target="another"))

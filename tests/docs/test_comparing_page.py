@@ -1,0 +1,135 @@
+"""docs/comparing.md: its commands, examples, snapshot and failure are what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnshape.comparing.difference import KINDS
+from attnshape.comparing.snapshot import NAMES
+from tests.docs.pages import DOCS, UPDATES, calls, examples_print_what_the_page_says, part_is
+from tests.readme.test_readme import BLOCK, run_in_terminal
+
+PAGE = DOCS / "comparing.md"
+ROOT = DOCS.parent
+CONSOLE = list(BLOCK.finditer(PAGE.read_text()))
+MODEL = """\
+def attention(query, key, value):
+    query = query.transpose(1, 2)
+    key = key.transpose(1, 2)
+    value = value.transpose(1, 2)
+    scores = query @ key.mT / key.shape[-1] ** 0.5
+    weights = scores.softmax(dim=-1)
+    context = weights @ value
+    return context.transpose(1, 2).flatten(2)
+"""
+TEST = """\
+from model import attention
+
+
+def test_shapes(shape_snapshot):
+    heads = {name: "B L H Dk" for name in ("query", "key", "value")}
+    shape_snapshot(attention, inputs=heads)
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with one test, whose snapshot is written."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "test_model.py").write_text(TEST)
+    assert "1 snapshot written" in run_pytest(folder, "--shapes-update")
+    assert "1 passed" in run_pytest(folder)
+    return folder
+
+
+def run_pytest(folder: Path, *words: str) -> str:
+    plain = ["-q", "-p", "attnshape.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "COLUMNS": "100", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", *plain, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
+
+
+def fenced(kind: str, text: str) -> str:
+    return f"```{kind}\n{text.rstrip()}\n```\n"
+
+
+@pytest.mark.parametrize("block", CONSOLE, ids=[block["command"][:60] for block in CONSOLE])
+def test_command_prints_what_the_page_says(block: re.Match[str]) -> None:
+    printed = run_in_terminal(block["command"])
+    if UPDATES:
+        PAGE.write_text(PAGE.read_text().replace(block.group(), f"```console\n$ {block['command']}\n{printed}```"))
+        return
+    assert printed == block["output"]
+
+
+def test_examples_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    examples_print_what_the_page_says(PAGE)
+
+
+def test_the_page_has_examples_of_each_use() -> None:
+    assert {"diff", "assert_shapes"} <= calls(PAGE)
+    assert len(CONSOLE) >= 1
+    assert "Traceback" not in PAGE.read_text()
+
+
+def test_the_test_is_this_one() -> None:
+    part_is(PAGE, "test", fenced("python", TEST))
+
+
+def test_the_snapshot_is_that_of_the_test(project: Path) -> None:
+    snapshot = (project / "snapshots" / "test_model" / "test_shapes.txt").read_text()
+    part_is(PAGE, "snapshot", fenced("text", snapshot))
+
+
+def test_the_failure_is_that_of_a_changed_model(project: Path) -> None:
+    (project / "model.py").write_text(
+        MODEL.replace("transpose(1, 2)\n    value", "transpose(1, 2).contiguous()\n    value")
+    )
+    said = run_pytest(project)
+    assert "1 failed" in said
+    shown = said.partition("test_shapes ___")[2].partition("\n")[2].partition("=====")[0]
+    part_is(PAGE, "failure", fenced("text", shown))
+
+
+def test_every_kind_and_every_column_is_in_its_table() -> None:
+    text = PAGE.read_text()
+    kinds = re.findall(r"^\| `(\w+)` \|", text.partition("| `--fail-on` |")[2].partition("\n\n")[0], re.MULTILINE)
+    assert kinds == [*KINDS, "any"]
+    columns = text.partition("| column | has |")[2].partition("\n\n")[0]
+    assert set(NAMES) - {"signature", "shape", "stride"} <= set(re.findall(r"`([\w#]+)`", columns))
+
+
+def test_the_recipe_of_a_pull_request_runs(tmp_path: Path) -> None:
+    (recipe,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "attnshape").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m attnshape "$@"\n')
+    (programs / "attnshape").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    project = tmp_path / "project"
+    project.mkdir()
+
+    def shell(script: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", script], cwd=project, env=environment, capture_output=True, text=True, check=False
+        )
+
+    who = "git -c user.name=a -c user.email=a@b.c"
+    (project / "model.py").write_text("def attention(q, k):\n    return (q @ k.mT).softmax(-1)\n")
+    made = shell(f"git init -q -b main && git add . && {who} commit -qm one && git checkout -qb change")
+    assert made.returncode == 0, made.stderr
+    (project / "model.py").write_text("def attention(q, k):\n    return (q @ k.mT / 8).softmax(-1)\n")
+    done = shell(recipe)
+    assert (done.returncode, done.stderr) == (1, "")
+    document = (project / "traces" / "diff.md").read_text()
+    assert "- 1 of 1 file differs" in document
+    assert "## attention.json" in document
+    assert "1 step added" in document
