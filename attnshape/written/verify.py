@@ -21,6 +21,7 @@ from attnshape.written.measured import Measured
 from attnshape.written.notation import Group, groups, in_line
 from attnshape.written.types import allows, kind_of
 from attnshape.written.unify import Letters, fits, holds, size, unify
+from attnshape.written.wording import in_letters, tuple_of, written_like
 
 RANK, ORDER, SIZE, TYPE = "AS001", "AS002", "AS003", "AS004"
 _LEAST_IN_PROSE = 3
@@ -95,15 +96,15 @@ def _finding(one: Written, letters: Letters, measured: Measured, file: source.Fi
     place, shape = _first_wrong(one, letters)
     group = one.demand.groups[0]
     code = _code(group, shape, letters, place)
-    is_ = _in_words(shape, letters, measured, place)
+    axes = in_letters(shape, place, one.demand, letters, measured.calls)
     numbers = " ".join(map(str, shape))
     at = ", ".join(f"{k}={v}" for k, v in measured.calls[place].numbers.items())
     return Finding(
         code=code,
-        message=f"{one.text} is written of {one.said_of}, measured {is_}",
+        message=f"{one.text} is written of {one.said_of}, measured {tuple_of(axes)}",
         source=_source(one, measured, file),
         expression=one.written,
-        hint=f"write {_like(one, is_)}",
+        hint=f"write {written_like(axes, group, one.annotation is not None)}",
         shown="measured",
         evidence=f"at {at} it is {numbers}",
     )
@@ -132,52 +133,6 @@ def _code(group: Group, shape: Shape, letters: Letters, place: int) -> str:
     if rigid and None not in written and sorted(written) == sorted(shape):  # type: ignore[type-var]  # none is None
         return ORDER
     return SIZE
-
-
-def _in_words(shape: Shape, letters: Letters, measured: Measured, place: int) -> str:
-    """Return a shape in the author's letters as far as these are known, then in those of the sizes, then in numbers."""
-    return (
-        "("
-        + ", ".join(_axis(number, letters, measured.calls[place], place) for number in shape)
-        + ("," if len(shape) == 1 else "")
-        + ")"
-    )
-
-
-def _axis(number: int, letters: Letters, call: Call, place: int) -> str:
-    if number == 1:
-        return "1"
-    known = {name: vector[place] for name, vector in letters.chosen.items() if vector[place] is not None}
-    order = sorted(known, key=lambda name: -letters.supported.get(name, 0))
-    sizes = {**{name: known[name] for name in order}, **call.numbers}
-    for name, value in sizes.items():
-        if value == number:
-            return name
-    names = list(sizes)
-    for first, one in enumerate(names):
-        for other in names[first:]:
-            a, b = sizes[one], sizes[other]
-            if a is not None and b is not None and a > 1 and b > 1 and a * b == number:
-                return f"{one}*{other}"
-    for name, value in sizes.items():
-        if value and value > 1 and number % value == 0 and number // value < 5:
-            return f"{number // value}*{name}"
-    return str(number)
-
-
-def _like(one: Written, is_: str) -> str:
-    """Return the shape in the notation that the claim has."""
-    inner = is_.strip("(),")
-    if one.annotation is not None:
-        return f'"{inner.replace(", ", " ")}"'
-    text = one.demand.groups[0].text
-    if text.startswith("["):
-        return f"[{inner}]"
-    if text.startswith("("):
-        return is_
-    if " x " in text:
-        return inner.replace(", ", " x ")
-    return inner if "," in text else inner.replace(", ", " ")
 
 
 def _of_types(written: Sequence[Written], measured: Measured, file: source.File) -> Iterator[Finding]:
