@@ -26,6 +26,8 @@ from attnshape.written.wording import in_letters, tuple_of, written_like
 RANK, ORDER, SIZE, TYPE = "AS001", "AS002", "AS003", "AS004"
 _LEAST_IN_PROSE = 3
 """Axes that a shape within prose must have: pairs stand for many things there."""
+_LARGEST_CONSTANT = 4
+"""Axes of more than this many elements are of a size that varies; small runs have sizes from 5 on."""
 CODES = (RANK, ORDER, SIZE, TYPE)
 
 
@@ -104,10 +106,18 @@ def _finding(one: Written, letters: Letters, measured: Measured, file: source.Fi
         message=f"{one.text} is written of {one.said_of}, measured {tuple_of(axes)}",
         source=_source(one, measured, file),
         expression=one.written,
-        hint=f"write {written_like(axes, group, one.annotation is not None)}",
+        hint=_hint(one, axes),
         shown="measured",
         evidence=f"at {at} it is {numbers}",
     )
+
+
+def _hint(one: Written, axes: Sequence[str]) -> str:
+    """Return what to write instead; nothing can be said of an axis that no letter in the function stands for."""
+    unnamed = [axis for axis in axes if axis.isdecimal() and int(axis) > _LARGEST_CONSTANT]
+    if unnamed:
+        return f"no letter in the function stands for the axis that is {unnamed[0]} in this run: give it one"
+    return f"write {written_like(axes, one.demand.groups[0], one.annotation is not None)}"
 
 
 def _source(one: Written, measured: Measured, file: source.File) -> Source:
