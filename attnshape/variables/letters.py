@@ -89,5 +89,5 @@ def _fits(texts: Texts, whole: Texts) -> bool:
 
 
 def _prefix(texts: Texts) -> str:
-    found = commonprefix([text for text in texts if text is not None])
+    found = commonprefix([text for text in texts if text is not None])  # noqa: RUF071 - of letters, not of paths
     return found if found.isidentifier() else ""

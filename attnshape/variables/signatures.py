@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from attnshape.inference.formula import Formula, matched
 from attnshape.inference.solve import Solver
+from attnshape.model import Known
 from attnshape.variables.forms import (
     ANY_NUMBER,
     AxisForm,
@@ -58,7 +59,7 @@ def signatures(observed: Sequence[Observed]) -> list[FunctionForms]:
         call.function for case in cases for run in case.runs for call in run.invocations if run is not None
     )
     made = [_of_function(function, cases) for function in functions]
-    while any([case.solver.again() for case in cases]):
+    while any([case.solver.again() for case in cases]):  # noqa: C419 - each must be asked
         made = [_of_function(function, cases) for function in functions]
     return made
 
@@ -161,7 +162,7 @@ def _axis(formulas: tuple[Formula | None, ...], letters: Letters) -> AxisForm:
         return AxisForm(None)
     text = letters.choose([one.text if one is not None else None for one in formulas])
     sure = [one.known if not one.doubtful else "matched" for one in there]
-    known = "matched" if "matched" in sure else "proved" if "proved" in sure else "literal"
+    known: Known = "matched" if "matched" in sure else "proved" if "proved" in sure else "literal"
     return AxisForm(text, known)
 
 

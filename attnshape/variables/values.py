@@ -52,7 +52,7 @@ def seen(value: object, depth: int = 2) -> Value:
     if issubclass(kind, Tensor):
         return seen_tensor(value)  # type: ignore[arg-type]  # likewise
     if issubclass(kind, (tuple, list)) and depth and len(value) <= _MOST_ITEMS:  # type: ignore[arg-type]
-        return SeenItems(kind.__name__, tuple(seen(item, depth - 1) for item in tuple(value)))  # type: ignore[arg-type]
+        return SeenItems(kind.__name__, tuple(seen(item, depth - 1) for item in tuple(value)))  # type: ignore[arg-type, var-annotated]
     return SeenOther(kind.__name__)
 
 
