@@ -19,6 +19,7 @@ from attnshape.annotate.project import Project
 from attnshape.annotate.source import Edit, Source, decoded
 from attnshape.annotate.styles import STYLES, Rewritten, enforced, jaxtyping
 from attnshape.annotate.tree import parse
+from attnshape.catalog.registry import DEFAULT
 from attnshape.ending import foreign_code
 from attnshape.errors import AttnshapeError
 from attnshape.exploring import explore_closely, small_enough
@@ -44,7 +45,12 @@ _MOST_ATTEMPTS = 40
 
 
 def annotate_requests(
-    requests: Sequence[Request], settings: Settings, asked: Asked, project: Project, doing: Doing = lambda words: None
+    requests: Sequence[Request],
+    settings: Settings,
+    asked: Asked,
+    project: Project,
+    prover: Prover,
+    doing: Doing = lambda words: None,
 ) -> Annotated:
     """Return what is to be written into the file of the first target, proved; the others are more cases of its code.
 
@@ -53,10 +59,11 @@ def annotate_requests(
     with to_standard_error(), foreign_code(), isolated():
         requests = [*requests[:1], *map(as_case, requests[1:])]
         observed = [_observed(request, settings, doing) for request in requests]
-    path = _file(requests[0], observed[0], project)
-    source = _read(path)
     doing("working out what holds in all runs")
-    forms = [one for one in signatures(observed) if _is_file(one.function.file, path)]
+    forms = signatures(observed)
+    path = _file(requests[0], observed[0], forms, project)
+    source = _read(path)
+    forms = [one for one in forms if _is_file(one.function.file, path)]
     tree = parse(source)
     if not _any_known(forms, {(one.name, one.line) for one in tree.definitions}):
         raise AttnshapeError(
@@ -70,9 +77,7 @@ def annotate_requests(
         rewritten = STYLES["comment"](source, forms, wanted)
         _means_the_same(source, rewritten)
         return Annotated(source, asked.style, rewritten)
-    with Prover() as prover:
-        proof = _Proof(source, forms, wanted, prover, _calls(requests, observed), settings)
-        return proof.proved(asked, doing)
+    return _Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
 
 
 def _observed(request: Request, settings: Settings, doing: Doing) -> Observed:
@@ -86,18 +91,23 @@ def _observed(request: Request, settings: Settings, doing: Doing) -> Observed:
     return observe(target, variation, placement, patience)
 
 
-def _file(request: Request, observed: Observed, project: Project) -> Path:
-    """Return the file to annotate: that of the code that is called, else the one that the target names."""
-    named = request.target.partition(":")[0].strip()
-    files = [one for one in (observed.file, named) if one is not None and one.endswith(".py") and Path(one).is_file()]
-    if not files:
+def _file(request: Request, observed: Observed, forms: Sequence[FunctionForms], project: Project) -> Path:
+    """Return the file to annotate: that of the code that is called, else the first of the project in which any ran.
+
+    Raises AttnshapeError where there is none.
+    """
+    ran = [one.function.file for one in forms]
+    named = [one for one in [observed.file, *ran] if one is not None and one.endswith(".py") and Path(one).is_file()]
+    if not named:
         where = f"in {observed.file}" if observed.file is not None else "not in a file of Python code"
         raise AttnshapeError(
-            f"the code of {request.target} is {where}, so there is nothing to annotate",
+            f"the code of {request.target or DEFAULT} is {where}, so there is nothing to annotate",
             "name a function or class in a .py file: model.py:Attention",
         )
-    paths = [Path(one).resolve() for one in files]
-    return next((path for path in paths if project.holds(path)), paths[0])
+    paths = [Path(one).resolve() for one in named]
+    path = next((path for path in paths if project.holds(path)), paths[0])
+    project.check(path)
+    return path
 
 
 def _read(path: Path) -> Source:
@@ -165,12 +175,12 @@ class _Proof:
                 raise self._cannot(answer.blame)
             self._leave_out(answer.blame, checked)
         self._compare(answer)
-        at = tuple(
-            ", ".join(f"{letter}={size}" for letter, size in numbers.items())
+        at = [
+            " ".join(f"{letter}={size}" for letter, size in numbers.items())
             for call in self._calls
             for numbers in call.numbers
-        )
-        return Annotated(self._source, asked.style, rewritten, tuple(self._left_out), at)
+        ]
+        return Annotated(self._source, asked.style, rewritten, tuple(self._left_out), tuple(dict.fromkeys(at)))
 
     def _job(self, checked: Rewritten | None) -> Job:
         files = {str(s.path): s.edited(edits) for s, edits in checked.files} if checked is not None else {}
@@ -200,6 +210,9 @@ class _Proof:
             self._left_out.append(
                 LeftOut(f"no check of the arguments and the result of {self._name(blame)}", blame.message)
             )
+        elif blame.function and self._name(blame) not in self._wanted.untouched:
+            self._wanted = replace(self._wanted, untouched=self._wanted.untouched | {self._name(blame)})
+            self._left_out.append(LeftOut(f"no annotation in {self._name(blame)}", blame.message))
         else:
             raise self._cannot(blame)
 

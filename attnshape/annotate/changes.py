@@ -63,6 +63,8 @@ class Wanted:
     """Places that are left as they are."""
     unchecked: frozenset[str] = frozenset()
     """Functions whose arguments and results can't be checked as they are called, so that they bind no symbols."""
+    untouched: frozenset[str] = frozenset()
+    """Functions that are left as they are."""
     hook: bool = True
     """Whether local annotations can be checked by beartype's import hook."""
     sizes: tuple[Mapping[str, int], ...] = ()
@@ -81,10 +83,10 @@ class Made:
     """Functions that have annotations of shapes, new ones or their own."""
 
 
-def matching(tree: Tree, forms: Sequence[FunctionForms]) -> list[tuple[Definition, FunctionForms]]:
-    """Return the functions that ran, each with what holds of it, in the order of the source."""
+def matching(tree: Tree, forms: Sequence[FunctionForms], wanted: Wanted) -> list[tuple[Definition, FunctionForms]]:
+    """Return the functions that ran and may be touched, each with what holds of it, in the order of the source."""
     by_place = {(one.function.name, one.function.line): one for one in forms}
-    found = [(one, by_place.get((one.name, one.line))) for one in tree.definitions]
+    found = [(one, by_place.get((one.name, one.line))) for one in tree.definitions if one.name not in wanted.untouched]
     return [(one, known) for one, known in found if known is not None]
 
 

@@ -29,7 +29,7 @@ class _Said:
 def annotate(tree: Tree, names: Names, forms: Sequence[FunctionForms], wanted: Wanted) -> Made:
     """Return the comments in the functions that ran."""
     made = Made()
-    for definition, known in matching(tree, forms):
+    for definition, known in matching(tree, forms, wanted):
         if unfit(definition, names) is None:
             _Commenter(tree, wanted, made, definition, known).annotate()
     return made

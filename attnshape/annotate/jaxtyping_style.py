@@ -21,7 +21,7 @@ from attnshape.variables.forms import Form, FunctionForms
 def annotate(tree: Tree, names: Names, spelling: Spelling, forms: Sequence[FunctionForms], wanted: Wanted) -> Made:
     """Return the annotations of the functions that ran."""
     made = Made()
-    for definition, known in matching(tree, forms):
+    for definition, known in matching(tree, forms, wanted):
         if unfit(definition, names) is None:
             _Annotator(tree, names, spelling, wanted, made, definition, known).annotate()
     return made
@@ -115,7 +115,11 @@ class _Annotator:
     def _local(self, statement: cst.CSTNode, bound: set[str]) -> frozenset[str]:
         for name in unpacked_names(statement):
             form = self._form(name)
-            if form is not None and typed(form, self._spelling, bound, self._wanted.matched) is not None:
+            if (
+                form is not None
+                and name.value != "_"
+                and typed(form, self._spelling, bound, self._wanted.matched) is not None
+            ):
                 self._made.unpacked.append(self._place("local", name.value, self._tree.start(name)))
         name_node = stored_name(statement)
         if name_node is None or name_node.value in self._not_its_own or name_node.value in self._own_types:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ class Names:
         return name not in self.bound
 
 
+@functools.lru_cache(maxsize=4)
 def names(tree: Tree) -> Names:
     """Return what a file's names mean."""
     origins: dict[str, str] = {}

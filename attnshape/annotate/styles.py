@@ -39,7 +39,8 @@ def enforced(source: Source, forms: Sequence[FunctionForms], wanted: Wanted) -> 
     tree = parse(source)
     known = names(tree)
     made = jaxtyping_style.annotate(tree, known, spelling(known), forms, wanted)
-    functions = [one for one in tree.definitions if one in made.functions or one.name in wanted.unchecked]
+    decorating = {one.name for one in made.functions} | wanted.unchecked - wanted.untouched
+    functions = [one for one in tree.definitions if one.name in decorating]
     with_decorators = decorated(tree, known, functions, wanted.unchecked)
     needs = {*_kinds(tree, made), *with_decorators.needed}
     rewritten = _files(tree, made, [*edits_of(made.changes), *with_decorators.edits, *import_edits(tree, known, needs)])

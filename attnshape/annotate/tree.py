@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ class Definition:
         return [dotted(one.decorator) for one in self.node.decorators]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tree:
     """A parsed file."""
 
@@ -70,6 +71,7 @@ class Tree:
         return self.colon(function) - len(self.module.code_for_node(function.whitespace_before_colon).encode())
 
 
+@functools.lru_cache(maxsize=4)  # a second for a file of some thousand lines
 def parse(source: Source) -> Tree:
     """Return a file's syntax tree. Raises AttnshapeError where it can't be parsed."""
     name = display_path(str(source.path))

@@ -20,6 +20,7 @@ from attnshape.cli.target_options import takes_target
 from attnshape.cli.writing import check_writable, use_color, write_bytes
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.hints import nearest
+from attnshape.proving.prover import Prover
 from attnshape.render.annotating import summary
 from attnshape.render.text import visible
 from attnshape.settings import Settings
@@ -69,8 +70,8 @@ def annotate(
     gc.enable()
     require_device(settings.device)
     how = Asked(style, existing, include is not None, enforce)  # type: ignore[arg-type]  # looked at above
-    with Progress() as progress:
-        made = annotate_requests(requests, settings, how, project, doing=progress)
+    with Progress() as progress, Prover() as prover:
+        made = annotate_requests(requests, settings, how, project, prover, progress)
     _hand_over(made, project, write, force, output)
     if made.disagreements:
         raise typer.Exit(ExitStatus.FOUND)

@@ -34,7 +34,9 @@ def summary(made: Annotated, written: bool) -> Iterator[str]:
         by_function: dict[str, list[str]] = {}
         for place in made.unpacked:
             by_function.setdefault(place.function, []).append(place.name)
-        listed = "; ".join(f"{', '.join(names)} in {function}" for function, names in by_function.items())
+        listed = "; ".join(
+            f"{', '.join(dict.fromkeys(names))} in {function}" for function, names in by_function.items()
+        )
         yield f"left out, since unpacking takes no annotation: {listed}"
     for left in made.left_out:
         yield f"left out: {left.what}: {left.why}"
