@@ -16,6 +16,8 @@ def unfit(definition: Definition, names: Names) -> str | None:
     decorators = [names.origin(one) for one in definition.decorators]
     if any(one in _SCRIPTED for one in decorators):
         return "TorchScript compiles it, and takes no such annotations"
+    if "functools.wraps" in decorators:
+        return "it stands in the place of another, whose types are its own"
     if any(one in _OVERLOAD for one in decorators):
         return "it is an overload"
     if definition.node.asynchronous is not None or _yields(definition.node):
