@@ -63,14 +63,9 @@ def _of_function(error: BaseException, frame: FrameType, message: str) -> Blame:
 
 
 def _name(frame: FrameType) -> str:
-    """Return the function that jaxtyping treats in one of its frames, as its code is called: `wraps` gives others' names."""
+    """Return the function that jaxtyping treats in one of its frames."""
     function: Any = frame.f_locals["fn"]
-    while inspect.isfunction(function) and function.__code__.co_filename.startswith(_JAXTYPING):
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        function = cells["fn"].cell_contents if "fn" in cells else None
-    code = getattr(function, "__code__", None)
-    name = code.co_qualname if code is not None else getattr(function, "__qualname__", "")
-    return str(name).replace("<locals>.", "")
+    return str(getattr(function, "__qualname__", "")).replace("<locals>.", "")
 
 
 def _message(error: BaseException) -> str:
