@@ -212,6 +212,7 @@ class _Proof:
             )
         elif blame.function and self._name(blame) not in self._wanted.untouched:
             self._wanted = replace(self._wanted, untouched=self._wanted.untouched | {self._name(blame)})
+            del self._left_out[-1:]  # what was said of its check
             self._left_out.append(LeftOut(f"no annotation in {self._name(blame)}", blame.message))
         else:
             raise self._cannot(blame)

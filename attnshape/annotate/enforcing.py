@@ -10,7 +10,7 @@ from pathlib import Path
 import libcst as cst
 
 from attnshape.annotate.imports import Needed, behind_the_docstring, needed, said
-from attnshape.annotate.names import Names, names
+from attnshape.annotate.names import Names, imported, names
 from attnshape.annotate.source import Edit, Source, decoded
 from attnshape.annotate.tree import Definition, Tree, dotted, parse, small_statements
 from attnshape.errors import AttnshapeError
@@ -104,20 +104,40 @@ def hooked(wanted: Hook) -> tuple[Source, list[Edit]] | None:
     """Return the package's file and the edits that set the hook; None where one is set, or the module stands alone."""
     if wanted.package is None:
         return None
-    folder, inside = wanted.package.parent, wanted.module
+    folder = wanted.package.parent
     while (folder / "__init__.py").is_file():
-        if any(_sets_hook(tree, wanted.module) for tree in [_tree(folder / "__init__.py")]):
+        if _sets_hook(_tree(folder / "__init__.py"), wanted.module):
             return None
         folder = folder.parent
     tree = _tree(wanted.package)
     source, newline = tree.source, tree.source.newline
-    at = behind_the_docstring(tree)
     known = names(tree)
-    call = said(known, "beartype.claw", "beartype_package")
-    lines = ["from beartype.claw import beartype_package"] if needed(known, "beartype.claw", "beartype_package") else []
-    text = newline.join([*lines, "", f'{call}("{inside}")', ""])
+    call = f'{said(known, "beartype.claw", "beartype_package")}("{wanted.module}")'
+    there = _last_of_beartype(tree, known)
+    if there is not None:  # what imports the name must stay above
+        end = tree.end(there.body[-1])
+        behind = source.end_of_line(end)
+        at = behind.at if behind is not None else end
+        return source, [Edit(at, at, newline + call)]
+    at = behind_the_docstring(tree)
+    text = newline.join(["from beartype.claw import beartype_package", "", call, ""])
     before = newline if at and source.utf8[:at].endswith((b"\n", b"\r")) else newline * 2 if at else ""
     return source, [Edit(at, at, f"{before}{text}{newline if source.utf8[at:].strip() else ''}")]
+
+
+def _last_of_beartype(tree: Tree, known: Names) -> cst.SimpleStatementLine | None:
+    """Return the last line at module level that is of beartype's, where one imports `beartype_package`."""
+    if needed(known, "beartype.claw", "beartype_package") is not None:
+        return None
+    lines = [line for line in tree.module.body if isinstance(line, cst.SimpleStatementLine)]
+    own = [line for line in lines if any(_is_of_beartype(statement, known) for statement in line.body)]
+    return own[-1] if own else None
+
+
+def _is_of_beartype(statement: cst.CSTNode, known: Names) -> bool:
+    if isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Call):
+        return known.origin(dotted(statement.value.func)).startswith("beartype.claw.")
+    return any(origin.startswith("beartype") for origin in imported(statement).values())
 
 
 def _tree(path: Path) -> Tree:
