@@ -72,7 +72,8 @@ def annotate_requests(
         )
     sizes = tuple(run.numbers for one in observed for run in (*one.small, one.actual))
     unchecked = already_unchecked(tree, names(tree))
-    wanted = Wanted(asked.existing, asked.matched, sizes=sizes, unchecked=unchecked)
+    by_name = hook(path).is_possible
+    wanted = Wanted(asked.existing, asked.matched, sizes=sizes, unchecked=unchecked, hook=by_name)
     if asked.style == "comment":
         rewritten = STYLES["comment"](source, forms, wanted)
         _means_the_same(source, rewritten)
@@ -158,6 +159,9 @@ class _Proof:
         self._source, self._forms, self._wanted = source, forms, wanted
         self._prover, self._calls, self._settings = prover, calls, settings
         self._left_out: list[LeftOut] = []
+        if not wanted.hook:
+            name = display_path(str(source.path))
+            self._left_out.append(LeftOut("no check of local variables", f"{name} can't be imported by its name"))
 
     def proved(self, asked: Asked, doing: Doing) -> Annotated:
         """Return what can be written."""

@@ -76,7 +76,7 @@ class _Commenter:
                 saids.append((parameter, _Said(self._place("argument", parameter.name.value, offset), form, text)))
         if self._each_on_its_line():
             for parameter, said in saids:
-                self._write(self._tree.end(parameter), [said], said.text)
+                self._write(self._behind(parameter), [said], said.text)
         elif saids:
             colon = self._tree.colon(self._definition.node)
             self._write(colon + 1, [said for _, said in saids], joined([(_name(s), s.text) for _, s in saids]))
@@ -86,8 +86,12 @@ class _Commenter:
         source, function = self._tree.source, self._definition.node
         lines = [source.line(self._tree.start(one)) for one in self._definition.parameters]
         first = source.line(self._tree.start(function.name))
-        ends = [source.end_of_line(self._tree.end(one)) for one in self._definition.parameters]
+        ends = [source.end_of_line(self._behind(one)) for one in self._definition.parameters]
         return len({first, *lines}) == len(lines) + 1 and all(one is not None for one in ends)
+
+    def _behind(self, parameter: cst.Param) -> int:
+        """Return the offset behind a parameter, without the white space that follows the last one."""
+        return self._tree.end(parameter.default or parameter.annotation or parameter.name)
 
     def _said_of(self, statement: cst.CSTNode) -> list[_Said]:
         """Return what may be said of a statement: of what it binds, or returns."""

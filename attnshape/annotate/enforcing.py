@@ -83,6 +83,11 @@ class Hook:
     """The `__init__.py` in which it belongs; None where the module stands alone."""
 
     @property
+    def is_possible(self) -> bool:
+        """Whether the module can be imported by its name at all."""
+        return all(part.isidentifier() for part in self.module.split("."))
+
+    @property
     def lines(self) -> tuple[str, str]:
         """What must run before the module is imported."""
         return "from beartype.claw import beartype_package", f'beartype_package("{self.module}")'

@@ -135,7 +135,8 @@ class _Fill:
                 parts = arguments(node)
                 if origin in _TUPLES and isinstance(form.of, ItemsForm) and form.of.kind == "tuple":
                     forms = form.of.items
-                    return self._tuple(node, parts, forms) if len(parts) == len(forms) else None
+                    any_number = any(isinstance(part, cst.Ellipsis) for part in parts)
+                    return self._tuple(node, parts, forms) if len(parts) == len(forms) and not any_number else None
                 if origin in (_OPTIONAL, _UNION) and self._is_one(parts):
                     return self._part(node, parts, form)
             case cst.BinaryOperation(left=left, right=right) if self._is_one([left, right]):

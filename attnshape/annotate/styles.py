@@ -31,7 +31,7 @@ def jaxtyping(source: Source, forms: Sequence[FunctionForms], wanted: Wanted) ->
     tree = parse(source)
     known = names(tree)
     made = jaxtyping_style.annotate(tree, known, spelling(known), forms, wanted)
-    return _files(tree, made, [*edits_of(made.changes), *import_edits(tree, known, _kinds(tree, made))])
+    return _files(tree, made, [*import_edits(tree, known, _kinds(tree, made)), *edits_of(made.changes)])
 
 
 def enforced(source: Source, forms: Sequence[FunctionForms], wanted: Wanted) -> Rewritten:
@@ -43,7 +43,7 @@ def enforced(source: Source, forms: Sequence[FunctionForms], wanted: Wanted) -> 
     functions = [one for one in tree.definitions if one.name in decorating]
     with_decorators = decorated(tree, known, functions, wanted.unchecked)
     needs = {*_kinds(tree, made), *with_decorators.needed}
-    rewritten = _files(tree, made, [*edits_of(made.changes), *with_decorators.edits, *import_edits(tree, known, needs)])
+    rewritten = _files(tree, made, [*import_edits(tree, known, needs), *with_decorators.edits, *edits_of(made.changes)])
     if not functions or not wanted.hook:
         return rewritten
     place = hook(source.path)
