@@ -70,5 +70,5 @@ def _name(frame: FrameType) -> str:
 
 def _message(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
-    said = [line for line in lines if line.startswith(("Actual value:", "Expected type:"))]
+    said = [line for line in lines if line.startswith(("The problem arose", "Actual value:", "Expected type:"))]
     return f"{type(error).__name__}: {' '.join([lines[0], *said])}"[:300]
