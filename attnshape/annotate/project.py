@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnshape.errors import AttnshapeError
-from attnshape.paths import display_path
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Project:
         """Raise AttnshapeError where a file isn't the project's."""
         if not self.holds(path):
             raise AttnshapeError(
-                f"{display_path(str(path))} is outside of the current project, {self.root}",
+                f"{path} is outside of the current project, {self.root}",
                 "go to the folder that it belongs to, or annotate a copy of it in your project",
             )
 

@@ -66,7 +66,7 @@ def test_an_example_is_annotated(name: str, folder: Path, prover: Prover, monkey
 def test_annotated_examples_are_checked_as_they_run_and_give_the_same_bits(folder: Path) -> None:
     argv = {name: EXPECTED[name]["argv"] for name in EXPECTED}
     done = subprocess.run(
-        [sys.executable, str(RUN)],
+        [sys.executable, "-P", str(RUN)],
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
         input=json.dumps(argv),
         cwd=folder,
