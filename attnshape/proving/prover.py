@@ -15,6 +15,8 @@ from attnshape.errors import AttnshapeError
 from attnshape.proving.job import Answer, Job, Setting
 
 _START = "from attnshape.proving.server import serve; serve()"
+_CHECKING = {"JAXTYPING_DISABLE": "0", "PYTHONOPTIMIZE": ""}
+"""Settings without which jaxtyping or beartype might check nothing."""
 _PACKAGES = ("site-packages", "dist-packages")
 
 
@@ -61,7 +63,7 @@ class Prover:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, **single, "PYTHONPATH": here},
+                env={**os.environ, **single, **_CHECKING, "PYTHONPATH": here},
             )
             assert self._process.stdin is not None
             pickle.dump(Setting(tuple(sys.path), libraries()), self._process.stdin)

@@ -97,7 +97,12 @@ def test_annotated_files_are_checked_as_they_run_and_give_the_same_bits(folder: 
     done_before = [one for one in CHOSEN if b"@jaxtyped" in (folder / "bed" / f"{one.name}.py").read_bytes()]
     wanted = {one.name: sizes(one) for one in done_before}
     done = subprocess.run(
-        [sys.executable, "-P", str(RUN)], input=json.dumps(wanted), cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-P", str(RUN)],
+        input=json.dumps(wanted),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout)

@@ -118,6 +118,25 @@ def test_where_a_local_annotation_of_the_author_does_not_hold_there_is_no_hook(f
     assert "in line 4 has an annotation that doesn't hold" in made.left_out[0].what
 
 
+def test_annotations_that_are_strings_are_checked_too(folder: Path, prover: Prover) -> None:
+    future = "from __future__ import annotations\n\n"
+    made = annotated([asked(folder, future + PLAIN)], folder, prover, enforce=True)
+    assert made.left_out == ()
+    assert b'y: Float[Tensor, "L D"]) -> Float[Tensor, "B D"]' in made.files[0][1]
+    wrong = future + PLAIN.replace("(x, y)", "(x: int, y: 'torch.Tensor')").replace("def f", "import torch\n\n\ndef f")
+    made = annotated([asked(folder, wrong)], folder, prover, enforce=True)
+    assert [one.what for one in made.left_out] == ["no check of the arguments and the result of f"]
+    assert b"y: 'Float[torch.Tensor, \"L D\"]'" in made.files[0][1]
+
+
+@pytest.mark.parametrize("name", ["JAXTYPING_DISABLE", "PYTHONOPTIMIZE"])
+def test_checks_are_on_whatever_the_environment_says(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    with Prover() as prover:
+        made = annotated([asked(folder, PLAIN.replace("f(x,", "f(x: int,"))], folder, prover, enforce=True)
+    assert len(made.left_out) == 1
+
+
 def test_decorators_above_stay_above(folder: Path, prover: Prover) -> None:
     text = (
         "import torch\n\n\nclass M:\n    @staticmethod\n    @torch.no_grad()\n    def g(x, y):\n        z = x @ y\n"
