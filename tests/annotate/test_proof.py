@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import py_compile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,3 +196,16 @@ def test_whatever_the_code_does_there_is_an_answer(folder: Path, prover: Prover,
     again = prover.ask(Job({}, (call,), 0, False))
     assert again.blame is None
     assert [one.shape for one in again.results[0]] == [(2, 4)]
+
+
+@pytest.mark.parametrize("module", ["", "cached"])
+def test_bytecode_of_the_file_on_the_disk_is_not_taken_for_it(folder: Path, prover: Prover, module: str) -> None:
+    path = folder / "cached.py"
+    path.write_text(PLAIN)
+    py_compile.compile(str(path))
+    call = Call(request(f"{path}:f", "--input", "x: B L", "--input", "y: L D"), ({"B": 2, "L": 3, "D": 4},))
+    new = PLAIN.replace("return w", "return w.mT").encode()
+    alone = str(path) if module else ""
+    answer = prover.ask(Job({str(path): new}, (call,), 0, False, module, alone))
+    assert [one.shape for one in answer.results[0]] == [(4, 2)]
+    assert [one.shape for one in prover.ask(Job({}, (call,), 0, False)).results[0]] == [(2, 4)]
