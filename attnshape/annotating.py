@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import ast
-import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import jaxtyping
 import torch
 
 from attnshape.annotate.asked import Asked
-from attnshape.annotate.changes import Change, Place, Wanted
+from attnshape.annotate.changes import Wanted
 from attnshape.annotate.enforcing import already_unchecked, hook
 from attnshape.annotate.names import names
-from attnshape.annotate.outcome import Annotated, LeftOut
+from attnshape.annotate.outcome import Annotated
 from attnshape.annotate.project import Project
-from attnshape.annotate.source import Edit, Source, decoded
-from attnshape.annotate.styles import STYLES, Rewritten, enforced, jaxtyping
+from attnshape.annotate.source import Source, decoded
+from attnshape.annotate.styles import STYLES, Rewritten
 from attnshape.annotate.tree import parse
 from attnshape.catalog.registry import DEFAULT
 from attnshape.ending import foreign_code
@@ -25,7 +25,8 @@ from attnshape.errors import AttnshapeError
 from attnshape.exploring import explore_closely, small_enough
 from attnshape.inference.small_runs import Doing
 from attnshape.paths import display_path
-from attnshape.proving.job import Answer, Blame, Call, Job
+from attnshape.proving.job import Call
+from attnshape.proving.proof import Proof
 from attnshape.proving.prover import Prover
 from attnshape.settings import Settings
 from attnshape.sizes import resolve
@@ -41,7 +42,6 @@ from attnshape.variables.signatures import signatures
 
 _SECONDS = 30.0
 """How long constraints are looked for."""
-_MOST_ATTEMPTS = 40
 
 
 def annotate_requests(
@@ -56,7 +56,7 @@ def annotate_requests(
 
     Raises AttnshapeError where that can't be done, as where the file is outside of the project.
     """
-    with to_standard_error(), foreign_code(), isolated():
+    with to_standard_error(), foreign_code(), isolated(), _jaxtyping_off():
         requests = [*requests[:1], *map(as_case, requests[1:])]
         observed = [_observed(request, settings, doing) for request in requests]
     doing("working out what holds in all runs")
@@ -78,7 +78,18 @@ def annotate_requests(
         rewritten = STYLES["comment"](source, forms, wanted)
         _means_the_same(source, rewritten)
         return Annotated(source, asked.style, rewritten)
-    return _Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
+    return Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
+
+
+@contextlib.contextmanager
+def _jaxtyping_off() -> Iterator[None]:
+    """Within it jaxtyping's decorators check nothing: what is annotated wrongly must run, to be measured."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def _observed(request: Request, settings: Settings, doing: Doing) -> Observed:
@@ -142,140 +153,3 @@ def _means_the_same(source: Source, rewritten: Rewritten) -> None:
                 f"comments would change the code of {display_path(str(source.path))}",
                 "nothing was written; please report it with the file",
             )
-
-
-class _Proof:
-    """Runs what would be written, leaves out what doesn't hold, and compares every result with the original's."""
-
-    def __init__(
-        self,
-        source: Source,
-        forms: Sequence[FunctionForms],
-        wanted: Wanted,
-        prover: Prover,
-        calls: tuple[Call, ...],
-        settings: Settings,
-    ) -> None:
-        self._source, self._forms, self._wanted = source, forms, wanted
-        self._prover, self._calls, self._settings = prover, calls, settings
-        self._left_out: list[LeftOut] = []
-        if not wanted.hook:
-            name = display_path(str(source.path))
-            self._left_out.append(LeftOut("no check of local variables", f"{name} can't be imported by its name"))
-
-    def proved(self, asked: Asked, doing: Doing) -> Annotated:
-        """Return what can be written."""
-        style = enforced if asked.enforce else jaxtyping
-        for attempt in itertools.count():
-            rewritten = style(self._source, self._forms, self._wanted)
-            if not rewritten.files:
-                return Annotated(self._source, asked.style, rewritten, tuple(self._left_out))
-            doing("proving that what is written holds")
-            checked = enforced(self._source, self._forms, self._wanted)
-            answer = self._prover.ask(self._job(checked))
-            if answer.blame is None:
-                break
-            if attempt == _MOST_ATTEMPTS:
-                raise self._cannot(answer.blame)
-            self._leave_out(answer.blame, checked)
-        self._compare(answer)
-        at = [
-            " ".join(f"{letter}={size}" for letter, size in numbers.items())
-            for call in self._calls
-            for numbers in call.numbers
-        ]
-        return Annotated(self._source, asked.style, rewritten, tuple(self._left_out), tuple(dict.fromkeys(at)))
-
-    def _job(self, checked: Rewritten | None) -> Job:
-        files = {str(s.path): s.edited(edits) for s, edits in checked.files} if checked is not None else {}
-        where = hook(self._source.path)
-        hooked = checked is not None and self._wanted.hook
-        return Job(
-            files,
-            self._calls,
-            self._settings.seed,
-            self._settings.train,
-            module=where.module if hooked else "",
-            alone=str(self._source.path) if hooked and where.package is None else "",
-        )
-
-    def _leave_out(self, blame: Blame, checked: Rewritten) -> None:
-        """Leave out what is to blame. Raises AttnshapeError where nothing of what would be written is."""
-        place = self._place(blame, checked)
-        if place is not None:
-            self._wanted = replace(self._wanted, without=self._wanted.without | {place})
-            self._left_out.append(LeftOut(f"no annotation for {place}", blame.message))
-        elif blame.kind == "local" and self._wanted.hook:
-            self._wanted = replace(self._wanted, hook=False)
-            where = f"{display_path(blame.file)}, in line {self._original_line(blame, checked)}"
-            self._left_out.append(LeftOut(f"no hook, for {where} has an annotation that doesn't hold", blame.message))
-        elif blame.function and self._name(blame) not in self._wanted.unchecked:
-            self._wanted = replace(self._wanted, unchecked=self._wanted.unchecked | {self._name(blame)})
-            self._left_out.append(
-                LeftOut(f"no check of the arguments and the result of {self._name(blame)}", blame.message)
-            )
-        elif blame.function and self._name(blame) not in self._wanted.untouched:
-            self._wanted = replace(self._wanted, untouched=self._wanted.untouched | {self._name(blame)})
-            del self._left_out[-1:]  # what was said of its check
-            self._left_out.append(LeftOut(f"no annotation in {self._name(blame)}", blame.message))
-        else:
-            raise self._cannot(blame)
-
-    def _name(self, blame: Blame) -> str:
-        """Return the function to blame under its name in the file."""
-        known = [one.name for one in parse(self._source).definitions]
-        return next(
-            (name for name in known if blame.function == name or blame.function.endswith(f".{name}")), blame.function
-        )
-
-    def _place(self, blame: Blame, checked: Rewritten) -> Place | None:
-        """Return the new annotation that is to blame, None where it is one of the author's own."""
-        edits = [edit for source, edits in checked.files if source is self._source for edit in edits]
-        for change in checked.made.changes:
-            place = change.place
-            if blame.kind == "local" and place.kind == "local":
-                if self._line(change, edits) == blame.line and blame.file == str(self._source.path):
-                    return place
-            elif blame.kind == place.kind and place.function == self._name(blame) and place.name == blame.name:
-                return place
-        return None
-
-    def _line(self, change: Change, edits: Sequence[Edit]) -> int:
-        """Return the line that a change stands on once all edits are made."""
-        return self._source.line(change.place.offset) + _lines_above(change.place.offset, edits)
-
-    def _original_line(self, blame: Blame, checked: Rewritten) -> int:
-        edits = [edit for source, edits in checked.files if source is self._source for edit in edits]
-        lines = range(1, blame.line + 1)
-        return next(
-            (line for line in lines if line + _lines_above(self._source.offset(line, 0), edits) == blame.line), 0
-        )
-
-    def _compare(self, answer: Answer) -> None:
-        """Raise AttnshapeError where a result isn't the original's, bit for bit."""
-        before = self._prover.ask(self._job(None))
-        if before.results == answer.results:
-            return
-        again = self._prover.ask(self._job(None))
-        if again.results != before.results:
-            self._left_out.append(
-                LeftOut("no proof that the results are the same", "two runs of the original differ by themselves")
-            )
-            return
-        raise AttnshapeError(
-            f"the annotated {display_path(str(self._source.path))} gives other results",
-            "nothing was written; leave --enforce out, or write comments: --style comment",
-        )
-
-    def _cannot(self, blame: Blame) -> AttnshapeError:
-        return AttnshapeError(
-            f"the annotated {display_path(str(self._source.path))} doesn't run: {blame.message}",
-            "nothing was written; leave --enforce out, or write comments: --style comment",
-        )
-
-
-def _lines_above(offset: int, edits: Sequence[Edit]) -> int:
-    """Return how many lines edits add above a place."""
-    return sum(
-        edit.text.count("\n") or edit.text.count("\r") for edit in edits if edit.start < offset or edit.start == offset
-    )

@@ -41,6 +41,8 @@ class Job:
     """The module whose local annotations are checked by beartype's import hook; nothing for none."""
     alone: str = ""
     """Its file, where it is part of no package."""
+    checked: bool = True
+    """Whether jaxtyping's decorators check."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pickle
 import sys
 from typing import BinaryIO
 
+import jaxtyping
 import torch
 
 from attnshape.ending import reraise_interruption
@@ -86,6 +87,7 @@ def _attempt_into(job: Job, stream: BinaryIO) -> None:
 def attempt(job: Job) -> Answer:
     """Run a job's calls in this process, with the job's files in the place of those on the disk."""
     lay(job.files)
+    jaxtyping.config.update("jaxtyping_disable", not job.checked)
     if job.module:
         from beartype.claw import beartype_package
 

@@ -123,6 +123,20 @@ def test_a_signature_that_is_wrong_is_found(attnshape: Attnshape, model: Path) -
     assert "model.py:14: x of Attention.split" in done.err
 
 
+@pytest.mark.parametrize(("existing", "status"), [("check", 1), ("replace", 0)])
+def test_a_signature_that_is_wrong_and_enforced(attnshape: Attnshape, model: Path, existing: str, status: int) -> None:
+    attnshape("annotate", "model.py:one", "--enforce", "--write")
+    right = model.read_text()
+    wrong = right.replace('key: Float[torch.Tensor, "B L Dk"]', 'key: Float[torch.Tensor, "L B Dk"]')
+    assert wrong != right
+    model.write_text(wrong)
+    for name in ("model", "attnshape_target_model"):
+        sys.modules.pop(name, None)
+    done = attnshape("annotate", "model.py:one", "--existing", existing, "--write")
+    assert done.status == status, done.err
+    assert model.read_text() == (wrong if existing == "check" else right)
+
+
 def test_output_goes_to_a_file(attnshape: Attnshape, model: Path) -> None:
     done = attnshape("annotate", *SELF, "--output", "new.diff")
     assert done.out == ""

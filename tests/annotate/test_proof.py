@@ -164,6 +164,13 @@ def test_what_changes_the_results_is_an_error(folder: Path, prover: Prover) -> N
         annotated([asked(folder, text)], folder, prover)
 
 
+def test_what_runs_only_beside_the_tool_is_an_error(folder: Path, prover: Prover) -> None:
+    """What is in no other process, and is only missed where the file isn't annotated."""
+    text = PLAIN + "\n\nimport sys\nassert 'pytest' in sys.modules or f.__annotations__\n"
+    with pytest.raises(AttnshapeError, match="as it is doesn't run in a process of its own: AssertionError"):
+        annotated([asked(folder, text)], folder, prover)
+
+
 def test_results_that_differ_by_themselves_are_no_error(folder: Path, prover: Prover) -> None:
     text = "import os\n\n" + PLAIN.replace("return w", "return w + int.from_bytes(os.urandom(3))")
     made = annotated([asked(folder, text)], folder, prover)
