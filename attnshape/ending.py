@@ -26,8 +26,8 @@ class _Asked:
     status: int | None = None
     foreign: int = 0
     """How many `foreign_code` contexts are open."""
-    unfinished: str | None = None
-    """A file that is being written."""
+    unfinished: tuple[str, ...] = ()
+    """Files that are being written."""
     line: Callable[[], bool] = staticmethod(lambda: False)
     """Whether a line of progress is on the terminal."""
 
@@ -65,13 +65,13 @@ def foreign_code() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def removed_if_unfinished(file: str) -> Iterator[None]:
-    """Within it a file is being written, which is removed where the process ends meanwhile."""
-    _Asked.unfinished = file
+def removed_if_unfinished(*files: str) -> Iterator[None]:
+    """Within it files are being written, which are removed where the process ends meanwhile."""
+    _Asked.unfinished = files
     try:
         yield
     finally:
-        _Asked.unfinished = None
+        _Asked.unfinished = ()
 
 
 def ends_with_the_command() -> bool:
@@ -133,8 +133,7 @@ def _end(status: int) -> None:
     if _Asked.line():
         with contextlib.suppress(OSError):
             os.write(2, b"\r\x1b[2K")
-    file = _Asked.unfinished
-    if file is not None:
+    for file in _Asked.unfinished:
         with contextlib.suppress(OSError):
             os.unlink(file)  # noqa: PTH108 - in a signal's handler the less is done the better
     os._exit(status)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from attnshape import __version__
+from attnshape.cli.annotate import annotate
 from attnshape.cli.catalog import catalog
 from attnshape.cli.check import check
 from attnshape.cli.diff import diff
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for verb in (trace, check, diff, rule, show, catalog, glossary):
+for verb in (trace, check, annotate, diff, rule, show, catalog, glossary):
     app.command()(verb)
 
 

@@ -62,17 +62,22 @@ def check_writable(output: Path | None) -> None:
 
 def write(text: str, output: Path | None) -> None:
     """Write the text whole; a file is replaced at once, so that it is never half written."""
+    write_bytes(text.encode(errors="backslashreplace"), output)
+
+
+def write_bytes(data: bytes, output: Path | None) -> None:
+    """Write data as `write` does text."""
     if output is None or str(output) in _STANDARD:
-        _write_standard(text)
+        _write_standard(data)
         return
     file = Path(os.path.realpath(output))  # what a link leads to is replaced, not the link
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         if _is_device(output):
-            output.write_text(text, encoding="utf-8", errors="backslashreplace")
+            output.write_bytes(data)
         else:
             with removed_if_unfinished(str(beside)):
-                beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+                beside.write_bytes(data)
                 beside.replace(file)
     except OSError as error:
         beside.unlink(missing_ok=True)
@@ -87,10 +92,10 @@ def _is_device(output: Path) -> bool:
     return output.absolute().is_relative_to("/dev") or (output.exists() and not output.is_file())
 
 
-def _write_standard(text: str) -> None:
+def _write_standard(data: bytes) -> None:
     stream = data_stream()
     try:
-        stream.buffer.write(text.encode(errors="backslashreplace"))
+        stream.buffer.write(data)
         stream.flush()
     except OSError as error:
         # the interpreter flushes once more at its end, and must not complain then

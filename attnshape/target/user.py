@@ -39,7 +39,7 @@ def target_in(request: Request, module: ModuleType, path: str) -> Target:
     _check_symbols(specs, letters, "--input")
     root = path.partition(".")[0].partition("(")[0].partition("[")[0].strip()
     first: Any = getattr(module, root, None)
-    if _is_case(first, path, request, letters):
+    if is_case(first, path, request, letters):
         return _case_target(request, first)
     texts = [("the target", path), *(("--with", text) for text in request.arguments.values())]
     if request.init is not None:
@@ -106,7 +106,8 @@ def _without_building(first: Any, path: str) -> Any:
     return first if path.isidentifier() else None
 
 
-def _is_case(function: Any, path: str, request: Request, letters: set[str]) -> bool:
+def is_case(function: Any, path: str, request: Request, letters: set[str]) -> bool:
+    """Say whether a function is a case: called with sizes alone, it returns what to call and with what."""
     if not inspect.isfunction(function) or not path.isidentifier():
         return False
     if request.init is not None or request.inputs or request.arguments or request.values:

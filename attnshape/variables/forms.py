@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnshape.model import Known
-from attnshape.variables.watch import Function
+from attnshape.variables.function import Function
 
 ANY_NUMBER = "..."
 """Stands for any number of axes, where calls differ in it."""

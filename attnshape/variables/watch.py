@@ -10,20 +10,12 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
+from attnshape.variables.function import Function as Function
 from attnshape.variables.values import Value, seen
 
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _HOLDERS = ("self", "config", "cfg", "args", "self.config", "self.cfg", "self.args")
 """Objects whose whole numbers people name in comments: `# (B, n_head, T, T)` where `self.n_head` is one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function: its file, its name with those around it, and its first line, a decorator's where it has one."""
-
-    file: str
-    name: str
-    line: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,50 @@
+"""What annotating a file came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnshape.annotate.changes import Change, Disagreement, Place
+from attnshape.annotate.source import Source
+from attnshape.annotate.styles import Rewritten
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An annotation that isn't written, or a function that isn't checked, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """A file with what is written into it."""
+
+    source: Source
+    style: str
+    rewritten: Rewritten
+    left_out: tuple[LeftOut, ...] = ()
+    proved_at: tuple[str, ...] = ()
+    """The sizes at which what is written was run, checked, and gave the same bits; none where nothing is written."""
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """What is written, place by place."""
+        return self.rewritten.made.changes
+
+    @property
+    def disagreements(self) -> Sequence[Disagreement]:
+        """The signatures in the source that aren't what was measured."""
+        return self.rewritten.made.disagreements
+
+    @property
+    def unpacked(self) -> Sequence[Place]:
+        """Tensors that get no annotation, since they are bound together with others; comments have room for them."""
+        return () if self.style == "comment" else self.rewritten.made.unpacked
+
+    @property
+    def files(self) -> list[tuple[Source, bytes]]:
+        """Each file that changes, with its new contents."""
+        return [(source, source.edited(edits)) for source, edits in self.rewritten.files]

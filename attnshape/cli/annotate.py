@@ -1,0 +1,127 @@
+"""`attnshape annotate`: what the trace knows, written into the source."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnshape.annotate.asked import EXISTING, STYLE_NAMES, Asked
+from attnshape.annotate.project import Project, current_project
+from attnshape.cli.jobs import Job, jobs_of
+from attnshape.cli.options import Output
+from attnshape.cli.progress import Progress
+from attnshape.cli.request import Flags
+from attnshape.cli.target_options import takes_target
+from attnshape.cli.writing import check_writable, use_color, write_bytes
+from attnshape.errors import AttnshapeError, ExitStatus
+from attnshape.hints import nearest
+from attnshape.proving.prover import Prover
+from attnshape.render.annotating import summary
+from attnshape.render.text import visible
+from attnshape.settings import Settings
+from attnshape.target.request import Request
+
+if TYPE_CHECKING:  # it imports the parser
+    from attnshape.annotate.outcome import Annotated as Made
+
+_OF_ONE_TARGET = ("init", "input", "with")
+
+
+@takes_target
+def annotate(
+    target: str | None,
+    flags: Flags,
+    style: Annotated[str, typer.Option(metavar="NAME", help="jaxtyping or comment.")] = "jaxtyping",
+    include: Annotated[
+        str | None, typer.Option(metavar="matched", help="Write axes too that were matched to a size, not proved.")
+    ] = None,
+    existing: Annotated[
+        str, typer.Option(metavar="HOW", help="Signatures that are there: keep, replace or check.")
+    ] = "keep",
+    case: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TARGET", help="Another run of the code: what is written holds for all. Repeat."),
+    ] = None,
+    enforce: Annotated[
+        bool, typer.Option("--enforce", help="Write what has the annotations checked as the code runs.")
+    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Change the file; else the diff is printed.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --write: also where git hasn't seen the file as it is.")
+    ] = False,
+    output: Output = None,
+) -> None:
+    """What the trace knows, written into the source: annotations or comments, as a diff or with --write."""
+    _check_options(style, include, existing, enforce, write, force)
+    check_writable(output)
+    requests, settings = _requests(target, flags, case or [])
+    project = current_project()
+    # torch is imported only here, once everything that can be wrong without it has been looked at
+    from attnshape.annotating import annotate_requests
+    from attnshape.target.device import require_device
+
+    gc.freeze()
+    gc.enable()
+    require_device(settings.device)
+    how = Asked(style, existing, include is not None, enforce)  # type: ignore[arg-type]  # looked at above
+    with Progress() as progress, Prover() as prover:
+        made = annotate_requests(requests, settings, how, project, prover, progress)
+    _hand_over(made, project, write, force, output)
+    if made.disagreements:
+        raise typer.Exit(ExitStatus.FOUND)
+
+
+def _hand_over(made: Made, project: Project, write: bool, force: bool, output: Path | None) -> None:
+    """Write the files, or the diff; then say on standard error what was done."""
+    from attnshape.annotate.diffing import colored, unified
+    from attnshape.annotate.saving import check_writable as check_files
+    from attnshape.annotate.saving import save
+
+    files = made.files
+    if write:
+        check_files([source.path for source, _ in files], project, force)
+        save(files)
+    elif files:
+        diff = unified(files, Path.cwd().resolve())
+        write_bytes(colored(diff) if use_color(output) else diff, output)
+    for line in summary(made, written=write):
+        print(visible(line), file=sys.stderr)  # noqa: T201 - standard output is the diff's
+    if write and files and not project.has_git:
+        print("note: there is no git here to bring the old file back", file=sys.stderr)  # noqa: T201
+
+
+def _check_options(style: str, include: str | None, existing: str, enforce: bool, write: bool, force: bool) -> None:
+    if style not in STYLE_NAMES:
+        raise AttnshapeError(f"there is no style {style[:40]!r}", nearest(style, list(STYLE_NAMES), "the styles are"))
+    if include not in (None, "matched"):
+        raise AttnshapeError(
+            f"--include is {include[:40]!r}, expected matched", "leave it out to write only what is proved"
+        )
+    if existing not in EXISTING:
+        raise AttnshapeError(f"--existing is {existing[:40]!r}", nearest(existing, list(EXISTING), "it can be"))
+    if enforce and style != "jaxtyping":
+        raise AttnshapeError("--enforce is for annotations; comments can't be checked", "leave out --style comment")
+    if force and not write:
+        raise AttnshapeError("--force says that --write may write, but there is no --write", "add --write")
+
+
+def _requests(target: str | None, flags: Flags, cases: list[str]) -> tuple[list[Request], Settings]:
+    """Return the target's requests, one for each of its sets of sizes, then those of the cases."""
+    if not target:
+        raise AttnshapeError("no target is given", "name what to annotate: attnshape annotate model.py:Attention")
+    jobs = _jobs(target, flags)
+    found = [job.request for job in jobs]
+    without = Flags({flag: [] if flag in _OF_ONE_TARGET else values for flag, values in flags.values.items()})
+    for text in cases:
+        same = [replace(found[0], target=text)] if ":" in text else [job.request for job in _jobs(text, without)]
+        found += same
+    return found, jobs[0].settings
+
+
+def _jobs(target: str, flags: Flags) -> list[Job]:
+    return [job for job in jobs_of("annotate", target, flags, every=False).each if isinstance(job, Job)]

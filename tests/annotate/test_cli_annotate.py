@@ -1,0 +1,246 @@
+"""The command as it is typed: what goes where, what is refused, and what a project looks like afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Attnshape, attnshape, folder, root
+
+__all__ = ["attnshape", "folder", "root"]
+
+MODEL = '''"""A model."""
+
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def split(self, x):
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        scores = self.split(q) @ self.split(k).mT
+        if mask is not None:
+            scores = scores.masked_fill(mask, float("-inf"))
+        weights = scores.softmax(dim=-1)
+        return (weights @ self.split(v)).transpose(1, 2).flatten(2)
+
+
+def attend(query, key):
+    scores = query @ key.mT
+    return scores
+
+
+def one(B, L, Dk):
+    return attend, (torch.randn(B, L, Dk), torch.randn(B, L, Dk))
+
+
+def other(B, H, Lq, Lk, Dk):
+    return attend, (torch.randn(B, H, Lq, Dk), torch.randn(B, H, Lk, Dk))
+'''
+SELF = ("model.py:Attention", "--init", "D, H", "--input", "x: B L D")
+
+
+@pytest.fixture
+def model(folder: Path) -> Path:
+    path = folder / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def test_the_diff_alone_goes_to_standard_output(attnshape: Attnshape, model: Path) -> None:
+    done = attnshape("annotate", *SELF)
+    assert done.status == 0
+    assert done.out.startswith("--- a/model.py\n+++ b/model.py\n@@ ")
+    assert '+        weights: Float[torch.Tensor, "B H L L"] = scores.softmax(dim=-1)\n' in done.out
+    assert "model.py: 2 arguments, 2 results and 2 local variables to annotate" in done.err
+    assert "proved: " in done.err
+    assert "left out, since unpacking takes no annotation: q, k, v in Attention.forward" in done.err
+    assert model.read_text() == MODEL
+    subprocess.run(["git", "apply", "-"], input=done.out.encode(), cwd=model.parent, check=True)
+    assert model.read_text() != MODEL
+
+
+def test_writing_and_writing_again(attnshape: Attnshape, model: Path) -> None:
+    done = attnshape("annotate", *SELF, "--write")
+    assert (done.status, done.out) == (0, "")
+    assert "2 local variables annotated" in done.err
+    assert "there is no git here" in done.err
+    once = model.read_text()
+    assert once != MODEL
+    for name in ("model", "attnshape_target_model"):
+        sys.modules.pop(name, None)
+    again = attnshape("annotate", *SELF, "--write")
+    assert (again.status, again.out) == (0, "")
+    assert "model.py: nothing to change" in again.err
+    assert model.read_text() == once
+
+
+def test_what_is_written_with_comments(attnshape: Attnshape, model: Path) -> None:
+    done = attnshape("annotate", *SELF, "--style", "comment")
+    assert "+        q, k, v = self.qkv(x).chunk(3, dim=-1)  # q, k, v: (B, L, D)\n" in done.out
+    assert "+        return (weights @ self.split(v)).transpose(1, 2).flatten(2)  # (B, L, D)\n" in done.out
+
+
+def test_several_cases_write_what_holds_for_all(attnshape: Attnshape, model: Path) -> None:
+    alone = attnshape("annotate", "model.py:one")
+    assert '+def attend(query: Float[torch.Tensor, "B L Dk"], key: Float[torch.Tensor, "B L Dk"])' in alone.out
+    both = attnshape("annotate", "model.py:one", "--case", "model.py:other")
+    tensor = 'Float[torch.Tensor, "B ... Dk"]'
+    holds = f'query: {tensor}, key: {tensor}) -> Float[torch.Tensor, "B ..."]:'
+    assert f"+def attend({holds}\n" in both.out
+    assert '+    scores: Float[torch.Tensor, "B ..."] = query' in both.out
+    backwards = attnshape("annotate", "model.py:other", "--case", "model.py:one")
+    changed = [line for line in both.out.splitlines() if line.startswith("+ ")]
+    assert changed == [line for line in backwards.out.splitlines() if line.startswith("+ ")]
+
+
+def test_a_case_of_a_class_takes_the_options_that_are_typed(attnshape: Attnshape, model: Path) -> None:
+    model.write_text(
+        MODEL
+        + "\n\ndef masked(B, L, D, H):\n    return Attention(D, H), (torch.randn(B, L, D), torch.ones(L, L) > 2)\n"
+    )
+    done = attnshape("annotate", *SELF, "--case", "model.py:masked")
+    assert 'mask: Bool[torch.Tensor, "L L"] | None = None' in done.out
+
+
+def test_a_signature_that_is_wrong_is_found(attnshape: Attnshape, model: Path) -> None:
+    text = MODEL.replace("def split(self, x):", 'def split(self, x: Float[torch.Tensor, "B D L"]):')
+    model.write_text("from jaxtyping import Float\n" + text)
+    done = attnshape("annotate", *SELF, "--existing", "check")
+    assert done.status == 1
+    assert 'is written Float[torch.Tensor, "B D L"], measured Float[torch.Tensor, "B L D"]' in done.err
+    assert "model.py:14: x of Attention.split" in done.err
+
+
+@pytest.mark.parametrize(("existing", "status"), [("check", 1), ("replace", 0)])
+def test_a_signature_that_is_wrong_and_enforced(attnshape: Attnshape, model: Path, existing: str, status: int) -> None:
+    attnshape("annotate", "model.py:one", "--enforce", "--write")
+    right = model.read_text()
+    wrong = right.replace('key: Float[torch.Tensor, "B L Dk"]', 'key: Float[torch.Tensor, "L B Dk"]')
+    assert wrong != right
+    model.write_text(wrong)
+    for name in ("model", "attnshape_target_model"):
+        sys.modules.pop(name, None)
+    done = attnshape("annotate", "model.py:one", "--existing", existing, "--write")
+    assert done.status == status, done.err
+    assert model.read_text() == (wrong if existing == "check" else right)
+
+
+def test_output_goes_to_a_file(attnshape: Attnshape, model: Path) -> None:
+    done = attnshape("annotate", *SELF, "--output", "new.diff")
+    assert done.out == ""
+    assert (model.parent / "new.diff").read_text().startswith("--- a/model.py\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "no target is given"),
+        (("model.py:Attention", "--style", "pretty"), "there is no style 'pretty'"),
+        (("model.py:Attention", "--existing", "kep"), "did you mean keep?"),
+        (("model.py:Attention", "--include", "all"), "expected matched"),
+        (("model.py:Attention", "--style", "comment", "--enforce"), "comments can't be checked"),
+        (("model.py:Attention", "--force"), "add --write"),
+        (("multi-head",), "outside of the current project"),
+        (("torch.nn:MultiheadAttention", "--init", "D, H", "--input", "query: B L D", "--input", "key: B L D",
+          "--input", "value: B L D"), "outside of the current project"),
+        (("builtins:abs", "--input", "x: B L"), "nothing to annotate"),
+        (("model.py:made", "--input", "x: B L"), "nothing to annotate"),
+        ((*SELF, "--case", "model.py:nothing"), "has no nothing"),
+        ((*SELF, "--case", "gone.py:one"), "there is no file gone.py"),
+        ((*SELF, "--output", "no/where"), "there is no folder no"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done(attnshape: Attnshape, model: Path, arguments: tuple[str, ...], said: str) -> None:
+    model.write_text(MODEL + "\n\nexec('def made(x):\\n    return x + 1')\n")
+    done = attnshape("annotate", *arguments)
+    assert done.status == 2, done.err
+    assert done.out == ""
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert "hint: " in done.err
+
+
+def test_a_file_that_has_changed_since_it_was_imported(attnshape: Attnshape, model: Path) -> None:
+    model.write_text(MODEL + f"\n\nfrom pathlib import Path\nPath({str(model)!r}).write_text('# nothing\\n')\n")
+    done = attnshape("annotate", *SELF)
+    assert done.status == 2
+    assert "nothing that ran is in model.py" in done.err
+
+
+def test_hostile_names_are_only_text(attnshape: Attnshape, folder: Path) -> None:
+    package = folder / "we [red]ird\x1b[31m"
+    package.mkdir()
+    (package / "m`|.py").write_text("def f(x):\n    y, ﬁ = x, x  # \u202e\n    return y\n")
+    done = attnshape("annotate", f"{package.name}/m`|.py:f", "--input", "x: B L")
+    assert done.status == 0, done.err
+    assert "\x1b" not in done.err
+    assert "\x1b" not in done.out
+    assert "[red]" in done.err
+    subprocess.run(["git", "apply", "-"], input=done.out.encode(), cwd=folder, check=True)
+
+
+def test_what_the_code_prints_is_not_in_the_diff(attnshape: Attnshape, model: Path) -> None:
+    model.write_text(MODEL.replace("scores = query", "print('loud')\n    scores = query"))
+    done = attnshape("annotate", "model.py:one")
+    assert "loud" not in done.out.replace("print('loud')", "")
+
+
+PACKAGE_TEST = """
+import torch
+from package.model import attend
+attend(torch.ones(2, 3), torch.ones(4, 3))
+"""
+
+
+def test_with_enforce_a_wrong_local_annotation_raises(attnshape: Attnshape, folder: Path) -> None:
+    package = folder / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text('"""The package."""\nfrom package.model import attend\n')
+    (package / "model.py").write_text("def attend(query, key):\n    scores = query @ key.mT\n    return scores\n")
+    asked = (
+        "annotate",
+        "package.model:attend",
+        "--input",
+        "query: Lq D",
+        "--input",
+        "key: Lk D",
+        "--enforce",
+        "--write",
+    )
+    done = attnshape(*asked)
+    assert done.status == 0, done.err
+    assert 'beartype_package("package.model")' in (package / "__init__.py").read_text()
+    run = [sys.executable, "-c", PACKAGE_TEST]
+    assert subprocess.run(run, cwd=folder, capture_output=True, check=False).returncode == 0
+    text = (package / "model.py").read_text()
+    (package / "model.py").write_text(text.replace('scores: Float[Tensor, "Lq Lk"]', 'scores: Float[Tensor, "Lk Lq"]'))
+    wrong = subprocess.run(run, cwd=folder, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1
+    assert 'local variable "scores"' in wrong.stderr
+
+
+def test_a_lone_file_is_told_how_to_set_the_hook(attnshape: Attnshape, model: Path) -> None:
+    done = attnshape("annotate", "model.py:one", "--enforce", "--write")
+    assert done.status == 0
+    lines = [line.strip() for line in done.err.splitlines() if line.startswith("  ")]
+    assert lines == ["from beartype.claw import beartype_package", 'beartype_package("model")']
+    wrong = model.read_text().replace('scores: Float[torch.Tensor, "B L L"]', 'scores: Float[torch.Tensor, "L B L"]')
+    assert wrong != model.read_text()
+    model.write_text(wrong)
+    run = "\n".join([*lines, "import model", "f, a = model.one(2, 3, 4)", "f(*a)"])
+    failed = subprocess.run([sys.executable, "-c", run], cwd=model.parent, capture_output=True, text=True, check=False)
+    assert 'local variable "scores"' in failed.stderr
+    unhooked = "\n".join(["import model", "f, a = model.one(2, 3, 4)", "f(*a)"])
+    assert subprocess.run([sys.executable, "-c", unhooked], cwd=model.parent, check=False).returncode == 0

@@ -1,0 +1,109 @@
+"""Comments behind assignments, parameters and return statements."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnshape.annotate.changes import Wanted
+from attnshape.annotate.shapes import shape_comment
+from tests.annotate.knowing import SIZES, known, rewritten, written
+
+
+def commented(data: str, **forms: object) -> str:
+    raw = data.encode()
+    return written(raw, known(raw, "f", **forms), style="comment").decode()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("y = x", "y = x  # (B, L)"),
+        ("y = x   ", "y = x  # (B, L)   "),
+        ("y = x;", "y = x;  # (B, L)"),
+        ("y = x  # project", "y = x  # project  # (B, L)"),
+        ("y = x  # type: ignore", "y = x  # type: ignore  # (B, L)"),
+        ("y = x  # (B, T)", "y = x  # (B, T)"),
+        ("y = x  # [B, L]", "y = x  # [B, L]"),
+        ("y: int = x", "y: int = x  # (B, L)"),
+        ("y = (\n        x\n    )", "y = (\n        x\n    )  # (B, L)"),
+        ('y = """\n# no comment\n"""', 'y = """\n# no comment\n"""  # (B, L)'),
+        ("y = x \\\n        + 1", "y = x \\\n        + 1  # (B, L)"),
+        ("y, z = x", "y, z = x  # y, z: (B, L)"),
+        ("y, w = x", "y, w = x  # y: (B, L), w: (B, 3*D, _)"),
+        ("y = x; w = x", "y = x; w = x  # y: (B, L), w: (B, 3*D, _)"),
+        ("y += x", "y += x"),
+        ("y, n = x", "y, n = x  # y: (B, L)"),
+    ],
+)
+def test_an_assignment(before: str, after: str) -> None:
+    head, tail = "def f(x):\n    ", "\n    g()\n"
+    stores = {"y": "B L", "z": "B L", "w": "B 3*D _"}
+    assert commented(f"{head}{before}{tail}", stores=stores) == f"{head}{after}{tail}"
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("", "()"),
+        ("L", "(L,)"),
+        ("B H*Dk", "(B, H*Dk)"),
+        ("B ... D", "(B, ..., D)"),
+        ("B L | None", "(B, L) or None"),
+        ("(B L, B)", "(B, L), (B,)"),
+        ("(B L, B L)", "(B, L) each"),
+    ],
+)
+def test_a_result(form: str, text: str) -> None:
+    assert commented("def f(x):\n    return x\n", result=form) == f"def f(x):\n    return x  # {text}\n"
+
+
+def test_arguments_stand_behind_the_colon_or_each_behind_its_parameter() -> None:
+    said = {"arguments": {"x": "B L", "m": "L L"}}
+    assert commented("def f(x, m): # why\n    g()\n", **said) == (
+        "def f(x, m): # why  # x: (B, L), m: (L, L)\n    g()\n"
+    )
+    assert commented("def f(\n    x,\n    m = None, # why\n    n=1\n) -> int :\n    g()\n", **said) == (
+        "def f(\n    x,  # (B, L)\n    m = None, # why  # (L, L)\n    n=1\n) -> int :\n    g()\n"
+    )
+    assert commented("def f(\n    x, m\n):\n    g()\n", **said) == (
+        "def f(\n    x, m\n):  # x: (B, L), m: (L, L)\n    g()\n"
+    )
+
+
+def test_a_second_run_changes_nothing() -> None:
+    data = "def f(x, m):\n    y, z = x  # so\n    a = b = x\n    return y\n"
+    said = {"arguments": {"x": "B L", "m": "L"}, "stores": {"y": "B L", "z": "B", "a": "B", "b": "B"}, "result": "B L"}
+    once = commented(data, **said)
+    assert once.count("#") == 5
+    assert commented(once, **said) == once
+
+
+@pytest.mark.parametrize("existing", ["keep", "replace", "check"])
+def test_a_shape_comment_that_is_there(existing: str) -> None:
+    data = b"def f(x):\n    y = x  # keep this  # (B, D)\n    z = x # (b, T)\n    w = x # (q, k, v)\n"
+    forms = known(data, "f", stores={"y": "B L", "z": "B L", "w": "B L"})
+    made = rewritten(data, forms, style="comment", wanted=Wanted(existing, sizes=SIZES))  # type: ignore[arg-type]
+    text = made.files[0][0].edited(made.files[0][1]).decode()
+    assert "w = x # (q, k, v)  # (B, L)" in text
+    replaced = existing == "replace"
+    assert ("y = x  # keep this  # (B, L)\n" in text) is replaced
+    assert ("z = x # (B, L)\n" in text) is replaced
+    assert [one.line for one in made.made.disagreements] == ([2] if existing == "check" else [])
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "# (see Vaswani et al., 2017)",
+        "# swap (1, 2)",
+        "# [CLS] token",
+        "# (q, k, v)",
+        "# softmax(QK^T / sqrt(d_k))",
+        "# O(T^2)",
+        "# f(x, y)",
+        "# x = x.view(B, L)",
+        "# noqa: E501",
+    ],
+)
+def test_prose_is_no_shape(prose: str) -> None:
+    assert shape_comment(prose, {"B", "L", "D"}, {4}) is None

@@ -1,0 +1,235 @@
+"""Annotations of arguments, results and local variables, from what holds to the text of the file."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from attnshape.annotate.changes import Wanted
+from tests.annotate.knowing import SIZES, known, rewritten, source, written
+
+HEAD = b"from jaxtyping import Bool, Float, Int\nfrom torch import Tensor\n\n\n"
+
+
+def body(data: bytes, **forms: object) -> str:
+    """Return what becomes of a function `f`, whose file has all imports already."""
+    made = written(HEAD + data, known(HEAD + data, "f", **forms))  # type: ignore[arg-type]
+    assert made.startswith(HEAD)
+    return made.removeprefix(HEAD).decode()
+
+
+def test_an_argument_a_result_and_a_variable() -> None:
+    data = b"def f(x):\n    y = x + 1\n    return y\n"
+    expected = (
+        'def f(x: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:\n    y: Float[Tensor, "B L"] = x + 1\n    return y\n'
+    )
+    assert body(data, arguments={"x": "B L"}, stores={"y": "B L"}, result="B L") == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x", 'x: Float[Tensor, "B L"]'),
+        ("x: Tensor", 'x: Float[Tensor, "B L"]'),
+        ("x :Tensor", 'x :Float[Tensor, "B L"]'),
+        ("x=None", 'x: Float[Tensor, "B L"] | None = None'),
+        ("x = None", 'x: Float[Tensor, "B L"] | None = None'),
+        ("x: Tensor = None", 'x: Float[Tensor, "B L"] | None = None'),
+        ("x: 'Tensor'", "x: 'Float[Tensor, \"B L\"]'"),
+        ('x: "Tensor | None" = None', "x: \"Float[Tensor, 'B L'] | None\" = None"),
+        ("*, x", '*, x: Float[Tensor, "B L"]'),
+        ("x, /", 'x: Float[Tensor, "B L"], /'),
+        ("x: int", "x: int"),
+        ("x: Float[Tensor, 'b l']", "x: Float[Tensor, 'b l']"),
+        ("*x", "*x"),
+        ("**x", "**x"),
+    ],
+)
+def test_a_parameter(before: str, after: str) -> None:
+    made = body(f"def f({before}): pass\n".encode(), arguments={"x": "B L"})
+    assert made == f"def f({after}): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "form", "expected"),
+    [
+        ("torch.Tensor", "B L", 'Float[torch.Tensor, "B L"]'),
+        ("torch.FloatTensor", "B L", 'Float[torch.Tensor, "B L"]'),
+        ("typing.Optional[torch.Tensor]", "B L", 'typing.Optional[Float[torch.Tensor, "B L"]]'),
+        ("torch.Tensor | None", "int64 B", 'Int[torch.Tensor, "B"] | None'),
+        ("typing.Union[None, torch.Tensor]", "B", 'typing.Union[None, Float[torch.Tensor, "B"]]'),
+        ("tuple[torch.Tensor, int]", "(B L, None)", 'tuple[Float[torch.Tensor, "B L"], int]'),
+        ("typing.Tuple[torch.Tensor, ...]", "(B, B)", "typing.Tuple[torch.Tensor, ...]"),
+        ("tuple[torch.Tensor]", "(B, B)", "tuple[torch.Tensor]"),
+        ("torch.nn.Module", "B", "torch.nn.Module"),
+    ],
+)
+def test_a_plain_annotation_is_filled_in(annotation: str, form: str, expected: str) -> None:
+    data = f"import typing\n\nimport torch\n\n\ndef f() -> {annotation}:\n    return g()\n".encode()
+    made = written(data, known(data, "f", result=form)).decode()
+    assert f"def f() -> {expected}:" in made
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("", 'Float[Tensor, ""]'),
+        ("3 4", 'Float[Tensor, "3 4"]'),
+        ("B _ D", 'Float[Tensor, "B _ D"]'),
+        ("B ... D", 'Float[Tensor, "B ... D"]'),
+        ("bool B L", 'Bool[Tensor, "B L"]'),
+        ("B L | None", 'Float[Tensor, "B L"] | None'),
+        ("(B L, bool B)", 'tuple[Float[Tensor, "B L"], Bool[Tensor, "B"]]'),
+        ("B L?", 'Float[Tensor, "B _"]'),
+        ("B H*Dk", 'Float[Tensor, "B _HDk"]'),
+        ("B 3*D", 'Float[Tensor, "B _"]'),
+    ],
+)
+def test_a_result(form: str, expected: str) -> None:
+    assert body(b"def f():\n    return g()\n", result=form).startswith(f"def f() -> {expected}:")
+
+
+@pytest.mark.parametrize("form", ["_ _", "...", "L?", "(B, None)", "None"])
+def test_what_is_not_known_is_not_written(form: str) -> None:
+    assert body(b"def f():\n    return g()\n", result=form) == "def f():\n    return g()\n"
+
+
+def test_what_is_matched_is_written_where_it_is_asked_for() -> None:
+    data = HEAD + b"def f():\n    return g()\n"
+    made = written(data, known(data, "f", result="B L?"), wanted=Wanted(matched=True, sizes=SIZES))
+    assert b'Float[Tensor, "B L"]' in made
+
+
+def test_an_expression_is_written_once_its_symbols_are_bound() -> None:
+    data = b"def f(x, y):\n    a = x\n    if x:\n        b = y\n        c = a\n    d = c\n    return d\n"
+    forms = {"a": "H Dk", "b": "Lk", "c": "Lk+L 2*Dk", "d": "2*Dk Lk+L H*Lk 3*D"}
+    made = body(data, arguments={"x": "B L*D", "y": "L D 2*B"}, stores=forms, result="B*L 2*Dk")
+    assert 'x: Float[Tensor, "B _LD"], y: Float[Tensor, "L D 2*B"]' in made
+    assert '-> Float[Tensor, "B*L _"]' in made
+    assert '        c: Float[Tensor, "Lk+L 2*Dk"] = a' in made
+    assert '    d: Float[Tensor, "2*Dk _ _HLk 3*D"] = c' in made
+
+
+def test_what_may_be_none_binds_nothing() -> None:
+    made = body(b"def f(x, y=None, z=0):\n    pass\n", arguments={"x": "2*B | None", "y": "L", "z": "2*L D 3*D"})
+    assert 'z: Float[Tensor, "_ D _"]' in made
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y, z = x",
+        "(y) = x",
+        "y = z = x",
+        "y += x",
+        "y: int = x",
+        "for y in x: pass",
+        "with x as y: pass",
+        "(y := x)",
+        "self.y = x",
+        "y[0] = x",
+        "del y",
+        "import y",
+        "[y for y in x]",
+    ],
+)
+def test_what_takes_no_annotation_gets_none(line: str) -> None:
+    data = f"def f(self, x):\n    {line}\n".encode()
+    assert body(data, stores={"y": "B L", "z": "B L"}) == data.decode()
+
+
+@pytest.mark.parametrize("word", ["global", "nonlocal"])
+def test_a_variable_of_elsewhere_gets_no_annotation(word: str) -> None:
+    data = f"def g():\n    y = 1\n    def f():\n        {word} y\n        y = 2\n".encode()
+    assert written(HEAD + data, known(HEAD + data, "g.f", stores={"y": "B L"})) == HEAD + data
+
+
+def test_a_variable_that_is_something_else_elsewhere_gets_no_annotation() -> None:
+    data = b"def f():\n    y: int\n    y = g()\n"
+    assert body(data, stores={"y": "B L"}) == data.decode()
+
+
+def test_each_binding_of_a_variable_gets_its_own() -> None:
+    made = body(b"def f(x):\n    x = x.mT\n    x = x @ x\n", arguments={"x": "B L"}, stores={"x": "B L"})
+    assert made.count('x: Float[Tensor, "B L"] = ') == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "@torch.jit.script\ndef f(x):",
+        "async def f(x):",
+        "@functools.wraps(g)\ndef f(x):",
+        "@typing.overload\ndef f(x):",
+    ],
+)
+def test_functions_that_cannot_take_any(head: str) -> None:
+    data = f"import functools, typing\nimport torch\n\n{head}\n    y = x\n".encode()
+    if head.startswith("async"):
+        data = data.replace(b"    y = x", b"    yield x")
+        assert written(data, known(data.replace(b"async ", b""), "f", arguments={"x": "B L"})) == data
+    else:
+        assert written(data, known(data, "f", arguments={"x": "B L"})) == data
+
+
+def test_generators_get_none() -> None:
+    data = b"def f(x):\n    y = x\n    yield y\n"
+    assert body(data, arguments={"x": "B L"}, stores={"y": "B L"}) == data.decode()
+
+
+def test_a_second_run_changes_nothing() -> None:
+    data = b"import torch\n\n\ndef f(x, m=None):\n    y = x + 1\n    return y, m\n"
+    said = {"arguments": {"x": "B L", "m": "L L"}, "stores": {"y": "B 3*L"}, "result": "(B L, L L)"}
+    once = written(data, known(data, "f", **said))  # type: ignore[arg-type]
+    assert once != data
+    assert written(once, known(once, "f", **said)) == once  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("existing", ["keep", "replace", "check"])
+def test_a_signature_that_is_there(existing: str) -> None:
+    data = HEAD + b"def f(x: Float[Tensor, 'B D'], y: Float[Tensor, 'b l']):\n    pass\n"
+    forms = known(data, "f", arguments={"x": "B L", "y": "B L"})
+    made = rewritten(data, forms, wanted=Wanted(existing, sizes=SIZES))  # type: ignore[arg-type]
+    if existing == "replace":
+        assert b'x: Float[Tensor, "B L"], y: Float[Tensor, "B L"]' in made.files[0][0].edited(made.files[0][1])
+    else:
+        assert not made.files
+    wrong = [one.place.name for one in made.made.disagreements]
+    assert wrong == (["x"] if existing == "check" else [])
+
+
+@pytest.mark.parametrize(
+    ("said", "agrees"),
+    [
+        ('Float[Tensor, "B L"]', True),
+        ('Float32[Tensor, "B L"]', True),
+        ('Shaped[Tensor, "batch length"]', True),
+        ('Float[Tensor, "2 5"]', True),
+        ('Float[Tensor, "... L"]', True),
+        ('Float[Tensor, "B L"] | None', True),
+        ('Float[Tensor, "L B"]', False),
+        ('Float[Tensor, "B 1 L"]', False),
+        ('Int[Tensor, "B L"]', False),
+        ('Float[Tensor, "B 2*L"]', False),
+    ],
+)
+def test_whether_a_signature_agrees(said: str, agrees: bool) -> None:
+    data = (
+        f"from jaxtyping import *\nfrom jaxtyping import Float, Float32, Int, Shaped\n\ndef f() -> {said}: return 1\n"
+    )
+    made = rewritten(data.encode(), known(data.encode(), "f", result="B L"), wanted=Wanted("check", sizes=SIZES))
+    assert (made.made.disagreements == []) is agrees
+
+
+def test_columns_are_counted_as_python_counts_them() -> None:
+    data = "def f(x):\n    'é😀'; y = x; z = 'ü'; w = y\n".encode()
+    made = body(data, stores={"y": "B L", "w": "B"})
+    assert made == ("def f(x):\n    'é😀'; y: Float[Tensor, \"B L\"] = x; z = 'ü'; w: Float[Tensor, \"B\"] = y\n")
+
+
+def test_what_is_written_parses() -> None:
+    data = b"def f(x, *a, k=1, **b):\n    y = yield_ = 1\n    z = *a, x\n    return z\n"
+    made = body(data, arguments={"x": "B", "k": "B L"}, stores={"z": "(B, B L)"}, result="(B, B L)")
+    ast.parse(made)
+    assert source(made.encode()).text == made

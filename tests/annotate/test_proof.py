@@ -1,0 +1,218 @@
+"""What is written was proved before: what doesn't hold is left out, what can't run is an error."""
+
+from __future__ import annotations
+
+import py_compile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attnshape.annotate import jaxtyping_style
+from attnshape.annotate.types import Typed, typed
+from attnshape.errors import AttnshapeError
+from attnshape.proving.job import Call, Job
+from attnshape.proving.prover import Prover
+from attnshape.target.request import Request
+from attnshape.variables.forms import Form
+from tests.annotate.running import annotated, request
+from tests.cli.running import folder
+
+__all__ = ["folder"]
+
+
+@pytest.fixture(scope="module")
+def prover() -> Iterator[Prover]:
+    with Prover() as one:
+        yield one
+
+
+def asked(folder: Path, text: str, name: str = "model") -> Request:
+    (folder / f"{name}.py").write_text(text)
+    return request(f"{folder}/{name}.py:f", "--input", "x: B L", "--input", "y: L D")
+
+
+PLAIN = "def f(x, y):\n    z = x @ y\n    w = z + 1\n    return w\n"
+
+
+def test_what_runs_is_what_would_be_written(folder: Path, prover: Prover) -> None:
+    made = annotated([asked(folder, PLAIN)], folder, prover, enforce=True)
+    text = made.files[0][1].decode()
+    assert 'z: Float[Tensor, "B D"]' in text
+    assert len(made.proved_at) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("argument", 'x: Float[Tensor, "B L"]'),
+        ("local", 'z: Float[Tensor, "B D"]'),
+        ("result", '-> Float[Tensor, "B D"]'),
+    ],
+)
+@pytest.mark.parametrize("enforce", [False, True])
+def test_an_annotation_of_ours_that_does_not_hold_is_left_out(
+    folder: Path, prover: Prover, monkeypatch: pytest.MonkeyPatch, kind: str, text: str, enforce: bool
+) -> None:
+    """As if there were a bug: every type of the one kind says another number of axes."""
+    original = jaxtyping_style._Annotator._change
+
+    def wrong(self, place, edits, made):  # type: ignore[no-untyped-def]
+        if place.kind == kind and place.name in ("", "x", "z"):
+            edits = [one.__class__(one.start, one.end, one.text.replace(' "', ' "7 ')) for one in edits]
+        return original(self, place, edits, made)
+
+    monkeypatch.setattr(jaxtyping_style._Annotator, "_change", wrong)
+    made = annotated([asked(folder, PLAIN)], folder, prover, enforce=enforce)
+    written = made.files[0][1].decode()
+    assert '"7 ' not in written
+    assert text not in written
+    assert 'w: Float[Tensor, "B D"]' in written
+    assert [one.what.split()[:3] for one in made.left_out] == [["no", "annotation", "for"]]
+    assert "Error" in made.left_out[0].why or "Violation" in made.left_out[0].why
+
+
+def test_an_annotation_that_cannot_be_computed_is_left_out(
+    folder: Path, prover: Prover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unbound(form: Form, *rest: object) -> Typed | None:
+        made = typed(form, *rest)  # type: ignore[arg-type]
+        return Typed(made.text.replace('"B D"', '"B 2*Q"'), made.kinds, made.binds) if made is not None else None
+
+    monkeypatch.setattr(jaxtyping_style, "typed", unbound)
+    made = annotated([asked(folder, PLAIN)], folder, prover)
+    assert made.left_out
+    assert all(b"z: Float" not in data and b"w: Float" not in data for _, data in made.files)
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        ("def f(x, y) -> int:", "return value"),
+        ("def f(x, y, n: str = 'a', *, m: int = None):\n    g(None)\n", ""),
+        ("def f(x: int, y):", "'x'"),
+    ],
+)
+def test_a_function_whose_own_annotations_do_not_hold_is_not_checked(
+    folder: Path, prover: Prover, head: str, why: str
+) -> None:
+    text = PLAIN.replace("def f(x, y):", head) + "\n\ndef g(n: int):\n    return n\n"
+    made = annotated([asked(folder, text)], folder, prover, enforce=True)
+    written = made.files[0][1].decode()
+    assert 'z: Float[Tensor, "B D"]' in written
+    unchecked = "g" if "g(None)" in head else "f"
+    assert [one.what for one in made.left_out] == [f"no check of the arguments and the result of {unchecked}"]
+    assert why in made.left_out[0].why
+    assert f"@jaxtyped(typechecker=None)\ndef {unchecked}(" in written
+    assert ("@jaxtyped(typechecker=beartype)" in written) is (unchecked == "g")
+    (folder / "model.py").write_text(written)
+    again = annotated(
+        [request(f"{folder}/model.py:f", "--input", "x: B L", "--input", "y: L D")], folder, prover, enforce=True
+    )
+    assert again.files == []
+
+
+def test_where_a_local_annotation_of_the_author_does_not_hold_there_is_no_hook(folder: Path, prover: Prover) -> None:
+    text = PLAIN.replace("w = z + 1", "w = z + 1\n    n: int = 'text'")
+    made = annotated([asked(folder, text)], folder, prover, enforce=True)
+    assert made.rewritten.hook is None
+    assert "in line 4 has an annotation that doesn't hold" in made.left_out[0].what
+
+
+def test_annotations_that_are_strings_are_checked_too(folder: Path, prover: Prover) -> None:
+    future = "from __future__ import annotations\n\n"
+    made = annotated([asked(folder, future + PLAIN)], folder, prover, enforce=True)
+    assert made.left_out == ()
+    assert b'y: Float[Tensor, "L D"]) -> Float[Tensor, "B D"]' in made.files[0][1]
+    wrong = future + PLAIN.replace("(x, y)", "(x: int, y: 'torch.Tensor')").replace("def f", "import torch\n\n\ndef f")
+    made = annotated([asked(folder, wrong)], folder, prover, enforce=True)
+    assert [one.what for one in made.left_out] == ["no check of the arguments and the result of f"]
+    assert b"y: 'Float[torch.Tensor, \"L D\"]'" in made.files[0][1]
+
+
+@pytest.mark.parametrize("name", ["JAXTYPING_DISABLE", "PYTHONOPTIMIZE"])
+def test_checks_are_on_whatever_the_environment_says(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    with Prover() as prover:
+        made = annotated([asked(folder, PLAIN.replace("f(x,", "f(x: int,"))], folder, prover, enforce=True)
+    assert len(made.left_out) == 1
+
+
+def test_decorators_above_stay_above(folder: Path, prover: Prover) -> None:
+    text = (
+        "import torch\n\n\nclass M:\n    @staticmethod\n    @torch.no_grad()\n    def g(x, y):\n        z = x @ y\n"
+        "        return torch.cat((z, z), -1)\n\n\ndef f(x, y):\n    return M.g(x, y)\n"
+    )
+    made = annotated([asked(folder, text)], folder, prover, enforce=True)
+    written = made.files[0][1].decode()
+    assert made.left_out == ()
+    above = [
+        "@staticmethod",
+        "@jaxtyped(typechecker=None)",
+        "@torch.no_grad()",
+        "@jaxtyped(typechecker=beartype)",
+        "def g(",
+    ]
+    assert "\n    ".join(above) in written
+    assert '-> Float[torch.Tensor, "B 2*D"]:' in written
+
+
+def test_what_changes_the_results_is_an_error(folder: Path, prover: Prover) -> None:
+    """A function that looks at its own annotations."""
+    text = PLAIN.replace("return w", "return w + len(f.__annotations__)")
+    with pytest.raises(AttnshapeError, match="gives other results"):
+        annotated([asked(folder, text)], folder, prover)
+
+
+def test_what_runs_only_beside_the_tool_is_an_error(folder: Path, prover: Prover) -> None:
+    """What is in no other process, and is only missed where the file isn't annotated."""
+    text = PLAIN + "\n\nimport sys\nassert 'pytest' in sys.modules or f.__annotations__\n"
+    with pytest.raises(AttnshapeError, match="as it is doesn't run in a process of its own: AssertionError"):
+        annotated([asked(folder, text)], folder, prover)
+
+
+def test_results_that_differ_by_themselves_are_no_error(folder: Path, prover: Prover) -> None:
+    text = "import os\n\n" + PLAIN.replace("return w", "return w + int.from_bytes(os.urandom(3))")
+    made = annotated([asked(folder, text)], folder, prover)
+    assert made.files
+    assert any("differ by themselves" in one.why for one in made.left_out)
+
+
+def test_a_file_that_looks_at_its_own_source_is_an_error_or_runs(folder: Path, prover: Prover) -> None:
+    text = PLAIN + "\n\nfrom pathlib import Path\nassert 'Float' not in __import__('inspect').getsource(f)\n"
+    with pytest.raises(AttnshapeError, match="doesn't run: AssertionError"):
+        annotated([asked(folder, text)], folder, prover)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os\nos._exit(3)\n", "ended with status 3"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "ended with status -9"),
+        ("raise SystemExit(2)\n", "SystemExit"),
+        ("def f(:\n", "SyntaxError"),
+    ],
+)
+def test_whatever_the_code_does_there_is_an_answer(folder: Path, prover: Prover, text: str, said: str) -> None:
+    (folder / "bad.py").write_text(PLAIN)
+    call = Call(request(f"{folder}/bad.py:f", "--input", "x: B L", "--input", "y: L D"), ({"B": 2, "L": 3, "D": 4},))
+    blame = prover.ask(Job({str(folder / "bad.py"): text.encode()}, (call,), 0, False)).blame
+    assert blame is not None
+    assert blame.kind == "other"
+    assert said in blame.message
+    again = prover.ask(Job({}, (call,), 0, False))
+    assert again.blame is None
+    assert [one.shape for one in again.results[0]] == [(2, 4)]
+
+
+@pytest.mark.parametrize("module", ["", "cached"])
+def test_bytecode_of_the_file_on_the_disk_is_not_taken_for_it(folder: Path, prover: Prover, module: str) -> None:
+    path = folder / "cached.py"
+    path.write_text(PLAIN)
+    py_compile.compile(str(path))
+    call = Call(request(f"{path}:f", "--input", "x: B L", "--input", "y: L D"), ({"B": 2, "L": 3, "D": 4},))
+    new = PLAIN.replace("return w", "return w.mT").encode()
+    alone = str(path) if module else ""
+    answer = prover.ask(Job({str(path): new}, (call,), 0, False, module, alone))
+    assert [one.shape for one in answer.results[0]] == [(4, 2)]
+    assert [one.shape for one in prover.ask(Job({}, (call,), 0, False)).results[0]] == [(2, 4)]

@@ -1,0 +1,40 @@
+"""docs/annotating.md: its commands print what it says, and its options are those of the command."""
+
+import inspect
+import re
+
+import pytest
+
+from attnshape.annotate.asked import EXISTING, STYLE_NAMES
+from attnshape.cli.annotate import annotate
+from tests.docs.pages import DOCS, UPDATES
+from tests.readme.test_readme import BLOCK, run_in_terminal
+
+PAGE = DOCS / "annotating.md"
+CONSOLE = list(BLOCK.finditer(PAGE.read_text()))
+
+
+@pytest.mark.parametrize("block", CONSOLE, ids=[block["command"][:60] for block in CONSOLE])
+def test_command_prints_what_the_page_says(block: re.Match[str]) -> None:
+    printed = run_in_terminal(block["command"])
+    if UPDATES:
+        new = f"```console\n$ {block['command']}\n{printed}```"
+        PAGE.write_text(PAGE.read_text().replace(block.group(), new))
+        return
+    assert printed == block["output"]
+
+
+def test_the_page_has_examples_of_each_use() -> None:
+    commands = " ".join(block["command"] for block in CONSOLE)
+    assert len(CONSOLE) >= 4
+    assert all(flag in commands for flag in ("--style comment", "--existing check", "--enforce"))
+    assert "Traceback" not in PAGE.read_text()
+
+
+def test_the_page_names_every_option() -> None:
+    text = PAGE.read_text()
+    shared = inspect.signature(annotate).parameters
+    own = list(shared)[list(shared).index("grad") + 1 :]
+    missing = [name for name in own if f"--{name}" not in text and name != "output"]
+    assert missing == []
+    assert all(name in text for name in (*EXISTING, *STYLE_NAMES))
