@@ -56,9 +56,9 @@ def annotate_requests(
 
     Raises AttnshapeError where that can't be done, as where the file is outside of the project.
     """
-    with to_standard_error(), foreign_code(), isolated(), _jaxtyping_off():
+    with to_standard_error(), foreign_code(), isolated():
         requests = [*requests[:1], *map(as_case, requests[1:])]
-        observed = [_observed(request, settings, doing) for request in requests]
+        observed = [_observed_unless_annotated_wrongly(request, settings, asked, doing) for request in requests]
     doing("working out what holds in all runs")
     forms = signatures(observed)
     path = _file(requests[0], observed[0], forms, project)
@@ -81,9 +81,20 @@ def annotate_requests(
     return Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
 
 
+def _observed_unless_annotated_wrongly(request: Request, settings: Settings, asked: Asked, doing: Doing) -> Observed:
+    """Observe a target; where its signatures are to be checked or replaced and it fails, without what enforces them."""
+    try:
+        return _observed(request, settings, doing)
+    except AttnshapeError:
+        if asked.existing == "keep":
+            raise
+    with _jaxtyping_off():
+        return _observed(request, settings, doing)
+
+
 @contextlib.contextmanager
 def _jaxtyping_off() -> Iterator[None]:
-    """Within it jaxtyping's decorators check nothing: what is annotated wrongly must run, to be measured."""
+    """Within it jaxtyping's decorators check nothing, and bind no sizes for what a hook of beartype's checks."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:

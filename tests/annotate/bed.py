@@ -74,6 +74,8 @@ COPIED = [
 
 LONG = {
     "memory_efficient_attention_pytorch.memory_efficient_attention",
+    "labml_nn.transformers.retro.model",
+    "performer_pytorch.performer_pytorch",
     "reformer_pytorch.reformer_pytorch",
     "routing_transformer.routing_transformer",
     "x_transformers.x_transformers",
