@@ -166,7 +166,7 @@ def test_what_changes_the_results_is_an_error(folder: Path, prover: Prover) -> N
 
 def test_what_runs_only_beside_the_tool_is_an_error(folder: Path, prover: Prover) -> None:
     """What is in no other process, and is only missed where the file isn't annotated."""
-    text = PLAIN + "\n\nimport sys\nassert 'pytest' in sys.modules or f.__annotations__\n"
+    text = PLAIN + "\n\nimport sys\nassert 'tests.annotate.running' in sys.modules or f.__annotations__\n"
     with pytest.raises(AttnshapeError, match="as it is doesn't run in a process of its own"):
         annotated([asked(folder, text)], folder, prover)
 
