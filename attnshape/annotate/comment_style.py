@@ -104,7 +104,7 @@ class _Commenter:
         name = stored_name(statement)
         found = []
         for one in [name] if name is not None else unpacked_names(statement):
-            form = self._form(one)
+            form = self._tree.held(self._known, one)
             text = shape_text(form, self._wanted.matched) if form is not None else None
             if form is not None and text is not None:
                 said = _Said(self._place("local", one.value, self._tree.start(one)), form, text)
@@ -112,13 +112,6 @@ class _Commenter:
                 if name is None:
                     self._made.unpacked.append(said.place)
         return found
-
-    def _form(self, name: cst.Name) -> Form | None:
-        offset = self._tree.start(name)
-        for (line, column, known), form in self._known.bindings.items():
-            if known == name.value and self._tree.source.offset(line, column) == offset:
-                return form
-        return None
 
     def _write(self, behind: int, saids: Sequence[_Said], text: str) -> None:
         """Put a comment at the end of a line, or do with the one that is there what is wanted."""

@@ -114,7 +114,7 @@ class _Annotator:
 
     def _local(self, statement: cst.CSTNode, bound: set[str]) -> frozenset[str]:
         for name in unpacked_names(statement):
-            form = self._form(name)
+            form = self._tree.held(self._known, name)
             if (
                 form is not None
                 and name.value != "_"
@@ -124,7 +124,7 @@ class _Annotator:
         name_node = stored_name(statement)
         if name_node is None or name_node.value in self._not_its_own or name_node.value in self._own_types:
             return frozenset()
-        form = self._form(name_node)
+        form = self._tree.held(self._known, name_node)
         place = self._place("local", name_node.value, self._tree.start(name_node))
         if isinstance(statement, cst.AnnAssign):
             return self._over(statement.annotation.annotation, form, place, bound)
@@ -133,13 +133,6 @@ class _Annotator:
             return frozenset()
         behind = self._tree.end(name_node)
         return self._change(place, [Edit(behind, behind, f": {made.text}")], made)
-
-    def _form(self, name: cst.Name) -> Form | None:
-        offset = self._tree.start(name)
-        for (line, column, known), form in self._known.bindings.items():
-            if known == name.value and self._tree.source.offset(line, column) == offset:
-                return form
-        return None
 
     def _over(self, node: cst.BaseExpression, form: Form | None, place: Place, bound: set[str]) -> frozenset[str]:
         """Treat an annotation that is there; return the symbols that are sure to be bound behind it."""

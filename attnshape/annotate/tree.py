@@ -12,6 +12,7 @@ from libcst.metadata import ByteSpanPositionProvider, CodeSpan, MetadataWrapper
 from attnshape.annotate.source import Source
 from attnshape.errors import AttnshapeError
 from attnshape.paths import display_path
+from attnshape.variables.forms import Form, FunctionForms
 
 Block = Sequence[cst.CSTNode]
 """Statements in order: lines, compound statements, or the small statements of one line."""
@@ -51,6 +52,14 @@ class Tree:
     def start(self, node: cst.CSTNode) -> int:
         """Return the offset of a node's first byte."""
         return self.spans[node].start
+
+    def held(self, known: FunctionForms, name: cst.Name) -> Form | None:
+        """Return what is known of the variable that is bound at a name's place."""
+        offset = self.start(name)
+        for (line, column, bound), form in known.bindings.items():
+            if bound == name.value and self.source.offset(line, column) == offset:
+                return form
+        return None
 
     def end(self, node: cst.CSTNode) -> int:
         """Return the offset behind a node's last byte."""
