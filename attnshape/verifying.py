@@ -79,12 +79,19 @@ def verify_target(
     target: Target, sizes: Sequence[Mapping[str, int]], placement: Placement, patience: Patience
 ) -> Verified:
     """Return which claims in the source of the functions that run hold at all of these sizes."""
+    runs, functions = watched(target, sizes, placement, patience)
+    return verify(runs, functions) if functions else Verified(0, (), len(runs))
+
+
+def watched(
+    target: Target, sizes: Sequence[Mapping[str, int]], placement: Placement, patience: Patience
+) -> tuple[list[Run], list[Function]]:
+    """Return the runs at these sizes and the functions that ran; one run and no functions where these claim nothing."""
     first = runs_at(target, sizes[:1], placement, patience) or runs_at(target, sizes[-1:], placement, patience)
     functions = list(_own(first))
     if not has_claims(functions):
-        return Verified(0, (), len(first))
-    runs = [*first, *runs_at(target, sizes[1:], placement, patience)]
-    return verify(runs, functions)
+        return first, []
+    return [*first, *runs_at(target, sizes[1:], placement, patience)], functions
 
 
 def said(verified: Verified) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from attnshape.written import source
 from attnshape.written.annotations import Annotation, annotations_in
 from attnshape.written.comments import Claim, claims, is_general
 from attnshape.written.docstrings import Entry, entries_of
+from attnshape.written.fitting import Demand, demand
 from attnshape.written.measured import Measured, Occurrences
 from attnshape.written.notation import Group, Token, groups, in_line, token
-from attnshape.written.unify import Demand, demand
 
 PROSE, _LOOSE = 0.7, 0.9
 """What it counts that a claim is wrong: one in prose, one of which several tensors may be meant; 1 for all others."""

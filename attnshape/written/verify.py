@@ -17,10 +17,11 @@ from attnshape.written.calls import Call, Shape
 from attnshape.written.claimed import PROSE, Written, written_in
 from attnshape.written.comments import claims
 from attnshape.written.docstrings import entries_of
+from attnshape.written.fitting import fits, holds, size
 from attnshape.written.measured import Measured
 from attnshape.written.notation import Group, groups, in_line
 from attnshape.written.types import allows, kind_of
-from attnshape.written.unify import Letters, fits, holds, size, unify
+from attnshape.written.unify import Letters, unify
 
 RANK, ORDER, SIZE, TYPE = "AS001", "AS002", "AS003", "AS004"
 _LEAST_IN_PROSE = 3
