@@ -17,6 +17,7 @@ _ALLOWED = (
     *(ast.BinOp, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Constant),
     *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv),
 )
+_MOST_DIGITS = 16
 _ANY_AXES = ("...", "…", "*", "..")
 _ANY_SIZE = ("?", "_", "-1", ":")
 
@@ -68,7 +69,7 @@ def token(text: str) -> Token | None:
         return Token(plain, "variadic")
     if plain in _ANY_SIZE:
         return Token(plain, "any")
-    if plain.isdecimal():
+    if plain.isdecimal() and len(plain) < _MOST_DIGITS:
         return Token(str(int(plain)), "number") if int(plain) else None  # an interval: [0, T)
     if is_type(plain):
         return None
