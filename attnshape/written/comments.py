@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attnshape.written.notation import Group, bare, groups
+from attnshape.written.notation import LONGEST, Group, bare, groups
+from attnshape.written.words import is_axis_word
 
 Role = Literal["result", "operand", "state"]
 """What the shape is of: what the line makes, what goes into it, or anything on the way."""
@@ -72,6 +73,8 @@ def claims(comment: str) -> list[Claim]:
     >>> claims("swap (1, 2)"), claims("see (Vaswani et al., 2017)")
     ([], [])
     """
+    if len(comment) > LONGEST:
+        return []
     # what stands behind another `#` is a comment of its own, as for linters
     return [claim for part in re.split(r"(?<=\s)#(?=\s)", comment) for claim in _claims(part)]
 
@@ -91,6 +94,8 @@ def _counts(group: Group, text: str) -> bool:
         return False
     if len(group.tokens) > 1 or re.search(r",\s*[)\]]$", group.text):
         return True
+    if text[group.start] == "(" and not (is_axis_word(group.text[1:-1]) or re.fullmatch(r"\([A-Z]\)", group.text)):
+        return False  # an aside: (sic)
     label = _LABEL.match(text[: group.start])
     return group.end == len(text) and (not text[: group.start] or (label is not None and text[group.start] == "["))
 

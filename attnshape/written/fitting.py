@@ -10,7 +10,7 @@ from attnshape.axis import AxisExpression
 from attnshape.errors import AttnshapeError
 from attnshape.written.calls import Shape
 from attnshape.written.measured import Occurrences
-from attnshape.written.notation import Group, Token
+from attnshape.written.notation import PRIME, Group, Token
 
 Vector = tuple[int | None, ...]
 """A letter's number in each call, None where nothing says it."""
@@ -94,7 +94,8 @@ def size(token: Token, chosen: Mapping[str, Vector], call: int) -> int | None:
     if token.tree is None:
         return known[token.text]
     try:
-        return AxisExpression(token.text, token.tree).evaluate(known)
+        plain = {name.replace("'", PRIME): number for name, number in known.items()}
+        return AxisExpression(token.text, token.tree).evaluate(plain)
     except AttnshapeError:  # it divides by 0
         return None
 
