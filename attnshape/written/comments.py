@@ -19,6 +19,8 @@ _TOLD_ARROW = re.compile(r"\s*-*(?:>|→)?\s*(?:[\w./]+[\s-]*){0,3}(?:-+>|=+>|�
 _PRODUCT = re.compile(r"\s*(?:@|[x×*·+-]|matmul|bmm)\s*", re.IGNORECASE)
 _OTHERWISE = re.compile(r"\s*(?:,?\s*or\b|/|\|)\s*", re.IGNORECASE)
 _BESIDE = re.compile(r"\s*(?:,|;|\+|&|and\b|,\s*and\b)\s*", re.IGNORECASE)
+_JOINED_BEFORE = re.compile(r"[)\]]\s*(?:@|[x×]|-+>|=+>|→)\s*$")
+_JOINED_BEHIND = re.compile(r"\s*(?:@|[x×]|-+>|=+>|→)\s*[(\[]")
 _EQUALS = re.compile(r"\s*={1,2}\s*")
 _NAMES = r"[A-Za-z_][\w.]*"
 _LABEL = re.compile(
@@ -96,6 +98,8 @@ def _counts(group: Group, text: str) -> bool:
         return True
     if text[group.start] == "(" and not (is_axis_word(group.text[1:-1]) or re.fullmatch(r"\([A-Z]\)", group.text)):
         return False  # an aside: (sic)
+    if _JOINED_BEFORE.search(text[: group.start]) or _JOINED_BEHIND.match(text[group.end :]):
+        return True
     label = _LABEL.match(text[: group.start])
     return group.end == len(text) and (not text[: group.start] or (label is not None and text[group.start] == "["))
 
@@ -203,6 +207,11 @@ def _label(match: re.Match[str] | None) -> Label:
 def is_general(name: str) -> bool:
     """Say whether a label, where it is no variable, speaks of the line: `shape:`, `output:`, `each`."""
     return _GENERAL.fullmatch(name) is not None
+
+
+def is_input(name: str) -> bool:
+    """Say whether a label, where it is no variable, speaks of what goes in: `input:`."""
+    return name.lower() in ("input", "inputs")
 
 
 def _is_arrow(joint: str) -> bool:

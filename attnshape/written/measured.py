@@ -78,6 +78,17 @@ class Measured:
             found.append([list(dict.fromkeys(options))] if options else [])
         return found
 
+    def computed(self, statements: Sequence[ast.stmt]) -> Occurrences:
+        """Return, as options, everything that statements compute and bind, but not what they only read."""
+        found = []
+        by_statement = [self.made(statement) for statement in statements]
+        for place, call in enumerate(self.calls):
+            options = [shape for made in by_statement for occurrence in made[place] for shape in occurrence]
+            for statement in statements:
+                options += [shape for event in _within(call, statement) for shape in event.outputs]
+            found.append([list(dict.fromkeys(options))] if options else [])
+        return found
+
     def read(self, statements: Sequence[ast.stmt]) -> Occurrences:
         """Return, as options, what statements read and make on the way, but not what the last one makes at last."""
         found = []

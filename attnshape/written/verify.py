@@ -14,7 +14,8 @@ from attnshape.variables.watch import Function
 from attnshape.written import source
 from attnshape.written.annotations import annotations_in
 from attnshape.written.calls import Call, Shape
-from attnshape.written.claimed import PROSE, Written, written_in
+from attnshape.written.claim import PROSE, Written
+from attnshape.written.claimed import written_in
 from attnshape.written.comments import claims
 from attnshape.written.docstrings import entries_of
 from attnshape.written.fitting import fits, holds, size
