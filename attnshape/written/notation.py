@@ -12,6 +12,7 @@ from attnshape.written.words import is_axis_word, is_english, is_type, normal
 
 _NAME = r"[^\W\d][\w']*"
 _WORDS = re.compile(rf"{_NAME}(?:[ -]{_NAME}){{0,2}}")
+_DIFFERENCE = re.compile(r"\w{1,2}-\w{1,2}")
 _IMPLICIT = re.compile(rf"(?<![\w'])(\d+)({_NAME})")
 _ALLOWED = (
     *(ast.BinOp, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Constant),
@@ -78,7 +79,7 @@ def token(text: str) -> Token | None:
         return Token(str(int(plain)), "number") if int(plain) else None  # an interval: [0, T)
     if is_type(plain):
         return None
-    if _WORDS.fullmatch(plain):
+    if _WORDS.fullmatch(plain) and not _DIFFERENCE.fullmatch(plain):
         return Token(normal(plain), "letter") if " " not in plain or is_axis_word(plain) else _spaced(plain)
     return _expression(plain)
 

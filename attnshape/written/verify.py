@@ -95,7 +95,7 @@ def _is_sure(one: Written, letters: Letters, calls: Sequence[Call]) -> bool:
 
 def _finding(one: Written, letters: Letters, measured: Measured, file: source.File) -> Finding:
     place, shape = _first_wrong(one, letters)
-    group = one.demand.groups[0]
+    group = _closest(one, shape)
     code = _code(group, shape, letters, place)
     is_ = _in_words(shape, letters, measured, place)
     numbers = " ".join(map(str, shape))
@@ -105,7 +105,7 @@ def _finding(one: Written, letters: Letters, measured: Measured, file: source.Fi
         message=f"{one.text} is written of {one.said_of}, measured {is_}",
         source=_source(one, measured, file),
         expression=one.written,
-        hint=f"write {_like(one, is_)}",
+        hint=f"write {_like(one, group, is_)}",
         shown="measured",
         evidence=f"at {at} it is {numbers}",
     )
@@ -121,9 +121,16 @@ def _first_wrong(one: Written, letters: Letters) -> tuple[int, Shape]:
     for place, call in enumerate(one.demand.measured):
         for options in call:
             if not any(fits(g.tokens, shape, letters.chosen, place) for g in one.demand.groups for shape in options):
-                alike = [shape for shape in options if len(shape) == len(one.demand.groups[0].tokens)]
+                ranks = {len(group.tokens) for group in one.demand.groups}
+                alike = [shape for shape in options if len(shape) in ranks]
                 return place, (alike or list(options))[0]
     raise AssertionError("the claim holds")
+
+
+def _closest(one: Written, shape: Shape) -> Group:
+    """Return which of the shapes that were written was meant: one of as many axes, where there is any."""
+    groups = one.demand.groups
+    return next((group for group in groups if len(group.tokens) == len(shape)), groups[0])
 
 
 def _code(group: Group, shape: Shape, letters: Letters, place: int) -> str:
@@ -167,12 +174,12 @@ def _axis(number: int, letters: Letters, call: Call, place: int) -> str:
     return str(number)
 
 
-def _like(one: Written, is_: str) -> str:
+def _like(one: Written, group: Group, is_: str) -> str:
     """Return the shape in the notation that the claim has."""
     inner = is_.strip("(),")
     if one.annotation is not None:
         return f'"{inner.replace(", ", " ")}"'
-    text = one.demand.groups[0].text
+    text = group.text
     if text.startswith("["):
         return f"[{inner}]"
     if text.startswith("("):
