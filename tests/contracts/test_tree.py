@@ -20,7 +20,11 @@ def test_imports_run_one_way() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["errors", "dims", "axis", "signature", "sizes", "model", "schema", "render.formats", "cli.app"]
+    "name",
+    [
+        *("errors", "dims", "axis", "signature", "sizes", "model", "schema", "render.formats", "cli.app"),
+        *("written.words", "written.notation", "written.comments", "written.types"),
+    ],
 )
 def test_no_torch_is_imported_for(name: str) -> None:
     code = f"import sys, attnshape.{name}; sys.exit('torch' in sys.modules)"
