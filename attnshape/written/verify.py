@@ -57,6 +57,7 @@ def verify(runs: Sequence[Run], functions: Iterable[Function]) -> Verified:
             elif _is_sure(one, letters, measured.calls):
                 findings.append(_finding(one, letters, measured, file))
         findings += _of_types(written, measured, file)
+    findings.sort(key=lambda one: (one.source.file, one.source.line) if one.source is not None else ("", 0))
     unique = {(one.source, one.message): one for one in findings}
     return Verified(held, tuple(unique.values()), len(runs))
 
@@ -97,7 +98,7 @@ def _finding(one: Written, letters: Letters, measured: Measured, file: source.Fi
     place, shape = _first_wrong(one, letters)
     group = _closest(one, shape)
     code = _code(group, shape, letters, place)
-    is_ = _in_words(shape, letters, measured, place)
+    is_ = _in_words(shape, group, letters, measured, place)
     numbers = " ".join(map(str, shape))
     at = ", ".join(f"{k}={v}" for k, v in measured.calls[place].numbers.items())
     return Finding(
@@ -143,21 +144,21 @@ def _code(group: Group, shape: Shape, letters: Letters, place: int) -> str:
     return SIZE
 
 
-def _in_words(shape: Shape, letters: Letters, measured: Measured, place: int) -> str:
-    """Return a shape in the author's letters as far as these are known, then in those of the sizes, then in numbers."""
+def _in_words(shape: Shape, group: Group, letters: Letters, measured: Measured, place: int) -> str:
+    """Return a shape in the author's letters, those of the claim first, then in those of the sizes, then in numbers."""
     return (
         "("
-        + ", ".join(_axis(number, letters, measured.calls[place], place) for number in shape)
+        + ", ".join(_axis(number, group, letters, measured.calls[place], place) for number in shape)
         + ("," if len(shape) == 1 else "")
         + ")"
     )
 
 
-def _axis(number: int, letters: Letters, call: Call, place: int) -> str:
+def _axis(number: int, group: Group, letters: Letters, call: Call, place: int) -> str:
     if number == 1:
         return "1"
     known = {name: vector[place] for name, vector in letters.chosen.items() if vector[place] is not None}
-    order = sorted(known, key=lambda name: -letters.supported.get(name, 0))
+    order = sorted(known, key=lambda name: (name not in group.letters, -letters.supported.get(name, 0)))
     sizes = {**{name: known[name] for name in order}, **call.numbers}
     for name, value in sizes.items():
         if value == number:

@@ -1,8 +1,8 @@
 """The test-bed: code whose shape comments are all true, and faults to plant in them, one line each.
 
 `sources/*.py` are files as people write them, in many notations. `planted/*.txt` list, for each of their lines at which
-something can be wrong, its number and how it ends, and beneath it how it would end with a fault, by kind. A fault that
-isn't found yet is followed by the reason.
+something can be wrong, its number and how it ends, and beneath it how it would end with a fault, by the code that finds
+it and by its kind. A fault that isn't found yet has no code, and is followed by the reason.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ EVERY = bool(os.environ.get("ATTNSHAPE_EVERY_SIZE"))
 NAMES = sorted(path.stem for path in (FOLDER / "sources").glob("*.py"))
 
 _LINE = re.compile(r"(?P<number>\d+): (?P<text>.*)")
-_FAULT = re.compile(r" {4}(?P<kind>\w+): (?P<text>.*)")
+_FAULT = re.compile(r" {4}(?:(?P<code>AS\d{3}) )?(?P<kind>\w+): (?P<text>.*)")
 _REASON = re.compile(r" {8}not found: (?P<text>.+)")
 
 TARGETS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
@@ -70,7 +70,9 @@ class Fault:
     kind: str
     right: str
     wrong: str
-    reason: str | None = None
+    code: str | None
+    """By which it is found; None where it isn't."""
+    reason: str | None
     """Why it isn't found; None where it is."""
 
     def __str__(self) -> str:
@@ -104,7 +106,8 @@ def _faults(name: str) -> Iterator[Fault]:
             number, right = int(line["number"]), line["text"]
         elif fault := _FAULT.fullmatch(text):
             reason = _REASON.fullmatch(behind)
-            yield Fault(name, number, fault["kind"], right, fault["text"], reason["text"] if reason else None)
+            why = reason["text"] if reason else None
+            yield Fault(name, number, fault["kind"], right, fault["text"], fault["code"], why)
         elif not _REASON.fullmatch(text):
             raise ValueError(f"planted/{name}.txt: {text!r} is no line, fault or reason")
 
