@@ -32,7 +32,7 @@ from attnshape.target.request import Placement, Request, Target
 from attnshape.tracing.isolation import isolated
 from attnshape.tracing.output import to_standard_error
 from attnshape.tracing.patience import Patience, TooLong
-from attnshape.verifying import said, sizes_to_compare, verify_target
+from attnshape.verifying import WHAT, said, sizes_to_compare, verify_target
 from attnshape.written.verify import Verified
 
 _OVER = "the time limit was over"
@@ -103,10 +103,10 @@ def _written(
     placement: Placement,
     patience: Patience,
     budget: Budget,
-) -> Verified | None:
-    """Return whether what is written about shapes holds; None where the time is over."""
+) -> Verified | Unexamined:
+    """Return whether what is written about shapes holds, or why this isn't known."""
     if budget.is_spent:
-        return None
+        return Unexamined(what=WHAT, why=_OVER)
     return verify_target(target, sizes_to_compare(variation, sizes), placement, patience)
 
 
@@ -193,8 +193,9 @@ def _report(
     budget: Budget,
     outcomes: list[list[tuple[Outcome, Subject]]],
     found: tuple[Pattern, ...],
-    written: Verified | None,
+    written: Verified | Unexamined,
 ) -> Report:
+    verified = written if isinstance(written, Verified) else Verified(0, (), 0)
     first = outcomes[0] if outcomes else []
     mistakes = [(outcome, subject) for outcome, subject in first if isinstance(outcome, Mistake)]
     findings = [finding(mistake, subject) for mistake, subject in _foremost(mistakes)]
@@ -221,8 +222,8 @@ def _report(
         sizes=dict(sizes.records),
         small_sizes=tuple({k: v for k, v in numbers.items() if k not in sizes.labels} for numbers in used),
         claims=claims.texts,
-        runs=budget.runs + (written.runs if written is not None else 0),
-        findings=(*dict.fromkeys(findings), *(written.findings if written is not None else ())),
+        runs=budget.runs + verified.runs,
+        findings=(*dict.fromkeys(findings), *verified.findings),
         facts=tuple(
             dict.fromkeys(
                 Fact(text=outcome.text, source=subject.source(outcome.at))
@@ -232,7 +233,7 @@ def _report(
         ),
         proved=(
             *dict.fromkeys(outcome.text for outcome, _ in first if isinstance(outcome, Proved)),
-            *(said(written) if written is not None else ()),
+            *said(verified),
         ),
         unexamined=tuple(
             dict.fromkeys(
@@ -240,7 +241,7 @@ def _report(
                     *(Unexamined(what=one.what, why=one.why) for one, _ in first if isinstance(one, NotExamined)),
                     *unsure,
                     *([] if first else [Unexamined(what="everything", why=_OVER)]),
-                    *([] if written or not first else [Unexamined(what="what is written", why=_OVER)]),
+                    *([written] if isinstance(written, Unexamined) and first else []),
                 ]
             )
         ),

@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 
 from attnshape import __version__
-from attnshape.ending import foreign_code
+from attnshape.ending import foreign_code, reraise_interruption
 from attnshape.exploring import explore
 from attnshape.inference.small_runs import Doing
 from attnshape.inference.variation import Variation
@@ -27,6 +27,7 @@ from attnshape.variables.observe import Run, runs_at
 from attnshape.variables.watch import Function
 from attnshape.written.verify import Verified, has_claims, verify
 
+WHAT = "what is written"
 _MOST_RUNS = 4
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -51,7 +52,8 @@ def verify_request(
         variation = explore(target, sizes, placement, patience, time_limit, doing)
         doing("comparing what is written with what is measured")
         chosen = sizes_to_compare(variation, sizes)
-        verified = verify_target(target, chosen, placement, patience)
+        made = verify_target(target, chosen, placement, patience)
+    verified = made if isinstance(made, Verified) else Verified(0, (), 0)
     return Report(
         attnshape=__version__,
         torch=str(torch.__version__),
@@ -65,7 +67,7 @@ def verify_request(
         runs=verified.runs,
         findings=verified.findings,
         proved=said(verified),
-        unexamined=() if verified.runs else (Unexamined(what="what is written", why="the target failed when watched"),),
+        unexamined=(made,) if isinstance(made, Unexamined) else (),
     )
 
 
@@ -77,14 +79,27 @@ def sizes_to_compare(variation: Variation | None, sizes: Sizes) -> list[Mapping[
 
 def verify_target(
     target: Target, sizes: Sequence[Mapping[str, int]], placement: Placement, patience: Patience
-) -> Verified:
-    """Return which claims in the source of the functions that run hold at all of these sizes."""
+) -> Verified | Unexamined:
+    """Return which claims in the source of the functions that run hold at all these sizes, or why it isn't known."""
+    try:
+        runs, functions = watched(target, sizes, placement, patience)
+        if not runs:
+            return Unexamined(what=WHAT, why="the target failed when watched")
+        return verify(runs, functions) if functions else Verified(0, (), len(runs))
+    except BaseException as error:  # noqa: BLE001 - what is written somewhere must not end the check
+        reraise_interruption(error)
+        return Unexamined(what=WHAT, why=f"the comparison failed: {type(error).__name__}: {error}")
+
+
+def watched(
+    target: Target, sizes: Sequence[Mapping[str, int]], placement: Placement, patience: Patience
+) -> tuple[list[Run], list[Function]]:
+    """Return the runs at these sizes and the functions that ran; one run and no functions where these claim nothing."""
     first = runs_at(target, sizes[:1], placement, patience) or runs_at(target, sizes[-1:], placement, patience)
     functions = list(_own(first))
     if not has_claims(functions):
-        return Verified(0, (), len(first))
-    runs = [*first, *runs_at(target, sizes[1:], placement, patience)]
-    return verify(runs, functions)
+        return first, []
+    return [*first, *runs_at(target, sizes[1:], placement, patience)], functions
 
 
 def said(verified: Verified) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ import contextlib
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import CodeType
 
+import executing
 import torch
 
 from attnshape.ending import reraise_interruption
@@ -22,6 +24,8 @@ from attnshape.tracing.runner import Runnable, parameters_within, record_anew
 from attnshape.variables.watch import Function, Invocation, Watch
 
 _STANDARD = sysconfig.get_path("stdlib")
+_RECORDING = str(Path(executing.__file__).parent)
+"""What runs there does so for the recorder, in between the target's own lines."""
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -84,7 +88,9 @@ def _run(target: Target, numbers: Mapping[str, int], placement: Placement) -> tu
     parameters: dict[str, tuple[int, ...]] = {}
 
     def wanted(code: CodeType) -> bool:
-        return bool(kinds) and kinds[-1].kind(code) == "own" and not _is_standard(code.co_filename)
+        file = code.co_filename
+        of_target = not _is_standard(file) and not file.startswith(_RECORDING)
+        return of_target and bool(kinds) and kinds[-1].kind(code) == "own"
 
     watch = Watch(wanted)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,12 +52,16 @@ def seen(value: object, depth: int = 2) -> Value:
         return value  # type: ignore[return-value]  # what `kind` says, mypy doesn't see
     if issubclass(kind, Tensor):
         return seen_tensor(value)  # type: ignore[arg-type]  # likewise
-    if isinstance(value, (tuple, list)) and depth and len(value) <= _MOST_ITEMS:
-        return SeenItems(kind.__name__, tuple(seen(item, depth - 1) for item in tuple(value)))
+    # none of the value's own methods is called: what it does in them isn't meant to happen here
+    plain: Any = tuple if issubclass(kind, tuple) else list if issubclass(kind, list) else None
+    if plain is not None and depth and plain.__len__(value) <= _MOST_ITEMS:
+        return SeenItems(kind.__name__, tuple(seen(item, depth - 1) for item in plain.__iter__(value)))
     return SeenOther(kind.__name__)
 
 
-def seen_tensor(tensor: Tensor) -> SeenTensor:
-    """Return a tensor's shape and type, unseen by whoever watches torch's calls."""
+def seen_tensor(tensor: Tensor) -> SeenTensor | SeenOther:
+    """Return a tensor's shape and type, unseen by whoever watches torch's calls; only its kind where it is nested."""
     with torch._C.DisableTorchFunction():
+        if tensor.is_nested:
+            return SeenOther(type(tensor).__name__)
         return SeenTensor(tuple(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch."))

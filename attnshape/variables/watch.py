@@ -14,13 +14,20 @@ from attnshape.variables.function import Function as Function
 from attnshape.variables.values import Value, seen
 
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_HOLDERS = ("self", "config", "cfg", "args", "self.config", "self.cfg", "self.args")
-"""Objects whose whole numbers people name in comments: `# (B, n_head, T, T)` where `self.n_head` is one."""
+_HOLDERS = ("self.args", "self.cfg", "self.config", "self", "args", "cfg", "config")
+"""Objects whose whole numbers people name in comments: `# (B, n_head, T, T)` where `self.n_head` is one.
+
+The last that has a name says what it is.
+"""
+
+
+NO_COLUMN = -1
+"""Where Python runs without columns, with -X no_debug_ranges, and for the second of two stores that it has joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One store to a plain variable, at its line and column, from 1 and 0."""
+    """One store to a plain variable, at its line and column, from 1 and 0; `NO_COLUMN` where this isn't known."""
 
     line: int
     column: int
@@ -70,6 +77,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 asks for it before the tracing begins
         sys.settrace(self._called)
         return self
 
@@ -80,15 +88,14 @@ class Watch:
         code = frame.f_code
         if event != "call" or code.co_name.startswith("<") or not self._wanted(code):
             return None
-        invocation = self._resumed.get(id(frame))
+        resumed = bool(code.co_flags & _RESUMED)
+        invocation = self._resumed.get(id(frame)) if resumed and not _begins(frame) else None
         if invocation is None:
             invocation = Invocation(_function(code), dict(_arguments(frame)), _numbers(frame), self._recorded)
             self.invocations.append(invocation)
-            if code.co_flags & _RESUMED:
+            if resumed:
                 self._resumed[id(frame)] = invocation
-        frame.f_trace_lines = False
-        frame.f_trace_opcodes = True
-        return self._within(invocation, self._stores_of(code), not code.co_flags & _RESUMED)
+        return self._within(invocation, self._stores_of(code), not resumed)
 
     def _within(
         self, invocation: Invocation, stores: dict[int, tuple[tuple[str, ...], int, int]], returns: bool
@@ -97,14 +104,18 @@ class Watch:
 
         def watched(frame: FrameType, event: str, value: object) -> Any:
             nonlocal pending
-            if event == "opcode":
+            if event == "line":
+                # Python 3.13 heeds it only from a line on, not from the call
+                frame.f_trace_opcodes = True
+            elif event == "opcode":
                 if pending is not None:
                     names, line, column = pending
                     held = frame.f_locals
                     for name in names:
                         if name in held:
                             kept = seen(held[name])
-                            invocation.bindings.append(Binding(line, column, name, kept, self._recorded))
+                            at = column if name == names[0] else NO_COLUMN
+                            invocation.bindings.append(Binding(line, at, name, kept, self._recorded))
                 pending = stores.get(frame.f_lasti)
             elif event == "return":
                 pending = None
@@ -128,13 +139,37 @@ def _function(code: CodeType) -> Function:
 
 def _stores(code: CodeType) -> Iterator[tuple[int, tuple[tuple[str, ...], int, int]]]:
     """Yield each instruction that binds variables: its offset, and their names with line and column."""
+    inlined: list[tuple[str, dis.Positions]] = []
     for one in dis.get_instructions(code):
-        if not one.opname.startswith(("STORE_FAST", "STORE_DEREF")) or one.positions is None:
+        if one.positions is None:
+            continue
+        if one.opname == "LOAD_FAST_AND_CLEAR":
+            inlined.append((one.argval, one.positions))
+        if not one.opname.startswith(("STORE_FAST", "STORE_DEREF")):
             continue
         # Python 3.13 joins two instructions into one
         names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
         names = names[:1] if "LOAD" in one.opname else names
-        yield one.offset, (names, one.positions.lineno or 0, one.positions.col_offset or 0)
+        # from Python 3.12 on, what a comprehension binds is bound in the function that it stands in
+        own = tuple(name for name in names if not any(name == of and _in(one.positions, at) for of, at in inlined))
+        if own:
+            column = one.positions.col_offset
+            yield one.offset, (own, one.positions.lineno or 0, column if column is not None else NO_COLUMN)
+
+
+def _in(one: dis.Positions, other: dis.Positions) -> bool:
+    """Say whether a place in the source is within another."""
+    (line, end, column, end_column), (first, last, left, right) = one, other
+    if line is None or end is None or first is None or last is None:
+        return one == other
+    behind = (first, left or 0) <= (line, column or 0)
+    return behind and (end, end_column or 0) <= (last, right or 0)
+
+
+def _begins(frame: FrameType) -> bool:
+    """Say whether a generator or coroutine starts here; where it goes on, its RESUME says behind what."""
+    code, at = frame.f_code.co_code, max(frame.f_lasti, 0)
+    return dis.opname[code[at]] == "RESUME" and code[at + 1] & 3 == 0
 
 
 def _arguments(frame: FrameType) -> Iterator[tuple[str, Value]]:

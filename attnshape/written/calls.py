@@ -46,7 +46,10 @@ class Call:
 
     @cached_property
     def integers(self) -> dict[str, int]:
-        """The whole numbers that the function knows by name, and that stay the same in the call."""
+        """The whole numbers that the function knows by name, and that stay the same in the call.
+
+        What is 0 until a size is known, `P = 0` and then `P = cache.shape[2]`, is this size.
+        """
         found = dict(self.invocation.numbers)
         changing = set()
         bound = [(name, value) for name, value in self.invocation.arguments.items()]
@@ -54,7 +57,9 @@ class Call:
         own: dict[str, int] = {}
         for name, value in bound:
             if isinstance(value, int):
-                if own.setdefault(name, value) != value:
+                if own.get(name) == 0 and value > 1:
+                    own[name] = value
+                elif own.setdefault(name, value) != value:
                     changing.add(name)
             else:
                 found.pop(name, None)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attnshape.written.notation import Group, bare, groups
+from attnshape.written.notation import LONGEST, Group, bare, groups
+from attnshape.written.words import is_axis_word
 
 Role = Literal["result", "operand", "state"]
 """What the shape is of: what the line makes, what goes into it, or anything on the way."""
@@ -18,6 +19,8 @@ _TOLD_ARROW = re.compile(r"\s*-*(?:>|→)?\s*(?:[\w./]+[\s-]*){0,3}(?:-+>|=+>|�
 _PRODUCT = re.compile(r"\s*(?:@|[x×*·+-]|matmul|bmm)\s*", re.IGNORECASE)
 _OTHERWISE = re.compile(r"\s*(?:,?\s*or\b|/|\|)\s*", re.IGNORECASE)
 _BESIDE = re.compile(r"\s*(?:,|;|\+|&|and\b|,\s*and\b)\s*", re.IGNORECASE)
+_JOINED_BEFORE = re.compile(r"[)\]]\s*(?:@|[x×]|-+>|=+>|→)\s*$")
+_JOINED_BEHIND = re.compile(r"\s*(?:@|[x×]|-+>|=+>|→)\s*[(\[]")
 _EQUALS = re.compile(r"\s*={1,2}\s*")
 _NAMES = r"[A-Za-z_][\w.]*"
 _LABEL = re.compile(
@@ -72,6 +75,8 @@ def claims(comment: str) -> list[Claim]:
     >>> claims("swap (1, 2)"), claims("see (Vaswani et al., 2017)")
     ([], [])
     """
+    if len(comment) > LONGEST:
+        return []
     # what stands behind another `#` is a comment of its own, as for linters
     return [claim for part in re.split(r"(?<=\s)#(?=\s)", comment) for claim in _claims(part)]
 
@@ -90,6 +95,10 @@ def _counts(group: Group, text: str) -> bool:
     if all(token.kind == "number" for token in group.tokens):
         return False
     if len(group.tokens) > 1 or re.search(r",\s*[)\]]$", group.text):
+        return True
+    if text[group.start] == "(" and not (is_axis_word(group.text[1:-1]) or re.fullmatch(r"\([A-Z]\)", group.text)):
+        return False  # an aside: (sic)
+    if _JOINED_BEFORE.search(text[: group.start]) or _JOINED_BEHIND.match(text[group.end :]):
         return True
     label = _LABEL.match(text[: group.start])
     return group.end == len(text) and (not text[: group.start] or (label is not None and text[group.start] == "["))
@@ -198,6 +207,11 @@ def _label(match: re.Match[str] | None) -> Label:
 def is_general(name: str) -> bool:
     """Say whether a label, where it is no variable, speaks of the line: `shape:`, `output:`, `each`."""
     return _GENERAL.fullmatch(name) is not None
+
+
+def is_input(name: str) -> bool:
+    """Say whether a label, where it is no variable, speaks of what goes in: `input:`."""
+    return name.lower() in ("input", "inputs")
 
 
 def _is_arrow(joint: str) -> bool:

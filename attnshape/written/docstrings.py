@@ -34,6 +34,8 @@ _RESULT = re.compile(
 )
 _ANY_INPUT = re.compile(r"^\s*(?:[-*]\s*)?inputs?\s*:", re.I)
 _UNDERLINE = re.compile(r"^\s*[-=~]{3,}\s*$")
+_HEADING = re.compile(r"^[^:]*:\s*$")
+_BULLET = re.compile(r"^\s*[-*•]\s")
 _ITEM = re.compile(r"^\s*(?:[-*•]\s+|[`*]*\w+[`*]*(?:\s*\(.*?\))?\s?:(?=\s|$))")
 
 
@@ -59,14 +61,18 @@ def _entries(node: FunctionNode | ast.ClassDef, names: Sequence[str]) -> Iterato
     section: Literal["arguments", "shapes", "result"] | None = None
     about: Entry | None = None
     indent, underlined, item = 0, False, 0
+    heading: Entry | None = None
     for offset, text in enumerate(lines):
-        line, width = first.lineno + offset, len(text) - len(text.lstrip())
+        # what is written as \n is a line only of the text, not of the file
+        line = min(first.lineno + offset, first.end_lineno or first.lineno)
+        width = len(text) - len(text.lstrip())
         heads = offset + 1 < len(lines) and _UNDERLINE.match(lines[offset + 1]) is not None
         found = subject.match(text)
         if not text.strip() or _UNDERLINE.match(text):
             continue
         if _RESULT.match(text):
             section, about, indent, underlined = "result", Entry(line, text, "result"), width, heads
+            heading = about if _HEADING.match(text) else None
         elif _ARGUMENTS.match(text) or _SHAPES.match(text) or heads:
             section, about, underlined = ("shapes" if _SHAPES.match(text) else "arguments"), None, False
         elif found is not None and not (section == "result" and underlined):
@@ -75,6 +81,8 @@ def _entries(node: FunctionNode | ast.ClassDef, names: Sequence[str]) -> Iterato
             about, indent = Entry(line, text, "argument"), width
         elif section == "shapes" and _ITEM.match(text):
             about, indent = Entry(line, text, "result"), width
+        elif heading is not None and about is heading and _BULLET.match(text):
+            pass  # bullets may stand as far left as the heading above them
         elif about is not None and offset > 0 and width <= indent and not (section == "result" and underlined):
             about = None
         listed = _ITEM.match(text) is not None and not _RESULT.match(text)

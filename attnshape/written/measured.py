@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attnshape.variables.observe import Run
 from attnshape.variables.values import SeenItems, SeenTensor, Value
-from attnshape.variables.watch import Binding, Function
+from attnshape.variables.watch import NO_COLUMN, Binding, Function
 from attnshape.written.annotations import Annotation
 from attnshape.written.calls import Call, Event, Shape, calls_of
+from attnshape.written.statements import fills, lines_of, targets_of
 
 Options = list[Shape]
 """Shapes of which any will do."""
@@ -56,11 +57,11 @@ class Measured:
     def made(self, statement: ast.stmt, place: int | None = None, of: int = 1) -> Occurrences:
         """Return what a statement binds, returns or computes; the item at a place where it makes several."""
         if isinstance(statement, ast.Return):
-            return self.result(place if of > 1 else None, _lines(statement))
-        targets = _targets(statement)
+            return self.result(place if of > 1 else None, lines_of(statement))
+        targets = targets_of(statement)
         if targets:
             return [_each(_bound(call, statement, targets, place, of)) for call in self.calls]
-        if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)):
+        if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)) and not fills(statement):
             return [[[shape] for shape in self._last(call, statement)] for call in self.calls]
         return [[] for _ in self.calls]
 
@@ -75,6 +76,17 @@ class Measured:
             for event in _within(call, statement):
                 options += [*event.outputs, *event.operands]
             options += self._read(call, statement, statement.lineno)
+            found.append([list(dict.fromkeys(options))] if options else [])
+        return found
+
+    def computed(self, statements: Sequence[ast.stmt]) -> Occurrences:
+        """Return, as options, everything that statements compute and bind, but not what they only read."""
+        found = []
+        by_statement = [self.made(statement) for statement in statements]
+        for place, call in enumerate(self.calls):
+            options = [shape for made in by_statement for occurrence in made[place] for shape in occurrence]
+            for statement in statements:
+                options += [shape for event in _within(call, statement) for shape in event.outputs]
             found.append([list(dict.fromkeys(options))] if options else [])
         return found
 
@@ -117,7 +129,7 @@ class Measured:
 
     def variable(self, name: str, line: int, statement: ast.stmt | None) -> Occurrences:
         """Return what a variable held at a line: what the statement binds to it, else what it was bound to last."""
-        lines = _lines(statement) if statement is not None else range(0)
+        lines = lines_of(statement) if statement is not None else range(0)
         found = []
         for call in self.calls:
             bound = [one for one in call.invocation.bindings if one.name == name]
@@ -148,7 +160,7 @@ class Measured:
             if annotation.parameter is not None:
                 values.append(call.invocation.arguments.get(annotation.parameter))
             elif annotation.statement is not None:
-                values += _bound(call, annotation.statement, _targets(annotation.statement), None, 1)
+                values += _bound(call, annotation.statement, targets_of(annotation.statement), None, 1)
             else:
                 values += [_item(value, annotation.item) for _, value in call.invocation.results]
         return list(dict.fromkeys(value.dtype for value in values if isinstance(value, SeenTensor)))
@@ -168,7 +180,7 @@ class Measured:
             for node in ast.walk(statement)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and (on is None or node.lineno == on)
         }
-        lines = _lines(statement)
+        lines = lines_of(statement)
         options: list[Shape] = []
         for name in names:
             bound = [one for one in call.invocation.bindings if one.name == name and one.line not in lines]
@@ -192,52 +204,31 @@ _ELEMENTWISE = frozenset(
 
 
 def _within(call: Call, statement: ast.stmt) -> list[Event]:
-    lines = _lines(statement)
+    lines = lines_of(statement)
     return [event for event in call.events if event.line in lines]
 
 
 def _ran(call: Call, statement: ast.stmt) -> bool:
     """Say whether a call came by a statement: it made a step there, bound a variable, or returned."""
-    lines = _lines(statement)
+    lines = lines_of(statement)
     bound = any(one.line in lines for one in call.invocation.bindings)
     return bound or bool(_within(call, statement)) or any(line in lines for line, _ in call.invocation.results)
 
 
-def _lines(statement: ast.stmt) -> range:
-    last = statement.body[0].lineno - 1 if hasattr(statement, "body") else statement.end_lineno or statement.lineno
-    return range(statement.lineno, max(last, statement.lineno) + 1)
-
-
-def _targets(statement: ast.stmt) -> list[ast.Name]:
-    """Return the plain names that a statement binds, in order."""
-    match statement:
-        case ast.Assign(targets=targets):
-            nodes: Sequence[ast.expr] = targets
-        case ast.AugAssign(target=target) | ast.AnnAssign(target=target) | ast.For(target=target):
-            nodes = [target]
-        case _:
-            return []
-    return [name for node in nodes for name in _names(node)]
-
-
-def _names(node: ast.expr) -> Iterator[ast.Name]:
-    if isinstance(node, ast.Name):
-        yield node
-    elif isinstance(node, (ast.Tuple, ast.List)):
-        for item in node.elts:
-            yield from _names(item)
-    elif isinstance(node, ast.Starred):
-        yield from _names(node.value)
-
-
 def _bound(call: Call, statement: ast.stmt, targets: Sequence[ast.Name], place: int | None, of: int) -> list[Value]:
     places = {(one.lineno, one.col_offset) for one in targets}
-    there = [one for one in call.invocation.bindings if (one.line, one.column) in places]
+    named = {(one.lineno, one.id) for one in targets}
+    bindings = call.invocation.bindings
+    there = [
+        one
+        for one in bindings
+        if (one.line, one.column) in places or (one.column == NO_COLUMN and (one.line, one.name) in named)
+    ]
     if there and all(isinstance(one.value, int) for one in there):
-        return [SeenTensor(shape, "") for shape in _as_shapes(there, len(targets))]
+        return [SeenTensor(shape, "") for shape in _as_shapes(there, targets)]
     if place is not None and of == len(targets):
         wanted = targets[place]
-        there = [one for one in there if (one.line, one.column) == (wanted.lineno, wanted.col_offset)]
+        there = [one for one in there if (one.line, one.name) == (wanted.lineno, wanted.id)]
     elif place is not None and len(targets) == 1:
         return [_item(one.value, place) for one in there]
     elif place is not None:
@@ -245,10 +236,18 @@ def _bound(call: Call, statement: ast.stmt, targets: Sequence[ast.Name], place: 
     return [one.value for one in there]
 
 
-def _as_shapes(bindings: Sequence[Binding], count: int) -> Iterator[Shape]:
+def _as_shapes(bindings: Sequence[Binding], targets: Sequence[ast.Name]) -> Iterator[Shape]:
     """Yield the numbers of `B, T, C = x.shape` as the shape that they are, once each time."""
+    count = len(targets)
+    places: dict[tuple[int, str | int], int] = {(one.lineno, one.id): place for place, one in enumerate(targets)}
+    places |= {(one.lineno, one.col_offset): place for place, one in enumerate(targets)}
     for start in range(0, len(bindings) - count + 1, count):
-        yield tuple(one.value for one in bindings[start : start + count] if isinstance(one.value, int))
+        # `B, T = x.size(0), x.size(1)` binds the last first
+        there = sorted(
+            bindings[start : start + count],
+            key=lambda one: places.get((one.line, one.column), places.get((one.line, one.name), 0)),
+        )
+        yield tuple(one.value for one in there if isinstance(one.value, int))
 
 
 def _item(value: Value, place: int | None) -> Value:

@@ -12,11 +12,17 @@ from attnshape.written.words import is_axis_word, is_english, is_type, normal
 
 _NAME = r"[^\W\d][\w']*"
 _WORDS = re.compile(rf"{_NAME}(?:[ -]{_NAME}){{0,2}}")
+_DIFFERENCE = re.compile(r"\w{1,2}-\w{1,2}")
 _IMPLICIT = re.compile(rf"(?<![\w'])(\d+)({_NAME})")
 _ALLOWED = (
     *(ast.BinOp, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Constant),
     *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv),
 )
+_MOST_DIGITS = 16
+LONGEST = 1000
+"""Characters that a comment or a line may have: what is longer is data, and would take long."""
+PRIME = "ʹ"
+"""Stands for the apostrophe of `H'` in formulas, since Python's names can have none."""
 _ANY_AXES = ("...", "…", "*", "..")
 _ANY_SIZE = ("?", "_", "-1", ":")
 
@@ -36,8 +42,9 @@ class Token:
         """The letters in it, each once."""
         if self.kind == "letter":
             return (self.text,)
-        names = (node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)) if self.tree is not None else ()
-        return tuple(dict.fromkeys(names))
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name)] if self.tree is not None else []
+        nodes.sort(key=lambda node: node.col_offset)
+        return tuple(dict.fromkeys(node.id.replace(PRIME, "'") for node in nodes))
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,11 @@ def token(text: str) -> Token | None:
         return Token(plain, "variadic")
     if plain in _ANY_SIZE:
         return Token(plain, "any")
-    if plain.isdecimal():
+    if plain.isdecimal() and len(plain) < _MOST_DIGITS:
         return Token(str(int(plain)), "number") if int(plain) else None  # an interval: [0, T)
     if is_type(plain):
         return None
-    if _WORDS.fullmatch(plain):
+    if _WORDS.fullmatch(plain) and not _DIFFERENCE.fullmatch(plain):
         return Token(normal(plain), "letter") if " " not in plain or is_axis_word(plain) else _spaced(plain)
     return _expression(plain)
 
@@ -89,7 +96,7 @@ def _expression(plain: str) -> Token | None:
     if grouped:
         written = "*".join(grouped[1].split())
     written = _IMPLICIT.sub(r"\1*\2", written)
-    written = re.sub(r"(?<!/)/(?!/)", "//", written).replace("'", "ʹ")
+    written = re.sub(r"(?<!/)/(?!/)", "//", written).replace("'", PRIME)
     written = re.sub(r"(?<=[\w)])\s+x\s+(?=[\w(])", "*", written)
     if len(written) > 80:
         return None
@@ -113,7 +120,7 @@ def groups(text: str) -> Iterator[Group]:
     >>> [group.text for group in groups("(B, T) @ [T, C] -> view(B, C), (see above)")]
     ['(B, T)', '[T, C]']
     """
-    place = 0
+    place = 0 if len(text) <= LONGEST else len(text)
     while place < len(text):
         if text[place] not in "([":
             place += 1
@@ -214,6 +221,8 @@ def in_line(text: str) -> list[Group]:
     >>> [group.text for group in in_line("of the current segment, qlen x bsz x d_model")]
     ['qlen x bsz x d_model']
     """
+    if len(text) > LONGEST:
+        return []
     found = []
     for match in re.finditer(rf"(?<![\w(\[]){_NAME}(?:\s+[x×]\s+[\w*/+-]+)+", text):
         group = bare(match.group())

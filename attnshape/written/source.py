@@ -45,10 +45,13 @@ class File:
     """Each with its line, from 1, its column, from 0, and its text without `#`."""
 
 
-@lru_cache(maxsize=64)
 def read(path: str) -> File | None:
-    """Return a file, None where it can't be read or isn't Python."""
-    lines = tuple(source_lines(path))
+    """Return a file as it is now, None where it can't be read or isn't Python."""
+    return _parsed(tuple(source_lines(path)))
+
+
+@lru_cache(maxsize=64)
+def _parsed(lines: tuple[str, ...]) -> File | None:
     text = "".join(lines)
     try:
         with warnings.catch_warnings():

@@ -14,13 +14,15 @@ from attnshape.variables.watch import Function
 from attnshape.written import source
 from attnshape.written.annotations import annotations_in
 from attnshape.written.calls import Call, Shape
-from attnshape.written.claimed import PROSE, Written, written_in
+from attnshape.written.claim import PROSE, Written
+from attnshape.written.claimed import written_in
 from attnshape.written.comments import claims
 from attnshape.written.docstrings import entries_of
+from attnshape.written.fitting import fits, holds, size
 from attnshape.written.measured import Measured
 from attnshape.written.notation import Group, groups, in_line
 from attnshape.written.types import allows, kind_of
-from attnshape.written.unify import Letters, fits, holds, size, unify
+from attnshape.written.unify import Letters, unify
 from attnshape.written.wording import in_letters, tuple_of, written_like
 
 RANK, ORDER, SIZE, TYPE = "AS001", "AS002", "AS003", "AS004"
@@ -58,6 +60,7 @@ def verify(runs: Sequence[Run], functions: Iterable[Function]) -> Verified:
             elif _is_sure(one, letters, measured.calls):
                 findings.append(_finding(one, letters, measured, file))
         findings += _of_types(written, measured, file)
+    findings.sort(key=lambda one: (one.source.file, one.source.line) if one.source is not None else ("", 0))
     unique = {(one.source, one.message): one for one in findings}
     return Verified(held, tuple(unique.values()), len(runs))
 
@@ -96,9 +99,9 @@ def _is_sure(one: Written, letters: Letters, calls: Sequence[Call]) -> bool:
 
 def _finding(one: Written, letters: Letters, measured: Measured, file: source.File) -> Finding:
     place, shape = _first_wrong(one, letters)
-    group = one.demand.groups[0]
+    group = _closest(one, shape)
     code = _code(group, shape, letters, place)
-    axes = in_letters(shape, place, one.demand, letters, measured.calls)
+    axes = in_letters(shape, place, one.demand, group, letters, measured.calls)
     numbers = " ".join(map(str, shape))
     at = ", ".join(f"{k}={v}" for k, v in measured.calls[place].numbers.items())
     return Finding(
@@ -106,18 +109,18 @@ def _finding(one: Written, letters: Letters, measured: Measured, file: source.Fi
         message=f"{one.text} is written of {one.said_of}, measured {tuple_of(axes)}",
         source=_source(one, measured, file),
         expression=one.written,
-        hint=_hint(one, axes),
+        hint=_hint(one, group, axes),
         shown="measured",
         evidence=f"at {at} it is {numbers}",
     )
 
 
-def _hint(one: Written, axes: Sequence[str]) -> str:
+def _hint(one: Written, group: Group, axes: Sequence[str]) -> str:
     """Return what to write instead; nothing can be said of an axis that no letter in the function stands for."""
     unnamed = [axis for axis in axes if axis.isdecimal() and int(axis) > _LARGEST_CONSTANT]
     if unnamed:
         return f"no letter in the function stands for the axis that is {unnamed[0]} in this run: give it one"
-    return f"write {written_like(axes, one.demand.groups[0], one.annotation is not None)}"
+    return f"write {written_like(axes, group, one.annotation is not None)}"
 
 
 def _source(one: Written, measured: Measured, file: source.File) -> Source:
@@ -130,9 +133,16 @@ def _first_wrong(one: Written, letters: Letters) -> tuple[int, Shape]:
     for place, call in enumerate(one.demand.measured):
         for options in call:
             if not any(fits(g.tokens, shape, letters.chosen, place) for g in one.demand.groups for shape in options):
-                alike = [shape for shape in options if len(shape) == len(one.demand.groups[0].tokens)]
+                ranks = {len(group.tokens) for group in one.demand.groups}
+                alike = [shape for shape in options if len(shape) in ranks]
                 return place, (alike or list(options))[0]
     raise AssertionError("the claim holds")
+
+
+def _closest(one: Written, shape: Shape) -> Group:
+    """Return which of the shapes that were written was meant: one of as many axes, where there is any."""
+    groups = one.demand.groups
+    return next((group for group in groups if len(group.tokens) == len(shape)), groups[0])
 
 
 def _code(group: Group, shape: Shape, letters: Letters, place: int) -> str:

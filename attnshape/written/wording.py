@@ -6,19 +6,22 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from attnshape.written.calls import Call, Shape
+from attnshape.written.fitting import Demand, Vector
 from attnshape.written.notation import Group
-from attnshape.written.unify import Demand, Letters, Vector
+from attnshape.written.unify import Letters
 
 _LARGEST_FACTOR = 4
 
 
-def in_letters(shape: Shape, place: int, one: Demand, letters: Letters, calls: Sequence[Call]) -> tuple[str, ...]:
-    """Return a shape, measured in the call at a place, by the author's letters, then by those of the sizes.
+def in_letters(
+    shape: Shape, place: int, one: Demand, group: Group, letters: Letters, calls: Sequence[Call]
+) -> tuple[str, ...]:
+    """Return a shape, measured in the call at a place, by the author's letters, the claim's first, then the sizes'.
 
     A letter is taken where it gives the number in every call that had one shape there; else the number is returned.
     """
     vectors = [_measured(one, axis, len(shape)) for axis in range(len(shape))]
-    names = _names(letters, calls)
+    names = _names(group, letters, calls)
     return tuple(
         _axis(number, vector if vector[place] == number else _only(number, place, len(calls)), names)
         for number, vector in zip(shape, vectors, strict=True)
@@ -62,9 +65,9 @@ def _only(number: int, place: int, count: int) -> Vector:
     return tuple(number if at == place else None for at in range(count))
 
 
-def _names(letters: Letters, calls: Sequence[Call]) -> dict[str, Vector]:
-    """Return what each letter stands for, those of most claims first, then the sizes' own symbols."""
-    order = sorted(letters.chosen, key=lambda name: -letters.supported.get(name, 0))
+def _names(group: Group, letters: Letters, calls: Sequence[Call]) -> dict[str, Vector]:
+    """Return what each letter stands for, the claim's and those of most claims first, then the sizes' own symbols."""
+    order = sorted(letters.chosen, key=lambda name: (name not in group.letters, -letters.supported.get(name, 0)))
     found: dict[str, Vector] = {name: letters.chosen[name] for name in order}
     symbols = dict.fromkeys(symbol for call in calls for symbol in call.numbers)
     return found | {name: tuple(call.numbers.get(name) for call in calls) for name in symbols if name not in found}

@@ -31,6 +31,7 @@ def test_imports_run_one_way() -> None:
             "cli.app",
             "pytest_plugin",
         ),
+        *("written.words", "written.notation", "written.comments", "written.types"),
     ],
 )
 def test_no_torch_is_imported_for(name: str) -> None:

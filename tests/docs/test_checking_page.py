@@ -14,9 +14,11 @@ from attnshape.render.report_formats import REPORT_FORMATS
 from attnshape.rules.pages import FAMILIES, Page, codes, codes_under, page
 from attnshape.settings import Settings
 from attnshape.target.request import Request
+from attnshape.written.verify import CODES as WRITTEN
 from tests.docs.pages import DOCS, UPDATES, calls, examples_print_what_the_page_says, part_is
 from tests.mutants.bed import PAIRS, UNUSUAL, Pair, function
 from tests.readme.test_readme import BLOCK, run_in_terminal
+from tests.written.bed import FAULTS
 
 PAGE = DOCS / "checking.md"
 CLAIM = re.compile(r'`--claim "?([^`"]+)"?`')
@@ -39,16 +41,20 @@ def claims_needed(one: Page) -> str:
 
 
 def codes_table() -> str:
-    mutants = Counter(pair.code for pair in PAIRS)
+    mutants = Counter([pair.code for pair in PAIRS] + [fault.code for fault in FAULTS if fault.code is not None])
     lines = ["| code | what is wrong | probe | claim | mutants |", "| --- | --- | --- | --- | --: |"]
     for family, title in FAMILIES.items():
         lines.append(f"| **{family}** | **{title}** | | | |")
         for code in codes_under(family):
             finders = [probe.__name__.rpartition(".")[2] for probe in PROBES if code in probe.CODES]
+            finders += ["written"] if code in WRITTEN else []
             one = page(code)
             lines.append(f"| {code} | {one.title} | {', '.join(finders)} | {claims_needed(one)} | {mutants[code]} |")
     lines = [line.replace("|  |", "| |") for line in lines]
-    return "\n".join([*lines, "", f"{len(mutants)} codes, {len(PAIRS)} mutants, all of them found.", ""])
+    lines += ["", f"{len(mutants)} codes, {len(PAIRS)} mutants of code, all of them found;"]
+    missed = [fault for fault in FAULTS if fault.code is None]
+    lines += [f"{len(FAULTS)} of what is written, all but {len(missed)} of them found ([written.md](written.md)).", ""]
+    return "\n".join(lines)
 
 
 def unusual_table() -> str:
@@ -103,7 +109,7 @@ def test_the_unusual_code_is_that_of_the_test_bed() -> None:
 
 @pytest.mark.parametrize("code", codes())
 def test_a_code_needs_the_claims_that_its_mutants_make(code: str) -> None:
-    claimed = [bool(claims_of(pair)) for pair in PAIRS if pair.code == code]
+    claimed = [bool(claims_of(pair)) for pair in PAIRS if pair.code == code] or [False]
     how = how_it_is_shown(page(code))
     if FREE in how:
         assert not all(claimed)

@@ -1,0 +1,166 @@
+"""The test-bed: code whose shape comments are all true, and faults to plant in them, one line each.
+
+`sources/*.py` are files as people write them, in many notations. `planted/*.txt` list, for each of their lines at which
+something can be wrong, its number and how it ends, and beneath it how it would end with a fault, by the code that finds
+it and by its kind. A fault that isn't found yet has no code, and is followed by the reason.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from attnshape.exploring import explore
+from attnshape.report import Finding
+from attnshape.sizes import resolve
+from attnshape.target.find import find_target
+from attnshape.target.request import Placement, Request
+from attnshape.tracing.isolation import isolated
+from attnshape.tracing.patience import Patience
+from attnshape.variables.observe import Run
+from attnshape.variables.watch import Function
+from attnshape.verifying import sizes_to_compare, watched
+from attnshape.written.verify import Verified, verify
+
+FOLDER = Path(__file__).resolve().parent
+EVERY = bool(os.environ.get("ATTNSHAPE_EVERY_SIZE"))
+NAMES = sorted(path.stem for path in (FOLDER / "sources").glob("*.py"))
+
+_LINE = re.compile(r"(?P<number>\d+): (?P<text>.*)")
+_FAULT = re.compile(r" {4}(?:(?P<code>AS\d{3}) )?(?P<kind>\w+): (?P<text>.*)")
+_REASON = re.compile(r" {8}not found: (?P<text>.+)")
+
+TARGETS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
+    "alibi": ("AlibiAttention", "H*Dk, H", ("x: B L H*Dk", "pad: bool B L")),
+    "axial": ("AxialBlock", "H*Dk, H", ("img: B Lq Lk H*Dk",)),
+    "clip_pool": ("AttentionPool2d", "Lq, Lk, H*Dk, H, Dv", ("x: B H*Dk Lq Lk",)),
+    "cross": ("CrossAttention", "D, Dv, H, Dk", ("x: B Lq D", "ctx: B Lk Dv", "mask: bool B Lk")),
+    "decoder_layer": ("DecoderLayer", "H*Dk, H", ("y: B Lq H*Dk", "memory: B Lk H*Dk")),
+    "gat": ("DenseGAT", "D, H, Dk", ("h: B L D", "adj: bool B L L")),
+    "head_modules": ("MultiHeadAttention", "H*Dk, Dk, H", ("x: B L H*Dk",)),
+    "lecture": ("Head", "D, Dk", ("x: B L D",)),
+    "linear_attn": ("LinearAttention", "D, H, Dk", ("x: B L D",)),
+    "list_heads": ("LoopAttention", "D, H, Dk", ("x: B L D",)),
+    "mqa_jax": ("MultiQueryAttention", "D, H, Dk", ("x: B L D", "mask: bool B L")),
+    "pma": ("PMA", "H*Dk, H, 6", ("X: B L H*Dk",)),
+    "relpos": ("RelPosAttention", "H*Dk, H, 1000", ("x: B L H*Dk",)),
+    "rope": ("RotaryAttention", "H*2*Dk, H", ("x: B L H*2*Dk",)),
+    "sagan": ("Self_Attn", "8*D", ("x: B 8*D Lq Lk",)),
+    "slot": ("SlotAttention", "D, 6, Dk", ("inputs: B L D",)),
+    "torchstyle": (
+        "BiasedAttention",
+        "H*Dk, H, Dv",
+        ("query: B Lq H*Dk", "key: B Lk H*Dk", "value: B Lk Dv", "attn_mask: bool Lq Lk"),
+    ),
+}
+"""How each is called: its name, what it is made with, its inputs. All others have a case, `def case(B, L, …)`."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault to plant: where, what stands there now, and what is to stand there instead."""
+
+    file: str
+    line: int
+    kind: str
+    right: str
+    wrong: str
+    code: str | None
+    """By which it is found; None where it isn't."""
+    reason: str | None
+    """Why it isn't found; None where it is."""
+
+    def __str__(self) -> str:
+        return f"{self.line}-{self.kind}"
+
+    @property
+    def notation(self) -> str:
+        """How the shapes of the line are written."""
+        return next(name for name, pattern in _NOTATIONS if pattern.search(self.right))
+
+
+_NOTATIONS = [
+    ("annotation", re.compile(r'\w+\[(?:torch\.)?\w+, "')),
+    ("torch.Size", re.compile(r"Size\(\[")),
+    ("formula", re.compile(r":math:|\$|\\")),
+    ("times", re.compile(r"\w\s+[xX×]\s+\w|\w×\w")),
+    ("round brackets", re.compile(r"\((?:[^(),\[\]]|\([^()]*\))+,")),
+    ("square brackets", re.compile(r"\[[^\[\],]+,|\[[\w/]+\]")),
+    ("spaced in brackets", re.compile(r"[(\[]\w+ [\w ()*]+[)\]]")),
+    ("commas", re.compile(r"\w\s*,\s*\w")),
+    ("spaced", re.compile(r"\w \w")),
+]
+NOTATIONS = [name for name, _ in _NOTATIONS]
+
+
+def _faults(name: str) -> Iterator[Fault]:
+    lines = (FOLDER / "planted" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    number, right = 0, ""
+    for text, behind in zip(lines, [*lines[1:], ""], strict=True):
+        if line := _LINE.fullmatch(text):
+            number, right = int(line["number"]), line["text"]
+        elif fault := _FAULT.fullmatch(text):
+            reason = _REASON.fullmatch(behind)
+            why = reason["text"] if reason else None
+            yield Fault(name, number, fault["kind"], right, fault["text"], fault["code"], why)
+        elif not _REASON.fullmatch(text):
+            raise ValueError(f"planted/{name}.txt: {text!r} is no line, fault or reason")
+
+
+FAULTS = [fault for name in NAMES for fault in _faults(name)]
+
+
+def chosen(faults: Sequence[Fault]) -> list[Fault]:
+    """Return the faults that are tried: all with ATTNSHAPE_EVERY_SIZE, else one of each line, of two lines in five."""
+    if EVERY:
+        return list(faults)
+    made = []
+    for place, line in enumerate(sorted({(one.file, one.line) for one in faults})):
+        there = [one for one in faults if (one.file, one.line) == line]
+        if place % 5 < 2:
+            made.append(there[place % len(there)])
+    return made
+
+
+class Copy:
+    """A copy of a source in a folder of its own, run once; what is written in it may then change."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.path = folder / f"{name}.py"
+        self.text = (FOLDER / "sources" / f"{name}.py").read_text(encoding="utf-8")
+        self.path.write_text(self.text, encoding="utf-8")
+        function, init, inputs = TARGETS.get(name, ("case", None, ()))
+        request = Request(f"{self.path}:{function}", init=init, inputs=inputs)
+        placement, patience = Placement(torch.device("cpu"), torch.float32, 0, train=False), Patience()
+        with isolated():
+            target = find_target(request)
+            sizes = resolve(target.used, target.given, request.own)
+            variation = explore(target, sizes, placement, patience, 30, lambda words: None)
+            compared = sizes_to_compare(variation, sizes)
+            self.runs: list[Run]
+            self.functions: list[Function]
+            self.runs, self.functions = watched(target, compared, placement, patience)
+
+    @cached_property
+    def unchanged(self) -> Verified:
+        """What is said of the file as it is."""
+        return verify(self.runs, self.functions)
+
+    @contextlib.contextmanager
+    def planted(self, fault: Fault) -> Iterator[list[Finding]]:
+        """Put a fault in, yield what is found that wasn't there before, and put the text back."""
+        lines = self.text.split("\n")
+        line = lines[fault.line - 1]
+        assert line.endswith(fault.right), f"line {fault.line} is {line!r}"
+        lines[fault.line - 1] = line.removesuffix(fault.right) + fault.wrong
+        before = self.unchanged.findings
+        self.path.write_text("\n".join(lines), encoding="utf-8")
+        try:
+            yield [one for one in verify(self.runs, self.functions).findings if one not in before]
+        finally:
+            self.path.write_text(self.text, encoding="utf-8")
