@@ -25,7 +25,8 @@ def run_in_terminal(command: str) -> str:
     """Return what a command prints in a terminal of 100 columns, with this environment's attnshape."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    environment = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    # a dumb terminal shows no progress, which a busy machine has and an idle one hasn't
+    environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
     environment.pop("COLUMNS", None)
     here = command.replace("attnshape ", f"{shlex.quote(sys.executable)} -m attnshape ", 1)
     process = subprocess.Popen(here, shell=True, cwd=ROOT, stdout=slave, stderr=slave, stdin=slave, env=environment)
