@@ -46,7 +46,8 @@ def test_what_counts(select: list[str], ignore: list[str], expected: set[str]) -
     ("word", "hint"),
     [
         ("AS29", "the family has AS201, AS202, AS203, AS204, AS205, AS206, AS207"),
-        ("AS0", "attnshape rule lists all codes"),
+        ("XY7", "attnshape rule lists all codes"),
+        ("AS09", "the family has AS001, AS002, AS003, AS004"),
         ("scores", "attnshape rule lists all codes"),
         ("", "attnshape rule lists all codes"),
         ("A", "attnshape rule lists all codes"),
