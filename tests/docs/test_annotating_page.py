@@ -1,27 +1,14 @@
 """docs/annotating.md: its commands print what it says, and its options are those of the command."""
 
 import inspect
-import re
-
-import pytest
 
 from attnshape.annotate.asked import EXISTING, STYLE_NAMES
 from attnshape.cli.annotate import annotate
-from tests.docs.pages import DOCS, UPDATES
-from tests.readme.test_readme import BLOCK, run_in_terminal
+from tests.docs.pages import DOCS
+from tests.readme.test_readme import BLOCK
 
 PAGE = DOCS / "annotating.md"
 CONSOLE = list(BLOCK.finditer(PAGE.read_text()))
-
-
-@pytest.mark.parametrize("block", CONSOLE, ids=[block["command"][:60] for block in CONSOLE])
-def test_command_prints_what_the_page_says(block: re.Match[str]) -> None:
-    printed = run_in_terminal(block["command"])
-    if UPDATES:
-        new = f"```console\n$ {block['command']}\n{printed}```"
-        PAGE.write_text(PAGE.read_text().replace(block.group(), new))
-        return
-    assert printed == block["output"]
 
 
 def test_the_page_has_examples_of_each_use() -> None:

@@ -15,9 +15,9 @@ from attnshape.rules.pages import FAMILIES, Page, codes, codes_under, page
 from attnshape.settings import Settings
 from attnshape.target.request import Request
 from attnshape.written.verify import CODES as WRITTEN
-from tests.docs.pages import DOCS, UPDATES, calls, examples_print_what_the_page_says, part_is
+from tests.docs.pages import DOCS, calls, examples_print_what_the_page_says, part_is
 from tests.mutants.bed import PAIRS, UNUSUAL, Pair, function
-from tests.readme.test_readme import BLOCK, run_in_terminal
+from tests.readme.test_readme import BLOCK
 from tests.written.bed import FAULTS
 
 PAGE = DOCS / "checking.md"
@@ -81,16 +81,6 @@ def claims_of(pair: Pair) -> list[str]:
 def test_examples_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     examples_print_what_the_page_says(PAGE)
-
-
-@pytest.mark.parametrize("block", CONSOLE, ids=[block["command"][:60] for block in CONSOLE])
-def test_command_prints_what_the_page_says(block: re.Match[str]) -> None:
-    printed = run_in_terminal(block["command"])
-    if UPDATES:
-        new = f"```console\n$ {block['command']}\n{printed}```"
-        PAGE.write_text(PAGE.read_text().replace(block.group(), new))
-        return
-    assert printed == block["output"]
 
 
 def test_the_page_has_examples_of_each_use() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from attnshape.comparing.difference import KINDS
 from attnshape.comparing.snapshot import NAMES
-from tests.docs.pages import DOCS, UPDATES, calls, examples_print_what_the_page_says, part_is
-from tests.readme.test_readme import BLOCK, run_in_terminal
+from tests.docs.pages import DOCS, calls, examples_print_what_the_page_says, part_is
+from tests.readme.test_readme import BLOCK
 
 PAGE = DOCS / "comparing.md"
 ROOT = DOCS.parent
@@ -58,15 +58,6 @@ def run_pytest(folder: Path, *words: str) -> str:
 
 def fenced(kind: str, text: str) -> str:
     return f"```{kind}\n{text.rstrip()}\n```\n"
-
-
-@pytest.mark.parametrize("block", CONSOLE, ids=[block["command"][:60] for block in CONSOLE])
-def test_command_prints_what_the_page_says(block: re.Match[str]) -> None:
-    printed = run_in_terminal(block["command"])
-    if UPDATES:
-        PAGE.write_text(PAGE.read_text().replace(block.group(), f"```console\n$ {block['command']}\n{printed}```"))
-        return
-    assert printed == block["output"]
 
 
 def test_examples_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from attnshape.dims import SYMBOLS
 from attnshape.render.several_formats import REPORTS, TRACES
 from attnshape.target.entry import KEYS, entry_of
 from tests.cli.running import ROOT
-from tests.docs.pages import DOCS, UPDATES, part_is
-from tests.readme.test_readme import BLOCK, run_in_terminal
+from tests.docs.pages import DOCS, part_is
+from tests.readme.test_readme import BLOCK
 
 PAGE = DOCS / "projects.md"
 CONSOLE = list(BLOCK.finditer(PAGE.read_text()))
@@ -22,16 +22,6 @@ def rows(heading: str) -> list[list[str]]:
     """Return the rows of the table that begins with a heading, each as its cells."""
     table = PAGE.read_text().partition(f"| {heading} |")[2].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
-
-
-@pytest.mark.parametrize("block", CONSOLE, ids=[block["command"][:60] for block in CONSOLE])
-def test_command_prints_what_the_page_says(block: re.Match[str]) -> None:
-    printed = run_in_terminal(block["command"])
-    if UPDATES:
-        new = f"```console\n$ {block['command']}\n{printed}```"
-        PAGE.write_text(PAGE.read_text().replace(block.group(), new))
-        return
-    assert printed == block["output"]
 
 
 def test_the_page_has_examples_of_each_use() -> None:

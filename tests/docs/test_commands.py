@@ -1,0 +1,23 @@
+"""Every command of every page, run in a terminal of 100 columns, prints what the page says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, UPDATES
+from tests.readme.test_readme import BLOCK, run_in_terminal
+
+COMMANDS = [(page, block) for page in sorted(DOCS.glob("*.md")) for block in BLOCK.finditer(page.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), COMMANDS, ids=[f"{page.stem}: {block['command'][:60]}" for page, block in COMMANDS]
+)
+def test_command_prints_what_the_page_says(page: Path, block: re.Match[str]) -> None:
+    printed = run_in_terminal(block["command"])
+    if UPDATES:
+        new = f"```console\n$ {block['command']}\n{printed}```"
+        page.write_text(page.read_text().replace(block.group(), new))
+        return
+    assert printed == block["output"]
