@@ -29,7 +29,8 @@ def select(trace: Trace, match: str | None) -> tuple[Step, ...]:
     if not words:
         raise AttnshapeError("nothing is named to match", _way_out(trace))
     for word in words:
-        if not any(_answers(step, word) for step in trace.steps):
+        # a trace that ends in a failure shows that, whether or not it came to such a step
+        if trace.failure is None and not any(_answers(step, word) for step in trace.steps):
             raise AttnshapeError(f"no step matches {visible(word)!r}", _way_out(trace))
     return tuple(step for step in trace.steps if any(_answers(step, word) for word in words))
 

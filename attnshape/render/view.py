@@ -72,7 +72,7 @@ def view(trace: Trace, choice: Choice) -> View:
             rows.append(Row(_cells("", choice, place), "input"))
     for step in steps:
         rows += _rows(trace, step, choice, shown, parts.get(step.index))
-    if whole and trace.failure:
+    if trace.failure and (whole or not steps):
         rows.append(_failed(trace.failure, choice))
     return View(header(trace), choice.columns, tuple(rows), footer(trace, len(steps)))
 
