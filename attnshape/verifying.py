@@ -15,7 +15,7 @@ from attnshape.inference.small_runs import Doing
 from attnshape.inference.variation import Variation
 from attnshape.memory.standin import worth_foretelling
 from attnshape.pipeline import Printed
-from attnshape.report import Report, Unexamined
+from attnshape.report import Fact, Report, Unexamined
 from attnshape.settings import Settings
 from attnshape.sizes import Sizes, resolve
 from attnshape.target.find import find_target
@@ -67,8 +67,13 @@ def verify_request(
         runs=verified.runs,
         findings=verified.findings,
         proved=said(verified),
+        facts=(Fact(text="no shape is written in the functions that ran"),) if _nothing(made) else (),
         unexamined=(made,) if isinstance(made, Unexamined) else (),
     )
+
+
+def _nothing(made: Verified | Unexamined) -> bool:
+    return isinstance(made, Verified) and not made.held and not made.findings
 
 
 def sizes_to_compare(variation: Variation | None, sizes: Sizes) -> list[Mapping[str, int]]:
