@@ -40,7 +40,9 @@ def trace(
 ) -> None:
     """Every intermediate tensor of attention code, as a table; with --expect, a verdict."""
     jobs = jobs_of("trace", target, Flags({**flags.values, "expect": expect or []}), every)
-    folder = folder_meant(output, format_) if output is not None and jobs.together else None
+    # of one trace only what ends as a folder does means one: a folder that is there is taken for a mistake
+    several = output is not None and (jobs.together or output.endswith("/"))
+    folder = folder_meant(output, format_) if output is not None and several else None
     file = Path(output) if output is not None and folder is None else None
     drawing = Drawing.prepare(format_, file, columns, match, depth, explain)
     # torch is imported only here, once everything that can be wrong without it has been looked at

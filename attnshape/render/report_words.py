@@ -16,9 +16,14 @@ def place(source: Source) -> str:
     return f"{source.file}:{source.line}:{source.column}"
 
 
+_SHOWN_SETS = 2
+
+
 def sizes(report: Report) -> str:
-    """Return the sizes at which the target was examined."""
-    return joined([" ".join(f"{letter}={size}" for letter, size in one.items()) for one in report.small_sizes] or [""])
+    """Return the sizes at which the target was examined; of more sets than two their number."""
+    sets = [" ".join(f"{letter}={size}" for letter, size in one.items()) for one in report.small_sizes]
+    more = len(sets) - _SHOWN_SETS
+    return joined([*sets[:_SHOWN_SETS], f"{more} more"] if more > 0 else sets or [""])
 
 
 def shown(finding: Finding) -> str:

@@ -133,3 +133,8 @@ def test_what_can_t_be_written_is_said_first(
     assert error in said
     assert hint in way_out
     assert list(folder.rglob("*.json")) == []
+
+
+def test_one_trace_goes_into_a_folder_that_is_named_as_one(attnshape: Attnshape, folder: Path) -> None:
+    assert attnshape("trace double --format json --output alone/").status == 0
+    assert names_in(folder / "alone") == ["double.json"]
