@@ -5,8 +5,10 @@ from msgspec.structs import replace
 
 from attnshape.errors import AttnshapeError
 from attnshape.model import Step, Trace
+from attnshape.render.columns import DEFAULT
 from attnshape.render.select import select
-from tests.render.sample_traces import fused, multi_head, step, tensor, trace_of
+from attnshape.render.view import Choice, view
+from tests.render.sample_traces import failed, fused, multi_head, step, tensor, trace_of
 
 
 def nested() -> Trace:
@@ -76,3 +78,7 @@ def test_a_trace_without_steps_says_so() -> None:
     with pytest.raises(AttnshapeError) as caught:
         select(trace_of(()), "scores")
     assert caught.value.hint == "this trace has no steps"
+
+
+def test_what_failed_before_it_came_to_such_a_step_shows_the_failure() -> None:
+    assert [row.kind for row in view(failed(), Choice(DEFAULT, match="softmax")).rows] == ["failure"]
