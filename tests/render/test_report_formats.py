@@ -128,5 +128,5 @@ def test_no_torch_is_imported() -> None:
 
 def test_of_more_than_two_sets_of_sizes_the_rest_is_counted() -> None:
     sets = tuple({"B": number} for number in (5, 7, 11, 13))
-    assert "B=5, B=7 and 2 more" in text(replace(samples.no_findings(), small_sizes=sets), Screen(120, False))
-    assert "B=5 and B=7" in text(replace(samples.no_findings(), small_sizes=sets[:2]), Screen(120, False))
+    assert "B=5, B=7 and 2 more" in text(replace(samples.no_findings(), small_sizes=sets), 120)
+    assert "B=5 and B=7" in text(replace(samples.no_findings(), small_sizes=sets[:2]), 120)
