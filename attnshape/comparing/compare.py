@@ -19,6 +19,7 @@ from attnshape.comparing.facts import changed, kinds
 from attnshape.comparing.origins import Origins
 from attnshape.comparing.outline import Outline, OutlineStep
 from attnshape.comparing.renames import Renames
+from attnshape.comparing.results import changed_results
 
 
 def compare(old: Outline, new: Outline) -> Difference:
@@ -35,7 +36,8 @@ def compare(old: Outline, new: Outline) -> Difference:
     # a letter that only one side has comes with an input or an axis, which is told there
     if any(one.old is not None and one.new is not None for one in sizes):
         found.add("size")
-    if not renames.same_text(old.failure or "", new.failure or ""):
+    results = changed_results(old, new, alignment)
+    if results or not renames.same_text(old.failure or "", new.failure or ""):
         found.add("steps")
     return Difference(
         old=Side(old.target, old.totals, old.sizes, old.failure),
@@ -45,6 +47,7 @@ def compare(old: Outline, new: Outline) -> Difference:
         renamed=renames.listed,
         inputs=inputs,
         steps=steps,
+        results=results,
     )
 
 

@@ -62,6 +62,13 @@ class OutlineStep(Struct, frozen=True, kw_only=True):
     outputs: tuple[Tensor, ...]
 
 
+class Result(Struct, frozen=True):
+    """One tensor that the code returned: `output`, or a path such as `output[0]`."""
+
+    name: str
+    of: Reference
+
+
 class Totals(Struct, frozen=True):
     """What a trace adds up to: steps, new memory in bytes, and views."""
 
@@ -77,6 +84,8 @@ class Outline(Struct, frozen=True, kw_only=True):
     sizes: dict[str, int]
     inputs: tuple[OutlineStep, ...] = ()
     steps: tuple[OutlineStep, ...] = ()
+    results: tuple[Result, ...] = ()
+    """The tensors that the code returned, in order."""
     failure: str | None = None
     """The expression at which the code failed."""
 
@@ -132,11 +141,12 @@ def outline(trace: Trace, within: bool = True) -> Outline:
         _step(step, kept, trace.loops, step.index in composites) for step in trace.steps if step.index in kept.numbers
     )
     inputs = tuple(_input(tensor) for tensor in trace.inputs)
+    results = tuple(Result(_text(one.name), kept.reference(one.of)) for one in trace.outputs)
     failure = None
     if trace.failure is not None:
         failure = _text(trace.failure.expression or trace.failure.operation or "")
     sizes = {letter: size.size for letter, size in trace.sizes.items()}
-    return Outline(target=trace.target, sizes=sizes, inputs=inputs, steps=steps, failure=failure)
+    return Outline(target=trace.target, sizes=sizes, inputs=inputs, steps=steps, results=results, failure=failure)
 
 
 @dataclass(frozen=True)
