@@ -17,8 +17,11 @@ KINDS: tuple[Kind, ...] = ("size", "signature", "stride", "storage", "dtype", "s
 
 Fact = Literal["signature", "shape", "stride", "storage", "dtype", "bytes"]
 """What can differ of a tensor; a shape that only follows from its signature and the sizes is of the kind `size`."""
-StepFact = Literal["operation", "expression", "uses", "turns", "moved", "outputs"]
-"""What can differ of a step: `uses` are other operands, `expression` the same operation written differently."""
+StepFact = Literal["operation", "expression", "uses", "operands", "turns", "moved", "outputs"]
+"""What can differ of a step: `uses` are other operands, `expression` the same operation written differently.
+
+`operands` are ones that a step came in front of, or went from: that step counts, and this one is shown.
+"""
 
 
 class SizeChange(Struct, frozen=True):

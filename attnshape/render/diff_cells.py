@@ -103,6 +103,7 @@ DTYPE = Column("dtype", lambda tensor, steps: visible(tensor.dtype), _of("dtype"
 COLUMNS: tuple[Column, ...] = (
     Column("signature", lambda tensor, steps: visible(tensor.signature) or "scalar", _of("signature"), True, 12),
     Column("shape", _shape, _of("shape")),
-    Column("stride", _stride, _of("stride")),
+    # a stride that only follows from a shape is another number too
+    Column("stride", _stride, _of("stride", "shape")),
     Column("storage", _storage, _of("storage", "bytes"), least=12),
 )

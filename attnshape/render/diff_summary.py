@@ -45,7 +45,7 @@ def footer(difference: Difference) -> tuple[Remark, ...]:
     remarks += [Remark(f"moved: {', '.join(moved)}")] if moved else []
     old, new = _steps(difference, "old"), _steps(difference, "new")
     for change in difference.steps:
-        if change.old is not None and change.new is not None and "uses" in change.changed:
+        if change.old is not None and change.new is not None and {"uses", "operands"} & set(change.changed):
             remarks.append(Remark(_reads(change.old, change.new, old, new)))
     remarks += [Remark(_returned(change, old, new)) for change in difference.results]
     return (*remarks, *_failures(difference.old, difference.new))
