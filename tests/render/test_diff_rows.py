@@ -68,3 +68,36 @@ def test_a_step_that_reads_a_part_of_what_went_is_shown_with_what_it_read() -> N
     assert "v" not in rows[place].partition(".transpose")[0]
     assert rows[place + 1].startswith("→ y = v.transpose(1, 2)")
     assert "step 4 reads v; the old step 5 reads 4" in rows
+
+
+def test_columns_that_are_alike_are_left_out_before_those_that_differ() -> None:
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    how: dict[str, Any] = {"inputs": {"x": "B L D"}}
+    old, new = (attnshape.trace(doubled, dtype=dtype, **how) for dtype in ("float32", "bfloat16"))
+    for width in (45, 55, 65):
+        rows = lines(attnshape.diff(old, new), width)
+        told = next(row for row in rows if row.startswith("too narrow for "))
+        assert "dtype" not in told
+        assert "→ bfloat16" in " ".join(rows)
+    told = next(row for row in lines(attnshape.diff(old, new), 60) if row.startswith("too narrow for "))
+    assert "stride" in told
+    assert "too narrow" not in " ".join(lines(attnshape.diff(old, new), 120))
+
+
+def test_functions_are_not_listed_as_renamed() -> None:
+    def viewed(q: Any) -> Any:
+        return q.view(4, -1).transpose(0, 1) * 2
+
+    def reshaped(q: Any) -> Any:
+        return q.reshape(4, -1).transpose(0, 1) * 2
+
+    def renamed(query: Any) -> Any:
+        return query.reshape(4, -1).transpose(0, 1) * 2
+
+    old, new = (attnshape.trace(one, inputs={"q": "B L D"}) for one in (viewed, reshaped))
+    assert attnshape.diff(old, new).renamed == ()
+    assert attnshape.diff(old, new).kinds == ("steps",)
+    other = attnshape.trace(renamed, inputs={"query": "B L D"})
+    assert [(one.old, one.new) for one in attnshape.diff(old, other).renamed] == [("q", "query")]
