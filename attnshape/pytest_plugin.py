@@ -118,6 +118,9 @@ def shape_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
             pytest.fail("a test's second snapshot needs a name of its own: shape_snapshot(…, name=…)", pytrace=False)
         asked.add(path)
         trace = _trace(target, how)
+        if trace.failure is not None:
+            # a failure that was written once would pass ever after
+            pytest.fail(_failed(trace, update), pytrace=False)
         if update:
             if _write(path, trace):
                 snapshots.written.add(str(path))
@@ -139,6 +142,18 @@ def _trace(target: Trace | str | Callable[..., Any], how: dict[str, Any]) -> Tra
     if how:
         raise TypeError(f"a Trace has been made already: it takes no {', '.join(how)}")
     return target
+
+
+def _failed(trace: Trace, update: bool) -> str:
+    from attnshape.render.text import visible
+
+    failure = trace.failure
+    assert failure is not None
+    where = f" ({visible(failure.source.file)}:{failure.source.line})" if failure.source is not None else ""
+    step = visible(failure.expression or failure.operation or "a step that isn't known")
+    what = visible(failure.explanation or failure.error)
+    hint = "; no snapshot was written" if update else ""
+    return f"{visible(trace.target)} fails at {step}{where}: {what}\nhint: mend it first{hint}"
 
 
 def _write(path: Path, trace: Trace) -> bool:

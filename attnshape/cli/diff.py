@@ -14,6 +14,7 @@ from attnshape.cli.sides import Target, compared, side
 from attnshape.cli.target_options import takes_flags
 from attnshape.cli.writing import check_writable, resolve_format, use_color, width, write
 from attnshape.comparing.difference import KINDS, Difference, Kind
+from attnshape.comparing.folders import Differences
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.hints import nearest
 from attnshape.render.diff_formats import find
@@ -53,6 +54,8 @@ def diff(
         screen = Screen(width(), use_color(output))
         draw = form.one(made, command, screen) if isinstance(made, Difference) else form.many(made, command, screen)
         write(draw, output)
+    if isinstance(made, Differences) and made.not_compared:
+        raise typer.Exit(ExitStatus.CANNOT)
     if counting & set(made.kinds):
         raise typer.Exit(ExitStatus.FOUND)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from attnshape.cli.progress import Progress
 from attnshape.cli.request import Flags, combine
 from attnshape.comparing.compare import compare
 from attnshape.comparing.difference import Difference
-from attnshape.comparing.folders import Differences, FileDifference
+from attnshape.comparing.folders import Differences, FileDifference, NotCompared
 from attnshape.comparing.outline import Outline, outline
 from attnshape.comparing.snapshot_read import is_snapshot, read_snapshot
 from attnshape.errors import AttnshapeError
 from attnshape.hints import nearest
-from attnshape.model import Trace
+from attnshape.model import SCHEMA, Trace
 from attnshape.schema import from_json
 from attnshape.settings import Settings
 from attnshape.target.project import project_targets
@@ -123,16 +124,38 @@ def _read(path: Path) -> Trace | Outline:
 
 def _folders(old: Path, new: Path) -> Differences:
     before, after = _names(old), _names(new)
-    if not before and not after:
+    ours = {name for folder, names in ((old, before), (new, after)) for name in names if _is_ours(folder / name)}
+    if not ours:
         raise AttnshapeError(f"there is no saved trace in {old} nor in {new}", _SAVE)
-    both = [name for name in before if name in after]
+    files: list[FileDifference] = []
+    not_compared: list[NotCompared] = []
+    for name in (name for name in before if name in after and name in ours):
+        try:
+            files.append(FileDifference(name, _compared(_read(old / name), _read(new / name))))
+        except AttnshapeError as error:
+            not_compared.append(NotCompared(name, error.message))
+        except OSError as error:
+            not_compared.append(NotCompared(name, f"can't be read: {error.strerror or error}"))
     return Differences(
         old=str(old),
         new=str(new),
-        files=tuple(FileDifference(name, _compared(_read(old / name), _read(new / name))) for name in both),
-        only_old=tuple(name for name in before if name not in after),
-        only_new=tuple(name for name in after if name not in before),
+        files=tuple(files),
+        only_old=tuple(name for name in before if name not in after and name in ours),
+        only_new=tuple(name for name in after if name not in before and name in ours),
+        not_compared=tuple(not_compared),
     )
+
+
+def _is_ours(path: Path) -> bool:
+    """Say whether a file is a snapshot or a saved trace, or one that is broken; other data that is whole is neither."""
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".txt":
+            return is_snapshot(content.decode(errors="replace"))
+        made = json.loads(content)
+    except (OSError, ValueError, RecursionError):
+        return True
+    return isinstance(made, dict) and str(made.get("schema")).startswith(SCHEMA.rpartition("/")[0])
 
 
 def _names(folder: Path) -> list[str]:

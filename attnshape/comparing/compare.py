@@ -19,6 +19,7 @@ from attnshape.comparing.facts import changed, kinds
 from attnshape.comparing.origins import Origins
 from attnshape.comparing.outline import Outline, OutlineStep
 from attnshape.comparing.renames import Renames
+from attnshape.comparing.results import changed_results
 
 
 def compare(old: Outline, new: Outline) -> Difference:
@@ -35,7 +36,8 @@ def compare(old: Outline, new: Outline) -> Difference:
     # a letter that only one side has comes with an input or an axis, which is told there
     if any(one.old is not None and one.new is not None for one in sizes):
         found.add("size")
-    if not renames.same_text(old.failure or "", new.failure or ""):
+    results = changed_results(old, new, alignment)
+    if results or not renames.same_text(old.failure or "", new.failure or ""):
         found.add("steps")
     return Difference(
         old=Side(old.target, old.totals, old.sizes, old.failure),
@@ -45,6 +47,7 @@ def compare(old: Outline, new: Outline) -> Difference:
         renamed=renames.listed,
         inputs=inputs,
         steps=steps,
+        results=results,
     )
 
 
@@ -76,7 +79,7 @@ class _Comparison:
             for one, other in zip_longest(old.outputs, new.outputs)
         )
         found = {kind for output in outputs for kind in kinds(output.changed)}
-        if set(facts) - {"expression"}:
+        if set(facts) - {"expression", "operands"}:
             found.add("steps")
         counted = tuple(kind for kind in KINDS if kind in found)
         return StepChange(old=old, new=new, changed=facts, outputs=outputs, kinds=counted)
@@ -86,6 +89,7 @@ class _Comparison:
             "operation": old.operation != new.operation,
             "expression": not self._renames.same_text(self._old.own_text(old), self._new.own_text(new)),
             "uses": not self._same_uses(old, new),
+            "operands": self._same_uses(old, new) and self._reads_part(old, new),
             "turns": [turn.expression for turn in old.turns] != [turn.expression for turn in new.turns],
             "moved": new.index in self._alignment.moved,
             "outputs": len(old.outputs) != len(new.outputs),
@@ -96,3 +100,8 @@ class _Comparison:
         if len(old.uses) != len(new.uses):
             return False
         return all(self._origins.same(one, other) for one, other in zip(old.uses, new.uses, strict=True))
+
+    def _reads_part(self, old: OutlineStep, new: OutlineStep) -> bool:
+        """Say whether a step reads, under another name, only some of what was made into one, or the other way round."""
+        whole = all(self._origins.whole(one, other) for one, other in zip(old.uses, new.uses, strict=True))
+        return not whole and not self._renames.same_text(old.expression, new.expression)

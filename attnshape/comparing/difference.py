@@ -7,18 +7,21 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from attnshape.comparing.outline import OutlineStep, Tensor, Totals
+from attnshape.comparing.outline import OutlineStep, Result, Tensor, Totals
 
 SCHEMA: Literal["attnshape/diff/1"] = "attnshape/diff/1"
 
 Kind = Literal["size", "signature", "stride", "storage", "dtype", "steps"]
-"""What a difference can be of; `steps` are those that came, went, moved, or do something else."""
+"""What a difference can be of; `steps` are those that came, went, moved, or do something else, and what is returned."""
 KINDS: tuple[Kind, ...] = ("size", "signature", "stride", "storage", "dtype", "steps")
 
 Fact = Literal["signature", "shape", "stride", "storage", "dtype", "bytes"]
 """What can differ of a tensor; a shape that only follows from its signature and the sizes is of the kind `size`."""
-StepFact = Literal["operation", "expression", "uses", "turns", "moved", "outputs"]
-"""What can differ of a step: `uses` are other operands, `expression` the same operation written differently."""
+StepFact = Literal["operation", "expression", "uses", "operands", "turns", "moved", "outputs"]
+"""What can differ of a step: `uses` are other operands, `expression` the same operation written differently.
+
+`operands` are ones that a step came in front of, or went from: that step counts, and this one is shown.
+"""
 
 
 class SizeChange(Struct, frozen=True):
@@ -59,6 +62,16 @@ class StepChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return bool(self.kinds or self.changed or any(one.changed for one in self.outputs))
 
 
+class ResultChange(Struct, frozen=True):
+    """What is returned in one place on both sides, where that is another tensor or another place.
+
+    None on the side that returns nothing there.
+    """
+
+    old: Result | None
+    new: Result | None
+
+
 class Side(Struct, frozen=True):
     """One of the two traces: what was run, what it adds up to, and the expression at which it failed."""
 
@@ -91,6 +104,8 @@ class Difference(Struct, frozen=True, kw_only=True):
     """What has only another name now, which is no difference."""
     inputs: tuple[StepChange, ...] = ()
     steps: tuple[StepChange, ...] = ()
+    results: tuple[ResultChange, ...] = ()
+    """What is returned otherwise than before."""
 
     def __bool__(self) -> bool:
         return bool(self.kinds)

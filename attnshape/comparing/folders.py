@@ -19,6 +19,13 @@ class FileDifference(Struct, frozen=True):
     difference: Difference
 
 
+class NotCompared(Struct, frozen=True):
+    """The files of one name that can't be compared, and why."""
+
+    name: str
+    reason: str
+
+
 class Differences(Struct, frozen=True, kw_only=True):
     """What differs between two folders, file by file."""
 
@@ -28,6 +35,7 @@ class Differences(Struct, frozen=True, kw_only=True):
     files: tuple[FileDifference, ...] = ()
     only_old: tuple[str, ...] = ()
     only_new: tuple[str, ...] = ()
+    not_compared: tuple[NotCompared, ...] = ()
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -31,8 +31,16 @@ class Origins:
         if old.parameter is not None and new.parameter is not None:
             # a parameter that only has another name
             return old.parameter == new.parameter or (old.parameter in self._gone and new.parameter in self._come)
-        mine, theirs = set(self._old_origins(old, set())), set(self._new_origins(new, set()))
+        mine, theirs = self._both(old, new)
         return bool(mine & theirs) or mine == theirs
+
+    def whole(self, old: Reference, new: Reference) -> bool:
+        """Say whether two references come from all the same: not from a sum of two, and from one of these."""
+        mine, theirs = self._both(old, new)
+        return mine == theirs
+
+    def _both(self, old: Reference, new: Reference) -> tuple[set[Origin], set[Origin]]:
+        return set(self._old_origins(old, set())), set(self._new_origins(new, set()))
 
     def _old_origins(self, reference: Reference, seen: set[int]) -> Iterator[Origin]:
         step = reference.step

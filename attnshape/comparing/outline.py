@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from attnshape.model import Loop, NamedTensor, Reference, Step, StorageKind, Trace
+from attnshape.model import Loop, NamedTensor, Reference, Step, StorageKind, TensorRecord, Trace
 from attnshape.step_text import operation, unfolded, without_self
 
 _MOST = 2**63 - 1
 """What a saved number can be at most."""
 INPUT = "input"
 """The operation of an input, which is compared as a step is."""
+UNEXPLAINED = "?"
+"""In a signature, an axis whose size no formula gives, since it depends on the data."""
 
 
 class Tensor(Struct, frozen=True, kw_only=True):
@@ -62,6 +64,13 @@ class OutlineStep(Struct, frozen=True, kw_only=True):
     outputs: tuple[Tensor, ...]
 
 
+class Result(Struct, frozen=True):
+    """One tensor that the code returned: `output`, or a path such as `output[0]`."""
+
+    name: str
+    of: Reference
+
+
 class Totals(Struct, frozen=True):
     """What a trace adds up to: steps, new memory in bytes, and views."""
 
@@ -77,6 +86,8 @@ class Outline(Struct, frozen=True, kw_only=True):
     sizes: dict[str, int]
     inputs: tuple[OutlineStep, ...] = ()
     steps: tuple[OutlineStep, ...] = ()
+    results: tuple[Result, ...] = ()
+    """The tensors that the code returned, in order."""
     failure: str | None = None
     """The expression at which the code failed."""
 
@@ -132,11 +143,12 @@ def outline(trace: Trace, within: bool = True) -> Outline:
         _step(step, kept, trace.loops, step.index in composites) for step in trace.steps if step.index in kept.numbers
     )
     inputs = tuple(_input(tensor) for tensor in trace.inputs)
+    results = tuple(Result(_text(one.name), kept.reference(one.of)) for one in trace.outputs)
     failure = None
     if trace.failure is not None:
         failure = _text(trace.failure.expression or trace.failure.operation or "")
     sizes = {letter: size.size for letter, size in trace.sizes.items()}
-    return Outline(target=trace.target, sizes=sizes, inputs=inputs, steps=steps, failure=failure)
+    return Outline(target=trace.target, sizes=sizes, inputs=inputs, steps=steps, results=results, failure=failure)
 
 
 @dataclass(frozen=True)
@@ -216,7 +228,7 @@ def _tensor(named: NamedTensor, kept: _Kept) -> Tensor:
         name=_text(named.name) if named.name is not None else None,
         by_use=named.by_use,
         dtype=record.dtype,
-        signature=record.signature,
+        signature=_signature(record),
         shape=record.shape,
         stride=record.stride,
         formulas=() if record.contiguous else record.strides,
@@ -225,6 +237,14 @@ def _tensor(named: NamedTensor, kept: _Kept) -> Tensor:
         of=None if new or storage.of is None else kept.reference(storage.of),
         bytes=record.bytes if new else 0,
     )
+
+
+def _signature(record: TensorRecord) -> str:
+    words = record.signature.split()
+    if len(words) != len(record.axes) or not any(one.unexplained for one in record.axes):
+        return record.signature
+    known = (not (one.unexplained and one.known == "literal") for one in record.axes)
+    return " ".join(word if is_known else UNEXPLAINED for word, is_known in zip(words, known, strict=True))
 
 
 def _text(expression: str) -> str:

@@ -11,6 +11,7 @@ from attnshape.comparing.outline import Outline
 
 _FIXED = frozenset({"True", "False", "None"})
 _WORD = re.compile(r"[^\W\d]\w*")
+_CALLED = re.compile(r"([^\W\d]\w*)\(")
 _TOKEN = re.compile(r"\w+|\S")
 
 
@@ -30,8 +31,10 @@ class Renames:
         before, after = set(_words_of(old)), set(_words_of(new))
         seen: dict[str, set[str]] = {}
         back: dict[str, set[str]] = {}
+        called = _operations(old) | _operations(new)
         for one, other in _words_in_place(matches):
-            if one != other:
+            # a function in place of another does something else
+            if one != other and not {one, other} & called:
                 seen.setdefault(one, set()).add(other)
                 back.setdefault(other, set()).add(one)
         words = {
@@ -55,6 +58,12 @@ class Renames:
     def same_text(self, old: str, new: str) -> bool:
         """Say whether two texts are the same but for the renames and the spaces between words."""
         return [self._words.get(one, one) for one in _TOKEN.findall(old)] == _TOKEN.findall(new)
+
+
+def _operations(outline: Outline) -> set[str]:
+    """Return the operations that are called in expressions, which are no variables."""
+    operations = {step.operation for step in outline.steps}
+    return {word for step in outline.steps for word in _CALLED.findall(step.expression) if word in operations}
 
 
 def _names(matches: Sequence[Match]) -> Iterator[tuple[str, str]]:

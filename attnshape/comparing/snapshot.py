@@ -23,6 +23,7 @@ _WIDEST = 60
 """To how many cells a column is padded; what is longer stands out."""
 BY_USE = "as "
 """Before a name that is a later consumer's variable."""
+RETURNS, NOTHING = "returns:", "nothing"
 UNSEEN, CONSTANT, PARAMETER = "an unseen tensor", "a constant", "parameter "
 
 
@@ -40,8 +41,10 @@ def write_snapshot(made: Outline) -> str:
     rows = [NAMES, *(row for step in (*made.inputs, *made.steps) for row in _rows(step))]
     widths = [max(min(cell_len(row[place]), _WIDEST) for row in rows) for place in range(len(NAMES))]
     lines = [line([_padded(text, width) for text, width in zip(row, widths, strict=True)]) for row in rows]
-    tail = ["", f"fails at: {cell(made.failure)}"] if made.failure is not None else []
-    return "\n".join(text.rstrip() for text in (*head, "", *lines, *tail)) + "\n"
+    tail = [f"{RETURNS} {line([cell(one.name), cell(reference(one.of))])}" for one in made.results]
+    if made.failure is not None:
+        tail.append(f"fails at: {cell(made.failure)}")
+    return "\n".join(text.rstrip() for text in (*head, "", *lines, "", *(tail or [f"{RETURNS} {NOTHING}"]))) + "\n"
 
 
 def _rows(step: OutlineStep) -> Iterator[tuple[str, ...]]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from attnshape.comparing.cells import WORD, split, unquoted
-from attnshape.comparing.outline import INPUT, Outline, OutlineStep, Tensor, Turns
+from attnshape.comparing.outline import INPUT, Outline, OutlineStep, Result, Tensor, Turns
 from attnshape.comparing.snapshot import (
     BY_USE,
     CONSTANT,
     FIRST_LINE,
     NAMES,
     NOT_CONTIGUOUS,
+    NOTHING,
     PARAMETER,
+    RETURNS,
     UNITS,
     UNSEEN,
     VERBS,
@@ -31,6 +33,9 @@ _SIZE = re.compile(rf"({WORD})=({_NUMBER})(?=\s|$)")
 _TURNS = re.compile(rf"×({WORD})=({_NUMBER})(?=\s|$)")
 _BYTES = re.compile(rf"new ({_NUMBER}) ({'|'.join(unit for unit, _ in UNITS)})")
 _KINDS: dict[str, StorageKind] = {verb: kind for kind, verb in VERBS.items()}
+
+
+_FAILS = "fails at: "
 
 
 class _LineError(Exception):
@@ -86,17 +91,21 @@ def _outline(lines: _Lines) -> Outline:
         if not text.strip():
             break
         body.take(_cells(text), lines.number)
-    rest = [text for text in lines.rest() if text.strip()]
+    results, failure = _end(lines)
     made = Outline(
         target=target,
         sizes=sizes,
         inputs=tuple(body.inputs),
         steps=tuple(replace(step, outputs=tuple(outputs)) for step, outputs in body.steps),
-        failure=_failure(rest) if rest else None,
+        results=tuple(result for result, _ in results),
+        failure=failure,
     )
+    for result, number in results:
+        lines.number = number
+        _refuse_dangling([result.of], made)
     for step, number in zip(made.steps, body.numbers, strict=True):
         lines.number = number
-        _refuse_dangling(step, made)
+        _refuse_dangling([*step.uses, *(one.of for one in step.outputs if one.of is not None)], made)
     return made
 
 
@@ -135,11 +144,35 @@ def _refuse_other_columns(text: str) -> None:
         raise _LineError(f"expected the columns {', '.join(NAMES)}")
 
 
-def _failure(rest: Sequence[str]) -> str:
-    start = "fails at: "
-    if len(rest) > 1 or not rest[0].startswith(start):
-        raise _LineError(f"expected nothing more, found {rest[0][:40]!r}")
-    return unquoted(rest[0].removeprefix(start).strip())
+def _end(lines: _Lines) -> tuple[list[tuple[Result, int]], str | None]:
+    """Return what is returned, with the lines that say it, and at which expression the code fails."""
+    results: list[tuple[Result, int]] = []
+    failure: str | None = None
+    nothing = False
+    for text in filter(str.strip, lines.rest()):
+        if nothing or failure is not None:
+            raise _LineError(f"expected nothing more, found {text[:40]!r}")
+        if text.startswith(_FAILS):
+            failure = unquoted(text.removeprefix(_FAILS).strip())
+        elif not results and text.rstrip() == f"{RETURNS} {NOTHING}":
+            nothing = True
+        elif text.startswith(f"{RETURNS} "):
+            results.append((_result(text.removeprefix(RETURNS), [one.name for one, _ in results]), lines.number))
+        else:
+            raise _LineError(f"expected {RETURNS!r} or {_FAILS.strip()!r}, found {text[:40]!r}")
+    if not results and not nothing and failure is None:
+        raise _LineError(f"it doesn't say what is returned: expected {RETURNS!r}")
+    return results, failure
+
+
+def _result(text: str, before: list[str]) -> Result:
+    cells = split(text)
+    if len(cells) != 2:
+        raise _LineError(f"expected a name and a reference, found {text.strip()[:40]!r}")
+    name = unquoted(cells[0])
+    if name in before:
+        raise _LineError(f"{name[:40]!r} is returned twice")
+    return Result(name, _reference(unquoted(cells[1])))
 
 
 def _cells(text: str) -> list[str]:
@@ -230,8 +263,8 @@ def _all(pattern: re.Pattern[str], text: str) -> list[tuple[str, str]]:
     return [(found[1], found[2]) for found in pattern.finditer(text)]
 
 
-def _refuse_dangling(step: OutlineStep, made: Outline) -> None:
-    for one in (*step.uses, *(output.of for output in step.outputs if output.of is not None)):
+def _refuse_dangling(references: list[Reference], made: Outline) -> None:
+    for one in references:
         if one.step is None:
             continue
         if not 0 < one.step <= len(made.steps) or one.output >= len(made.steps[one.step - 1].outputs):

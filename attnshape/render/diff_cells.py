@@ -67,6 +67,18 @@ def words(reference: Reference | None, steps: Steps) -> str:
     return f"{reference.step} ({visible(name)})" if name else f"{reference.step}[{reference.output}]"
 
 
+def named(reference: Reference, steps: Steps) -> str:
+    """Return a reference as a sentence names it: `step 4 (o)`, `input x`."""
+    text = words(reference, steps)
+    if reference.step is None:
+        kind = "input " if reference.input else "parameter " if reference.parameter else ""
+        return f"{kind}{text}"
+    outputs = steps[reference.step - 1].outputs if 0 < reference.step <= len(steps) else ()
+    # where there are several outputs, `words` says which
+    name = outputs[0].name if len(outputs) == 1 else None
+    return f"step {text} ({visible(name)})" if name else f"step {text}"
+
+
 def _shape(tensor: Tensor, steps: Steps) -> str:
     return " ".join(map(str, tensor.shape)) or "()"
 
@@ -91,6 +103,7 @@ DTYPE = Column("dtype", lambda tensor, steps: visible(tensor.dtype), _of("dtype"
 COLUMNS: tuple[Column, ...] = (
     Column("signature", lambda tensor, steps: visible(tensor.signature) or "scalar", _of("signature"), True, 12),
     Column("shape", _shape, _of("shape")),
-    Column("stride", _stride, _of("stride")),
+    # a stride that only follows from a shape is another number too
+    Column("stride", _stride, _of("stride", "shape")),
     Column("storage", _storage, _of("storage", "bytes"), least=12),
 )

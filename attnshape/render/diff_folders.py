@@ -46,4 +46,4 @@ def _summary(differences: Differences) -> list[str]:
     lines += [f"no difference: {', '.join(same)}"] if same else []
     for side, names in ((differences.old, differences.only_old), (differences.new, differences.only_new)):
         lines += [f"only in {side}: {', '.join(names)}"] if names else []
-    return lines
+    return [*lines, *(f"not compared: {one.name}: {one.reason}" for one in differences.not_compared)]

@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnshape.comparing.difference import Difference, Rename, Side, StepChange
+from attnshape.comparing.difference import Difference, Rename, ResultChange, Side, StepChange
 from attnshape.comparing.outline import OutlineStep
 from attnshape.dims import ORDER
-from attnshape.render.diff_cells import words
+from attnshape.render.diff_cells import named, words
 from attnshape.render.numbers import count, joined, memory
 from attnshape.render.summary import Remark
 from attnshape.render.text import visible
 
 _ARROW = " → "
+_ALL = "output"
+"""What is returned where that is one tensor."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ def footer(difference: Difference) -> tuple[Remark, ...]:
     remarks += [Remark(f"moved: {', '.join(moved)}")] if moved else []
     old, new = _steps(difference, "old"), _steps(difference, "new")
     for change in difference.steps:
-        if change.old is not None and change.new is not None and "uses" in change.changed:
+        if change.old is not None and change.new is not None and {"uses", "operands"} & set(change.changed):
             remarks.append(Remark(_reads(change.old, change.new, old, new)))
+    remarks += [Remark(_returned(change, old, new)) for change in difference.results]
     return (*remarks, *_failures(difference.old, difference.new))
 
 
@@ -54,6 +57,7 @@ def _verdict(difference: Difference) -> Remark:
         but = f"; {count(rewritten, 'step')} only written differently" if rewritten else ""
         return Remark(f"no difference{but}", "good")
     counts = [_counted(difference.inputs, "input"), _counted(difference.steps, "step")]
+    counts.append(f"{count(len(difference.results), 'output')} changed" * bool(difference.results))
     parts = [part for part in counts if part]
     return Remark(f"differs in {joined(list(difference.kinds))}{': ' * bool(parts)}{'; '.join(parts)}", "bad")
 
@@ -101,6 +105,18 @@ def _reads(old: OutlineStep, new: OutlineStep, before: list[OutlineStep], after:
         ", ".join(words(one, steps) for one in step.uses) or "nothing" for step, steps in ((new, after), (old, before))
     )
     return f"step {new.index} reads {reads}; the old step {old.index} reads {read}"
+
+
+def _returned(change: ResultChange, before: list[OutlineStep], after: list[OutlineStep]) -> str:
+    old = named(change.old.of, before) if change.old is not None else ""
+    new = named(change.new.of, after) if change.new is not None else ""
+    if change.old is None or change.new is None:
+        way, one = ("came", change.new) if change.old is None else ("went", change.old)
+        return f"{visible(one.name) if one is not None else ''} {way}: {new or old}"
+    name = visible(change.new.name)
+    if change.old.name != change.new.name:
+        return f"{visible(change.old.name)} is {name} now: {new}"
+    return f"{'returns' if name == _ALL else f'{name} is'} {old}{_ARROW}{new}"
 
 
 def _failures(old: Side, new: Side) -> Iterator[Remark]:

@@ -239,6 +239,39 @@ def test_folders_of_the_same_are_no_difference(attnshape: Attnshape, folder: Pat
     assert "- 0 of 1 file differs" in result.out
 
 
+def test_a_broken_file_in_a_folder_is_told_and_the_rest_is_compared(attnshape: Attnshape, folder: Path) -> None:
+    made = multi_head()
+    for side, other in (("before", made), ("after", replace(made, steps=made.steps[:-1], outputs=()))):
+        for name in ("a", "broken", "z"):
+            save(folder / side / f"{name}.json", other)
+    (folder / "after" / "broken.json").write_text((folder / "before" / "broken.json").read_text()[:-20])
+    (folder / "after" / "empty.json").write_text("")
+    (folder / "before" / "empty.json").write_text("")
+    result = attnshape("diff before after")
+    assert result.status == 2
+    assert [line for line in result.out.splitlines() if line.startswith("## ")] == ["## a.json", "## z.json"]
+    assert "- not compared: broken.json: after/broken.json isn't JSON, or not all of it" in result.out
+    assert "- not compared: empty.json: before/empty.json is empty" in result.out
+    told = json.loads(attnshape("diff before after --format json").out)["not_compared"]
+    assert [one["name"] for one in told] == ["broken.json", "empty.json"]
+    assert "not compared: broken.json" in attnshape("diff before after --format table").out
+
+
+def test_what_is_not_ours_in_a_folder_is_ignored(attnshape: Attnshape, folder: Path) -> None:
+    for side in ("before", "after"):
+        save(folder / side / "a.json", multi_head())
+        (folder / side / "package.json").write_text('{"name": "x", "schema": 3}')
+        (folder / side / "list.json").write_text("[1, 2]")
+        (folder / side / "report.json").write_text('{"schema": "attnshape/report/1"}')
+        (folder / side / "notes.txt").write_text("notes\n")
+        (folder / side / f"requirements-{side}.txt").write_text("torch\n")
+        (folder / side / "snap.txt").write_text(write_snapshot(snapshot_of(multi_head())))
+    result = attnshape("diff before after")
+    assert (result.status, result.err) == (0, "")
+    assert "- no difference: a.json, snap.txt\n" in result.out
+    assert "only in" not in result.out
+
+
 # what is refused
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from attnshape.comparing.outline import INPUT, Outline, OutlineStep, Tensor, Turns
+from attnshape.comparing.outline import INPUT, Outline, OutlineStep, Result, Tensor, Turns
 from attnshape.model import Reference
 
 NASTY = (
@@ -99,6 +99,7 @@ def anything(draw: st.DrawFn) -> Outline:
             )
             for index, count in enumerate(counts, 1)
         ),
+        results=tuple(Result(name, draw(anywhere)) for name in draw(st.lists(TEXT, max_size=3, unique=True))),
         failure=draw(st.none() | TEXT),
     )
 

@@ -114,7 +114,9 @@ def test_a_view_of_a_sum_that_was_inserted_is_a_view_of_what_it_adds() -> None:
     total = step(3, "a + b", "add", read(1, 2), "total", "B L D")
     new = code(first, second, total, view_of(step(4, "total.view()", "view", read(3), "q", "B H L"), read(3)[0]))
     difference = compare(old, new)
-    assert [(one.old is None, one.kinds) for one in difference.steps if one.shown] == [(True, ("steps",))]
+    assert [(one.old is None, one.kinds) for one in difference.steps if one.kinds] == [(True, ("steps",))]
+    # it reads more than before, which is shown
+    assert [one.changed for one in difference.steps if one.shown] == [(), ("operands",)]
 
 
 def test_a_view_of_something_else_is_another_storage() -> None:

@@ -65,7 +65,7 @@ def test_a_snapshot_is_a_small_text() -> None:
     assert lines[0] == "attnshape snapshot 1"
     assert lines[2] == "sizes: B=2 H=8 L=10 D=512 Dk=64"
     assert [name.strip() for name in lines[4].split("|")][:4] == ["#", "name", "step", "op"]
-    assert len(lines) == 5 + 1 + 17
+    assert len(lines) == 5 + 1 + 17 + 2
     row = next(line for line in lines if "weights = " in line or "| weights |" in line)
     assert [cell.strip() for cell in row.split("|")][5:] == [
         "float32",
@@ -155,7 +155,7 @@ def test_what_is_no_snapshot_is_refused_by_line(old: str, new: str, line: int, s
 
 def test_what_follows_is_refused() -> None:
     text = write_snapshot(snapshot_of(version("Separate")))
-    for more in ("\nmore\n", "\nfails at: x\nand more\n"):
-        with pytest.raises(AttnshapeError, match="expected nothing more"):
+    for more, said in (("\nmore\n", "found 'more'"), ("\nfails at: x\nand more\n", "expected nothing more")):
+        with pytest.raises(AttnshapeError, match=said):
             read_snapshot(text + more)
     assert read_snapshot(text + "\nfails at: x | y\n".replace(" | ", " @ ")).failure == "x @ y"

@@ -14,7 +14,7 @@ from attnshape.comparing.snapshot import snapshot_of, write_snapshot
 from attnshape.comparing.snapshot_read import read_snapshot
 from attnshape.model import Trace
 from attnshape.schema import to_json
-from tests.render.sample_traces import multi_head
+from tests.render.sample_traces import failed, multi_head
 
 ROOT = Path(__file__).parents[2]
 READS = """
@@ -113,6 +113,21 @@ def test_what_differs_is_shown_as_a_table(run: Run) -> None:
     assert len(said.splitlines()) < 30
     assert run("--shapes-update")[0] == 0
     assert run()[0] == 0
+
+
+def test_code_that_fails_is_never_written_and_never_passes(run: Run) -> None:
+    run.write(ONE, failed())
+    for words in (("--shapes-update",), ()):
+        status, said = run(*words)
+        assert status == 1
+        assert "model.py:attention fails at torch.matmul(query, key) (model.py:" in said
+        assert "hint: mend it first" in said
+        assert "Traceback" not in said
+        assert not run.snapshots.exists()
+    # nor where a file says so already
+    run.snapshots.mkdir(parents=True)
+    (run.snapshots / "test_one.txt").write_text(write_snapshot(snapshot_of(failed())))
+    assert run()[0] == 1
 
 
 def test_an_unchanged_file_is_left_alone(run: Run) -> None:
