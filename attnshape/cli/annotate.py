@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnshape.annotate.asked import EXISTING, STYLE_NAMES, Asked
-from attnshape.annotate.project import Project, current_project
+from attnshape.annotate.project import Project, current_project, in_repository
 from attnshape.cli.jobs import Job, jobs_of
 from attnshape.cli.options import Output
 from attnshape.cli.progress import Progress
@@ -91,7 +91,7 @@ def _hand_over(made: Made, project: Project, write: bool, force: bool, output: P
         write_bytes(colored(diff) if use_color(output) else diff, output)
     for line in summary(made, written=write):
         print(visible(line), file=sys.stderr)  # noqa: T201 - standard output is the diff's
-    if write and files and not project.has_git:
+    if write and any(not in_repository(source.path) for source, _ in files):
         print("note: there is no git here to bring the old file back", file=sys.stderr)  # noqa: T201
 
 
