@@ -47,8 +47,8 @@ class Project:
 
 def in_repository(path: Path) -> bool:
     """Say whether a file lies in a git repository, also in one that git itself refuses to read."""
-    folders = path.resolve().parents
-    return _git(["rev-parse", "--show-toplevel"], path.parent) is not None or any((f / ".git").exists() for f in folders)
+    asked = _git(["rev-parse", "--show-toplevel"], path.parent)
+    return asked is not None or any((folder / ".git").exists() for folder in path.resolve().parents)
 
 
 def current_project() -> Project:

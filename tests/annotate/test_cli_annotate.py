@@ -143,6 +143,21 @@ def test_output_goes_to_a_file(attnshape: Attnshape, model: Path) -> None:
     assert (model.parent / "new.diff").read_text().startswith("--- a/model.py\n")
 
 
+@pytest.mark.parametrize("output", ["model.py", "link.py", "./model.py", "cases.py", "package/attention.py"])
+def test_the_code_is_not_overwritten_with_the_diff(attnshape: Attnshape, model: Path, output: str) -> None:
+    package = model.parent / "holder"
+    package.mkdir()
+    (package / "attention.py").write_text(MODEL)
+    (model.parent / "cases.py").write_text("from model import one\n")
+    (model.parent / "link.py").symlink_to(model)
+    target = "holder.attention:one" if output.startswith("holder") else "cases.py:one"
+    before = (model.parent / output).read_text()
+    done = attnshape("annotate", target, "--output", output)
+    assert (done.status, done.out) == (2, "")
+    assert f"--output {Path(output)} is the code itself" in done.err
+    assert (model.parent / output).read_text() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -160,6 +175,7 @@ def test_output_goes_to_a_file(attnshape: Attnshape, model: Path) -> None:
         ((*SELF, "--case", "model.py:nothing"), "has no nothing"),
         ((*SELF, "--case", "gone.py:one"), "there is no file gone.py"),
         ((*SELF, "--output", "no/where"), "there is no folder no"),
+        ((*SELF, "--output", "new.diff", "--write"), "with --write there is none"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done(attnshape: Attnshape, model: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -192,9 +208,12 @@ def test_hostile_names_are_only_text(attnshape: Attnshape, folder: Path) -> None
 
 
 def test_what_the_code_prints_is_not_in_the_diff(attnshape: Attnshape, model: Path) -> None:
-    model.write_text(MODEL.replace("scores = query", "print('loud')\n    scores = query"))
+    loud = "import os, threading, time; print('loud'); os.write(1, b'loud\\n'); "
+    late = "threading.Thread(target=lambda: (time.sleep(0.2), os.write(1, b'loud\\n'))).start()"
+    model.write_text(MODEL.replace("    scores = query", f"    {loud}{late}\n    scores = query"))
     done = attnshape("annotate", "model.py:one")
-    assert "loud" not in done.out.replace("print('loud')", "")
+    assert done.status == 0, done.err
+    assert not [line for line in done.out.splitlines() if line.strip() == "loud"]
 
 
 PACKAGE_TEST = """

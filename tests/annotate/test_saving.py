@@ -135,9 +135,7 @@ def test_the_repository_of_the_file_is_asked(repository: Path, monkeypatch: pyte
         saving.check_writable([inner / "m.py"], current_project(), force=False)
 
 
-def test_where_git_fails_in_a_repository_the_file_is_refused(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_git_fails_in_a_repository_the_file_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(AttnshapeError, match="git can't say"):
         saving.check_writable([repository / "m.py"], current_project(), force=False)
