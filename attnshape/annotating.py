@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jaxtyping
@@ -39,6 +40,7 @@ from attnshape.tracing.patience import Patience
 from attnshape.variables.forms import FunctionForms
 from attnshape.variables.observe import Observed, observe
 from attnshape.variables.signatures import signatures
+from attnshape.written.verify import verify
 
 _SECONDS = 30.0
 """How long constraints are looked for."""
@@ -77,8 +79,14 @@ def annotate_requests(
     if asked.style == "comment":
         rewritten = STYLES["comment"](source, forms, wanted)
         _means_the_same(source, rewritten)
-        return Annotated(source, asked.style, rewritten)
-    return Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
+        made = Annotated(source, asked.style, rewritten)
+    else:
+        made = Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
+    if asked.existing != "check":
+        return made
+    doing("comparing what is written with what is measured")
+    runs = [run for one in observed for run in (*one.small, one.actual)]
+    return replace(made, findings=verify(runs, [one.function for one in forms]).findings)
 
 
 def _observed_unless_annotated_wrongly(request: Request, settings: Settings, asked: Asked, doing: Doing) -> Observed:

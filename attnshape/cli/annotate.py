@@ -77,7 +77,7 @@ def annotate(
         with Progress() as progress, Prover() as prover:
             made = annotate_requests(requests, settings, how, project, prover, progress)
         _hand_over(made, project, write, force, output)
-    if made.disagreements:
+    if made.findings:
         raise typer.Exit(ExitStatus.FOUND)
 
 

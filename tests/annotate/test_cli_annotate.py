@@ -116,11 +116,36 @@ def test_a_case_of_a_class_takes_the_options_that_are_typed(attnshape: Attnshape
 
 def test_a_signature_that_is_wrong_is_found(attnshape: Attnshape, model: Path) -> None:
     text = MODEL.replace("def split(self, x):", 'def split(self, x: Float[torch.Tensor, "B D L"]):')
+    text = text.replace(
+        "def forward(self, x, mask=None)", 'def forward(self, x: Float[torch.Tensor, "B L"], mask=None)'
+    )
     model.write_text("from jaxtyping import Float\n" + text)
     done = attnshape("annotate", *SELF, "--existing", "check")
     assert done.status == 1
-    assert 'is written Float[torch.Tensor, "B D L"], measured Float[torch.Tensor, "B L D"]' in done.err
-    assert "model.py:14: x of Attention.split" in done.err
+    assert 'model.py:17: Float[…, "B L"] is written of `x`, measured (B, L, D)' in done.err
+    assert "at B=" in done.err
+
+
+@pytest.mark.parametrize("style", ["jaxtyping", "comment"])
+def test_what_a_check_of_comments_finds_is_found(attnshape: Attnshape, folder: Path, style: str) -> None:
+    lines = [
+        "def f(q, k):",
+        "    B, L, D = q.shape",
+        "    a = q @ k.mT  # (B, L, D)",
+        "    b = a.softmax(-1)  # -> (B, L, L)",
+        "    c = b @ k  # (B, L, L) x (B, L, D) -> (B, D, L)",
+        "    return c  # (B, L, D)",
+    ]
+    (folder / "said.py").write_text("\n".join(lines))
+    asked = ("said.py:f", "--input", "q: B L D", "--input", "k: B L D")
+    done = attnshape("annotate", *asked, "--style", style, "--existing", "check")
+    found = [line for line in done.err.splitlines() if line.startswith("said.py:") and "measured" in line]
+    assert [line.split(":")[1] for line in found] == ["3", "5"]
+    assert done.status == 1
+    checked = attnshape("check", *asked, "--written")
+    assert [line for line in (3, 5) if f"said.py:{line}" in checked.out] == [3, 5]
+    kept = attnshape("annotate", *asked, "--style", style)
+    assert (kept.status, "measured" in kept.err) == (0, False)
 
 
 @pytest.mark.parametrize(("existing", "status"), [("check", 1), ("replace", 0)])
@@ -143,7 +168,7 @@ def test_output_goes_to_a_file(attnshape: Attnshape, model: Path) -> None:
     assert (model.parent / "new.diff").read_text().startswith("--- a/model.py\n")
 
 
-@pytest.mark.parametrize("output", ["model.py", "link.py", "./model.py", "cases.py", "package/attention.py"])
+@pytest.mark.parametrize("output", ["model.py", "link.py", "./model.py", "cases.py", "holder/attention.py"])
 def test_the_code_is_not_overwritten_with_the_diff(attnshape: Attnshape, model: Path, output: str) -> None:
     package = model.parent / "holder"
     package.mkdir()
