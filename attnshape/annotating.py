@@ -13,9 +13,10 @@ import torch
 
 from attnshape.annotate.asked import Asked
 from attnshape.annotate.changes import Wanted
+from attnshape.annotate.clashing import without_clashes
 from attnshape.annotate.enforcing import already_unchecked, hook
 from attnshape.annotate.names import names
-from attnshape.annotate.outcome import Annotated
+from attnshape.annotate.outcome import Annotated, LeftOut
 from attnshape.annotate.project import Project
 from attnshape.annotate.source import Source, decoded
 from attnshape.annotate.styles import STYLES, Rewritten
@@ -73,6 +74,9 @@ def annotate_requests(
             "its code was made as it ran, or the file has changed since it was imported",
         )
     sizes = tuple(run.numbers for one in observed for run in (*one.small, one.actual))
+    clashes: list[LeftOut] = []
+    if asked.existing != "replace":
+        forms, clashes = without_clashes(tree, names(tree), forms)
     unchecked = already_unchecked(tree, names(tree))
     by_name = hook(path).is_possible
     wanted = Wanted(asked.existing, asked.matched, sizes=sizes, unchecked=unchecked, hook=by_name)
@@ -82,6 +86,7 @@ def annotate_requests(
         made = Annotated(source, asked.style, rewritten)
     else:
         made = Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
+    made = replace(made, left_out=(*clashes, *made.left_out))
     if asked.existing != "check":
         return made
     doing("comparing what is written with what is measured")
