@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jaxtyping
@@ -12,9 +13,10 @@ import torch
 
 from attnshape.annotate.asked import Asked
 from attnshape.annotate.changes import Wanted
+from attnshape.annotate.clashing import without_clashes
 from attnshape.annotate.enforcing import already_unchecked, hook
 from attnshape.annotate.names import names
-from attnshape.annotate.outcome import Annotated
+from attnshape.annotate.outcome import Annotated, LeftOut
 from attnshape.annotate.project import Project
 from attnshape.annotate.source import Source, decoded
 from attnshape.annotate.styles import STYLES, Rewritten
@@ -39,6 +41,7 @@ from attnshape.tracing.patience import Patience
 from attnshape.variables.forms import FunctionForms
 from attnshape.variables.observe import Observed, observe
 from attnshape.variables.signatures import signatures
+from attnshape.written.verify import verify
 
 _SECONDS = 30.0
 """How long constraints are looked for."""
@@ -71,14 +74,24 @@ def annotate_requests(
             "its code was made as it ran, or the file has changed since it was imported",
         )
     sizes = tuple(run.numbers for one in observed for run in (*one.small, one.actual))
+    clashes: list[LeftOut] = []
+    if asked.existing != "replace":
+        forms, clashes = without_clashes(tree, names(tree), forms)
     unchecked = already_unchecked(tree, names(tree))
     by_name = hook(path).is_possible
     wanted = Wanted(asked.existing, asked.matched, sizes=sizes, unchecked=unchecked, hook=by_name)
     if asked.style == "comment":
         rewritten = STYLES["comment"](source, forms, wanted)
         _means_the_same(source, rewritten)
-        return Annotated(source, asked.style, rewritten)
-    return Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
+        made = Annotated(source, asked.style, rewritten)
+    else:
+        made = Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
+    made = replace(made, left_out=(*clashes, *made.left_out))
+    if asked.existing != "check":
+        return made
+    doing("comparing what is written with what is measured")
+    runs = [run for one in observed for run in (*one.small, one.actual)]
+    return replace(made, findings=verify(runs, [one.function for one in forms]).findings)
 
 
 def _observed_unless_annotated_wrongly(request: Request, settings: Settings, asked: Asked, doing: Doing) -> Observed:

@@ -43,16 +43,6 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Disagreement:
-    """A signature in the source that isn't what was measured."""
-
-    place: Place
-    line: int
-    written: str
-    measured: str
-
-
-@dataclass(frozen=True)
 class Wanted:
     """What is asked for."""
 
@@ -68,7 +58,7 @@ class Wanted:
     hook: bool = True
     """Whether local annotations can be checked by beartype's import hook."""
     sizes: tuple[Mapping[str, int], ...] = ()
-    """Those of the runs, at which signatures in the source are compared with what was measured."""
+    """Those of the runs."""
 
 
 @dataclass
@@ -76,7 +66,6 @@ class Made:
     """What a style has made."""
 
     changes: list[Change] = field(default_factory=list)
-    disagreements: list[Disagreement] = field(default_factory=list)
     unpacked: list[Place] = field(default_factory=list)
     """Tensors that get no annotation, since they are bound together with others."""
     functions: list[Definition] = field(default_factory=list)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from attnshape.annotate.changes import Change, Disagreement, Made, Place, Wanted, matching
-from attnshape.annotate.comparing import axes_disagree, tensors_in
+from attnshape.annotate.changes import Change, Made, Place, Wanted, matching
 from attnshape.annotate.functions import statements, unfit, unpacked_names
 from attnshape.annotate.names import Names
-from attnshape.annotate.shapes import ShapeComment, joined, shape_comment, shape_text
+from attnshape.annotate.shapes import joined, shape_text, shapes_alone, tensors_in
 from attnshape.annotate.source import Edit
 from attnshape.annotate.tree import Definition, Tree, stored_name
-from attnshape.variables.forms import Form, FunctionForms, TensorForm
+from attnshape.variables.forms import Form, FunctionForms
+from attnshape.written.comments import claims
 
 
 @dataclass(frozen=True)
@@ -119,29 +119,26 @@ class _Commenter:
         comment = self._tree.source.end_of_line(behind)
         if comment is None or place in self._wanted.without:
             return
-        ranks = {len(tensor.axes) for said in saids for tensor in tensors_in(said.form)}
-        there = shape_comment(comment.text, self._symbols, ranks) if comment.text else None
         edit = Edit(comment.at, comment.at, f"  # {text}")
-        if there is not None:
-            old = comment.text[there.start :]
-            disagree = self._disagrees(there, saids)
-            if self._wanted.existing == "check" and disagree:
-                line = self._tree.source.line(behind)
-                self._made.disagreements.append(Disagreement(place, line, old, f"# {text}"))
-            if self._wanted.existing != "replace" or old == f"# {text}":
-                return
-            edit = Edit(comment.start + len(comment.text[: there.start].encode()), comment.at, f"# {text}")
+        start = self._shapes_in(comment.text, saids)
+        if start is not None:
+            edit = Edit(comment.start + len(comment.text[:start].encode()), comment.at, f"# {text}")
+        if (start is not None or self._claims(comment.text)) and (
+            self._wanted.existing != "replace" or start is None or comment.text[start:] == f"# {text}"
+        ):
+            return
         self._made.changes.append(Change(place, (edit,)))
 
-    def _disagrees(self, there: ShapeComment, saids: Sequence[_Said]) -> bool:
-        """Say whether no shape of a comment can be that of a variable."""
-        tensors: list[TensorForm] = [tensor for said in saids for tensor in tensors_in(said.form)]
-        if len(there.shapes) == 1:
-            return any(axes_disagree(there.shapes[0], tensor, self._wanted) for tensor in tensors)
-        if len(there.shapes) == len(tensors):
-            pairs = zip(there.shapes, tensors, strict=True)
-            return any(axes_disagree(shape, tensor, self._wanted) for shape, tensor in pairs)
-        return False
+    def _shapes_in(self, comment: str, saids: Sequence[_Said]) -> int | None:
+        """Return where the part of a comment begins that is nothing but shapes, None where there is none."""
+        ranks = {len(tensor.axes) for said in saids for tensor in tensors_in(said.form)}
+        return shapes_alone(comment, self._symbols, ranks) if comment else None
+
+    def _claims(self, comment: str) -> bool:
+        """Say whether a comment says a shape, among other things; `(q, k)` of variables of these names is none."""
+        variables = {*self._known.arguments, *(name for _, _, name in self._known.bindings)}
+        letters = [[letter for group in one.groups for letter in group.letters] for one in claims(comment[1:])]
+        return any(not one or not variables.issuperset(one) for one in letters)
 
     def _place(self, kind: str, name: str, offset: int) -> Place:
         return Place(self._definition.name, self._definition.line, kind, name, offset)  # type: ignore[arg-type]  # one of them

@@ -5,9 +5,11 @@ from __future__ import annotations
 import libcst as cst
 
 from attnshape.annotate.names import Names
-from attnshape.annotate.tree import Definition, small_statements, stored_name
+from attnshape.annotate.tree import Definition, dotted, small_statements, stored_name
 
 _SCRIPTED = ("torch.jit.script", "torch.jit.script_if_tracing", "torch.jit.script_method")
+_WITH_NONE = ("None", "object", "typing.Any", "typing_extensions.Any")
+_AROUND = ("typing.Union", "typing.Annotated", "typing_extensions.Annotated")
 _OVERLOAD = ("typing.overload", "typing_extensions.overload")
 
 
@@ -25,6 +27,36 @@ def unfit(definition: Definition, names: Names) -> str | None:
     if _has_type_comment(definition.node):
         return "its types are in a comment"
     return None
+
+
+def refusing_none(function: cst.FunctionDef, names: Names) -> list[str]:
+    """Return the parameters that are None by default, and whose annotation doesn't say so."""
+    given = function.params
+    return [
+        one.name.value
+        for one in (*given.posonly_params, *given.params, *given.kwonly_params)
+        if one.annotation is not None
+        and isinstance(one.default, cst.Name)
+        and one.default.value == "None"
+        and not _allows_none(one.annotation.annotation, names)
+    ]
+
+
+def _allows_none(node: cst.BaseExpression, names: Names) -> bool:
+    match node:
+        case cst.SimpleString() if isinstance(node.evaluated_value, str):
+            try:
+                return _allows_none(cst.parse_expression(node.evaluated_value), names)
+            except (cst.ParserSyntaxError, ValueError):
+                return False
+        case cst.BinaryOperation(left=left, operator=cst.BitOr(), right=right):
+            return _allows_none(left, names) or _allows_none(right, names)
+        case cst.Subscript(value=value):
+            parts = [one.slice.value for one in node.slice if isinstance(one.slice, cst.Index)]
+            origin = names.origin(dotted(value))
+            in_it = origin in _AROUND and any(_allows_none(part, names) for part in parts)
+            return origin == "typing.Optional" or in_it
+    return names.origin(dotted(node)) in _WITH_NONE
 
 
 def not_its_own(function: cst.FunctionDef) -> frozenset[str]:

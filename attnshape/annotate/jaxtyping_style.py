@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import libcst as cst
 
-from attnshape.annotate.changes import Change, Disagreement, Made, Place, Wanted, matching
-from attnshape.annotate.comparing import disagrees
+from attnshape.annotate.changes import Change, Made, Place, Wanted, matching
 from attnshape.annotate.existing import Written, filled, surely_bound, written
 from attnshape.annotate.functions import annotated, not_its_own, unfit, unpacked_names
 from attnshape.annotate.names import Names
@@ -156,13 +155,7 @@ class _Annotator:
     ) -> frozenset[str]:
         before = surely_bound(given, self._names)
         made = typed(form, self._spelling, bound, self._wanted.matched) if form is not None else None
-        if form is None or made is None or self._wanted.existing == "keep":
-            return before
-        agrees = not disagrees(given.node, self._names, form, self._wanted)
-        if self._wanted.existing == "check":
-            if not agrees:
-                line = self._tree.source.line(self._tree.start(node))
-                self._made.disagreements.append(Disagreement(place, line, self._tree.code(node), made.text))
+        if form is None or made is None or self._wanted.existing != "replace":
             return before
         if made.text == self._tree.code(node):
             return before

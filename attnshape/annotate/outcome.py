@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnshape.annotate.changes import Change, Disagreement, Place
+from attnshape.annotate.changes import Change, Place
 from attnshape.annotate.source import Source
 from attnshape.annotate.styles import Rewritten
+from attnshape.report import Finding
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,13 @@ class Annotated:
     left_out: tuple[LeftOut, ...] = ()
     proved_at: tuple[str, ...] = ()
     """The sizes at which what is written was run, checked, and gave the same bits; none where nothing is written."""
+    findings: tuple[Finding, ...] = ()
+    """What the source says of shapes already, and isn't what was measured."""
 
     @property
     def changes(self) -> Sequence[Change]:
         """What is written, place by place."""
         return self.rewritten.made.changes
-
-    @property
-    def disagreements(self) -> Sequence[Disagreement]:
-        """The signatures in the source that aren't what was measured."""
-        return self.rewritten.made.disagreements
 
     @property
     def unpacked(self) -> Sequence[Place]:

@@ -11,10 +11,9 @@ from attnshape.errors import AttnshapeError
 
 @dataclass(frozen=True)
 class Project:
-    """The current project: its folder, and whether git knows it."""
+    """The current project, by its folder."""
 
     root: Path
-    has_git: bool
 
     def holds(self, path: Path) -> bool:
         """Say whether a file is within the project, wherever a link may lead, and not a library installed in it."""
@@ -31,21 +30,32 @@ class Project:
             )
 
     def uncommitted(self, path: Path) -> str | None:
-        """Return what git says of a file that it hasn't seen as it is; None where it has, or where there is no git."""
-        if not self.has_git:
+        """Return what git says of a file that it hasn't seen as it is; None where it has, or where there is no git.
+
+        The file's own repository is asked, which may lie beneath the project or within another one.
+        """
+        if not in_repository(path):
             return None
         status = ["--literal-pathspecs", "status", "--porcelain", "--ignored", "--", str(path)]
         said = _git(status, path.parent)
-        if said is None or not said.strip():
+        if said is None:
+            return "git can't say whether it has uncommitted changes"
+        if not said.strip():
             return None
         return {"??": "it is untracked", "!!": "git ignores it"}.get(said[:2], "it has uncommitted changes")
+
+
+def in_repository(path: Path) -> bool:
+    """Say whether a file lies in a git repository, also in one that git itself refuses to read."""
+    asked = _git(["rev-parse", "--show-toplevel"], path.parent)
+    return asked is not None or any((folder / ".git").exists() for folder in path.resolve().parents)
 
 
 def current_project() -> Project:
     """Return the project of the current folder: git's, else the folder itself."""
     here = Path.cwd()
     top = _git(["rev-parse", "--show-toplevel"], here)
-    return Project(Path(top.rstrip("\n")).resolve(), True) if top and top.strip() else Project(here.resolve(), False)
+    return Project(Path(top.rstrip("\n")).resolve() if top and top.strip() else here.resolve())
 
 
 def _git(arguments: list[str], folder: Path) -> str | None:

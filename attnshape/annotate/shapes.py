@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 
 from attnshape.annotate.words import UNKNOWN, known
 from attnshape.variables.forms import ANY_NUMBER, Form, ItemsForm, OtherForm, TensorForm
+from attnshape.written.comments import claims
 
 _WORD = r"(?:\.\.\.|[\w+\-*/ ()]+)"
 _SHAPE = rf"(?:\(\s*(?:{_WORD}(?:\s*,\s*{_WORD})*\s*,?)?\s*\)|\[\s*(?:{_WORD}(?:\s*,\s*{_WORD})*)?\s*\])"
 _NAMED = rf"(?:(?:[\w.]+\s*,\s*)*[\w.]+\s*:\s*)?{_SHAPE}(?:\s+or\s+None)?"
 _SHAPES = re.compile(rf"#\s*{_NAMED}(?:\s*,\s*{_NAMED})*(?:\s+each)?\s*")
+_MORE = re.compile(r"(?!\b(?:x|to|is|now|each|both|all|shapes?|or|None)\b)\b\w+")
+"""A word that says something beside the shapes in a comment."""
 _ONE = re.compile(rf"(?P<names>(?:[\w.]+\s*,\s*)*[\w.]+)?\s*:?\s*(?P<shape>{_SHAPE})")
-
-
-@dataclass(frozen=True)
-class ShapeComment:
-    """A comment that is a shape, or the part of one behind its last `#`."""
-
-    start: int
-    """Where it begins in the comment."""
-    shapes: tuple[tuple[str, ...], ...]
-    """The words of each shape in it."""
 
 
 def shape_text(form: Form, matched: bool) -> str | None:
@@ -66,26 +58,41 @@ def joined(named: Sequence[tuple[str, str]]) -> str:
     return ", ".join(f"{', '.join(names)}: {text}" for names, text in groups)
 
 
-def shape_comment(comment: str, symbols: Collection[str], ranks: Collection[int]) -> ShapeComment | None:
-    """Return the shapes that a comment, or its part behind the last `#`, says; None where it says something else.
+def shapes_alone(comment: str, symbols: Collection[str], ranks: Collection[int]) -> int | None:
+    """Return where a comment's part begins, behind its last `#`, that is nothing but shapes; None where it is more.
 
     What could be prose, as `(q, k, v)`, counts only where a word in it is a size symbol, or there are as many words as
     one of the `ranks`.
 
-    >>> shape_comment("# project  # (B, L, D)", {"B"}, ())
-    ShapeComment(start=11, shapes=(('B', 'L', 'D'),))
-    >>> shape_comment("# (see Vaswani et al., 2017)", {"B"}, {4}), shape_comment("# (q, k)", {"B"}, {3})
+    >>> shapes_alone("# project  # (B, L, D)", {"B"}, ()), shapes_alone("# (B, T) x (B, T, C) -> (B, C)", {"B"}, ())
+    (11, 0)
+    >>> shapes_alone("# (see Vaswani et al., 2017)", {"B"}, {4}), shapes_alone("# (q, k)", {"B"}, {3})
     (None, None)
     """
     start = comment.rfind("#")
     text = comment[start:].rstrip()
-    if not _SHAPES.fullmatch(text):
-        return None
-    shapes = tuple(_words(match["shape"]) for match in _ONE.finditer(text))
+    if _SHAPES.fullmatch(text):
+        shapes = [_words(match["shape"]) for match in _ONE.finditer(text)]
+    else:
+        groups = [group for one in claims(text[1:]) for group in one.groups]
+        rest = text
+        for group in groups:
+            rest = rest.replace(group.text, " ", 1)
+        if not groups or _MORE.search(rest):
+            return None
+        shapes = [tuple(token.text for token in group.tokens) for group in groups]
     words = {name for shape in shapes for word in shape for name in re.findall(r"[^\W\d]\w*", word)}
-    if words & set(symbols) or any(len(shape) in ranks for shape in shapes):
-        return ShapeComment(start, shapes)
-    return None
+    return start if words & set(symbols) or any(len(shape) in ranks for shape in shapes) else None
+
+
+def tensors_in(form: Form) -> Iterator[TensorForm]:
+    """Yield the tensors of a form, in order."""
+    match form.of:
+        case TensorForm():
+            yield form.of
+        case ItemsForm(items=items):
+            for item in items:
+                yield from tensors_in(item)
 
 
 def _words(shape: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from attnshape.annotate import comment_style, jaxtyping_style
 from attnshape.annotate.changes import Made, Wanted, edits_of
 from attnshape.annotate.enforcing import Hook, decorated, hook, hooked
+from attnshape.annotate.functions import unfit
 from attnshape.annotate.imports import Needed, import_edits, needed, spelling
 from attnshape.annotate.names import names
 from attnshape.annotate.source import Edit, Source
@@ -39,8 +40,12 @@ def enforced(source: Source, forms: Sequence[FunctionForms], wanted: Wanted) -> 
     tree = parse(source)
     known = names(tree)
     made = jaxtyping_style.annotate(tree, known, spelling(known), forms, wanted)
-    decorating = {one.name for one in made.functions} | wanted.unchecked - wanted.untouched
-    functions = [one for one in tree.definitions if one.name in decorating]
+    only_variables = wanted.unchecked - wanted.untouched
+    functions = [
+        one
+        for one in tree.definitions
+        if one in made.functions or (one.name in only_variables and unfit(one, known) is None)
+    ]
     with_decorators = decorated(tree, known, functions, wanted.unchecked)
     needs = {*_kinds(tree, made), *with_decorators.needed}
     rewritten = _files(tree, made, [*import_edits(tree, known, needs), *with_decorators.edits, *edits_of(made.changes)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnshape.annotate.asked import EXISTING, STYLE_NAMES, Asked
-from attnshape.annotate.project import Project, current_project
+from attnshape.annotate.project import Project, current_project, in_repository
 from attnshape.cli.jobs import Job, jobs_of
 from attnshape.cli.options import Output
 from attnshape.cli.progress import Progress
@@ -25,6 +26,7 @@ from attnshape.render.annotating import summary
 from attnshape.render.text import visible
 from attnshape.settings import Settings
 from attnshape.target.request import Request
+from attnshape.tracing.output import to_standard_error
 
 if TYPE_CHECKING:  # it imports the parser
     from attnshape.annotate.outcome import Annotated as Made
@@ -57,8 +59,9 @@ def annotate(
     output: Output = None,
 ) -> None:
     """What the trace knows, written into the source: annotations or comments, as a diff or with --write."""
-    _check_options(style, include, existing, enforce, write, force)
+    _check_options(style, include, existing, enforce, write, force, output)
     check_writable(output)
+    _check_output(output, [Path(one.rpartition(":")[0]) for one in (target or "", *(case or []))])
     requests, settings = _requests(target, flags, case or [])
     project = current_project()
     # torch is imported only here, once everything that can be wrong without it has been looked at
@@ -69,10 +72,12 @@ def annotate(
     gc.enable()
     require_device(settings.device)
     how = Asked(style, existing, include is not None, enforce)  # type: ignore[arg-type]  # looked at above
-    with Progress() as progress, Prover() as prover:
-        made = annotate_requests(requests, settings, how, project, prover, progress)
-    _hand_over(made, project, write, force, output)
-    if made.disagreements:
+    # until the diff is written, since threads of the code that ran may print meanwhile
+    with to_standard_error():
+        with Progress() as progress, Prover() as prover:
+            made = annotate_requests(requests, settings, how, project, prover, progress)
+        _hand_over(made, project, write, force, output)
+    if made.findings:
         raise typer.Exit(ExitStatus.FOUND)
 
 
@@ -83,6 +88,7 @@ def _hand_over(made: Made, project: Project, write: bool, force: bool, output: P
     from attnshape.annotate.saving import save
 
     files = made.files
+    _check_output(output, [made.source.path, *(source.path for source, _ in files)])
     if write:
         check_files([source.path for source, _ in files], project, force)
         save(files)
@@ -91,11 +97,13 @@ def _hand_over(made: Made, project: Project, write: bool, force: bool, output: P
         write_bytes(colored(diff) if use_color(output) else diff, output)
     for line in summary(made, written=write):
         print(visible(line), file=sys.stderr)  # noqa: T201 - standard output is the diff's
-    if write and files and not project.has_git:
+    if write and any(not in_repository(source.path) for source, _ in files):
         print("note: there is no git here to bring the old file back", file=sys.stderr)  # noqa: T201
 
 
-def _check_options(style: str, include: str | None, existing: str, enforce: bool, write: bool, force: bool) -> None:
+def _check_options(
+    style: str, include: str | None, existing: str, enforce: bool, write: bool, force: bool, output: Path | None
+) -> None:
     if style not in STYLE_NAMES:
         raise AttnshapeError(f"there is no style {style[:40]!r}", nearest(style, list(STYLE_NAMES), "the styles are"))
     if include not in (None, "matched"):
@@ -108,6 +116,20 @@ def _check_options(style: str, include: str | None, existing: str, enforce: bool
         raise AttnshapeError("--enforce is for annotations; comments can't be checked", "leave out --style comment")
     if force and not write:
         raise AttnshapeError("--force says that --write may write, but there is no --write", "add --write")
+    if write and output is not None:
+        raise AttnshapeError(
+            "--output is for the diff, and with --write there is none", "leave one out: --write changes the file itself"
+        )
+
+
+def _check_output(output: Path | None, sources: Sequence[Path]) -> None:
+    """Raise AttnshapeError where the diff would be written over the code."""
+    for source in sources:
+        if output is not None and source.is_file() and output.exists() and output.samefile(source):
+            raise AttnshapeError(
+                f"--output {output} is the code itself, which the diff would overwrite",
+                "name another file for the diff; --write changes the code",
+            )
 
 
 def _requests(target: str | None, flags: Flags, cases: list[str]) -> tuple[list[Request], Settings]:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from attnshape.annotate.asked import Asked
 from attnshape.annotate.changes import Change, Place, Wanted
 from attnshape.annotate.enforcing import hook
+from attnshape.annotate.functions import refusing_none
+from attnshape.annotate.names import names
 from attnshape.annotate.outcome import Annotated, LeftOut
 from attnshape.annotate.source import Edit, Source
 from attnshape.annotate.styles import Rewritten, enforced, jaxtyping
@@ -47,6 +49,8 @@ class Proof:
         """Return what can be written."""
         style = enforced if asked.enforce else jaxtyping
         for attempt in itertools.count():
+            if asked.enforce:
+                self._allow_none()
             rewritten = style(self._source, self._forms, self._wanted)
             if not rewritten.files:
                 return Annotated(self._source, asked.style, rewritten, tuple(self._left_out))
@@ -65,6 +69,18 @@ class Proof:
             for numbers in call.numbers
         ]
         return Annotated(self._source, asked.style, rewritten, tuple(self._left_out), tuple(dict.fromkeys(at)))
+
+    def _allow_none(self) -> None:
+        """Leave unchecked what would refuse a None that is its own default, though no run gave one."""
+        tree = parse(self._source)
+        made = enforced(self._source, self._forms, self._wanted).made
+        rewritten = {(one.place.line, one.place.name) for one in made.changes if one.place.kind == "argument"}
+        for one in made.functions:
+            refusing = [name for name in refusing_none(one.node, names(tree)) if (one.line, name) not in rewritten]
+            if refusing and one.name not in self._wanted.unchecked:
+                self._wanted = replace(self._wanted, unchecked=self._wanted.unchecked | {one.name})
+                why = f"{refusing[0]} is None by default, and its own annotation doesn't say so"
+                self._left_out.append(LeftOut(f"no check of the arguments and the result of {one.name}", why))
 
     def _job(self, checked: Rewritten | None) -> Job:
         files = {str(s.path): s.edited(edits) for s, edits in checked.files} if checked is not None else {}

@@ -28,8 +28,10 @@ def summary(made: Annotated, written: bool) -> Iterator[str]:
         yield f"{name}: nothing to change"
     if made.proved_at:
         yield f"proved: runs, passes its checks and gives the same bits at {'; '.join(made.proved_at)}"
-    for one in made.disagreements:
-        yield f"{name}:{one.line}: {one.place} is written {one.written}, measured {one.measured}"
+    for one in made.findings:
+        line = f":{one.source.line}" if one.source is not None else ""
+        yield f"{name}{line}: {one.message}; {one.evidence}"
+        yield f"  hint: {one.hint}"
     if made.unpacked:
         by_function: dict[str, list[str]] = {}
         for place in made.unpacked:

@@ -40,7 +40,7 @@ def annotated(
     forget(folder)
     settings = combine("x:y", Flags({name: [] for name in _all_flags()}), "")[1]
     how = Asked(style, existing, matched, enforce)  # type: ignore[arg-type]  # one of the three
-    return annotate_requests(requests, settings, how, Project(folder, False), prover)
+    return annotate_requests(requests, settings, how, Project(folder), prover)
 
 
 def _all_flags() -> list[str]:

@@ -116,11 +116,36 @@ def test_a_case_of_a_class_takes_the_options_that_are_typed(attnshape: Attnshape
 
 def test_a_signature_that_is_wrong_is_found(attnshape: Attnshape, model: Path) -> None:
     text = MODEL.replace("def split(self, x):", 'def split(self, x: Float[torch.Tensor, "B D L"]):')
+    text = text.replace(
+        "def forward(self, x, mask=None)", 'def forward(self, x: Float[torch.Tensor, "B L"], mask=None)'
+    )
     model.write_text("from jaxtyping import Float\n" + text)
     done = attnshape("annotate", *SELF, "--existing", "check")
     assert done.status == 1
-    assert 'is written Float[torch.Tensor, "B D L"], measured Float[torch.Tensor, "B L D"]' in done.err
-    assert "model.py:14: x of Attention.split" in done.err
+    assert 'model.py:17: Float[…, "B L"] is written of `x`, measured (B, L, D)' in done.err
+    assert "at B=" in done.err
+
+
+@pytest.mark.parametrize("style", ["jaxtyping", "comment"])
+def test_what_a_check_of_comments_finds_is_found(attnshape: Attnshape, folder: Path, style: str) -> None:
+    lines = [
+        "def f(q, k):",
+        "    B, L, D = q.shape",
+        "    a = q @ k.mT  # (B, L, D)",
+        "    b = a.softmax(-1)  # -> (B, L, L)",
+        "    c = b @ k  # (B, L, L) x (B, L, D) -> (B, D, L)",
+        "    return c  # (B, L, D)",
+    ]
+    (folder / "said.py").write_text("\n".join(lines))
+    asked = ("said.py:f", "--input", "q: B L D", "--input", "k: B L D")
+    done = attnshape("annotate", *asked, "--style", style, "--existing", "check")
+    found = [line for line in done.err.splitlines() if line.startswith("said.py:") and "measured" in line]
+    assert [line.split(":")[1] for line in found] == ["3", "5"]
+    assert done.status == 1
+    checked = attnshape("check", *asked, "--written")
+    assert [line for line in (3, 5) if f"said.py:{line}" in checked.out] == [3, 5]
+    kept = attnshape("annotate", *asked, "--style", style)
+    assert (kept.status, "measured" in kept.err) == (0, False)
 
 
 @pytest.mark.parametrize(("existing", "status"), [("check", 1), ("replace", 0)])
@@ -143,6 +168,21 @@ def test_output_goes_to_a_file(attnshape: Attnshape, model: Path) -> None:
     assert (model.parent / "new.diff").read_text().startswith("--- a/model.py\n")
 
 
+@pytest.mark.parametrize("output", ["model.py", "link.py", "./model.py", "cases.py", "holder/attention.py"])
+def test_the_code_is_not_overwritten_with_the_diff(attnshape: Attnshape, model: Path, output: str) -> None:
+    package = model.parent / "holder"
+    package.mkdir()
+    (package / "attention.py").write_text(MODEL)
+    (model.parent / "cases.py").write_text("from model import one\n")
+    (model.parent / "link.py").symlink_to(model)
+    target = "holder.attention:one" if output.startswith("holder") else "cases.py:one"
+    before = (model.parent / output).read_text()
+    done = attnshape("annotate", target, "--output", output)
+    assert (done.status, done.out) == (2, "")
+    assert f"--output {Path(output)} is the code itself" in done.err
+    assert (model.parent / output).read_text() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -160,6 +200,7 @@ def test_output_goes_to_a_file(attnshape: Attnshape, model: Path) -> None:
         ((*SELF, "--case", "model.py:nothing"), "has no nothing"),
         ((*SELF, "--case", "gone.py:one"), "there is no file gone.py"),
         ((*SELF, "--output", "no/where"), "there is no folder no"),
+        ((*SELF, "--output", "new.diff", "--write"), "with --write there is none"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done(attnshape: Attnshape, model: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -192,9 +233,12 @@ def test_hostile_names_are_only_text(attnshape: Attnshape, folder: Path) -> None
 
 
 def test_what_the_code_prints_is_not_in_the_diff(attnshape: Attnshape, model: Path) -> None:
-    model.write_text(MODEL.replace("scores = query", "print('loud')\n    scores = query"))
+    loud = "import os, threading, time; print('loud'); os.write(1, b'loud\\n'); "
+    late = "threading.Thread(target=lambda: (time.sleep(0.2), os.write(1, b'loud\\n'))).start()"
+    model.write_text(MODEL.replace("    scores = query", f"    {loud}{late}\n    scores = query"))
     done = attnshape("annotate", "model.py:one")
-    assert "loud" not in done.out.replace("print('loud')", "")
+    assert done.status == 0, done.err
+    assert not [line for line in done.out.splitlines() if line.strip() == "loud"]
 
 
 PACKAGE_TEST = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnshape.annotate.changes import Wanted
-from attnshape.annotate.shapes import shape_comment
+from attnshape.annotate.shapes import shapes_alone
 from tests.annotate.knowing import SIZES, known, rewritten, written
 
 
@@ -80,15 +80,37 @@ def test_a_second_run_changes_nothing() -> None:
 
 @pytest.mark.parametrize("existing", ["keep", "replace", "check"])
 def test_a_shape_comment_that_is_there(existing: str) -> None:
-    data = b"def f(x):\n    y = x  # keep this  # (B, D)\n    z = x # (b, T)\n    w = x # (q, k, v)\n"
+    data = b"def f(x):\n    y = x  # keep this  # (B, D)\n    z = x # (b, T)\n    w = x # (z, y, w)\n"
     forms = known(data, "f", stores={"y": "B L", "z": "B L", "w": "B L"})
     made = rewritten(data, forms, style="comment", wanted=Wanted(existing, sizes=SIZES))  # type: ignore[arg-type]
     text = made.files[0][0].edited(made.files[0][1]).decode()
-    assert "w = x # (q, k, v)  # (B, L)" in text
+    assert "w = x # (z, y, w)  # (B, L)" in text
     replaced = existing == "replace"
     assert ("y = x  # keep this  # (B, L)\n" in text) is replaced
     assert ("z = x # (B, L)\n" in text) is replaced
-    assert [one.line for one in made.made.disagreements] == ([2] if existing == "check" else [])
+
+
+@pytest.mark.parametrize(
+    ("comment", "alone"),
+    [
+        ("# (B, nh, T, T) x (B, nh, T, hs) -> (B, nh, T, hs)", True),
+        ("# -> (B, L, L)", True),
+        ("# shape (B,S,D)", True),
+        ("# B x L x Dk", True),
+        ("# [batch, len]", True),
+        ("# each (B, N, Dk)", True),
+        ("# (B, L, S) scores", False),
+        ("# causal; (B, T, T) x (B, T, hs) -> (B, T, hs)", False),
+        ("# [L, D] float32", False),
+    ],
+)
+@pytest.mark.parametrize("existing", ["keep", "replace", "check"])
+def test_a_comment_that_claims_a_shape_is_a_signature(comment: str, alone: bool, existing: str) -> None:
+    data = f"def f(x):\n    y = x  {comment}\n    return y  {comment}\n".encode()
+    forms = known(data, "f", stores={"y": "B L"}, result="B L")
+    text = written(data, forms, style="comment", wanted=Wanted(existing, sizes=SIZES)).decode()  # type: ignore[arg-type]
+    left = "# (B, L)" if alone and existing == "replace" else comment
+    assert text == f"def f(x):\n    y = x  {left}\n    return y  {left}\n"
 
 
 @pytest.mark.parametrize(
@@ -106,4 +128,4 @@ def test_a_shape_comment_that_is_there(existing: str) -> None:
     ],
 )
 def test_prose_is_no_shape(prose: str) -> None:
-    assert shape_comment(prose, {"B", "L", "D"}, {4}) is None
+    assert shapes_alone(prose, {"B", "L", "D"}, {4}) is None

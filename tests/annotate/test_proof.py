@@ -89,7 +89,7 @@ def test_an_annotation_that_cannot_be_computed_is_left_out(
     ("head", "why"),
     [
         ("def f(x, y) -> int:", "return value"),
-        ("def f(x, y, n: str = 'a', *, m: int = None):\n    g(None)\n", ""),
+        ("def f(x, y, n: str = 'a', *, m: int | None = None):\n    g(None)\n", ""),
         ("def f(x: int, y):", "'x'"),
     ],
 )
@@ -216,3 +216,38 @@ def test_bytecode_of_the_file_on_the_disk_is_not_taken_for_it(folder: Path, prov
     answer = prover.ask(Job({str(path): new}, (call,), 0, False, module, alone))
     assert [one.shape for one in answer.results[0]] == [(4, 2)]
     assert [one.shape for one in prover.ask(Job({}, (call,), 0, False)).results[0]] == [(2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "allows"),
+    [
+        ("Tensor", False),
+        ("'Tensor'", False),
+        ("Union[Tensor, int]", False),
+        ("int", False),
+        ("Optional[int]", True),
+        ("'Tensor | None'", True),
+        ("Union[Tensor, None]", True),
+        ("Any", True),
+    ],
+)
+def test_a_default_of_none_is_not_refused(folder: Path, prover: Prover, annotation: str, allows: bool) -> None:
+    head = "from typing import Any, Optional, Union\nfrom torch import Tensor\n\n"
+    text = (
+        f"{head}def f(x, y):\n    return helper(x, y)\n\n\n"
+        f"def helper(x, y, more: {annotation} = None):\n    return x @ y\n"
+    )
+    made = annotated([asked(folder, text)], folder, prover, enforce=True)
+    written = made.files[0][1].decode()
+    assert f"more: {annotation} = None" in written
+    assert f"@jaxtyped(typechecker={'beartype' if allows else 'None'})\ndef helper(" in written
+    assert any("more is None by default" in one.why for one in made.left_out) is not allows
+
+
+@pytest.mark.parametrize("module", ["typing", "typing_extensions"])
+def test_overloads_are_left_as_they_are(folder: Path, prover: Prover, module: str) -> None:
+    overloads = "@overload\ndef f(x, y: int): ...\n@overload\ndef f(x, y: None): ...\n"
+    made = annotated(
+        [asked(folder, f"from {module} import overload\n{overloads}{PLAIN}")], folder, prover, enforce=True
+    )
+    assert f"{overloads}@jaxtyped(typechecker=beartype)\ndef f(x: " in made.files[0][1].decode()

@@ -62,7 +62,6 @@ def test_what_git_has_not_seen_is_refused(repository: Path, change: str) -> None
     if change == "ignored":
         (repository / ".gitignore").write_text("n.py\n")
     project = current_project()
-    assert project.has_git
     with pytest.raises(AttnshapeError, match="isn't written") as raised:
         saving.check_writable([path], project, force=False)
     assert "--force" in str(raised.value.hint)
@@ -110,10 +109,36 @@ def test_without_git_the_current_folder_is_the_project(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.py").write_text("x = 1\n")
     project = current_project()
-    assert (project.root, project.has_git) == (tmp_path.resolve(), False)
+    assert project.root == tmp_path.resolve()
     saving.check_writable([tmp_path / "m.py"], project, force=False)
     with pytest.raises(AttnshapeError, match="outside"):
         saving.check_writable([tmp_path.parent / "m.py"], project, force=True)
+
+
+@pytest.mark.parametrize("here", ["above", "another repository"])
+def test_the_repository_of_the_file_is_asked(repository: Path, monkeypatch: pytest.MonkeyPatch, here: str) -> None:
+    inner = repository / "inner"
+    if here == "above":
+        outer = repository.rename(repository.with_name(f"{repository.name}-outer"))
+        repository.mkdir()
+        outer.rename(inner)
+        monkeypatch.chdir(repository)
+    else:
+        inner.mkdir()
+        git(inner, "init", "-q")
+        (inner / "m.py").write_text("x = 1\n")
+        git(inner, "add", "m.py")
+        git(inner, "commit", "-qm", "one")
+    saving.check_writable([inner / "m.py"], current_project(), force=False)
+    (inner / "m.py").write_text("x = 'lost'\n")
+    with pytest.raises(AttnshapeError, match="uncommitted changes"):
+        saving.check_writable([inner / "m.py"], current_project(), force=False)
+
+
+def test_where_git_fails_in_a_repository_the_file_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(AttnshapeError, match="git can't say"):
+        saving.check_writable([repository / "m.py"], current_project(), force=False)
 
 
 def test_a_file_that_may_not_be_written_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
