@@ -88,7 +88,7 @@ def annotate_requests(
     else:
         made = Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
     passed_over = [*unfit_functions(tree, names(tree), forms)]
-    if asked.style != "comment":
+    if asked.style != "comment" and not made.left_out:  # else the proof says which annotations don't hold
         passed_over += not_understood(tree, names(tree), forms)
     made = replace(made, left_out=(*passed_over, *clashes, *made.left_out))
     if asked.existing != "check":
