@@ -12,11 +12,12 @@ import jaxtyping
 import torch
 
 from attnshape.annotate.asked import Asked
-from attnshape.annotate.changes import Wanted
+from attnshape.annotate.changes import LeftOut, Wanted
 from attnshape.annotate.clashing import without_clashes
 from attnshape.annotate.enforcing import already_unchecked, hook
 from attnshape.annotate.names import names
-from attnshape.annotate.outcome import Annotated, LeftOut
+from attnshape.annotate.outcome import Annotated
+from attnshape.annotate.passed_over import not_understood, unfit_functions
 from attnshape.annotate.project import Project
 from attnshape.annotate.source import Source, decoded
 from attnshape.annotate.styles import STYLES, Rewritten
@@ -86,7 +87,10 @@ def annotate_requests(
         made = Annotated(source, asked.style, rewritten)
     else:
         made = Proof(source, forms, wanted, prover, _calls(requests, observed), settings).proved(asked, doing)
-    made = replace(made, left_out=(*clashes, *made.left_out))
+    passed_over = [*unfit_functions(tree, names(tree), forms)]
+    if asked.style != "comment" and not made.left_out:  # else the proof says which annotations don't hold
+        passed_over += not_understood(tree, names(tree), forms)
+    made = replace(made, left_out=(*passed_over, *clashes, *made.left_out))
     if asked.existing != "check":
         return made
     doing("comparing what is written with what is measured")

@@ -43,6 +43,14 @@ class Change:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """An annotation that isn't written, or a function that isn't checked, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What is asked for."""
 

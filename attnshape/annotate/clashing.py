@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import libcst as cst
 
+from attnshape.annotate.changes import LeftOut
 from attnshape.annotate.existing import dims
 from attnshape.annotate.functions import statements
 from attnshape.annotate.names import Names
-from attnshape.annotate.outcome import LeftOut
 from attnshape.annotate.shapes import tensors_in
 from attnshape.annotate.tree import Definition, Tree
 from attnshape.annotate.words import symbols

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnshape.annotate.changes import Change, Place
+from attnshape.annotate.changes import Change, LeftOut, Place
+from attnshape.annotate.passed_over import numbers
 from attnshape.annotate.source import Source
 from attnshape.annotate.styles import Rewritten
 from attnshape.report import Finding
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """An annotation that isn't written, or a function that isn't checked, and why."""
-
-    what: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -41,6 +34,11 @@ class Annotated:
     def unpacked(self) -> Sequence[Place]:
         """Tensors that get no annotation, since they are bound together with others; comments have room for them."""
         return () if self.style == "comment" else self.rewritten.made.unpacked
+
+    @property
+    def numbers(self) -> Sequence[str]:
+        """What is to be said of the numbers that are written."""
+        return list(numbers(self.changes))
 
     @property
     def files(self) -> list[tuple[Source, bytes]]:

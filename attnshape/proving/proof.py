@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from attnshape.annotate.asked import Asked
-from attnshape.annotate.changes import Change, Place, Wanted
+from attnshape.annotate.changes import Change, LeftOut, Place, Wanted
 from attnshape.annotate.enforcing import hook
 from attnshape.annotate.functions import refusing_none
 from attnshape.annotate.names import names
-from attnshape.annotate.outcome import Annotated, LeftOut
+from attnshape.annotate.outcome import Annotated
 from attnshape.annotate.source import Edit, Source
 from attnshape.annotate.styles import Rewritten, enforced, jaxtyping
 from attnshape.annotate.tree import parse

@@ -28,10 +28,10 @@ def summary(made: Annotated, written: bool) -> Iterator[str]:
         yield f"{name}: nothing to change"
     if made.proved_at:
         yield f"proved: runs, passes its checks and gives the same bits at {'; '.join(made.proved_at)}"
-    for one in made.findings:
-        line = f":{one.source.line}" if one.source is not None else ""
-        yield f"{name}{line}: {one.message}; {one.evidence}"
-        yield f"  hint: {one.hint}"
+    for finding in made.findings:
+        line = f":{finding.source.line}" if finding.source is not None else ""
+        yield f"{name}{line}: {finding.message}; {finding.evidence}"
+        yield f"  hint: {finding.hint}"
     if made.unpacked:
         by_function: dict[str, list[str]] = {}
         for place in made.unpacked:
@@ -42,6 +42,8 @@ def summary(made: Annotated, written: bool) -> Iterator[str]:
         yield f"left out, since unpacking takes no annotation: {listed}"
     for left in made.left_out:
         yield f"left out: {left.what}: {left.why}"
+    for one in made.numbers:
+        yield f"note: {one}"
     hook = made.rewritten.hook
     if hook is not None and hook.package is None and made.files:
         yield f"note: beartype checks local variables only where these lines run before {hook.module} is imported:"

@@ -162,6 +162,32 @@ def test_a_signature_that_is_wrong_and_enforced(attnshape: Attnshape, model: Pat
     assert model.read_text() == (wrong if existing == "check" else right)
 
 
+@pytest.mark.parametrize(
+    ("head", "body", "said"),
+    [
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor\n", "return x", "x in f"),
+        ("import torch\nTensor = torch.Tensor\n", "return x", "x in f"),
+        ("try:\n    from torch import Tensor\nexcept ImportError:\n    raise\n", "return x", "x in f"),
+        ("from torch import Tensor\n", "return [*g(x)][0]\ndef g(x):\n    yield x", "g: it runs piece by piece"),
+    ],
+)
+def test_what_is_passed_over_is_said(attnshape: Attnshape, folder: Path, head: str, body: str, said: str) -> None:
+    text = f"from __future__ import annotations\n{head}\ndef f(x: Tensor):\n    {body}\n"
+    (folder / "passed.py").write_text(text)
+    done = attnshape("annotate", "passed.py:f", "--input", "x: B L")
+    assert done.status == 0, done.err
+    assert f"left out: {said}" in done.err
+
+
+@pytest.mark.parametrize("style", ["jaxtyping", "comment"])
+def test_a_number_that_no_size_varies_is_noted(attnshape: Attnshape, folder: Path, style: str) -> None:
+    text = "def f(x):\n    mem = x.new_ones(x.shape[0], 16)\n    two = x.new_ones(x.shape[0], 2)\n    return x\n"
+    (folder / "numbered.py").write_text(text)
+    done = attnshape("annotate", "numbered.py:f", "--input", "x: B L", "--style", style)
+    notes = [line for line in done.err.splitlines() if line.startswith("note: ")]
+    assert notes == ["note: 16 in mem is a number that no size varies: other arguments may need another one"]
+
+
 def test_output_goes_to_a_file(attnshape: Attnshape, model: Path) -> None:
     done = attnshape("annotate", *SELF, "--output", "new.diff")
     assert done.out == ""
