@@ -19,6 +19,8 @@ REAL = {
     # head_to_batch_dim's docstring tells of four axes, and it returns three
     "diffusers_cases:cross": ["AS001"],
     "diffusers_cases:added_keys": ["AS001"],
+    # with `bias_k` there is one key more than the docstring of the weights says
+    "torch_cases:mha_function": ["AS003"],
     # a comment says that query, key and value all are of length `seq_len`
     "labml_cases:cross": ["AS003", "AS003"],
     "labml_cases:relative": ["AS003", "AS003"],
@@ -35,10 +37,12 @@ SLOW = {
         f"transformers_text_cases:{name}"
         for name in ("longformer", "llama_fused", "mistral", "gemma2", "falcon_grouped")
     ),
-    *("labml_cases:retro", "torch_cases:transformer"),
+    *("labml_cases:retro", "torch_cases:transformer", "vit_pytorch_cases:cvt", "vit_pytorch_cases:levit"),
+    *("transformers_text_cases:longformer_global", "transformers_text_cases:falcon", "x_transformers_cases:grouped"),
 }
 """Those that take seconds each, most of these for what tracing them takes too; checked with ATTNSHAPE_EVERY_SIZE."""
-CASES = [case for case in HAND_WORKED if EVERY or case not in SLOW]
+QUICK = [case for case in HAND_WORKED if case not in SLOW]
+CASES = list(HAND_WORKED) if EVERY else [case for place, case in enumerate(QUICK) if place % 3 or case in REAL]
 
 
 @pytest.mark.parametrize("case", CASES)

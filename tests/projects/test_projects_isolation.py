@@ -118,9 +118,9 @@ def test_modules_of_the_project_itself_are_imported_once(attnshape: Attnshape, f
     write(
         folder,
         {
-            "model.py": f"import shared\n{DOUBLES}",
-            "other.py": f"import shared\n{DOUBLES}",
-            "shared.py": "import builtins\nbuiltins.ran = getattr(builtins, 'ran', 0) + 1\n",
+            "model.py": f"import imported_by_both\n{DOUBLES}",
+            "other.py": f"import imported_by_both\n{DOUBLES}",
+            "imported_by_both.py": "import builtins\nbuiltins.ran = getattr(builtins, 'ran', 0) + 1\n",
         },
     )
     (folder / "pyproject.toml").write_text(entries(a="model.py:f", b="other.py:f", c="model:f"))
