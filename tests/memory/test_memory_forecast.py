@@ -6,6 +6,7 @@ import pytest
 
 from attnshape.catalog.registry import CATALOG
 from tests.memory.measuring import ROOT, asked, highest, measured, written
+from tests.mutants.checked import EVERY
 
 EXAMPLES = {
     name.removeprefix("examples/").removesuffix(".py"): entry["argv"]
@@ -154,6 +155,7 @@ class Heads(torch.nn.Module):
 """
 
 
+@pytest.mark.skipif(not EVERY, reason="it takes many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
 def test_a_loop_over_heads_is_foretold_at_its_own_number_of_turns(tmp_path):
     with written(tmp_path, HEADS) as file:
         subject = asked(

@@ -118,12 +118,15 @@ def test_modules_of_the_project_itself_are_imported_once(attnshape: Attnshape, f
     write(
         folder,
         {
-            "model.py": f"import imported_by_both\n{DOUBLES}",
-            "other.py": f"import imported_by_both\n{DOUBLES}",
+            # no other test has modules of these names
+            "imported_first.py": f"import imported_by_both\n{DOUBLES}",
+            "imported_next.py": f"import imported_by_both\n{DOUBLES}",
             "imported_by_both.py": "import builtins\nbuiltins.ran = getattr(builtins, 'ran', 0) + 1\n",
         },
     )
-    (folder / "pyproject.toml").write_text(entries(a="model.py:f", b="other.py:f", c="model:f"))
+    (folder / "pyproject.toml").write_text(
+        entries(a="imported_first.py:f", b="imported_next.py:f", c="imported_first:f")
+    )
     assert attnshape("trace --all").status == 0
     import builtins
 

@@ -22,6 +22,7 @@ from tests.projects.repository import committed, environment, git
 yaml = pytest.importorskip("yaml")
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
+THOROUGH = pytest.mark.skipif(not EVERY, reason="it takes many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
 FILE = ROOT / "examples" / "github-workflow.yml"
 COMPARES = "diff" in typer.main.get_command(app).commands  # type: ignore[attr-defined]
 NAMES = ["attention,B=1,L=1.json", "attention,B=2,L=10.json"]
@@ -133,6 +134,7 @@ def test_code_without_mistakes_passes(tmp_path: Path) -> None:
     assert "::error" not in said
 
 
+@THOROUGH
 def test_both_branches_are_traced_by_their_own_code(tmp_path: Path) -> None:
     changed = project(WRONG.replace("scores", "logits"), ENTRY + SIZES + DOUBLE)
     job = runner(tmp_path, project(RIGHT), changed)
@@ -192,6 +194,7 @@ def test_the_summary_says_how_the_traces_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not COMPARES, reason="the verb diff isn't there yet")
+@THOROUGH
 def test_traces_that_are_the_same_are_no_failure(tmp_path: Path) -> None:
     statuses, said = runner(tmp_path, project(RIGHT), project(LONGER)).do("Check", "Trace", "Compare")
     assert statuses == [0, 0, 0], said
