@@ -19,7 +19,7 @@ def ways(difference: Difference) -> Ways:
     return [("same", one.old.index if one.old else 0, one.new.index if one.new else 0) for one in difference.steps]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(st.one_of(code(), anything()))
 def test_nothing_differs_from_itself(outline: Outline) -> None:
     difference = compare(outline, outline)
@@ -28,7 +28,7 @@ def test_nothing_differs_from_itself(outline: Outline) -> None:
     assert [(one.old, one.new) for one in difference.steps] == [(one, one) for one in outline.steps]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(code(), code())
 def test_the_other_way_round_what_came_is_what_went(old: Outline, new: Outline) -> None:
     there, back = compare(old, new), compare(new, old)
@@ -37,7 +37,7 @@ def test_the_other_way_round_what_came_is_what_went(old: Outline, new: Outline) 
     assert {(one.old, one.new) for one in there.renamed} == {(one.new, one.old) for one in back.renamed}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(code(), code())
 def test_each_step_is_there_once_and_the_order_is_kept(old: Outline, new: Outline) -> None:
     difference = compare(old, new)

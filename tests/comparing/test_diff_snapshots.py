@@ -26,7 +26,7 @@ def block() -> Trace:
     return attnshape.trace(f"{ROOT}/examples/torch_multihead.py:Block", **BLOCK)  # type: ignore[arg-type]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 @given(anything())
 def test_what_is_written_is_read_back(outline: Outline) -> None:
     text = write_snapshot(outline)

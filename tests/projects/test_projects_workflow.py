@@ -172,6 +172,7 @@ BASES = {
 }
 
 
+@pytest.mark.skipif(not EVERY, reason="it takes many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
 @pytest.mark.parametrize("base", BASES if EVERY else list(BASES)[:1])
 def test_a_base_branch_without_traces_breaks_nothing(base: str, tmp_path: Path) -> None:
     job = runner(tmp_path, BASES[base], project(RIGHT))

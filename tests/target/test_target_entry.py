@@ -150,7 +150,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(
     st.text(max_size=6),
     st.dictionaries(st.sampled_from([*KEYS, "input", "claim", "nosuch", ""]), VALUES, max_size=4),
