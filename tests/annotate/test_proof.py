@@ -17,6 +17,7 @@ from attnshape.target.request import Request
 from attnshape.variables.forms import Form
 from tests.annotate.running import annotated, request
 from tests.cli.running import folder
+from tests.mutants.checked import EVERY
 
 __all__ = ["folder"]
 
@@ -130,6 +131,7 @@ def test_annotations_that_are_strings_are_checked_too(folder: Path, prover: Prov
     assert b"y: 'Float[torch.Tensor, \"L D\"]'" in made.files[0][1]
 
 
+@pytest.mark.skipif(not EVERY, reason="it takes many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
 @pytest.mark.parametrize("name", ["JAXTYPING_DISABLE", "PYTHONOPTIMIZE"])
 def test_checks_are_on_whatever_the_environment_says(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "1")
