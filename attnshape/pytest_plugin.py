@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,8 @@ class Snapshots:
 
 
 _KEY = pytest.StashKey[Snapshots]()
+_DIFFERS = pytest.StashKey[bool]()
+"""Of a test whose trace isn't that of its snapshot."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,6 +80,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[_OUTPUT] = [sorted(snapshots.written), sorted(snapshots.unused)]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """Leave the first line of what differs to the summary, where continuous integration would get the table again."""
+    outcome = yield
+    crash = getattr(outcome.get_result().longrepr, "reprcrash", None)
+    if crash is not None and _DIFFERS in item.stash:
+        crash.message = crash.message.partition("\n")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -127,6 +138,7 @@ def shape_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
             return
         problem = _problem(path, trace, request.config)
         if problem is not None:
+            request.node.stash[_DIFFERS] = True
             pytest.fail(problem, pytrace=False)
 
     return compare

@@ -51,9 +51,9 @@ class Run:
     def save(self, trace: Trace, name: str = "trace") -> None:
         (self.folder / f"{name}.json").write_text(to_json(trace))
 
-    def __call__(self, *words: str) -> tuple[int, str]:
+    def __call__(self, *words: str, **variables: str) -> tuple[int, str]:
         plain = ["-q", "-p", "attnshape.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", str(self.folder)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **variables}
         command = [sys.executable, "-m", "pytest", *plain, *words]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
@@ -114,6 +114,17 @@ def test_what_differs_is_shown_as_a_table(run: Run) -> None:
     assert len(said.splitlines()) < 30
     assert run("--shapes-update")[0] == 0
     assert run()[0] == 0
+
+
+@pytest.mark.parametrize("variables", [{"CI": ""}, {"CI": "true"}], ids=["at-hand", "continuous-integration"])
+def test_the_summary_has_the_first_line_alone(run: Run, variables: dict[str, str]) -> None:
+    run.write(ONE, multi_head())
+    run("--shapes-update")
+    run.save(changed())
+    _, said = run("-rf", **variables)
+    assert said.count("→ 1 2 3 ≁") == 1
+    summary = next(line for line in said.splitlines() if line.startswith("FAILED"))
+    assert summary.startswith("FAILED test_it.py::test_one - Failed: the shapes aren't those of snapshots/")
 
 
 def test_code_that_fails_is_never_written_and_never_passes(run: Run) -> None:
