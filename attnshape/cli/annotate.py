@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnshape.annotate.asked import EXISTING, STYLE_NAMES, Asked
-from attnshape.annotate.project import Project, current_project, in_repository
 from attnshape.cli.jobs import Job, jobs_of
 from attnshape.cli.options import Output
 from attnshape.cli.progress import Progress
@@ -21,15 +19,15 @@ from attnshape.cli.target_options import takes_target
 from attnshape.cli.writing import check_writable, use_color, write_bytes
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.hints import nearest
-from attnshape.proving.prover import Prover
-from attnshape.render.annotating import summary
 from attnshape.render.text import visible
 from attnshape.settings import Settings
 from attnshape.target.request import Request
 from attnshape.tracing.output import to_standard_error
 
-if TYPE_CHECKING:  # it imports the parser
+# what annotates is imported by the functions that use it: the other verbs, which share this start, do without
+if TYPE_CHECKING:
     from attnshape.annotate.outcome import Annotated as Made
+    from attnshape.annotate.project import Project
 
 _OF_ONE_TARGET = ("init", "input", "with")
 
@@ -63,6 +61,10 @@ def annotate(
     check_writable(output)
     _check_output(output, [Path(one.rpartition(":")[0]) for one in (target or "", *(case or []))])
     requests, settings = _requests(target, flags, case or [])
+    from attnshape.annotate.asked import Asked
+    from attnshape.annotate.project import current_project
+    from attnshape.proving.prover import Prover
+
     project = current_project()
     # torch is imported only here, once everything that can be wrong without it has been looked at
     from attnshape.annotating import annotate_requests
@@ -84,8 +86,10 @@ def annotate(
 def _hand_over(made: Made, project: Project, write: bool, force: bool, output: Path | None) -> None:
     """Write the files, or the diff; then say on standard error what was done."""
     from attnshape.annotate.diffing import colored, unified
+    from attnshape.annotate.project import in_repository
     from attnshape.annotate.saving import check_writable as check_files
     from attnshape.annotate.saving import save
+    from attnshape.render.annotating import summary
 
     files = made.files
     _check_output(output, [made.source.path, *(source.path for source, _ in files)])
@@ -104,6 +108,8 @@ def _hand_over(made: Made, project: Project, write: bool, force: bool, output: P
 def _check_options(
     style: str, include: str | None, existing: str, enforce: bool, write: bool, force: bool, output: Path | None
 ) -> None:
+    from attnshape.annotate.asked import EXISTING, STYLE_NAMES
+
     if style not in STYLE_NAMES:
         raise AttnshapeError(f"there is no style {style[:40]!r}", nearest(style, list(STYLE_NAMES), "the styles are"))
     if include not in (None, "matched"):

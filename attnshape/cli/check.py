@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
@@ -13,17 +13,18 @@ from attnshape.cli.jobs import Job, jobs_of
 from attnshape.cli.options import All, Output
 from attnshape.cli.progress import Progress
 from attnshape.cli.request import Flags
-from attnshape.cli.several import Doing, carried_out, write_together
 from attnshape.cli.target_options import takes_target
 from attnshape.cli.writing import check_writable, resolve_format, use_color, width, write
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.render.formats import Screen
 from attnshape.render.report_formats import find
-from attnshape.render.several_formats import REPORTS
 from attnshape.report import Report
 from attnshape.selecting import Selection
 from attnshape.silencing import split
 from attnshape.tracing.output import to_standard_error
+
+if TYPE_CHECKING:
+    from attnshape.cli.several import Doing
 
 
 @takes_target
@@ -82,6 +83,10 @@ def check(
     # until the report is written, since threads of the examined code may print meanwhile
     with to_standard_error():
         if jobs.together:
+            # one report does without
+            from attnshape.cli.several import carried_out, write_together
+            from attnshape.render.several_formats import REPORTS
+
             status = write_together(carried_out(jobs.each, run), REPORTS[name], drawn, output)
         else:
             with Progress() as progress:

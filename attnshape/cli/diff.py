@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated
 
 import typer
 
+from attnshape.cli.jobs import as_typed
 from attnshape.cli.options import Format, Output
 from attnshape.cli.request import Flags
-from attnshape.cli.sides import Target, compared, side
 from attnshape.cli.target_options import takes_flags
 from attnshape.cli.writing import check_writable, resolve_format, use_color, width, write
-from attnshape.comparing.difference import KINDS, Difference, Kind
-from attnshape.comparing.folders import Differences
+from attnshape.comparing.kinds import KINDS, Kind
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.hints import nearest
-from attnshape.render.diff_formats import find
 from attnshape.render.formats import Screen
 from attnshape.tracing.output import to_standard_error
 
@@ -38,10 +34,16 @@ def diff(
     output: Output = None,
 ) -> None:
     """Two traces, saved or made now, step by step: what was added, what went, and what is another shape."""
+    # what compares is imported only here: the other verbs, which share this start, do without
+    from attnshape.cli.sides import Target, compared, side
+    from attnshape.comparing.difference import Difference
+    from attnshape.comparing.folders import Differences
+    from attnshape.render.diff_formats import find
+
     check_writable(output)
     form = find(resolve_format(format_, output))
     counting = _counting(fail_on or [_ANY])
-    command = shlex.join(["attnshape", *sys.argv[1:]])
+    command = as_typed()
     sides = side(old, "OLD", flags, command), side(new, "NEW", flags, command)
     typed = next((flag for flag, values in flags.values.items() if values), None)
     if typed is not None and not any(isinstance(one, Target) for one in sides):

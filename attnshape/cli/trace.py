@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnshape.cli.drawing import Drawing
-from attnshape.cli.folder import file_names, folder_meant, write_files
-from attnshape.cli.jobs import Job, jobs_of
+from attnshape.cli.jobs import Job, Jobs, jobs_of
 from attnshape.cli.options import All, Columns, Depth, Explain, Format, Match, OutputOrFolder
 from attnshape.cli.progress import Progress
 from attnshape.cli.request import Flags
-from attnshape.cli.several import Doing, carried_out, write_together
 from attnshape.cli.target_options import takes_target
 from attnshape.errors import ExitStatus
 from attnshape.model import Trace
-from attnshape.render.several_formats import TRACES
 from attnshape.tracing.output import to_standard_error
+
+if TYPE_CHECKING:
+    from attnshape.cli.several import Doing
 
 
 @takes_target
@@ -42,7 +43,7 @@ def trace(
     jobs = jobs_of("trace", target, Flags({**flags.values, "expect": expect or []}), every)
     # of one trace only what ends as a folder does means one: a folder that is there is taken for a mistake
     several = output is not None and (jobs.together or output.endswith("/"))
-    folder = folder_meant(output, format_) if output is not None and several else None
+    folder = _folder(output, format_) if output is not None and several else None
     file = Path(output) if output is not None and folder is None else None
     drawing = Drawing.prepare(format_, file, columns, match, depth, explain)
     # torch is imported only here, once everything that can be wrong without it has been looked at
@@ -57,10 +58,8 @@ def trace(
     gc.enable()
     # until the table is written, since threads of the traced code may print meanwhile
     with to_standard_error():
-        if folder is not None:
-            status = write_files(carried_out(jobs.each, run), file_names(jobs.each), folder)
-        elif jobs.together:
-            status = write_together(carried_out(jobs.each, run), TRACES[drawing.name], drawing.drawn, file)
+        if folder is not None or jobs.together:
+            status = _together(jobs, run, drawing, folder, file)
         else:
             with Progress() as progress:
                 made = run(jobs.only(), progress)
@@ -68,3 +67,25 @@ def trace(
             status = ExitStatus.FOUND if made.found_something else ExitStatus.FINE
     if status:
         raise typer.Exit(status)
+
+
+# what is for several traces is imported by what makes them: the default trace does without
+
+
+def _folder(output: str, format_: str) -> Path | None:
+    from attnshape.cli.folder import folder_meant
+
+    return folder_meant(output, format_)
+
+
+def _together(
+    jobs: Jobs, run: Callable[[Job, Doing], Trace], drawing: Drawing, folder: Path | None, file: Path | None
+) -> ExitStatus:
+    from attnshape.cli.folder import file_names, write_files
+    from attnshape.cli.several import carried_out, write_together
+    from attnshape.render.several_formats import TRACES
+
+    outcomes = carried_out(jobs.each, run)
+    if folder is not None:
+        return write_files(outcomes, file_names(jobs.each), folder)
+    return write_together(outcomes, TRACES[drawing.name], drawing.drawn, file)

@@ -6,9 +6,7 @@ from itertools import zip_longest
 
 from attnshape.comparing.align import Alignment, Match, align
 from attnshape.comparing.difference import (
-    KINDS,
     Difference,
-    Kind,
     OutputChange,
     Side,
     SizeChange,
@@ -16,6 +14,7 @@ from attnshape.comparing.difference import (
     StepFact,
 )
 from attnshape.comparing.facts import changed, kinds
+from attnshape.comparing.kinds import KINDS, Kind
 from attnshape.comparing.origins import Origins
 from attnshape.comparing.outline import Outline, OutlineStep
 from attnshape.comparing.renames import Renames

@@ -7,13 +7,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from attnshape.comparing.kinds import Kind
 from attnshape.comparing.outline import OutlineStep, Result, Tensor, Totals
 
 SCHEMA: Literal["attnshape/diff/1"] = "attnshape/diff/1"
-
-Kind = Literal["size", "signature", "stride", "storage", "dtype", "steps"]
-"""What a difference can be of; `steps` are those that came, went, moved, or do something else, and what is returned."""
-KINDS: tuple[Kind, ...] = ("size", "signature", "stride", "storage", "dtype", "steps")
 
 Fact = Literal["signature", "shape", "stride", "storage", "dtype", "bytes"]
 """What can differ of a tensor; a shape that only follows from its signature and the sizes is of the kind `size`."""

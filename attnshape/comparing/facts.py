@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attnshape import axis
-from attnshape.comparing.difference import Fact, Kind
+from attnshape.comparing.difference import Fact
+from attnshape.comparing.kinds import Kind
 from attnshape.comparing.origins import Origins
 from attnshape.comparing.outline import UNEXPLAINED, Tensor
 from attnshape.errors import AttnshapeError

@@ -7,7 +7,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from attnshape.comparing.difference import KINDS, Difference, Kind
+from attnshape.comparing.difference import Difference
+from attnshape.comparing.kinds import KINDS, Kind
 
 SCHEMA: Literal["attnshape/diffs/1"] = "attnshape/diffs/1"
 

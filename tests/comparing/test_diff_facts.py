@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 import attnshape
 from attnshape.comparing.compare import compare
-from attnshape.comparing.difference import Fact, Kind
+from attnshape.comparing.difference import Fact
 from attnshape.comparing.facts import kinds, same_strides
+from attnshape.comparing.kinds import Kind
 from attnshape.comparing.outline import Outline, OutlineStep, Tensor, outline
 from attnshape.model import Reference
 from tests.comparing.drawn import step, tensor

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnshape.comparing.difference import KINDS
+from attnshape.comparing.kinds import KINDS
 from attnshape.comparing.snapshot import NAMES
 from tests.docs.pages import DOCS, calls, examples_print_what_the_page_says, part_is
 from tests.readme.test_readme import BLOCK
