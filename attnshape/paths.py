@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from pathlib import Path
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def installed_package(file: str) -> str | None:
+    """Return which installed package a file is of, None where it isn't installed.
+
+    >>> installed_package("/env/lib/python3.11/site-packages/timm/layers/attention.py")
+    'timm'
+    >>> installed_package("/home/me/project/model.py")
+    """
+    parts = Path(file).parts
+    return next((name for folder, name in itertools.pairwise(parts) if folder in _INSTALLED), None)
 
 
 @functools.cache

@@ -12,16 +12,6 @@ Blamed = Literal["local", "argument", "result", "function", "other"]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Where the process runs, as the one that asks."""
-
-    path: tuple[str, ...]
-    """`sys.path`."""
-    preload: tuple[str, ...]
-    """Modules of libraries that the target needs: imported once for all attempts."""
-
-
-@dataclass(frozen=True)
 class Call:
     """A target, and the sizes to run it at."""
 
@@ -43,6 +33,8 @@ class Job:
     """Its file, where it is part of no package."""
     checked: bool = True
     """Whether jaxtyping's decorators check."""
+    libraries: tuple[str, ...] = ()
+    """Modules that the code needs: imported once, for this attempt and those after it."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from attnshape.annotate.asked import Asked
 from attnshape.annotate.changes import Change, LeftOut, Place, Wanted
@@ -19,6 +20,7 @@ from attnshape.errors import AttnshapeError
 from attnshape.inference.small_runs import Doing
 from attnshape.paths import display_path
 from attnshape.proving.job import Answer, Blame, Call, Job
+from attnshape.proving.libraries import libraries
 from attnshape.proving.prover import Prover
 from attnshape.settings import Settings
 from attnshape.variables.forms import FunctionForms
@@ -85,6 +87,7 @@ class Proof:
     def _job(self, checked: Rewritten | None) -> Job:
         files = {str(s.path): s.edited(edits) for s, edits in checked.files} if checked is not None else {}
         where = hook(self._source.path)
+        targets = [Path(call.request.target.rpartition(":")[0]) for call in self._calls]
         hooked = checked is not None and self._wanted.hook
         return Job(
             files,
@@ -93,6 +96,7 @@ class Proof:
             self._settings.train,
             module=where.module if hooked else "",
             alone=str(self._source.path) if hooked and where.package is None else "",
+            libraries=libraries([str(path.resolve()) for path in (self._source.path, *targets)]),
         )
 
     def _leave_out(self, blame: Blame, checked: Rewritten) -> None:

@@ -12,12 +12,11 @@ from pathlib import Path
 from types import TracebackType
 
 from attnshape.errors import AttnshapeError
-from attnshape.proving.job import Answer, Job, Setting
+from attnshape.proving.job import Answer, Job
 
 _START = "from attnshape.proving.server import serve; serve()"
 _CHECKING = {"JAXTYPING_DISABLE": "0", "PYTHONOPTIMIZE": ""}
 """Settings without which jaxtyping or beartype might check nothing."""
-_PACKAGES = ("site-packages", "dist-packages")
 
 
 class Prover:
@@ -66,15 +65,5 @@ class Prover:
                 env={**os.environ, **single, **_CHECKING, "PYTHONPATH": here},
             )
             assert self._process.stdin is not None
-            pickle.dump(Setting(tuple(sys.path), libraries()), self._process.stdin)
+            pickle.dump(tuple(sys.path), self._process.stdin)
         return self._process
-
-
-def libraries() -> tuple[str, ...]:
-    """Return the modules of installed packages that this process has imported."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file is not None and any(part in Path(file).parts for part in _PACKAGES):
-            found.append(name)
-    return tuple(found)

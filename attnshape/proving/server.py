@@ -18,7 +18,7 @@ import torch
 
 from attnshape.ending import reraise_interruption
 from attnshape.proving.blame import blame
-from attnshape.proving.job import Answer, Blame, Call, Job, Result, Setting
+from attnshape.proving.job import Answer, Blame, Call, Job, Result
 from attnshape.proving.overlay import import_hooked, lay
 from attnshape.target.find import find_target
 from attnshape.target.request import Placement
@@ -38,16 +38,15 @@ def serve() -> None:
     os.dup2(nowhere, 1)
     jobs = sys.stdin.buffer
     torch.set_num_threads(1)
-    setting: Setting = pickle.load(jobs)
-    sys.path[:] = setting.path
-    for name in setting.preload:
-        with contextlib.suppress(BaseException):
-            importlib.import_module(name)
+    sys.path[:] = pickle.load(jobs)
     while True:
         try:
             job: Job = pickle.load(jobs)
         except EOFError:
             return
+        for name in job.libraries:
+            with contextlib.suppress(BaseException):
+                importlib.import_module(name)
         pickle.dump(_forked(job), answers)
         answers.flush()
 
