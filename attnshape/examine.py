@@ -32,7 +32,7 @@ from attnshape.target.request import Placement, Request, Target
 from attnshape.tracing.isolation import isolated
 from attnshape.tracing.output import to_standard_error
 from attnshape.tracing.patience import Patience, TooLong
-from attnshape.verifying import WHAT, said, sizes_to_compare, verify_target
+from attnshape.verifying import not_known, said, sizes_to_compare, verify_target
 from attnshape.written.verify import Verified
 
 _OVER = "the time limit was over"
@@ -103,10 +103,10 @@ def _written(
     placement: Placement,
     patience: Patience,
     budget: Budget,
-) -> Verified | Unexamined:
+) -> Verified:
     """Return whether what is written about shapes holds, or why this isn't known."""
     if budget.is_spent:
-        return Unexamined(what=WHAT, why=_OVER)
+        return not_known(_OVER)
     return verify_target(target, sizes_to_compare(variation, sizes), placement, patience)
 
 
@@ -193,9 +193,8 @@ def _report(
     budget: Budget,
     outcomes: list[list[tuple[Outcome, Subject]]],
     found: tuple[Pattern, ...],
-    written: Verified | Unexamined,
+    verified: Verified,
 ) -> Report:
-    verified = written if isinstance(written, Verified) else Verified(0, (), 0)
     first = outcomes[0] if outcomes else []
     mistakes = [(outcome, subject) for outcome, subject in first if isinstance(outcome, Mistake)]
     findings = [finding(mistake, subject) for mistake, subject in _foremost(mistakes)]
@@ -241,7 +240,7 @@ def _report(
                     *(Unexamined(what=one.what, why=one.why) for one, _ in first if isinstance(one, NotExamined)),
                     *unsure,
                     *([] if first else [Unexamined(what="everything", why=_OVER)]),
-                    *([written] if isinstance(written, Unexamined) and first else []),
+                    *(verified.unexamined if first else ()),
                 ]
             )
         ),

@@ -14,6 +14,7 @@ from attnshape.exploring import explore
 from attnshape.inference.small_runs import Doing
 from attnshape.inference.variation import Variation
 from attnshape.memory.standin import worth_foretelling
+from attnshape.paths import installed_package
 from attnshape.pipeline import Printed
 from attnshape.report import Fact, Report, Unexamined
 from attnshape.settings import Settings
@@ -27,9 +28,7 @@ from attnshape.variables.observe import Run, runs_at
 from attnshape.variables.watch import Function
 from attnshape.written.verify import Verified, has_claims, verify
 
-WHAT = "what is written"
 _MOST_RUNS = 4
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 def verify_request(
@@ -52,8 +51,7 @@ def verify_request(
         variation = explore(target, sizes, placement, patience, time_limit, doing)
         doing("comparing what is written with what is measured")
         chosen = sizes_to_compare(variation, sizes)
-        made = verify_target(target, chosen, placement, patience)
-    verified = made if isinstance(made, Verified) else Verified(0, (), 0)
+        verified = verify_target(target, chosen, placement, patience)
     return Report(
         attnshape=__version__,
         torch=str(torch.__version__),
@@ -67,13 +65,18 @@ def verify_request(
         runs=verified.runs,
         findings=verified.findings,
         proved=said(verified),
-        facts=(Fact(text="no shape is written in the functions that ran"),) if _nothing(made) else (),
-        unexamined=(made,) if isinstance(made, Unexamined) else (),
+        facts=(Fact(text="no shape is written in the functions that ran"),) if _nothing(verified) else (),
+        unexamined=verified.unexamined,
     )
 
 
-def _nothing(made: Verified | Unexamined) -> bool:
-    return isinstance(made, Verified) and not made.held and not made.findings
+def _nothing(verified: Verified) -> bool:
+    return not verified.held and not verified.findings and not verified.unexamined
+
+
+def not_known(why: str) -> Verified:
+    """Return that it isn't known whether what is written holds."""
+    return Verified(unexamined=(Unexamined(what="what is written", why=why),))
 
 
 def sizes_to_compare(variation: Variation | None, sizes: Sizes) -> list[Mapping[str, int]]:
@@ -84,16 +87,16 @@ def sizes_to_compare(variation: Variation | None, sizes: Sizes) -> list[Mapping[
 
 def verify_target(
     target: Target, sizes: Sequence[Mapping[str, int]], placement: Placement, patience: Patience
-) -> Verified | Unexamined:
+) -> Verified:
     """Return which claims in the source of the functions that run hold at all these sizes, or why it isn't known."""
     try:
         runs, functions = watched(target, sizes, placement, patience)
         if not runs:
-            return Unexamined(what=WHAT, why="the target failed when watched")
-        return verify(runs, functions) if functions else Verified(0, (), len(runs))
+            return not_known("the target failed when watched")
+        return verify(runs, functions) if functions else Verified(runs=len(runs))
     except BaseException as error:  # noqa: BLE001 - what is written somewhere must not end the check
         reraise_interruption(error)
-        return Unexamined(what=WHAT, why=f"the comparison failed: {type(error).__name__}: {error}")
+        return not_known(f"the comparison failed: {type(error).__name__}: {error}")
 
 
 def watched(
@@ -118,14 +121,5 @@ def said(verified: Verified) -> tuple[str, ...]:
 def _own(runs: Iterable[Run]) -> Iterable[Function]:
     """Return the functions that ran, of the target's project: not those of installed packages that it uses."""
     functions = list(dict.fromkeys(one.function for run in runs for one in run.invocations))
-    home = _package(functions[0].file) if functions else None
-    return (one for one in functions if _package(one.file) in (None, home))
-
-
-def _package(file: str) -> str | None:
-    """Return which installed package a file is of, None where it isn't installed."""
-    for folder in _INSTALLED:
-        _, found, inside = file.partition(f"/{folder}/")
-        if found:
-            return inside.partition("/")[0]
-    return None
+    home = installed_package(functions[0].file) if functions else None
+    return (one for one in functions if installed_package(one.file) in (None, home))

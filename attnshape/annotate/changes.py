@@ -32,6 +32,11 @@ class Place:
         return f"{what} of {self.function}" if self.kind != "local" else f"{what} in {self.function}"
 
 
+def place_in(definition: Definition, kind: Kind, name: str, offset: int) -> Place:
+    """Return a place of a function of the source."""
+    return Place(definition.name, definition.line, kind, name, offset)
+
+
 @dataclass(frozen=True)
 class Change:
     """What is written for one place."""

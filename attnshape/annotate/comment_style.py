@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from attnshape.annotate.changes import Change, Made, Place, Wanted, matching
+from attnshape.annotate.changes import Change, Made, Place, Wanted, matching, place_in
 from attnshape.annotate.functions import statements, unfit, unpacked_names
 from attnshape.annotate.names import Names
 from attnshape.annotate.shapes import joined, shape_text, shapes_alone, tensors_in
@@ -73,7 +73,8 @@ class _Commenter:
             text = shape_text(form, self._wanted.matched) if form is not None else None
             if form is not None and text is not None:
                 offset = self._tree.start(parameter.name)
-                saids.append((parameter, _Said(self._place("argument", parameter.name.value, offset), form, text)))
+                place = place_in(self._definition, "argument", parameter.name.value, offset)
+                saids.append((parameter, _Said(place, form, text)))
         if self._each_on_its_line():
             for parameter, said in saids:
                 self._write(self._behind(parameter), [said], said.text)
@@ -100,14 +101,14 @@ class _Commenter:
             text = shape_text(form, self._wanted.matched) if form is not None else None
             if form is None or text is None:
                 return []
-            return [_Said(self._place("result", "return", self._tree.start(statement)), form, text)]
+            return [_Said(place_in(self._definition, "result", "return", self._tree.start(statement)), form, text)]
         name = stored_name(statement)
         found = []
         for one in [name] if name is not None else unpacked_names(statement):
             form = self._tree.held(self._known, one)
             text = shape_text(form, self._wanted.matched) if form is not None else None
             if form is not None and text is not None:
-                said = _Said(self._place("local", one.value, self._tree.start(one)), form, text)
+                said = _Said(place_in(self._definition, "local", one.value, self._tree.start(one)), form, text)
                 found.append(said)
                 if name is None:
                     self._made.unpacked.append(said.place)
@@ -139,9 +140,6 @@ class _Commenter:
         variables = {*self._known.arguments, *(name for _, _, name in self._known.bindings)}
         letters = [[letter for group in one.groups for letter in group.letters] for one in claims(comment[1:])]
         return any(not one or not variables.issuperset(one) for one in letters)
-
-    def _place(self, kind: str, name: str, offset: int) -> Place:
-        return Place(self._definition.name, self._definition.line, kind, name, offset)  # type: ignore[arg-type]  # one of them
 
 
 def _name(said: _Said) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import libcst as cst
 
-from attnshape.annotate.changes import Change, Made, Place, Wanted, matching
+from attnshape.annotate.changes import Change, Made, Place, Wanted, matching, place_in
 from attnshape.annotate.existing import Written, filled, surely_bound, written
 from attnshape.annotate.functions import annotated, not_its_own, unfit, unpacked_names
 from attnshape.annotate.names import Names
@@ -64,7 +64,7 @@ class _Annotator:
     def _argument(self, parameter: cst.Param, bound: set[str]) -> frozenset[str]:
         """Return the symbols that are sure to be bound behind it."""
         name = parameter.name.value
-        place = self._place("argument", name, self._tree.start(parameter.name))
+        place = place_in(self._definition, "argument", name, self._tree.start(parameter.name))
         form = self._known.arguments.get(name)
         none = isinstance(parameter.default, cst.Name) and parameter.default.value == "None"
         if form is not None and none:
@@ -90,7 +90,7 @@ class _Annotator:
 
     def _result(self, bound: set[str]) -> None:
         function = self._definition.node
-        place = self._place("result", "", self._tree.start(function.name))
+        place = place_in(self._definition, "result", "", self._tree.start(function.name))
         form = self._known.result
         if function.returns is not None:
             self._over(function.returns.annotation, form, place, bound)
@@ -119,12 +119,12 @@ class _Annotator:
                 and name.value != "_"
                 and typed(form, self._spelling, bound, self._wanted.matched) is not None
             ):
-                self._made.unpacked.append(self._place("local", name.value, self._tree.start(name)))
+                self._made.unpacked.append(place_in(self._definition, "local", name.value, self._tree.start(name)))
         name_node = stored_name(statement)
         if name_node is None or name_node.value in self._not_its_own or name_node.value in self._own_types:
             return frozenset()
         form = self._tree.held(self._known, name_node)
-        place = self._place("local", name_node.value, self._tree.start(name_node))
+        place = place_in(self._definition, "local", name_node.value, self._tree.start(name_node))
         if isinstance(statement, cst.AnnAssign):
             return self._over(statement.annotation.annotation, form, place, bound)
         made = typed(form, self._spelling, bound, self._wanted.matched) if form is not None else None
@@ -170,6 +170,3 @@ class _Annotator:
         self._has_shapes = True
         self._made.changes.append(Change(place, tuple(edits), made.kinds))
         return made.binds
-
-    def _place(self, kind: str, name: str, offset: int) -> Place:
-        return Place(self._definition.name, self._definition.line, kind, name, offset)  # type: ignore[arg-type]  # one of them

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from attnshape.annotate.words import words
 from attnshape.variables.forms import Form, ItemsForm, TensorForm
+from attnshape.written.types import kind_of
 
-_KINDS = {"float": "Float", "bfloat": "Float", "complex": "Complex", "int": "Int", "uint": "UInt", "bool": "Bool"}
 KINDS = ("Float", "Int", "UInt", "Bool", "Complex", "Shaped")
 
 
@@ -36,8 +35,7 @@ def kind(dtypes: Collection[str]) -> str:
     >>> kind(["float32", "bfloat16"]), kind(["uint8"]), kind(["int64", "bool"])
     ('Float', 'UInt', 'Shaped')
     """
-    families = {match[0] if (match := re.match("[a-z]+", name)) else "" for name in dtypes}
-    kinds = {_KINDS.get(family, "Shaped") for family in families}
+    kinds = {kind_of(name) for name in dtypes}
     return kinds.pop() if len(kinds) == 1 else "Shaped"
 
 

@@ -16,7 +16,7 @@ from attnshape.attention.following import Moved
 from attnshape.attention.measured import MeasuredCore, measure
 from attnshape.claims import Claims
 from attnshape.model import Source
-from attnshape.paths import display_path
+from attnshape.paths import display_path, installed_package
 from attnshape.replaying.bench import Bench, Change, Run
 from attnshape.replaying.letters import LENGTHS, holds
 from attnshape.replaying.replay import Address, Replace
@@ -206,7 +206,7 @@ def shown(place: Place | None) -> Source | None:
     if place is None:
         return None
     name = display_path(place.file)
-    own = not any(folder in place.file for folder in ("site-packages", "dist-packages", str(_PACKAGE)))
+    own = installed_package(place.file) is None and str(_PACKAGE) not in place.file
     if own and not Path(name).exists():
         name = place.file
     return Source(name, place.line, place.column, place.function)

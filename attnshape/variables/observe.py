@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
@@ -14,6 +14,7 @@ import torch
 
 from attnshape.ending import reraise_interruption
 from attnshape.inference.variation import Variation
+from attnshape.paths import installed_package
 from attnshape.target.request import Placement, Target
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.isolation import one_thread
@@ -21,12 +22,11 @@ from attnshape.tracing.modules import own_file
 from attnshape.tracing.patience import Patience, TooLong
 from attnshape.tracing.raw import RawTrace
 from attnshape.tracing.runner import Runnable, parameters_within, record_anew
-from attnshape.variables.watch import Function, Invocation, Watch
+from attnshape.variables.watch import Invocation, Watch
 
 _STANDARD = sysconfig.get_path("stdlib")
 _RECORDING = str(Path(executing.__file__).parent)
 """What runs there does so for the recorder, in between the target's own lines."""
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,4 @@ def _run(target: Target, numbers: Mapping[str, int], placement: Placement) -> tu
 
 def _is_standard(file: str) -> bool:
     """Say whether a file is of Python's own library."""
-    return file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
-
-
-def calls_by_function(runs: Sequence[Run]) -> Iterator[tuple[Function, list[list[Invocation]]]]:
-    """Yield each function with its calls in each run."""
-    functions = dict.fromkeys(one.function for run in runs for one in run.invocations)
-    for function in functions:
-        yield function, [[one for one in run.invocations if one.function == function] for run in runs]
+    return file.startswith(_STANDARD) and installed_package(file) is None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from attnshape.model import Source
 from attnshape.paths import display_path
-from attnshape.report import Finding
+from attnshape.report import Finding, Unexamined
 from attnshape.variables.observe import Run
 from attnshape.variables.watch import Function
 from attnshape.written import source
@@ -37,9 +37,11 @@ CODES = (RANK, ORDER, SIZE, TYPE)
 class Verified:
     """What came of it: how many claims hold, and those that don't."""
 
-    held: int
-    findings: tuple[Finding, ...]
-    runs: int
+    held: int = 0
+    findings: tuple[Finding, ...] = ()
+    runs: int = 0
+    unexamined: tuple[Unexamined, ...] = ()
+    """Why it isn't known."""
 
 
 def verify(runs: Sequence[Run], functions: Iterable[Function]) -> Verified:

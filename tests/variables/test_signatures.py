@@ -18,7 +18,7 @@ from attnshape.tracing.isolation import isolated
 from attnshape.tracing.patience import Patience
 from attnshape.variables.forms import Form, FunctionForms, ItemsForm, OtherForm, TensorForm
 from attnshape.variables.letters import Letters
-from attnshape.variables.observe import Observed, calls_by_function, observe, runs_at
+from attnshape.variables.observe import Observed, observe, runs_at
 from attnshape.variables.signatures import signatures
 
 CPU = Placement(torch.device("cpu"), torch.float32, 0, train=False)
@@ -208,8 +208,7 @@ def test_runs_that_fail_are_left_out(tmp_path: Path) -> None:
         target = find_target(Request(f"{path}:case"))
         runs = runs_at(target, [{"B": 2, "L": 3}, {"B": 2, "L": 5}, {"B": 3, "L": 7}], CPU, Patience())
     assert [run.numbers for run in runs] == [{"B": 2, "L": 3}, {"B": 3, "L": 7}]
-    ((seen, calls),) = calls_by_function(runs)
-    assert (seen.name, [len(one) for one in calls]) == ("f", [1, 1])
+    assert [[one.function.name for one in run.invocations] for run in runs] == [["f"], ["f"]]
 
 
 def test_what_the_constructor_calls_is_not_looked_at(tmp_path: Path) -> None:
