@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.thorough import EVERY
 
 CASES = Path(__file__).parents[1] / "libraries" / "cases"
 _RELATIVE = re.compile(r"^(\s*from )(\.+)([\w.]*)( import )", re.MULTILINE)
@@ -83,9 +84,9 @@ LONG = {
     "transformers.models.deberta.modeling_deberta",
     "transformers.models.gpt2.modeling_gpt2",
 }
-"""What takes many seconds; annotated where ATTNSHAPE_EVERY_SIZE is set."""
+"""What takes many seconds; annotated where every test runs."""
 
-CHOSEN = [one for one in COPIED if one.module not in LONG or os.environ.get("ATTNSHAPE_EVERY_SIZE")]
+CHOSEN = [one for one in COPIED if one.module not in LONG or EVERY]
 
 
 def source_of(module: str) -> bytes:

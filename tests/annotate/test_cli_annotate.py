@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import Attnshape, attnshape, folder, root
-from tests.mutants.checked import EVERY
+from tests.thorough import THOROUGH
 
 __all__ = ["attnshape", "folder", "root"]
 
@@ -149,7 +149,7 @@ def test_what_a_check_of_comments_finds_is_found(attnshape: Attnshape, folder: P
     assert (kept.status, "measured" in kept.err) == (0, False)
 
 
-@pytest.mark.skipif(not EVERY, reason="it takes many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
+@THOROUGH
 @pytest.mark.parametrize(("existing", "status"), [("check", 1), ("replace", 0)])
 def test_a_signature_that_is_wrong_and_enforced(attnshape: Attnshape, model: Path, existing: str, status: int) -> None:
     attnshape("annotate", "model.py:one", "--enforce", "--write")

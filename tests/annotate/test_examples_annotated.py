@@ -24,12 +24,6 @@ RUN = Path(__file__).parent / "run_examples.py"
 
 
 @pytest.fixture(scope="module")
-def prover() -> Iterator[Prover]:
-    with Prover() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A project with the examples twice: `bed`, which is annotated, and `plain`, which isn't."""
     made = tmp_path_factory.mktemp("examples").resolve()

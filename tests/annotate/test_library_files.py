@@ -27,12 +27,6 @@ pytestmark = pytest.mark.xdist_group("annotated copies")  # the last test runs w
 
 
 @pytest.fixture(scope="module")
-def prover() -> Iterator[Prover]:
-    with Prover() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A project with the copies: `bed`, which is annotated, and `plain`, which isn't."""
     made = tmp_path_factory.mktemp("copies").resolve()

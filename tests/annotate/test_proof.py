@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import py_compile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,9 @@ from attnshape.target.request import Request
 from attnshape.variables.forms import Form
 from tests.annotate.running import annotated, request
 from tests.cli.running import folder
-from tests.mutants.checked import EVERY
+from tests.thorough import THOROUGH
 
 __all__ = ["folder"]
-
-
-@pytest.fixture(scope="module")
-def prover() -> Iterator[Prover]:
-    with Prover() as one:
-        yield one
 
 
 def asked(folder: Path, text: str, name: str = "model") -> Request:
@@ -131,7 +124,7 @@ def test_annotations_that_are_strings_are_checked_too(folder: Path, prover: Prov
     assert b"y: 'Float[torch.Tensor, \"L D\"]'" in made.files[0][1]
 
 
-@pytest.mark.skipif(not EVERY, reason="it takes many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
+@THOROUGH
 @pytest.mark.parametrize("name", ["JAXTYPING_DISABLE", "PYTHONOPTIMIZE"])
 def test_checks_are_on_whatever_the_environment_says(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "1")

@@ -9,7 +9,7 @@ from attnshape.examine import check_request
 from attnshape.settings import Settings
 from attnshape.target.request import Request
 from tests.libraries.tracing_cases import HAND_WORKED, target_of
-from tests.mutants.checked import EVERY
+from tests.thorough import EVERY
 
 REAL = {
     # the first call takes the clusters' means from the whole batch

@@ -6,7 +6,7 @@ import pytest
 
 from attnshape.catalog.registry import CATALOG
 from tests.memory.measuring import ROOT, asked, highest, measured, written
-from tests.mutants.checked import EVERY
+from tests.thorough import THOROUGH
 
 EXAMPLES = {
     name.removeprefix("examples/").removesuffix(".py"): entry["argv"]
@@ -155,7 +155,7 @@ class Heads(torch.nn.Module):
 """
 
 
-@pytest.mark.skipif(not EVERY, reason="it takes many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
+@THOROUGH
 def test_a_loop_over_heads_is_foretold_at_its_own_number_of_turns(tmp_path):
     with written(tmp_path, HEADS) as file:
         subject = asked(

@@ -1,7 +1,6 @@
 """Checks of the test-bed's cases, each at one of its sizes and seeds."""
 
 import contextlib
-import os
 
 from attnshape.claims import Claims
 from attnshape.examine import check_request
@@ -9,14 +8,13 @@ from attnshape.report import Report
 from attnshape.settings import Settings
 from attnshape.target.request import Request
 from tests.mutants.bed import PAIRS, UNUSUAL, Pair, Unusual
+from tests.thorough import EVERY
 
 SEEDS = (0, 1, 2)
-EVERY = bool(os.environ.get("ATTNSHAPE_EVERY_SIZE"))
-"""Whether each case is checked at all its sizes and seeds, which takes nine times as long, instead of one of each."""
 
 
 def runs(entries: tuple[Pair, ...] | tuple[Unusual, ...]) -> list[tuple[Pair | Unusual, int, int]]:
-    """Return each entry with a set of sizes and a seed, each in turn."""
+    """Return each entry with a set of sizes and a seed, each in turn; where every test runs, with all of them."""
     if EVERY:
         return [(one, size, seed) for one in entries for size in range(len(one.sizes)) for seed in SEEDS]
     return [(one, place % len(one.sizes), SEEDS[place // 3 % 3]) for place, one in enumerate(entries)]

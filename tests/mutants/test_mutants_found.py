@@ -5,7 +5,8 @@ import pytest
 from attnshape.rules.pages import codes
 from attnshape.written.verify import CODES as WRITTEN
 from tests.mutants.bed import PAIRS, Pair, Unusual, wrong_line
-from tests.mutants.checked import EVERY, PAIR_RUNS, UNUSUAL_RUNS, check, failed_probes
+from tests.mutants.checked import PAIR_RUNS, UNUSUAL_RUNS, check, failed_probes
+from tests.thorough import EVERY
 
 
 def _label(value: object) -> str:

@@ -14,8 +14,8 @@ from attnshape.comparing.snapshot import snapshot_of, write_snapshot
 from attnshape.comparing.snapshot_read import read_snapshot
 from attnshape.model import Trace
 from attnshape.schema import to_json
-from tests.mutants.checked import EVERY
 from tests.render.sample_traces import failed, multi_head
+from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).parents[2]
 READS = """
@@ -229,7 +229,7 @@ def test_files_are_told_where_no_test_has_snapshots_any_more(run: Run) -> None:
     assert ", and 2 more" in said
 
 
-@pytest.mark.skipif(not EVERY, reason="it takes many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
+@THOROUGH
 def test_nothing_is_told_where_only_what_failed_is_run_again(run: Run) -> None:
     run.write(ONE + "\ndef test_two(shape_snapshot):\n    shape_snapshot(saved())\n", multi_head())
     run("--shapes-update")

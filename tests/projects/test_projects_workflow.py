@@ -15,14 +15,13 @@ import typer.main
 
 from attnshape.cli.app import app
 from tests.cli.running import ROOT
-from tests.mutants.checked import EVERY
 from tests.projects.models import DOUBLE, ENTRY, RIGHT, SIZES, WRONG
 from tests.projects.repository import committed, environment, git
+from tests.thorough import EVERY, THOROUGH
 
 yaml = pytest.importorskip("yaml")
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
-THOROUGH = pytest.mark.skipif(not EVERY, reason="it takes many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
 FILE = ROOT / "examples" / "github-workflow.yml"
 COMPARES = "diff" in typer.main.get_command(app).commands  # type: ignore[attr-defined]
 NAMES = ["attention,B=1,L=1.json", "attention,B=2,L=10.json"]
@@ -172,7 +171,7 @@ BASES = {
 }
 
 
-@pytest.mark.skipif(not EVERY, reason="it takes many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
+@THOROUGH
 @pytest.mark.parametrize("base", BASES if EVERY else list(BASES)[:1])
 def test_a_base_branch_without_traces_breaks_nothing(base: str, tmp_path: Path) -> None:
     job = runner(tmp_path, BASES[base], project(RIGHT))

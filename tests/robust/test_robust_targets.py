@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.mutants.checked import EVERY
 from tests.robust.drawn import assert_refused, attnshape
+from tests.thorough import THOROUGH
 
 CODE = """
 import asyncio, functools, sys, threading, types
@@ -299,7 +299,7 @@ def test_work_in_other_threads_is_not_passed_over_in_silence(code: Path):
     assert any("another thread" in note for note in made["notes"])
 
 
-@pytest.mark.skipif(not EVERY, reason="it waits for many seconds; run with ATTNSHAPE_EVERY_SIZE=1")
+@THOROUGH
 def test_a_run_that_is_endless_at_small_sizes_is_ended(code: Path):
     started = time.monotonic()
     made = traced("slow_at_small_sizes", "--input", "x: B L", "--length", "10")

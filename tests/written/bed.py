@@ -6,7 +6,6 @@ it and by its kind. A fault that isn't found yet has no code, and is followed by
 """
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,9 @@ from attnshape.variables.observe import Run
 from attnshape.variables.watch import Function
 from attnshape.verifying import sizes_to_compare, watched
 from attnshape.written.verify import Verified, verify
+from tests.thorough import EVERY
 
 FOLDER = Path(__file__).resolve().parent
-EVERY = bool(os.environ.get("ATTNSHAPE_EVERY_SIZE"))
 NAMES = sorted(path.stem for path in (FOLDER / "sources").glob("*.py"))
 
 _LINE = re.compile(r"(?P<number>\d+): (?P<text>.*)")

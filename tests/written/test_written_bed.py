@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from attnshape.written.verify import CODES, ORDER, RANK, SIZE, TYPE
-from tests.written.bed import EVERY, FAULTS, FOLDER, NAMES, NOTATIONS, SLOW, TARGETS, Copy, chosen
+from tests.thorough import EVERY
+from tests.written.bed import FAULTS, FOLDER, NAMES, NOTATIONS, SLOW, TARGETS, Copy, chosen
 
 HELD = {
     "alibi": 11,
