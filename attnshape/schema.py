@@ -12,6 +12,9 @@ import msgspec
 from attnshape.errors import AttnshapeError
 from attnshape.model import SCHEMA, Reference, TensorRecord, Trace
 
+_SEVERAL = "attnshape/traces/1"
+"""The schema of the traces of several targets in one file."""
+
 
 def to_json(trace: Trace) -> str:
     """Return the trace as indented JSON, schema `attnshape/trace/1`."""
@@ -24,6 +27,7 @@ def from_json(text: str | bytes, name: str = "the text") -> Trace:
     Raises AttnshapeError where the text isn't JSON, isn't a trace, or is one of another schema.
     """
     again = "save it anew: attnshape trace … --format json --output FILE"
+    apart = "save each in a file of its own: attnshape trace --all --format json --output FOLDER/"
     try:
         trace = msgspec.json.decode(text, type=Trace)
     except msgspec.ValidationError as error:
@@ -31,7 +35,8 @@ def from_json(text: str | bytes, name: str = "the text") -> Trace:
         if found != SCHEMA:
             what = f"says it is {found!r}" if found else "has no schema of ours"
             raise AttnshapeError(
-                f"{name} isn't a trace that this version reads: expected {SCHEMA!r}, it {what}", again
+                f"{name} isn't a trace that this version reads: expected {SCHEMA!r}, it {what}",
+                apart if found == _SEVERAL else again,
             ) from None
         raise AttnshapeError(f"{name} isn't a whole trace: {error}", again) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
