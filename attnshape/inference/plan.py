@@ -43,6 +43,8 @@ class Plan:
     """Whether products and sums of sizes keep their place in the order too, which makes the runs larger."""
     weights: Mapping[str, int] = field(default_factory=dict)
     """The power in which each unknown is part of the largest tensor, as far as that is known."""
+    others: tuple[Mapping[str, int], ...] = ()
+    """The powers in the other tensors, one of which may be the largest where the sizes are in another order."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -131,6 +133,13 @@ class Plan:
         A weight may be as wide as it is long, and is no step's result.
         """
         return max(self._largest_tensor(chosen), max(self.at(chosen).values(), default=0) ** 2)
+
+    def elements_in_any_order(self, chosen: Mapping[str, int]) -> int:
+        """Return the same where the numbers of the unknowns are in another order than their primes."""
+        found = self.elements(chosen)
+        for powers in self.others:
+            found = max(found, math.prod(chosen[name] ** power for name, power in powers.items()))
+        return found
 
     def _largest_tensor(self, chosen: Mapping[str, int]) -> int:
         return math.prod(number ** self.weight(name) for name, number in chosen.items()) if self.weights else 0

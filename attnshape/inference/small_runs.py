@@ -108,6 +108,15 @@ class SmallRuns:
         weights = {name: multiplicity(largest, prime) for name, prime in primes.items()}
         return weights, largest / math.prod(primes[name] ** weight for name, weight in weights.items())
 
+    def _others(self, plan: Plan, primes: Mapping[str, int]) -> tuple[Mapping[str, int], ...]:
+        """Return the power of each unknown in every tensor."""
+        if len(primes) != len(plan.unknowns):
+            return ()
+        run = self.at(plan.at(primes))
+        counts = {math.prod(output.tensor.shape) for step in run.steps for output in step.outputs} - {0}
+        found = ({name: multiplicity(count, prime) for name, prime in primes.items()} for count in counts)
+        return tuple({tuple(powers.items()): powers for powers in found}.values())
+
     def fold_loops(self, runs: Sequence[RawTrace]) -> bool:
         """Say whether the runs are one but for the turns of loops; from now on these are folded."""
         if self._folding is not None:
@@ -130,6 +139,7 @@ class SmallRuns:
     def weighed_again(self, plan: Plan) -> Plan:
         """Return the plan weighed by what its first rounds do; constraints may have let it go further."""
         primes = plan.primes(0)
+        plan = replace(plan, others=self._others(plan, primes))
         weights, rest = self._explained(plan, primes)
         if rest > _UNEXPLAINED and not any(weights[name] for name in weights if is_length(name)):
             # with a token more than a length says, as in W*W+1, any may have made all of what isn't a constant

@@ -26,7 +26,7 @@ def reverse(plan: Plan) -> Iterator[dict[str, int]]:
     few = range(len(names) + 2, 2, -1)
     falling = _FALLING[-len(names) :] if len(names) <= len(_FALLING) else range(8 + len(names), 8, -1)
     choices = [dict(zip(names, numbers, strict=False)) for numbers in (falling, few)]
-    yield from [chosen for chosen in choices if plan.elements(chosen) <= _MOST][:1]
+    yield from [chosen for chosen in choices if plan.elements_in_any_order(chosen) <= _MOST][:1]
 
 
 def large(plan: Plan) -> Iterator[dict[str, int]]:
@@ -45,7 +45,7 @@ def mixed(plan: Plan) -> Iterator[dict[str, int]]:
     for shift in range(_MIXTURES):
         for sizes in (_COMPOSITE, _SMALL_COMPOSITE):
             chosen = {name: sizes[(place + 3 * shift) % len(sizes)] for place, name in enumerate(plan.unknowns)}
-            if plan.elements(chosen) <= _MOST:
+            if plan.elements_in_any_order(chosen) <= _MOST:
                 yield chosen
                 break
     for name in plan.unknowns:
@@ -66,6 +66,6 @@ def _enlarged(plan: Plan, names: Sequence[str]) -> Iterator[dict[str, int]]:
     small = {name: 6 + place for place, name in enumerate(plan.unknowns)}
     for size in _LARGE:
         chosen = small | {name: size + place for place, name in enumerate(names)}
-        if max(plan.at(chosen).values()) <= _WIDEST and plan.elements(chosen) <= _MOST:
+        if max(plan.at(chosen).values()) <= _WIDEST and plan.elements_in_any_order(chosen) <= _MOST:
             yield chosen
             return

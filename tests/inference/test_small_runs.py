@@ -1,6 +1,8 @@
 """Small runs stay small: their sizes are bounded by their largest tensor, and their number by what they cost."""
 
+import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +46,24 @@ def test_witnesses_are_within_bounds_and_there_is_one(letters, choose):
 def test_multiples_of_multiples_find_smaller_witnesses():
     chosen = Plan(plan().sizes, (Multiple("L", 2, "Lp"),), weights={"B": 1, "L": 2})
     assert len(list(witness.mixed(chosen))) >= 4
+
+
+def test_what_is_the_largest_only_at_witnesses_counts():
+    def shapes(numbers: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """An image of many channels, and attention from all its pixels to all."""
+        pixels = numbers["Lq"] * numbers["Lk"]
+        return [(numbers["B"], 8 * numbers["D"], pixels), (numbers["B"], pixels, pixels)]
+
+    def attempt(numbers: Mapping[str, int]) -> RawTrace:
+        outputs = [SimpleNamespace(tensor=SimpleNamespace(shape=shape)) for shape in shapes(numbers)]
+        return RawTrace([], [RawStep("f", None, [], outputs, None)], [])  # type: ignore[arg-type]
+
+    weighed = SmallRuns(attempt).weighed_again(plan(("B", "D", "Lq", "Lk")))
+    found = [
+        weighed.at(chosen) for choose in (witness.reverse, witness.large, witness.mixed) for chosen in choose(weighed)
+    ]
+    assert len(found) >= 6
+    assert max(math.prod(shape) for numbers in found for shape in shapes(numbers)) <= 8 * 10**6
 
 
 def taken(count):
