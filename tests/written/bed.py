@@ -7,7 +7,7 @@ it and by its kind. A fault that isn't found yet has no code, and is followed by
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,6 @@ from attnshape.variables.observe import Run
 from attnshape.variables.watch import Function
 from attnshape.verifying import sizes_to_compare, watched
 from attnshape.written.verify import Verified, verify
-from tests.thorough import EVERY
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = sorted(path.stem for path in (FOLDER / "sources").glob("*.py"))
@@ -112,22 +111,6 @@ def _faults(name: str) -> Iterator[Fault]:
 
 
 FAULTS = [fault for name in NAMES for fault in _faults(name)]
-
-
-SLOW = ("sagan",)
-"""What takes many seconds to run at all the sizes that are looked for."""
-
-
-def chosen(faults: Sequence[Fault]) -> list[Fault]:
-    """Return the faults that are tried: all with ATTNSHAPE_EVERY_SIZE, else one of each line, of two lines in five."""
-    if EVERY:
-        return list(faults)
-    made = []
-    for place, line in enumerate(sorted({(one.file, one.line) for one in faults})):
-        there = [one for one in faults if (one.file, one.line) == line]
-        if place % 5 < 2 and line[0] not in SLOW:
-            made.append(there[place % len(there)])
-    return made
 
 
 class Copy:
