@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
+from attnshape.comparing import numbers
 from attnshape.comparing.align import Alignment, Match, align
 from attnshape.comparing.difference import (
     Difference,
@@ -84,9 +85,12 @@ class _Comparison:
         return StepChange(old=old, new=new, changed=facts, outputs=outputs, kinds=counted)
 
     def _facts(self, old: OutlineStep, new: OutlineStep) -> tuple[StepFact, ...]:
+        texts = self._old.own_text(old), self._new.own_text(new)
         found: dict[StepFact, bool] = {
             "operation": old.operation != new.operation,
-            "expression": not self._renames.same_text(self._old.own_text(old), self._new.own_text(new)),
+            "expression": not self._renames.same_text(texts[0], texts[1]),
+            "numbers": self._renames.same_text(*map(numbers.masked, texts))
+            and numbers.others((old, texts[0]), (new, texts[1])),
             "uses": not self._same_uses(old, new),
             "operands": self._same_uses(old, new) and self._reads_part(old, new),
             "turns": [turn.expression for turn in old.turns] != [turn.expression for turn in new.turns],

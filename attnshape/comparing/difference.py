@@ -14,8 +14,9 @@ SCHEMA: Literal["attnshape/diff/1"] = "attnshape/diff/1"
 
 Fact = Literal["signature", "shape", "stride", "storage", "dtype", "bytes"]
 """What can differ of a tensor; a shape that only follows from its signature and the sizes is of the kind `size`."""
-StepFact = Literal["operation", "expression", "uses", "operands", "turns", "moved", "outputs"]
-"""What can differ of a step: `uses` are other operands, `expression` the same operation written differently.
+StepFact = Literal["operation", "expression", "numbers", "uses", "operands", "turns", "moved", "outputs"]
+"""What can differ of a step: `uses` are other operands, `expression` the same operation written differently,
+`numbers` its call with other ones, such as softmax over another axis.
 
 `operands` are ones that a step came in front of, or went from: that step counts, and this one is shown.
 """

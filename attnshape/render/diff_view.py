@@ -146,7 +146,7 @@ class _Rows:
         self._above = {"old": change.old, "new": change.new}
 
     def _changed(self, change: StepChange, old: OutlineStep, new: OutlineStep) -> Iterator[Row]:
-        rewritten = {"operation", "expression", "uses", "operands", "turns", "outputs"} & set(change.changed)
+        rewritten = {"operation", "expression", "numbers", "uses", "operands", "turns", "outputs"} & set(change.changed)
         kind: Kind = "changed" if change.shown else "same"
         text = label(new, self._depth(new, self._new), self._above["new"])
         before = label(old, self._depth(old, self._old), self._above["old"]) if rewritten else text

@@ -168,6 +168,30 @@ def test_an_argument_that_is_another_is_written_differently_and_counts_for_nothi
     assert "no difference; 1 step only written differently" in str(difference)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "counts"),
+    [
+        ("softmax(x, dim=-1)", "softmax(x, dim=-2)", True),
+        ("softmax(x, dim=-1)", "softmax(x, dim=1)", False),  # the same axis of two
+        ("dropout(x, 0.1)", "dropout(x, 0.2)", True),
+        ("x * 8", "x * 8.0", False),
+        ("x / 8", "x / size", False),
+        ("x[:, -1]", "x[:, -2]", True),
+        ("x.sum(-1)", "x.sum( -1 )", False),
+    ],
+)
+def test_another_number_in_a_call_does_something_else(old: str, new: str, counts: bool) -> None:
+    difference = compare(code(step(1, old, "f", X, "a", "B L")), code(step(1, new, "f", X, "a", "B L")))
+    assert difference.kinds == (("steps",) if counts else ())
+    assert ("numbers" in difference.steps[0].changed) is counts
+
+
+@pytest.mark.parametrize(("old", "new"), [("x.view(-1, 3)", "x.view(2, 3)"), ("x.view(2, -1)", "x.view(-1, 3)")])
+def test_numbers_whose_effect_is_seen_by_the_shape_count_for_nothing(old: str, new: str) -> None:
+    difference = compare(code(step(1, old, "view", X, "a", "B L")), code(step(1, new, "view", X, "a", "B L")))
+    assert difference.kinds == ()
+
+
 def test_own_text_leaves_out_what_is_read() -> None:
     made = code(
         step(1, "w(x)", "linear", X, None, "B"),
