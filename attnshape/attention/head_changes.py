@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from attnshape.attention.core import FusedCore
+from attnshape.attention.numbers import others_at
 from attnshape.attention.operands import Operand, operands, projection
-from attnshape.attention.subject import Subject, others_at
+from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change
 from attnshape.replaying.replay import Address, Replace
 

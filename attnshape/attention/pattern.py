@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from attnshape.attention.following import along
-from attnshape.attention.subject import Subject, other_numbers
+from attnshape.attention.numbers import other_numbers
+from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change
 from attnshape.replaying.letters import in_words
 from attnshape.replaying.replay import Replace

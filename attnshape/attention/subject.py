@@ -14,6 +14,7 @@ from attnshape.attention.core import Core, FusedCore, cores, fused_cores
 from attnshape.attention.flow import Flow
 from attnshape.attention.following import Moved
 from attnshape.attention.measured import MeasuredCore, measure
+from attnshape.attention.numbers import is_pattern, other_numbers, others_at
 from attnshape.claims import Claims
 from attnshape.model import Source
 from attnshape.paths import display_path, installed_package
@@ -161,8 +162,10 @@ class Subject:
                 )
         return None
 
-    def at_index(self, letter: str, index: int) -> dict[str, Replace]:
-        """Return the changes of all inputs that have a symbol's axis, at one index of it."""
+    def at_index(
+        self, letter: str, index: int, others: Callable[[Tensor], Tensor] = other_numbers
+    ) -> dict[str, Replace]:
+        """Return the changes of all inputs that have a symbol's axis, at one index of it, to these other numbers."""
         found: dict[str, Replace] = {}
         for name, value in self.inputs.items():
             axis = self.axis_of(value, letter)
@@ -170,7 +173,7 @@ class Subject:
             # in which order tokens were folded with something else can't be known
             if axis is not None and not (folded and letter != self.batch):
                 fold = value.shape[axis] // self.numbers[letter]
-                found[name] = others_at(axis, index * fold, fold)
+                found[name] = others_at(axis, index * fold, fold, others)
         return found
 
     def axis_of(self, value: Tensor, letter: str) -> int | None:
@@ -210,34 +213,3 @@ def shown(place: Place | None) -> Source | None:
     if own and not Path(name).exists():
         name = place.file
     return Source(name, place.line, place.column, place.function)
-
-
-def is_pattern(value: Tensor) -> bool:
-    """Say whether numbers are a mask's or constant: 0, 1, one large negative number, or all the same."""
-    if value.dtype == torch.bool:
-        return True
-    if not value.is_floating_point():
-        return False
-    return bool(((value == value.min()) | (value == value.max())).all())
-
-
-def other_numbers(value: Tensor) -> Tensor:
-    """Return numbers of the same kind that are others everywhere."""
-    if value.is_floating_point():
-        generator = torch.Generator().manual_seed(7)
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        return (0.5 * value.double() + noise + 0.3).to(value.dtype)
-    if value.dtype == torch.bool:
-        return ~value
-    return (value + 1) % (int(value.max()) + 1) if int(value.max()) > 0 else value + 1
-
-
-def others_at(axis: int, begin: int, count: int = 1) -> Replace:
-    """Return what puts other numbers at some indices of an axis."""
-
-    def change(value: Tensor) -> Tensor:
-        part = value.narrow(axis, begin, count)
-        part.copy_(other_numbers(part))
-        return value
-
-    return change

@@ -10,6 +10,7 @@ from attnshape.attention.core import product
 from attnshape.attention.cuts import cut, cuts_fused
 from attnshape.attention.following import Moved, Parting, along, differs, partings, stays
 from attnshape.attention.kinds import MOVES
+from attnshape.attention.numbers import loud_numbers
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change
@@ -35,7 +36,12 @@ def examine(subject: Subject) -> Iterator[Outcome]:
     if not moved.comparable:
         yield NotExamined(WHAT, "with other numbers in one batch element the code takes other steps")
         return
-    verdicts = [stays(mask, letter, index, subject.numbers)[0] for _, mask in moved.returned() if mask.any()]
+    verdicts = _verdicts(subject, moved, letter, index)
+    if not any(verdict is False for verdict in verdicts):
+        # what takes the largest number of all elements moves others only where that is the element's own
+        loud = subject.moved(Change(inputs=subject.at_index(letter, index, loud_numbers)))
+        if loud.comparable and any(verdict is False for verdict in _verdicts(subject, loud, letter, index)):
+            moved, verdicts = loud, [False]
     if not any(verdict is False for verdict in verdicts):
         if any(verdict is True for verdict in verdicts):
             yield Proved(APART)
@@ -49,6 +55,11 @@ def examine(subject: Subject) -> Iterator[Outcome]:
     if first.event.order in {core.softmax.event.order for core in subject.cores}:
         return  # a softmax over the batch is one over the wrong axis
     yield _mistake(subject, moved, first, letter, index, next(iter(change)))
+
+
+def _verdicts(subject: Subject, moved: Moved, letter: str, index: int) -> list[bool | None]:
+    """Say of each result that moved whether it is the batch element alone."""
+    return [stays(mask, letter, index, subject.numbers)[0] for _, mask in moved.returned() if mask.any()]
 
 
 def _mistake(subject: Subject, moved: Moved, first: Parting, letter: str, index: int, name: str) -> Mistake:

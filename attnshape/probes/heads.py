@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnshape.attention.following import along, differs
+from attnshape.attention.numbers import others_at
 from attnshape.attention.operands import Operand, operands, projection
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
-from attnshape.attention.subject import Subject, others_at
+from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change, Run
 from attnshape.replaying.replay import Address
 

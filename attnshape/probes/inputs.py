@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from attnshape.attention.core import FusedCore
 from attnshape.attention.kinds import JOINS
 from attnshape.attention.measured import HIDES
+from attnshape.attention.numbers import other_numbers
 from attnshape.attention.operands import Operand, Role, operands, projection
 from attnshape.attention.outcome import Measured, Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.softmax import softmaxes
-from attnshape.attention.subject import Subject, other_numbers
+from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change
 from attnshape.replaying.replay import Address
 

@@ -10,10 +10,11 @@ from torch import Tensor
 from attnshape.attention.core import Core
 from attnshape.attention.mask_lines import MaskLines
 from attnshape.attention.measured import HIDES, distinct
+from attnshape.attention.numbers import is_pattern, other_numbers
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.seen import Explained, Hypothesis, Slip
 from attnshape.attention.sights import sights
-from attnshape.attention.subject import Subject, is_pattern, other_numbers
+from attnshape.attention.subject import Subject
 from attnshape.probes.unused import unread
 from attnshape.replaying.bench import Change
 from attnshape.replaying.replay import Address

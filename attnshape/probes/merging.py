@@ -9,9 +9,10 @@ from attnshape.attention.chain import by_moves_only
 from attnshape.attention.core import Core, FusedCore
 from attnshape.attention.following import Parting, along, differs, partings
 from attnshape.attention.kinds import JOINS, MOVES
+from attnshape.attention.numbers import other_numbers, others_at
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.scrambles import scrambles
-from attnshape.attention.subject import Subject, other_numbers, others_at
+from attnshape.attention.subject import Subject
 from attnshape.inference.kinds import PRODUCT
 from attnshape.probes.tokens import mixed
 from attnshape.replaying.bench import Change

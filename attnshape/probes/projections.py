@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from attnshape.attention.numbers import others_at
 from attnshape.attention.operands import by_attention, projection
 from attnshape.attention.outcome import Mistake, Outcome, Proved
-from attnshape.attention.subject import Subject, others_at
+from attnshape.attention.subject import Subject
 from attnshape.inference.kinds import PRODUCT
 from attnshape.replaying.bench import Change
 from attnshape.replaying.replay import Address, Event

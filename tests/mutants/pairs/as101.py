@@ -15,6 +15,7 @@ PAIRS = [
     ("AS101", "head_gate", *SIZES),
     ("AS101", "einsum_batch_letter", *SIZES),
     ("AS101", "centred_keys", *SIZES),
+    ("AS101", "largest_of_all", *SIZES),
 ]
 
 
@@ -230,3 +231,34 @@ def right_centred_keys(B, H, L, Dk):
 
 def reference_centred_keys(module, x):
     return module.o_proj(multihead(module.q_proj(x), module.k_proj(x), module.v_proj(x), module.num_heads))
+
+
+def attend_per_largest(q, k, v):
+    weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+    context = weights @ v
+    return context / weights.sum(-2).amax((-2, -1))[:, None, None, None]
+
+
+def attend_per_largest_of_all(q, k, v):
+    weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+    context = weights @ v
+    largest = weights.sum(-2).max()  # wrong: AS101 largest_of_all
+    return context / largest
+
+
+def _heads(B, H, L, Dk):
+    return tuple(torch.randn(B, H, L, Dk) for _ in range(3))
+
+
+def wrong_largest_of_all(B, H, L, Dk):
+    return attend_per_largest_of_all, _heads(B, H, L, Dk), {}
+
+
+def right_largest_of_all(B, H, L, Dk):
+    return attend_per_largest, _heads(B, H, L, Dk), {}
+
+
+def reference_largest_of_all(module, q, k, v):
+    weights = torch.einsum("bhqd,bhkd->bhqk", q, k).div(math.sqrt(q.shape[-1])).exp()
+    weights = weights / weights.sum(-1, keepdim=True)
+    return torch.stack([one @ values / one.sum(-2).max() for one, values in zip(weights, v, strict=True)])
