@@ -12,6 +12,8 @@ _SMALL_COMPOSITE = (4, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 21)
 _FALLING = (22, 21, 20, 18, 16, 15, 14, 12, 10, 9)
 _LARGE = (131, 71, 41, 23, 17, 13)
 """Primes: what pads to a multiple would take another branch at a multiple."""
+_OF_UNKNOWN = 3
+"""How many of these, the smallest, are tried where it isn't known what they make large."""
 _WIDEST, _MOST = 400, 10**6
 _NO_LENGTHS = ("B", "H", "Hkv", "G", "D", "Dk", "Dv")
 _MIXTURES = 4
@@ -64,7 +66,8 @@ def is_length(name: str) -> bool:
 def _enlarged(plan: Plan, names: Sequence[str]) -> Iterator[dict[str, int]]:
     """Yield numbers where these are large; less so where they are factors of other sizes, to stay cheap to run."""
     small = {name: 6 + place for place, name in enumerate(plan.unknowns)}
-    for size in _LARGE:
+    # where the very first call fails, nothing tells how large tensors would be
+    for size in _LARGE if plan.weights else _LARGE[-_OF_UNKNOWN:]:
         chosen = small | {name: size + place for place, name in enumerate(names)}
         if max(plan.at(chosen).values()) <= _WIDEST and plan.elements_in_any_order(chosen) <= _MOST:
             yield chosen

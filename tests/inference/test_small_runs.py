@@ -43,6 +43,14 @@ def test_witnesses_are_within_bounds_and_there_is_one(letters, choose):
     assert all(chosen.elements(one) <= 10**6 for one in numbers)
 
 
+def test_where_nothing_is_known_of_what_is_made_witnesses_stay_small():
+    """A module as wide as 2*H*Dk that fails at its first call."""
+    chosen = plan(("B", "H", "L", "Dk"))
+    assert max(size for one in witness.large(chosen) for size in one.values()) < 30
+    known = Plan(chosen.sizes, weights={"B": 1, "L": 1, "H": 0, "Dk": 0})
+    assert max(size for one in witness.large(known) for size in one.values()) > 100
+
+
 def test_multiples_of_multiples_find_smaller_witnesses():
     chosen = Plan(plan().sizes, (Multiple("L", 2, "Lp"),), weights={"B": 1, "L": 2})
     assert len(list(witness.mixed(chosen))) >= 4
