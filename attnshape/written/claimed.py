@@ -16,6 +16,8 @@ from attnshape.written.fitting import Demand, demand
 from attnshape.written.measured import Measured, Occurrences
 
 _LEAST_STYLE = 3
+_SHORT = 5
+"""Letters up to which a label is rather another function's variable: `mask`, `value`."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,15 @@ def _commented(
         there = [one for one in (comment.before, comment.statement) if one is not None]
         around = _together(_all(measured, there), measured.arguments())
         yield _written(comment, claim, "what goes in", around, PROSE)
-    elif any(map(_is_attribute, unknown)) or (unknown and comment.where == "above" and not claim.label.firm):
-        return  # of something that isn't a variable: `self.W_O: (H, Dk, D)`
+    elif comment.where == "above" and unknown and all(_is_word(name, node, measured) for name in unknown):
+        yield from (one.loose for one in _above(comment, claim, measured)) if claim.label.firm else ()
+    elif any(map(_is_attribute, unknown)) or (unknown and (comment.where == "above" or not claim.strict)):
+        return  # of something that isn't a variable here: `self.W_O: (H, Dk, D)`, `mask: (B, 1, L, L) broadcasts`
     elif comment.where == "signature":
         if comment.parameter is not None:
             yield _written(comment, claim, f"`{comment.parameter}`", measured.argument(comment.parameter), 1.0)
-    elif comment.where == "above" and (claim.chained or not unknown):
-        yield from _of_chain(comment, claim, measured)
     elif comment.where == "above":
-        yield from (one.loose for one in _above(comment, claim, measured))
+        yield from _of_chain(comment, claim, measured)
     elif comment.statement is not None:
         yield from _of_line(comment, replace(claim, strict=claim.strict and not unknown), comment.statement, measured)
 
@@ -79,10 +81,20 @@ def _is_attribute(name: str) -> bool:
     return "." in name or (len(name) > 1 and not name[1:].islower())
 
 
+def _is_word(name: str, node: source.FunctionNode, measured: Measured) -> bool:
+    """Say whether a label is a word for what stands there, `normalizer:`, and not part of a variable's name."""
+    known = _variables(node, measured)
+    return len(name) > _SHORT and name.isalpha() and name.islower() and not any(name in one.lower() for one in known)
+
+
 def _known(claim: Claim, node: source.FunctionNode, measured: Measured) -> list[str]:
     """Return which of a claim's names are variables of the function."""
-    known = {*source.parameters(node), *(one.name for call in measured.calls for one in call.invocation.bindings)}
+    known = _variables(node, measured)
     return [name for name in claim.label.names if name in known]
+
+
+def _variables(node: source.FunctionNode, measured: Measured) -> set[str]:
+    return {*source.parameters(node), *(one.name for call in measured.calls for one in call.invocation.bindings)}
 
 
 def _of_line(comment: source.Comment, claim: Claim, statement: ast.stmt, measured: Measured) -> Iterator[Written]:
@@ -174,10 +186,11 @@ def _of_variable(comment: source.Comment, name: str, measured: Measured) -> Occu
 
 def _above(comment: source.Comment, claim: Claim, measured: Measured) -> Iterator[_Found]:
     """Yield a comment on a line of its own: it speaks of what the next line makes, of what goes in, or of the last."""
-    there = [one for one in (comment.statement, comment.before) if one is not None]
+    following = next((one for one in comment.block if _has_axes(measured.touched(one))), comment.statement)
+    there = [one for one in (following, comment.before) if one is not None]
     if not there:
         return
-    only = comment.statement or comment.before
+    only = following or comment.before
     exact = measured.made(only) if only is not None else []
     if comment.before is not None and comment.statement is None:  # beneath its line, and a gap behind it
         if any(exact) and claim.strict:
@@ -186,7 +199,12 @@ def _above(comment: source.Comment, claim: Claim, measured: Measured) -> Iterato
         return
     loose = _written(comment, claim, "anything on the lines around", _all(measured, there), PROSE)
     sure = any(exact) and claim.strict
-    yield _Found(_written(comment, claim, _made_by(comment.statement), exact, LOOSE) if sure else None, loose)
+    yield _Found(_written(comment, claim, _made_by(following), exact, LOOSE) if sure else None, loose)
+
+
+def _has_axes(occurrences: Occurrences) -> bool:
+    """Say whether there is more than numbers and vectors."""
+    return any(len(shape) > 1 for call in occurrences for options in call for shape in options)
 
 
 def _in_one_style(above: list[_Found]) -> Iterator[Written]:

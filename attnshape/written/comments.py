@@ -34,6 +34,14 @@ _GENERAL = re.compile(
 )
 
 
+_PART = re.compile(r"\w\[[^\[\]]*\]\s*(?:[:=]|is|has shape|of shape)?\s*$")
+"""Before a shape: it is said of a part of a variable, `w[b, h]: (L, L)`."""
+_ELSEWHERE = re.compile(
+    r"\b(?:instead of|rather than|unlike|like|to be|will be|needs?|expects?|requires?|per|without|so that|such that"
+    r"|strides?|ready for|each of|below|later|next|then|if|formerly|originally)\b|\b(?:not|for)\s*[(\[]",
+    re.I,
+)
+"""In prose, says that a shape is of something else than what is there."""
 _AFTER = re.compile(r"^\s*(?:each|both|all|now|again|as well|here)\b", re.I)
 
 
@@ -132,6 +140,8 @@ def _around(text: str, found: Sequence[Group]) -> list[Claim]:
     """Return the claims of bracketed shapes, by what stands before, between and behind them."""
     between = [text[one.end : other.start] for one, other in itertools.pairwise(found)]
     before, behind = text[: found[0].start], text[found[-1].end :]
+    if _PART.search(before):
+        return []
     label = _LABEL.match(before) if before.strip() else None
     said = _label(label)
     announced = before.rstrip().endswith((":", "->", "→"))
@@ -153,11 +163,26 @@ def _around(text: str, found: Sequence[Group]) -> list[Claim]:
         clean = clean and (beside is not None or again is not None) and not (rest.strip() and again is None)
         run, joints = [group], []
     listed.append((run, joints, said))
+    listed = _paired(listed)
     arrows = any(_is_arrow(joint) for _, joints, _ in listed for joint in joints)
+    if _ELSEWHERE.search(text):
+        return []
+    named = any(not is_general(name) for _, _, said in listed for name in said.names)
     for place, (shapes, joints, said) in enumerate(listed):
-        several = len(listed) if len(listed) > 1 and not said.names and not arrows else 1
+        several = len(listed) if len(listed) > 1 and not named and not arrows else 1
         made += _joined(shapes, joints, said, clean or arrows, place if several > 1 else None, several)
     return made
+
+
+def _paired(
+    listed: Sequence[tuple[list[Group], list[str], Label]],
+) -> list[tuple[list[Group], list[str], Label]]:
+    """Return listed shapes each with its own name, where as many names stand before them all: `q, k: (…), (…)`."""
+    names, firm = listed[0][2].names, listed[0][2].firm
+    alone = all(len(shapes) == 1 for shapes, _, _ in listed) and not any(said.names for _, _, said in listed[1:])
+    if len(listed) == 1 or len(names) != len(listed) or not alone:
+        return list(listed)
+    return [(shapes, joints, Label((name,), firm)) for (shapes, joints, _), name in zip(listed, names, strict=True)]
 
 
 def _joined(

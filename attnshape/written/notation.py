@@ -25,6 +25,8 @@ PRIME = "ʹ"
 """Stands for the apostrophe of `H'` in formulas, since Python's names can have none."""
 _ANY_AXES = ("...", "…", "*", "..")
 _ANY_SIZE = ("?", "_", "-1", ":")
+_EITHER = re.compile(r"[QKVST]/[QKVST]")
+"""The length of one or of the other: of queries and keys, of source and target."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def token(text: str) -> Token | None:
     plain = plain[1:-1].strip() if re.fullmatch(rf"\(\s*{_NAME}\s*\)", plain) else plain
     if plain in _ANY_AXES or re.fullmatch(r"\*\w+", plain):
         return Token(plain, "variadic")
-    if plain in _ANY_SIZE:
+    if plain in _ANY_SIZE or _EITHER.fullmatch(plain):
         return Token(plain, "any")
     if plain.isdecimal() and len(plain) < _MOST_DIGITS:
         return Token(str(int(plain)), "number") if int(plain) else None  # an interval: [0, T)
@@ -91,7 +93,7 @@ def _spaced(plain: str) -> Token | None:
 
 
 def _expression(plain: str) -> Token | None:
-    written = plain.replace("×", "*").replace("·", "*").replace("^", "**")
+    written = plain.replace("self.", "").replace("×", "*").replace("·", "*").replace("^", "**")
     grouped = re.fullmatch(rf"\(\s*({_NAME}(?:\s+{_NAME})+)\s*\)", written)
     if grouped:
         written = "*".join(grouped[1].split())
@@ -205,7 +207,7 @@ def bare(text: str) -> Group | None:
         found = _tokens(parts) if known else None
         if found is not None and not all(_plausible(one) for one in found):
             found = None
-    elif plain and not re.search(r"[=:]", plain):
+    elif plain and not re.search(r"[=:]|[\w)]\s+\*\s+[\w(]", plain):  # one product isn't a shape: C = nh * hs
         found = _einops(plain)
         if found is not None and not all(_plausible(one) for one in found):
             found = None

@@ -14,7 +14,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 MEANINGS: dict[Meaning, tuple[str, ...]] = {
     "batch": _words("B b bs bsz bz batch batch_size n_batch nbatch num_batch batches"),
-    "heads": _words("nh n_h n_head n_heads nhead nheads num_heads num_head heads head H h"),
+    "heads": _words("nh nH n_h n_head n_heads nhead nheads num_heads num_head heads head H h"),
     "length": _words(
         """T t L seq seqlen seq_len seq_length sequence sequence_length len length tokens n_tokens num_tokens time
         timesteps n_ctx ctx q_len query_len n_q T_q Tq L_q Lq tgt_len target_len queries n_queries num_queries k_len

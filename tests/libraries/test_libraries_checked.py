@@ -28,6 +28,7 @@ REAL = {
     "transformers_text_cases:falcon": ["AS003", "AS003"],
     "transformers_text_cases:falcon_grouped": ["AS003", "AS003"],
     # the last axis is called `window_overlap*window_overlap+window_overlap`, and has three windows' keys
+    "transformers_text_cases:longformer": ["AS003", "AS003"],
     "transformers_text_cases:longformer_global": ["AS003", "AS003"],
 }
 SLOW = {

@@ -77,6 +77,11 @@ def test_several_results() -> None:
     assert [(one.groups[0].text, one.place, one.of) for one in made] == [("(B, T)", 0, 2), ("(B, S)", 1, 2)]
 
 
+def test_as_many_names_as_shapes() -> None:
+    made = claims("q, k: (B, T), (B, S)")
+    assert [(one.label.names, one.groups[0].text) for one in made] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
+
+
 @pytest.mark.parametrize("between", [" or ", " / ", " | ", ", or "])
 def test_alternatives(between: str) -> None:
     claim = only(f"(B, T){between}(T, B)")

@@ -52,11 +52,32 @@ RIGHT = [
     "B, T, C = x.shape\nif T < 0:\n    return x.mT  # (T, T, T, T)\nreturn x",
     "B, T, C = x.shape\ny = [x, x]  # (B, T, C) each\nreturn y",
     "B, T, C = x.shape\nx += 1  # (B, T, C)\nreturn x",
+    # of something that isn't there
+    "B, T, C = x.shape\n# attn_mask: (B, 1, T, T)\nx = x.mT\nreturn x  # (B, C, T)",
+    "B, T, C = x.shape\n# key: (B, T, 1)\nkey_states = x.mT\nreturn key_states  # (B, C, T)",
+    "B, T, C = x.shape\nx = x.mT  # mask: (B, 1, 1, T) broadcasts\nreturn x  # (B, C, T)",
+    "B, T, C = x.shape\nx = x.mT  # x[b]: (C, T)\nreturn x  # (B, C, T)",
+    "B, T, C = x.shape\nx = x.mT  # x[b] is (C, T)\nreturn x  # (B, C, T)",
+    "B, T, C = x.shape\nx = x.mT  # instead of (B*T, C)\nreturn x  # (B, C, T)",
+    "B, T, C = x.shape\nx = x.mT  # ready for bmm: (B, T, C) @ (B, C, T)\nreturn x  # (B, C, T)",
+    "B, T, C = x.shape\nx = x.mT  # per sample (C, T)\nreturn x  # (B, C, T)",
+    # a product is one axis, and no shape
+    "B, T, nh, hs = *x.shape[:2], 1, x.shape[2]\nx = x.mT  # C = nh * hs\nreturn x  # (B, hs, T)",
+    "B, T, nh, hs = *x.shape[:2], 1, x.shape[2]\nx = x.mT  # nh * hs\nreturn x  # (B, hs, T)",
+    # as many names as shapes
+    "B, T, C = x.shape\ny, z = x.mT, x.sum(2)  # y, z: (B, C, T), (B, T)\nreturn y",
+    "B, T, C = x.shape\n# shapes: (B, C, T) & (B, T)\ny, z = x.mT, x.sum(2)\nreturn y",
+    # a statement without tensors between
+    "B, T, C = x.shape\ny = x * 1\n# (B, C, T)\nn = 3\ny = x.mT\nreturn y",
+    "B, T, C = x.shape\n# [*, T/S, C]\ny = torch.cat((x, x), 1)\nreturn y",
     "B, T, C = x.shape\nx[:, 0] = 0  # (B, C)\nreturn x",
     "B, T, C = x.shape\nx[:, 0] = x[:, 1]  # (B, C)\nx[:, 0] += 1  # (B, C)\nreturn x",
     '"""f.\n\nArgs:\n    x: (B, T, C)\n\nReturns:\n    (B, C, T)\n"""\nreturn x.mT',
 ]
 WRONG = [
+    ("B, T, C = x.shape\ny, z = x.mT, x.sum(2)  # y, z: (B, C, T), (B, C)\nreturn y", [(2, "AS003")]),
+    ("B, T, C = x.shape\n# normalizer: (B, T, T)\ny = x.mT\nreturn y", [(2, "AS003")]),
+    ("B, T, C = x.shape\nself = torch.nn.Module()\nself.C = C\ny = x.mT  # (B, self.C, C)\nreturn y", [(4, "AS003")]),
     ("B, T, C = x.shape  # (B, C, T)\nreturn x", [(1, "AS002")]),
     ("B, T = x.size(0), x.size(1)  # (T, B)\nreturn x", [(1, "AS002")]),
     ("B, T, C = x.shape\nreturn x.mT  # (B, T, C)", [(2, "AS002")]),
