@@ -13,7 +13,7 @@ import torch
 
 from attnshape.annotate.asked import Asked
 from attnshape.annotate.changes import LeftOut, Wanted
-from attnshape.annotate.clashing import without_clashes
+from attnshape.annotate.clashing import without_clashes, without_taken
 from attnshape.annotate.enforcing import already_unchecked, hook
 from attnshape.annotate.names import names
 from attnshape.annotate.outcome import Annotated
@@ -74,11 +74,13 @@ def annotate_requests(
             f"nothing that ran is in {display_path(str(path))} as it is on the disk",
             "its code was made as it ran, or the file has changed since it was imported",
         )
-    sizes = tuple(run.numbers for one in observed for run in (*one.small, one.actual))
+    runs = [run for one in observed for run in (*one.small, one.actual)]
+    forms, taken = without_taken(forms, runs)
     clashes: list[LeftOut] = []
     if asked.existing != "replace":
         forms, clashes = without_clashes(tree, names(tree), forms)
     unchecked = already_unchecked(tree, names(tree))
+    sizes = tuple(run.numbers for run in runs)
     by_name = hook(path).is_possible
     wanted = Wanted(asked.existing, asked.matched, sizes=sizes, unchecked=unchecked, hook=by_name)
     if asked.style == "comment":
@@ -90,11 +92,10 @@ def annotate_requests(
     passed_over = [*unfit_functions(tree, names(tree), forms)]
     if asked.style != "comment" and not made.left_out:  # else the proof says which annotations don't hold
         passed_over += not_understood(tree, names(tree), forms)
-    made = replace(made, left_out=(*passed_over, *clashes, *made.left_out))
+    made = replace(made, left_out=(*passed_over, *taken, *clashes, *made.left_out))
     if asked.existing != "check":
         return made
     doing("comparing what is written with what is measured")
-    runs = [run for one in observed for run in (*one.small, one.actual)]
     return replace(made, findings=verify(runs, [one.function for one in forms]).findings)
 
 

@@ -1,4 +1,4 @@
-"""Letters that an author's own annotation of a function uses for another size than what would be written there."""
+"""Letters that an author's function has for another size: in its own annotations, or as the name of a number."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from attnshape.annotate.shapes import tensors_in
 from attnshape.annotate.tree import Definition, Tree
 from attnshape.annotate.words import symbols
 from attnshape.variables.forms import ANY_NUMBER, AxisForm, Form, FunctionForms, ItemsForm, TensorForm
+from attnshape.variables.observe import Run
 
 
 def without_clashes(
@@ -37,6 +38,33 @@ def without_clashes(
             means = "means" if len(listed) == 1 else "mean"
             left_out.append(LeftOut(what, f"{', '.join(listed)} {means} another size in its own annotations"))
     return made, left_out
+
+
+def without_taken(forms: Sequence[FunctionForms], runs: Sequence[Run]) -> tuple[list[FunctionForms], list[LeftOut]]:
+    """Return the forms without axes in letters that are names of their function's variables for other numbers.
+
+    With `def forward(self, x, H, W)` of an image, `H` in an annotation would be read as its height.
+    """
+    made, left_out = [], []
+    for known in forms:
+        taken = _taken(known, runs)
+        made.append(_without(known, taken))
+        if made[-1] != known:
+            listed = sorted(taken & {symbol for one in _all(known) for symbol in _symbols(one)})
+            what = f"axes of {', '.join(listed)} in {known.function.name}"
+            is_ = "is another number" if len(listed) == 1 else "are other numbers"
+            left_out.append(LeftOut(what, f"{', '.join(listed)} {is_} in its code"))
+    return made, left_out
+
+
+def _taken(known: FunctionForms, runs: Sequence[Run]) -> set[str]:
+    """Return the sizes' letters that a function has bound to other numbers, in some run."""
+    found = set()
+    for run in runs:
+        for call in (one for one in run.invocations if one.function == known.function):
+            held = [*call.arguments.items(), *((one.name, one.value) for one in call.bindings)]
+            found |= {name for name, value in held if type(value) is int and run.numbers.get(name, value) != value}
+    return found
 
 
 def _clashing(tree: Tree, names: Names, function: Definition, known: FunctionForms) -> set[str]:

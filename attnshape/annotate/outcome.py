@@ -21,7 +21,9 @@ class Annotated:
     rewritten: Rewritten
     left_out: tuple[LeftOut, ...] = ()
     proved_at: tuple[str, ...] = ()
-    """The sizes at which what is written was run, checked, and gave the same bits; none where nothing is written."""
+    """The sizes at which what is written was run and checked; none where nothing is written."""
+    same_bits: bool = True
+    """Whether the results could be compared; those of some code differ from run to run by themselves."""
     findings: tuple[Finding, ...] = ()
     """What the source says of shapes already, and isn't what was measured."""
 

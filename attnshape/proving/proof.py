@@ -64,13 +64,13 @@ class Proof:
             if attempt == _MOST_ATTEMPTS:
                 raise self._cannot(answer.blame)
             self._leave_out(answer.blame, checked)
-        self._compare(answer)
+        same = self._is_same(answer)
         at = [
             " ".join(f"{letter}={size}" for letter, size in numbers.items())
             for call in self._calls
             for numbers in call.numbers
         ]
-        return Annotated(self._source, asked.style, rewritten, tuple(self._left_out), tuple(dict.fromkeys(at)))
+        return Annotated(self._source, asked.style, rewritten, tuple(self._left_out), tuple(dict.fromkeys(at)), same)
 
     def _allow_none(self) -> None:
         """Leave unchecked what would refuse a None that is its own default, though no run gave one."""
@@ -151,8 +151,11 @@ class Proof:
             (line for line in lines if line + _lines_above(self._source.offset(line, 0), edits) == blame.line), 0
         )
 
-    def _compare(self, answer: Answer) -> None:
-        """Raise AttnshapeError where a result isn't the original's, bit for bit."""
+    def _is_same(self, answer: Answer) -> bool:
+        """Say whether the results are the original's, bit for bit; not where those differ by themselves.
+
+        Raises AttnshapeError where they are others.
+        """
         original = self._job(None)
         before = self._prover.ask(original)
         if before.blame is not None:  # as where a signature that is replaced was enforced
@@ -165,13 +168,13 @@ class Proof:
                 "nothing was written; a target must not depend on what ran before it",
             )
         if before.results == answer.results:
-            return
+            return True
         again = self._prover.ask(original)
         if again.results != before.results:
             self._left_out.append(
                 LeftOut("no proof that the results are the same", "two runs of the original differ by themselves")
             )
-            return
+            return False
         raise AttnshapeError(
             f"the annotated {display_path(str(self._source.path))} gives other results",
             "nothing was written; leave --enforce out, or write comments: --style comment",

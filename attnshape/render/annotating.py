@@ -27,7 +27,8 @@ def summary(made: Annotated, written: bool) -> Iterator[str]:
     else:
         yield f"{name}: nothing to change"
     if made.proved_at:
-        yield f"proved: runs, passes its checks and gives the same bits at {'; '.join(made.proved_at)}"
+        bits = " and gives the same bits" if made.same_bits else ""
+        yield f"proved: runs{',' if bits else ' and'} passes its checks{bits} at {'; '.join(made.proved_at)}"
     for finding in made.findings:
         line = f":{finding.source.line}" if finding.source is not None else ""
         yield f"{name}{line}: {finding.message}; {finding.evidence}"

@@ -316,3 +316,38 @@ def test_a_lone_file_is_told_how_to_set_the_hook(attnshape: Attnshape, model: Pa
     assert 'local variable "scores"' in failed.stderr
     unhooked = "\n".join(["import model", "f, a = model.one(2, 3, 4)", "f(*a)"])
     assert subprocess.run([sys.executable, "-c", unhooked], cwd=model.parent, check=False).returncode == 0
+
+
+IMAGE = """from torch import nn
+
+
+class Pixels(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.qkv = heads, nn.Linear(dim, 3 * dim)
+
+    def forward(self, x, H, W):
+        B, N, C = x.shape
+        q, k, v = self.qkv(x).view(B, N, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        weights = (q @ k.mT).softmax(-1)
+        y = (weights @ v).transpose(1, 2).reshape(B, N, C)
+        return y.transpose(1, 2).reshape(B, C, H, W)
+
+
+def case(B, H, D, Lq, Lk):
+    return Pixels(H * D, H), (torch.randn(B, Lq * Lk, H * D), Lq, Lk)
+"""
+
+
+@pytest.mark.parametrize("style", ["comment", "jaxtyping"])
+def test_a_letter_that_is_another_number_in_the_code_is_not_written(
+    attnshape: Attnshape, folder: Path, style: str
+) -> None:
+    (folder / "pixels.py").write_text("import torch\n" + IMAGE)
+    done = attnshape("annotate", "pixels.py:case", "--style", style, "--write")
+    assert done.status == 0, done.err
+    assert "left out: axes of H in Pixels.forward: H is another number in its code" in done.err
+    written = (folder / "pixels.py").read_text()
+    assert " H " not in "".join(line for line in written.splitlines() if "weights" in line)
+    checked = attnshape("check", "pixels.py:case", "--written", "--format", "text")
+    assert checked.status == 0, checked.out

@@ -12,6 +12,7 @@ from attnshape.annotate.types import Typed, typed
 from attnshape.errors import AttnshapeError
 from attnshape.proving.job import Call, Job
 from attnshape.proving.prover import Prover
+from attnshape.render.annotating import summary
 from attnshape.target.request import Request
 from attnshape.variables.forms import Form
 from tests.annotate.running import annotated, request
@@ -171,6 +172,9 @@ def test_results_that_differ_by_themselves_are_no_error(folder: Path, prover: Pr
     made = annotated([asked(folder, text)], folder, prover)
     assert made.files
     assert any("differ by themselves" in one.why for one in made.left_out)
+    said = list(summary(made, written=False))
+    assert any(line.startswith("proved: runs and passes its checks at ") for line in said)
+    assert not any("same bits" in line for line in said)
 
 
 def test_a_file_that_looks_at_its_own_source_is_an_error_or_runs(folder: Path, prover: Prover) -> None:
