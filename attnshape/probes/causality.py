@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 
 import torch
@@ -39,7 +41,7 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
             yield from _unexplained(subject, one)
             continue
         if not claims.causal and claims.window is None:
-            yield from _facts(one)
+            yield from _facts(subject, one)
             continue
         yield from _judged(subject, one)
 
@@ -95,7 +97,16 @@ def _unexplained(subject: Subject, one: Explained) -> Iterator[Mistake]:
         )
 
 
-def _facts(one: Explained) -> Iterator[Outcome]:
+def _are_whole(subject: Subject, one: Explained) -> bool:
+    """Say whether the queries and keys of a core are those of a whole sequence or image: not of a block of it."""
+    lengths = [subject.numbers[letter] for letter in subject.lengths]
+    past = subject.numbers.get("Lp", 0)
+    known = {math.prod(some) for count in (1, 2) for some in itertools.combinations(lengths, count)}
+    known |= {past + length for length in lengths}
+    return set(one.seen.keys.shape[-2:]) <= known
+
+
+def _facts(subject: Subject, one: Explained) -> Iterator[Outcome]:
     """Say what is seen where nothing is claimed."""
     found = one.hypothesis
     queries, keys = one.seen.keys.shape[-2:]
@@ -106,7 +117,7 @@ def _facts(one: Explained) -> Iterator[Outcome]:
         yield Measured(f"window of {found.window} keys{both}" + (", causally" if found.offset is not None else ""))
     elif found.offset == keys - queries:
         yield Measured("attends causally")
-    elif found.offset is None and not found.masks:
+    elif found.offset is None and not found.masks and _are_whole(subject, one):
         yield Measured("every query sees every key")
     elif found.offset is not None:
         yield Measured(f"a query i sees keys up to i{found.offset:+d}")

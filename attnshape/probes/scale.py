@@ -74,7 +74,7 @@ def _judge(subject: Subject, core: Core | FusedCore, at: Address, alpha: float |
         return NotExamined(WHAT, "scores sum over more than one axis")
     lengths = [_stretch(subject, query), _stretch(subject, key)]
     if any(length is None for length in lengths):
-        return NotExamined(WHAT, "queries or keys are normalised on their way: what scales them is learned")
+        return NotExamined(WHAT, "what is done to queries or keys on their way is no single factor")
     scale = abs(alpha) * math.prod(length for length in lengths if length is not None)
     width = query.value.shape[_contracted(query)[0]]
     widths = _widths_of(core, query)

@@ -1,0 +1,47 @@
+"""What a check says that it has measured."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from attnshape.claims import Claims
+from attnshape.examine import check_request
+from attnshape.settings import Settings
+from attnshape.target.request import Request
+
+CODE = """
+import torch
+
+
+def whole(x):
+    return (x @ x.mT / x.shape[-1] ** 0.5).softmax(-1) @ x
+
+
+def blocks(x):
+    return whole(x.unflatten(1, (-1, 4))).flatten(1, 2)
+
+
+def image(x):
+    return whole(x.flatten(1, 2))
+
+
+def of_tokens(B, L, D):
+    return whole, (torch.randn(B, L, D),)
+
+
+def of_blocks(B, L, D):
+    return blocks, (torch.randn(B, 4 * L, D),)
+
+
+def of_pixels(B, Lq, Lk, D):
+    return image, (torch.randn(B, Lq, Lk, D),)
+"""
+
+
+@pytest.mark.parametrize(("case", "said"), [("of_tokens", True), ("of_blocks", False), ("of_pixels", True)])
+def test_every_key_is_seen_only_where_no_block_ends_what_is_seen(tmp_path: Path, case: str, said: bool) -> None:
+    (tmp_path / "facts.py").write_text(CODE)
+    request = Request(f"{tmp_path / 'facts.py'}:{case}")
+    report = check_request(request, Settings(), Claims(), 60.0, contextlib.nullcontext)
+    assert ("every query sees every key" in [one.text for one in report.facts]) is said
