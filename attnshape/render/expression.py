@@ -46,7 +46,7 @@ def _names(step: Step, text: str) -> tuple[str, str]:
     if not names or not all(names) or any(output.tensor.storage.kind == "inplace" for output in step.outputs):
         return "", ""
     bound = visible(", ".join(without_self(name) for name in names if name))
-    if bound == text:
+    if bound == text or re.match(rf"{re.escape(bound)} *(?:[-+@%&|^]|//?|\*\*?|<<|>>)=(?!=)", text):
         return "", ""
     by_use = any(output.by_use for output in step.outputs)
     return ("", f" as {bound}") if by_use else (f"{bound} = ", "")

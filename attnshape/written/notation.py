@@ -14,6 +14,8 @@ _NAME = r"[^\W\d][\w']*"
 _WORDS = re.compile(rf"{_NAME}(?:[ -]{_NAME}){{0,2}}")
 _DIFFERENCE = re.compile(r"\w{1,2}-\w{1,2}")
 _IMPLICIT = re.compile(rf"(?<![\w'])(\d+)({_NAME})")
+_RUN_TOGETHER = re.compile(r"[A-Z][a-z]?(?:x[A-Z][a-z]?){2,}")
+"""`BxHxLxD`."""
 _ALLOWED = (
     *(ast.BinOp, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Constant),
     *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv),
@@ -160,6 +162,8 @@ def _bracketed(inner: str) -> tuple[Token, ...] | None:
         parts = _split(inner, separator)
         if len(parts) > 1 or (separator == "," and inner.rstrip().endswith(",")):
             return _tokens([part for part in parts if part.strip()])
+    if _RUN_TOGETHER.fullmatch(inner.strip()):
+        return _tokens(inner.strip().split("x"))
     single = token(inner)
     if single is not None and single.kind != "expression":
         return (single,)
@@ -197,10 +201,12 @@ def bare(text: str) -> Group | None:
     >>> [token.text for token in bare("B x H x L").tokens], bare("split the heads")
     (['B', 'H', 'L'], None)
     """
-    plain = text.strip().rstrip(".;")
+    plain = re.sub(r"^(?:of )?(?:shapes?|size)\s+(?=\S+\s+[x×X]\s)", "", text.strip(), flags=re.I).rstrip(".;")
     found: tuple[Token, ...] | None = None
     if re.search(r"\s[x×]\s|×", plain) or re.fullmatch(r"\S+(?:\sX\s\S+)+", plain):
         found = _tokens(re.split(r"\s+[x×X]\s+|×", plain))
+    elif _RUN_TOGETHER.fullmatch(plain):
+        found = _tokens(plain.split("x"))
     elif "," in plain:
         parts = _split(plain, r",")
         known = all(is_axis_word(part) for part in parts if " " in part.strip() and part.strip()[0].isalpha())
@@ -213,7 +219,7 @@ def bare(text: str) -> Group | None:
             found = None
     if found is None or len(found) < 2 or all(one.kind == "number" for one in found):
         return None
-    start = text.index(plain[0]) if plain else 0
+    start = text.index(plain)
     return Group(found, plain, start, start + len(plain), bracketed=False)
 
 

@@ -13,7 +13,7 @@ def _label(value: object) -> str:
     return str(value)
 
 
-@pytest.mark.parametrize(("pair", "size", "seed"), PAIR_RUNS if EVERY else PAIR_RUNS[::3], ids=_label)
+@pytest.mark.parametrize(("pair", "size", "seed"), PAIR_RUNS if EVERY else PAIR_RUNS[::4], ids=_label)
 def test_a_wrong_one_gets_its_own_code_at_its_own_line(pair: Pair, size: int, seed: int) -> None:
     report = check(pair, pair.wrong, size, seed)
     assert [finding.code for finding in report.findings] == [pair.code], report.findings
@@ -25,7 +25,7 @@ def test_a_wrong_one_gets_its_own_code_at_its_own_line(pair: Pair, size: int, se
     assert failed_probes(report) == []
 
 
-@pytest.mark.parametrize(("pair", "size", "seed"), PAIR_RUNS if EVERY else PAIR_RUNS[::5], ids=_label)
+@pytest.mark.parametrize(("pair", "size", "seed"), PAIR_RUNS if EVERY else PAIR_RUNS[::7], ids=_label)
 def test_a_right_one_gets_no_finding(pair: Pair, size: int, seed: int) -> None:
     report = check(pair, pair.right, size, seed)
     assert report.findings == ()
@@ -33,7 +33,7 @@ def test_a_right_one_gets_no_finding(pair: Pair, size: int, seed: int) -> None:
     assert report.proved
 
 
-@pytest.mark.parametrize(("unusual", "size", "seed"), UNUSUAL_RUNS if EVERY else UNUSUAL_RUNS[::3], ids=_label)
+@pytest.mark.parametrize(("unusual", "size", "seed"), UNUSUAL_RUNS if EVERY else UNUSUAL_RUNS[::4], ids=_label)
 def test_unusual_code_that_is_right_gets_no_finding(unusual: Unusual, size: int, seed: int) -> None:
     report = check(unusual, unusual.case, size, seed)
     assert report.findings == ()

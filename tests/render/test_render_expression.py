@@ -81,6 +81,20 @@ def test_a_name_is_no_row_to_leave_out() -> None:
     assert label(trace, trace.step(2), EVERY) == "f(x).view(3)"
 
 
+@pytest.mark.parametrize(
+    ("expression", "shown"),
+    [
+        ("n += f(x)", "n += f(x)"),  # n was a number
+        ("n //= f(x)", "n //= f(x)"),
+        ("n == f(x)", "n = n == f(x)"),
+        ("n.f(x)", "n = n.f(x)"),
+    ],
+)
+def test_a_statement_is_not_assigned_again(expression: str, shown: str) -> None:
+    one = step(1, expression, "f", None, tensor("B"), name="n")
+    assert label(trace_of((one,)), one, EVERY) == shown
+
+
 def test_self_goes() -> None:
     assert labels("self.f(x, self.y, myself.z)") == ["f(x, y, myself.z)"]
 

@@ -40,6 +40,7 @@ def texts(group: Group | None) -> list[str]:
         ("(B, ?, _, -1, :)", ["B", "?", "_", "-1", ":"]),
         ("[B, 012, T]", ["B", "12", "T"]),
         ("[b n (h d)]", ["b", "n", "h*d"]),
+        ("(BxTxC)", ["B", "T", "C"]),
     ],
 )
 def test_shapes_in_brackets(text: str, axes: list[str]) -> None:
@@ -53,6 +54,8 @@ def test_shapes_in_brackets(text: str, axes: list[str]) -> None:
     [
         ("B x H x L", ["B", "H", "L"]),
         ("B X H X L", ["B", "H", "L"]),
+        ("BxHxLqxDk", ["B", "H", "Lq", "Dk"]),
+        ("Shape batch_size x n_head x seq_len", ["batch_size", "n_head", "seq_len"]),
         ("B×H×L", ["B", "H", "L"]),
         ("bsz x seqlen x dim", ["bsz", "seqlen", "dim"]),
         ("B,T,C", ["B", "T", "C"]),
