@@ -75,11 +75,13 @@ def test_the_test_is_this_one() -> None:
     part_is(PAGE, "test", fenced("python", TEST))
 
 
+@pytest.mark.xdist_group("a project with a snapshot")
 def test_the_snapshot_is_that_of_the_test(project: Path) -> None:
     snapshot = (project / "snapshots" / "test_model" / "test_shapes.txt").read_text()
     part_is(PAGE, "snapshot", fenced("text", snapshot))
 
 
+@pytest.mark.xdist_group("a project with a snapshot")
 def test_the_failure_is_that_of_a_changed_model(project: Path) -> None:
     (project / "model.py").write_text(
         MODEL.replace("transpose(1, 2)\n    value", "transpose(1, 2).contiguous()\n    value")
