@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from attnshape.replaying.replay import Replace
-
-_LOUD = 8.0
-"""Times that the others are, beside which nothing else is the largest."""
 
 
 def is_pattern(value: Tensor) -> bool:
@@ -33,18 +28,24 @@ def other_numbers(value: Tensor) -> Tensor:
     return (value + 1) % (int(value.max()) + 1) if int(value.max()) > 0 else value + 1
 
 
-def loud_numbers(value: Tensor) -> Tensor:
-    """Return such numbers, far larger: the largest of all is among them."""
-    others = other_numbers(value)
-    return others * _LOUD if value.is_floating_point() else others
-
-
-def others_at(axis: int, begin: int, count: int = 1, others: Callable[[Tensor], Tensor] = other_numbers) -> Replace:
+def others_at(axis: int, begin: int, count: int = 1) -> Replace:
     """Return what puts other numbers at some indices of an axis."""
 
     def change(value: Tensor) -> Tensor:
         part = value.narrow(axis, begin, count)
-        part.copy_(others(part))
+        part.copy_(other_numbers(part))
+        return value
+
+    return change
+
+
+def others_except(axis: int, begin: int, count: int = 1) -> Replace:
+    """Return what puts other numbers at all indices of an axis but some."""
+
+    def change(value: Tensor) -> Tensor:
+        kept = value.narrow(axis, begin, count).clone()
+        value.copy_(other_numbers(value))
+        value.narrow(axis, begin, count).copy_(kept)
         return value
 
     return change

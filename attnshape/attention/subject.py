@@ -14,7 +14,7 @@ from attnshape.attention.core import Core, FusedCore, cores, fused_cores
 from attnshape.attention.flow import Flow
 from attnshape.attention.following import Moved
 from attnshape.attention.measured import MeasuredCore, measure
-from attnshape.attention.numbers import is_pattern, other_numbers, others_at
+from attnshape.attention.numbers import is_pattern, others_at, others_except
 from attnshape.claims import Claims
 from attnshape.model import Source
 from attnshape.paths import display_path, installed_package
@@ -162,10 +162,15 @@ class Subject:
                 )
         return None
 
-    def at_index(
-        self, letter: str, index: int, others: Callable[[Tensor], Tensor] = other_numbers
-    ) -> dict[str, Replace]:
-        """Return the changes of all inputs that have a symbol's axis, at one index of it, to these other numbers."""
+    def at_index(self, letter: str, index: int) -> dict[str, Replace]:
+        """Return the changes of all inputs that have a symbol's axis, at one index of it."""
+        return self._changes(letter, index, others_at)
+
+    def except_index(self, letter: str, index: int) -> dict[str, Replace]:
+        """Return the changes of all inputs that have a symbol's axis, at all indices of it but one."""
+        return self._changes(letter, index, others_except)
+
+    def _changes(self, letter: str, index: int, of: Callable[[int, int, int], Replace]) -> dict[str, Replace]:
         found: dict[str, Replace] = {}
         for name, value in self.inputs.items():
             axis = self.axis_of(value, letter)
@@ -173,7 +178,7 @@ class Subject:
             # in which order tokens were folded with something else can't be known
             if axis is not None and not (folded and letter != self.batch):
                 fold = value.shape[axis] // self.numbers[letter]
-                found[name] = others_at(axis, index * fold, fold, others)
+                found[name] = of(axis, index * fold, fold)
         return found
 
     def axis_of(self, value: Tensor, letter: str) -> int | None:

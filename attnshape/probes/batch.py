@@ -10,11 +10,10 @@ from attnshape.attention.core import product
 from attnshape.attention.cuts import cut, cuts_fused
 from attnshape.attention.following import Moved, Parting, along, differs, partings, stays
 from attnshape.attention.kinds import MOVES
-from attnshape.attention.numbers import loud_numbers
 from attnshape.attention.outcome import Mistake, NotExamined, Outcome, Proved
 from attnshape.attention.subject import Subject
 from attnshape.replaying.bench import Change
-from attnshape.replaying.replay import Address, Event, Source
+from attnshape.replaying.replay import Address, Event, Replace, Source
 
 CODES = ("AS101", "AS102", "AS105", "AS113", "AS114", "AS116")
 WHAT = "batch elements"
@@ -22,7 +21,7 @@ APART = "batch elements stay apart"
 
 
 def examine(subject: Subject) -> Iterator[Outcome]:
-    """Change one batch element of every input, and see which elements of the results move."""
+    """Change one batch element of every input, then all others, and see which elements of the results move."""
     letter = subject.batch
     if letter is None or subject.numbers[letter] < 2:
         yield NotExamined(WHAT, "no axis of the inputs is the batch")
@@ -38,10 +37,10 @@ def examine(subject: Subject) -> Iterator[Outcome]:
         return
     verdicts = _verdicts(subject, moved, letter, index)
     if not any(verdict is False for verdict in verdicts):
-        # what takes the largest number of all elements moves others only where that is the element's own
-        loud = subject.moved(Change(inputs=subject.at_index(letter, index, loud_numbers)))
-        if loud.comparable and any(verdict is False for verdict in _verdicts(subject, loud, letter, index)):
-            moved, verdicts = loud, [False]
+        other = _reaching(subject, letter, index)
+        if other is not None:
+            index, change, moved = other
+            verdicts = [False]
     if not any(verdict is False for verdict in verdicts):
         if any(verdict is True for verdict in verdicts):
             yield Proved(APART)
@@ -55,6 +54,27 @@ def examine(subject: Subject) -> Iterator[Outcome]:
     if first.event.order in {core.softmax.event.order for core in subject.cores}:
         return  # a softmax over the batch is one over the wrong axis
     yield _mistake(subject, moved, first, letter, index, next(iter(change)))
+
+
+def _reaching(subject: Subject, letter: str, index: int) -> tuple[int, dict[str, Replace], Moved] | None:
+    """Return an element that reaches others, with its change, where one doesn't move when all others are changed.
+
+    What takes the largest number of all elements moves others only where that is the changed element's own.
+    """
+    every = subject.moved(Change(inputs=subject.except_index(letter, index)))
+    number = subject.numbers[letter]
+    reached = every.comparable and any(
+        index in along(mask, axis)
+        for _, mask in every.returned()
+        for axis, size in enumerate(mask.shape)
+        if size == number and mask.shape.count(size) == 1 and mask.any()
+    )
+    for one in range(number) if reached else ():
+        change = subject.at_index(letter, one)
+        moved = subject.moved(Change(inputs=change))
+        if moved.comparable and any(verdict is False for verdict in _verdicts(subject, moved, letter, one)):
+            return one, change, moved
+    return None
 
 
 def _verdicts(subject: Subject, moved: Moved, letter: str, index: int) -> list[bool | None]:
