@@ -36,12 +36,11 @@ def examine(subject: Subject) -> Iterator[Outcome]:
         yield NotExamined(WHAT, "with other numbers in one batch element the code takes other steps")
         return
     verdicts = _verdicts(subject, moved, letter, index)
-    if not any(verdict is False for verdict in verdicts):
-        other = _reaching(subject, letter, index)
-        if other is not None:
-            index, change, moved = other
-            verdicts = [False]
-    if not any(verdict is False for verdict in verdicts):
+    parts = any(verdict is False for verdict in verdicts)
+    other = _reaching(subject, letter, index) if not parts else None
+    if other is not None:
+        index, change, moved = other
+    elif not parts:
         if any(verdict is True for verdict in verdicts):
             yield Proved(APART)
         else:
