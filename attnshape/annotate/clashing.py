@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import libcst as cst
@@ -26,18 +26,13 @@ def without_clashes(
     In one function a letter is one number, so that both could never hold together.
     """
     definitions = {(one.name, one.line): one for one in tree.definitions}
-    made, left_out = [], []
-    for known in forms:
+
+    def clashing(known: FunctionForms) -> set[str]:
         function = definitions.get((known.function.name, known.function.line))
-        clashing = _clashing(tree, names, function, known) if function is not None else set()
-        made.append(_without(known, clashing))
-        if made[-1] != known:
-            used = {symbol for one in _all(known) for symbol in _symbols(one)}
-            listed = sorted(clashing & used)
-            what = f"axes of {', '.join(listed)} in {known.function.name}"
-            means = "means" if len(listed) == 1 else "mean"
-            left_out.append(LeftOut(what, f"{', '.join(listed)} {means} another size in its own annotations"))
-    return made, left_out
+        return _clashing(tree, names, function, known) if function is not None else set()
+
+    own = "in its own annotations"
+    return _cleared(forms, clashing, f"means another size {own}", f"mean another size {own}")
 
 
 def without_taken(forms: Sequence[FunctionForms], runs: Sequence[Run]) -> tuple[list[FunctionForms], list[LeftOut]]:
@@ -45,15 +40,24 @@ def without_taken(forms: Sequence[FunctionForms], runs: Sequence[Run]) -> tuple[
 
     With `def forward(self, x, H, W)` of an image, `H` in an annotation would be read as its height.
     """
+    return _cleared(
+        forms, lambda known: _taken(known, runs), "is another number in its code", "are other numbers in its code"
+    )
+
+
+def _cleared(
+    forms: Sequence[FunctionForms], letters_of: Callable[[FunctionForms], set[str]], why_one: str, why_many: str
+) -> tuple[list[FunctionForms], list[LeftOut]]:
+    """Return the forms without axes in some letters of each function, and what is said of one letter or of many."""
     made, left_out = [], []
     for known in forms:
-        taken = _taken(known, runs)
-        made.append(_without(known, taken))
-        if made[-1] != known:
-            listed = sorted(taken & {symbol for one in _all(known) for symbol in _symbols(one)})
-            what = f"axes of {', '.join(listed)} in {known.function.name}"
-            is_ = "is another number" if len(listed) == 1 else "are other numbers"
-            left_out.append(LeftOut(what, f"{', '.join(listed)} {is_} in its code"))
+        letters = letters_of(known)
+        made.append(_without(known, letters))
+        listed = sorted(letters & {symbol for one in _all(known) for symbol in _symbols(one)})
+        if listed:
+            said = ", ".join(listed)
+            why = why_one if len(listed) == 1 else why_many
+            left_out.append(LeftOut(f"axes of {said} in {known.function.name}", f"{said} {why}"))
     return made, left_out
 
 

@@ -124,11 +124,11 @@ class _Yields(cst.CSTVisitor):
     def visit_Yield(self, node: cst.Yield) -> None:  # noqa: N802 - libcst's name
         self.found = True
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:  # noqa: N802
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:  # noqa: N802 - libcst's name
         return False
 
-    def visit_Lambda(self, node: cst.Lambda) -> bool:  # noqa: N802
+    def visit_Lambda(self, node: cst.Lambda) -> bool:  # noqa: N802 - libcst's name
         return False
 
-    def visit_ClassDef(self, node: cst.ClassDef) -> bool:  # noqa: N802
+    def visit_ClassDef(self, node: cst.ClassDef) -> bool:  # noqa: N802 - libcst's name
         return False

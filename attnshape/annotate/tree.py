@@ -119,13 +119,13 @@ class _Finder(cst.CSTVisitor):
         line = self._source.line(self._spans[first].start)
         self.found.append(Definition(".".join(self._around), line, node))
 
-    def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:  # noqa: N802
+    def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:  # noqa: N802 - libcst's name
         self._around.pop()
 
-    def visit_ClassDef(self, node: cst.ClassDef) -> None:  # noqa: N802
+    def visit_ClassDef(self, node: cst.ClassDef) -> None:  # noqa: N802 - libcst's name
         self._around.append(node.name.value)
 
-    def leave_ClassDef(self, original_node: cst.ClassDef) -> None:  # noqa: N802
+    def leave_ClassDef(self, original_node: cst.ClassDef) -> None:  # noqa: N802 - libcst's name
         self._around.pop()
 
 

@@ -86,10 +86,12 @@ class _Comparison:
 
     def _facts(self, old: OutlineStep, new: OutlineStep) -> tuple[StepFact, ...]:
         texts = self._old.own_text(old), self._new.own_text(new)
+        rewritten = not self._renames.same_text(*texts)
         found: dict[StepFact, bool] = {
             "operation": old.operation != new.operation,
-            "expression": not self._renames.same_text(texts[0], texts[1]),
-            "numbers": self._renames.same_text(*map(numbers.masked, texts))
+            "expression": rewritten,
+            "numbers": rewritten
+            and self._renames.same_text(*map(numbers.masked, texts))
             and numbers.others((old, texts[0]), (new, texts[1])),
             "uses": not self._same_uses(old, new),
             "operands": self._same_uses(old, new) and self._reads_part(old, new),

@@ -105,7 +105,7 @@ class SmallRuns:
         largest = _elements(self.at(plan.at(primes)))
         if not largest:
             return {}, 1
-        weights = {name: multiplicity(largest, prime) for name, prime in primes.items()}
+        weights = _powers(largest, primes)
         return weights, largest / math.prod(primes[name] ** weight for name, weight in weights.items())
 
     def _others(self, plan: Plan, primes: Mapping[str, int]) -> tuple[Mapping[str, int], ...]:
@@ -114,8 +114,7 @@ class SmallRuns:
             return ()
         run = self.at(plan.at(primes))
         counts = {math.prod(output.tensor.shape) for step in run.steps for output in step.outputs} - {0}
-        found = ({name: multiplicity(count, prime) for name, prime in primes.items()} for count in counts)
-        return tuple({tuple(powers.items()): powers for powers in found}.values())
+        return tuple({tuple(powers.items()): powers for powers in (_powers(one, primes) for one in counts)}.values())
 
     def fold_loops(self, runs: Sequence[RawTrace]) -> bool:
         """Say whether the runs are one but for the turns of loops; from now on these are folded."""
@@ -188,6 +187,11 @@ def _with_rounded_lengths(weights: Mapping[str, int], rest: float) -> dict[str, 
     """Return the powers with one more for lengths where much is left unexplained: one that was rounded is no factor."""
     rounded = rest > _UNEXPLAINED
     return {name: weight + (rounded and weight > 0 and is_length(name)) for name, weight in weights.items()}
+
+
+def _powers(elements: int, primes: Mapping[str, int]) -> dict[str, int]:
+    """Return the power of each unknown in a number of elements."""
+    return {name: multiplicity(elements, prime) for name, prime in primes.items()}
 
 
 def _elements(run: RawTrace) -> int:

@@ -140,7 +140,7 @@ def _around(text: str, found: Sequence[Group]) -> list[Claim]:
     """Return the claims of bracketed shapes, by what stands before, between and behind them."""
     between = [text[one.end : other.start] for one, other in itertools.pairwise(found)]
     before, behind = text[: found[0].start], text[found[-1].end :]
-    if _PART.search(before):
+    if _PART.search(before) or _ELSEWHERE.search(text):
         return []
     label = _LABEL.match(before) if before.strip() else None
     said = _label(label)
@@ -165,8 +165,6 @@ def _around(text: str, found: Sequence[Group]) -> list[Claim]:
     listed.append((run, joints, said))
     listed = _paired(listed)
     arrows = any(_is_arrow(joint) for _, joints, _ in listed for joint in joints)
-    if _ELSEWHERE.search(text):
-        return []
     named = any(not is_general(name) for _, _, said in listed for name in said.names)
     for place, (shapes, joints, said) in enumerate(listed):
         several = len(listed) if len(listed) > 1 and not named and not arrows else 1
