@@ -118,8 +118,10 @@ def said(verified: Verified) -> tuple[str, ...]:
     return (f"{verified.held} written {shapes} {'holds' if verified.held == 1 else 'hold'}",)
 
 
-def _own(runs: Iterable[Run]) -> Iterable[Function]:
+def _own(runs: Sequence[Run]) -> Iterable[Function]:
     """Return the functions that ran, of the target's project: not those of installed packages that it uses."""
     functions = list(dict.fromkeys(one.function for run in runs for one in run.invocations))
-    home = installed_package(functions[0].file) if functions else None
+    # not that of the first function that ran: it may be called by what is collected as garbage meanwhile
+    first = functions[0].file if functions else ""
+    home = installed_package(next((one.file for one in runs if one.file is not None), first))
     return (one for one in functions if installed_package(one.file) in (None, home))

@@ -38,6 +38,8 @@ class Run:
     invocations: Sequence[Invocation]
     parameters: Mapping[str, tuple[int, ...]]
     """The shapes of the parameters and buffers of the modules that take part, under the paths to them."""
+    file: str | None
+    """The file of the code that is called; None where it has none."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ def observe(target: Target, variation: Variation, placement: Placement, patience
     Whatever the target raises at its own sizes is raised.
     """
     single = replace(placement, device=torch.device("cpu"), dtype=torch.float32)
-    actual, file = _run(target, variation.plan.sizes.numbers, single)
+    actual = _run(target, variation.plan.sizes.numbers, single)
     small = runs_at(target, [numbers for numbers, _ in variation.every], single, patience)
-    return Observed(file, variation, tuple(small), actual)
+    return Observed(actual.file, variation, tuple(small), actual)
 
 
 def runs_at(target: Target, sizes: Iterable[Mapping[str, int]], placement: Placement, patience: Patience) -> list[Run]:
@@ -76,13 +78,13 @@ def runs_at(target: Target, sizes: Iterable[Mapping[str, int]], placement: Place
 
 def _unless_it_fails(target: Target, numbers: Mapping[str, int], placement: Placement) -> Run | None:
     try:
-        return _run(target, numbers, placement)[0]
+        return _run(target, numbers, placement)
     except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
         reraise_interruption(error)
         return None
 
 
-def _run(target: Target, numbers: Mapping[str, int], placement: Placement) -> tuple[Run, str | None]:
+def _run(target: Target, numbers: Mapping[str, int], placement: Placement) -> Run:
     files: set[str | None] = set()
     kinds: list[Frames] = []
     parameters: dict[str, tuple[int, ...]] = {}
@@ -110,7 +112,7 @@ def _run(target: Target, numbers: Mapping[str, int], placement: Placement) -> tu
         raw = record_anew(build, placement.seed, stepped=watch.step)
     if raw.failure is not None:
         raise raw.failure.error
-    return Run(numbers, raw, tuple(watch.invocations), parameters), next(iter(files), None)
+    return Run(numbers, raw, tuple(watch.invocations), parameters, next(iter(files), None))
 
 
 def _is_standard(file: str) -> bool:
