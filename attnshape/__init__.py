@@ -1,8 +1,8 @@
-"""attnshape shows, proves and documents the shapes inside attention code.
+"""attnshape shows, verifies and documents the shapes inside attention code.
 
-`trace` runs attention code and returns what it does with shapes as a `Trace`; `record` watches code that already runs;
-`check` looks for mistakes that no shape tells of, and returns a `Report`; `diff` compares two traces step by step.
-Nothing slow is imported before the first use of one of them.
+`trace` runs attention code and returns every intermediate tensor as a `Trace`; `record` does the same for code that
+already runs; `check` looks for mistakes that no shape reveals, and returns a `Report`; `diff` compares two traces step
+by step; `assert_shapes` is for tests. The package imports nothing slow before the first use of one of them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from attnshape.errors import AttnshapeError
 
 if TYPE_CHECKING:
     from attnshape.api import check, diff, record, trace
-    from attnshape.asserting import assert_shapes
-    from attnshape.comparing.difference import Difference
-    from attnshape.model import Trace
-    from attnshape.recording import Recording
-    from attnshape.report import Report
+    from attnshape.model.difference import Difference
+    from attnshape.model.report import Report
+    from attnshape.model.trace import Trace
+    from attnshape.pipelines.record import Recording
+    from attnshape.testing.assertions import assert_shapes
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,12 +34,12 @@ __all__ = [
     "trace",
 ]
 
-_HOMES = {
-    "Difference": "comparing.difference",
-    "Recording": "recording",
-    "Report": "report",
-    "Trace": "model",
-    "assert_shapes": "asserting",
+_MODULES = {
+    "Difference": "model.difference",
+    "Recording": "pipelines.record",
+    "Report": "model.report",
+    "Trace": "model.trace",
+    "assert_shapes": "testing.assertions",
     "check": "api",
     "diff": "api",
     "record": "api",
@@ -48,11 +48,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

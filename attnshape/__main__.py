@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from attnshape.ending import leave, obey_signals
+from attnshape.runtime.signals import leave, obey_signals
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     obey_signals()
     # collecting while torch is imported finds nothing and takes a quarter of the time
     gc.disable()
-    from attnshape.cli.run import run
+    from attnshape.cli.app import run
 
     leave(run(sys.argv[1:]))
 

@@ -1,25 +1,24 @@
-"""The public functions: `trace` and `check` what can be run at any sizes, `record` what runs, `diff` two traces."""
+"""The Python API: `trace` and `check` run attention code, `record` records running code, `diff` compares traces."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnshape.errors import AttnshapeError
-from attnshape.wording import in_python
 
 if TYPE_CHECKING:
     import torch
 
-    from attnshape.comparing.difference import Difference
-    from attnshape.model import Trace
-    from attnshape.recording import Recording
-    from attnshape.report import Report
-    from attnshape.settings import Settings
-    from attnshape.target.request import Request
+    from attnshape.model.difference import Difference
+    from attnshape.model.report import Report
+    from attnshape.model.trace import Trace
+    from attnshape.options.spec import RunOptions, TargetSpec
+    from attnshape.pipelines.record import Recording
 
 
 def trace(
@@ -38,55 +37,64 @@ def trace(
     grad: bool = False,
     **sizes: int | str,
 ) -> Trace:
-    """Return the trace of attention code: every intermediate tensor of one run, with its signature worked out.
+    """Return the trace of attention code: every intermediate tensor of one run, with its symbolic signature.
 
-    The target is run at the sizes given, and again at other sizes on small CPU tensors, which proves its axes. Code
-    that fails is no error: the trace goes as far as the code went, and has a `failure`.
+    The target runs at the sizes given, and again at other sizes on small CPU tensors, which verifies its signatures.
+    Code that fails raises nothing: the trace goes as far as the code went, and has a `failure`.
 
-    `target` is a case (a function of sizes alone that returns what to call and with what), a function, a class, a
-    module that is built already, or a string as on the command line. A module is copied, never moved or changed; its
-    own widths can't be varied, a class's can.
-
-    `init` says what to call a class with, in Python over the sizes: `"D, n_head=H"`.
-    `inputs` has for each tensor argument a description, `"B Lq D"`, `"bool B 1 1 Lk"`, `"int[V] B L"`, or the tensor
-    itself: then there is one run, and axes are only matched against the sizes named.
-    `arguments` has the others: a string is Python over the sizes, `"torch.ones(L, L).tril().bool()"`; anything else
-    is passed as it is.
-    `options` are those of built-in mechanisms: causal, padding, mask_value, dropout, bias.
-    `expect` has the signature that a variable, or `output`, must have; the trace's `expectations` have the verdicts.
-    With `train` dropout is active, with `grad` what gradients need is kept.
-    `device` and `dtype` are the module's or the given tensors' own where they have some, else cpu and float32.
-    `sizes` are the symbols' numbers, `B=2`; letters of your own are numbers or expressions, `nh=4, C="nh*hs"`.
-
-    Grad mode, random states, default dtype and device are afterwards what they were; what the code prints goes to
+    Grad mode, random states, default dtype and device are restored afterwards. What the code prints goes to
     `sys.stderr`, since it runs several times.
 
-    Raises AttnshapeError where the request can't be carried out.
+    Args:
+        target: A case (a function of sizes alone that returns a callable and its arguments), a function, a class, a
+            module, or a string as on the command line: `"multi-head"`, `"model.py:Attention"`. A module is copied,
+            never moved or changed; its own widths can't vary, those of a class can.
+        init: The arguments to call a class with, in Python over the sizes: `"D, n_head=H"`.
+        inputs: The tensor arguments by parameter: each a description, `"B Lq D"`, `"bool B 1 1 Lk"`, `"int[V] B L"`,
+            or the tensor itself. With tensors there is one run, and axes are only matched against the sizes given.
+        arguments: The other arguments by parameter: a string is Python over the sizes,
+            `"torch.ones(L, L).tril().bool()"`; anything else is passed as it is.
+        options: Options of built-in mechanisms: causal, padding, mask_value, dropout, bias.
+        expect: The signature that a variable, or `output`, must have. The trace's `expectations` have the verdicts.
+        device: Where to run. By default the device of the module or of the tensors given, else the CPU.
+        dtype: The dtype of parameters and floating-point inputs. By default that of the module or of the tensors
+            given, else float32.
+        seed: The seed of parameters and inputs.
+        train: Whether to run in training mode, with dropout.
+        grad: Whether to keep the tensors that the backward pass needs, as in training.
+        **sizes: The sizes of the symbols, `B=2`, and of your own dimensions, as numbers or expressions: `nh=4,
+            C="nh*hs"`.
 
-    >>> def attention(query, key, value):
-    ...     weights = (query @ key.mT / key.shape[-1] ** 0.5).softmax(-1)
-    ...     return weights @ value
-    >>> made = trace(attention, inputs={"query": "B Lq Dk", "key": "B Lk Dk", "value": "B Lk Dv"}, B=3, Lk=7)
-    >>> for step in made.steps:
-    ...     print(step.outputs[0].name, step.outputs[0].tensor.signature, step.outputs[0].tensor.shape)
-    None B Dk Lk (3, 64, 7)
-    None B Lq Lk (3, 10, 7)
-    None B Lq Lk (3, 10, 7)
-    weights B Lq Lk (3, 10, 7)
-    None B Lq Dv (3, 10, 96)
-    >>> trace("multi-head", H=4, options={"causal": True}).sizes["H"].size
-    4
+    Returns:
+        The trace, with shapes, strides in elements and storage in bytes.
+
+    Raises:
+        AttnshapeError: The target can't be found or built, an argument is invalid, or the run needs more memory than
+            is free.
+
+    Example:
+        >>> def attention(query, key, value):
+        ...     weights = (query @ key.mT / key.shape[-1] ** 0.5).softmax(-1)
+        ...     return weights @ value
+        >>> inputs = {"query": "B Lq Dk", "key": "B Lk Dk", "value": "B Lk Dv"}
+        >>> attention_trace = trace(attention, inputs=inputs, B=3, Lk=7)
+        >>> for step in attention_trace.steps:
+        ...     print(step.outputs[0].name, step.outputs[0].tensor.signature, step.outputs[0].tensor.shape)
+        None B Dk Lk (3, 64, 7)
+        None B Lq Lk (3, 10, 7)
+        None B Lq Lk (3, 10, 7)
+        weights B Lq Lk (3, 10, 7)
+        None B Lq Dv (3, 10, 96)
+        >>> trace("multi-head", H=4, options={"causal": True}).sizes["H"].size
+        4
     """
     # torch is imported on the first use, not with the package
-    from attnshape.call import Call
-    from attnshape.pipeline import trace_request
+    from attnshape.pipelines.trace import trace_request
 
-    call = Call(target, init, inputs or {}, arguments or {}, options or {}, expect or {}, sizes)
-    try:
-        request, settings = call.request(device, dtype, seed, train, grad)
-        return _run(request, settings, partial(trace_request, request, settings))
-    except AttnshapeError as error:
-        raise in_python(error) from error.__cause__
+    run = {"device": device, "dtype": dtype, "seed": seed, "train": train, "grad": grad}
+    given = {"init": init, "inputs": inputs, "arguments": arguments, "options": options, "expect": expect}
+    spec, how = _options("trace", target, given, sizes, run)
+    return _run(spec, lambda: trace_request(spec, how, _print_to_stderr))
 
 
 def check(
@@ -103,111 +111,259 @@ def check(
     time_limit: float = 60.0,
     **sizes: int | str,
 ) -> Report:
-    """Return what is wrong with attention code that no shape tells of: a report of findings, each at its line.
+    """Return the mistakes in attention code that no shape reveals: findings, each at its line.
 
-    The target is run many times at small sizes, in float64 where it allows that, each time with something changed:
-    a token, a batch element, a head, the scores themselves. What moves, and what doesn't, shows what each axis means.
+    The target runs many times at small sizes, in float64 where it allows that, each time with something changed: a
+    token, a batch element, a head, the scores themselves. What changes in the result shows what each axis means.
 
-    `claims` say what the code is meant to do: `"causal"`, `"window=W"`, `"mask=keep"`, `"scale=1/sqrt(Dk)"`. What
-    depends on intent and isn't claimed is measured and reported as a fact.
-    `time_limit` is in seconds, for all runs together; what could not be examined by then is listed.
-    The other arguments are those of `trace`.
+    Args:
+        target: What to check, as for `trace`.
+        claims: What the code is meant to do: `"causal"`, `"window=W"`, `"mask=keep"`, `"scale=1/sqrt(Dk)"`. What
+            depends on intent and isn't claimed is reported as a fact, never as a finding.
+        init: The arguments to call a class with, as for `trace`.
+        inputs: The tensor arguments by parameter, as for `trace`.
+        arguments: The other arguments by parameter, as for `trace`.
+        options: Options of built-in mechanisms, as for `trace`.
+        seed: The seed of parameters and inputs.
+        train: Whether to run in training mode, with dropout.
+        time_limit: The seconds that all runs may take together. The report lists what wasn't checked by then.
+        **sizes: The sizes of the symbols and of your own dimensions, as for `trace`.
 
-    Raises AttnshapeError where the request can't be carried out, or the target fails at its sizes.
+    Returns:
+        The report: findings, facts, what was verified, and what was not checked.
 
-    >>> def attention(query, key, value):
-    ...     weights = (query @ key.mT / query.shape[-1]).softmax(-1)
-    ...     return weights @ value
-    >>> inputs = {"query": "B H Lq Dk", "key": "B H Lk Dk", "value": "B H Lk Dv"}
-    >>> report = check(attention, inputs=inputs)
-    >>> [finding.code for finding in report.findings]
-    ['AS203']
-    >>> print(report.findings[0].message)
-    scores are scaled by 1/Dk = 0.1429, expected 1/sqrt(Dk) = 0.378
+    Raises:
+        AttnshapeError: An argument is invalid, or the target can't be found, built, or run at its sizes.
+
+    Example:
+        >>> def attention(query, key, value):
+        ...     weights = (query @ key.mT / query.shape[-1]).softmax(-1)
+        ...     return weights @ value
+        >>> inputs = {"query": "B H Lq Dk", "key": "B H Lk Dk", "value": "B H Lk Dv"}
+        >>> report = check(attention, inputs=inputs)
+        >>> [finding.code for finding in report.findings]
+        ['AS203']
+        >>> print(report.findings[0].message)
+        scores are scaled by 1/Dk = 0.1429, expected 1/sqrt(Dk) = 0.378
     """
-    from attnshape.call import Call
-    from attnshape.claims import parse_claims
-    from attnshape.examine import check_request
+    from attnshape.options.claims import check_time_limit, parse_claims
+    from attnshape.pipelines.check import check_request
 
-    call = Call(target, init, inputs or {}, arguments or {}, options or {}, {}, sizes, "check", tuple(claims))
-    try:
-        request, settings = call.request(None, None, seed, train, False)
-        parsed = parse_claims(claims)
-        return _run(request, settings, partial(check_request, request, settings, parsed, time_limit))
-    except AttnshapeError as error:
-        raise in_python(error) from error.__cause__
+    check_time_limit(time_limit)
+    run = {"seed": seed, "train": train}
+    given = {"claims": tuple(claims), "init": init, "inputs": inputs, "arguments": arguments, "options": options}
+    spec, how = _options("check", target, given, sizes, run)
+    return _run(spec, lambda: check_request(spec, how, parse_claims(spec.claims), time_limit, _print_to_stderr))
 
 
 def diff(old: Trace, new: Trace) -> Difference:
-    """Return what differs between two traces, step by step; it is true where anything does.
+    """Return the differences between two traces, step by step.
 
-    Steps are aligned by what they do, so that an inserted step is one addition and what only has another name is no
-    difference; nor is anything that depends on the machine, the path, the seed or the versions.
+    Steps are aligned by what they do, so that an inserted step is one addition, and a renamed variable is no
+    difference. Neither is anything that depends on the machine, the path, the seed or the versions.
 
-    >>> def attention(q, k):
-    ...     return (q @ k.mT).softmax(-1)
-    >>> def scaled(q, k):
-    ...     scores = q @ k.mT
-    ...     return (scores / q.shape[-1] ** 0.5).softmax(-1)
-    >>> inputs = {"q": "B Lq Dk", "k": "B Lk Dk"}
-    >>> difference = diff(trace(attention, inputs=inputs), trace(scaled, inputs=inputs))
-    >>> [step.new.expression for step in difference.steps if step.old is None]
-    ['scores / q.shape[-1] ** 0.5']
-    >>> difference.kinds
-    ('steps',)
+    Args:
+        old: The trace to compare with.
+        new: The trace that is compared.
+
+    Returns:
+        The difference, which is true where the traces differ.
+
+    Example:
+        >>> def attention(q, k):
+        ...     return (q @ k.mT).softmax(-1)
+        >>> def scaled(q, k):
+        ...     scores = q @ k.mT
+        ...     return (scores / q.shape[-1] ** 0.5).softmax(-1)
+        >>> inputs = {"q": "B Lq Dk", "k": "B Lk Dk"}
+        >>> difference = diff(trace(attention, inputs=inputs), trace(scaled, inputs=inputs))
+        >>> [step.new.expression for step in difference.steps if step.old is None]
+        ['scores / q.shape[-1] ** 0.5']
+        >>> difference.kinds
+        ('steps',)
     """
-    from attnshape.comparing.compare import compare
-    from attnshape.comparing.outline import outline
+    from attnshape.comparison.compare import compare
+    from attnshape.comparison.outline import outline
 
     return compare(outline(old), outline(new))
 
 
-Made = TypeVar("Made")
+def record(sizes: Mapping[str, int | str] | None = None) -> Recording:
+    """Return a context manager that records the code that its `with` block runs.
+
+    The code runs once, so its axes are matched against the sizes given and not verified at others. Modules and tensors
+    that variables hold when the block begins go by the names of these variables. An exception passes through
+    unchanged; the trace then goes as far as the code went, and has a `failure`.
+
+    Args:
+        sizes: The sizes to match axes against, of symbols and of your own dimensions: `dict(B=2, L=10, nh=4, hs=16,
+            C="nh*hs")`.
+
+    Returns:
+        The recording. After the block its `trace` is the trace of what ran.
+
+    Raises:
+        AttnshapeError: A size is invalid.
+
+    Example:
+        >>> import torch
+        >>> query, key = torch.ones(2, 10, 64), torch.ones(2, 16, 64)
+        >>> with record(sizes=dict(B=2, Lq=10, Lk=16, Dk=64)) as recording:
+        ...     scores = query @ key.mT
+        >>> step = recording.trace.steps[-1]
+        >>> step.outputs[0].name, step.outputs[0].tensor.signature
+        ('scores', 'B Lq Lk')
+    """
+    from attnshape.dims.sizes import resolve
+    from attnshape.pipelines.record import Recording
+
+    given = dict(sizes or {})
+    return Recording(resolve((), given), f"attnshape.record({format_arguments({'sizes': given})})")
 
 
-def _run(request: Request, settings: Settings, make: Callable[[Callable[[], Any]], Made]) -> Made:
-    """Make something of a request, with the process as it was afterwards."""
-    from attnshape.recording import Recording
-    from attnshape.target.device import require_device
-    from attnshape.tracing.process import unchanged
+def format_arguments(arguments: Mapping[str, object]) -> str:
+    """Return keyword arguments as they would be typed; tensors as their shapes.
+
+    >>> import torch
+    >>> format_arguments({"B": 2, "inputs": {"x": torch.ones(2, 3), "y": "B L"}})
+    "B=2, inputs={'x': <tensor 2 3>, 'y': 'B L'}"
+    """
+    return ", ".join(f"{name}={_format_value(value)}" for name, value in arguments.items())
+
+
+def _options(
+    function: str,
+    target: str | Callable[..., Any],
+    given: Mapping[str, Any],
+    sizes: Mapping[str, int | str],
+    run: Mapping[str, Any],
+) -> tuple[TargetSpec, RunOptions]:
+    """Return what to run and how, from the arguments of a call. Raises AttnshapeError if one is invalid."""
+    from attnshape.options.pyproject import resolve_name
+    from attnshape.options.spec import TargetSpec, require_name
+
+    given = {name: value for name, value in given.items() if value}
+    inputs, arguments = given.get("inputs", {}), given.get("arguments", {})
+    _refuse_misplaced(function, target, inputs, arguments, given.get("options", {}))
+    values = {name: value for name, value in {**inputs, **arguments}.items() if not isinstance(value, str)}
+    texts = {
+        "inputs": {name: text for name, text in inputs.items() if name not in values},
+        "arguments": {name: text for name, text in arguments.items() if name not in values},
+    }
+    by_name = isinstance(target, str)
+    spec = TargetSpec(
+        require_name(target) if isinstance(target, str) else _label(target),
+        **{**given, **texts, "expect": tuple(given.get("expect", {}).items())},
+        sizes=sizes,
+        callable=None if by_name else target,
+        values=values,
+    )
+    run = {name: _plain(value) for name, value in run.items() if value}
+    return resolve_name(spec, {**_defaults(target, values), **run}, _command(function, target, {**given, **run}, sizes))
+
+
+def _refuse_misplaced(
+    function: str,
+    target: object,
+    inputs: Mapping[str, object],
+    arguments: Mapping[str, object],
+    options: Mapping[str, object],
+) -> None:
+    from attnshape.tracing.containers import tensor_paths
+
+    if not isinstance(target, str) and not callable(target):
+        raise AttnshapeError(
+            f"attnshape.{function} was given a {type(target).__name__}, expected something to call, or a name",
+            "give a case, a function, a module, its class, or a string such as 'multi-head'",
+        )
+    for name, value in inputs.items():
+        if not isinstance(value, str) and next(tensor_paths("", value), None) is None:
+            raise AttnshapeError(
+                f"inputs[{name!r}] is a {type(value).__name__}, expected a description, 'B L D', or a tensor",
+                f"give what isn't a tensor in arguments={{{name!r}: …}}",
+            )
+        if name in arguments:
+            raise AttnshapeError(f"{name} is given twice, in inputs and in arguments", "give it once")
+    if options and not isinstance(target, str):
+        raise AttnshapeError("options are those of built-in mechanisms", "give your own target's with arguments={…}")
+
+
+def _defaults(target: object, values: Mapping[str, object]) -> dict[str, str]:
+    """Return the device and the dtype of the first tensor of a module or of the arguments."""
+    from attnshape.tracing.containers import module_of, tensor_paths
+
+    owner = module_of(target)
+    tensors = [*owner.parameters(), *owner.buffers()] if owner is not None else []
+    tensors += [tensor for _, tensor in tensor_paths("", dict(values))]
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    found = {"device": str(tensors[0].device)} if tensors else {}
+    return {**found, "dtype": _plain(floating[0].dtype)} if floating else found
+
+
+def _plain(value: Any) -> Any:
+    """Return torch's devices and dtypes by name, other values as they are."""
+    if isinstance(value, (str, int)):
+        return value.removeprefix("torch.") if isinstance(value, str) else value
+    return str(value).removeprefix("torch.")
+
+
+def _command(function: str, target: object, given: Mapping[str, Any], sizes: Mapping[str, object]) -> str:
+    """Return the call as it would be typed."""
+    if isinstance(target, str):
+        first = repr(target)
+    else:
+        name = getattr(target, "__name__", None)
+        first = name if isinstance(name, str) and name.isidentifier() else f"<{type(target).__name__}>"
+    order = ("init", "inputs", "arguments", "options", "expect", "claims", "device", "dtype", "seed", "train", "grad")
+    rest = format_arguments({**{name: given[name] for name in order if name in given}, **sizes})
+    return f"attnshape.{function}({first}{', ' if rest else ''}{rest})"
+
+
+def _format_value(value: object) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"<tensor {' '.join(map(str, value.shape))}>" if value.ndim else "<tensor>"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_format_value(item)}' for key, item in value.items())}}}"
+    if isinstance(value, (str, int, float)):
+        return repr(value)
+    return " ".join(reprlib.repr(value).split())
+
+
+def _label(target: Callable[..., Any]) -> str:
+    """Return the name of a callable with its module, as on a command line; without it where that is a script."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    kind = target if hasattr(target, "__qualname__") else type(target)
+    module = getattr(kind, "__module__", None)
+    name = kind.__qualname__.replace("<locals>.", "").replace("<lambda>", "lambda")
+    return name if module in (None, "__main__", "builtins") else f"{module}:{name}"
+
+
+Result = TypeVar("Result")
+
+
+def _run(spec: TargetSpec, pipeline: Callable[[], Result]) -> Result:
+    """Return what a pipeline returns, with the state of the process restored.
+
+    Raises AttnshapeError if the code exits, and within a recording.
+    """
+    from attnshape.pipelines.record import Recording
+    from attnshape.runtime.isolation import isolated
 
     if Recording.active:
         raise AttnshapeError(
-            "attnshape was called inside a recording, which would see its runs", "call it after the block"
+            "attnshape was called inside a recording, which would record its runs", "call it after the block"
         )
-    require_device(settings.device)
-    with unchanged():
+    with isolated():
         try:
-            return make(lambda: contextlib.redirect_stdout(sys.stderr))
+            return pipeline()
         except SystemExit as error:
             raise AttnshapeError(
-                f"{request.target} ended the run itself: sys.exit({error.code!r})", "give a part of it that doesn't"
+                f"{spec.target} exits: sys.exit({error.code!r})", "pass a part of it that doesn't exit"
             ) from None
 
 
-def record(sizes: Mapping[str, int | str] | None = None) -> Recording:
-    """Return a recording of the `with` block that it is entered for, which watches code that already runs.
-
-    `sizes` are the numbers to match axes against: `dict(B=2, L=10, nh=4, hs=16, C="nh*hs")`. There is one run, so no
-    axis is proved. Modules and tensors that variables hold when the block begins go by these variables' names. An
-    exception goes through unchanged, and the trace up to it is there with its `failure`.
-
-    Raises AttnshapeError where the sizes can't be.
-
-    >>> import torch
-    >>> query, key = torch.ones(2, 10, 64), torch.ones(2, 16, 64)
-    >>> with record(sizes=dict(B=2, Lq=10, Lk=16, Dk=64)) as recording:
-    ...     scores = query @ key.mT
-    >>> step = recording.trace.steps[-1]
-    >>> step.outputs[0].name, step.outputs[0].tensor.signature
-    ('scores', 'B Lq Lk')
-    """
-    from attnshape.call import numbers, written
-    from attnshape.recording import Recording
-    from attnshape.sizes import resolve
-
-    try:
-        given, own = numbers(sizes or {})
-        return Recording(resolve((), given, own), f"attnshape.record({written({'sizes': dict(sizes or {})})})")
-    except AttnshapeError as error:
-        raise in_python(error) from None
+def _print_to_stderr() -> contextlib.AbstractContextManager[object]:
+    return contextlib.redirect_stdout(sys.stderr)

@@ -1,6 +1,6 @@
 """Self-attention with a shape behind every line; one was not changed with its line: check finds it.
 
-    attnshape check examples/stale_comment.py:SelfAttention --init "D, H" --input "x: B L D" --written
+    attnshape check examples/stale_comment.py:SelfAttention --init "D, H" --input "x: B L D" --select AS0
 
 Trace it:
 

@@ -1,1 +1,1 @@
-"""Writes what a trace knows into source, by its syntax tree, and keeps every other byte. Imports no torch."""
+"""Writes the shapes that a trace knows into source code as annotations or comments, and keeps every other byte."""

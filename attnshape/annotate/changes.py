@@ -1,54 +1,54 @@
-"""What a style makes of a file: changes, each of one place, and what is said about the rest."""
+"""The changes that a style makes to a file, and the context that it needs to make them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from attnshape.annotate.asked import Existing
 from attnshape.annotate.source import Edit
-from attnshape.annotate.tree import Definition, Tree
-from attnshape.variables.forms import FunctionForms
+from attnshape.annotate.syntax import Definition, Tree
+from attnshape.observation.forms import FunctionForms
+from attnshape.options.spec import Existing
 
-Kind = Literal["argument", "result", "local"]
+AnnotatedKind = Literal["argument", "result", "local"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """What an annotation is of: an argument, a result, or a local variable at one place, of a function."""
+    """What an annotation belongs to: an argument, a result, or one store to a local variable of a function."""
 
     function: str
     line: int
-    """The function's first."""
-    kind: Kind
+    """The function's first line."""
+    kind: AnnotatedKind
     name: str
-    """Nothing for a result."""
+    """Empty for a result."""
     offset: int
-    """Where the variable or the parameter stands; the function's own for a result."""
+    """Of the variable or the parameter; of the function's name for a result."""
 
     def __str__(self) -> str:
         what = "the result" if self.kind == "result" else self.name
         return f"{what} of {self.function}" if self.kind != "local" else f"{what} in {self.function}"
 
-
-def place_in(definition: Definition, kind: Kind, name: str, offset: int) -> Place:
-    """Return a place of a function of the source."""
-    return Place(definition.name, definition.line, kind, name, offset)
+    @classmethod
+    def within(cls, definition: Definition, kind: AnnotatedKind, name: str, offset: int) -> Place:
+        """Return a place of a function in the source."""
+        return cls(definition.name, definition.line, kind, name, offset)
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is written for one place."""
+    """The edits at one place."""
 
     place: Place
     edits: tuple[Edit, ...]
     kinds: frozenset[str] = frozenset()
-    """The jaxtyping types that it needs."""
+    """The jaxtyping types that they use."""
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Omission:
     """An annotation that isn't written, or a function that isn't checked, and why."""
 
     what: str
@@ -56,42 +56,44 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is asked for."""
+class AnnotateContext:
+    """What a style takes into account besides what is known of the variables."""
 
     existing: Existing = "keep"
-    matched: bool = False
-    """Whether axes are written that were only matched to a size."""
+    include_matched: bool = False
+    """Whether to write axes that only match a size."""
     without: frozenset[Place] = frozenset()
-    """Places that are left as they are."""
+    """Places to leave as they are."""
     unchecked: frozenset[str] = frozenset()
-    """Functions whose arguments and results can't be checked as they are called, so that they bind no symbols."""
+    """Functions whose arguments and results can't be checked at calls, so that these bind no size symbols."""
     untouched: frozenset[str] = frozenset()
-    """Functions that are left as they are."""
+    """Functions to leave as they are."""
     hook: bool = True
-    """Whether local annotations can be checked by beartype's import hook."""
+    """Whether beartype's import hook can check local annotations."""
     sizes: tuple[Mapping[str, int], ...] = ()
-    """Those of the runs."""
+    """The sizes of the runs."""
 
 
 @dataclass
-class Made:
-    """What a style has made."""
+class Annotations:
+    """The changes that a style made to a file."""
 
     changes: list[Change] = field(default_factory=list)
     unpacked: list[Place] = field(default_factory=list)
-    """Tensors that get no annotation, since they are bound together with others."""
+    """Tensors without an annotation because one assignment binds them together with others."""
     functions: list[Definition] = field(default_factory=list)
-    """Functions that have annotations of shapes, new ones or their own."""
+    """Functions that have shape annotations, new ones or their own."""
+
+    @property
+    def edits(self) -> list[Edit]:
+        """The edits of all changes."""
+        return [edit for change in self.changes for edit in change.edits]
 
 
-def matching(tree: Tree, forms: Sequence[FunctionForms], wanted: Wanted) -> list[tuple[Definition, FunctionForms]]:
-    """Return the functions that ran and may be touched, each with what holds of it, in the order of the source."""
+def functions_that_ran(
+    tree: Tree, forms: Sequence[FunctionForms], untouched: frozenset[str] = frozenset()
+) -> list[tuple[Definition, FunctionForms]]:
+    """Return the functions that ran and may be changed, with what is known of each, in the order of the source."""
     by_place = {(one.function.name, one.function.line): one for one in forms}
-    found = [(one, by_place.get((one.name, one.line))) for one in tree.definitions if one.name not in wanted.untouched]
+    found = [(one, by_place.get((one.name, one.line))) for one in tree.definitions if one.name not in untouched]
     return [(one, known) for one, known in found if known is not None]
-
-
-def edits_of(changes: Collection[Change]) -> list[Edit]:
-    """Return the edits of all changes."""
-    return [edit for change in changes for edit in change.edits]

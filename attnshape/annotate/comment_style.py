@@ -1,89 +1,99 @@
-"""`--style comment`: shapes behind assignments, parameters and return statements."""
+"""`--style comment`: shapes such as `(B, H, Lq, Lk)` after assignments, parameters and return statements."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
 
-from attnshape.annotate.changes import Change, Made, Place, Wanted, matching, place_in
-from attnshape.annotate.functions import statements, unfit, unpacked_names
-from attnshape.annotate.names import Names
-from attnshape.annotate.shapes import joined, shape_text, shapes_alone, tensors_in
+from attnshape.annotate.changes import AnnotateContext, AnnotatedKind, Annotations, Change, Place, functions_that_ran
+from attnshape.annotate.exclusions import own_statements, unpacked_names, why_not_annotated
 from attnshape.annotate.source import Edit
-from attnshape.annotate.tree import Definition, Tree, stored_name
-from attnshape.variables.forms import Form, FunctionForms
-from attnshape.written.comments import claims
+from attnshape.annotate.syntax import Definition, Tree, stored_name
+from attnshape.annotate.types import UNKNOWN, axis_text
+from attnshape.comments.grammar import parse_comment
+from attnshape.observation.forms import ANY_NUMBER, Form, FunctionForms, ItemsForm, OtherForm, TensorForm, tensors_in
+
+_WORD = r"(?:\.\.\.|[\w+\-*/ ()]+)"
+_SHAPE = rf"(?:\(\s*(?:{_WORD}(?:\s*,\s*{_WORD})*\s*,?)?\s*\)|\[\s*(?:{_WORD}(?:\s*,\s*{_WORD})*)?\s*\])"
+_NAMED = rf"(?:(?:[\w.]+\s*,\s*)*[\w.]+\s*:\s*)?{_SHAPE}(?:\s+or\s+None)?"
+_SHAPES = re.compile(rf"#\s*{_NAMED}(?:\s*,\s*{_NAMED})*(?:\s+each)?\s*")
+_PROSE = re.compile(r"(?!\b(?:x|to|is|now|each|both|all|shapes?|or|None)\b)\b\w+")
+"""A word that says something besides the shapes in a comment."""
+_ONE = re.compile(rf"(?P<names>(?:[\w.]+\s*,\s*)*[\w.]+)?\s*:?\s*(?P<shape>{_SHAPE})")
+
+
+def annotate_with_comments(tree: Tree, forms: Sequence[FunctionForms], context: AnnotateContext) -> Annotations:
+    """Return the comments in the functions that ran."""
+    made = Annotations()
+    for definition, known in functions_that_ran(tree, forms, context.untouched):
+        if why_not_annotated(definition, tree) is None:
+            _FunctionCommenter(tree, context, made, definition, known).annotate()
+    return made
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What may be said of one variable."""
+class _Remark:
+    """What a comment can say about one variable."""
 
     place: Place
     form: Form
     text: str
 
 
-def annotate(tree: Tree, names: Names, forms: Sequence[FunctionForms], wanted: Wanted) -> Made:
-    """Return the comments in the functions that ran."""
-    made = Made()
-    for definition, known in matching(tree, forms, wanted):
-        if unfit(definition, names) is None:
-            _Commenter(tree, wanted, made, definition, known).annotate()
-    return made
-
-
-class _Commenter:
+class _FunctionCommenter:
     """Comments on one function."""
 
-    def __init__(self, tree: Tree, wanted: Wanted, made: Made, definition: Definition, known: FunctionForms) -> None:
-        self._tree, self._wanted, self._made = tree, wanted, made
+    def __init__(
+        self, tree: Tree, context: AnnotateContext, made: Annotations, definition: Definition, known: FunctionForms
+    ) -> None:
+        self._tree, self._context, self._made = tree, context, made
         self._definition, self._known = definition, known
-        self._symbols = {letter for sizes in wanted.sizes for letter in sizes}
+        self._symbols = {symbol for sizes in context.sizes for symbol in sizes}
 
     def annotate(self) -> None:
         """Comment on the arguments, and on each line that assigns or returns."""
         self._arguments()
-        by_line: dict[int, list[_Said]] = {}
-        alone: dict[int, bool] = {}
+        by_line: dict[int, list[_Remark]] = {}
+        single: dict[int, bool] = {}
         ends: dict[int, int] = {}
-        for statement in statements(self._definition.node):
+        for statement in own_statements(self._definition.node):
             end = self._tree.end(statement)
             line = self._tree.source.line(end)
-            said = self._said_of(statement)
-            alone[line] = (
-                line not in by_line and (stored_name(statement) or isinstance(statement, cst.Return)) is not None
-            )
-            by_line.setdefault(line, []).extend(said)
             ends[line] = end
-        for line, saids in by_line.items():
-            if saids and self._tree.source.end_of_line(ends[line]) is not None:
-                single = alone[line] and len(saids) == 1 and not self._is_unpacked(saids[0])
-                self._write(ends[line], saids, saids[0].text if single else joined([(_name(s), s.text) for s in saids]))
+            single[line] = line not in by_line
+            by_line.setdefault(line, []).extend(self._remarks(statement))
+        for line, remarks in by_line.items():
+            if remarks and self._tree.source.end_of_line(ends[line]) is not None:
+                unnamed = single[line] and len(remarks) == 1 and remarks[0].place not in self._made.unpacked
+                self._write(ends[line], remarks, remarks[0].text if unnamed else _with_names(remarks))
 
-    def _is_unpacked(self, said: _Said) -> bool:
-        return said.place in self._made.unpacked
+    def _remark(self, kind: AnnotatedKind, name: str, offset: int, form: Form | None) -> list[_Remark]:
+        text = format_shape(form, self._context.include_matched) if form is not None else None
+        if form is None or text is None:
+            return []
+        return [_Remark(Place.within(self._definition, kind, name, offset), form, text)]
 
     def _arguments(self) -> None:
-        saids = []
+        remarks = []
         for parameter in self._definition.parameters:
-            form = self._known.arguments.get(parameter.name.value)
-            text = shape_text(form, self._wanted.matched) if form is not None else None
-            if form is not None and text is not None:
-                offset = self._tree.start(parameter.name)
-                place = place_in(self._definition, "argument", parameter.name.value, offset)
-                saids.append((parameter, _Said(place, form, text)))
-        if self._each_on_its_line():
-            for parameter, said in saids:
-                self._write(self._behind(parameter), [said], said.text)
-        elif saids:
+            name = parameter.name.value
+            form = self._known.arguments.get(name)
+            remarks += [
+                (parameter, one) for one in self._remark("argument", name, self._tree.start(parameter.name), form)
+            ]
+        if self._has_a_line_for_each_parameter():
+            for parameter, remark in remarks:
+                self._write(self._behind(parameter), [remark], remark.text)
+        elif remarks:
             colon = self._tree.colon(self._definition.node)
-            self._write(colon + 1, [said for _, said in saids], joined([(_name(s), s.text) for _, s in saids]))
+            own = [remark for _, remark in remarks]
+            self._write(colon + 1, own, _with_names(own))
 
-    def _each_on_its_line(self) -> bool:
-        """Say whether every parameter has a line of its own, apart from that of the `def`."""
+    def _has_a_line_for_each_parameter(self) -> bool:
+        """Return whether every parameter has a line of its own, apart from that of the `def`."""
         source, function = self._tree.source, self._definition.node
         lines = [source.line(self._tree.start(one)) for one in self._definition.parameters]
         first = source.line(self._tree.start(function.name))
@@ -91,56 +101,111 @@ class _Commenter:
         return len({first, *lines}) == len(lines) + 1 and all(one is not None for one in ends)
 
     def _behind(self, parameter: cst.Param) -> int:
-        """Return the offset behind a parameter, without the white space that follows the last one."""
+        """Return the offset after a parameter, without the white space that follows the last one."""
         return self._tree.end(parameter.default or parameter.annotation or parameter.name)
 
-    def _said_of(self, statement: cst.CSTNode) -> list[_Said]:
-        """Return what may be said of a statement: of what it binds, or returns."""
+    def _remarks(self, statement: cst.CSTNode) -> list[_Remark]:
+        """Return what a comment can say about the variables that a statement binds, or about what it returns."""
         if isinstance(statement, cst.Return):
-            form = self._known.results.get(self._tree.source.line(self._tree.start(statement)))
-            text = shape_text(form, self._wanted.matched) if form is not None else None
-            if form is None or text is None:
-                return []
-            return [_Said(place_in(self._definition, "result", "return", self._tree.start(statement)), form, text)]
-        name = stored_name(statement)
+            start = self._tree.start(statement)
+            return self._remark("result", "return", start, self._known.results.get(self._tree.source.line(start)))
+        stored = stored_name(statement)
         found = []
-        for one in [name] if name is not None else unpacked_names(statement):
-            form = self._tree.held(self._known, one)
-            text = shape_text(form, self._wanted.matched) if form is not None else None
-            if form is not None and text is not None:
-                said = _Said(place_in(self._definition, "local", one.value, self._tree.start(one)), form, text)
-                found.append(said)
-                if name is None:
-                    self._made.unpacked.append(said.place)
+        for one in [stored] if stored is not None else unpacked_names(statement):
+            form = self._tree.form_of(self._known, one)
+            remarks = self._remark("local", one.value, self._tree.start(one), form)
+            found += remarks
+            if stored is None:
+                self._made.unpacked.extend(remark.place for remark in remarks)
         return found
 
-    def _write(self, behind: int, saids: Sequence[_Said], text: str) -> None:
-        """Put a comment at the end of a line, or do with the one that is there what is wanted."""
-        place = saids[0].place
+    def _write(self, behind: int, remarks: Sequence[_Remark], text: str) -> None:
+        """Put a comment at the end of a line, or treat the one that is there as the options say."""
+        place = remarks[0].place
         comment = self._tree.source.end_of_line(behind)
-        if comment is None or place in self._wanted.without:
+        if comment is None or place in self._context.without:
             return
         edit = Edit(comment.at, comment.at, f"  # {text}")
-        start = self._shapes_in(comment.text, saids)
+        ranks = {len(tensor.axes) for one in remarks for tensor in tensors_in(one.form)}
+        start = find_shapes_only(comment.text, self._symbols, ranks) if comment.text else None
         if start is not None:
             edit = Edit(comment.start + len(comment.text[:start].encode()), comment.at, f"# {text}")
-        if (start is not None or self._claims(comment.text)) and (
-            self._wanted.existing != "replace" or start is None or comment.text[start:] == f"# {text}"
+        if (start is not None or self._documents_shapes(comment.text)) and (
+            self._context.existing != "replace" or start is None or comment.text[start:] == f"# {text}"
         ):
             return
         self._made.changes.append(Change(place, (edit,)))
 
-    def _shapes_in(self, comment: str, saids: Sequence[_Said]) -> int | None:
-        """Return where the part of a comment begins that is nothing but shapes, None where there is none."""
-        ranks = {len(tensor.axes) for said in saids for tensor in tensors_in(said.form)}
-        return shapes_alone(comment, self._symbols, ranks) if comment else None
-
-    def _claims(self, comment: str) -> bool:
-        """Say whether a comment says a shape, among other things; `(q, k)` of variables of these names is none."""
+    def _documents_shapes(self, comment: str) -> bool:
+        """Return whether a comment documents a shape, among other things; `(q, k)` of two variables is none."""
         variables = {*self._known.arguments, *(name for _, _, name in self._known.bindings)}
-        letters = [[letter for group in one.groups for letter in group.letters] for one in claims(comment[1:])]
-        return any(not one or not variables.issuperset(one) for one in letters)
+        names = [[name for shape in one.shapes for name in shape.names] for one in parse_comment(comment[1:])]
+        return any(not one or not variables.issuperset(one) for one in names)
 
 
-def _name(said: _Said) -> str:
-    return said.place.name
+def format_shape(form: Form, include_matched: bool) -> str | None:
+    """Return a shape as a comment says it, without the `#`; None if too little of it is known.
+
+    >>> from attnshape.observation.forms import AxisForm
+    >>> axes = (AxisForm("B", "verified"), AxisForm("H*Dk", "verified"), AxisForm(None))
+    >>> format_shape(Form(TensorForm(frozenset(["float32"]), axes), optional=True), False)
+    '(B, H*Dk, _) or None'
+    """
+    match form.of:
+        case TensorForm(axes=axes):
+            words = [axis_text(axis, include_matched) or UNKNOWN for axis in axes]
+            if words and all(word in (UNKNOWN, ANY_NUMBER) for word in words):
+                return None
+            text = f"({words[0]},)" if len(words) == 1 else f"({', '.join(words)})"
+        case ItemsForm(items=items) if items:
+            parts = [format_shape(item, include_matched) for item in items]
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                return None
+            text = f"{known[0]} each" if len(set(known)) == 1 and len(known) > 1 else ", ".join(known)
+        case OtherForm() | ItemsForm():
+            return None
+    return f"{text} or None" if form.optional else text
+
+
+def _with_names(remarks: Sequence[_Remark]) -> str:
+    """Return the shapes of several names in one comment: `q, k: (B, L), mask: (L, L)`."""
+    groups: list[tuple[list[str], str]] = []
+    for one in remarks:
+        if groups and groups[-1][1] == one.text:
+            groups[-1][0].append(one.place.name)
+        else:
+            groups.append(([one.place.name], one.text))
+    return ", ".join(f"{', '.join(names)}: {text}" for names, text in groups)
+
+
+def find_shapes_only(comment: str, symbols: Collection[str], ranks: Collection[int]) -> int | None:
+    """Return where the part of a comment after its last `#` begins, None if that part isn't only shapes.
+
+    What could be prose, such as `(q, k, v)`, counts only if a word in it is a size symbol, or it has as many words
+    as one of the `ranks`.
+
+    >>> find_shapes_only("# project  # (B, L, D)", {"B"}, ()), find_shapes_only("# (B, T) x (B, T, C)", {"B"}, ())
+    (11, 0)
+    >>> find_shapes_only("# (see Vaswani et al., 2017)", {"B"}, {4}), find_shapes_only("# (q, k)", {"B"}, {3})
+    (None, None)
+    """
+    start = comment.rfind("#")
+    text = comment[start:].rstrip()
+    if _SHAPES.fullmatch(text):
+        shapes = [_words(match["shape"]) for match in _ONE.finditer(text)]
+    else:
+        found = [shape for one in parse_comment(text[1:]) for shape in one.shapes]
+        rest = text
+        for shape in found:
+            rest = rest.replace(shape.text, " ", 1)
+        if not found or _PROSE.search(rest):
+            return None
+        shapes = [tuple(axis.text for axis in shape.axes) for shape in found]
+    words = {name for shape in shapes for word in shape for name in re.findall(r"[^\W\d]\w*", word)}
+    return start if words & set(symbols) or any(len(shape) in ranks for shape in shapes) else None
+
+
+def _words(shape: str) -> tuple[str, ...]:
+    inside = shape[1:-1].strip().removesuffix(",")
+    return tuple("".join(word.split()) for word in inside.split(",")) if inside else ()

@@ -1,77 +1,130 @@
-"""Writes files so that each is whole at every moment: aside, to the disk, then in the place of the old one."""
+"""Writes annotated files, as a unified diff or in place: only files of the current project, and all of them or none."""
 
 from __future__ import annotations
 
-import contextlib
+import difflib
 import os
-import stat
-from collections.abc import Sequence
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from attnshape.annotate.project import Project
-from attnshape.annotate.source import Source
-from attnshape.ending import removed_if_unfinished
+from attnshape.annotate.source import PythonSource
 from attnshape.errors import AttnshapeError
-from attnshape.paths import display_path
+from attnshape.runtime.files import display_path, staged, write_atomically
+
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
+_COLORS = {b"---": b"\x1b[1m", b"+++": b"\x1b[1m", b"@@": b"\x1b[36m", b"+": b"\x1b[32m", b"-": b"\x1b[31m"}
+_END = b"\x1b[0m"
+_ESCAPES = {b"\\": rb"\\", b'"': rb"\"", b"\n": rb"\n", b"\t": rb"\t", b"\r": rb"\r"}
+
+
+@dataclass(frozen=True)
+class Project:
+    """The current project, by its root folder."""
+
+    root: Path
+
+    def contains(self, path: Path) -> bool:
+        """Return whether a file is in the project, with links resolved, and isn't a library installed there."""
+        real = path.resolve()
+        inside = real.is_relative_to(self.root)
+        return inside and not {"site-packages", "dist-packages"} & set(real.relative_to(self.root).parts)
+
+    def check(self, path: Path) -> None:
+        """Raise AttnshapeError if a file isn't in the project."""
+        if not self.contains(path):
+            raise AttnshapeError(
+                f"{path} is outside of the current project, {self.root}",
+                "go to the folder that it belongs to, or annotate a copy of it in your project",
+            )
+
+
+def current_project() -> Project:
+    """Return the project of the current folder: its git repository, else the folder itself."""
+    here = Path.cwd()
+    top = _git(["rev-parse", "--show-toplevel"], here)
+    return Project(Path(top.rstrip("\n")).resolve() if top and top.strip() else here.resolve())
+
+
+def is_in_repository(path: Path) -> bool:
+    """Return whether a file is in a git repository, including one that git itself refuses to read."""
+    top = _git(["rev-parse", "--show-toplevel"], path.parent)
+    return top is not None or any((folder / ".git").exists() for folder in path.resolve().parents)
+
+
+def _uncommitted(path: Path) -> str | None:
+    """Return why git couldn't restore a file as it is now; None if it could, or if there is no git.
+
+    This asks the file's own repository, which may lie within the project or around it.
+    """
+    if not is_in_repository(path):
+        return None
+    status = _git(["--literal-pathspecs", "status", "--porcelain", "--ignored", "--", str(path)], path.parent)
+    if status is None:
+        return "git can't say whether it has uncommitted changes"
+    if not status.strip():
+        return None
+    return {"??": "it is untracked", "!!": "git ignores it"}.get(status[:2], "it has uncommitted changes")
+
+
+def _git(arguments: list[str], folder: Path) -> str | None:
+    """Return git's output, None if git fails or isn't installed."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def check_writable(paths: Sequence[Path], project: Project, force: bool) -> None:
-    """Raise AttnshapeError where a file isn't the project's, can't be written, or has changes that git hasn't seen.
+    """Raise AttnshapeError if a file isn't the project's, can't be written, or has uncommitted changes.
 
-    The last is no reason where `force` says so.
+    With `force`, uncommitted changes are allowed.
     """
     for path in paths:
         project.check(path)
         name = display_path(str(path))
         if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
             raise AttnshapeError(f"{name} can't be written: permission denied", "make it and its folder writable")
-        why = project.uncommitted(path) if not force else None
+        why = _uncommitted(path) if not force else None
         if why is not None:
             raise AttnshapeError(
-                f"{name} isn't written: {why}, so that git couldn't bring it back",
-                "commit it first, or say --force; without --write the changes are only shown",
+                f"{name} isn't written: {why}, so git couldn't restore it",
+                "commit it first, or add --force; without --write the changes are only shown",
             )
 
 
-def save(files: Sequence[tuple[Source, bytes]]) -> None:
-    """Write all files, or none where one can't be written.
+def save(files: Sequence[tuple[PythonSource, bytes]]) -> None:
+    """Write all files, or none if one can't be written.
 
-    Raises AttnshapeError where one can't, or isn't any more what it was when it was read.
+    Raises AttnshapeError if one can't be written, or has changed since it was read.
     """
-    asides = [(source, _aside(source.path)) for source, _ in files]
-    with removed_if_unfinished(*(str(aside) for _, aside in asides)), contextlib.ExitStack() as stack:
-        for (source, data), (_, aside) in zip(files, asides, strict=True):
-            stack.callback(aside.unlink, missing_ok=True)
-            _reported(lambda source=source, data=data, aside=aside: _write(source.path, aside, data), source)
-        for source, _ in files:
-            _check_unchanged(source)
-        done: list[Source] = []
-        try:
-            for source, aside in asides:
-                _reported(lambda source=source, aside=aside: aside.replace(source.path), source)
+    done: list[PythonSource] = []
+    try:
+        with staged([(source.path, data) for source, data in files]) as pairs:
+            for source, _ in files:
+                _check_unchanged(source)
+            for (source, _), (temporary, destination) in zip(files, pairs, strict=True):
+                temporary.replace(destination)
                 done.append(source)
-        except AttnshapeError:
-            for source in done:
-                _write(source.path, _aside(source.path), source.data)
-                _aside(source.path).replace(source.path)
-            raise
+    except OSError as error:
+        for source in done:
+            write_atomically(source.path, source.data)
+        names = ", ".join(display_path(str(source.path)) for source, _ in files)
+        raise AttnshapeError(f"{names} can't be written: {error.strerror}", "nothing was written") from None
 
 
-def _aside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.attnshape")
-
-
-def _write(path: Path, aside: Path, data: bytes) -> None:
-    """Write data to the disk beside a file, with the file's permissions."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fchmod(stream.fileno(), mode)
-        os.fsync(stream.fileno())
-
-
-def _check_unchanged(source: Source) -> None:
+def _check_unchanged(source: PythonSource) -> None:
     try:
         now = source.path.read_bytes()
     except OSError:
@@ -82,11 +135,43 @@ def _check_unchanged(source: Source) -> None:
         )
 
 
-def _reported(action: object, source: Source) -> None:
-    assert callable(action)
-    try:
-        action()
-    except OSError as error:
-        raise AttnshapeError(
-            f"{display_path(str(source.path))} can't be written: {error.strerror}", "nothing was written"
-        ) from None
+def unified_diff(files: Iterable[tuple[PythonSource, bytes]], folder: Path) -> bytes:
+    """Return the diff of files to their new contents as `git apply` takes it, with paths relative to a folder."""
+    return b"".join(line for source, new in files for line in _diff_of_file(source, new, folder))
+
+
+def _diff_of_file(source: PythonSource, new: bytes, folder: Path) -> Iterator[bytes]:
+    name = os.fsencode(os.path.relpath(source.path, folder)).replace(os.sep.encode(), b"/")
+    old_lines, new_lines = _LINE.findall(source.data), _LINE.findall(new)
+    lines = difflib.diff_bytes(difflib.unified_diff, old_lines, new_lines, b"old", b"new")
+    for place, line in enumerate(lines):
+        if place == 0:
+            yield b"--- " + _quoted(b"a/" + name) + b"\n"
+        elif place == 1:
+            yield b"+++ " + _quoted(b"b/" + name) + b"\n"
+        elif line.endswith(b"\n"):
+            yield line
+        else:
+            yield line + b"\n\\ No newline at end of file\n"
+
+
+def _quoted(name: bytes) -> bytes:
+    """Return a file's name as git quotes it, where it has characters that would break the line."""
+    if re.fullmatch(rb"[\x21\x23-\x5b\x5d-\x7e]+", name):
+        return name
+    if re.fullmatch(rb"[\x20\x21\x23-\x5b\x5d-\x7e]+", name):
+        return name + b"\t"
+    characters = [bytes([value]) for value in name]
+    parts = [_ESCAPES.get(one, one if 0x20 <= one[0] < 0x7F else b"\\%03o" % one[0]) for one in characters]
+    return b'"' + b"".join(parts) + b'"'
+
+
+def color_diff(diff: bytes) -> bytes:
+    """Return a diff in git's colors."""
+    return b"".join(_color_line(line) for line in _LINE.findall(diff))
+
+
+def _color_line(line: bytes) -> bytes:
+    color = next((color for start, color in _COLORS.items() if line.startswith(start)), None)
+    text = line.rstrip(b"\r\n")
+    return color + text + _END + line[len(text) :] if color is not None else line

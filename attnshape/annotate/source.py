@@ -1,7 +1,8 @@
-"""A source file as bytes and as text, and edits of it that leave everything else as it is."""
+"""A source file as bytes and as text, and edits that leave all of it but their own places unchanged."""
 
 from __future__ import annotations
 
+import bisect
 import codecs
 import io
 import itertools
@@ -13,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from attnshape.errors import AttnshapeError
-from attnshape.paths import display_path
+from attnshape.runtime.files import display_path
 
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
 _REST_OF_LINE = re.compile(rb"[ \t\f;,]*(?P<comment>#[^\r\n]*)?(?=[\r\n]|\Z)")
@@ -21,7 +22,7 @@ _REST_OF_LINE = re.compile(rb"[ \t\f;,]*(?P<comment>#[^\r\n]*)?(?=[\r\n]|\Z)")
 
 @dataclass(frozen=True)
 class Edit:
-    """Text in the place of a file's bytes from `start` to `end`, which are those of its text in UTF-8."""
+    """A replacement of the bytes from `start` to `end` of a file's text in UTF-8."""
 
     start: int
     end: int
@@ -29,20 +30,20 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Comment:
-    """Where a line may get a comment at its end, and the one that it has."""
+class LineEnd:
+    """The end of a line of code: where a comment can go, and the comment that it has."""
 
     at: int
-    """Behind the code, or behind the comment that is there."""
+    """The offset after the code, or after the existing comment."""
     start: int
-    """Where the comment that is there begins."""
+    """The offset of the existing comment."""
     text: str
-    """The comment that is there, from its `#`; nothing where there is none."""
+    """The existing comment with its `#`; empty if there is none."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """A Python file, whose text is decoded as Python does it, with its line ends kept."""
+class PythonSource:
+    """A Python file. Its text is decoded as Python does it, and keeps its line endings."""
 
     path: Path
     data: bytes
@@ -55,7 +56,7 @@ class Source:
 
     @cached_property
     def utf8(self) -> bytes:
-        """The text in UTF-8, whose offsets are those of edits."""
+        """The text in UTF-8, to which the offsets of edits refer."""
         return self.text.encode("utf-8")
 
     @property
@@ -64,7 +65,7 @@ class Source:
 
     @cached_property
     def newline(self) -> str:
-        """The line end that is used the most."""
+        """The most frequent line ending."""
         counts = {"\n": 0, "\r\n": 0, "\r": 0}
         for match in _NEWLINE.finditer(self.utf8):
             counts[match.group().decode()] += 1
@@ -80,33 +81,29 @@ class Source:
 
     def line(self, offset: int) -> int:
         """Return the line of an offset, from 1."""
-        low, high = 0, len(self._lines)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._lines[middle] <= offset else (low, middle)
-        return low + 1
+        return bisect.bisect_right(self._lines, offset)
 
     def line_start(self, offset: int) -> int:
         """Return where the line of an offset begins."""
         return self._lines[self.line(offset) - 1]
 
-    def end_of_line(self, offset: int) -> Comment | None:
-        """Return where the line of an offset may get a comment; None where more code follows the offset in it."""
+    def end_of_line(self, offset: int) -> LineEnd | None:
+        """Return where the line of an offset can get a comment; None if more code follows the offset on the line."""
         rest = _REST_OF_LINE.match(self.utf8, offset)
         if rest is None:
             return None
         if rest["comment"] is None:
             blank = rest.group()
             at = offset + len(blank.rstrip(b" \t\f"))
-            return Comment(at, at, "")
+            return LineEnd(at, at, "")
         text = rest["comment"].rstrip(b" \t\f")
         start = rest.start("comment")
-        return Comment(start + len(text), start, text.decode())
+        return LineEnd(start + len(text), start, text.decode())
 
     def edited(self, edits: Iterable[Edit]) -> bytes:
-        """Return the file's bytes with edits, which don't overlap; those at one place in the order given.
+        """Return the file's bytes with edits, which don't overlap. Edits at one offset keep their order.
 
-        Raises AttnshapeError where the file's encoding lacks a character.
+        Raises AttnshapeError if the file's encoding lacks a character.
         """
         pieces, done = [], 0
         for edit in sorted(edits, key=lambda one: (one.start, one.end)):
@@ -118,34 +115,34 @@ class Source:
         except UnicodeEncodeError as error:
             raise AttnshapeError(
                 f"{display_path(str(self.path))} is in {self.encoding}, which lacks {error.object[error.start]!r}",
-                "name your sizes with other letters, or save the file as UTF-8",
+                "give your sizes other names, or save the file as UTF-8",
             ) from None
 
 
-def decoded(path: Path, data: bytes) -> Source:
-    """Return a file's bytes as source. Raises AttnshapeError where they aren't text in the encoding that it names."""
+def decode_source(path: Path, data: bytes) -> PythonSource:
+    """Return a file's bytes as source. Raises AttnshapeError if they aren't text in the encoding that they name."""
     name = display_path(str(path))
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        source = Source(path, data, "utf-8" if encoding == "utf-8-sig" else encoding)
-        again = source.edited(())
+        source = PythonSource(path, data, "utf-8" if encoding == "utf-8-sig" else encoding)
+        reproduced = source.edited(())
     except (SyntaxError, LookupError, UnicodeDecodeError) as error:
         raise AttnshapeError(
             f"{name} can't be read as text: {error}", "save it in the encoding that it names"
         ) from None
-    if again != data:
+    if reproduced != data:
         raise AttnshapeError(
-            f"{name} is in {source.encoding}, from which it can't be written again byte for byte", "save it as UTF-8"
+            f"{name} is in {source.encoding}, in which its text can't be reproduced byte for byte", "save it as UTF-8"
         )
     return source
 
 
-def inserted(edits: Iterable[Edit]) -> bool:
-    """Say whether edits only add text."""
+def only_insert(edits: Iterable[Edit]) -> bool:
+    """Return whether edits only insert text."""
     return all(edit.start == edit.end for edit in edits)
 
 
-def overlapping(edits: Iterable[Edit]) -> bool:
-    """Say whether two edits are in each other's way."""
+def overlap(edits: Iterable[Edit]) -> bool:
+    """Return whether any two edits overlap."""
     ordered = sorted(edits, key=lambda one: (one.start, one.end))
     return any(one.end > other.start for one, other in itertools.pairwise(ordered))

@@ -1,83 +1,116 @@
-"""The styles by name, and the files that one makes."""
+"""The styles by name, and the result of annotating a file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnshape.annotate import comment_style, jaxtyping_style
-from attnshape.annotate.changes import Made, Wanted, edits_of
-from attnshape.annotate.enforcing import Hook, decorated, hook, hooked
-from attnshape.annotate.functions import unfit
-from attnshape.annotate.imports import Needed, import_edits, needed, spelling
-from attnshape.annotate.names import names
-from attnshape.annotate.source import Edit, Source
-from attnshape.annotate.tree import Tree, parse
-from attnshape.variables.forms import FunctionForms
+from libcst.codemod.visitors import ImportItem
+
+from attnshape.annotate.changes import AnnotateContext, Annotations, Change, Omission, Place
+from attnshape.annotate.comment_style import annotate_with_comments
+from attnshape.annotate.enforcing import ImportHook, decorate, find_hook, hook_edits
+from attnshape.annotate.exclusions import notes_on_constants, why_not_annotated
+from attnshape.annotate.jaxtyping_style import annotate_types
+from attnshape.annotate.source import Edit, PythonSource
+from attnshape.annotate.syntax import Tree, import_edits, parse
+from attnshape.model.report import Finding
+from attnshape.observation.forms import FunctionForms
 
 
 @dataclass(frozen=True)
-class Rewritten:
-    """Files with what was written into them."""
+class Rewrite:
+    """Files with the edits that annotate them."""
 
-    made: Made
-    files: tuple[tuple[Source, tuple[Edit, ...]], ...]
+    annotations: Annotations
+    files: tuple[tuple[PythonSource, tuple[Edit, ...]], ...]
     """Each file that changes, the target's first, with its edits."""
-    hook: Hook | None = None
-    """The hook that is needed, with `--enforce`."""
+    hook: ImportHook | None = None
+    """The import hook that `--enforce` needs."""
 
 
-def jaxtyping(source: Source, forms: Sequence[FunctionForms], wanted: Wanted) -> Rewritten:
-    """Write annotations, with the imports that they need."""
+@dataclass(frozen=True)
+class AnnotatedFile:
+    """A file with its verified annotations."""
+
+    source: PythonSource
+    style: str
+    rewrite: Rewrite
+    omissions: tuple[Omission, ...] = ()
+    verified_at: tuple[str, ...] = ()
+    """The sizes at which the annotated file was run and checked; empty if no annotation is written."""
+    same_bits: bool = True
+    """Whether the results were compared; those of some code differ from run to run."""
+    findings: tuple[Finding, ...] = ()
+    """Documented shapes that differ from those observed."""
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """The changes, place by place."""
+        return self.rewrite.annotations.changes
+
+    @property
+    def unpacked(self) -> Sequence[Place]:
+        """Tensors without an annotation because they are unpacked; a comment can name them."""
+        return () if self.style == "comment" else self.rewrite.annotations.unpacked
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Notes on the constants in the annotations."""
+        return list(notes_on_constants(self.changes))
+
+    @property
+    def files(self) -> list[tuple[PythonSource, bytes]]:
+        """Each file that changes, with its new contents."""
+        return [(source, source.edited(edits)) for source, edits in self.rewrite.files]
+
+
+def rewrite_jaxtyping(source: PythonSource, forms: Sequence[FunctionForms], context: AnnotateContext) -> Rewrite:
+    """Add annotations, with the imports that they need."""
     tree = parse(source)
-    known = names(tree)
-    made = jaxtyping_style.annotate(tree, known, spelling(known), forms, wanted)
-    return _files(tree, made, [*import_edits(tree, known, _kinds(tree, made)), *edits_of(made.changes)])
+    made = annotate_types(tree, forms, context)
+    return _rewrite(tree, made, [*import_edits(tree, _needed_imports(tree, made)), *made.edits])
 
 
-def enforced(source: Source, forms: Sequence[FunctionForms], wanted: Wanted) -> Rewritten:
-    """Write annotations, the decorators that have them checked, and the hook that has local ones checked."""
+def rewrite_enforced(source: PythonSource, forms: Sequence[FunctionForms], context: AnnotateContext) -> Rewrite:
+    """Add annotations, the decorators that check them, and the hook that checks those of local variables."""
     tree = parse(source)
-    known = names(tree)
-    made = jaxtyping_style.annotate(tree, known, spelling(known), forms, wanted)
-    only_variables = wanted.unchecked - wanted.untouched
+    made = annotate_types(tree, forms, context)
+    variables_only = context.unchecked - context.untouched
     functions = [
         one
         for one in tree.definitions
-        if one in made.functions or (one.name in only_variables and unfit(one, known) is None)
+        if one in made.functions or (one.name in variables_only and why_not_annotated(one, tree) is None)
     ]
-    with_decorators = decorated(tree, known, functions, wanted.unchecked)
-    needs = {*_kinds(tree, made), *with_decorators.needed}
-    rewritten = _files(tree, made, [*import_edits(tree, known, needs), *with_decorators.edits, *edits_of(made.changes)])
-    if not functions or not wanted.hook:
-        return rewritten
-    place = hook(source.path)
-    package = hooked(place)
-    files = (*rewritten.files, *(((package[0], tuple(package[1])),) if package is not None else ()))
-    return Rewritten(made, files, place)
+    decorator_edits, needed = decorate(tree, functions, context.unchecked)
+    imports = import_edits(tree, {*_needed_imports(tree, made), *needed})
+    rewrite = _rewrite(tree, made, [*imports, *decorator_edits, *made.edits])
+    if not functions or not context.hook:
+        return rewrite
+    hook = find_hook(source.path)
+    package = hook_edits(hook)
+    return Rewrite(made, (*rewrite.files, *([package] if package is not None else [])), hook)
 
 
-def comment(source: Source, forms: Sequence[FunctionForms], wanted: Wanted) -> Rewritten:
-    """Write comments at the ends of lines."""
+def rewrite_with_comments(source: PythonSource, forms: Sequence[FunctionForms], context: AnnotateContext) -> Rewrite:
+    """Add comments at the ends of lines."""
     tree = parse(source)
-    made = comment_style.annotate(tree, names(tree), forms, wanted)
-    return _files(tree, made, edits_of(made.changes))
+    made = annotate_with_comments(tree, forms, context)
+    return _rewrite(tree, made, made.edits)
 
 
-def _kinds(tree: Tree, made: Made) -> set[Needed]:
-    known = names(tree)
-    kinds = {kind for change in made.changes for kind in change.kinds}
-    wanted = [needed(known, "jaxtyping", kind) for kind in kinds] + (
-        [needed(known, "torch", "Tensor")] if kinds else []
-    )
+def _needed_imports(tree: Tree, annotations: Annotations) -> set[ImportItem]:
+    kinds = {kind for change in annotations.changes for kind in change.kinds}
+    wanted = [tree.missing_import("jaxtyping", kind) for kind in kinds]
+    wanted += [tree.missing_import("torch", "Tensor")] if kinds else []
     return {one for one in wanted if one is not None}
 
 
-def _files(tree: Tree, made: Made, edits: Sequence[Edit]) -> Rewritten:
-    return Rewritten(made, ((tree.source, tuple(edits)),) if edits else ())
+def _rewrite(tree: Tree, annotations: Annotations, edits: Sequence[Edit]) -> Rewrite:
+    return Rewrite(annotations, ((tree.source, tuple(edits)),) if edits else ())
 
 
-STYLES: Mapping[str, Callable[[Source, Sequence[FunctionForms], Wanted], Rewritten]] = {
-    "jaxtyping": jaxtyping,
-    "comment": comment,
+STYLES: Mapping[str, Callable[[PythonSource, Sequence[FunctionForms], AnnotateContext], Rewrite]] = {
+    "jaxtyping": rewrite_jaxtyping,
+    "comment": rewrite_with_comments,
 }

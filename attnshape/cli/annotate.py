@@ -1,95 +1,89 @@
-"""`attnshape annotate`: what the trace knows, written into the source."""
+"""`attnshape annotate`: writes the shapes that a trace knows into the source."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from msgspec.structs import replace
 
-from attnshape.cli.jobs import Job, jobs_of
-from attnshape.cli.options import Output
+from attnshape.cli.flags import Output, takes_target
+from attnshape.cli.jobs import jobs_of
+from attnshape.cli.output import check_writable, use_color, write_bytes
 from attnshape.cli.progress import Progress
-from attnshape.cli.request import Flags
-from attnshape.cli.target_options import takes_target
-from attnshape.cli.writing import check_writable, use_color, write_bytes
 from attnshape.errors import AttnshapeError, ExitStatus
-from attnshape.hints import nearest
-from attnshape.render.text import visible
-from attnshape.settings import Settings
-from attnshape.target.request import Request
-from attnshape.tracing.output import to_standard_error
+from attnshape.model.formatting import join_words, pluralize
+from attnshape.options.spec import RunOptions, TargetSpec, require_name
+from attnshape.reporters.escaping import visible
+from attnshape.runtime.capture import to_standard_error
+from attnshape.runtime.files import display_path
+
+if TYPE_CHECKING:
+    from attnshape.annotate.saving import Project
+    from attnshape.annotate.styles import AnnotatedFile
 
 # what annotates is imported by the functions that use it: the other verbs, which share this start, do without
-if TYPE_CHECKING:
-    from attnshape.annotate.outcome import Annotated as Made
-    from attnshape.annotate.project import Project
-
-_OF_ONE_TARGET = ("init", "input", "with")
 
 
 @takes_target
 def annotate(
-    target: str | None,
-    flags: Flags,
-    style: Annotated[str, typer.Option(metavar="NAME", help="jaxtyping or comment.")] = "jaxtyping",
+    typed: TargetSpec,
+    run: Mapping[str, object],
+    style: Annotated[
+        Literal["jaxtyping", "comment"], typer.Option(metavar="NAME", help="jaxtyping or comment.")
+    ] = "jaxtyping",
     include: Annotated[
-        str | None, typer.Option(metavar="matched", help="Write axes too that were matched to a size, not proved.")
+        Literal["matched"] | None,
+        typer.Option(metavar="matched", help="Also write axes that only match a size, unverified."),
     ] = None,
     existing: Annotated[
-        str, typer.Option(metavar="HOW", help="Signatures that are there: keep, replace or check.")
+        Literal["keep", "replace", "check"],
+        typer.Option(metavar="HOW", help="Existing signatures: keep, replace or check."),
     ] = "keep",
     case: Annotated[
         list[str] | None,
-        typer.Option(metavar="TARGET", help="Another run of the code: what is written holds for all. Repeat."),
+        typer.Option(metavar="TARGET", help="Another run of the code; annotations hold for all. Repeat."),
     ] = None,
     enforce: Annotated[
-        bool, typer.Option("--enforce", help="Write what has the annotations checked as the code runs.")
+        bool, typer.Option("--enforce", help="Write decorators that check annotations as the code runs.")
     ] = False,
     write: Annotated[bool, typer.Option("--write", help="Change the file; else the diff is printed.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="With --write: also where git hasn't seen the file as it is.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --write: also files with uncommitted changes.")] = False,
     output: Output = None,
 ) -> None:
-    """What the trace knows, written into the source: annotations or comments, as a diff or with --write."""
-    _check_options(style, include, existing, enforce, write, force, output)
+    """Annotate the source with its shapes; print a diff, or change the files with --write."""
+    _check_options(style, enforce, write, force, output)
     check_writable(output)
-    _check_output(output, [Path(one.rpartition(":")[0]) for one in (target or "", *(case or []))])
-    requests, settings = _requests(target, flags, case or [])
-    from attnshape.annotate.asked import Asked
-    from attnshape.annotate.project import current_project
-    from attnshape.proving.prover import Prover
+    _check_output(output, [Path(one.rpartition(":")[0]) for one in (typed.target, *(case or []))])
+    specs, options = _specs(typed, run, case or [])
+    from attnshape.annotate.saving import current_project
+    from attnshape.options.spec import AnnotateOptions
 
     project = current_project()
-    # torch is imported only here, once everything that can be wrong without it has been looked at
-    from attnshape.annotating import annotate_requests
-    from attnshape.target.device import require_device
+    # torch is imported only here, after everything that can be validated without it
+    from attnshape.pipelines.annotate import annotate_requests
 
     gc.freeze()
     gc.enable()
-    require_device(settings.device)
-    how = Asked(style, existing, include is not None, enforce)  # type: ignore[arg-type]  # looked at above
+    how = AnnotateOptions(style, existing, include is not None, enforce)
     # until the diff is written, since threads of the code that ran may print meanwhile
     with to_standard_error():
-        with Progress() as progress, Prover() as prover:
-            made = annotate_requests(requests, settings, how, project, prover, progress)
+        with Progress() as progress:
+            made = annotate_requests(specs, options, how, project, progress)
         _hand_over(made, project, write, force, output)
     if made.findings:
         raise typer.Exit(ExitStatus.FOUND)
 
 
-def _hand_over(made: Made, project: Project, write: bool, force: bool, output: Path | None) -> None:
-    """Write the files, or the diff; then say on standard error what was done."""
-    from attnshape.annotate.diffing import colored, unified
-    from attnshape.annotate.project import in_repository
+def _hand_over(made: AnnotatedFile, project: Project, write: bool, force: bool, output: Path | None) -> None:
+    """Write the files, or the diff; then a summary to standard error."""
     from attnshape.annotate.saving import check_writable as check_files
-    from attnshape.annotate.saving import save
-    from attnshape.render.annotating import summary
+    from attnshape.annotate.saving import color_diff, is_in_repository, save, unified_diff
 
     files = made.files
     _check_output(output, [made.source.path, *(source.path for source, _ in files)])
@@ -97,27 +91,15 @@ def _hand_over(made: Made, project: Project, write: bool, force: bool, output: P
         check_files([source.path for source, _ in files], project, force)
         save(files)
     elif files:
-        diff = unified(files, Path.cwd().resolve())
-        write_bytes(colored(diff) if use_color(output) else diff, output)
-    for line in summary(made, written=write):
+        diff = unified_diff(files, Path.cwd().resolve())
+        write_bytes(color_diff(diff) if use_color(output) else diff, output)
+    for line in annotation_summary(made, written=write):
         print(visible(line), file=sys.stderr)  # noqa: T201 - standard output is the diff's
-    if write and any(not in_repository(source.path) for source, _ in files):
-        print("note: there is no git here to bring the old file back", file=sys.stderr)  # noqa: T201
+    if write and any(not is_in_repository(source.path) for source, _ in files):
+        print("note: there is no git repository to restore the old file from", file=sys.stderr)  # noqa: T201
 
 
-def _check_options(
-    style: str, include: str | None, existing: str, enforce: bool, write: bool, force: bool, output: Path | None
-) -> None:
-    from attnshape.annotate.asked import EXISTING, STYLE_NAMES
-
-    if style not in STYLE_NAMES:
-        raise AttnshapeError(f"there is no style {style[:40]!r}", nearest(style, list(STYLE_NAMES), "the styles are"))
-    if include not in (None, "matched"):
-        raise AttnshapeError(
-            f"--include is {include[:40]!r}, expected matched", "leave it out to write only what is proved"
-        )
-    if existing not in EXISTING:
-        raise AttnshapeError(f"--existing is {existing[:40]!r}", nearest(existing, list(EXISTING), "it can be"))
+def _check_options(style: str, enforce: bool, write: bool, force: bool, output: Path | None) -> None:
     if enforce and style != "jaxtyping":
         raise AttnshapeError("--enforce is for annotations; comments can't be checked", "leave out --style comment")
     if force and not write:
@@ -129,7 +111,7 @@ def _check_options(
 
 
 def _check_output(output: Path | None, sources: Sequence[Path]) -> None:
-    """Raise AttnshapeError where the diff would be written over the code."""
+    """Raise AttnshapeError if the diff would be written over the code."""
     for source in sources:
         if output is not None and source.is_file() and output.exists() and output.samefile(source):
             raise AttnshapeError(
@@ -138,18 +120,64 @@ def _check_output(output: Path | None, sources: Sequence[Path]) -> None:
             )
 
 
-def _requests(target: str | None, flags: Flags, cases: list[str]) -> tuple[list[Request], Settings]:
-    """Return the target's requests, one for each of its sets of sizes, then those of the cases."""
-    if not target:
+def _specs(typed: TargetSpec, run: Mapping[str, object], cases: list[str]) -> tuple[list[TargetSpec], RunOptions]:
+    """Return the target at each of its sets of sizes, then the cases, and how to run them."""
+    if not typed.target:
         raise AttnshapeError("no target is given", "name what to annotate: attnshape annotate model.py:Attention")
-    jobs = _jobs(target, flags)
-    found = [job.request for job in jobs]
-    without = Flags({flag: [] if flag in _OF_ONE_TARGET else values for flag, values in flags.values.items()})
-    for text in cases:
-        same = [replace(found[0], target=text)] if ":" in text else [job.request for job in _jobs(text, without)]
-        found += same
-    return found, jobs[0].settings
+    jobs = jobs_of("annotate", typed, run)
+    specs = [job.spec for job in jobs]
+    for name in cases:
+        if ":" in name:
+            specs.append(replace(jobs[0].spec, target=name))
+        else:
+            other = replace(typed, target=require_name(name), init=None, inputs={}, arguments={})
+            specs += [job.spec for job in jobs_of("annotate", other, run)]
+    return specs, jobs[0].options
 
 
-def _jobs(target: str, flags: Flags) -> list[Job]:
-    return [job for job in jobs_of("annotate", target, flags, every=False).each if isinstance(job, Job)]
+_NOUNS = {"argument": "argument", "result": "result", "local": "local variable"}
+
+
+def annotation_summary(made: AnnotatedFile, written: bool) -> Iterator[str]:
+    """Yield the lines that sum up an annotation.
+
+    Args:
+        made: The annotation.
+        written: Whether the files were changed; otherwise the changes were only shown.
+    """
+    name = display_path(str(made.source.path))
+    if made.files:
+        verb = "annotated" if written else "to annotate"
+        yield f"{name}: {_counted(made)} {verb}"
+    else:
+        yield f"{name}: nothing to change"
+    if made.verified_at:
+        bits = " and gives the same bits" if made.same_bits else ""
+        yield f"verified: runs{',' if bits else ' and'} passes its checks{bits} at {'; '.join(made.verified_at)}"
+    for finding in made.findings:
+        line = f":{finding.source.line}" if finding.source is not None else ""
+        yield f"{name}{line}: {finding.message}; {finding.evidence}"
+        yield f"  hint: {finding.hint}"
+    if made.unpacked:
+        by_function: dict[str, list[str]] = {}
+        for place in made.unpacked:
+            by_function.setdefault(place.function, []).append(place.name)
+        listed = "; ".join(
+            f"{', '.join(dict.fromkeys(names))} in {function}" for function, names in by_function.items()
+        )
+        yield f"left out, since unpacked names can't be annotated: {listed}"
+    for one in made.omissions:
+        yield f"left out: {one.what}: {one.why}"
+    for note in made.notes:
+        yield f"note: {note}"
+    hook = made.rewrite.hook
+    if hook is not None and hook.package is None and made.files:
+        yield f"note: beartype checks local variables only where these lines run before {hook.module} is imported:"
+        yield from (f"  {line}" for line in hook.lines)
+        yield "attnshape trace checks them anyway"
+
+
+def _counted(made: AnnotatedFile) -> str:
+    counts: Counter[str] = Counter(change.place.kind for change in made.changes)
+    parts = [pluralize(counts[kind], noun) for kind, noun in _NOUNS.items() if counts[kind]]
+    return join_words(parts) if parts else "decorators"

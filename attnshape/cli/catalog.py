@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from attnshape.catalog.describe import CaseDescription, describe
-from attnshape.catalog.registry import CATALOG
-from attnshape.cli.writing import write
-from attnshape.dims import flag_of
+from attnshape.cli.flags import flag_words
+from attnshape.cli.output import write
+from attnshape.errors import Option
+from attnshape.targets.builtin.registry import CATALOG, CaseDescription, describe
 
 
 def catalog(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A mechanism, such as multi-head.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A mechanism, such as multi-head.")] = None,
 ) -> None:
-    """The built-in mechanisms; NAME: its formula, paper, sizes and code."""
+    """List the built-in mechanisms; with NAME, show its formula, paper, sizes and code."""
     write(_one(name) if name is not None else _all(), None)
 
 
@@ -40,8 +40,8 @@ def _one(name: str) -> str:
 
 
 def _case(name: str, case: CaseDescription) -> str:
-    sizes = "  ".join(f"{flag_of(letter)} {letter}" for letter in case.sizes)
-    flags = ["--no-bias" if option == "bias" else f"--{option.replace('_', '-')}" for option in case.options]
+    sizes = "  ".join(f"{flag_words(Option('sizes', key=symbol))[0]} {symbol}" for symbol in case.sizes)
+    flags = [flag_words(Option("options", key=option))[0] for option in case.options]
     lines = [f"    {name}:{case.name}  {case.summary}", f"        sizes    {sizes}"]
     if flags:
         lines.append(f"        options  {'  '.join(flags)}")

@@ -1,36 +1,31 @@
-"""`attnshape check`: mistakes in attention code that no shape tells of."""
+"""`attnshape check`: mistakes in attention code that leave every shape right."""
 
 from __future__ import annotations
 
 import gc
-import math
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
 
-from attnshape.cli.jobs import Job, jobs_of
-from attnshape.cli.options import All, Output
+from attnshape.checks.suppressions import Selection, split_suppressed
+from attnshape.cli.flags import All, Output, format_option, takes_target
+from attnshape.cli.jobs import Job, jobs_of, jobs_of_all
+from attnshape.cli.output import check_writable, resolve_format, screen_for, write
 from attnshape.cli.progress import Progress
-from attnshape.cli.request import Flags
-from attnshape.cli.target_options import takes_target
-from attnshape.cli.writing import check_writable, resolve_format, use_color, width, write
-from attnshape.errors import AttnshapeError, ExitStatus
-from attnshape.render.formats import Screen
-from attnshape.render.report_formats import find
-from attnshape.report import Report
-from attnshape.selecting import Selection
-from attnshape.silencing import split
-from attnshape.tracing.output import to_standard_error
-
-if TYPE_CHECKING:
-    from attnshape.cli.several import Doing
+from attnshape.errors import ExitStatus
+from attnshape.model.report import Report
+from attnshape.options.claims import check_time_limit, parse_claims
+from attnshape.options.spec import TargetSpec
+from attnshape.reporters.registry import find_renderer
+from attnshape.runtime.capture import to_standard_error
 
 
 @takes_target
 def check(
-    target: str | None,
-    flags: Flags,
+    typed: TargetSpec,
+    run: Mapping[str, object],
     every: All = False,
     claim: Annotated[
         list[str] | None,
@@ -42,68 +37,52 @@ def check(
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="CODES", help="Not these codes or families: AS204. Repeat.")
     ] = None,
-    written: Annotated[
-        bool, typer.Option("--written", help="Only what is written about shapes: comments, docstrings, annotations.")
-    ] = False,
     pattern: Annotated[
         bool, typer.Option("--pattern", help="Draw which output positions depend on which input positions.")
     ] = False,
-    time_limit: Annotated[str, typer.Option(metavar="SECONDS", help="When to stop looking further.")] = "60",
-    format_: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="auto, text, markdown, json, github or sarif.")
-    ] = "auto",
+    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="When to stop looking further.")] = 60.0,
+    format_: Annotated[str, format_option("report")] = "auto",
     output: Output = None,
 ) -> None:
-    """Mistakes in attention code that no shape tells of: each with its line, its numbers and a hint."""
+    """Find mistakes that leave every shape right, each with its line, numbers and a hint."""
     check_writable(output)
     name = resolve_format(format_, output, "text")
-    form = find(name, pattern)
+    render_report = find_renderer(name, "report", draws_patterns=pattern)
     selection = Selection.parse(select or [], ignore or [])
-    limit = _seconds(time_limit)
-    jobs = jobs_of("check", target, Flags({**flags.values, "claim": claim or []}), every)
-    # torch is imported only here, once everything that can be wrong without it has been looked at
-    from attnshape.examine import check_request
-    from attnshape.target.device import require_device
-    from attnshape.verifying import verify_request
+    check_time_limit(time_limit)
+    parse_claims(claim or ())
+    typed = replace(typed, claims=tuple(claim or ()))
+    jobs = jobs_of_all("check", typed, run) if every else jobs_of("check", typed, run)
+    batch_reporter = find_renderer(name, "reports") if every or len(jobs) > 1 else None
+    # torch is imported only here, after everything that can be validated without it
+    from attnshape.pipelines.check import check_request
+    from attnshape.pipelines.comments import check_comments
 
-    def run(job: Job, doing: Doing) -> Report:
-        require_device(job.settings.device)
-        if written:
-            made = verify_request(job.request, job.settings, limit, doing=doing)
+    def check_job(job: Job, progress: Callable[[str], None]) -> Report:
+        if selection.only_comments:
+            made = check_comments(job.spec, job.options, time_limit, progress=progress)
         else:
-            made = check_request(job.request, job.settings, job.claims, limit, doing=doing)
-        counting, silenced = split(made.findings, selection)
-        return replace(made, findings=counting, silenced=(*made.silenced, *silenced))
+            made = check_request(job.spec, job.options, parse_claims(job.spec.claims), time_limit, progress=progress)
+        counting, suppressed = split_suppressed(made.findings, selection)
+        return replace(made, findings=counting, suppressed=(*made.suppressed, *suppressed))
 
-    def drawn(report: Report) -> str:
-        return form.draw(report, Screen(width(), use_color(output)), pattern)
+    def render(report: Report) -> str:
+        return render_report(report, screen_for(output), pattern)
 
     gc.freeze()
     gc.enable()
     # until the report is written, since threads of the examined code may print meanwhile
     with to_standard_error():
-        if jobs.together:
-            # one report does without
-            from attnshape.cli.several import carried_out, write_together
-            from attnshape.render.several_formats import REPORTS
+        if batch_reporter is not None:
+            # a single report does without
+            from attnshape.cli.batch import run_jobs, write_batch
 
-            status = write_together(carried_out(jobs.each, run), REPORTS[name], drawn, output)
+            status = write_batch(run_jobs(jobs, check_job), batch_reporter, render, output)
         else:
+            assert isinstance(jobs[0], Job)  # only with --all is a target refused later than here
             with Progress() as progress:
-                made = run(jobs.only(), progress)
-            write(drawn(made), output)
+                made = check_job(jobs[0], progress)
+            write(render(made), output)
             status = ExitStatus.FOUND if made.found_something else ExitStatus.FINE
     if status:
         raise typer.Exit(status)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise AttnshapeError(
-            f"--time-limit is {text[:40]!r}, expected a number of seconds above 0", "for example --time-limit 60"
-        )
-    return seconds

@@ -1,74 +1,174 @@
-"""`attnshape diff`: two traces, saved or made now, step by step."""
+"""`attnshape diff`: compares two traces, saved or made now, step by step."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
-from attnshape.cli.jobs import as_typed
-from attnshape.cli.options import Format, Output
-from attnshape.cli.request import Flags
-from attnshape.cli.target_options import takes_flags
-from attnshape.cli.writing import check_writable, resolve_format, use_color, width, write
-from attnshape.comparing.kinds import KINDS, Kind
-from attnshape.errors import AttnshapeError, ExitStatus
-from attnshape.hints import nearest
-from attnshape.render.formats import Screen
-from attnshape.tracing.output import to_standard_error
+from attnshape.cli.flags import DifferenceFormat, Output, flag_words, takes_flags, typed_command
+from attnshape.cli.output import check_writable, resolve_format, screen_for, write
+from attnshape.errors import AttnshapeError, ExitStatus, Option, did_you_mean
+from attnshape.model.difference import KINDS, Difference, FolderDifference, Kind
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.runtime.capture import to_standard_error
+
+if TYPE_CHECKING:
+    from attnshape.comparison.outline import Outline
+    from attnshape.model.trace import Trace
 
 _ANY = "any"
-_WHAT = "A trace saved with --format json, a snapshot, a target, or a folder of saved traces."
+_INPUT_HELP = "A trace saved with --format json, a snapshot, a target, or a folder of saved traces."
+
+
+@dataclass(frozen=True)
+class TargetInput:
+    """An input that has to be traced first."""
+
+    spec: TargetSpec
+    options: RunOptions
 
 
 @takes_flags
 def diff(
-    flags: Flags,
-    old: Annotated[str, typer.Argument(metavar="OLD", help=_WHAT)],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The same for what it is compared with.")],
+    typed: TargetSpec,
+    run: Mapping[str, object],
+    old: Annotated[str, typer.Argument(metavar="OLD", help=_INPUT_HELP)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="What to compare it with: likewise.")],
     fail_on: Annotated[
         list[str] | None,
-        typer.Option(metavar="LIST", help=f"What ends with status 1: {', '.join((*KINDS, _ANY))}. Repeat."),
+        typer.Option(
+            metavar="LIST", help=f"The kinds that end with status 1: {', '.join((*KINDS, _ANY))}. Can be repeated."
+        ),
     ] = None,
-    format_: Format = "auto",
+    format_: DifferenceFormat = "auto",
     output: Output = None,
 ) -> None:
-    """Two traces, saved or made now, step by step: what was added, what went, and what is another shape."""
-    # what compares is imported only here: the other verbs, which share this start, do without
-    from attnshape.cli.sides import Target, compared, side
-    from attnshape.comparing.difference import Difference
-    from attnshape.comparing.folders import Differences
-    from attnshape.render.diff_formats import find
+    """Compare two traces: steps added or removed, and shapes changed."""
+    from attnshape.reporters.registry import find_renderer
 
     check_writable(output)
-    form = find(resolve_format(format_, output))
-    counting = _counting(fail_on or [_ANY])
-    command = as_typed()
-    sides = side(old, "OLD", flags, command), side(new, "NEW", flags, command)
-    typed = next((flag for flag, values in flags.values.items() if values), None)
-    if typed is not None and not any(isinstance(one, Target) for one in sides):
+    name = resolve_format(format_, output)
+    failing_kinds = _parse_kinds(fail_on or [_ANY])
+    command = typed_command()
+    inputs = _resolve(old, "OLD", typed, run, command), _resolve(new, "NEW", typed, run, command)
+    # an unsuitable format is an error before anything runs
+    find_renderer(name, "differences" if all(isinstance(one, Path) for one in inputs) else "difference")
+    given = next(iter([*typed.given(), *(Option(name, value) for name, value in run.items())]), None)
+    if given is not None and not any(isinstance(one, TargetInput) for one in inputs):
         raise AttnshapeError(
-            f"--{typed} is for targets: what is saved has been run already", "leave it out, or name a target"
+            f"{flag_words(given)[0]} applies to targets, and saved traces have been run already",
+            "leave it out, or name a target",
         )
     # until the table is written, since threads of the traced code may print meanwhile
     with to_standard_error():
-        made = compared(*sides)
-        screen = Screen(width(), use_color(output))
-        draw = form.one(made, command, screen) if isinstance(made, Difference) else form.many(made, command, screen)
-        write(draw, output)
-    if isinstance(made, Differences) and made.not_compared:
+        difference = _compare(*inputs)
+        screen = screen_for(output)
+        if isinstance(difference, Difference):
+            text = find_renderer(name, "difference")(difference, command, screen)
+        else:
+            text = find_renderer(name, "differences")(difference, command, screen)
+        write(text, output)
+    if isinstance(difference, FolderDifference) and difference.not_compared:
         raise typer.Exit(ExitStatus.CANNOT)
-    if counting & set(made.kinds):
+    if failing_kinds & set(difference.kinds):
         raise typer.Exit(ExitStatus.FOUND)
 
 
-def _counting(lists: list[str]) -> frozenset[Kind]:
-    """Return the kinds that `--fail-on` names. Raises AttnshapeError for another word, and where there is none."""
+def _parse_kinds(lists: list[str]) -> frozenset[Kind]:
+    """Return the kinds in the values of `--fail-on`. Raises AttnshapeError for an unknown kind and for none at all."""
     words = [word.strip() for text in lists for word in text.split(",") if word.strip()]
     choices = (*KINDS, _ANY)
     for word in words:
         if word not in choices:
-            raise AttnshapeError(f"--fail-on: there is no kind {word[:40]!r}", nearest(word, choices, "the kinds are"))
+            raise AttnshapeError(
+                f"--fail-on: there is no kind {word[:40]!r}", did_you_mean(word, choices, "the kinds are")
+            )
     if not words:
-        raise AttnshapeError("--fail-on names nothing", f"the kinds are {', '.join(choices)}")
+        raise AttnshapeError("--fail-on names no kind", f"the kinds are {', '.join(choices)}")
     return frozenset(KINDS if _ANY in words else (kind for kind in KINDS if kind in words))
+
+
+def _resolve(
+    text: str, name: str, typed: TargetSpec, run: Mapping[str, object], command: str
+) -> Trace | Outline | TargetInput | Path:
+    """Return one of the two inputs: what is saved in a file, a folder's path, or a target to trace.
+
+    Args:
+        text: The argument as typed.
+        name: The argument's name, for errors.
+        typed: The flags that describe a target.
+        run: The flags that say how to run it.
+        command: The whole command line, which a trace keeps.
+
+    Raises:
+        AttnshapeError: There is no such file or target, or the file is neither a trace nor a snapshot.
+    """
+    from attnshape.comparison.saved import HOW_TO_SAVE, SUFFIXES, read_saved
+    from attnshape.options.pyproject import project_targets, resolve_name
+    from attnshape.targets.builtin.registry import CATALOG
+
+    if not text.strip():
+        raise AttnshapeError(f"{name} is empty", "name a saved trace, a snapshot, a folder of these, or a target")
+    known = [*CATALOG, *project_targets()]
+    path = Path(text)
+    try:
+        if text not in known and path.is_dir():
+            return path
+        if text not in known and path.exists() and path.suffix != ".py":
+            return read_saved(path)
+    except (OSError, ValueError) as error:
+        raise AttnshapeError(f"can't read {text[:80]!r}: {error}", HOW_TO_SAVE) from None
+    if ":" in text or text in known or path.suffix == ".py":
+        return TargetInput(*resolve_name(replace(typed, target=text), run, command))
+    if "/" in text or path.suffix in SUFFIXES:
+        raise AttnshapeError(f"{name} is {text[:80]!r}: no such file", HOW_TO_SAVE)
+    raise AttnshapeError(
+        f"{name} is {text[:80]!r}: neither a file nor a target", did_you_mean(text, known, "the targets by name are")
+    )
+
+
+def _compare(
+    old: Trace | Outline | TargetInput | Path, new: Trace | Outline | TargetInput | Path
+) -> Difference | FolderDifference:
+    """Return the difference of two inputs, after tracing targets. Raises AttnshapeError if only one is a folder."""
+    from attnshape.comparison.saved import compare_folders, compare_saved
+
+    if isinstance(old, Path) and isinstance(new, Path):
+        return compare_folders(old, new)
+    if isinstance(old, Path) or isinstance(new, Path):
+        raise AttnshapeError(
+            f"{old if isinstance(old, Path) else new} is a folder and the other side isn't",
+            "name two folders, or a file in it",
+        )
+    if isinstance(old, TargetInput) or isinstance(new, TargetInput):
+        return compare_saved(*_traced(old, new))
+    return compare_saved(old, new)
+
+
+def _traced(old: Trace | Outline | TargetInput, new: Trace | Outline | TargetInput) -> list[Trace | Outline]:
+    # torch is imported only now that everything that can be checked without it has been checked
+    import gc
+
+    from attnshape.cli.progress import Progress
+    from attnshape.pipelines.trace import trace_request
+    from attnshape.targets.imports import forget_imports
+
+    gc.freeze()
+    gc.enable()
+    traces: list[Trace | Outline] = []
+    files = {one.spec.target.partition(":")[0] for one in (old, new) if isinstance(one, TargetInput)}
+    with Progress() as progress:
+        for one in (old, new):
+            if isinstance(one, TargetInput):
+                # two versions of a project may have modules of the same names
+                with forget_imports() if len(files) > 1 else nullcontext():
+                    traces.append(trace_request(one.spec, one.options, progress=progress))
+            else:
+                traces.append(one)
+    return traces

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from attnshape.cli.writing import width, write
-from attnshape.render import glossary as words
+from attnshape.cli.output import terminal_width, write
+from attnshape.reporters.reference_pages import glossary_markdown, glossary_text
 
 
 def glossary() -> None:
-    """The words: size symbols, signatures, roles, and how an axis is known."""
-    write(words.terminal(width()) if sys.stdout.isatty() else words.markdown(), None)
+    """Explain the words: size symbols, signatures, roles, and how an axis is known."""
+    write(glossary_text(terminal_width()) if sys.stdout.isatty() else glossary_markdown(), None)

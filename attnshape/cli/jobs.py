@@ -1,127 +1,103 @@
-"""What one command is to do: a target, each set of sizes of a named one, or every target of pyproject.toml."""
+"""What one command runs: a target, each set of sizes of a named one, or every target of pyproject.toml."""
 
 from __future__ import annotations
 
 import shlex
-import sys
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from attnshape.claims import Claims, parse_claims
-from attnshape.cli.request import Flags, asked, blaming, entry_named, flags_of, layered
-from attnshape.errors import AttnshapeError
-from attnshape.settings import Settings
-from attnshape.target.entry import FILE, SWITCHES, Entry, entry_of
-from attnshape.target.project import every_target
-from attnshape.target.request import Request
-from attnshape.target.size_sets import SizeSet
+import msgspec
 
-_OF_ALL = ("device", "dtype", "seed", "train", "grad")
-"""The flags that say how to run; the others are of one target."""
+from attnshape.cli.flags import flag_words, typed_command
+from attnshape.errors import AttnshapeError, Option
+from attnshape.options.pyproject import FILE, ProjectTarget, SizeSet, decode_target, named_target, require_targets
+from attnshape.options.spec import RunOptions, TargetSpec, run_options
 
 
 @dataclass(frozen=True)
 class Job:
-    """One target at one set of sizes, and what is claimed of it."""
+    """One target at one set of sizes."""
 
     name: str
     sizes: SizeSet
-    request: Request
-    settings: Settings
-    claims: Claims
+    """The set of sizes from pyproject.toml, without those that the user typed."""
+    spec: TargetSpec
+    options: RunOptions
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A target of pyproject.toml whose entry is wrong."""
+    """A target of pyproject.toml that can't be one."""
 
     name: str
     error: AttnshapeError
 
 
-@dataclass(frozen=True)
-class Jobs:
-    """All that one command is to do, in order."""
+def jobs_of(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list[Job]:
+    """Return what a verb runs: the target that was typed, or each set of sizes of a target of pyproject.toml.
 
-    each: tuple[Job | Refused, ...]
-    together: bool
-    """Whether the results are put together, under headings; the one of a target as typed stands for itself."""
+    Args:
+        verb: The verb, for the commands that run one of several jobs alone.
+        typed: The target with what the user typed for it.
+        run: The run options that the user typed.
 
-    def only(self) -> Job:
-        """Return the one job of those that aren't put together."""
-        (job,) = self.each
-        if isinstance(job, Refused):
-            raise job.error
-        return job
-
-
-def jobs_of(verb: str, target: str | None, typed: Flags, every: bool) -> Jobs:
-    """Return what a verb is to do with a target as typed, or with every target where `--all` is given.
-
-    Raises AttnshapeError where a flag's value can't be, where a flag is of one target and all are meant, and where
-    there is no target.
+    Raises:
+        AttnshapeError: A value is invalid.
     """
-    if every:
-        _refuse_flags_of_one(verb, target, typed)
-        asked("", typed, "")  # what is typed wrongly isn't each target's error
-        each = [job for name, value in every_target().items() for job in _jobs(verb, name, value, typed)]
-        return Jobs(tuple(each), together=True)
-    entry = entry_named(target)
-    if entry is None:
-        return Jobs((_job(target or "", {}, target or "", typed, as_typed()),), together=False)
-    sets = layered(entry, typed)
-    alone = len(sets) == 1
-    named = [
-        _named(entry, sizes, typed, given, as_typed() if alone else _command(verb, entry.name, sizes, typed))
-        for sizes, given in sets
-    ]
-    return Jobs(tuple(named), together=not alone)
+    options = run_options(run, typed_command())
+    named = named_target(typed)
+    if named is None:
+        return [Job(typed.target, {}, typed, options)]
+    jobs = list(_named_jobs(verb, typed.target, named, typed, run))
+    if len(jobs) > 1:
+        return jobs
+    return [replace(jobs[0], options=msgspec.structs.replace(jobs[0].options, command=options.command))]
 
 
-def _jobs(verb: str, name: str, value: Any, typed: Flags) -> list[Job | Refused]:
-    """Return the jobs of a target of pyproject.toml: what is wrong with it must not keep the others from being done."""
+def jobs_of_all(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list[Job | Refused]:
+    """Return what a verb runs with `--all`: every target of pyproject.toml at each of its sets of sizes.
+
+    Raises AttnshapeError if there is no target, or what was typed belongs to one target.
+    """
+    run_options(run, "")  # an error in what was typed isn't one of each target
+    _refuse_options_of_one(verb, typed)
+    return [job for name, table in require_targets().items() for job in _jobs(verb, name, table, typed, run)]
+
+
+def _jobs(verb: str, name: str, table: object, typed: TargetSpec, run: Mapping[str, object]) -> Iterator[Job | Refused]:
+    """Yield the jobs of one target of several: an error in it must not keep the others from running."""
     try:
-        entry = entry_of(name, value)
-        return [
-            _named(entry, sizes, typed, given, _command(verb, name, sizes, typed))
-            for sizes, given in layered(entry, typed)
-        ]
+        yield from _named_jobs(verb, name, decode_target(name, table), typed, run)
     except AttnshapeError as error:
-        return [Refused(name, error)]
+        yield Refused(name, error)
 
 
-def _named(entry: Entry, sizes: SizeSet, typed: Flags, given: Flags, command: str) -> Job:
-    """Return the job of a named target at one set of sizes. Raises AttnshapeError where a flag's value can't be."""
-    return blaming(entry, sizes, typed, given, lambda flags: _job(entry.name, sizes, entry.target, flags, command))
+def _named_jobs(
+    verb: str, name: str, target: ProjectTarget, typed: TargetSpec, run: Mapping[str, object]
+) -> Iterator[Job]:
+    for sizes, spec in target.over(typed):
+        command = _command(verb, name, sizes, typed, run)
+        yield Job(name, sizes, spec, run_options({**target.run(), **run}, command))
 
 
-def _job(name: str, sizes: SizeSet, target: str, flags: Flags, command: str) -> Job:
-    request, settings = asked(target, flags, command)
-    return Job(name, sizes, request, settings, parse_claims(flags.values.get("claim", [])))
+def _command(verb: str, name: str, sizes: SizeSet, typed: TargetSpec, run: Mapping[str, object]) -> str:
+    """Return the command that runs one of several jobs alone."""
+    options = [Option("sizes", sizes), *typed.given(), *(Option(field, value) for field, value in run.items())]
+    words = [word for option in options for word in flag_words(option)]
+    first = ["attnshape", verb]
+    return shlex.join([*first, *words, "--", name] if name.startswith("-") else [*first, name, *words])
 
 
-def as_typed() -> str:
-    """Return the command of this process; bytes that are no text, as names of files may have, are escaped."""
-    return shlex.join(["attnshape", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
-
-
-def _command(verb: str, name: str, sizes: SizeSet, typed: Flags) -> str:
-    """Return the command that does one of several jobs alone."""
-    words = ["attnshape", verb, *flags_of(sizes)]
-    for flag, values in typed.values.items():
-        words += [word for value in values for word in ([f"--{flag}"] if flag in SWITCHES else [f"--{flag}", value])]
-    return shlex.join([*words, "--", name] if name.startswith("-") else [*words[:2], name, *words[2:]])
-
-
-def _refuse_flags_of_one(verb: str, target: str | None, typed: Flags) -> None:
-    if target is not None:
+def _refuse_options_of_one(verb: str, typed: TargetSpec) -> None:
+    if typed.target:
+        name = typed.target[:60]
         raise AttnshapeError(
-            f"--all runs every target that {FILE} names, and {target[:60]!r} is one target",
-            f"leave one of them out: attnshape {verb} --all, or attnshape {verb} {target[:60]}",
+            f"--all runs every target that {FILE} names, and {name!r} is one target",
+            f"leave one of them out: attnshape {verb} --all, or attnshape {verb} {name}",
         )
-    flag = next((flag for flag, values in typed.values.items() if values and flag not in _OF_ALL), None)
-    if flag is not None:
+    for option in typed.given():
+        flag = flag_words(Option(option.field, None, option.key))[0]
         raise AttnshapeError(
-            f"--{flag} is of one target, and --all runs every one",
-            f"write it below that target in {FILE}, or name the target: attnshape {verb} NAME --{flag} …",
+            f"{flag} is of one target, and --all runs every one",
+            f"write it below that target in {FILE}, or name the target: attnshape {verb} NAME {flag} …",
         )

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from attnshape.cli.drawing import Drawing
-from attnshape.cli.options import Columns, Depth, Explain, Format, Match, Output
-from attnshape.schema import read
+from attnshape.cli.flags import Columns, Depth, Explain, Match, Output, TraceFormat
+from attnshape.cli.output import TraceOutput
+from attnshape.model.trace import read_trace
 
 
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace saved with --format json.")],
-    format_: Format = "auto",
+    format_: TraceFormat = "auto",
     output: Output = None,
     columns: Columns = None,
     match: Match = None,
@@ -22,5 +22,4 @@ def show(
     explain: Explain = False,
 ) -> None:
     """Show a saved trace again, in any format."""
-    drawing = Drawing.prepare(format_, output, columns, match, depth, explain)
-    drawing.draw(read(file))
+    TraceOutput.parse(format_, output, columns, match, depth, explain).write(read_trace(file))

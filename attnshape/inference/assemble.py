@@ -1,143 +1,172 @@
-"""Puts one run's facts and the formulas from all runs together into steps with signatures."""
+"""Combine the facts of one run with the formulas from all runs into steps with signatures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import msgspec
 from msgspec import UNSET
 
-from attnshape.inference.formula import Formula, matched
-from attnshape.inference.solve import Solver
-from attnshape.inference.variation import Variation
-from attnshape.model import Axis, Loop, NamedTensor, Reference, Source, Step, Storage, TargetOutput, TensorRecord
-from attnshape.paths import display_path
-from attnshape.tracing.raw import Place, RawTensor
+from attnshape.inference.small_runs import Samples
+from attnshape.inference.solver import Formula, Solver, matched
+from attnshape.model.trace import (
+    Avoided,
+    Axis,
+    Loop,
+    NamedTensor,
+    Reference,
+    Source,
+    Step,
+    Storage,
+    TargetOutput,
+    TensorRecord,
+)
+from attnshape.runtime.files import display_path
+from attnshape.tracing.raw import RawFailure, RawTensor, SourceLocation
 
-ENOUGH_ROUNDS = 4
-"""Rounds after which a sum or a rounded quotient isn't a coincidence."""
+_FUSED = ("scaled_dot_product_attention", ".flex_attention")
+
+Where = tuple[str, int]
+"""Where a number is measured, such as `step 3: axis 1`, and of which of the step's outputs."""
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """Inputs, steps and outputs with their formulas."""
+    """Inputs, steps, loops and outputs with their formulas."""
 
     inputs: tuple[NamedTensor, ...]
     steps: tuple[Step, ...]
     loops: tuple[Loop, ...]
     outputs: tuple[TargetOutput, ...]
-    unsure: bool
+    formulas: Mapping[Where, Formula]
+    """The formula of each number that the small runs have too."""
+    needs_more_runs: bool
     """Whether a formula was found that another round should confirm."""
-    missed: tuple[str, ...]
-    """Where a number moved with the sizes and no formula gave it."""
-    conditions: Mapping[str, Sequence[str]]
-    """The comparisons of sizes under which formulas hold, and where these formulas are."""
+    arbitrary: frozenset[Where]
+    """The strides of axes of size 1, which mean nothing."""
+    wrong: tuple[str, ...] = ()
+    """Notes on what the verification found wrong."""
+
+    @property
+    def unsolved(self) -> tuple[str, ...]:
+        """Where a number varied with the sizes and no formula gave it."""
+        return tuple(where for (where, _), formula in self._relevant() if formula.unsolved)
+
+    @property
+    def conditions(self) -> Mapping[str, Sequence[str]]:
+        """The comparisons of sizes under which formulas hold, and where these formulas are."""
+        found: dict[str, list[str]] = {}
+        for (where, _), formula in self._relevant():
+            if formula.condition:
+                found.setdefault(formula.condition, []).append(where)
+        return found
+
+    def _relevant(self) -> Iterator[tuple[Where, Formula]]:
+        return ((place, formula) for place, formula in self.formulas.items() if place not in self.arbitrary)
 
 
 class _Assembler:
     """Writes tensors with formulas, from the user's run and the small runs."""
 
-    def __init__(self, variation: Variation, numbers: Mapping[str, int]) -> None:
-        self.actual = variation.actual
-        self.variation = variation
-        self.numbers = numbers
-        self.solver = Solver(
-            variation.plan, len(variation.runs), [numbers for numbers, _ in variation.witnesses], variation.others
-        )
-        self.missed: list[str] = []
-        self.conditions: dict[str, list[str]] = {}
+    def __init__(self, samples: Samples, numbers: Mapping[str, int]) -> None:
+        self._actual = samples.actual
+        self._samples = samples
+        self._runs = [run for _, run in samples.every]
+        self._numbers = numbers
+        self._solver = solver_for(samples)
+        self._formulas: dict[Where, Formula] = {}
+        self._arbitrary: set[Where] = set()
 
-    def inputs(self) -> tuple[NamedTensor, ...]:
-        small = [dict(run.inputs) for _, run in self.variation.every]
+    def assembled(self) -> Assembled:
+        inputs, steps, loops = self._inputs(), self._steps(), self._loops()
+        while self._solver.again():
+            self._formulas.clear()
+            inputs, steps, loops = self._inputs(), self._steps(), self._loops()
+        outputs = tuple(TargetOutput(name, reference) for name, reference in self._actual.returned)
+        made = Assembled(
+            inputs, steps, loops, outputs, self._formulas, self._solver.needs_more_runs, frozenset(self._arbitrary)
+        )
+        return replace(made, needs_more_runs=made.needs_more_runs or bool(made.unsolved))
+
+    def _inputs(self) -> tuple[NamedTensor, ...]:
+        small = [dict(run.inputs) for run in self._runs]
         made = []
-        for name, tensor in self.actual.inputs:
+        for name, tensor in self._actual.inputs:
             others = [inputs[name] for inputs in small if name in inputs]
             made.append(NamedTensor(name, self._tensor(tensor, others if len(others) == len(small) else [], name)))
         return tuple(made)
 
-    def steps(self) -> tuple[Step, ...]:
-        return tuple(self._step(position) for position in range(len(self.actual.steps)))
-
-    def loops(self) -> tuple[Loop, ...]:
-        runs = [run.loops for _, run in self.variation.every]
+    def _loops(self) -> tuple[Loop, ...]:
+        runs = [run.loops for run in self._runs]
         made = []
-        for place, loop in enumerate(self.actual.loops):
-            counts = [loops[place].count for loops in runs if len(loops) == len(self.actual.loops)]
-            formula = self._solve(counts if len(counts) == len(runs) else [], loop.count, f"loop {place + 1}")
+        for place, loop in enumerate(self._actual.loops):
+            counts = [loops[place].count for loops in runs if len(loops) == len(self._actual.loops)]
+            formula = self._solve(counts if len(counts) == len(runs) else [], loop.count, (f"loop {place + 1}", 0))
             made.append(Loop(loop.begin + 1, loop.end, loop.count, formula.text, formula.known))
         return tuple(made)
 
+    def _steps(self) -> tuple[Step, ...]:
+        return tuple(self._step(position) for position in range(len(self._actual.steps)))
+
     def _step(self, position: int) -> Step:
-        raw = self.actual.steps[position]
-        runs = [run for _, run in self.variation.every] if position < self.variation.common else []
+        raw = self._actual.steps[position]
+        runs = self._runs if position < self._samples.common else []
         outputs = []
         for place, output in enumerate(raw.outputs):
             small = [run.steps[position].outputs[place].tensor for run in runs]
-            outputs.append(
-                NamedTensor(
-                    output.name, self._tensor(output.tensor, small, f"step {position + 1}"), output.by_use, output.inner
-                )
-            )
+            tensor = self._tensor(output.tensor, small, f"step {position + 1}", place)
+            outputs.append(NamedTensor(output.name, tensor, output.named_by_use, output.inner))
         return Step(
             index=position + 1,
             parent=raw.parent + 1 if raw.parent is not None else None,
-            expression=(raw.place.expression if raw.place else "") or raw.operation,
+            expression=(raw.location.expression if raw.location else "") or raw.operation,
             operation=raw.operation,
             module=raw.module,
-            source=_source(raw.place),
+            source=_source(raw.location),
             operands=tuple(raw.operands),
             outputs=tuple(outputs),
             opaque=raw.opaque or UNSET,
         )
 
-    def _tensor(self, tensor: RawTensor, small: Sequence[RawTensor], where: str) -> TensorRecord:
-        """Write one tensor; `small` holds it in each small run, and is empty where these took other steps."""
+    def _tensor(self, tensor: RawTensor, small: Sequence[RawTensor], where: str, output: int = 0) -> TensorRecord:
+        """Write one tensor; `small` holds it in each small run, and is empty if these took different steps."""
         axes = [
-            self._solve([other.shape[axis] for other in small], size, f"{where}: axis {axis}")
+            self._solve([other.shape[axis] for other in small], size, (f"{where}: axis {axis}", output))
             for axis, size in enumerate(tensor.shape)
         ]
-        strides: list[str] = []
         if small and all(len(other.stride) == len(tensor.stride) for other in small):
+            strides = []
             for axis, stride in enumerate(tensor.stride):
-                seen = f"{where}: stride {axis}" if tensor.shape[axis] > 1 else None
-                formula = self._solve([other.stride[axis] for other in small], stride, seen)
-                strides.append(formula.text)
+                place = (f"{where}: stride {axis}", output)
+                if tensor.shape[axis] <= 1:
+                    self._arbitrary.add(place)
+                strides.append(self._solve([other.stride[axis] for other in small], stride, place).text)
         else:
             strides = [
                 _product_of(axes[place + 1 :], tensor.shape[place + 1 :], s) for place, s in enumerate(tensor.stride)
             ]
         return tensor_record(tensor, axes, strides)
 
-    def _solve(self, values: Sequence[int], actual: int, where: str | None) -> Formula:
+    def _solve(self, values: Sequence[int], actual: int, place: Where) -> Formula:
         if not values:
-            return matched(actual, self.numbers)
-        formula = self.solver.solve(tuple(values), actual)
-        if formula.missed and where is not None:
-            self.missed.append(where)
-        if formula.where and where is not None:
-            self.conditions.setdefault(formula.where, []).append(where)
+            return matched(actual, self._numbers)
+        formula = self._solver.solve(tuple(values), actual)
+        self._formulas[place] = formula
         return formula
 
 
-def assemble(variation: Variation, numbers: Mapping[str, int]) -> Assembled:
+def assemble(samples: Samples, numbers: Mapping[str, int]) -> Assembled:
     """Return the user's run with the formulas that the small runs give."""
-    assembler = _Assembler(variation, numbers)
-    inputs, steps, loops = assembler.inputs(), assembler.steps(), assembler.loops()
-    while assembler.solver.again():
-        assembler.missed.clear()
-        assembler.conditions.clear()
-        inputs, steps, loops = assembler.inputs(), assembler.steps(), assembler.loops()
-    outputs = tuple(TargetOutput(name, reference) for name, reference in variation.actual.returned)
-    return Assembled(
-        inputs,
-        steps,
-        loops,
-        outputs,
-        assembler.solver.unsure or bool(assembler.missed),
-        tuple(assembler.missed),
-        assembler.conditions,
-    )
+    return _Assembler(samples, numbers).assembled()
+
+
+def solver_for(samples: Samples) -> Solver:
+    """Return the solver for numbers that were measured in all samples."""
+    validation = [numbers for numbers, _ in samples.validation]
+    return Solver(samples.plan, len(samples.runs), validation, samples.diverging)
 
 
 def tensor_record(tensor: RawTensor, axes: Sequence[Formula], strides: Sequence[str]) -> TensorRecord:
@@ -150,7 +179,8 @@ def tensor_record(tensor: RawTensor, axes: Sequence[Formula], strides: Sequence[
         stride=tensor.stride,
         offset=tensor.offset,
         axes=tuple(
-            Axis(formula.text, formula.known, formula.missed or formula.doubtful, formula.where) for formula in axes
+            Axis(formula.text, formula.known, formula.unsolved or formula.doubtful, formula.condition)
+            for formula in axes
         ),
         strides=tuple(strides),
         contiguous=tensor.contiguous,
@@ -159,12 +189,12 @@ def tensor_record(tensor: RawTensor, axes: Sequence[Formula], strides: Sequence[
     )
 
 
-def _source(place: Place | None) -> Source | None:
+def _source(place: SourceLocation | None) -> Source | None:
     return Source(display_path(place.file), place.line, place.column, place.function) if place is not None else None
 
 
 def _product_of(axes: Sequence[Formula], shape: Sequence[int], stride: int) -> str:
-    """Write a stride known from one run alone: as the product of the axes behind it where it is that."""
+    """Write a stride known from one run alone: as the product of the axes after it if it equals that."""
     if math.prod(shape) != stride:
         return str(stride)
     factors = [formula.text if formula.text.isalnum() else f"({formula.text})" for formula in axes]
@@ -176,3 +206,82 @@ def reference_tensor(reference: Reference, inputs: Sequence[NamedTensor], steps:
     if reference.step is not None:
         return steps[reference.step - 1].outputs[reference.output].tensor
     return next((named.tensor for named in inputs if named.name == reference.input), None)
+
+
+def with_avoided(steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> tuple[Step, ...]:
+    """Return the steps, fused ones with the scores that they never make: the query's axes, the last one the keys'."""
+    return tuple(_with(step, steps, inputs) if step.operation.endswith(_FUSED) else step for step in steps)
+
+
+def _with(step: Step, steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> Step:
+    query, key = (reference_tensor(operand, inputs, steps) for operand in step.operands[:2])
+    if query is None or key is None or len(query.axes) < 2 or len(key.axes) < 2:
+        return step
+    signature = " ".join([*(axis.expression for axis in query.axes[:-1]), key.axes[-2].expression])
+    width = query.bytes // max(math.prod(query.shape), 1)
+    count = math.prod(query.shape[:-1]) * key.shape[-2]
+    return msgspec.structs.replace(step, avoided=Avoided(signature, count * width))
+
+
+@dataclass(frozen=True)
+class SimilarFailures:
+    """The small runs that failed in the same way as the user's, and the formulas of their numbers."""
+
+    actual: RawFailure
+    numbers: Mapping[str, int]
+    failures: tuple[RawFailure, ...] = ()
+    """One for each round and validation run of the solver; empty if they differ in how they fail."""
+    solver: Solver | None = None
+
+    def formula(self, values: Sequence[int], actual: int) -> Formula:
+        """Return the formula of a quantity from its number in each small run and in the user's."""
+        if self.solver is None or len(values) != len(self.failures):
+            return matched(actual, self.numbers)
+        return self.solver.solve(tuple(values), actual)
+
+    def operands(self, inputs: Sequence[NamedTensor], steps: Sequence[Step]) -> list[TensorRecord]:
+        """Return each operand's record: the one that an input or a step has where it is that, else a new one."""
+        records = []
+        for position, operand in enumerate(self.actual.operands):
+            tensor = operand.tensor
+            known = reference_tensor(tensor.of, inputs, steps) if tensor.of is not None else None
+            if known is None or (known.shape, known.stride) != (tensor.shape, tensor.stride):
+                known = self._record(tensor, [failure.operands[position].tensor for failure in self.failures])
+            records.append(known)
+        return records
+
+    def _record(self, tensor: RawTensor, small: Sequence[RawTensor]) -> TensorRecord:
+        axes = [self.formula([one.shape[axis] for one in small], size) for axis, size in enumerate(tensor.shape)]
+        strides = [
+            self.formula([one.stride[axis] for one in small], stride).text if small else str(stride)
+            for axis, stride in enumerate(tensor.stride)
+        ]
+        return tensor_record(tensor, axes, strides)
+
+
+def similar_failures(actual: RawFailure, samples: Samples, numbers: Mapping[str, int]) -> SimilarFailures:
+    """Return the small runs that failed at the same call as the user's."""
+    rounds = [run.failure for run in samples.runs]
+    kept = [failure for failure in rounds if failure is not None and _same_call(failure, actual)]
+    if len(kept) < len(rounds) or len(kept) < 2:
+        return SimilarFailures(actual, numbers)
+    validation = [
+        (sizes, run.failure)
+        for sizes, run in samples.validation
+        if run.failure is not None and _same_call(run.failure, actual)
+    ]
+    solver = Solver(samples.plan, len(kept), [sizes for sizes, _ in validation])
+    return SimilarFailures(actual, numbers, (*kept, *(failure for _, failure in validation)), solver)
+
+
+def _same_call(one: RawFailure, other: RawFailure) -> bool:
+    """Return whether two failures have one operation, place and message, and operands of equal ranks."""
+    return _call(one) == _call(other)
+
+
+def _call(failure: RawFailure) -> tuple[object, ...]:
+    place = failure.location
+    at = (place.file, place.line, place.column) if place is not None else None
+    ranks = [len(operand.tensor.stride or operand.tensor.shape) for operand in failure.operands]
+    words = re.sub(r"\d+", "0", str(failure.error))
+    return (failure.operation, at, ranks, type(failure.error), words)

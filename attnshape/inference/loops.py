@@ -1,4 +1,4 @@
-"""Loops that turn as often as a size says: found by their repeated steps, and folded into one turn."""
+"""Find loops whose number of iterations follows from the sizes, by their repeated steps, and fold them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from attnshape.model import Reference
+from attnshape.model.trace import Reference
+from attnshape.tracing.passes import renumber
 from attnshape.tracing.raw import RawLoop, RawStep, RawTrace
-from attnshape.tracing.renumber import renumbered
 
 _MOST_STEPS = 20_000
 Key = tuple[object, ...]
@@ -18,28 +18,28 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class _Loop:
-    """Steps that follow one another again and again."""
+    """Steps that repeat one after the other."""
 
     body: tuple[_Node, ...]
 
 
 _Node = Key | _Loop
 _Path = tuple[int, ...]
-"""Which loop: its place among the nodes, and so on inwards."""
+"""Which loop: its place among the nodes, then that of each loop inside."""
 
 
 @dataclass(frozen=True)
-class _Turns:
-    """The turns of one loop in one run: where each begins and ends, and the loops inside of it."""
+class _Iterations:
+    """The iterations of one loop in one run: where each begins and ends, and the loops inside of it."""
 
     path: _Path
     spans: tuple[tuple[int, int], ...]
-    inner: tuple[tuple[_Turns, ...], ...]
+    inner: tuple[tuple[_Iterations, ...], ...]
 
 
 @dataclass(frozen=True)
 class Folding:
-    """Which loops of a target turn as often as a size says."""
+    """The loops of a target whose number of iterations follows from the sizes."""
 
     nodes: tuple[_Node, ...]
     varying: frozenset[_Path]
@@ -47,23 +47,23 @@ class Folding:
     """The folded run's steps that return as many tensors as a size says, such as `x.split(W)`."""
 
     def fold(self, raw: RawTrace) -> RawTrace:
-        """Return the run with one turn of each such loop; the run itself where it takes other steps."""
+        """Return the run with one iteration of each such loop; the run itself if it takes different steps."""
         found = _matched(self.nodes, [_key(raw.steps, step) for step in raw.steps])
         if found is None:
             return raw
         return _with_first_outputs(_Folded(raw, self.varying, found).made(), self.splits)
 
 
-def folding(runs: Sequence[RawTrace]) -> Folding | None:
-    """Return how runs that took other steps are one but for the turns of their loops; None where they aren't."""
+def find_folding(runs: Sequence[RawTrace]) -> Folding | None:
+    """Return the loops in whose number of iterations alone the runs differ; None if they differ in more."""
     if any(run.failure is not None or len(run.steps) > _MOST_STEPS for run in runs):
         return None
     keys = [[_key(run.steps, step) for step in run.steps] for run in runs]
     for one in keys:
         nodes = tuple(_nodes(one))
         found = [_matched(nodes, other) for other in keys]
-        if all(turns is not None for turns in found):
-            counts = [dict(_counts(turns)) for turns in found if turns is not None]
+        if all(loops is not None for loops in found):
+            counts = [dict(_counts(loops)) for loops in found if loops is not None]
             varying = {path for path in counts[0] if len({count.get(path) for count in counts}) > 1}
             folded = Folding(nodes, frozenset(varying))
             splits = _splits([folded.fold(run) for run in runs])
@@ -87,11 +87,11 @@ def _with_first_outputs(raw: RawTrace, splits: Sequence[int]) -> RawTrace:
     def move(reference: Reference, _: int | None) -> Reference:
         return Reference(step=reference.step) if (reference.step or 0) - 1 in splits else reference
 
-    return dataclasses.replace(renumbered(raw, dict(enumerate(raw.steps)), move), loops=[*raw.loops, *counts])
+    return dataclasses.replace(renumber(raw, dict(enumerate(raw.steps)), move), loops=[*raw.loops, *counts])
 
 
 def _key(steps: Sequence[RawStep], step: RawStep) -> Key:
-    """Return what identifies a step in another turn: the modules of a list are one."""
+    """Return what identifies a step in all iterations: the modules of a list count as one."""
     depth, parent = 0, step.parent
     while parent is not None:
         depth, parent = depth + 1, steps[parent].parent
@@ -105,7 +105,7 @@ def _nodes(keys: Sequence[Key]) -> Iterator[_Node]:
         places.setdefault(key, []).append(place)
     place = 0
     while place < len(keys):
-        # the longest loop is the outermost; a shorter one's further turns are no loops of their own
+        # the longest loop is the outermost; a shorter one's further iterations are no loops of their own
         length, end = 0, place
         same = places[keys[place]]
         for again in same[bisect_right(same, place) :]:
@@ -121,14 +121,16 @@ def _nodes(keys: Sequence[Key]) -> Iterator[_Node]:
             place += 1
 
 
-def _matched(nodes: Sequence[_Node], keys: Sequence[Key]) -> tuple[_Turns, ...] | None:
+def _matched(nodes: Sequence[_Node], keys: Sequence[Key]) -> tuple[_Iterations, ...] | None:
     found = _match(nodes, keys, 0, ())
     return found[1] if found is not None and found[0] == len(keys) else None
 
 
-def _match(nodes: Sequence[_Node], keys: Sequence[Key], at: int, path: _Path) -> tuple[int, tuple[_Turns, ...]] | None:
-    """Return where the nodes end in a run that has them from a place on, and the turns of their loops."""
-    loops: list[_Turns] = []
+def _match(
+    nodes: Sequence[_Node], keys: Sequence[Key], at: int, path: _Path
+) -> tuple[int, tuple[_Iterations, ...]] | None:
+    """Return where the nodes end in a run that has them from a place on, and the iterations of their loops."""
+    loops: list[_Iterations] = []
     for number, node in enumerate(nodes):
         if not isinstance(node, _Loop):
             if at >= len(keys) or keys[at] != node:
@@ -136,17 +138,17 @@ def _match(nodes: Sequence[_Node], keys: Sequence[Key], at: int, path: _Path) ->
             at += 1
             continue
         spans, inner = [], []
-        while (turn := _match(node.body, keys, at, (*path, number))) is not None:
-            spans.append((at, turn[0]))
-            inner.append(turn[1])
-            at = turn[0]
+        while (iteration := _match(node.body, keys, at, (*path, number))) is not None:
+            spans.append((at, iteration[0]))
+            inner.append(iteration[1])
+            at = iteration[0]
         if not spans:
             return None
-        loops.append(_Turns((*path, number), tuple(spans), tuple(inner)))
+        loops.append(_Iterations((*path, number), tuple(spans), tuple(inner)))
     return at, tuple(loops)
 
 
-def _counts(loops: Sequence[_Turns]) -> Iterator[tuple[_Path, int]]:
+def _counts(loops: Sequence[_Iterations]) -> Iterator[tuple[_Path, int]]:
     for loop in loops:
         yield loop.path, len(loop.spans)
         for inner in loop.inner:
@@ -154,13 +156,13 @@ def _counts(loops: Sequence[_Turns]) -> Iterator[tuple[_Path, int]]:
 
 
 class _Folded:
-    """One run, with the turns that are left of each varying loop."""
+    """One run, with one iteration of each varying loop."""
 
-    def __init__(self, raw: RawTrace, varying: frozenset[_Path], loops: Sequence[_Turns]) -> None:
+    def __init__(self, raw: RawTrace, varying: frozenset[_Path], loops: Sequence[_Iterations]) -> None:
         self.raw = raw
         self.varying = varying
         self.stands_for: dict[int, int] = {}
-        """For each step of a turn that is left out, the one of the turn that is kept."""
+        """For each step of an iteration that is left out, the one of the iteration that is kept."""
         self.found: list[tuple[int, int, int]] = []
         self._fold(loops)
 
@@ -177,7 +179,7 @@ class _Folded:
         for step in kept.values():
             while step.parent in self.stands_for:
                 step.parent = self.stands_for[step.parent]
-        folded = renumbered(self.raw, kept, move)
+        folded = renumber(self.raw, kept, move)
         loops = []
         for begin, end, count in self.found:
             left = [order[place] for place in range(begin, end) if place in order]
@@ -185,7 +187,7 @@ class _Folded:
                 loops.append(RawLoop(left[0], left[-1] + 1, count))
         return dataclasses.replace(folded, loops=loops)
 
-    def _fold(self, loops: Sequence[_Turns]) -> None:
+    def _fold(self, loops: Sequence[_Iterations]) -> None:
         for loop in loops:
             if loop.path not in self.varying:
                 for inner in loop.inner:
@@ -194,10 +196,10 @@ class _Folded:
             begin, end = loop.spans[0]
             self._fold(loop.inner[0])
             left = [place for place in range(begin, end) if place not in self.stands_for]
-            for turn, (first, last) in enumerate(loop.spans[1:], 1):
-                self._fold(loop.inner[turn])
+            for iteration, (first, last) in enumerate(loop.spans[1:], 1):
+                self._fold(loop.inner[iteration])
                 others = [place for place in range(first, last) if place not in self.stands_for]
-                # a turn may be longer than the first where a loop inside of it turns more often
+                # an iteration may be longer than the first where a loop inside of it has more iterations
                 self.stands_for |= {place: left[min(number, len(left) - 1)] for number, place in enumerate(others)}
             self.found.append((begin, end, len(loop.spans)))
 

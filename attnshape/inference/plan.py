@@ -1,17 +1,119 @@
-"""Which sizes vary, under which constraints, and the primes that they take in each round."""
+"""The sizes of the small runs: primes under the constraints of the target, and further sizes that validate formulas."""
 
 from __future__ import annotations
 
 import ast
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from attnshape.inference.constraint import Constraint, Equal, Fixed, Multiple
-from attnshape.inference.monomial import Monomial, constant, unknown
-from attnshape.sizes import Sizes
+from attnshape.dims.sizes import Sizes, is_length
+from attnshape.inference.algebra import Monomial, constant, unknown
+
+LARGEST_FIXED = 4096
+"""A size above this is never fixed: the run would not be small."""
+_FEW = (1, 2, 3, 4)
+_FACTORS = (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 12)
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Two sizes that must be equal."""
+
+    symbol: str
+    other: str
+
+    def __str__(self) -> str:
+        return f"{self.symbol} = {self.other}"
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A size that must be a multiple of a number, of another size, or of a number times that."""
+
+    symbol: str
+    factor: int
+    other: str | None = None
+
+    def next(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """Return the numbers with the symbol's raised to the next multiple.
+
+        >>> Multiple("L", 2, "W").next({"L": 10, "W": 3})
+        {'L': 12, 'W': 3}
+        """
+        part = self.factor * (numbers[self.other] if self.other is not None else 1)
+        return {**numbers, self.symbol: -(-numbers[self.symbol] // part) * part}
+
+    def near_misses(self, numbers: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Yield the numbers with the symbol's a little larger than a multiple.
+
+        Half of a number one larger than a multiple of 4 is even too, when it is rounded down: one is not enough.
+        """
+        within = {1, 2, 3, self.factor // 2, self.factor - 1} & set(range(1, self.factor))
+        for more in sorted(within) if self.other is None else (1, 2, 3):
+            yield {**numbers, self.symbol: numbers[self.symbol] + more}
+
+    def __str__(self) -> str:
+        if self.other is None:
+            return f"{self.symbol} even" if self.factor == 2 else f"{self.factor} divides {self.symbol}"
+        return f"{self.other if self.factor == 1 else f'{self.factor}*{self.other}'} divides {self.symbol}"
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A size that stays as the user gave it."""
+
+    symbol: str
+
+    def __str__(self) -> str:
+        return f"{self.symbol} fixed"
+
+
+Constraint = Equal | Multiple | Fixed
+
+
+def _made_of(sizes: Sizes, constraints: Sequence[Constraint], symbol: str) -> set[str]:
+    """Return the independent sizes that a size follows from, by its own expression or by a constraint."""
+    found = {symbol}
+    for _ in sizes.records:
+        follows = (name for known in found & sizes.follows.keys() for name in sizes.follows[known].symbols)
+        bound = (c.other for c in constraints if c.symbol in found and isinstance(c, (Equal, Multiple)) and c.other)
+        found |= {*follows, *bound}
+    return found
+
+
+def candidates(sizes: Sizes, constraints: Sequence[Constraint]) -> Iterator[Constraint]:
+    """Yield the constraints that the user's own sizes meet, the simplest first."""
+    numbers = sizes.numbers
+    taken = {constraint.symbol for constraint in constraints}
+    free = [symbol for symbol in sizes.independent if symbol not in taken]
+    for symbol in free:
+        if numbers[symbol] == 1:
+            yield Fixed(symbol)
+    for symbol in free:
+        if numbers[symbol] % 2 == 0:
+            yield Multiple(symbol, 2)
+    roots = [c.other for c in constraints if isinstance(c, Equal)]
+    for place, symbol in enumerate(free):
+        for other in free[:place]:
+            if numbers[symbol] == numbers[other] and symbol not in roots:
+                yield Equal(symbol, other)
+    for symbol in free:
+        for other, factor in itertools.product([name for name in sizes.records if name not in sizes.labels], _FEW):
+            part = factor * numbers[other]
+            whole = numbers[symbol] % part == 0 and numbers[symbol] > part > factor
+            if whole and symbol not in roots and symbol not in _made_of(sizes, constraints, other):
+                yield Multiple(symbol, factor, other)
+    for symbol in free:
+        for factor in _FACTORS[1:]:
+            if numbers[symbol] % factor == 0:
+                yield Multiple(symbol, factor)
+    for symbol in free:
+        if 1 < numbers[symbol] <= LARGEST_FIXED:
+            yield Fixed(symbol)
+
 
 _FIRST = 5
 """2 and 3 are the sizes that coincide with most constants."""
@@ -29,8 +131,8 @@ _PLACES: tuple[Callable[[int], int], ...] = (
     lambda place: place + (place + 1) // 2,
     lambda place: place + 2 + place // 2,
 )
-"""Which prime the unknown at a place takes in each round: small ones, and not always equally far apart, since evenly
-spaced primes make sums of sizes coincide."""
+"""Which prime the unknown at a place takes in each round: small ones, not evenly spaced, since sums of sizes coincide
+there."""
 
 
 @dataclass(frozen=True)
@@ -41,47 +143,51 @@ class Plan:
     constraints: tuple[Constraint, ...] = ()
     ordered: bool = False
     """Whether products and sums of sizes keep their place in the order too, which makes the runs larger."""
-    weights: Mapping[str, int] = field(default_factory=dict)
+    powers: Mapping[str, int] = field(default_factory=dict)
     """The power in which each unknown is part of the largest tensor, as far as that is known."""
-    others: tuple[Mapping[str, int], ...] = ()
-    """The powers in the other tensors, one of which may be the largest where the sizes are in another order."""
+    other_powers: tuple[Mapping[str, int], ...] = ()
+    """The powers in the other tensors, one of which may be the largest where the sizes are in a different order."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
         """The symbols that keep the user's number."""
         return tuple(c.symbol for c in self.constraints if isinstance(c, Fixed))
 
+    def under(self, constraint: Constraint) -> Plan:
+        """Return the plan with one constraint more."""
+        return replace(self, constraints=(*self.constraints, constraint))
+
     @cached_property
     def symbols(self) -> dict[str, Monomial]:
         """Each varying symbol as a product of unknowns, in canonical order; sums of symbols are left out."""
-        found = {letter: self._independent(letter) for letter in self.sizes.independent}
-        for letter, expression in self.sizes.follows.items():
+        found = {symbol: self._independent(symbol) for symbol in self.sizes.independent}
+        for symbol, expression in self.sizes.follows.items():
             product = _as_product(expression.tree, found)
             if product is not None:
-                found[letter] = product
+                found[symbol] = product
         return {
-            letter: found[letter] for letter in self.sizes.records if letter in found and not found[letter].is_constant
+            symbol: found[symbol] for symbol in self.sizes.records if symbol in found and not found[symbol].is_constant
         }
 
-    def _independent(self, letter: str) -> Monomial:
+    def _independent(self, symbol: str) -> Monomial:
         """Return an independent symbol as its constraint has it."""
-        match next((c for c in self.constraints if c.symbol == letter), None):
+        match next((c for c in self.constraints if c.symbol == symbol), None):
             case Equal(other=other):
                 return self._independent(other)
             case Multiple(factor=factor, other=None):
-                return constant(factor) * unknown(f"{letter}/{factor}")
+                return constant(factor) * unknown(f"{symbol}/{factor}")
             case Multiple(factor=factor, other=str(other)):
-                return constant(factor) * self._of(other) * unknown(f"{letter}/{other}")
+                return constant(factor) * self._of(other) * unknown(f"{symbol}/{other}")
             case Fixed():
-                return constant(self.sizes.records[letter].size)
-        return unknown(letter)
+                return constant(self.sizes.records[symbol].size)
+        return unknown(symbol)
 
-    def _of(self, letter: str) -> Monomial:
+    def _of(self, symbol: str) -> Monomial:
         """Return a symbol that another is a multiple of; one that isn't a product counts as 1."""
-        if letter in self.sizes.independent:
-            return self._independent(letter)
-        tree = self.sizes.follows[letter].tree
-        parts = {name: self._of(name) for name in self.sizes.follows[letter].symbols}
+        if symbol in self.sizes.independent:
+            return self._independent(symbol)
+        tree = self.sizes.follows[symbol].tree
+        parts = {name: self._of(name) for name in self.sizes.follows[symbol].symbols}
         return _as_product(tree, parts) or constant(1)
 
     @cached_property
@@ -91,9 +197,9 @@ class Plan:
         Otherwise those come first that make it large: the factors of sizes that are products, and high powers.
         """
         numbers = self.sizes.numbers
-        independent = [letter for letter in self.sizes.independent if letter in self.symbols]
-        independent.sort(key=lambda letter: numbers[letter])
-        names = tuple(dict.fromkeys(name for letter in independent for name, _ in sorted(self.symbols[letter].powers)))
+        independent = [dim for dim in self.sizes.independent if dim in self.symbols]
+        independent.sort(key=lambda dim: numbers[dim])
+        names = tuple(dict.fromkeys(name for dim in independent for name, _ in sorted(self.symbols[dim].powers)))
         taken = dict(
             zip(names, itertools.accumulate(names, lambda last, _: _prime_after(last), initial=_FIRST), strict=False)
         )
@@ -106,20 +212,20 @@ class Plan:
         widest = max(self.symbols.values(), key=lambda symbol: _value(symbol, taken))
         if _value(widest, taken) ** 2 > self._largest_tensor(taken):
             within = dict(widest.powers)
-            return tuple(sorted(names, key=lambda name: (-within.get(name, 0), -self.weight(name), -degrees[name])))
-        return tuple(sorted(names, key=lambda name: (-self.weight(name), -degrees[name])))
+            return tuple(sorted(names, key=lambda name: (-within.get(name, 0), -self.power(name), -degrees[name])))
+        return tuple(sorted(names, key=lambda name: (-self.power(name), -degrees[name])))
 
-    def weight(self, name: str) -> int:
-        """Return the power in which an unknown is part of the largest tensor, 1 where that isn't known."""
-        if not self.weights:
+    def power(self, name: str) -> int:
+        """Return the power in which an unknown is part of the largest tensor, 1 if that isn't known."""
+        if not self.powers:
             return 1
-        if any("/" in known for known in self.weights):
-            return self.weights.get(name, 1)
+        if any("/" in known for known in self.powers):
+            return self.powers.get(name, 1)
         # known of the sizes themselves: a factor of several is part of each
         return sum(
-            self.weights.get(letter, 0) * dict(symbol.powers).get(name, 0)
-            for letter, symbol in self.symbols.items()
-            if letter in self.sizes.independent
+            self.powers.get(dim, 0) * dict(symbol.powers).get(name, 0)
+            for dim, symbol in self.symbols.items()
+            if dim in self.sizes.independent
         )
 
     @property
@@ -130,19 +236,19 @@ class Plan:
     def elements(self, chosen: Mapping[str, int]) -> int:
         """Return how many elements the largest tensor may have where the unknowns have these numbers.
 
-        A weight may be as wide as it is long, and is no step's result.
+        A weight may be as wide as it is long, and is not a step's result.
         """
         return max(self._largest_tensor(chosen), max(self.at(chosen).values(), default=0) ** 2)
 
     def elements_in_any_order(self, chosen: Mapping[str, int]) -> int:
-        """Return the same where the numbers of the unknowns are in another order than their primes."""
+        """Return the same where the numbers of the unknowns are in a different order from their primes."""
         found = self.elements(chosen)
-        for powers in self.others:
+        for powers in self.other_powers:
             found = max(found, math.prod(chosen[name] ** power for name, power in powers.items()))
         return found
 
     def _largest_tensor(self, chosen: Mapping[str, int]) -> int:
-        return math.prod(number ** self.weight(name) for name, number in chosen.items()) if self.weights else 0
+        return math.prod(number ** self.power(name) for name, number in chosen.items()) if self.powers else 0
 
     def _is_small(self, chosen: Mapping[str, int]) -> bool:
         return (
@@ -152,23 +258,31 @@ class Plan:
 
     def primes(self, round_: int) -> dict[str, int]:
         """Return each unknown's prime in a round: another for each, in the order of the user's sizes."""
-        numbers = self.sizes.numbers
         chosen: dict[str, int] = {}
         last = 0
         for position, name in enumerate(self.unknowns):
-            if self.ordered:
-                owner = self._owner(name)
-                for letter, symbol in self.symbols.items():
-                    if numbers[letter] < numbers[owner] and all(n in chosen for n, _ in symbol.powers):
-                        last = max(last, _value(symbol, chosen))
-                if numbers[owner] > sum(numbers[self._owner(other)] for other in chosen):
-                    last = max(last, sum(chosen.values()))
+            last = max(last, self.largest_below(name, chosen))
             last = max(_prime_after(last), _prime(_PLACES[round_ % len(_PLACES)](position)))
             chosen[name] = last
         if self.elements(chosen) > TOO_MANY_ELEMENTS:
-            # one prime lower each; with 3 among them only where it must be
+            # one prime lower each; with 3 among them only if it must be
             return {name: _prime_before(prime) for name, prime in chosen.items()}
         return chosen
+
+    def largest_below(self, name: str, chosen: Mapping[str, int]) -> int:
+        """Return what an unknown's number must be above for products and sums to keep their place in the order."""
+        if not self.ordered:
+            return 0
+        numbers = self.sizes.numbers
+        size = numbers[self.owner(name)]
+        below = [
+            _value(symbol, chosen)
+            for dim, symbol in self.symbols.items()
+            if numbers[dim] < size and all(n in chosen for n, _ in symbol.powers)
+        ]
+        if size > sum(numbers[self.owner(other)] for other in chosen):
+            below.append(sum(chosen.values()))
+        return max(below, default=0)
 
     def numbers(self, round_: int) -> dict[str, int]:
         """Return every symbol's number in a round."""
@@ -177,24 +291,30 @@ class Plan:
     def at(self, chosen: Mapping[str, int]) -> dict[str, int]:
         """Return every symbol's number where the unknowns have the chosen ones."""
         independent = {
-            letter: _value(self.symbols[letter], chosen) if letter in self.symbols else self.sizes.records[letter].size
-            for letter in self.sizes.independent
+            symbol: _value(self.symbols[symbol], chosen) if symbol in self.symbols else self.sizes.records[symbol].size
+            for symbol in self.sizes.independent
         }
         return self.sizes.at(independent)
 
-    def _owner(self, name: str) -> str:
+    def values_with(self, name: str, chosen: Mapping[str, int]) -> dict[str, int]:
+        """Return the number of each symbol that an unknown is part of and whose other unknowns are chosen too."""
+        with_name = [(dim, symbol) for dim, symbol in self.symbols.items() if name in dict(symbol.powers)]
+        known = [(dim, symbol) for dim, symbol in with_name if all(n in chosen for n, _ in symbol.powers)]
+        return {dim: _value(symbol, chosen) for dim, symbol in known}
+
+    def owner(self, name: str) -> str:
         """Return the independent symbol that an unknown stands in."""
         return next(
-            letter
-            for letter in self.sizes.independent
-            if letter in self.symbols
-            and any(n == name for n, _ in self.symbols[letter].powers)
-            and (letter == name or name.startswith(f"{letter}/"))
+            symbol
+            for symbol in self.sizes.independent
+            if symbol in self.symbols
+            and any(n == name for n, _ in self.symbols[symbol].powers)
+            and (symbol == name or name.startswith(f"{symbol}/"))
         )
 
 
 def _as_product(tree: ast.expr, found: Mapping[str, Monomial]) -> Monomial | None:
-    """Return an expression as a monomial, None where it is a sum or a quotient that isn't one."""
+    """Return an expression as a monomial, None if it is a sum or a quotient that isn't one."""
     match tree:
         case ast.Name(id=name):
             return found.get(name)
@@ -241,3 +361,109 @@ def _prime_before(number: int) -> int:
     while any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
         number -= 1
     return number
+
+
+_COMPOSITE = (12, 16, 15, 18, 20, 24, 14, 21, 27, 25, 22, 26)
+_SMALL_COMPOSITE = (4, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 21)
+_FALLING = (22, 21, 20, 18, 16, 15, 14, 12, 10, 9)
+_LARGE = (131, 71, 41, 23, 17, 13)
+"""Primes: what pads to a multiple would take another branch at a multiple."""
+_OF_UNKNOWN = 3
+"""How many of these, the smallest, are tried where it isn't known what they make large."""
+_FIRST_HELD_OUT = (7, 25, 3)
+"""The least of the sizes held out, in the order in which they are tried: parts such as `x[10:]` of less are empty."""
+_WIDEST_VALIDATED, _MOST_VALIDATED = 400, 10**6
+_MIXTURES = 4
+
+
+def reversed_sizes(plan: Plan) -> Iterator[dict[str, int]]:
+    """Yield a number for each unknown, the smallest for the one whose prime is the largest.
+
+    At primes in the order of the user's sizes `max(Lq, Lk)` is `Lk`; here it isn't.
+    """
+    names = plan.unknowns
+    few = range(len(names) + 2, 2, -1)
+    falling = _FALLING[-len(names) :] if len(names) <= len(_FALLING) else range(8 + len(names), 8, -1)
+    choices = [dict(zip(names, numbers, strict=False)) for numbers in (falling, few)]
+    yield from [chosen for chosen in choices if plan.elements_in_any_order(chosen) <= _MOST_VALIDATED][:1]
+
+
+def large_sizes(plan: Plan) -> Iterator[dict[str, int]]:
+    """Yield numbers where the lengths are much larger than the rest, then the others: `min(L, 12)`, `int(L**0.5)`."""
+    lengths = [name for name in plan.unknowns if is_length(name)]
+    for names in (lengths, [name for name in plan.unknowns if name not in lengths]):
+        if names:
+            yield from _enlarged(plan, names)
+
+
+def mixed_sizes(plan: Plan) -> Iterator[dict[str, int]]:
+    """Yield numbers with all sorts of remainders, then one unknown after the other much larger than the rest.
+
+    A prime never leaves the remainder 0, so `L//3+1` is `-(-L//3)` there.
+    """
+    for shift in range(_MIXTURES):
+        for sizes in (_COMPOSITE, _SMALL_COMPOSITE):
+            chosen = {name: sizes[(place + 3 * shift) % len(sizes)] for place, name in enumerate(plan.unknowns)}
+            if plan.elements_in_any_order(chosen) <= _MOST_VALIDATED:
+                yield chosen
+                break
+    for name in plan.unknowns:
+        yield from _enlarged(plan, (name,))
+    # rounded up and rounded down with one added differ only if one length divides another
+    small = {name: 6 + place for place, name in enumerate(plan.unknowns)}
+    for one, other in itertools.permutations([name for name in plan.unknowns if is_length(name)], 2):
+        yield small | {one: 3 * small[other]}
+
+
+def held_out_sizes(plan: Plan, used: Iterable[Mapping[str, int]]) -> Iterator[dict[str, int]]:
+    """Yield sizes under a plan's constraints at which no varying symbol has a size that was used for it.
+
+    No two symbols have one size, so that a wrong axis shows. The first sets keep the order of the user's sizes, and
+    with it comparisons such as `Lq <= Lk`.
+
+    Args:
+        plan: Which sizes vary, under which constraints.
+        used: The sizes of every run so far.
+    """
+    numbers = plan.sizes.numbers
+    fixed = {size for symbol, size in numbers.items() if symbol not in plan.symbols}
+    taken = {symbol: set(fixed) for symbol in plan.symbols}
+    for sizes in used:
+        for symbol, sizes_of_it in taken.items():
+            sizes_of_it.add(sizes[symbol])
+    rising = sorted(plan.unknowns, key=lambda name: numbers[plan.owner(name)])
+    orders = (plan.unknowns,) if plan.ordered else (rising, plan.unknowns, plan.unknowns[::-1])
+    found = [_unused(plan, order, first, taken) for order, first in itertools.product(orders, _FIRST_HELD_OUT)]
+    elements = [(plan.elements_in_any_order(chosen), chosen) for chosen in found if chosen]
+    for count, chosen in sorted(elements, key=lambda one: one[0] > _MOST_VALIDATED):
+        if count <= TOO_MANY_ELEMENTS:
+            yield plan.at(chosen)
+
+
+def _unused(plan: Plan, order: Sequence[str], first: int, taken: Mapping[str, set[int]]) -> dict[str, int]:
+    """Return rising numbers for the unknowns in this order; none if one can't be found."""
+    chosen: dict[str, int] = {}
+    last = first - 1
+    sizes: dict[Monomial, int] = {}
+    for name in order:
+        last = max(last, plan.largest_below(name, chosen))
+        for number in range(last + 1, last + 1 + _WIDEST_VALIDATED):
+            made = plan.values_with(name, {**chosen, name: number})
+            distinct = {**sizes, **{plan.symbols[symbol]: size for symbol, size in made.items()}}
+            if len(set(distinct.values())) == len(distinct) and not any(n in taken[s] for s, n in made.items()):
+                break
+        else:
+            return {}
+        chosen[name], sizes, last = number, distinct, number
+    return chosen
+
+
+def _enlarged(plan: Plan, names: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Yield numbers where these are large; less so where they are factors of other sizes, to stay cheap to run."""
+    small = {name: 6 + place for place, name in enumerate(plan.unknowns)}
+    # where the very first call fails, nothing tells how large tensors would be
+    for size in _LARGE if plan.powers else _LARGE[-_OF_UNKNOWN:]:
+        chosen = small | {name: size + place for place, name in enumerate(names)}
+        if max(plan.at(chosen).values()) <= _WIDEST_VALIDATED and plan.elements_in_any_order(chosen) <= _MOST_VALIDATED:
+            yield chosen
+            return

@@ -1,7 +1,7 @@
 """What each step is for, from the data flow alone; absent where it is unclear.
 
-The softmax is the anchor: the product that it reads makes the scores, the product that reads it makes the context.
-Names are never looked at.
+The softmax is the anchor: the product from which its scores come makes the scores, the product that reads its weights
+makes the context. Names play no part.
 """
 
 from __future__ import annotations
@@ -10,227 +10,271 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from attnshape.inference.flow import Flow
-from attnshape.inference.kinds import (
-    DROPOUT,
-    FUSED,
-    JOIN,
-    MASK,
-    NONLINEAR,
-    NORM,
-    PARTS,
-    PRODUCT,
-    RESHAPE,
-    SAME_MEANING,
-    SCALE,
-    SPLIT,
-    TRANSPOSE,
-    operation_name,
+from attnshape.inference.dataflow import DataFlow, OutputRef, StepNode, innermost, match_softmax, step_graph
+from attnshape.model.trace import Reference, Role, Step, TensorRecord
+from attnshape.tracing.operations import (
+    ADDITIONS,
+    CASTS,
+    CONCATENATIONS,
+    CONVOLUTIONS,
+    COPIES,
+    DROPOUTS,
+    FUSED_ATTENTION,
+    JOINS,
+    LOG_SOFTMAXES,
+    MASKS,
+    NONLINEARITIES,
+    NORMS,
+    PRODUCTS,
+    RESHAPES,
+    SAME_VALUES,
+    SCALINGS,
+    SELECTIONS,
+    SPLITS,
+    TRANSPOSES,
+    WEIGHT_IS_SECOND,
 )
-from attnshape.inference.softmaxes import is_softmax
-from attnshape.model import Step
+
+_FARTHEST = 24
+"""How many steps may lie between a softmax and the product that makes its scores."""
+_REARRANGES_WEIGHTS = SPLITS | TRANSPOSES | CONCATENATIONS | CASTS | COPIES | SELECTIONS | RESHAPES
+_KEEPS_WEIGHTS = DROPOUTS | MASKS | SAME_VALUES | SCALINGS | NORMS
+"""What may lie between the softmax and the product with the values."""
+_AFTER_CONTEXT = SAME_VALUES - SELECTIONS | CONCATENATIONS | DROPOUTS
 
 
 def with_roles(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Return the steps with their roles."""
-    flow = Flow(steps)
-    for step in flow.single:
-        if is_softmax(step, flow.activations):
-            _around_softmax(flow, step)
-        elif operation_name(step) in FUSED:
-            flow.assign(step, "context")
-            for operand in flow.activations(step)[:3]:
-                _before_product(flow, operand)
-            _after_context(flow, step)
-    return tuple(msgspec.structs.replace(step, role=flow.roles.get(step.index)) for step in steps)
+    roles = _Roles(steps)
+    for node in roles.graph.nodes:
+        if roles.is_softmax(node):
+            roles.assign_around_softmax(node)
+        elif node.name in FUSED_ATTENTION:
+            roles.assign_around_fused(node)
+    return tuple(msgspec.structs.replace(step, role=roles.assigned.get(step.index)) for step in steps)
 
 
-def _rank(step: Step) -> int:
-    return len(step.outputs[0].tensor.shape)
+class _Roles:
+    """The roles of one trace's steps; a step that has a role keeps it."""
 
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.assigned: dict[int, Role] = {}
+        self.graph: DataFlow[StepNode] = step_graph(steps)
+        self._steps = steps
+        self._weights: set[int] = set()
+        """The steps that only cut, join or rearrange parameters."""
+        for node in self.graph.nodes:
+            operands = node.step.operands
+            if node.name in _REARRANGES_WEIGHTS and operands and all(map(self._is_weight, operands)):
+                self._weights.add(node.order)
+        self._softmaxes = {
+            node.order
+            for node in self.graph.nodes
+            if (match := match_softmax(node, self.graph)) and not match.late and node.name not in LOG_SOFTMAXES
+        }
 
-def _tensors(step: Step) -> int:
-    """Return how many operands are no parameters and no constants."""
-    return sum(reference.step is not None or reference.input is not None for reference in step.operands)
+    def is_softmax(self, node: StepNode) -> bool:
+        """Return whether a step returns the weights of a softmax."""
+        return node.order in self._softmaxes
 
+    def assign_around_softmax(self, softmax: StepNode) -> None:
+        """Give roles to a softmax, to what leads to its scores, and to what reads its weights."""
+        scores = self._scores(softmax, 0)
+        context = self._context(softmax)
+        if scores is None or context is None:
+            return
+        self._assign(softmax, "softmax")
+        between = list(self._between(scores, softmax))
+        nonlinear = any(node.name in NONLINEARITIES for node in between)
+        for node in between:
+            if node.name in MASKS:
+                self._assign(node, "mask")
+            elif node.name in SCALINGS and _tensors(node) == 1 and not nonlinear:
+                self._assign(node, "scale")
+            elif node.name in DROPOUTS:
+                self._assign(node, "dropout")
+        for node in self._between(softmax, context):
+            if node.name in DROPOUTS:
+                self._assign(node, "dropout")
+        self._assign(scores, "scores")
+        self._assign(context, "context")
+        for maker in self.graph.makers(scores):
+            self._assign_before_product(maker)
+        for maker in self.graph.makers(context):
+            if not self._reaches(softmax, maker):
+                self._assign_before_product(maker)
+        self._assign_after_context(context)
 
-def _is_by_number(step: Step) -> bool:
-    """Whether it multiplies by a number: a parameter is the weight of a normalisation."""
-    return _tensors(step) == 1 and not any(reference.parameter for reference in step.operands)
+    def assign_around_fused(self, attention: StepNode) -> None:
+        """Give roles to a fused attention, and to what its queries, keys and values come from."""
+        self._assign(attention, "context")
+        for maker in self.graph.makers(attention)[:3]:
+            self._assign_before_product(maker)
+        self._assign_after_context(attention)
 
+    def _assign(self, node: StepNode, role: Role) -> None:
+        self.assigned.setdefault(node.order, role)
 
-def _around_softmax(flow: Flow, softmax: Step) -> None:
-    scores = _scores_behind(flow, softmax, 0)
-    context = _context_before(flow, softmax)
-    if scores is None or context is None:
-        return
-    flow.assign(softmax, "softmax")
-    way = list(_between(flow, scores, softmax))
-    bent = any(operation_name(step) in NONLINEAR for step in way)
-    for step in way:
-        if operation_name(step) in MASK:
-            flow.assign(step, "mask")
-        elif operation_name(step) in SCALE and _tensors(step) == 1 and not bent:
-            flow.assign(step, "scale")
-        elif operation_name(step) in DROPOUT:
-            flow.assign(step, "dropout")
-    for step in _between(flow, softmax, context):
-        if operation_name(step) in DROPOUT:
-            flow.assign(step, "dropout")
-    flow.assign(scores, "scores")
-    flow.assign(context, "context")
-    for operand in flow.activations(scores):
-        _before_product(flow, operand)
-    for operand in flow.activations(context):
-        if not _reaches(flow, softmax, operand):
-            _before_product(flow, operand)
-    _after_context(flow, context)
+    def _scores(self, node: StepNode, depth: int) -> StepNode | None:
+        """Return the nearest product that a step's values come from, with pointwise steps and layout between."""
+        for maker in self.graph.makers(node):
+            if maker.name in PRODUCTS and not self._mixes_heads(maker):
+                return maker if self._compares(maker) else None
+            if depth < _FARTHEST and not self.is_softmax(maker):
+                found = self._scores(maker, depth + 1)
+                if found is not None:
+                    return found
+        return None
 
+    def _context(self, softmax: StepNode) -> StepNode | None:
+        """Return the product with the values, with nothing but dropout, masks, layout and scaling before it."""
+        waiting = [softmax]
+        seen: set[int] = set()
+        while waiting:
+            for reader in self.graph.readers(waiting.pop(0)):
+                if reader.order in seen:
+                    continue
+                seen.add(reader.order)
+                if self._mixes_heads(reader):
+                    waiting.append(reader)
+                elif self._is_linear(reader):  # a gate before a projection, not weights of anything
+                    continue
+                elif reader.name in PRODUCTS and len(reader.step.operands) > 1:
+                    return reader
+                elif reader.name in _KEEPS_WEIGHTS:
+                    waiting.append(reader)
+        return None
 
-def _scores_behind(flow: Flow, step: Step, depth: int) -> Step | None:
-    """Return the nearest product that the step's values come from, elementwise steps and layout between."""
-    for operand in flow.activations(step):
-        if operation_name(operand) in PRODUCT and not _mixes_heads(flow, operand):
-            return operand if _compares(flow, operand) else None
-        if depth < 24 and not is_softmax(operand, flow.activations):
-            found = _scores_behind(flow, operand, depth + 1)
-            if found is not None:
-                return found
-    return None
+    def _between(self, first: StepNode, last: StepNode) -> Iterator[StepNode]:
+        """Yield the steps on the way from the first to the last, both left out."""
+        for node in self.graph.nodes:
+            if first.order < node.order < last.order and self._reaches(first, node) and self._reaches(node, last):
+                yield node
 
-
-def _mixes_heads(flow: Flow, product: Step) -> bool:
-    """Whether a product with a parameter leaves queries and keys alone, as talking heads (arXiv:2003.02436) do."""
-    if not flow.is_linear(product) and not (operation_name(product) == "conv2d" and _tensors(product) == 1):
-        return False
-    pair = {axis.expression for axis in product.outputs[0].tensor.axes[-2:]}
-    read = [operand.outputs[0].tensor.axes for operand in flow.activations(product)]
-    return _rank(product) > 3 and any(len(axes) > 3 and {a.expression for a in axes[-2:]} == pair for axes in read)
-
-
-def _compares(flow: Flow, product: Step) -> bool:
-    """Whether a product makes scores: of two tensors that are no parameters, or, as additive attention does, of a
-    parameter and a nonlinear function of a sum of two.
-    """
-    if not flow.is_linear(product):
-        return _tensors(product) > 1
-    hidden = [nonlinear for nonlinear in flow.activations(product) if operation_name(nonlinear) in NONLINEAR]
-    sums = [addition for nonlinear in hidden for addition in flow.activations(nonlinear)]
-    return any(operation_name(addition) in {"add", "add_"} and _tensors(addition) > 1 for addition in sums)
-
-
-def _context_before(flow: Flow, step: Step) -> Step | None:
-    """Return the product that the weights go into, with nothing but dropout, masks, layout and scaling between."""
-    waiting = [step]
-    seen: set[int] = set()
-    while waiting:
-        current = waiting.pop(0)
-        for user in flow.users(current):
-            if user.index in seen:
-                continue
-            seen.add(user.index)
-            operation = operation_name(user)
-            if _mixes_heads(flow, user):
-                waiting.append(user)
-                continue
-            if flow.is_linear(user):  # a gate before a projection, not weights of anything
-                continue
-            if operation in PRODUCT and len(user.operands) > 1:
-                return user
-            if operation in DROPOUT | MASK | SAME_MEANING | SCALE | NORM:
-                waiting.append(user)
-    return None
-
-
-def _between(flow: Flow, first: Step, last: Step) -> Iterator[Step]:
-    """Yield the steps on the way from the first to the last, both left out."""
-    for index in range(first.index + 1, last.index):
-        step = flow.steps[index - 1]
-        if _reaches(flow, first, step) and _reaches(flow, step, last):
-            yield step
-
-
-def _reaches(flow: Flow, first: Step, last: Step) -> bool:
-    """Whether the last step's value comes from the first's."""
-    waiting, seen = [last], {last.index}
-    while waiting:
-        step = waiting.pop()
-        if step.index == first.index:
+    def _reaches(self, first: StepNode, last: StepNode) -> bool:
+        """Return whether the last step's values come from the first's."""
+        if first.order == last.order:
             return True
-        for operand in flow.activations(step):
-            if operand.index not in seen and operand.index >= first.index:
-                seen.add(operand.index)
-                waiting.append(operand)
-    return False
+        for node in self.graph.upstream((OutputRef(last.order),), shapes=True):
+            if node.order <= first.order:
+                return node.order == first.order
+        return False
+
+    def _assign_before_product(self, operand: StepNode) -> None:
+        """Give roles from a product's operand back to the projection from which it comes.
+
+        Behind arithmetic, such as a rotation of queries, what takes tensors apart or scales them may serve that
+        arithmetic. It gets a role only if nothing but layout lies between, or if it lies behind the split into
+        heads.
+        """
+        waiting = [(operand, True)]
+        seen = {operand.order}
+        while waiting:
+            node, certain = waiting.pop()
+            if self._is_linear(node):
+                self._assign(node, "projection")
+                continue
+            if node.name in PRODUCTS | FUSED_ATTENTION or self.is_softmax(node):
+                continue
+            if node.name in TRANSPOSES:
+                self._assign(node, "transpose")
+            elif node.name in RESHAPES and self._adds_an_axis(node):
+                self._assign(node, "split")
+                certain = True
+            elif node.name in SPLITS and certain:
+                self._assign(node, "split")
+            elif node.name in SCALINGS and _is_by_number(node) and certain:
+                self._assign(node, "scale")
+            else:
+                certain = certain and node.name in SAME_VALUES
+            for maker in self.graph.makers(node):
+                if maker.order not in seen:
+                    seen.add(maker.order)
+                    waiting.append((maker, certain))
+
+    def _assign_after_context(self, context: StepNode) -> None:
+        """Give roles from the context on to the output projection, as long as only layout lies between."""
+        node, copies = context, list[StepNode]()
+        while True:
+            readers = (
+                reader
+                for reader in self.graph.readers(node)
+                if self._is_linear(reader) or reader.name in _AFTER_CONTEXT
+            )
+            reader = next(readers, None)
+            if reader is None or reader.order in self.assigned:
+                return
+            if self._is_linear(reader):
+                self._assign(reader, "output")
+                return
+            if reader.name in TRANSPOSES:
+                self._assign(reader, "transpose")
+            elif reader.name == "contiguous":
+                copies.append(reader)
+            elif reader.name in JOINS or (reader.name in RESHAPES and _joins_heads(node, reader)):
+                # a copy is part of the merge that it makes possible
+                for part in (*copies, reader):
+                    self._assign(part, "merge")
+            node = reader
+
+    def _mixes_heads(self, product: StepNode) -> bool:
+        """Return whether a product with a parameter leaves queries and keys alone: talking heads (arXiv:2003.02436)."""
+        convolution = product.name in CONVOLUTIONS and _tensors(product) == 1
+        if not self._is_linear(product) and not convolution:
+            return False
+        pair = {axis.expression for axis in product.step.outputs[0].tensor.axes[-2:]}
+        read = [maker.step.outputs[0].tensor.axes for maker in self.graph.makers(product)]
+        return _rank(product) > 3 and any(len(axes) > 3 and {a.expression for a in axes[-2:]} == pair for axes in read)
+
+    def _compares(self, product: StepNode) -> bool:
+        """Return whether a product makes scores.
+
+        It multiplies two tensors that aren't parameters, or, in additive attention, a parameter and a nonlinear
+        function of a sum of two.
+        """
+        if not self._is_linear(product):
+            return _tensors(product) > 1
+        nonlinear = [maker for maker in self.graph.makers(product) if maker.name in NONLINEARITIES]
+        sums = [addition for node in nonlinear for addition in self.graph.makers(node)]
+        return any(addition.name in ADDITIONS and _tensors(addition) > 1 for addition in sums)
+
+    def _is_linear(self, node: StepNode) -> bool:
+        """Return whether a step is a product with a parameter, or with a part of one, such as a fused weight."""
+        if node.name not in PRODUCTS:
+            return False
+        operands = node.step.operands
+        second = operands[1:2] if node.name in WEIGHT_IS_SECOND else ()
+        return any(reference.parameter for reference in operands) or any(map(self._is_weight, second))
+
+    def _is_weight(self, reference: Reference) -> bool:
+        return reference.parameter is not None or innermost(self._steps, reference).step in self._weights
+
+    def _adds_an_axis(self, node: StepNode) -> bool:
+        """Return whether a reshape splits an axis: its result has more axes than what it is a view of."""
+        read = self._first_operand(node.step)
+        return read is not None and _rank(node) > len(read.shape)
+
+    def _first_operand(self, step: Step) -> TensorRecord | None:
+        """Return a step's first operand, where a step made it."""
+        made = innermost(self._steps, step.operands[0]) if step.operands else None
+        return self._steps[made.step - 1].outputs[made.output].tensor if made is not None and made.step else None
 
 
-def _before_product(flow: Flow, product_operand: Step) -> None:
-    """Give roles from a product's operand back to the projection that it comes from.
-
-    Behind arithmetic, such as a rotation of queries, what takes tensors apart or scales them may serve that arithmetic;
-    it has a role only where it was reached by layout alone, or lies behind the split into heads.
-    """
-    waiting = [(product_operand, True)]
-    seen = {product_operand.index}
-    while waiting:
-        current, certain = waiting.pop()
-        operation = operation_name(current)
-        if flow.is_linear(current):
-            flow.assign(current, "projection")
-            continue
-        if operation in PRODUCT | FUSED or is_softmax(current, flow.activations):
-            continue
-        if operation in TRANSPOSE:
-            flow.assign(current, "transpose")
-        elif operation in RESHAPE and _deepens(flow, current):
-            flow.assign(current, "split")
-            certain = True
-        elif operation in SPLIT and certain:
-            flow.assign(current, "split")
-        elif operation in SCALE and _is_by_number(current) and certain:
-            flow.assign(current, "scale")
-        else:
-            certain = certain and operation in SAME_MEANING
-        for operand in flow.activations(current):
-            if operand.index not in seen:
-                seen.add(operand.index)
-                waiting.append((operand, certain))
+def _rank(node: StepNode) -> int:
+    return len(node.step.outputs[0].tensor.shape)
 
 
-def _deepens(flow: Flow, step: Step) -> bool:
-    """Whether an axis is split: the result has more axes than what it is a view of."""
-    source = flow.read(step)
-    return source is not None and _rank(step) > len(source.shape)
+def _tensors(node: StepNode) -> int:
+    """Return how many operands are neither parameters nor constants."""
+    return sum(reference.step is not None or reference.input is not None for reference in node.step.operands)
 
 
-def _after_context(flow: Flow, context: Step) -> None:
-    """Give roles from the context on to the output projection, as long as only layout lies between."""
-    current, copies = context, list[Step]()
-    while True:
-        follows = (
-            u
-            for u in flow.users(current)
-            if flow.is_linear(u) or operation_name(u) in SAME_MEANING - PARTS | JOIN | DROPOUT
-        )
-        following = next(follows, None)
-        if following is None or following.index in flow.roles:
-            return
-        operation = operation_name(following)
-        if flow.is_linear(following):
-            flow.assign(following, "output")
-            return
-        if operation in TRANSPOSE:
-            flow.assign(following, "transpose")
-        elif operation == "contiguous":
-            copies.append(following)
-        elif operation in JOIN or (operation in RESHAPE and _joins_heads(current, following)):
-            # a copy is part of the merge that it makes possible
-            for step in (*copies, following):
-                flow.assign(step, "merge")
-        current = following
+def _is_by_number(node: StepNode) -> bool:
+    """Return whether a step multiplies by a number; a parameter would be the weight of a normalization."""
+    return _tensors(node) == 1 and not any(reference.parameter for reference in node.step.operands)
 
 
-def _joins_heads(before: Step, after: Step) -> bool:
-    """Whether a reshape has fewer axes and a longer last one."""
-    old, new = before.outputs[0].tensor.shape, after.outputs[0].tensor.shape
+def _joins_heads(before: StepNode, after: StepNode) -> bool:
+    """Return whether a reshape has fewer axes and a longer last one."""
+    old, new = before.step.outputs[0].tensor.shape, after.step.outputs[0].tensor.shape
     return len(new) < len(old) and new[-1:] > old[-1:]

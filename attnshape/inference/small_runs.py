@@ -1,38 +1,97 @@
-"""Runs of the target at small sizes: each once, bounded in size and in number, with loops folded."""
+"""Runs of the target at small sizes: cached, bounded in size and in number, with loops folded."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from attnshape.inference.loops import Folding, folding
-from attnshape.inference.monomial import multiplicity
+from attnshape.dims.sizes import is_length
+from attnshape.inference.algebra import multiplicity
+from attnshape.inference.loops import Folding, find_folding
 from attnshape.inference.plan import TOO_MANY_ELEMENTS, Plan
-from attnshape.inference.variation import Variation, common_steps, same
-from attnshape.inference.witness import is_length
-from attnshape.tracing.raw import RawTrace
+from attnshape.tracing.raw import RawStep, RawTrace
 
 Attempt = Callable[[Mapping[str, int]], RawTrace]
-Doing = Callable[[str], None]
-"""Is told what is being done, in a few words for people."""
+ProgressCallback = Callable[[str], None]
+"""A progress callback: it takes a few words that say what is being done."""
+
 _ROUNDS = 3
 """Two would do for products of sizes; the third keeps a sum, such as 7+13, from passing for one, such as 4*5."""
 _MOST_STEPS = 60_000
 _STEPS_OF_A_RUN = 100
 """How many steps all runs may take before nothing further is tried, and what building the target counts for: counted
 in steps, so that what is found doesn't depend on how busy the machine is."""
-_PATIENCE = 60.0
+_TIME_LIMIT = 60.0
 """Seconds after which nothing further is tried, however few the steps."""
 _LONG, _MOST_LONG = 2.0, 6
 """Seconds that make a run a long one, and how many of these there may be."""
 _MANY = 10**5
 _FAR_TOO_MANY = 3 * 10**7
-"""Elements of a tensor that are not tried, as where one prime must be above the product of others."""
+"""Elements of a tensor that are not tried, as when one prime must be above the product of others."""
 _TINY = (2, 3, 5, 7, 11, 13, 17, 19, 23)
 _UNEXPLAINED = 8
 """How many times larger than the product of sizes that divide it a tensor must be for more sizes to be in it."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Runs of a target at small sizes, and how far they took the same steps as the user's run."""
+
+    plan: Plan
+    actual: RawTrace
+    """The user's run, with one iteration of each loop whose number of iterations follows from the sizes."""
+    runs: tuple[RawTrace, ...] = ()
+    """The rounds at primes."""
+    common: int = 0
+    """The number of leading steps that are the same in all runs."""
+    complete: bool = False
+    """Whether all steps are the same, and end the same way."""
+    validation: tuple[tuple[Mapping[str, int], RawTrace], ...] = ()
+    """Runs at other sizes, no primes, at which every formula must hold too."""
+    diverging: tuple[Mapping[str, int], ...] = ()
+    """Sizes that were tried, and at which the target takes different steps."""
+
+    @property
+    def every(self) -> list[tuple[Mapping[str, int], RawTrace]]:
+        """All runs with their sizes, the rounds first."""
+        return [(self.plan.numbers(round_), run) for round_, run in enumerate(self.runs)] + list(self.validation)
+
+    def are_matched_by(self, run: RawTrace) -> bool:
+        """Return whether a run takes the steps that all samples take, with no tensor empty that isn't in the user's."""
+        steps = zip(run.steps, self.actual.steps, strict=False)
+        newly_empty = (
+            0 in mine.tensor.shape and 0 not in its.tensor.shape
+            for step, twin in steps
+            for mine, its in zip(step.outputs, twin.outputs, strict=False)
+        )
+        return (
+            common_steps(run, self.actual) >= self.common
+            and (takes_same_steps(run, self.actual) or not self.complete)
+            and not any(newly_empty)
+        )
+
+
+def common_steps(run: RawTrace, actual: RawTrace) -> int:
+    """Return how many leading steps are the same."""
+    count = 0
+    for mine, theirs in zip(run.steps, actual.steps, strict=False):
+        if mine.key != theirs.key or _ranks(mine) != _ranks(theirs):
+            break
+        count += 1
+    return count
+
+
+def _ranks(step: RawStep) -> list[int]:
+    return [len(output.tensor.shape) for output in step.outputs]
+
+
+def takes_same_steps(run: RawTrace, actual: RawTrace) -> bool:
+    """Return whether a run took all the user's steps: and no others, unless the user's run failed."""
+    if common_steps(run, actual) < len(actual.steps):
+        return False
+    return actual.failure is not None or (run.failure is None and len(run.steps) == len(actual.steps))
 
 
 class SmallRuns:
@@ -41,25 +100,30 @@ class SmallRuns:
     def __init__(
         self,
         attempt: Attempt,
-        find_loops: Callable[[Sequence[RawTrace]], Folding | None] = folding,
-        doing: Doing = lambda words: None,
-        patience: float = _PATIENCE,
+        find_loops: Callable[[Sequence[RawTrace]], Folding | None] = find_folding,
+        progress: ProgressCallback = lambda words: None,
+        time_limit: float = _TIME_LIMIT,
     ) -> None:
-        """`find_loops` tells which loops of runs that took other steps are to be folded.
+        """Prepare to run a target.
 
-        After `patience`, in seconds, nothing further is tried.
+        Args:
+            attempt: Runs the target at these sizes; a failure is part of what it returns.
+            find_loops: Finds the loops in which runs that took different steps differ.
+            progress: The progress callback.
+            time_limit: Seconds after which no further constraints are tried.
         """
         self._attempt = attempt
         self._find_loops = find_loops
-        self._doing = doing
-        self.aim = ""
-        """What the runs are for, in words for people."""
-        self._runs = 0
+        self._progress = progress
+        self.purpose = ""
+        """What the runs are for, as the progress line begins."""
+        self.tried: list[Mapping[str, int]] = []
+        """The sizes of every run."""
         self._done: dict[tuple[tuple[str, int], ...], RawTrace] = {}
         self._folding: Folding | None = None
         self._steps = 0
         self._long: set[tuple[tuple[str, int], ...]] = set()
-        self._deadline = time.monotonic() + patience
+        self._deadline = time.monotonic() + time_limit
 
     def run(self, plan: Plan, round_: int) -> RawTrace:
         """Return what the target does in one round of a plan."""
@@ -69,8 +133,8 @@ class SmallRuns:
         """Return what the target does at these sizes."""
         key = tuple(numbers.items())
         if key not in self._done:
-            self._runs += 1
-            self._doing(f"{self.aim}run {self._runs} at small sizes")
+            self.tried.append(numbers)
+            self._progress(f"{self.purpose}run {len(self.tried)} at small sizes")
             started = time.monotonic()
             run = self._attempt(numbers)
             if time.monotonic() - started > _LONG:
@@ -80,22 +144,22 @@ class SmallRuns:
         return self._done[key]
 
     def fails(self, numbers: Mapping[str, int]) -> bool:
-        """Say whether the target fails at these sizes, and was not only ended because it took long."""
+        """Return whether the target fails at these sizes, and was not only ended because it took long."""
         return self.at(numbers).failure is not None and tuple(numbers.items()) not in self._long
 
     @property
-    def spent(self) -> bool:
-        """Whether nothing further is to be tried."""
+    def exhausted(self) -> bool:
+        """Whether the limits on steps and time are reached."""
         return self._steps > _MOST_STEPS or len(self._long) > _MOST_LONG or time.monotonic() > self._deadline
 
-    def weighed(self, plan: Plan) -> Plan:
+    def with_powers(self, plan: Plan) -> Plan:
         """Return the plan with the power in which each unknown is part of the largest tensor of its first round."""
         if math.prod(plan.primes(0).values()) > _MANY:
             # with many sizes a first look at the smallest primes keeps the first round from being large
-            plan = replace(plan, weights=self._weights(plan, dict(zip(plan.unknowns, _TINY, strict=False))))
-        return replace(plan, weights=self._weights(plan, plan.primes(0)))
+            plan = replace(plan, powers=self._measured_powers(plan, dict(zip(plan.unknowns, _TINY, strict=False))))
+        return replace(plan, powers=self._measured_powers(plan, plan.primes(0)))
 
-    def _weights(self, plan: Plan, primes: Mapping[str, int]) -> dict[str, int]:
+    def _measured_powers(self, plan: Plan, primes: Mapping[str, int]) -> dict[str, int]:
         return _with_rounded_lengths(*self._explained(plan, primes))
 
     def _explained(self, plan: Plan, primes: Mapping[str, int]) -> tuple[dict[str, int], float]:
@@ -105,10 +169,10 @@ class SmallRuns:
         largest = _elements(self.at(plan.at(primes)))
         if not largest:
             return {}, 1
-        weights = _powers(largest, primes)
-        return weights, largest / math.prod(primes[name] ** weight for name, weight in weights.items())
+        powers = _powers(largest, primes)
+        return powers, largest / math.prod(primes[name] ** power for name, power in powers.items())
 
-    def _others(self, plan: Plan, primes: Mapping[str, int]) -> tuple[Mapping[str, int], ...]:
+    def _powers_of_each(self, plan: Plan, primes: Mapping[str, int]) -> tuple[Mapping[str, int], ...]:
         """Return the power of each unknown in every tensor."""
         if len(primes) != len(plan.unknowns):
             return ()
@@ -117,7 +181,7 @@ class SmallRuns:
         return tuple({tuple(powers.items()): powers for powers in (_powers(one, primes) for one in counts)}.values())
 
     def fold_loops(self, runs: Sequence[RawTrace]) -> bool:
-        """Say whether the runs are one but for the turns of loops; from now on these are folded."""
+        """Fold the loops in whose number of iterations alone the runs differ; return whether there are any."""
         if self._folding is not None:
             return False
         self._folding = self._find_loops(runs)
@@ -132,24 +196,24 @@ class SmallRuns:
         return self._folding is not None
 
     def folded(self, run: RawTrace) -> RawTrace:
-        """Return a run with the loops folded that were found."""
+        """Return a run with the loops that were found folded."""
         return self._folding.fold(run) if self._folding is not None else run
 
-    def weighed_again(self, plan: Plan) -> Plan:
-        """Return the plan weighed by what its first rounds do; constraints may have let it go further."""
+    def with_measured_powers(self, plan: Plan) -> Plan:
+        """Return the plan measured by what its first rounds do; constraints may have let it go further."""
         primes = plan.primes(0)
-        plan = replace(plan, others=self._others(plan, primes))
-        weights, rest = self._explained(plan, primes)
-        if rest > _UNEXPLAINED and not any(weights[name] for name in weights if is_length(name)):
+        plan = replace(plan, other_powers=self._powers_of_each(plan, primes))
+        powers, rest = self._explained(plan, primes)
+        if rest > _UNEXPLAINED and not any(powers[name] for name in powers if is_length(name)):
             # with a token more than a length says, as in W*W+1, any may have made all of what isn't a constant
             if rest != self._explained(plan, plan.primes(1))[1]:
-                weights |= {name: round(math.log(rest, prime)) for name, prime in primes.items() if is_length(name)}
-            return replace(plan, weights=weights)
-        return replace(plan, weights=_with_rounded_lengths(weights, rest))
+                powers |= {name: round(math.log(rest, prime)) for name, prime in primes.items() if is_length(name)}
+            return replace(plan, powers=powers)
+        return replace(plan, powers=_with_rounded_lengths(powers, rest))
 
-    def try_plan(self, plan: Plan, actual: RawTrace) -> Variation:
+    def try_plan(self, plan: Plan, actual: RawTrace) -> Samples:
         """Return how far the rounds of a plan take the user's steps."""
-        plan = self._weighed_by_itself(plan, actual)
+        plan = self._with_own_powers(plan, actual)
         runs: list[RawTrace] = []
         shared = len(actual.steps)
         complete = True
@@ -160,33 +224,33 @@ class SmallRuns:
             run = self.run(plan, round_)
             runs.append(run)
             shared = min(shared, common_steps(run, actual))
-            complete = complete and same(run, actual)
+            complete = complete and takes_same_steps(run, actual)
             if not complete:
                 break
-        return Variation(plan, actual, tuple(runs), shared, complete)
+        return Samples(plan, actual, tuple(runs), shared, complete)
 
-    def _weighed_by_itself(self, plan: Plan, actual: RawTrace) -> Plan:
-        """Return the plan weighed by its own first run, where a constraint lets this go further and be large."""
+    def _with_own_powers(self, plan: Plan, actual: RawTrace) -> Plan:
+        """Return the plan measured by its own first run, where a constraint lets this go further and be large."""
         if not plan.constraints or self.is_far_too_large(plan, 0):
             return plan
         run = self.run(plan, 0)
-        if not same(run, actual) or _elements(run) <= TOO_MANY_ELEMENTS:
+        if not takes_same_steps(run, actual) or _elements(run) <= TOO_MANY_ELEMENTS:
             return plan
-        return replace(plan, weights=self._weights(plan, plan.primes(0)), ordered=False)
+        return replace(plan, powers=self._measured_powers(plan, plan.primes(0)), ordered=False)
 
     def is_far_too_large(self, plan: Plan, round_: int) -> bool:
-        """Say whether a round of a plan makes tensors too large to try."""
+        """Return whether a round of a plan makes tensors too large to try."""
         return plan.elements(plan.primes(round_)) > _FAR_TOO_MANY
 
     def forget(self) -> None:
-        """Run everything anew."""
+        """Run everything again when it is next needed."""
         self._done.clear()
 
 
-def _with_rounded_lengths(weights: Mapping[str, int], rest: float) -> dict[str, int]:
+def _with_rounded_lengths(powers: Mapping[str, int], rest: float) -> dict[str, int]:
     """Return the powers with one more for lengths where much is left unexplained: one that was rounded is no factor."""
     rounded = rest > _UNEXPLAINED
-    return {name: weight + (rounded and weight > 0 and is_length(name)) for name, weight in weights.items()}
+    return {name: power + (rounded and power > 0 and is_length(name)) for name, power in powers.items()}
 
 
 def _powers(elements: int, primes: Mapping[str, int]) -> dict[str, int]:

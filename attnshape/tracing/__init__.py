@@ -1,1 +1,1 @@
-"""From something to run to the raw facts of its run: what was called, where, on which tensors, with what result."""
+"""Runs a target and records its calls: what was called, where, on which tensors, and with what result."""

@@ -1,4 +1,4 @@
-"""Torch's fast path, which some modules take only where nothing watches them, and how far its results are off."""
+"""Compares a recorded run with torch's fast path, which some modules take only if no function mode is active."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from attnshape.tracing.compiled import uncompiled
-from attnshape.tracing.contained import paths
-from attnshape.tracing.isolation import isolated, seed_all
+from attnshape.runtime.isolation import isolated, seed_all
+from attnshape.tracing.containers import tensor_paths
+from attnshape.tracing.opaque import force_eager
 from attnshape.tracing.runner import Runnable
 
 _WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -20,7 +20,7 @@ Results = list[tuple[str, Tensor]]
 
 
 class Comparison:
-    """The result of a watched run, kept where a module that has a fast path was called in evaluation mode."""
+    """Keeps the result of a recorded run if a module with a fast path was called in evaluation mode."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -28,28 +28,28 @@ class Comparison:
         self._results: Results = []
 
     def of(self, runnable: Runnable) -> Runnable:
-        """Return what does the same, and keeps its result for this comparison where that matters."""
+        """Return a runnable that does the same and keeps its result for this comparison."""
         self._module, self._results = None, []
         return _Kept(runnable.function, runnable.args, runnable.kwargs, comparison=self)
 
     def notes(self, build: Callable[[], Runnable]) -> list[str]:
-        """Return what is to be said of the fast path's results: nothing where they are the same, bit by bit.
+        """Return a note if the fast path's results differ from the recorded run's, else nothing.
 
-        `build` makes what was watched anew; it is run once more, and if the results differ twice.
+        `build` builds the same target again. It is run once more, and twice if the results differ.
         """
         results, self._results = self._results, []
         if not results or any(tensor.is_meta for _, tensor in results):
             return []
         try:
-            difference = _difference(results, self._unwatched(build))
-        except Exception as error:  # noqa: BLE001 - whatever the code raises when it isn't watched
+            difference = _difference(results, self._unrecorded(build))
+        except Exception as error:  # noqa: BLE001 - whatever the code raises without the recorder
             difference = f"it fails with {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if difference is None or not self._repeats(results, build):
             return []
         return [f"untraced, torch runs {self._module} by a fast path that can't be seen: {difference}"]
 
     def run(self, runnable: Runnable) -> object:
-        """Run it, and keep its tensors where they are to be compared."""
+        """Run a runnable, and keep its tensors if they are to be compared."""
         inputs = [tensor for _, tensor in runnable.named_inputs() if not tensor.is_inference()]
         versions = [tensor._version for tensor in inputs]
         handle = register_module_forward_pre_hook(self._see)
@@ -57,27 +57,27 @@ class Comparison:
             result = runnable.function(*runnable.args, **runnable.kwargs)
         finally:
             handle.remove()
-        # where it writes to inputs that were given, a second run would get others
+        # if it writes to given inputs, a second run would get others
         if self._module is not None and [tensor._version for tensor in inputs] == versions:
-            self._results = list(paths("output", result))
+            self._results = list(tensor_paths("output", result))
         return result
 
     def _see(self, module: nn.Module, _: object) -> None:
         if self._module is None and not module.training and isinstance(module, _WITH_FAST_PATH):
             self._module = type(module).__name__ if torch.backends.mha.get_fastpath_enabled() else None
 
-    def _unwatched(self, build: Callable[[], Runnable]) -> Results:
-        # the watched run has given its warnings, and ran nothing compiled
-        with isolated(), torch.no_grad(), uncompiled(), warnings.catch_warnings(action="ignore"):
+    def _unrecorded(self, build: Callable[[], Runnable]) -> Results:
+        # the recorded run gave its warnings already, and ran compiled code eagerly
+        with isolated(), torch.no_grad(), force_eager(), warnings.catch_warnings(action="ignore"):
             runnable = build()
             seed_all(self._seed)
-            return list(paths("output", runnable.call()))
+            return list(tensor_paths("output", runnable.call()))
 
     def _repeats(self, expected: Results, build: Callable[[], Runnable]) -> bool:
-        """Say whether the results come out again without the fast path: else it isn't what they differ by."""
+        """Return whether a run without the fast path repeats the results; else it doesn't explain the difference."""
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            return _difference(expected, self._unwatched(build)) is None
+            return _difference(expected, self._unrecorded(build)) is None
         except Exception:  # noqa: BLE001 - whatever the code raises
             return False
         finally:
@@ -93,7 +93,7 @@ class _Kept(Runnable):
 
 
 def _difference(expected: Results, found: Results) -> str | None:
-    """Return how the results differ, None where they are the same bit by bit."""
+    """Return how the results differ; None if they are the same bit by bit."""
     if [path for path, _ in expected] != [path for path, _ in found]:
         return f"it returns {_listed(found)}, not {_listed(expected)}"
     for (path, old), (_, new) in zip(expected, found, strict=True):

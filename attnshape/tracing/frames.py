@@ -1,4 +1,4 @@
-"""Which frames are the traced code's own, and which belong to the libraries that it calls."""
+"""Tells frames of the traced code from those of the libraries that it calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLUMBING = (
 )
 _CALL = sys.modules[torch.nn.Module.__module__].__file__
 
-Kind = Literal["own", "library", "plumbing"]
+CodeOwner = Literal["own", "library", "plumbing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +29,25 @@ class Site:
     """Where a call comes from."""
 
     frame: FrameType
-    """The nearest frame of the traced code; within a composite that has none, the nearest of a library."""
+    """The nearest frame of the traced code, or of a library within a composite that has none."""
     own: bool
     """Whether the frame is the traced code's own."""
     library: FrameType | None = None
-    """The frame of the library's function that the traced code called, where the call comes from inside of one."""
+    """The frame of the library function that the traced code called, if the call comes from inside one."""
     within: FrameType | None = None
-    """The nearest frame there."""
+    """The nearest frame inside that library function."""
 
     @property
     def nearest(self) -> FrameType:
-        """The frame that the call itself stands in, the traced code's or a library's."""
+        """The frame that makes the call, in the traced code or in a library."""
         return self.within or self.frame
 
 
-def calling(func: Callable[..., Any], frame: FrameType) -> FrameType:
-    """Return the frame that calls a function which torch has handed over from there, or from the function itself."""
+def calling_frame(func: Callable[..., Any], frame: FrameType) -> FrameType:
+    """Return the frame that calls a function, given the frame from which torch handed the call over.
+
+    Torch hands over from the called function itself if this is written in Python.
+    """
     if isinstance(func, FunctionType) and frame.f_code.co_filename == torch.overrides.__file__:
         outer = frame.f_back
         if outer is not None and outer.f_code is func.__code__ and outer.f_back is not None:
@@ -56,17 +59,19 @@ class Frames:
     """Finds the frame, outside the libraries, that a call comes from."""
 
     def __init__(self, own_files: frozenset[str] = frozenset()) -> None:
-        """`own_files` are the target's, never passed over, even where a library holds them."""
+        """`own_files` are the target's; they count as its own even where a library contains them."""
         self._own_files = own_files
-        self._kinds: dict[int, tuple[Kind, CodeType]] = {}
-        """By the code's id, since its hash takes long; the code is held so that its id stays its own."""
+        self._kinds: dict[int, tuple[CodeOwner, CodeType]] = {}
+        """By the code's id, since hashing code is slow; the code is held so that its id stays its own."""
 
     def site(self, start: FrameType | None, stop: FrameType | None, barrier: int | None) -> Site | None:
-        """Return where a call comes from: the nearest frame of the traced code.
+        """Return where a call comes from, or None where neither the traced code nor a composite makes it.
 
-        `stop` is the frame that the run was started from, outside the traced code. `barrier` is the id of the frame
-        under which the innermost composite runs: where no frame of the traced code lies within, the nearest of the
-        library's does.
+        Args:
+            start: The frame that makes the call.
+            stop: The frame that started the run, outside the traced code.
+            barrier: The id of the frame under which the innermost composite runs. If no frame of the traced code lies
+                between it and the call, the site is the nearest library frame.
         """
         nearest: FrameType | None = None
         outermost: FrameType | None = None
@@ -84,34 +89,34 @@ class Frames:
         return None
 
     def is_library(self, code: CodeType) -> bool:
-        """Say whether frames of this code are passed over."""
+        """Return whether code is not the traced code's own."""
         return self.kind(code) != "own"
 
-    def kind(self, code: CodeType) -> Kind:
-        """Return whose code it is: the traced code's own, a library's, or what only passes calls on."""
+    def kind(self, code: CodeType) -> CodeOwner:
+        """Return whose code it is: the traced code's own, a library's, or plumbing that only forwards calls."""
         known = self._kinds.get(id(code))
         if known is None:
             known = self._kinds[id(code)] = (self._kind(code.co_filename), code)
         return known[0]
 
     def belongs_to_library(self, code: CodeType) -> bool:
-        """Say whether the code is a library's, even where it is the target's own file."""
+        """Return whether code is in a library, even where it is in the target's own file."""
         return code.co_filename.startswith(tuple(f"{folder}/" for folder in _folders(_LIBRARIES)))
 
-    def _kind(self, file: str) -> Kind:
+    def _kind(self, file: str) -> CodeOwner:
         if file in self._own_files or file.startswith(_CONSOLES):
             return "own"
-        # beartype and dataclasses run code that they made themselves, from no file
+        # beartype and dataclasses run generated code, which has no file
         if file.startswith("<") or file == _CALL or _of_the_tool(file):
             return "plumbing"
-        # looked up anew, since the traced code itself may import a library
+        # looked up each time, since the traced code itself may import a library
         if any(file == place or file.startswith(f"{place}/") for place in _folders(_PLUMBING)):
             return "plumbing"
         return "library" if any(file.startswith(f"{place}/") for place in _folders(_LIBRARIES)) else "own"
 
 
 def _of_the_tool(file: str) -> bool:
-    """The tool's own frames aren't the traced code's, those of its catalog are."""
+    """Return whether a file is attnshape's own; the mechanisms of its catalog count as traced code."""
     return file.startswith(f"{_HERE}/") and not file.startswith(f"{_HERE}/catalog/mechanisms/")
 
 

@@ -1,82 +1,135 @@
-"""What a call is named, and what kind of call it is."""
+"""The taxonomy of operations: what each does to its operands, by its base name.
+
+Every set holds base names (`add` stands for `add_` and `__add__` too); look an operation up with `base_name`.
+This module imports no torch, so that what reads saved traces can use it.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
-
-import torch
-
-_ELEMENT_WRITES = {torch.Tensor.__setitem__}
-_names: dict[Any, str] = {}
+import functools
 
 
-def operation_name(func: Callable[..., Any]) -> str:
-    """Return the public name of what was called: `torch.Tensor.view`, `torch.nn.functional.linear`."""
-    known = _names.get(func)
-    if known is None:
-        known = _names[func] = _public_name(func)
-    return known
+def short_name(operation: str) -> str:
+    """Return an operation's name without its class or module, as people write it.
+
+    >>> [short_name(f"torch.Tensor.{end}") for end in ("view", "__matmul__", "add_", "T.__get__")]
+    ['view', 'matmul', 'add_', 'T']
+    """
+    short = operation.removesuffix(".__get__").rpartition(".")[2]
+    return short[2:-2] if short.startswith("__") and short.endswith("__") and len(short) > 4 else short
 
 
-def module_name(module: torch.nn.Module) -> str:
-    """Return the public name of a module's class: `torch.nn.MultiheadAttention`."""
-    kind = type(module)
-    return _shortest(kind.__module__, kind.__qualname__, kind)
+@functools.lru_cache(maxsize=4096)
+def base_name(operation: str) -> str:
+    """Return the name that an operation shares with its variants: in place, as an operator, and torch's private ones.
+
+    >>> [base_name(f"torch.Tensor.{end}") for end in ("add", "add_", "__getitem__", "_unsafe_view")]
+    ['add', 'add', 'getitem', 'unsafe_view']
+    """
+    short = short_name(operation)
+    return short.strip("_") or short
 
 
-def library_call_name(frame: FrameType) -> str:
-    """Return the public name of the library's function that a frame runs: `einops.rearrange`."""
-    code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
-    package = sys.modules.get(module.partition(".")[0])
-    public = getattr(package, code.co_name, None)
-    if getattr(public, "__code__", None) is code:
-        return f"{module.partition('.')[0]}.{code.co_name}"
-    return f"{module}.{code.co_qualname.replace('.<locals>', '')}"
+# Layout: the result holds the operand's numbers at other places.
+RESHAPES_TO_SIZES = frozenset({"view", "reshape", "unsafe_view"})
+RESHAPES = RESHAPES_TO_SIZES | {"flatten", "unflatten", "ravel", "view_as", "reshape_as"}
+PATTERNED_LAYOUT = frozenset({"rearrange"})
+"""einops' reshape and transpose in one."""
+TRANSPOSES = frozenset(
+    {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "H", "mH", "adjoint"}
+)
+UNIT_AXES = frozenset({"unsqueeze", "squeeze"})
+EXPANSIONS = frozenset({"expand", "expand_as", "broadcast_to"})
+REPEATS = frozenset({"repeat", "repeat_interleave", "tile"})
+SPLITS = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind"})
+SELECTIONS = frozenset({"getitem", "narrow", "select", "index_select"})
+LAYOUT = RESHAPES | TRANSPOSES | UNIT_AXES | EXPANSIONS | REPEATS | SPLITS | SELECTIONS | {"contiguous"}
+"""Operations on one tensor that only move its numbers."""
 
+CONCATENATIONS = frozenset({"cat", "concat", "concatenate"})
+STACKS = frozenset({"stack", "hstack", "vstack", "dstack", "column_stack"})
+JOINS = CONCATENATIONS | STACKS
+DATA_MOVEMENT = LAYOUT | JOINS
+"""Operations on one or several tensors that only move their numbers."""
 
-def _shortest(module: str, name: str, value: object) -> str:
-    """Return a name under the shortest part of its module's path that has it too."""
-    parts = module.split(".")
-    for count in range(1, len(parts)):
-        path = ".".join(parts[:count])
-        if getattr(sys.modules.get(path), name, None) is value:
-            return f"{path}.{name}"
-    return f"{module}.{name}"
+# Copies and conversions: the same numbers at the same places.
+CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
+COPIES = frozenset({"contiguous", "clone", "detach"})
+SAME_VALUES = LAYOUT | CASTS | COPIES
+"""Operations after which every number is still one of the operand's, up to rounding."""
 
+SHAPE_FROM_SECOND = frozenset({"expand_as", "view_as", "reshape_as", "type_as"})
+"""Operations that read the shape or the dtype of their second operand, not its numbers."""
+CREATED_LIKE = frozenset(
+    {
+        *("new_ones", "new_zeros", "new_full", "new_empty", "new_tensor"),
+        *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
+    }
+)
+"""Constructors that read the shape, the dtype or the device of their operand, not its numbers."""
 
-def takes_receiver(func: Callable[..., Any]) -> bool:
-    """Say whether the first argument is the receiver of a method call."""
-    name = getattr(func, "__name__", "")
-    return getattr(torch.Tensor, name, None) is func or name == "__get__"
+# Products: sums of products of two operands' numbers.
+MATMULS = frozenset({"matmul", "mm", "bmm"})
+MATRIX_PRODUCTS = MATMULS | {"rmatmul", "mv", "dot", "inner", "tensordot", "einsum"}
+PRODUCTS_WITH_ADDEND = frozenset({"addmm", "addmv", "addbmm", "baddbmm"})
+"""Products that come after the tensor to which they are added, among the operands."""
+PRODUCTS = MATRIX_PRODUCTS | PRODUCTS_WITH_ADDEND | {"linear"}
+WEIGHT_IS_SECOND = frozenset({"linear", "matmul", "mm"})
+"""Products whose second operand is a matrix that may be a layer's weight."""
+CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+FUSED_ATTENTION = frozenset({"scaled_dot_product_attention"})
 
+# Pointwise arithmetic.
+ADDITIONS = frozenset({"add", "radd"})
+SUBTRACTIONS = frozenset({"sub", "subtract"})
+REVERSED_SUBTRACTIONS = frozenset({"rsub"})
+MULTIPLICATIONS = frozenset({"mul", "multiply", "rmul"})
+DIVISIONS = frozenset({"div", "divide", "true_divide", "truediv"})
+REVERSED_DIVISIONS = frozenset({"rdiv", "rtruediv"})
+SCALINGS = MULTIPLICATIONS | DIVISIONS
+EXPONENTIALS = frozenset({"exp", "exp2"})
+POWERS = frozenset({"pow", "rpow", "rsqrt"})
+NONLINEARITIES = frozenset({"tanh", "relu", "gelu", "sigmoid", "leaky_relu", "elu", "silu", "softplus"})
+ROTATION_ARITHMETIC = frozenset(
+    {
+        *("neg", "sin", "cos", "polar", "complex", "real", "imag", "view_as_complex", "view_as_real"),
+        *("outer", "arange", "roll", "reciprocal"),
+    }
+)
+"""What rotary embeddings are computed by, next to sums and products."""
+COMPLEX_FROM_PAIRS = frozenset({"complex", "view_as_complex"})
+LOWER_BOUNDS = frozenset({"clamp", "clamp_min", "maximum"})
 
-def reads_attribute(func: Callable[..., Any]) -> bool:
-    """Say whether the call is the reading of an attribute, as in `x.shape` and `x.mT`."""
-    return getattr(func, "__name__", "") == "__get__"
+# Reductions.
+SUMS = frozenset({"sum"})
+MAXIMA = frozenset({"max", "amax", "logsumexp"})
+"""Reductions whose result is at least the maximum: what a stable softmax subtracts."""
 
+# Comparisons and masks.
+ORDER_COMPARISONS = frozenset({"ge", "gt", "le", "lt", "greater", "less", "greater_equal", "less_equal"})
+TRIANGLES = frozenset({"tril", "triu"})
+LOGICAL = frozenset({"and", "or", "iand", "ior", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})
+MASKS = frozenset({"masked_fill", "where"})
 
-def writes_elements(func: Callable[..., Any]) -> bool:
-    """Say whether the call is `x[…] = y`, which returns nothing."""
-    return func in _ELEMENT_WRITES
+# Writes to a part of a tensor.
+ELEMENT_WRITES = frozenset({"setitem"})
+FILLS = ELEMENT_WRITES | {"copy", "index_copy", "index_put", "scatter", "set"}
 
+# Layers.
+SOFTMAXES = frozenset({"softmax", "safe_softmax"})
+LOG_SOFTMAXES = frozenset({"log_softmax"})
+NORMS = frozenset({"layer_norm", "native_layer_norm", "rms_norm", "batch_norm"})
+DROPOUTS = frozenset({"dropout", "alpha_dropout", "feature_dropout", "native_dropout"})
+RANDOM = DROPOUTS | {"bernoulli", "rand", "rand_like"}
 
-def writes_receiver(func: Callable[..., Any]) -> bool:
-    """Say whether the call, by its name, writes to its first operand: `x[…] = y`, `x.add_(y)`."""
-    name = getattr(func, "__name__", "")
-    return writes_elements(func) or (name.endswith("_") and not name.endswith("__"))
-
-
-def _public_name(func: Callable[..., Any]) -> str:
-    name = getattr(func, "__name__", type(func).__name__)
-    owner = getattr(func, "__self__", None)
-    if name == "__get__" and owner is not None:
-        return f"torch.Tensor.{owner.__name__}"
-    if getattr(torch.Tensor, name, None) is func:
-        return f"torch.Tensor.{name}"
-    for module in (torch, torch.nn.functional):
-        if getattr(module, name, None) is func:
-            return f"{module.__name__}.{name}"
-    return f"{getattr(func, '__module__', None) or 'torch'}.{name}"
+FAMILIES: tuple[frozenset[str], ...] = (
+    RESHAPES | UNIT_AXES | PATTERNED_LAYOUT,
+    TRANSPOSES,
+    PRODUCTS - {"linear"},
+    SCALINGS,
+    MASKS,
+    SPLITS,
+    JOINS,
+    EXPANSIONS | REPEATS,
+)
+"""Operations that an edit may exchange for each other without changing what the step is for."""

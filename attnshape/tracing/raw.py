@@ -1,4 +1,4 @@
-"""The raw facts of one run, before anything is inferred from them."""
+"""The recording of one run: raw facts, from which nothing has been inferred yet."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from attnshape.model import Reference, StorageKind
+from attnshape.model.trace import Reference, StorageKind
 
 Composite = Literal["function", "module", "call"]
-"""A function of torch's that was stepped into, a library's module, or another call of a library's."""
+"""What a composite is: a torch function that was entered, a library's module, or another call of a library."""
 
 
 @dataclass(slots=True)
 class RawTensor:
-    """What was measured of one tensor; strides and offset count elements."""
+    """The facts of one tensor; strides and offset count elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -30,73 +30,73 @@ class RawTensor:
 
 @dataclass(slots=True)
 class RawOutput:
-    """One tensor that a step returned, and the name it was found under."""
+    """One tensor that a step returned, and its name."""
 
     tensor: RawTensor
     name: str | None = None
-    by_use: bool = False
-    """Whether the name is a later consumer's variable, not what the expression itself is assigned to."""
-    outside: str | None = None
-    """For what a library's source made, the name that the traced code has for it by use."""
+    named_by_use: bool = False
+    """Whether the name is the variable of a later call, not the target of the step's own assignment."""
+    outside_name: str | None = None
+    """For a tensor that a library made, the traced code's variable for it."""
     inner: Reference | None = None
-    """For a composite's result, the inner step's output that it is."""
+    """For a composite's output, the inner step's output that it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One place in the source: the expression that stands there, and what it is assigned to."""
+class SourceLocation:
+    """An expression in the source, and the names to which it is assigned."""
 
     file: str
     line: int
     column: int
     function: str
     expression: str
-    """Empty where the source can't be read, as in a console."""
+    """Empty if the source can't be read, as in a console."""
     targets: tuple[str | None, ...] = ()
-    """The names that the expression as a whole is assigned to: one, or one for each element where it is unpacked."""
+    """The names to which the expression is assigned: one, or one for each element where it is unpacked."""
     unpacked: bool = False
-    in_turn: tuple[str | None, ...] = ()
-    """The names that a comprehension's elements are unpacked into, one a turn."""
-    passing: frozenset[str] = frozenset()
-    """The variables of the loops around it, which stand for another tensor in each turn."""
+    targets_per_iteration: tuple[str | None, ...] = ()
+    """The names into which a comprehension's elements are unpacked, one for each iteration."""
+    loop_variables: frozenset[str] = frozenset()
+    """The variables of the loops around it, which hold another tensor in each iteration."""
     declared: str | None = None
     """The dims string of the assignment's own jaxtyping annotation."""
     declared_kind: str | None = None
-    """That annotation's `Float`, `Bool`, …, as written."""
+    """The annotation's `Float`, `Bool`, …"""
     statement: tuple[int, int] | None = None
-    """Start and end line of an augmented assignment to an element, which is one step to a reader."""
+    """The first and last line of an augmented assignment to an element, which becomes one step."""
 
 
 @dataclass(slots=True)
 class RawStep:
-    """One call that made or changed tensors."""
+    """One call that returned or changed tensors."""
 
     operation: str
-    place: Place | None
+    location: SourceLocation | None
     operands: list[Reference]
     outputs: list[RawOutput]
     module: str | None
     parent: int | None = None
-    """The position, from 0, of the composite that this step is part of."""
+    """The position, from 0, of the composite to which this step belongs."""
     order: int | None = None
-    """How many calls had been recorded with it, itself included; None for a composite."""
+    """The call's number, counted from 1; None for a composite."""
     library: bool = False
-    """Whether its place is in a library's source."""
+    """Whether its location is in a library's source."""
     composite: Composite | None = None
-    """What kind of composite the step is, where it may have inner steps."""
-    thin: bool = False
-    """Whether a composite only passes on what its one inner step returns."""
-    bound: tuple[str | None, ...] = ()
-    """The names that a library call's results are bound to, which are found only afterwards."""
+    """What kind of composite the step is, if it is one."""
+    passes_through: bool = False
+    """Whether a composite only returns what its one inner step returns."""
+    bound_names: tuple[str | None, ...] = ()
+    """The names to which a library call's results are assigned; the results are found only after the run."""
     opaque: str | None = None
-    """Why what happened inside couldn't be seen, where it couldn't."""
+    """Why nothing inside could be seen, if nothing could."""
     mapped: bool = False
-    """Whether it was made in a vmap, which hides an axis."""
+    """Whether it ran under `torch.func.vmap`, which hides an axis."""
 
     @property
     def key(self) -> tuple[str, str, int, int, str | None]:
         """What identifies the step in another run of the same code."""
-        place = self.place
+        place = self.location
         if place is None:
             return (self.operation, "", 0, 0, self.module)
         return (self.operation, place.file, place.line, place.column, self.module)
@@ -104,7 +104,7 @@ class RawStep:
 
 @dataclass(frozen=True, slots=True)
 class RawLoop:
-    """A loop of which one turn is left: its steps' positions, from `begin` to before `end`, and how often it ran."""
+    """A loop of which one iteration is left: the steps at the positions `begin` to `end - 1`, and how often it ran."""
 
     begin: int
     end: int
@@ -112,20 +112,20 @@ class RawLoop:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """Where one of a call's tensors stood: the operand of that position."""
+class TensorSlot:
+    """Stands for one of a call's tensors: the operand at that position."""
 
     operand: int
 
 
 @dataclass(frozen=True, slots=True)
-class Opaque:
-    """Where an argument stood that isn't kept: an object that may hold tensors."""
+class OpaqueArgument:
+    """Stands for an argument that isn't kept: an object that may hold tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawCall:
-    """A call without its tensors: `Slot` and `Opaque` stand for what is not kept."""
+    """A call without its tensors, which `TensorSlot` and `OpaqueArgument` replace."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -137,12 +137,12 @@ class RawOperand:
     """One operand of the call that failed."""
 
     name: str | None
-    """Its variable, its parameter, or the input that it is."""
+    """The variable, parameter or input that it is."""
     tensor: RawTensor
     parameter: str | None = None
-    """The called function's parameter that it was passed as."""
+    """The called function's parameter to which it was passed."""
     extremes: tuple[float, float] | None = None
-    """The smallest and the largest of its numbers."""
+    """Its smallest and largest number."""
 
 
 @dataclass(slots=True)
@@ -151,13 +151,13 @@ class RawFailure:
 
     error: BaseException
     operation: str | None = None
-    place: Place | None = None
+    location: SourceLocation | None = None
     operands: list[RawOperand] = field(default_factory=list)
     call: RawCall | None = None
     own: bool = True
-    """Whether the traced code itself makes the call, or calls a module that does no more than this."""
+    """Whether the traced code makes the call itself, or calls a module that only makes this call."""
     values: dict[str, int] = field(default_factory=dict)
-    """Where no call raised it: the numbers that its line reads, by expression."""
+    """The integers that the failing line reads, by expression, where no call raised the exception."""
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class RawTrace:
     returned: list[tuple[str, Reference]]
     failure: RawFailure | None = None
     broken: str | None = None
-    """Why the recording itself is incomplete, where it is."""
+    """Why the recording itself is incomplete, if it is."""
     loops: list[RawLoop] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What else the reader should know about the run."""
+    """What else to tell the reader about the run."""

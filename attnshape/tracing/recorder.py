@@ -1,38 +1,90 @@
-"""The recorder: a function mode that sees each call at the level that people write, and changes nothing."""
+"""The recorder: a function mode that turns each call into a step, and changes nothing."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from types import FrameType, FunctionType
-from typing import Any
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from attnshape.model import Reference
-from attnshape.tracing import torchscript
-from attnshape.tracing.call import Call, tensors_in
-from attnshape.tracing.composites import Bodies
-from attnshape.tracing.fold import fold
-from attnshape.tracing.frames import Frames, calling
-from attnshape.tracing.log import Log
-from attnshape.tracing.modules import ModuleStack
-from attnshape.tracing.nesting import nested
-from attnshape.tracing.operations import reads_attribute, writes_elements
+from attnshape.model.trace import Reference
+from attnshape.tracing.calls import TracedCall, tensors_in
+from attnshape.tracing.frames import Frames
+from attnshape.tracing.function_mode import CallMode
+from attnshape.tracing.opaque import OtherThreads
+from attnshape.tracing.passes import collapse_opaque_calls, fold_updates, settle_composites
 from attnshape.tracing.raw import RawFailure, RawStep, RawTensor, RawTrace
-from attnshape.tracing.scopes import Scope
-from attnshape.tracing.sealed import sealed
-from attnshape.tracing.storage import Ledger
-from attnshape.tracing.threads import OtherThreads
-from attnshape.tracing.versions import version, written
+from attnshape.tracing.step_log import Scope, StepLog
+from attnshape.tracing.storage import TensorRegistry
 
 
-class Recorder(TorchFunctionMode):
-    """Records every tensor-producing call between entering and leaving it, and those inside of torch's own functions.
+class ModuleListener(Protocol):
+    """Takes note of modules' calls."""
 
-    No tensor is kept alive. A failure of the recorder's own is noted in `broken`, never raised into the traced code.
+    def module_started(self, module: nn.Module, path: str | None, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Take note that a module other than the root was called; its body will run under the frame."""
+
+    def module_finished(self, module: nn.Module, keywords: dict[str, Any], result: object) -> None:
+        """Take note that a module other than the root returned, or failed, and then returned None."""
+
+
+class ModuleStack:
+    """The running modules, innermost last, tracked by hooks on every module call."""
+
+    def __init__(self, root: nn.Module | None, listener: ModuleListener) -> None:
+        self._paths = {id(module): path for path, module in root.named_modules()} if root is not None else {}
+        self._root = root
+        self._running: list[str | None] = []
+        """For each, its path, or that of the innermost module around it that has one."""
+        self._listener = listener
+        self._handles: list[Any] = []
+        self._thread = threading.get_ident()
+
+    @property
+    def path(self) -> str | None:
+        """The path of the innermost running module that has one; None for the root."""
+        return self._running[-1] or None if self._running else None
+
+    def __enter__(self) -> ModuleStack:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._root = None  # it may hold tensors
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() != self._thread:  # the hooks see every thread, the recorder watches one
+            return
+        around = self._running[-1] if self._running else None
+        self._running.append(self._paths.get(id(module), around))
+        if module is not self._root:
+            self._listener.module_started(module, self.path, args, sys._getframe(1))
+
+    def _leave(self, module: nn.Module, _: object, *rest: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        # torch passes no keyword arguments where the module failed
+        keywords, result = rest if len(rest) == 2 else ({}, None)
+        if module is not self._root:
+            self._listener.module_finished(module, keywords, result)
+        if self._running:
+            self._running.pop()
+
+
+class Recorder(CallMode):
+    """Records every call that returns tensors, those inside torch's own functions included.
+
+    It keeps no tensor alive. Its own failures are noted in `broken` and never reach the traced code.
     """
 
     def __init__(
@@ -41,17 +93,16 @@ class Recorder(TorchFunctionMode):
         root: nn.Module | None,
         stop: FrameType | None,
         threads: OtherThreads,
-        stepped: Callable[[], None] | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> None:
-        """`stepped` is called behind each step."""
+        """`root` gives modules their paths, `stop` is the frame that starts the run; `on_step` is called after each
+        step.
+        """
         super().__init__()
         self.broken: str | None = None
-        self._log = Log(frames, stop, threads, stepped)
+        self._log = StepLog(frames, stop, threads, on_step)
         self._frames = frames
-        self._bodies = Bodies()
-        self._stepped_into: list[Callable[..., Any]] = []
         self._modules = ModuleStack(root, self)
-        self._scripts = torchscript.ScriptCalls(self._scripted)
         self._scopes: list[tuple[nn.Module, Scope]] = []
 
     @property
@@ -60,32 +111,35 @@ class Recorder(TorchFunctionMode):
         return self._log.steps
 
     @property
-    def ledger(self) -> Ledger:
-        """Who each tensor is."""
-        return self._log.ledger
+    def registry(self) -> TensorRegistry:
+        """Where each tensor comes from."""
+        return self._log.registry
 
     @property
     def failure(self) -> RawFailure | None:
-        """The last exception that came out of a call."""
+        """The last exception that a call raised."""
         return self._log.failure
+
+    @property
+    def module_path(self) -> str | None:
+        """The path of the innermost running module that has one."""
+        return self._modules.path
 
     def __enter__(self) -> Recorder:
         self._modules.__enter__()
-        self._scripts.__enter__()
-        self._watch()
+        super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._scripts.__exit__(*exception)
+        super().__exit__(*exception)
         self._modules.__exit__(*exception)
         self._log.close()
         self._scopes.clear()
 
-    def returned(self, path: str, tensor: Tensor) -> tuple[str, Reference]:
-        """Return where a tensor comes from that the traced code returned under a path."""
-        self._guarded(self._log.take_from_elsewhere, [tensor], None)
-        return path, self.ledger.reference(tensor)
+    def source_of_result(self, tensor: Tensor) -> Reference:
+        """Return where a tensor that the traced code returned comes from."""
+        self._guarded(self._log.add_from_other_threads, [tensor], None)
+        return self.registry.reference(tensor)
 
     def result(
         self,
@@ -93,91 +147,53 @@ class Recorder(TorchFunctionMode):
         returned: list[tuple[str, Reference]],
         failure: RawFailure | None,
     ) -> RawTrace:
-        """Hand over what was recorded: each composite settled, and each update of an element in one step."""
+        """Return the recording after all passes over its steps."""
         self._log.failure = None  # its traceback keeps the traced code's variables alive
-        return fold(sealed(nested(RawTrace(inputs, self.steps, returned, failure, self.broken))))
+        raw = RawTrace(inputs, self.steps, returned, failure, self.broken)
+        return fold_updates(collapse_opaque_calls(settle_composites(raw)))
 
-    def _watch(self) -> None:
-        super().__enter__()  # type: ignore[no-untyped-call]  # torch leaves its modes untyped
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        keywords = kwargs or {}
-        if reads_attribute(func):
-            value = func(*args, **keywords)
-            if isinstance(value, Tensor):
-                call = Call(func, args, keywords, self._modules.path, [args[0]])
-                self._guarded(self._log.add, call, sys._getframe(1), [value], None, value)
-            return value
-        frame = calling(func, sys._getframe(1))
-        call = Call(func, args, keywords, self._modules.path, tensors_in(args, keywords))
-        body = self._bodies.of(func) if func not in self._stepped_into else None
-        if body is not None:
-            return self._step_into(body, call, frame)
-        return self._made(call, frame, lambda: func(*args, **keywords))
-
-    def _scripted(
-        self, make: Callable[[], Any], args: tuple[Any, ...], keywords: dict[str, Any], frame: FrameType
-    ) -> Any:
-        """A call of TorchScript is one step; not one that is made to script or trace another."""
-        if torch._C._get_tracing_state() is not None:
-            return make()
-        operands = tensors_in(args, keywords)
-        call = Call(torch.jit.ScriptFunction, args, keywords, self._modules.path, operands, torchscript.REASON)
-
-        def watched() -> Any:
-            with torch._C._EnableTorchFunction():
-                return make()
-
-        with torch._C.DisableTorchFunction():
-            return self._made(call, frame, watched)
-
-    def _made(self, call: Call, frame: FrameType, make: Callable[[], Any]) -> Any:
-        """Make a call, and write down what it made."""
-        if self._log.waits:
+    def before_call(self, call: TracedCall, frame: FrameType) -> None:
+        """Let pending steps release their tensors before the call."""
+        if self._log.has_pending:
             self._guarded(self._log.prepare, frame)
-        versions = [version(operand) for operand in call.operands]
-        try:
-            result = make()
-        except Exception as error:
-            self._guarded(self._log.fail, error, call, frame)
-            raise
-        changed = written(call.func, call.operands, versions)
-        outputs = [changed] if writes_elements(call.func) and changed is not None else tensors_in(result)
-        if outputs:
-            self._guarded(self._log.add, call, frame, outputs, changed, result)
+
+    def after_call(
+        self,
+        call: TracedCall,
+        frame: FrameType,
+        outputs: list[Tensor],
+        written: Tensor | None,
+        result: Any,
+        before: Any,
+    ) -> Any:
+        """Add a step for the call."""
+        self._guarded(self._log.add, call, self.count, frame, outputs, written, result)
         return result
 
-    def _step_into(self, body: FunctionType, call: Call, frame: FrameType) -> Any:
-        """Run a composite's body in its place, watched."""
-        scope = self._guarded(self._log.begin, "function", call, frame, sys._getframe())
-        self._stepped_into.append(call.func)
-        self._watch()
-        error: Exception | None = None
-        try:
-            result = body(*call.args, **call.keywords)
-        except Exception as raised:
-            error = raised
-            raise
-        finally:
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._stepped_into.pop()
-            if error is not None:
-                self._guarded(self._log.fail, error, call, frame)
-            if scope is not None:
-                self._log.end(scope)
+    def call_failed(self, error: Exception, call: TracedCall, frame: FrameType) -> None:
+        """Keep the facts of the failure."""
+        self._guarded(self._log.fail, error, call, frame)
+
+    def enter_composite(self, call: TracedCall, frame: FrameType, barrier: FrameType) -> Scope | None:
+        """Add a step for the composite; the steps until its end belong to it."""
+        scope: Scope | None = self._guarded(self._log.begin, "function", call, frame, barrier)
+        return scope
+
+    def leave_composite(self, scope: Scope | None, call: TracedCall, frame: FrameType, error: Exception | None) -> None:
+        """End the composite's step."""
+        if error is not None:
+            self.call_failed(error, call, frame)
+        if scope is not None:
+            self._log.end(scope)
+
+    def finish_composite(self, scope: Scope | None, result: Any) -> None:
+        """Give the composite's step its outputs."""
         if scope is not None:
             self._guarded(self._log.finish, scope, tensors_in(result), result)
-        return result
 
-    def started(self, module: nn.Module, path: str | None, args: tuple[Any, ...], frame: FrameType) -> None:
-        """A module is called: a composite where it is a library's."""
-        call = Call(module, args, {}, path, tensors_in(args))
+    def module_started(self, module: nn.Module, path: str | None, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Add a step for a library's module, which is a composite; name the arguments of the traced code's own."""
+        call = TracedCall(module, args, {}, path, tensors_in(args))
         code = getattr(module.forward, "__code__", None)
         if code is not None and not self._frames.belongs_to_library(code):
             self._unwatched(self._log.name_arguments, call, frame)
@@ -186,23 +202,23 @@ class Recorder(TorchFunctionMode):
         if scope is not None:
             self._scopes.append((module, scope))
 
-    def finished(self, module: nn.Module, keywords: dict[str, Any], result: object) -> None:
-        """A module has returned, or failed."""
+    def module_finished(self, module: nn.Module, keywords: dict[str, Any], result: object) -> None:
+        """End the module's step, and give it its outputs."""
         while self._scopes and any(running is module for running, _ in self._scopes):
             running, scope = self._scopes.pop()
             if running is module:
                 self._log.end(scope)
-                self._unwatched(self._log.take_keywords, scope, tensors_in(keywords))
+                self._unwatched(self._log.add_keywords, scope, tensors_in(keywords))
                 self._unwatched(self._log.finish, scope, tensors_in(result), result)
                 return
 
     def _unwatched(self, action: Callable[..., Any], *arguments: Any) -> Any:
-        """Do it, guarded, without seeing the recorder's own calls; hooks run while the mode is on."""
+        """Run an action, guarded, without recording its calls; hooks run while the mode is on."""
         with torch._C.DisableTorchFunction():
             return self._guarded(action, *arguments)
 
     def _guarded(self, action: Callable[..., Any], *arguments: Any) -> Any:
-        """Do it; what goes wrong in the recorder must not reach the traced code."""
+        """Run an action, and keep the recorder's own failures from the traced code."""
         try:
             return action(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, the traced code goes on

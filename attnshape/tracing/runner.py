@@ -1,69 +1,118 @@
-"""Runs what was built, once, and returns the raw facts of the run."""
+"""Runs a target once under the recorder, and returns the recording."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import GeneratorType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnshape.ending import reraise_interruption, was_asked
-from attnshape.model import Reference
-from attnshape.tracing.compiled import NOTE, CompiledCalls, uncompiled
-from attnshape.tracing.contained import modules_within, paths
-from attnshape.tracing.failed import failure_from, release
+from attnshape.model.trace import Reference
+from attnshape.runtime.isolation import isolated, seed_all
+from attnshape.runtime.signals import is_interrupted, reraise_interruption
+from attnshape.tracing.containers import module_of, modules_within, named_tensors, source_file, tensor_paths
+from attnshape.tracing.failures import describe_failure, release_frames
 from attnshape.tracing.frames import Frames
-from attnshape.tracing.isolation import isolated, seed_all
-from attnshape.tracing.modules import module_of, named_tensors, own_file
-from attnshape.tracing.outcome import run_to_its_end
+from attnshape.tracing.opaque import NOTE, CompiledCalls, OtherThreads, force_eager
 from attnshape.tracing.raw import RawTensor, RawTrace
 from attnshape.tracing.recorder import Recorder
-from attnshape.tracing.storage import facts
-from attnshape.tracing.threads import OtherThreads
+from attnshape.tracing.storage import describe_tensor
+
+MOST_VALUES = 1000
+"""How many values of a generator are taken; it may be infinite."""
+
+
+def run_to_completion(result: Any) -> tuple[Any, str | None]:
+    """Return a call's result, and a note on what was left out, or None.
+
+    A generator becomes the list of its values, a coroutine what it returns.
+    """
+    if inspect.iscoroutine(result):
+        return run_to_completion(_awaited(result))
+    if isinstance(result, (GeneratorType, map, filter, zip)):
+        return _listed(list(itertools.islice(_and_its_result(result), MOST_VALUES)))
+    if inspect.isasyncgen(result):
+        return _listed(_awaited(_collected(result)))
+    return result, None
+
+
+def _listed(values: list[Any]) -> tuple[list[Any], str | None]:
+    note = f"the generator was stopped after {MOST_VALUES} values" if len(values) == MOST_VALUES else None
+    return values, note
+
+
+def _and_its_result(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield a generator's values, and then its return value."""
+    returned: Any = yield from values  # type: ignore[func-returns-value]  # a generator may return something
+    if returned is not None:
+        yield returned
+
+
+async def _collected(values: AsyncIterator[Any]) -> list[Any]:
+    found = []
+    async for value in values:
+        found.append(value)
+        if len(found) == MOST_VALUES:
+            break
+    return found
+
+
+def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    import asyncio  # imported only if needed
+
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)  # in a notebook a loop is running already, and asyncio.run refuses to start
+    try:
+        return asyncio.run(coroutine)
+    finally:
+        asyncio._set_running_loop(running)
+
 
 _THREADS = "another thread of the code worked on tensors: its steps can't be seen"
 
 
 @dataclass
 class Runnable:
-    """Something built and ready to be called once."""
+    """A callable with its arguments, ready to be called once."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     claims: tuple[str, ...] = ()
-    """What its case says that it is meant to do."""
+    """The claims that its case function returns."""
 
     def call(self) -> object:
-        """Call it, unwatched."""
+        """Call it without a recorder."""
         return self.function(*self.args, **self.kwargs)
 
     def named_inputs(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors among the arguments under the callable's own parameter names."""
-        return list(dict(item for name, value in self.bound().items() for item in paths(name, value)).items())
+        """Return the tensors among the arguments, named by the callable's parameters."""
+        return list(dict(item for name, value in self.bound().items() for item in tensor_paths(name, value)).items())
 
     def named_parameters(self) -> list[tuple[str, Tensor]]:
-        """Return every parameter and buffer of the module that it calls, under its path."""
+        """Return every parameter and buffer of the called module with its path."""
         return named_tensors(self.function)
 
     @property
     def signature_of(self) -> Callable[..., Any]:
-        """What has the parameters: a module's `forward`, else the callable itself."""
+        """The callable whose signature counts: a module's `forward`, else the callable itself."""
         return self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
 
     def bound(self) -> Mapping[str, Any]:
-        """Return the arguments under the callable's own parameter names."""
+        """Return the arguments by the callable's parameter names."""
         target = self.signature_of
         try:
             arguments = inspect.signature(target).bind(*self.args, **self.kwargs).arguments
         except (
             TypeError,
             ValueError,
-        ):  # built in, without a signature; or wrong arguments, which the call itself reports
+        ):  # a built-in without a signature, or wrong arguments, which the call itself reports
             return {**{f"argument {place}": value for place, value in enumerate(self.args, 1)}, **self.kwargs}
         flat: dict[str, Any] = {}
         for name, value in arguments.items():
@@ -72,42 +121,45 @@ class Runnable:
         return flat
 
 
-def record(runnable: Runnable, seed: int, grad: bool = False, stepped: Callable[[], None] | None = None) -> RawTrace:
-    """Call it under the recorder; the call's own failure is part of the result.
+def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[[], None] | None = None) -> RawTrace:
+    """Call a runnable under the recorder, and return the recording; a failure of the call is part of it.
 
-    With `grad`, what gradients need is kept: those of the parameters, or where there are none, of the inputs. `stepped`
-    is called behind each step.
+    Args:
+        runnable: What to call.
+        seed: The random seed of the call.
+        grad: Whether autograd records for the parameters' gradients, or for the inputs' if there are no parameters.
+        on_step: Called after each step.
     """
     inputs = runnable.named_inputs()
     if grad and not any(tensor.requires_grad for _, tensor in runnable.named_parameters()):
         for _, tensor in inputs:
             if tensor.is_floating_point() and tensor.is_leaf:
                 tensor.requires_grad_()
-    file = own_file(runnable.function)
+    file = source_file(runnable.function)
     frames = Frames(frozenset({file} if file else ()))
-    compiled, threads = CompiledCalls(id(sys._getframe()), stepped), OtherThreads()
+    compiled, threads = CompiledCalls(id(sys._getframe()), on_step), OtherThreads()
     recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), threads, compiled.stepped)
     for name, tensor in parameters_within(runnable.function, runnable.bound()):
-        recorder.ledger.introduce(tensor, Reference(parameter=name))
+        recorder.registry.introduce(tensor, Reference(parameter=name))
     measured: list[tuple[str, RawTensor]] = []
     for name, tensor in inputs:
         earlier = next((other for other, value in inputs[: len(measured)] if value is tensor), None)
         again = Reference(input=earlier) if earlier is not None else None
-        recorder.ledger.introduce(tensor, Reference(input=name))
-        measured.append((name, facts(tensor, "same" if again else "new", again, again)))
+        recorder.registry.introduce(tensor, Reference(input=name))
+        measured.append((name, describe_tensor(tensor, "same" if again else "new", again, again)))
     seed_all(seed)
     returned: list[tuple[str, Reference]] = []
     failure = None
     stopped = None
     try:
-        with torch.set_grad_enabled(grad), threads.watched(), uncompiled(), recorder:
-            result, stopped = run_to_its_end(runnable.call())
-        returned = [recorder.returned(path, tensor) for path, tensor in paths("output", result)]
-    except BaseException as error:  # noqa: BLE001 - whatever the traced code raises is its result
+        with torch.set_grad_enabled(grad), threads.watched(), force_eager(), recorder:
+            result, stopped = run_to_completion(runnable.call())
+        returned = [(path, recorder.source_of_result(tensor)) for path, tensor in tensor_paths("output", result)]
+    except BaseException as error:  # noqa: BLE001 - the recording keeps whatever the traced code raises
         reraise_interruption(error)
-        failure = failure_from(error, recorder.failure, recorder.ledger)
-        release(error)
-    if was_asked():  # and the traced code caught the exception
+        failure = describe_failure(error, recorder.failure, recorder.registry)
+        release_frames(error)
+    if is_interrupted():  # and the traced code caught the exception
         raise KeyboardInterrupt
     raw = recorder.result(measured, returned, failure)
     said = (stopped, _THREADS if threads.worked else None, NOTE if compiled.seen else None)
@@ -116,7 +168,7 @@ def record(runnable: Runnable, seed: int, grad: bool = False, stepped: Callable[
 
 
 def parameters_within(function: Callable[..., Any], bound: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """Return the parameters and buffers of every module that takes part, under the paths to them."""
+    """Return the parameters and buffers of every module among a callable and its arguments, with their paths."""
     modules = modules_within(function) + [
         (f"{name}{path and '.'}{path}", module)
         for name, value in bound.items()
@@ -127,22 +179,22 @@ def parameters_within(function: Callable[..., Any], bound: Mapping[str, Any]) ->
     ]
 
 
-def record_anew(
-    build: Callable[[], Runnable], seed: int, grad: bool = False, stepped: Callable[[], None] | None = None
+def build_and_record(
+    build: Callable[[], Runnable], seed: int, grad: bool = False, on_step: Callable[[], None] | None = None
 ) -> RawTrace:
-    """Build something and record a call of it, with nothing of it left in the process but the modules it imported.
+    """Build a runnable and record its call, isolated from the rest of the process except for the modules it imports.
 
-    Where the call imported any it is built and run again: what a module does as it is imported is no step of the call.
+    If the call imports modules, it is built and recorded again: what a module does on import is not a step of the call.
     """
-    raw, imported = _built_and_recorded(build, seed, grad, stepped)
-    return _built_and_recorded(build, seed, grad, stepped)[0] if imported else raw
+    raw, imported = _build_and_record(build, seed, grad, on_step)
+    return _build_and_record(build, seed, grad, on_step)[0] if imported else raw
 
 
-def _built_and_recorded(
-    build: Callable[[], Runnable], seed: int, grad: bool, stepped: Callable[[], None] | None
+def _build_and_record(
+    build: Callable[[], Runnable], seed: int, grad: bool, on_step: Callable[[], None] | None
 ) -> tuple[RawTrace, bool]:
     with isolated():
         runnable = build()
         loaded = len(sys.modules)
-        raw = record(runnable, seed, grad, stepped)
+        raw = record(runnable, seed, grad, on_step)
         return raw, len(sys.modules) > loaded

@@ -1,4 +1,4 @@
-"""Which tensors share memory, without keeping any of them alive."""
+"""Which tensors share memory, and which were written to, without keeping any of them alive."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from attnshape.model import Reference, StorageKind
-from attnshape.tracing.mapped import unwrapped
+from attnshape.model.trace import Reference, StorageKind
 from attnshape.tracing.raw import RawTensor
 
 
-class Ledger:
-    """Who each tensor is, and whose memory it lies in.
+class TensorRegistry:
+    """Where each tensor comes from, and which tensor allocated its memory.
 
-    A weak reference to a storage keeps its address from being used again, and frees the data all the same; an address
-    that nobody holds would soon stand for another storage.
+    A weak reference to a storage keeps its address from being reused without keeping its data alive. An address that
+    nobody holds would soon belong to another storage.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Ledger:
         self._tensors: dict[int, tuple[Callable[[], Tensor | None], Reference]] = {}
 
     def introduce(self, tensor: Tensor, reference: Reference) -> None:
-        """Make known a tensor that was there before the first step; under its first name where it has several."""
+        """Register a tensor that exists before the first step; the first of several names wins."""
         if id(tensor) in self._tensors:
             return
         self._tensors[id(tensor)] = (weakref.ref(tensor), reference)
@@ -37,7 +37,7 @@ class Ledger:
             self._roots[storage._cdata] = (_weak(storage), reference)
 
     def reference(self, tensor: Tensor) -> Reference:
-        """Return where the tensor comes from: itself where known, else whose memory it lies in, else a constant."""
+        """Return where a tensor comes from: its own reference, else that of its memory, else a constant."""
         known = self._tensors.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
@@ -45,7 +45,7 @@ class Ledger:
         return root if root is not None else Reference(constant=True)
 
     def root(self, tensor: Tensor) -> Reference | None:
-        """Return the tensor that allocated this one's memory, where that was seen."""
+        """Return the tensor that allocated this one's memory, if that was seen."""
         storage = _storage(tensor)
         entry = self._roots.get(storage._cdata) if storage is not None else None
         return entry[1] if entry is not None else None
@@ -53,9 +53,9 @@ class Ledger:
     def measure(
         self, output: Tensor, reference: Reference, operands: list[Tensor], written: Tensor | None
     ) -> RawTensor:
-        """Return what a step's output is, and remember it under the reference.
+        """Describe a step's output, and register it under the reference.
 
-        `written` is the operand that the step wrote to in place, where it did.
+        `written` is the operand to which the step wrote in place, if it did.
         """
         storage = _storage(output)
         address = storage._cdata if storage is not None else None
@@ -69,7 +69,7 @@ class Ledger:
         elif itself is not None:
             kind, of = "same", self.reference(output)
         else:
-            # memory that wasn't seen before can only be that of an operand which wasn't either
+            # memory not seen before can only be that of an operand not seen before
             unseen = operands if entry is not None else [o for o in operands if not self.is_known(o)]
             sharer = next((o for o in unseen if address is not None and memory_of(o) == address), None)
             if sharer is not None:
@@ -81,12 +81,12 @@ class Ledger:
         if entry is None and storage is not None:
             self._roots[storage._cdata] = (_weak(storage), of or reference)
         self._tensors[id(output)] = (weakref.ref(output), reference)
-        return facts(output, kind, of, root)
+        return describe_tensor(output, kind, of, root)
 
-    def conclude(self, output: Tensor, reference: Reference, before: Before) -> RawTensor:
-        """Return what a composite's result is to those outside, and remember it under the reference.
+    def conclude(self, output: Tensor, reference: Reference, before: OperandStates) -> RawTensor:
+        """Describe a composite's output as its caller sees it, and register it under the reference.
 
-        What was allocated inside is new to them.
+        What was allocated inside is new to the caller.
         """
         storage = _storage(output)
         address = storage._cdata if storage is not None else None
@@ -109,21 +109,24 @@ class Ledger:
         if storage is not None and kind == "new":
             self._roots[storage._cdata] = (_weak(storage), reference)
         self._tensors[id(output)] = (weakref.ref(output), reference)
-        return facts(output, kind, of, root if kind != "new" else None)
+        return describe_tensor(output, kind, of, root if kind != "new" else None)
 
-    def before(self, operands: list[Tensor]) -> Before:
-        """Return what must be known of a composite's operands once it is over."""
-        return Before(
-            [Known(id(o), memory_of(o), None if o.is_inference() else o._version, self.reference(o)) for o in operands]
+    def before(self, operands: list[Tensor]) -> OperandStates:
+        """Return the state of a composite's operands as it begins."""
+        return OperandStates(
+            [
+                OperandState(id(o), memory_of(o), None if o.is_inference() else o._version, self.reference(o))
+                for o in operands
+            ]
         )
 
     def is_known(self, tensor: Tensor) -> bool:
-        """Say whether this very tensor was seen before."""
+        """Return whether this tensor object was registered."""
         known = self._tensors.get(id(tensor))
         return known is not None and known[0]() is tensor
 
     def forget(self, since: int) -> None:
-        """Forget what steps from this one on have made."""
+        """Forget the outputs of a step and of all later ones."""
         self._tensors = {
             key: entry for key, entry in self._tensors.items() if entry[1].step is None or entry[1].step < since
         }
@@ -133,8 +136,8 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """One operand of a composite as it was when this began; by its identity, since its caller holds it."""
+class OperandState:
+    """A composite's operand as it was when the composite began; its caller keeps it alive, so its id identifies it."""
 
     identity: int
     address: int | None
@@ -143,14 +146,14 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
-    """A composite's operands as they were when it began."""
+class OperandStates:
+    """The operands of a composite as they were when it began."""
 
-    operands: list[Known]
+    operands: list[OperandState]
 
 
-def facts(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Reference | None) -> RawTensor:
-    """Return what can be measured of a tensor."""
+def describe_tensor(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Reference | None) -> RawTensor:
+    """Return the facts that can be read off a tensor."""
     strided = tensor.layout is torch.strided
     return RawTensor(
         shape=tuple(tensor.shape),
@@ -182,12 +185,24 @@ def _weak(storage: torch.UntypedStorage) -> StorageWeakRef:
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     try:
-        return unwrapped(tensor).untyped_storage()
+        return _unwrapped(tensor).untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have none
         return None
 
 
 def memory_of(tensor: Tensor) -> int | None:
-    """Return what identifies the memory that a tensor lies in; None for one that has none."""
+    """Return what identifies a tensor's storage; None for a tensor without one."""
     storage = _storage(tensor)
     return storage._cdata if storage is not None else None
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Return whether `torch.func.vmap` maps over the tensor, and hides that axis."""
+    return _functorch.is_batchedtensor(tensor)
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor that holds the numbers, with the axes that vmap hides."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor

@@ -1,39 +1,38 @@
-"""Runs annotated examples beside plain ones, in a process of its own: is the hook set, are the bits the same."""
+"""Runs an annotated example beside the plain one, in a process of its own: is the hook set, are the bits the same."""
 
 import json
 import sys
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 
-from attnshape.sizes import resolve
-from attnshape.target.find import find_target
-from attnshape.target.request import Placement
+from attnshape.options.spec import RunOptions
+from attnshape.targets.find import find_target
 from tests.examples.expectations import asked
 
 
-def main() -> None:
-    said = {}
-    for name in json.load(sys.stdin):
-        results: dict[str, list[object]] = {"plain": [], "bed": []}
-        for package, found in results.items():
-            request = asked(name)
-            target = find_target(replace(request, target=request.target.replace("examples/", f"{package}/")))
-            sizes = resolve(target.used, target.given, request.own)
-            for factor in (1, 2, 3):
-                small = {letter: max(sizes.records[letter].size // 2, 1) for letter in sizes.independent}
-                numbers = sizes.at({letter: factor * size for letter, size in small.items()})
-                with torch.no_grad():
-                    result = target.build(numbers, Placement(torch.device("cpu"), torch.float32, factor, False)).call()
-                tensors = result if isinstance(result, tuple) else (result,)
-                found.append([(str(one.dtype), one.shape, one.numpy().tobytes()) for one in tensors])
-        copy = sys.modules[f"bed.{name.removeprefix('examples/').removesuffix('.py')}"]
-        said[name] = {
-            "hooked": "beartype" in type(copy.__loader__).__module__,
-            "same": [bool(a) and a == b for a, b in zip(results["plain"], results["bed"], strict=True)],
-        }
-    print(json.dumps(said))
+def run(name: str, package: str) -> list[object]:
+    """Return the bytes of each result at three sets of sizes, with the example of one of the two packages."""
+    request = asked(name)
+    target = find_target(replace(request, target=request.target.replace("examples/", f"{package}/")))
+    sizes = target.sizes
+    results: list[object] = []
+    for factor in (1, 2, 3):
+        small = {symbol: max(sizes.records[symbol].size // 2, 1) for symbol in sizes.independent}
+        numbers = sizes.at({symbol: factor * size for symbol, size in small.items()})
+        with torch.no_grad():
+            result = target.build(numbers, RunOptions(seed=factor)).call()
+        tensors = result if isinstance(result, tuple) else (result,)
+        results.append([(str(one.dtype), one.shape, one.numpy().tobytes()) for one in tensors])
+    return results
+
+
+def main(name: str) -> None:
+    plain, edited = run(name, "plain"), run(name, "edited")
+    copy = sys.modules[f"edited.{name.removeprefix('examples/').removesuffix('.py')}"]
+    hooked = "beartype" in type(copy.__loader__).__module__
+    print(json.dumps({"hooked": hooked, "same": [bool(a) and a == b for a, b in zip(plain, edited, strict=True)]}))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

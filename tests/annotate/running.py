@@ -8,47 +8,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnshape.annotate.asked import Asked
-from attnshape.annotate.outcome import Annotated
-from attnshape.annotate.project import Project
-from attnshape.annotating import annotate_requests
-from attnshape.cli.request import Flags, combine
-from attnshape.cli.target_options import takes_target
-from attnshape.proving.prover import Prover
-from attnshape.target.request import Request
+from attnshape.annotate.saving import Project
+from attnshape.annotate.styles import AnnotatedFile
+from attnshape.options.spec import AnnotateOptions, RunOptions, TargetSpec
+from attnshape.pipelines.annotate import annotate_requests
+from tests.specs import spec_of
 
 
-def request(target: str, *arguments: str) -> Request:
+def request(target: str, *arguments: str) -> TargetSpec:
     """Return what is asked for by a target and its flags as they are typed."""
-    values: dict[str, list[str]] = {name: [] for name in _all_flags()}
     words = shlex.split(arguments[0]) if len(arguments) == 1 else list(arguments)
-    for flag, value in zip(words[::2], words[1::2], strict=True):
-        values[flag.removeprefix("--")].append(value)
-    return combine(target, Flags(values), "")[0]
+    return spec_of(target, *words)[0] if words else spec_of(shlex.quote(target))[0]
 
 
 def annotated(
-    requests: Sequence[Request],
+    requests: Sequence[TargetSpec],
     folder: Path,
-    prover: Prover,
     style: str = "jaxtyping",
     existing: str = "keep",
-    matched: bool = False,
+    include_matched: bool = False,
     enforce: bool = False,
-) -> Annotated:
+) -> AnnotatedFile:
     """Return what annotating comes to, of sources as they are on the disk now."""
     forget(folder)
-    settings = combine("x:y", Flags({name: [] for name in _all_flags()}), "")[1]
-    how = Asked(style, existing, matched, enforce)  # type: ignore[arg-type]  # one of the three
-    return annotate_requests(requests, settings, how, Project(folder), prover)
-
-
-def _all_flags() -> list[str]:
-    @takes_target
-    def verb(target: str | None, flags: Flags) -> None:
-        """Only for its flags."""
-
-    return [name.removesuffix("_").replace("_", "-") for name in verb.__annotations__][1:]
+    how = AnnotateOptions(style, existing, include_matched, enforce)  # type: ignore[arg-type]  # one of the three
+    return annotate_requests(requests, RunOptions(), how, Project(folder))
 
 
 def forget(folder: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from attnshape.annotate.changes import Wanted
-from attnshape.annotate.shapes import shapes_alone
-from tests.annotate.knowing import SIZES, known, rewritten, written
+from attnshape.annotate.changes import AnnotateContext
+from attnshape.annotate.comment_style import find_shapes_only
+from tests.annotate.form_strings import SIZES, known, rewritten, written
 
 
 def commented(data: str, **forms: object) -> str:
@@ -82,7 +82,7 @@ def test_a_second_run_changes_nothing() -> None:
 def test_a_shape_comment_that_is_there(existing: str) -> None:
     data = b"def f(x):\n    y = x  # keep this  # (B, D)\n    z = x # (b, T)\n    w = x # (z, y, w)\n"
     forms = known(data, "f", stores={"y": "B L", "z": "B L", "w": "B L"})
-    made = rewritten(data, forms, style="comment", wanted=Wanted(existing, sizes=SIZES))  # type: ignore[arg-type]
+    made = rewritten(data, forms, style="comment", wanted=AnnotateContext(existing, sizes=SIZES))  # type: ignore[arg-type]
     text = made.files[0][0].edited(made.files[0][1]).decode()
     assert "w = x # (z, y, w)  # (B, L)" in text
     replaced = existing == "replace"
@@ -108,7 +108,7 @@ def test_a_shape_comment_that_is_there(existing: str) -> None:
 def test_a_comment_that_claims_a_shape_is_a_signature(comment: str, alone: bool, existing: str) -> None:
     data = f"def f(x):\n    y = x  {comment}\n    return y  {comment}\n".encode()
     forms = known(data, "f", stores={"y": "B L"}, result="B L")
-    text = written(data, forms, style="comment", wanted=Wanted(existing, sizes=SIZES)).decode()  # type: ignore[arg-type]
+    text = written(data, forms, style="comment", wanted=AnnotateContext(existing, sizes=SIZES)).decode()  # type: ignore[arg-type]
     left = "# (B, L)" if alone and existing == "replace" else comment
     assert text == f"def f(x):\n    y = x  {left}\n    return y  {left}\n"
 
@@ -128,4 +128,4 @@ def test_a_comment_that_claims_a_shape_is_a_signature(comment: str, alone: bool,
     ],
 )
 def test_prose_is_no_shape(prose: str) -> None:
-    assert shapes_alone(prose, {"B", "L", "D"}, {4}) is None
+    assert find_shapes_only(prose, {"B", "L", "D"}, {4}) is None

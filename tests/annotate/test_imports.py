@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.annotate.knowing import known, written
+from tests.annotate.form_strings import known, written
 
 DEF = "\n\ndef f(x):\n    return x\n"
 SAID = {"arguments": {"x": "B L"}, "result": "bool B"}
@@ -26,7 +26,7 @@ def head(before: str) -> str:
         ("import torch\n", "import torch\nfrom jaxtyping import Bool, Float\n"),
         (
             "import math\n\nimport torch\nfrom torch import Tensor\n",
-            "import math\n\nimport torch\nfrom jaxtyping import Bool, Float\nfrom torch import Tensor\n",
+            "import math\n\nimport torch\nfrom torch import Tensor\nfrom jaxtyping import Bool, Float\n",
         ),
         (
             "import torch  # the library\nimport os\n\nX = 1\n",
@@ -38,15 +38,15 @@ def head(before: str) -> str:
         ),
         (
             "from jaxtyping import (\n    Bool,\n)\nfrom torch import Tensor\n",
-            "from jaxtyping import (\n    Bool, Float,\n)\nfrom torch import Tensor\n",
+            "from jaxtyping import (\n    Float, Bool,\n)\nfrom torch import Tensor\n",
         ),
         ("", "from jaxtyping import Bool, Float\nfrom torch import Tensor\n"),
         (
             '"""Doc."""\nfrom __future__ import annotations\n',
-            '"""Doc."""\nfrom __future__ import annotations\n\n'
+            '"""Doc."""\nfrom __future__ import annotations\n'
             "from jaxtyping import Bool, Float\nfrom torch import Tensor\n",
         ),
-        ("# a comment\n", "# a comment\n\n\n\nfrom jaxtyping import Bool, Float\nfrom torch import Tensor\n"),
+        ("# a comment\n", "# a comment\n\n\nfrom jaxtyping import Bool, Float\nfrom torch import Tensor\n"),
         (
             "try:\n    from torch import Tensor\nexcept ImportError:\n    pass\nfrom .a import b\n",
             "try:\n    from torch import Tensor\nexcept ImportError:\n    pass\nfrom .a import b\n"

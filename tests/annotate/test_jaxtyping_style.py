@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from attnshape.annotate.changes import Wanted
-from tests.annotate.knowing import SIZES, known, rewritten, source, written
+from attnshape.annotate.changes import AnnotateContext
+from tests.annotate.form_strings import SIZES, known, rewritten, source, written
 
 HEAD = b"from jaxtyping import Bool, Float, Int\nfrom torch import Tensor\n\n\n"
 
@@ -97,7 +97,7 @@ def test_what_is_not_known_is_not_written(form: str) -> None:
 
 def test_what_is_matched_is_written_where_it_is_asked_for() -> None:
     data = HEAD + b"def f():\n    return g()\n"
-    made = written(data, known(data, "f", result="B L?"), wanted=Wanted(matched=True, sizes=SIZES))
+    made = written(data, known(data, "f", result="B L?"), wanted=AnnotateContext(include_matched=True, sizes=SIZES))
     assert b'Float[Tensor, "B L"]' in made
 
 
@@ -190,7 +190,7 @@ def test_a_second_run_changes_nothing() -> None:
 def test_a_signature_that_is_there(existing: str) -> None:
     data = HEAD + b"def f(x: Float[Tensor, 'B D'], y: Float[Tensor, 'b l']):\n    pass\n"
     forms = known(data, "f", arguments={"x": "B L", "y": "B L"})
-    made = rewritten(data, forms, wanted=Wanted(existing, sizes=SIZES))  # type: ignore[arg-type]
+    made = rewritten(data, forms, wanted=AnnotateContext(existing, sizes=SIZES))  # type: ignore[arg-type]
     if existing == "replace":
         assert b'x: Float[Tensor, "B L"], y: Float[Tensor, "B L"]' in made.files[0][0].edited(made.files[0][1])
     else:

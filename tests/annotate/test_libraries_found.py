@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnshape.proving.libraries import libraries
+from attnshape.annotate.sandbox.verification import libraries_used_by
 
 
 def test_those_that_the_code_has_names_of_directly_or_by_way_of_its_own_modules(
@@ -24,10 +24,10 @@ def test_those_that_the_code_has_names_of_directly_or_by_way_of_its_own_modules(
     try:
         import hypothesis  # noqa: F401 - imported in this process, and not by the code
 
-        found = libraries([str(tmp_path / "heads_above.py"), str(tmp_path / "not_imported.py")])
+        found = libraries_used_by([str(tmp_path / "heads_above.py"), str(tmp_path / "not_imported.py")])
         assert set(found) == {"torch.nn", "einops.einops"}
-        assert set(libraries([str(tmp_path / "heads_beside.py")])) == set(found)
-        assert libraries([str(tmp_path / "not_imported.py")]) == ()
+        assert set(libraries_used_by([str(tmp_path / "heads_beside.py")])) == set(found)
+        assert libraries_used_by([str(tmp_path / "not_imported.py")]) == ()
     finally:
         for name in ("heads_above", "heads_beside"):
             sys.modules.pop(name, None)

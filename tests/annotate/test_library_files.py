@@ -13,25 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from attnshape.annotate.source import inserted
-from attnshape.proving.prover import Prover
-from attnshape.target.request import Request
-from tests.annotate.bed import CHOSEN, Copied, lay_out
+from attnshape.annotate.source import only_insert
+from attnshape.options.spec import TargetSpec
+from tests.annotate.copied_sources import COPIED, QUICK, Copied, lay_out
 from tests.annotate.running import annotated, forget
 from tests.libraries.tracing_cases import HAND_WORKED
 
 RUN = Path(__file__).parent / "run_checked.py"
 
 
-pytestmark = pytest.mark.xdist_group("annotated copies")  # the last test runs what the others have written
+# the last test runs what the others have written
+pytestmark = [pytest.mark.libraries, pytest.mark.xdist_group("annotated copies")]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A project with the copies: `bed`, which is annotated, and `plain`, which isn't."""
     made = tmp_path_factory.mktemp("copies").resolve()
-    lay_out(made, "bed", CHOSEN)
-    lay_out(made, "plain", CHOSEN)
+    lay_out(made, "bed", COPIED)
+    lay_out(made, "plain", COPIED)
     path = list(sys.path)
     yield made
     sys.path[:] = path
@@ -47,25 +47,28 @@ def three(first: dict[str, int], second: dict[str, int]) -> list[dict[str, int]]
     return [first, second, {**first, "B": first["B"] + 1}]
 
 
-@pytest.mark.parametrize("one", [pytest.param(one, id=one.module) for one in CHOSEN])
+@pytest.mark.parametrize(
+    "one",
+    [pytest.param(one, id=one.module, marks=() if one.module in QUICK else pytest.mark.slow) for one in COPIED],
+)
 def test_a_file_is_annotated_and_stays_as_it_was_elsewhere(
-    one: Copied, folder: Path, prover: Prover, monkeypatch: pytest.MonkeyPatch
+    one: Copied, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     given = {name: HAND_WORKED[f"{one.cases}:{name}"].sizes[0] for name in one.names}
-    requests = [Request(f"bed_{one.name}.py:{name}", given=numbers) for name, numbers in given.items()]
-    first = annotated(requests, folder, prover, enforce=True)
+    requests = [TargetSpec(f"bed_{one.name}.py:{name}", sizes=numbers) for name, numbers in given.items()]
+    first = annotated(requests, folder, enforce=True)
     assert len(first.changes) >= 4
-    assert first.proved_at
+    assert first.verified_at
     file = folder / "bed" / f"{one.name}.py"
     before = file.read_bytes()
-    for (source, edits), (_, data) in zip(first.rewritten.files, first.files, strict=True):
+    for (source, edits), (_, data) in zip(first.rewrite.files, first.files, strict=True):
         if source.path == file:
             only_types_are_new(before, edits, data)
         else:
-            assert inserted(edits)
+            assert only_insert(edits)
         source.path.write_bytes(data)
-    again = annotated(requests, folder, prover, enforce=True)
+    again = annotated(requests, folder, enforce=True)
     assert again.files == []
 
 
@@ -88,7 +91,7 @@ def only_types_are_new(before: bytes, edits: object, after: bytes) -> None:
 
 
 def test_annotated_files_are_checked_as_they_run_and_give_the_same_bits(folder: Path) -> None:
-    done_before = [one for one in CHOSEN if b"@jaxtyped" in (folder / "bed" / f"{one.name}.py").read_bytes()]
+    done_before = [one for one in COPIED if b"@jaxtyped" in (folder / "bed" / f"{one.name}.py").read_bytes()]
     wanted = {one.name: sizes(one) for one in done_before}
     done = subprocess.run(
         [sys.executable, "-P", str(RUN)],
@@ -105,7 +108,3 @@ def test_annotated_files_are_checked_as_they_run_and_give_the_same_bits(folder: 
         assert one["hooked"], name
         assert one["decorated"], name
         assert one["same"] == [True] * 3 * len(wanted[name]), name
-
-
-def test_there_are_enough_files() -> None:
-    assert len(CHOSEN) >= 15

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from attnshape.annotate import saving
-from attnshape.annotate.diffing import unified
-from attnshape.annotate.project import current_project
-from attnshape.annotate.source import Source, decoded
+from attnshape.annotate.saving import current_project, unified_diff
+from attnshape.annotate.source import PythonSource, decode_source
 from attnshape.errors import AttnshapeError
+from attnshape.runtime import files
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -40,8 +40,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path.resolve()
 
 
-def read(path: Path) -> Source:
-    return decoded(path, path.read_bytes())
+def read(path: Path) -> PythonSource:
+    return decode_source(path, path.read_bytes())
 
 
 def test_a_file_is_replaced_with_its_permissions(repository: Path) -> None:
@@ -161,9 +161,9 @@ def test_a_file_that_has_changed_meanwhile_is_left(repository: Path) -> None:
 def test_all_files_or_none(repository: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     paths = [repository / "m.py", repository / "n.py"]
     paths[1].write_bytes(b"y = 1\n")
-    files = [(read(path), b"new = 1\n") for path in paths]
+    changed = [(read(path), b"new = 1\n") for path in paths]
     calls: list[Path] = []
-    original = Path.replace if when == "replace" else saving._write
+    original = Path.replace if when == "replace" else files._write
 
     def failing(*arguments: object) -> object:
         calls.append(arguments[0])  # type: ignore[arg-type]
@@ -171,9 +171,9 @@ def test_all_files_or_none(repository: Path, monkeypatch: pytest.MonkeyPatch, wh
             raise OSError(28, "No space left on device")
         return original(*arguments)  # type: ignore[operator]
 
-    monkeypatch.setattr(*((Path, "replace") if when == "replace" else (saving, "_write")), failing)
+    monkeypatch.setattr(*((Path, "replace") if when == "replace" else (files, "_write")), failing)
     with pytest.raises(AttnshapeError, match="No space left"):
-        saving.save(files)
+        saving.save(changed)
     assert [path.read_bytes() for path in paths] == [b"x = 1\r\n", b"y = 1\n"]
     assert sorted(one.name for one in repository.iterdir()) == [".git", "m.py", "n.py"]
 
@@ -185,12 +185,12 @@ def test_a_process_that_is_killed_leaves_the_old_file_or_the_new(tmp_path: Path,
     path.write_bytes(old)
     script = (
         "from pathlib import Path\n"
-        "from attnshape.annotate.source import decoded\n"
+        "from attnshape.annotate.source import decode_source\n"
         "from attnshape.annotate.saving import save\n"
         f"path = Path({str(path)!r}); old, new = {b'old = 1'!r} + b'\\n', {b'new = 1'!r} + b'\\n'\n"
         "print('ready', flush=True)\n"
         "while True:\n"
-        "    for data in (new * 100_000, old * 100_000): save([(decoded(path, path.read_bytes()), data)])\n"
+        "    for data in (new * 100_000, old * 100_000): save([(decode_source(path, path.read_bytes()), data)])\n"
     )
     for wait in (0.0, 0.003, 0.011):
         process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
@@ -213,6 +213,6 @@ def test_git_applies_the_diff(tmp_path: Path, name: str, old: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(old)
     new = b"import x\r\n" + old.replace(b"b = 2", b"b: int = 2") + b"# end"
-    diff = unified([(decoded(path, old), new)], tmp_path.resolve())
+    diff = unified_diff([(decode_source(path, old), new)], tmp_path.resolve())
     subprocess.run(["git", "apply", "-"], input=diff, cwd=tmp_path, check=True)
     assert path.read_bytes() == new

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape.annotate.source import decoded, inserted, overlapping
+from attnshape.annotate.source import decode_source, only_insert, overlap
 from attnshape.errors import AttnshapeError
-from tests.annotate.knowing import known, rewritten, source
+from tests.annotate.form_strings import known, rewritten, source
 
 NEWLINES = st.sampled_from(["\n", "\r\n"])
 SPACE = st.sampled_from(["", " ", "  ", "\t", " \t "])
@@ -60,8 +60,8 @@ def test_only_what_was_put_in_is_new(text: str, style: str, mark: bool) -> None:
     made = rewritten(data, known(text.encode(), "f", **SAID), style=style)  # type: ignore[arg-type]
     for one, edits in made.files:
         new = one.edited(edits)
-        assert inserted(edits)
-        assert not overlapping(edits)
+        assert only_insert(edits)
+        assert not overlap(edits)
         left, place = b"", 0
         for edit in sorted(edits, key=lambda each: each.start):
             left += one.utf8[place : edit.start] + edit.text.encode()
@@ -103,7 +103,7 @@ def test_a_letter_that_the_encoding_lacks_is_an_error() -> None:
 )
 def test_what_is_no_text_is_an_error(data: bytes, said: str) -> None:
     with pytest.raises(AttnshapeError, match=said):
-        decoded(Path("m.py"), data)
+        decode_source(Path("m.py"), data)
 
 
 def test_lines_and_offsets() -> None:

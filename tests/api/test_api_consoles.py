@@ -1,5 +1,6 @@
 """Consoles: code that was typed, with and without a source that can be read."""
 
+import json
 import linecache
 import subprocess
 import sys
@@ -80,5 +81,22 @@ def test_the_interactive_interpreter_shows_the_table() -> None:
         cwd=ROOT,
     )
     assert done.stdout.count("B Lq Lk") >= 4
-    assert "9/9 axes proved" in done.stdout
+    assert "9/9 axes verified" in done.stdout
     assert "Error" not in done.stderr
+
+
+def test_code_of_exec_is_not_taken_for_the_text_of_the_command_line() -> None:
+    """Python 3.13 keeps the text of `python -c` under the name `<string>`, which code of `exec` has too."""
+    outer = f"""
+import json
+def other(query, key):
+    product = key @ query.mT
+    return product.exp()
+inner = {DEFINITION + RECORDING!r}
+exec(inner)
+print(json.dumps([[step.expression for step in recorded.steps], list(recorded.notes)]))
+"""
+    done = subprocess.run([sys.executable, "-c", outer], capture_output=True, text=True, check=True, cwd=ROOT)
+    expressions, notes = json.loads(done.stdout)
+    assert expressions == ["torch.Tensor.mT", "torch.Tensor.matmul", "torch.Tensor.softmax"]
+    assert "the source of <string> can't be read: its steps go by their operations" in notes

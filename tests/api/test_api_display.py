@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import attnshape
 from attnshape import AttnshapeError, Trace
-from attnshape.render.html import html
-from attnshape.render.text import visible
-from attnshape.render.view import Choice, view
-from tests.render import sample_traces as samples
-from tests.render.test_render_hostile import NASTY, TEXT
+from attnshape.reporters.escaping import visible
+from attnshape.reporters.html import trace_html, trace_page
+from attnshape.reporters.trace_view import ViewOptions, trace_view
+from tests.reporters import sample_traces as samples
+from tests.reporters.test_trace_hostile import NASTY, TEXT
 
 TAGS = {"div", "p", "code", "strong", "table", "thead", "tbody", "tr", "th", "td", "ul", "li"}
 
@@ -54,21 +54,28 @@ class Read(HTMLParser):
 @settings(deadline=None, max_examples=150)
 @given(TEXT, st.booleans())
 def test_html_shows_any_name_as_the_text_itself(text: str, explained: bool) -> None:
-    shown = view(samples.hostile(text), Choice(explain=explained))
-    read = Read(html(shown))
+    shown = trace_view(samples.hostile(text), ViewOptions(explain=explained))
+    read = Read(trace_html(shown))
     assert not read.open
     assert read.tags <= TAGS
     assert read.attributes <= {"class", "style", "colspan", "cellpadding"}
     cells = [visible(cell) for row in shown.rows for cell in row.cells]
-    sentences = {row.sentence[1] for row in shown.rows if row.sentence} | {""}
+    sentences = {row.explanation[1] for row in shown.rows if row.explanation} | {""}
     assert [cell for cell in read.texts["td"] if cell not in sentences] == [c for c in cells if c not in sentences]
     assert read.texts["th"] == list(shown.names)
-    assert read.texts["li"] == [remark.text for remark in shown.footer]
+    tensors = [tensor for line in shown.footer for tensor in line.tensors]
+    assert len(read.texts["li"]) == len(shown.footer) + len(tensors)
+    if not tensors:
+        assert read.texts["li"] == [line.text for line in shown.footer]
+    page = Read(trace_page(shown).removeprefix("<!DOCTYPE html>").replace('<meta charset="utf-8">', ""))
+    assert not page.open
+    assert page.tags <= {*TAGS, "html", "head", "title", "body"}
+    assert page.texts == read.texts
 
 
 @pytest.mark.parametrize("sample", [samples.multi_head, samples.fused, samples.failed, samples.verified])
-def test_html_has_every_row_and_remark(sample: Callable[[], Trace]) -> None:
-    shown = view(sample(), Choice())
+def test_html_has_every_row(sample: Callable[[], Trace]) -> None:
+    shown = trace_view(sample(), ViewOptions())
     drawn = sample()._repr_html_()
     assert Read(drawn).texts["th"] == ["#", "step", "signature", "shape", "stride", "storage"]
     headings = [row.heading for row in shown.rows if row.heading]

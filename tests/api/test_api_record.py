@@ -232,10 +232,10 @@ def test_wrong_use_is_refused() -> None:
     "sizes, message, hint",
     [
         ({"B": 0}, "B is 0", "B=4"),
-        ({"C": "nh*hs"}, "needs nh", "nh=4"),
+        ({"C": "nh*hs"}, "nh isn't a size symbol", "nh=4"),
         ({"H": 8, "Hkv": 3}, "contradict", "choose H"),
         ({"C": "D**2"}, "isn't an axis expression", "product"),
-        ({"my size": 3}, "NAME=EXPR", "nh=4"),
+        ({"my size": 3}, "'my size' isn't a name", "nh"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(sizes: dict[str, int | str], message: str, hint: str) -> None:

@@ -1,7 +1,6 @@
 """`attnshape.trace`: what it takes, what comes of it, and what it refuses."""
 
 import functools
-import inspect
 import math
 from pathlib import Path
 
@@ -32,11 +31,11 @@ def known(trace: Trace) -> set[str]:
     return {axis.known for step in trace.steps for output in step.outputs for axis in output.tensor.axes}
 
 
-def test_a_case_is_traced_at_the_sizes_given_and_proved() -> None:
+def test_a_case_is_traced_at_the_sizes_given_and_verified() -> None:
     trace = attnshape.trace(padded, B=3, Lk=7)
     assert signatures(trace)["weights"] == "B H Lq Lk"
     assert trace.sizes["B"].size == 3
-    assert trace.proved_by_runs > 3
+    assert trace.verified_at > 3
     assert trace.target == "examples.case:padded"
     assert trace.command == "attnshape.trace(padded, B=3, Lk=7)"
 
@@ -61,15 +60,15 @@ def test_a_function_within_a_function_is_named_without_its_surroundings() -> Non
 def test_a_class_is_built_at_any_sizes() -> None:
     trace = attnshape.trace(FusedSelfAttention, init="D, H", inputs={"x": "B L D"}, D=64, H=4)
     assert signatures(trace)["qkv"] == "B L 3*D"
-    assert known(trace) == {"proved"}
+    assert known(trace) == {"verified"}
 
 
 def test_a_built_module_keeps_its_widths_and_is_not_changed() -> None:
     module = FusedSelfAttention(64, 4).double().train()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     trace = attnshape.trace(module, inputs={"x": "B L D"}, D=64, H=4)
-    proved = {(a.expression, a.known) for step in trace.steps for o in step.outputs for a in o.tensor.axes}
-    assert {("B", "proved"), ("L", "proved"), ("D", "matched")} <= proved
+    verified = {(a.expression, a.known) for step in trace.steps for o in step.outputs for a in o.tensor.axes}
+    assert {("B", "verified"), ("L", "verified"), ("D", "matched")} <= verified
     assert trace.dtype == "float64"
     assert module.training
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
@@ -95,7 +94,7 @@ def test_given_tensors_are_run_once_and_axes_matched() -> None:
     assert signatures(trace) == {}
     assert trace.steps[-1].outputs[0].tensor.signature == "B L L"
     assert known(trace) == {"matched", "literal"}
-    assert (trace.dtype, trace.proved_by_runs) == ("float64", 1)
+    assert (trace.dtype, trace.verified_at) == ("float64", 1)
 
 
 def test_arguments_are_python_over_the_sizes_or_values() -> None:
@@ -103,7 +102,7 @@ def test_arguments_are_python_over_the_sizes_or_values() -> None:
     trace = attnshape.trace(scaled, inputs={"x": "B L D"}, arguments=arguments, L=6)
     assert signatures(trace)["masked"] == "B L L"
     assert next(named for named in trace.inputs if named.name == "mask").tensor.shape == (6, 6)
-    assert known(trace) == {"proved"}
+    assert known(trace) == {"verified"}
 
 
 def test_arguments_with_state_are_new_in_each_run() -> None:
@@ -209,19 +208,19 @@ REFUSED = {
         ("multi-head",),
         {"options": {"causal": "yes"}},
         "expected True or False",
-        "causal=True",
+        '"causal": True',
     ),
     "options of one's own": ((scaled,), {"options": {"causal": True}}, "built-in", "arguments"),
-    "unknown dtype": (("multi-head",), {"dtype": "float3"}, "no dtype 'float3'", "float32"),
-    "unknown device": (("multi-head",), {"device": "tpu"}, "no device 'tpu'", "cpu"),
-    "seed below zero": (("multi-head",), {"seed": -1}, "seed is '-1'", "seed=1"),
+    "unknown dtype": (("multi-head",), {"dtype": "float3"}, "dtype is 'float3'", "float32"),
+    "unknown device": (("multi-head",), {"device": "tpu"}, "device is 'tpu'", "cpu"),
+    "seed below zero": (("multi-head",), {"seed": -1}, "seed is -1", "seed=1"),
     "module that can't be copied": (
         (Uncopied(),),
         {"inputs": {"x": "B"}},
         "can't be copied, so that runs would change it: RuntimeError",
         "record",
     ),
-    "case that leaves": ((leaves,), {}, "sys.exit(3)", "mend the case"),
+    "case that leaves": ((leaves,), {}, "sys.exit(3)", "fix the case"),
 }
 
 
@@ -237,19 +236,3 @@ def test_wrong_use_is_refused_in_the_words_of_python(
     assert hint in error.hint
     assert "--" not in error.message + error.hint
     assert error.__notes__ == [f"hint: {error.hint}"]
-
-
-def test_a_call_knows_the_command_lines_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnshape.call import FLAGS
-    from attnshape.cli import trace as verb
-
-    flags = []
-
-    def jobs_of(verb: str, target: object, given: object, every: bool) -> None:
-        flags.extend(given.values)  # type: ignore[attr-defined]
-        raise AttnshapeError("enough")
-
-    monkeypatch.setattr(verb, "jobs_of", jobs_of)
-    with pytest.raises(AttnshapeError, match="enough"):
-        verb.trace(**{name: one.default for name, one in inspect.signature(verb.trace).parameters.items()})
-    assert set(FLAGS) == set(flags)

@@ -1,4 +1,4 @@
-"""Benches, subjects and single runs of functions that tests write on the spot."""
+"""Experiments, subjects and single runs of functions that tests write on the spot."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,16 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnshape.attention.flow import Flow
-from attnshape.attention.subject import Subject
-from attnshape.claims import parse_claims
+from attnshape.checks.attention.cores import RunGraph
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.experiment import Budget, Experiment, ReplayRun
+from attnshape.checks.interventions.replay import OutputRef, Replace, Replay, ReplayedCall
+from attnshape.dims.sizes import Sizes
 from attnshape.inference.plan import Plan
-from attnshape.replaying.bench import Bench, Budget, Run
-from attnshape.replaying.replay import Address, Event, Replace, Replay
-from attnshape.sizes import Sizes, own_letters, resolve
-from attnshape.target.find import find_target
-from attnshape.target.request import Placement, Request, Target
-from attnshape.tracing.patience import Patience
+from attnshape.options.claims import parse_claims
+from attnshape.options.spec import DtypeName, RunOptions, TargetSpec, parse_dims
+from attnshape.runtime.time_limit import TimeLimit
+from attnshape.targets.find import find_target
+from attnshape.targets.target import Target
 
 SIZES = {"B": 5, "Hkv": 2, "H": 7, "L": 11, "Lq": 11, "Lk": 13, "Dk": 3, "Dv": 4, "W": 3}
 """Small and nearly all different; H is Hkv*G where G is given."""
@@ -30,24 +31,23 @@ def asked(
     own: tuple[str, ...] = (),
 ) -> tuple[Target, Sizes]:
     """Return a target and its sizes; inputs are described as in `{"x": "B L D"}`."""
-    request = Request(
+    request = TargetSpec(
         function if isinstance(function, str) else "target",
         init=init,
-        inputs=tuple(f"{name}: {text}" for name, text in inputs.items()),
-        given=given or {},
-        own=own_letters(own),
+        inputs=inputs,
+        sizes={**(given or {}), **parse_dims(own)},
         callable=None if isinstance(function, str) else function,
         values=values or {},
     )
     target = find_target(request)
-    return target, resolve(target.used, target.given, request.own)
+    return target, target.sizes
 
 
-def placement(dtype: torch.dtype = torch.float64, train: bool = False) -> Placement:
-    return Placement(torch.device("cpu"), dtype, 0, train)
+def placement(dtype: DtypeName = "float64", train: bool = False) -> RunOptions:
+    return RunOptions(dtype=dtype, train=train)
 
 
-def bench_of(
+def experiment_of(
     function: Callable[..., Any] | str,
     inputs: Mapping[str, str] | None = None,
     init: str | None = None,
@@ -55,12 +55,12 @@ def bench_of(
     train: bool = False,
     values: Mapping[str, Any] | None = None,
     **given: int,
-) -> Bench:
-    """Return a bench at SIZES, or at the sizes given."""
+) -> Experiment:
+    """Return a experiment at SIZES, or at the sizes given."""
     target, sizes = asked(function, inputs or {}, init, values, given)
     chosen = {letter: {**SIZES, **given}.get(letter, number) for letter, number in sizes.numbers.items()}
     numbers = sizes.at({letter: chosen[letter] for letter in sizes.independent})
-    return Bench(target, numbers, placement(train=train), Patience(), budget or Budget(60.0))
+    return Experiment(target, numbers, placement(train=train), TimeLimit(), budget or Budget(60.0))
 
 
 def subject_of(
@@ -72,29 +72,29 @@ def subject_of(
     **given: int,
 ) -> Subject:
     """Return a subject at SIZES, or at the sizes given. Fails where the target does."""
-    bench = bench_of(function, inputs, init, values=values, **given)
-    if bench.base.error is not None:
-        raise bench.base.error
-    return Subject(bench, parse_claims(claims), None)
+    experiment = experiment_of(function, inputs, init, values=values, **given)
+    if experiment.base.error is not None:
+        raise experiment.base.error
+    return Subject(experiment, parse_claims(claims), None)
 
 
 def replayed(
-    function: Callable[..., Any], changed: Mapping[Address, Replace] | None = None, /, **tensors: Tensor
-) -> Run:
-    """Return one run of a function of tensors, which go by their names, without a bench around it."""
+    function: Callable[..., Any], changed: Mapping[OutputRef, Replace] | None = None, /, **tensors: Tensor
+) -> ReplayRun:
+    """Return one run of a function of tensors, which go by their names, without a experiment around it."""
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     replay = Replay(list(tensors.items()), changed or {})
     with torch.no_grad(), replay:
         result = function(**tensors)
     results = (result,) if isinstance(result, Tensor) else tuple(result)
     returned = [("output", tensor.clone()) for tensor in results]
-    return Run(replay.events, returned, before, tensors, {}, {}, None, results)
+    return ReplayRun(replay.events, returned, before, tensors, {}, {}, None, results)
 
 
-def flow_of(function: Callable[..., Any], /, *parameters: str, **tensors: Tensor) -> Flow:
+def flow_of(function: Callable[..., Any], /, *parameters: str, **tensors: Tensor) -> RunGraph:
     """Return what flows where in one run of a function; all tensors but the named parameters carry data."""
     run = replayed(function, **tensors)
-    return Flow(run, set(tensors) - set(parameters))
+    return RunGraph(run, set(tensors) - set(parameters))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -102,7 +102,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def named(run: Run, name: str) -> Event:
+def named(run: ReplayRun, name: str) -> ReplayedCall:
     """Return the one call of that name."""
     (found,) = [event for event in run.events if event.name == name]
     return found

@@ -1,14 +1,13 @@
-"""What a check says that it has measured."""
+"""The facts that a check reports."""
 
 import contextlib
 from pathlib import Path
 
 import pytest
 
-from attnshape.claims import Claims
-from attnshape.examine import check_request
-from attnshape.settings import Settings
-from attnshape.target.request import Request
+from attnshape.options.claims import Claims
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.pipelines.check import check_request
 
 CODE = """
 import torch
@@ -42,6 +41,6 @@ def of_pixels(B, Lq, Lk, D):
 @pytest.mark.parametrize(("case", "said"), [("of_tokens", True), ("of_blocks", False), ("of_pixels", True)])
 def test_every_key_is_seen_only_where_no_block_ends_what_is_seen(tmp_path: Path, case: str, said: bool) -> None:
     (tmp_path / "facts.py").write_text(CODE)
-    request = Request(f"{tmp_path / 'facts.py'}:{case}")
-    report = check_request(request, Settings(), Claims(), 60.0, contextlib.nullcontext)
-    assert ("every query sees every key" in [one.text for one in report.facts]) is said
+    request = TargetSpec(f"{tmp_path / 'facts.py'}:{case}")
+    report = check_request(request, RunOptions(), Claims(), 60.0, contextlib.nullcontext)
+    assert ("every query attends to every key" in [one.text for one in report.facts]) is said

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from attnshape.claims import parse_claims
 from attnshape.errors import AttnshapeError
-from attnshape.examine import check_request
-from attnshape.report import Report
-from attnshape.settings import Settings
-from attnshape.target.request import Request
+from attnshape.model.report import Report
+from attnshape.options.claims import parse_claims
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.pipelines.check import check_request
 
 ATTENTION = """
 import math
@@ -46,8 +45,8 @@ def checked(folder: Path, prepared: str, limit: float = 60.0, claims: tuple[str,
         ["\n\nclass Target(Attention):\n", "\n"]
     )
     (folder / "code.py").write_text(source)
-    request = Request(f"{folder}/code.py:Target", init="D, H", inputs=("x: B L D",), given=sizes)
-    return check_request(request, Settings(), parse_claims(claims), limit, contextlib.nullcontext)
+    request = TargetSpec(f"{folder}/code.py:Target", init="D, H", inputs={"x": "B L D"}, sizes=sizes)
+    return check_request(request, RunOptions(), parse_claims(claims), limit, contextlib.nullcontext)
 
 
 def codes(report: Report) -> list[str]:
@@ -57,9 +56,7 @@ def codes(report: Report) -> list[str]:
 def test_plain_code_has_no_finding(tmp_path: Path) -> None:
     report = checked(tmp_path, "pass")
     assert codes(report) == []
-    assert (
-        "scores, weights and context agree with those computed anew in float64 from what was measured" in report.proved
-    )
+    assert "scores, weights and contexts agree with an independent computation in float64" in report.verified
     assert report.dtype == "float64"
 
 
@@ -72,9 +69,9 @@ def test_randomness_that_no_seed_reaches_is_said(tmp_path: Path) -> None:
         """,
     )
     assert codes(report) == []
-    assert [fact.text for fact in report.facts] == ["the result is random, and no seed makes it the same again"]
-    assert report.proved == ()
-    assert [one.what for one in report.unexamined] == ["everything"]
+    assert [fact.text for fact in report.facts] == ["the result is random even with a fixed seed"]
+    assert report.verified == ()
+    assert [one.what for one in report.not_checked] == ["everything"]
 
 
 def test_noise_that_a_seed_reaches_is_a_fact(tmp_path: Path) -> None:
@@ -86,7 +83,7 @@ def test_noise_that_a_seed_reaches_is_a_fact(tmp_path: Path) -> None:
         """,
     )
     assert codes(report) == []
-    assert any("randn_like draws other numbers with another seed" in fact.text for fact in report.facts)
+    assert any("randn_like depends on the seed" in fact.text for fact in report.facts)
 
 
 def test_a_changed_input_is_found_and_nothing_else(tmp_path: Path) -> None:
@@ -112,7 +109,7 @@ def test_code_that_takes_no_float64_is_checked_in_float32(tmp_path: Path) -> Non
     )
     assert report.dtype == "float32"
     assert codes(report) == []
-    assert "batch elements stay apart" in report.proved
+    assert "batch elements don't affect each other" in report.verified
 
 
 def test_code_that_raises_at_small_sizes_is_checked_at_its_own(tmp_path: Path) -> None:
@@ -131,7 +128,7 @@ def test_code_that_raises_at_small_sizes_is_checked_at_its_own(tmp_path: Path) -
     )
     assert all(sizes["L"] == 24 for sizes in report.small_sizes)
     assert codes(report) == []
-    assert "batch elements stay apart" in report.proved
+    assert "batch elements don't affect each other" in report.verified
 
 
 def test_code_that_fails_is_no_check_but_an_error(tmp_path: Path) -> None:
@@ -160,15 +157,15 @@ def test_a_time_limit_ends_the_check_with_what_was_done(tmp_path: Path) -> None:
         limit=4.0,
     )
     assert time.monotonic() - started < 12
-    assert "the time limit was over" in {one.why for one in report.unexamined}
+    assert "the time limit was reached" in {one.why for one in report.not_checked}
     assert codes(report) == []
 
 
 def test_a_claim_about_what_is_not_there_is_said(tmp_path: Path) -> None:
     report = checked(tmp_path, "pass", claims=("mask=keep", "bias=bias"))
-    whys = {one.why for one in report.unexamined}
-    assert "mask is claimed, but no such tensor is given" in whys
-    assert "bias is claimed, but no such tensor is given" in whys
+    whys = {one.why for one in report.not_checked}
+    assert "mask is claimed, but there is no such input" in whys
+    assert "bias is claimed, but there is no such input" in whys
 
 
 def test_uninitialised_and_zero_parameters_hide_nothing(tmp_path: Path) -> None:
@@ -189,7 +186,7 @@ def test_uninitialised_and_zero_parameters_hide_nothing(tmp_path: Path) -> None:
 
 def test_a_scale_that_is_no_number_is_an_error(tmp_path: Path) -> None:
     report = checked(tmp_path, "pass", claims=("scale=1/sqrt(Dz)",))
-    assert any("Dz" in one.why for one in report.unexamined)
+    assert any("Dz" in one.why for one in report.not_checked)
 
 
 SIZES: list[dict[str, Any]] = [{"B": 1}, {"B": 2, "L": 5, "H": 3, "D": 12}, {"L": 64, "H": 2, "D": 16}]
@@ -199,13 +196,13 @@ SIZES: list[dict[str, Any]] = [{"B": 1}, {"B": 2, "L": 5, "H": 3, "D": 12}, {"L"
 def test_the_sizes_given_need_not_be_small_or_distinct(tmp_path: Path, sizes: dict[str, int]) -> None:
     report = checked(tmp_path, "pass", **sizes)
     assert codes(report) == []
-    assert report.proved
+    assert report.verified
 
 
 def test_large_sizes_are_never_run(tmp_path: Path) -> None:
     report = checked(tmp_path, "pass", L=1_000_000, D=4096, H=32)
     assert codes(report) == []
-    assert report.proved
+    assert report.verified
     assert all(max(sizes.values()) < 1000 for sizes in report.small_sizes)
 
 

@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape import axis
-from attnshape.inference.constraint import Equal, Fixed, Multiple
-from attnshape.inference.plan import Plan
-from attnshape.model import Size
-from attnshape.replaying.letters import holds, in_words
-from attnshape.replaying.small_sizes import other_lengths, small_sizes
-from attnshape.sizes import Sizes
+from attnshape.checks.interventions.small_sizes import involves, other_lengths, small_sizes, symbol_or_number
+from attnshape.dims.expressions import parse_expression
+from attnshape.dims.sizes import Sizes
+from attnshape.inference.plan import Equal, Fixed, Multiple, Plan
+from attnshape.model.trace import Size
 from tests.checks.subjects import plan_of
 
 LETTERS = ("B", "H", "L", "Lq", "Lk", "Lp", "Dk", "Dv", "W")
@@ -20,7 +18,7 @@ LENGTHS = ("L", "Lq", "Lk", "Lp")
 
 
 def plan(numbers, constraints=(), follows=None):
-    expressions = {letter: axis.parse(text) for letter, text in (follows or {}).items()}
+    expressions = {letter: parse_expression(text) for letter, text in (follows or {}).items()}
     every = dict(numbers)
     for letter, expression in expressions.items():
         every[letter] = expression.evaluate(every)
@@ -166,16 +164,16 @@ def test_other_lengths_follow():
 
 @given(st.integers(4, 60), st.integers(0, 20))
 def test_a_multiple_holds_a_letter(number, times):
-    assert holds(number * times, "H", {"H": number}) is (times > 0)
-    assert not holds(number * times + 1, "H", {"H": number})
-    assert not holds(number, "B", {"H": number})
+    assert involves(number * times, "H", {"H": number}) is (times > 0)
+    assert not involves(number * times + 1, "H", {"H": number})
+    assert not involves(number, "B", {"H": number})
 
 
 def test_sizes_that_coincide_with_most_hold_nothing():
-    assert not holds(6, "H", {"H": 3})
-    assert not holds(5, "H", {"H": 1})
+    assert not involves(6, "H", {"H": 3})
+    assert not involves(5, "H", {"H": 1})
 
 
 def test_sizes_in_words():
     numbers = {"Lq": 11, "B": 5, "Lk": 11, "one": 1}
-    assert [in_words(size, numbers) for size in (5, 11, 12, 1)] == ["B", "Lq", "12", "1"]
+    assert [symbol_or_number(size, numbers) for size in (5, 11, 12, 1)] == ["B", "Lq", "12", "1"]

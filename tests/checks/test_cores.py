@@ -1,4 +1,4 @@
-"""Queries, keys and values are found in every layout, and further products of the scores are told apart."""
+"""Queries, keys and values are found in every layout, and additional products of scores are distinguished."""
 
 import math
 
@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attnshape.attention.core import cores, fused_cores
-from attnshape.attention.operands import by_attention, projection, projections, query_and_key
+from attnshape.checks.attention.cores import cores, fused_cores
+from attnshape.checks.attention.operands import by_attention, projection, projections, query_and_key
 from tests.checks.subjects import flow_of, normal, subject_of
 
 SCALE = 3**-0.5
@@ -89,7 +89,7 @@ def test_queries_keys_and_values_are_what_they_are(function, inputs):
     ((query, key, value),) = by_attention(subject)
     assert [one.role for one in (query, key, value)] == ["query", "key", "value"]
     for one, name in zip((query, key, value), "qkv", strict=True):
-        assert subject.flow.origins(one.sources) == {name}
+        assert subject.graph.origins(one.sources) == {name}
         assert one.value.numel() == subject.base.inputs[name].numel()
         assert torch.equal(one.of(subject.base), one.value)
 
@@ -102,7 +102,7 @@ def test_axes_of_queries_and_keys(function, inputs):
         query, key = query_and_key(measured)
         (keys,) = core.key_axes
         assert core.weights.shape[keys] == numbers["Lk"]
-        assert core.scores.result.shape[measured.of_scores(keys)] == numbers["Lk"]
+        assert core.scores.result.shape[measured.axis_of_scores(keys)] == numbers["Lk"]
         (width,) = core.scores.contracted(query)
         assert core.scores.given(query).shape[width] == numbers["Dk"]
         assert {core.scores.result.shape[axis] for axis in core.scores.free(key)} == {numbers["Lk"]}
@@ -222,7 +222,7 @@ class Projected(nn.Module):
 
 def test_operands_come_from_their_projections():
     subject = subject_of(Projected, {"x": "B L D"}, init="D, H")
-    both, value, _ = [event.addresses[0] for event in subject.base.events if event.name == "linear"]
+    both, value, _ = [event.refs[0] for event in subject.base.events if event.name == "linear"]
     ((query, key, values),) = by_attention(subject)
     assert projection(subject, query.sources) == projection(subject, key.sources) == both
     assert projection(subject, values.sources) == value

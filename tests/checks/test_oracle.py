@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape.attention.core import fused_cores
-from attnshape.attention.oracle import Parted, parted, parted_fused
+from attnshape.checks.attention.cores import fused_cores
+from attnshape.checks.rules.reference import OracleMismatch, compare_fused_with_oracle, compare_with_oracle
 from tests.checks.subjects import flow_of, normal, subject_of
 
 HEADS = {"q": "B H Lq Dk", "k": "B H Lk Dk", "v": "B H Lk Dv"}
@@ -45,7 +45,7 @@ def fused(tensors, options):
 @settings(max_examples=100, deadline=None)
 @given(calls())
 def test_a_fused_attention_is_what_the_oracle_makes(call):
-    assert parted_fused(fused(*call), 1e-9) is None
+    assert compare_fused_with_oracle(fused(*call), 1e-9) is None
 
 
 @settings(max_examples=40, deadline=None)
@@ -54,7 +54,7 @@ def test_one_number_of_a_fused_attention_is_seen(call, data):
     core = fused(*call)
     context = core.event.values[0]
     context[tuple(data.draw(st.integers(0, size - 1)) for size in context.shape)] += 1e-3
-    found = parted_fused(core, 1e-9)
+    found = compare_fused_with_oracle(core, 1e-9)
     assert found is not None
     assert found.what == "context"
     assert found.most == pytest.approx(1e-3, rel=1e-3)
@@ -105,7 +105,7 @@ def measured_of(function):
 
 @pytest.mark.parametrize("function", FOUND, ids=lambda one: one.__name__)
 def test_attention_of_each_layout_is_what_the_oracle_makes(function):
-    assert parted(measured_of(function), 1e-9) is None
+    assert compare_with_oracle(measured_of(function), 1e-9) is None
 
 
 @pytest.mark.parametrize("function", FOUND, ids=lambda one: one.__name__)
@@ -115,8 +115,8 @@ def test_one_number_is_seen_where_it_is(function, what):
     core = measured.core
     made = {"scores": core.scores.last, "weights": core.softmax.event, "context": core.value.last}[what]
     made.values[0][(0,) * made.values[0].ndim] += 1e-3
-    found = parted(measured, 1e-9)
-    assert isinstance(found, Parted)
+    found = compare_with_oracle(measured, 1e-9)
+    assert isinstance(found, OracleMismatch)
     assert found.what == what
     if function is not added_within:
         assert found.most == pytest.approx(1e-3, rel=0.01)
@@ -125,7 +125,7 @@ def test_one_number_is_seen_where_it_is(function, what):
 def test_how_far_scores_of_baddbmm_part():
     measured = measured_of(added_within)
     measured.core.scores.last.values[0][0, 0, 0] += 1e-3
-    assert parted(measured, 1e-9).most == pytest.approx(1e-3, rel=0.01)
+    assert compare_with_oracle(measured, 1e-9).most == pytest.approx(1e-3, rel=0.01)
 
 
 @settings(max_examples=15, deadline=None)
@@ -148,7 +148,7 @@ def test_attention_written_out_is_torchs_own(sizes, seed, kind):
     own = F.scaled_dot_product_attention(*subject.base.inputs.values(), attn_mask=mask)
     assert torch.allclose(subject.base.returned[0][1], own)
     (measured,) = subject.measured
-    assert parted(measured, 1e-9) is None
+    assert compare_with_oracle(measured, 1e-9) is None
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,6 @@ def test_attention_written_out_is_torchs_own(sizes, seed, kind):
     ],
 )
 def test_what_the_oracle_cannot_make_has_a_reason(function, why):
-    found = parted(measured_of(function), 1e-9)
+    found = compare_with_oracle(measured_of(function), 1e-9)
     assert isinstance(found, str)
     assert why in found

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape.attention.core import product
-from attnshape.attention.oracle import product as computed
-from attnshape.attention.products import again
+from attnshape.checks.attention.cores import product
+from attnshape.checks.attention.products import recompute
+from attnshape.checks.rules.reference import product as computed
 from tests.checks.subjects import flow_of, normal
 
 LETTERS = "abcdef"
@@ -15,7 +15,7 @@ LETTERS = "abcdef"
 
 def products_of(function, **tensors):
     flow = flow_of(function, **tensors)
-    return [found for event in flow.run.events if (found := product(event, flow)) is not None]
+    return [found for event in flow.nodes if (found := product(event, flow)) is not None]
 
 
 def product_of(function, **tensors):
@@ -132,7 +132,7 @@ def test_multiplied_and_summed_is_a_product():
     assert found.free(found.left) == {2}
     assert found.free(found.right) == {3}
     assert found.contracted(found.left) == found.contracted(found.right) == (4,)
-    assert found.address == found.last.addresses[0]
+    assert found.ref == found.last.refs[0]
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_operands_are_replaced_wherever_they_stand():
         return torch.einsum("ij,kj->ik", [x, y])
 
     found = product_of(function, x=normal(2, 3), y=normal(4, 3, seed=1))
-    assert torch.equal(again(found.first, {}), found.result)
-    assert again(found.first, {1: torch.zeros(4, 3, dtype=torch.float64)}).eq(0).all()
+    assert torch.equal(recompute(found.first, {}), found.result)
+    assert recompute(found.first, {1: torch.zeros(4, 3, dtype=torch.float64)}).eq(0).all()
     other = normal(5, 3, seed=2)
     assert torch.allclose(found.with_operand(0, other), other @ normal(4, 3, seed=1).mT)
 

@@ -1,4 +1,4 @@
-"""Softmaxes are found however they are spelled, with the scores that go into them and the axis of the sum."""
+"""Every spelling of a softmax is recognized, with its scores and the axis of its sum."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape.attention.softmax import softmaxes
+from attnshape.checks.attention.cores import softmaxes
 from tests.checks.subjects import flow_of, normal
 
 KEEP = torch.ones(4, 6, dtype=torch.bool).tril(2)

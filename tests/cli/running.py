@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from attnshape.cli.run import run
-from attnshape.paths import display_path
+from attnshape.cli.app import run
+from attnshape.runtime.files import display_path
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +62,8 @@ def attnshape(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     sys.path[:] = path
     for name in sys.modules.keys() - modules.keys():
         file = getattr(sys.modules[name], "__file__", None)
-        if file is not None and "site-packages" not in file and not Path(file).is_relative_to(ROOT / "attnshape"):
+        kept = (sysconfig.get_path("stdlib"), str(ROOT / "attnshape"))
+        if file is not None and "site-packages" not in file and not file.startswith(kept):
             del sys.modules[name]
     display_path.cache_clear()
 

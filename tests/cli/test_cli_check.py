@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from attnshape.claims import Claims
-from attnshape.report import Report
-from attnshape.settings import Settings
-from attnshape.target.request import Request
+from attnshape.model.report import Report
+from attnshape.options.claims import Claims
+from attnshape.options.spec import RunOptions, TargetSpec
 from tests.cli.running import Attnshape
-from tests.render import sample_reports as samples
+from tests.reporters import sample_reports as samples
 
 
 @dataclass
@@ -24,9 +23,11 @@ class Examined:
     """Stands in for the examination: says what it was asked, answers what it is told to."""
 
     report: Report
-    asked: list[tuple[Request, Settings, Claims, float]] = field(default_factory=list)
+    asked: list[tuple[TargetSpec, RunOptions, Claims, float]] = field(default_factory=list)
 
-    def __call__(self, request: Request, settings: Settings, claims: Claims, time_limit: float, **_: Any) -> Report:
+    def __call__(
+        self, request: TargetSpec, settings: RunOptions, claims: Claims, time_limit: float, **_: Any
+    ) -> Report:
         self.asked.append((request, settings, claims, time_limit))
         return self.report
 
@@ -35,9 +36,9 @@ class Examined:
 def examined(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Examined:
     (folder / samples.FILE).write_text(samples.SOURCE)
     stand_in = Examined(samples.two_findings())
-    module = ModuleType("attnshape.examine")
+    module = ModuleType("attnshape.pipelines.check")
     module.check_request = stand_in  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "attnshape.examine", module)
+    monkeypatch.setitem(sys.modules, "attnshape.pipelines.check", module)
     return stand_in
 
 
@@ -51,8 +52,8 @@ def test_it_asks_for_what_was_typed(attnshape: Attnshape, examined: Examined) ->
         "--train --claim causal --claim mask=keep --time-limit 2.5"
     )
     ((request, settings, claims, limit),) = examined.asked
-    assert (request.target, request.init, request.inputs) == ("model.py:attend", "D, H", ("q: B H L Dk",))
-    assert (request.arguments, request.given, list(request.own)) == ({"mask": "None"}, {"H": 3}, ["T"])
+    assert (request.target, request.init, request.inputs) == ("model.py:attend", "D, H", {"q": "B H L Dk"})
+    assert (request.arguments, request.sizes) == ({"mask": "None"}, {"H": 3, "T": 4})
     assert (settings.seed, settings.train, settings.command[:22]) == (7, True, "attnshape check model.")
     assert (claims.causal, claims.arguments, limit) == (True, {"mask": "keep"}, 2.5)
 
@@ -77,7 +78,7 @@ def test_a_finding_that_counts_is_status_1(attnshape: Attnshape, examined: Exami
 def test_select_and_ignore(flags: str, codes: list[str], status: int, attnshape: Attnshape, examined: Examined) -> None:
     result = attnshape(f"check model.py:attend --format json {flags}")
     assert (codes_of(result.out), result.status, result.err) == (codes, status, "")
-    assert sorted(codes_of(result.out) + codes_of(result.out, "silenced")) == ["AS201", "AS405", "AS901"]
+    assert sorted(codes_of(result.out) + codes_of(result.out, "suppressed")) == ["AS201", "AS405", "AS901"]
 
 
 def test_a_comment_silences(attnshape: Attnshape, examined: Examined, folder: Path) -> None:
@@ -86,7 +87,7 @@ def test_a_comment_silences(attnshape: Attnshape, examined: Examined, folder: Pa
     (folder / samples.FILE).write_text(source)
     result = attnshape("check model.py:attend --format json")
     assert (codes_of(result.out), result.status) == ([], 0)
-    assert codes_of(result.out, "silenced") == ["AS901", "AS201", "AS405"]
+    assert codes_of(result.out, "suppressed") == ["AS901", "AS201", "AS405"]
 
 
 def test_claims_of_a_named_target_hold_where_none_is_typed(
@@ -136,11 +137,12 @@ def test_patterns_are_drawn_where_asked_for(attnshape: Attnshape, examined: Exam
         ("--select AS29", "--select names 'AS29'", "the family has AS201"),
         ("--ignore nothing", "--ignore names 'nothing'", "attnshape rule lists all codes"),
         ("--time-limit soon", "--time-limit is 'soon'", "for example --time-limit 60"),
-        ("--time-limit 0", "--time-limit is '0'", "for example --time-limit 60"),
-        ("--time-limit nan", "--time-limit is 'nan'", "for example --time-limit 60"),
-        ("--time-limit inf", "--time-limit is 'inf'", "for example --time-limit 60"),
-        ("--format table", "there is no format 'table'", "text, markdown, json, github, sarif"),
-        ("--format sarif --pattern", "--format sarif has no pictures", "text, markdown"),
+        ("--time-limit 0", "--time-limit is 0.0", "for example --time-limit 60"),
+        ("--time-limit nan", "--time-limit is nan", "for example --time-limit 60"),
+        ("--time-limit inf", "--time-limit is inf", "for example --time-limit 60"),
+        ("--format table", "--format table can't show a report", "text, markdown, json, github, sarif"),
+        ("--format xml", "there is no format 'xml'", "text, markdown, json, github, sarif"),
+        ("--format sarif --pattern", "--format sarif can't draw patterns", "text, markdown"),
         ("--output no/such/file", "there is no folder no/such", "mkdir"),
         ("--heads none", "--heads is 'none'", "for example"),
         ("--expect 'y: B'", "--expect", "attnshape check --help"),

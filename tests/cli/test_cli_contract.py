@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from attnshape.catalog.describe import describe
-from attnshape.catalog.registry import CATALOG
 from attnshape.cli.app import app
-from attnshape.dims import SYMBOLS
+from attnshape.dims.symbols import SYMBOLS
+from attnshape.targets.builtin.registry import CATALOG, describe
 from tests.cli.running import Attnshape
 from tests.terminal import read_all
 
@@ -139,6 +138,20 @@ def test_no_command_shows_the_help_on_standard_error(attnshape: Attnshape):
     assert "error" not in result.err
 
 
+def test_the_list_of_commands_cuts_no_sentence_short(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    _, commands = attnshape("--help").out.split("Commands:\n")
+    lines = commands.partition("\n\n")[0].splitlines()
+    assert len(lines) == 8
+    assert all(line.endswith(".") and "..." not in line for line in lines)
+
+
+def test_an_optional_argument_has_one_pair_of_brackets(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    for verb, name in (("trace", "TARGET"), ("check", "TARGET"), ("rule", "CODE"), ("catalog", "NAME")):
+        assert attnshape(f"{verb} --help").out.startswith(f"Usage: attnshape {verb} [OPTIONS] [{name}]\n")
+
+
 def test_help_and_version_are_data(attnshape: Attnshape):
     for line in ("--help", "-h", "trace --help", "show --help", "catalog -h", "glossary --help"):
         result = attnshape(line)
@@ -212,7 +225,7 @@ HEAVY = ("torch", "numpy", "jaxtyping", "beartype", "executing")
 def test_what_needs_no_torch_imports_none(saved: str, folder: Path):
     script = (
         "import sys\n"
-        "from attnshape.cli.run import run\n"
+        "from attnshape.cli.app import run\n"
         f"for arguments in {FAST!r}:\n"
         "    status = run(arguments)\n"
         f"    heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
@@ -233,7 +246,7 @@ def test_the_process_imports_no_torch(arguments: list[str], saved: str):
     )
     assert result.returncode == 0
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "attnshape.cli.run" in imported
+    assert "attnshape.cli.app" in imported
     assert not imported & set(HEAVY)
 
 
@@ -295,7 +308,7 @@ def test_the_catalog_shows_formula_source_sizes_and_code(name: str, attnshape: A
 def test_the_glossary_has_every_word(attnshape: Attnshape):
     text = attnshape("glossary").out
     for symbol in SYMBOLS:
-        assert f"`{symbol.letter}`" in text
+        assert f"`{symbol.name}`" in text
         assert symbol.flag in text
 
 

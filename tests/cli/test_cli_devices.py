@@ -17,14 +17,15 @@ import pytest
 def test_a_dtype_by_another_name_is_recognised(attnshape, typed, meant):
     done = attnshape("trace", "--dtype", typed)
     assert done.status == 2
-    assert done.err == f"error: there is no dtype {typed!r} to run in\nhint: did you mean {meant}?\n"
+    expected = "expected float32, float64, float16, bfloat16"
+    assert done.err == f"error: --dtype is {typed!r}, {expected}\nhint: did you mean {meant}?\n"
 
 
 @pytest.mark.parametrize("typed", ["int8", "complex64", "x"])
 def test_what_is_no_dtype_for_parameters_gets_the_choice(attnshape, typed):
     done = attnshape("trace", "--dtype", typed)
     assert done.status == 2
-    assert "hint: parameters and inputs can be float32, float64, float16, bfloat16" in done.err
+    assert "hint: choose from: float32, float64, float16, bfloat16" in done.err
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
@@ -75,7 +76,7 @@ def test_gradients_are_kept_only_where_asked_for(attnshape, folder, grad, target
 def test_the_header_and_the_footer_say_so(attnshape):
     out = attnshape("trace --grad --format table").out
     assert "multi-head · cpu · float32 · with gradients" in out
-    assert "\npeak of live memory 4.4 MiB at step 19 (proved)\n" in out
+    assert "\npeak of live memory 4.4 MiB at step 19 (verified)\n" in out
     assert "gradients" not in attnshape("trace --format table").out.partition("\n")[2]
 
 
@@ -92,7 +93,7 @@ def test_gradients_can_be_asked_for_in_the_project(attnshape, folder):
 def test_a_saved_peak_shows_again_and_must_refer_to_a_step(attnshape, folder):
     saved = attnshape("trace --grad --format json").out
     (folder / "saved.json").write_text(saved)
-    assert "peak of live memory 4.4 MiB at step 19 (proved)" in attnshape("show saved.json --format table").out
+    assert "peak of live memory 4.4 MiB at step 19 (verified)" in attnshape("show saved.json --format table").out
     (folder / "saved.json").write_text(saved.replace('"step": 19,\n  "parameters"', '"step": 91,\n  "parameters"'))
     done = attnshape("show saved.json")
     assert done.status == 2

@@ -1,4 +1,4 @@
-"""`attnshape diff` as a verb: what its sides can be, how it ends, and what is refused in words."""
+"""`attnshape diff`: its inputs, exit statuses and error messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from attnshape.comparing.snapshot import snapshot_of, write_snapshot
-from attnshape.model import Trace
-from attnshape.schema import to_json
+from attnshape.comparison.snapshot import snapshot_of, write_snapshot
+from attnshape.model.trace import Trace
 from tests.cli.running import Attnshape
-from tests.render.sample_traces import failed, hostile, multi_head, trace_of
+from tests.reporters.sample_traces import failed, hostile, multi_head, trace_of
 
 MODEL = """
 from helper import scaled
@@ -39,7 +38,7 @@ def saved(folder: Path) -> Path:
 
 def save(path: Path, trace: Trace) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_json(trace))
+    path.write_text(Trace.to_json(trace))
 
 
 def write_model(path: Path, scaled: str) -> None:
@@ -69,7 +68,7 @@ def test_no_difference_is_status_0(attnshape: Attnshape, saved: Path) -> None:
         ("--fail-on signature --fail-on ' stride , dtype'", 0),
     ],
 )
-def test_only_what_is_asked_for_fails(attnshape: Attnshape, saved: Path, fail_on: str, status: int) -> None:
+def test_only_the_kinds_of_fail_on_fail(attnshape: Attnshape, saved: Path, fail_on: str, status: int) -> None:
     result = attnshape(f"diff old.json shorter.json {fail_on}")
     assert result.status == status
     assert "- differs in steps: 1 step removed" in result.out
@@ -94,7 +93,7 @@ def test_a_table_fits_its_terminal(attnshape: Attnshape, saved: Path, monkeypatc
         assert all(len(line) <= width for line in result.out.split("\n"))
 
 
-def test_json_has_a_schema_and_all_of_it(attnshape: Attnshape, saved: Path) -> None:
+def test_json_has_a_schema_and_everything(attnshape: Attnshape, saved: Path) -> None:
     made = json.loads(attnshape("diff old.json shorter.json --format json").out)
     assert made["schema"] == "attnshape/diff/1"
     assert made["kinds"] == ["steps"]
@@ -105,7 +104,10 @@ def test_json_has_a_schema_and_all_of_it(attnshape: Attnshape, saved: Path) -> N
 def test_another_format_is_refused(attnshape: Attnshape, saved: Path) -> None:
     result = attnshape("diff old.json same.json --format html")
     assert (result.status, result.out) == (2, "")
-    assert result.err == "error: there is no format 'html'\nhint: the formats are auto, table, markdown, json\n"
+    assert (
+        result.err
+        == "error: --format html can't show a comparison\nhint: choose another format: auto, table, markdown, json\n"
+    )
 
 
 # its sides
@@ -113,7 +115,7 @@ def test_another_format_is_refused(attnshape: Attnshape, saved: Path) -> None:
 
 def test_saved_traces_need_no_torch(saved: Path) -> None:
     code = (
-        "import sys; from attnshape.cli.run import run; status = run(sys.argv[1:]); "
+        "import sys; from attnshape.cli.app import run; status = run(sys.argv[1:]); "
         "sys.exit(9 if 'torch' in sys.modules else status)"
     )
     for form in ("table", "markdown", "json"):
@@ -138,14 +140,14 @@ def test_a_target_beside_a_saved_trace(attnshape: Attnshape, folder: Path) -> No
     assert "Lk=7 → 9" in result.out
 
 
-def test_options_are_for_both_targets(attnshape: Attnshape, folder: Path) -> None:
+def test_options_apply_to_both_targets(attnshape: Attnshape, folder: Path) -> None:
     result = attnshape("diff multi-head multi-head --causal --heads 4")
     assert result.status == 0
     assert "H=4" in result.out
     assert "steps 21" in result.out
 
 
-def test_targets_of_pyproject_have_options_of_their_own(attnshape: Attnshape, folder: Path) -> None:
+def test_pyproject_targets_have_their_own_options(attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(
         '[tool.attnshape.targets.plain]\ntarget = "multi-head"\nheads = 4\nexpect = ["output: B L D"]\n'
         '[tool.attnshape.targets.causal]\ntarget = "multi-head"\nheads = 4\ncausal = true\n'
@@ -155,7 +157,7 @@ def test_targets_of_pyproject_have_options_of_their_own(attnshape: Attnshape, fo
     assert "2 steps added" in result.out
 
 
-def test_two_versions_of_one_project_have_modules_of_their_own(attnshape: Attnshape, folder: Path) -> None:
+def test_two_versions_of_a_project_import_their_own_modules(attnshape: Attnshape, folder: Path) -> None:
     write_model(folder / "old", "x * 2")
     write_model(folder / "new", "x * 2 + 1")
     write_model(folder / "again", "x * 2")
@@ -182,7 +184,7 @@ def test_two_packages_of_one_name(attnshape: Attnshape, folder: Path) -> None:
     assert "1 step added" in result.out
 
 
-def test_a_snapshot_is_a_side(attnshape: Attnshape, saved: Path) -> None:
+def test_a_snapshot_can_be_compared(attnshape: Attnshape, saved: Path) -> None:
     (saved / "snap.txt").write_text(write_snapshot(snapshot_of(multi_head())))
     for sides in ("snap.txt old.json", "old.json snap.txt", "snap.txt snap.txt"):
         assert attnshape(f"diff {sides}").status == 0
@@ -197,12 +199,12 @@ def test_traces_that_share_nothing(attnshape: Attnshape, saved: Path) -> None:
     assert attnshape("diff empty.json empty.json").status == 0
 
 
-def test_one_that_failed(attnshape: Attnshape, saved: Path) -> None:
+def test_a_failed_trace(attnshape: Attnshape, saved: Path) -> None:
     assert attnshape("diff failed.json failed.json").status == 0
     result = attnshape("diff old.json failed.json --format table")
     assert result.status == 1
     assert "✗ the new one fails at " in result.out
-    assert ", the other doesn't" in " ".join(result.out.split())
+    assert ", the old one doesn't" in " ".join(result.out.split())
 
 
 # folders
@@ -231,7 +233,7 @@ def test_folders_are_compared_file_by_file(attnshape: Attnshape, folder: Path) -
     assert [file["name"] for file in saved["files"]] == ["a.json", "deep/b.json"]
 
 
-def test_folders_of_the_same_are_no_difference(attnshape: Attnshape, folder: Path) -> None:
+def test_equal_folders_have_no_difference(attnshape: Attnshape, folder: Path) -> None:
     for side in ("before", "after"):
         save(folder / side / "a.json", multi_head())
     result = attnshape("diff before after")
@@ -239,7 +241,7 @@ def test_folders_of_the_same_are_no_difference(attnshape: Attnshape, folder: Pat
     assert "- 0 of 1 file differs" in result.out
 
 
-def test_a_broken_file_in_a_folder_is_told_and_the_rest_is_compared(attnshape: Attnshape, folder: Path) -> None:
+def test_a_damaged_file_in_a_folder_is_listed_and_the_rest_is_compared(attnshape: Attnshape, folder: Path) -> None:
     made = multi_head()
     for side, other in (("before", made), ("after", replace(made, steps=made.steps[:-1], outputs=()))):
         for name in ("a", "broken", "z"):
@@ -252,12 +254,12 @@ def test_a_broken_file_in_a_folder_is_told_and_the_rest_is_compared(attnshape: A
     assert [line for line in result.out.splitlines() if line.startswith("## ")] == ["## a.json", "## z.json"]
     assert "- not compared: broken.json: after/broken.json isn't JSON, or not all of it" in result.out
     assert "- not compared: empty.json: before/empty.json is empty" in result.out
-    told = json.loads(attnshape("diff before after --format json").out)["not_compared"]
-    assert [one["name"] for one in told] == ["broken.json", "empty.json"]
+    failed = json.loads(attnshape("diff before after --format json").out)["not_compared"]
+    assert [one["name"] for one in failed] == ["broken.json", "empty.json"]
     assert "not compared: broken.json" in attnshape("diff before after --format table").out
 
 
-def test_what_is_not_ours_in_a_folder_is_ignored(attnshape: Attnshape, folder: Path) -> None:
+def test_other_files_in_a_folder_are_ignored(attnshape: Attnshape, folder: Path) -> None:
     for side in ("before", "after"):
         save(folder / side / "a.json", multi_head())
         (folder / side / "package.json").write_text('{"name": "x", "schema": 3}')
@@ -276,45 +278,48 @@ def test_what_is_not_ours_in_a_folder_is_ignored(attnshape: Attnshape, folder: P
 
 
 @pytest.mark.parametrize(
-    ("line", "said", "hint"),
+    ("line", "message", "hint"),
     [
         ("diff", "Missing argument 'OLD'", "attnshape diff --help"),
         ("diff old.json", "Missing argument 'NEW'", "attnshape diff --help"),
         ("diff old.json nothing.json", "NEW is 'nothing.json': no such file", "--format json --output FILE"),
         ("diff some/where old.json", "OLD is 'some/where': no such file", "--format json --output FILE"),
-        ("diff old.json multihead", "NEW is 'multihead': neither a file, nor a target", "did you mean multi-head?"),
+        ("diff old.json multihead", "NEW is 'multihead': neither a file nor a target", "did you mean multi-head?"),
         ("diff '' old.json", "OLD is empty", "name a saved trace"),
         ("diff old.json blank.json", "blank.json is empty", "--format json --output FILE"),
-        ("diff old.json other.json", "other.json isn't JSON", "save it anew"),
-        ("diff old.json list.json", "list.json isn't a trace", "save it anew"),
-        ("diff old.json report.json", "it says it is 'attnshape/report/1'", "save it anew"),
-        ("diff snap.txt old.json", "snap.txt:1: this is no snapshot", "pytest --shapes-update"),
-        ("diff old.json .", ". is a folder, the other side isn't", "name two folders"),
+        ("diff old.json other.json", "other.json isn't JSON", "save it again"),
+        ("diff old.json list.json", "list.json isn't a trace", "save it again"),
+        ("diff old.json report.json", "it says it is 'attnshape/report/1'", "save it again"),
+        ("diff snap.txt old.json", "snap.txt:1: this isn't a valid snapshot", "pytest --shapes-update"),
+        ("diff conflict.txt old.json", "conflict.txt:8: this isn't a valid snapshot: it contains", "--shapes-update"),
+        ("diff old.json .", ". is a folder and the other side isn't", "name two folders"),
         ("diff none none", "no saved trace in none nor in none", "--format json --output FILE"),
-        ("diff old.json old.json --heads 4", "--heads is for targets", "leave it out"),
-        ("diff old.json old.json --causal", "--causal is for targets", "leave it out"),
+        ("diff old.json old.json --heads 4", "--heads applies to targets", "leave it out"),
+        ("diff old.json old.json --causal", "--causal applies to targets", "leave it out"),
         ("diff old.json old.json --fail-on strides", "there is no kind 'strides'", "did you mean stride?"),
-        ("diff old.json old.json --fail-on ','", "--fail-on names nothing", "size, signature, stride"),
+        ("diff old.json old.json --fail-on ','", "--fail-on names no kind", "size, signature, stride"),
         ("diff old.json model.py", "model.py is a file; which", "model.py:attention"),
         ("diff old.json model.py:nothing", "nothing", "attention"),
         ("diff old.json old.json --output none", "--output none is a folder", "write to a file in it"),
         ("diff old.json multi-head --heads x", "--heads is 'x'", "for example --heads 4"),
-        ("diff old.json 'a\x00b'", "neither a file, nor a target", "the targets by name are"),
+        ("diff old.json 'a\x00b'", "neither a file nor a target", "the targets by name are"),
     ],
 )
-def test_bad_input_is_refused_in_words(attnshape: Attnshape, saved: Path, line: str, said: str, hint: str) -> None:
+def test_bad_input_has_a_hint(attnshape: Attnshape, saved: Path, line: str, message: str, hint: str) -> None:
     (saved / "blank.json").write_text("")
     (saved / "other.json").write_text("{")
     (saved / "list.json").write_text("[1, 2]")
     (saved / "report.json").write_text('{"schema": "attnshape/report/1"}')
     (saved / "snap.txt").write_text("attnshape snapshot 7\n")
+    lines = write_snapshot(snapshot_of(multi_head())).splitlines(keepends=True)
+    (saved / "conflict.txt").write_text("".join([*lines[:7], "<<<<<<< HEAD\n", *lines[7:]]))
     (saved / "none").mkdir()
     (saved / "model.py").write_text("def attention(q):\n    return q * 2\n")
     result = attnshape(line)
     assert (result.status, result.out) == (2, "")
     first, second, *others = result.err.splitlines()
     assert first.startswith("error: ")
-    assert said in first
+    assert message in first
     assert second.startswith("hint: ")
     assert hint in second
     assert others == []

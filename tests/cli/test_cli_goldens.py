@@ -1,17 +1,18 @@
 """What is printed, to the letter, at fixed widths.
 
-ATTNSHAPE_UPDATE_GOLDENS=1 pytest tests/cli/test_cli_goldens.py writes them anew: read each before you keep it.
+pytest --update-goldens tests/cli/test_cli_goldens.py rewrites them: read each before you keep it.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
+from attnshape.reporters.columns import COLUMNS
 from tests.cli.running import ROOT, Attnshape
+from tests.goldens import assert_golden
 
 GOLDENS = Path(__file__).parent / "goldens"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -31,8 +32,7 @@ LINES: dict[str, tuple[int, str]] = {
     ),
     "every_column_markdown": (
         100,
-        f"{CROSS} --match scores,scale,softmax --columns step,expression,op,role,signature,shape,stride,strides,"
-        "storage,contiguous,dtype,device,bytes,module,source,known",
+        f"{CROSS} --match scores,scale,softmax --columns {','.join(COLUMNS)}",
     ),
     "demo_scaled_dot_product": (
         100,
@@ -61,9 +61,7 @@ def test_golden(name: str, attnshape: Attnshape, root: Path, monkeypatch: pytest
     result = attnshape(line)
     assert (result.status, result.err) == (0, "")
     golden = GOLDENS / f"{name}.txt"
-    if os.environ.get("ATTNSHAPE_UPDATE_GOLDENS"):
-        golden.write_text(result.out, encoding="utf-8")
-    assert result.out == golden.read_text(encoding="utf-8")
+    assert_golden(golden, result.out)
 
 
 def test_there_is_no_golden_too_many():

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from attnshape.schema import from_json, json_schema, to_json
+from attnshape.model.trace import Trace, decode_trace, json_schema
 from tests.cli.running import Attnshape
 
 TARGETS = {
@@ -66,9 +66,9 @@ def test_the_schema_refuses_what_is_none():
 @pytest.mark.parametrize("name", TARGETS)
 def test_it_comes_back_as_it_was(name: str, lines: dict[str, str], attnshape: Attnshape):
     text = attnshape(f"{lines[name]} --format json").out
-    trace = from_json(text)
-    assert from_json(to_json(trace)) == trace
-    assert to_json(trace).strip() == text.strip()
+    trace = decode_trace(text)
+    assert decode_trace(Trace.to_json(trace)) == trace
+    assert Trace.to_json(trace).strip() == text.strip()
 
 
 @pytest.mark.parametrize("format_", ["table", "markdown", "json", "table --explain", "markdown --columns step,strides"])
@@ -119,7 +119,7 @@ def test_cross_attention(attnshape: Attnshape):
     assert scores["strides"] == ["H*Lq*Lk", "Lq*Lk", "Lk", "1"]
     assert scores["bytes"] == 2 * 8 * 30 * 50 * 4
     assert (scores["checked"], scores["contiguous"], scores["offset"]) == ("declared", True, 0)
-    assert {axis["known"] for axis in scores["axes"]} == {"proved"}
+    assert {axis["known"] for axis in scores["axes"]} == {"verified"}
 
     query = named["query"]["tensor"]
     assert query["signature"] == "B H Lq Dk"

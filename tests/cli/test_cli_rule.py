@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from attnshape.rules.pages import FOLDER, codes
+from attnshape.checks.rules.pages import codes, page
 from tests.cli.running import ROOT, Attnshape
 from tests.terminal import read_all
 
@@ -25,12 +25,12 @@ def test_without_a_code_all_are_listed(attnshape: Attnshape) -> None:
 def test_a_page_in_a_pipe_is_its_markdown(given: str, attnshape: Attnshape) -> None:
     result = attnshape("rule", given)
     assert (result.status, result.err) == (0, "")
-    assert result.out == (FOLDER / "AS201.md").read_text(encoding="utf-8")
+    assert result.out == page("AS201").markdown
 
 
 def test_a_family_is_listed(attnshape: Attnshape) -> None:
     assert attnshape("rule as6").out == (
-        "AS6  shared heads\n"
+        "AS6  grouped heads\n"
         "  AS601  key and value heads are repeated in the wrong order\n"
         "  AS602  key and value heads are repeated along the wrong axis\n"
     )
@@ -56,7 +56,7 @@ def test_the_list_fits_its_width(attnshape: Attnshape, monkeypatch: pytest.Monke
 def test_no_torch_is_imported() -> None:
     script = (
         "import sys\n"
-        "from attnshape.cli.run import run\n"
+        "from attnshape.cli.app import run\n"
         "status = [run(words) for words in (['rule'], ['rule', 'AS201'], ['rule', 'AS3'], ['check', '--help'])]\n"
         "print(status, [name for name in ('torch', 'rich.console') if name in sys.modules])\n"
     )

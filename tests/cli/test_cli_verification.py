@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnshape.render.columns import COLUMNS
+from attnshape.reporters.columns import COLUMNS
 from tests.cli.running import Attnshape
 
 CROSS = (
@@ -169,7 +169,7 @@ def test_columns_in_the_order_asked_for(attnshape: Attnshape):
     (row,) = table_rows(result.out)
     # scores of self-attention at B=2, H=8, L=10: 2*8*10*10 elements of 4 bytes
     cells = [cell.strip(" `") for cell in row.split("|")]
-    assert cells[2:-1] == ["H*L*L L*L L 1", "proved", "6,400", "float32", "matmul", "scores"]
+    assert cells[2:-1] == ["H*L*L L*L L 1", "verified", "6,400", "float32", "matmul", "scores"]
 
 
 def test_explain_says_a_sentence_a_step_with_numbers(attnshape: Attnshape):

@@ -2,6 +2,7 @@
 
 import importlib.resources
 import inspect
+import pkgutil
 
 import attnshape
 
@@ -16,6 +17,11 @@ def test_the_public_names_are_these() -> None:
     assert set(NAMES) <= set(dir(attnshape))
     assert all(hasattr(attnshape, name) for name in NAMES)
     assert not hasattr(attnshape, "nothing")
+
+
+def test_no_module_hides_a_public_function() -> None:
+    """Importing a submodule binds its name in the package, over a function of that name."""
+    assert {module.name for module in pkgutil.iter_modules(attnshape.__path__)}.isdisjoint(NAMES)
 
 
 def test_public_functions_are_documented_by_examples() -> None:

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnshape.catalog.registry import CATALOG
-from attnshape.model import TensorRecord, Trace
-from attnshape.pipeline import trace_request
-from attnshape.settings import Settings
-from attnshape.target.request import Request
+from attnshape.model.trace import TensorRecord, Trace
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.pipelines.trace import trace_request
+from attnshape.targets.builtin.registry import CATALOG
+from attnshape.targets.inputs import torch_dtype
 from attnshape.tracing.runner import record
-from tests.memory.measuring import asked, request_of
-from tests.memory.test_memory_forecast import LINES
+from tests.cost.measuring import subject_of
+from tests.cost.test_estimate import LINES
+from tests.specs import spec_of
 
 EXAMPLES = json.loads((Path(__file__).parents[1] / "examples" / "expected.json").read_text())
 
@@ -38,13 +39,13 @@ def described_trace(trace: Trace) -> list[object]:
 
 @pytest.mark.parametrize(
     "request_",
-    [Request(name) for name in CATALOG] + [request_of(entry["argv"])[0] for entry in EXAMPLES.values()],
+    [TargetSpec(name) for name in CATALOG] + [spec_of(*entry["argv"])[0] for entry in EXAMPLES.values()],
     ids=[*CATALOG, *EXAMPLES],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_table_is_that_of_the_cpu(request_: Request, dtype: str) -> None:
-    on_cpu = trace_request(request_, Settings(dtype=dtype))
-    on_cuda = trace_request(request_, Settings(device="cuda", dtype=dtype))
+def test_the_table_is_that_of_the_cpu(request_: TargetSpec, dtype: str) -> None:
+    on_cpu = trace_request(request_, RunOptions(dtype=dtype))
+    on_cuda = trace_request(request_, RunOptions(device="cuda", dtype=dtype))
     assert described_trace(on_cuda) == described_trace(on_cpu)
     devices = {output.tensor.device for step in on_cuda.steps for output in step.outputs}
     assert devices == {"cuda:0"}
@@ -63,28 +64,28 @@ LARGE = {
 
 def measured_peak(argv: list[str]) -> int:
     """Return the most bytes that a run took on the device, above what cuBLAS keeps there."""
-    subject = asked([*argv, "--device", "cuda"])
-    small = torch.ones(64, 64, device="cuda", dtype=subject.placement.dtype)
+    subject = subject_of([*argv, "--device", "cuda"])
+    small = torch.ones(64, 64, device="cuda", dtype=torch_dtype(subject.options))
     torch.nn.functional.linear(small @ small, small, small[0])
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    runnable = subject.target.build(subject.sizes.numbers, subject.placement)
-    raw = record(runnable, subject.placement.seed, subject.placement.grad)
+    runnable = subject.target.build(subject.sizes.numbers, subject.options)
+    raw = record(runnable, subject.options.seed, subject.options.grad)
     assert raw.failure is None, raw.failure
     return torch.cuda.max_memory_allocated() - before
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
 @pytest.mark.parametrize("name", LARGE)
-def test_the_peak_is_within_a_twentieth_of_the_forecast(name: str, grad: bool) -> None:
+def test_the_peak_is_within_a_twentieth_of_the_estimate(name: str, grad: bool) -> None:
     argv = [*LARGE[name], *["--grad"] * grad]
-    forecast = asked(argv).forecast(cuda=True)
-    assert measured_peak(argv) == pytest.approx(forecast.peak().bytes, rel=0.05)
+    estimate = subject_of(argv).estimate(cuda=True)
+    assert measured_peak(argv) == pytest.approx(estimate.peak().bytes, rel=0.05)
 
 
 def test_a_device_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    from attnshape.cli.run import run
+    from attnshape.cli.app import run
 
     assert run(["trace", "--device", f"cuda:{torch.cuda.device_count()}"]) == 2
     assert "hint:" in capsys.readouterr().err

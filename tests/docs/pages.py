@@ -1,18 +1,18 @@
 """What the tests of a page share: its examples are typed into one console, its generated parts are made anew.
 
-ATTNSHAPE_UPDATE_GOLDENS=1 pytest tests/docs writes both anew: read the difference before you keep it.
+pytest --update-goldens tests/docs rewrites both: read the difference before you keep it.
 """
 
 import contextlib
 import io
 import linecache
-import os
 import re
 import traceback
 from pathlib import Path
 
+from tests.goldens import is_updating
+
 DOCS = Path(__file__).parents[2] / "docs"
-UPDATES = bool(os.environ.get("ATTNSHAPE_UPDATE_GOLDENS"))
 BLOCK = re.compile(r"(?<=```pycon\n).*?(?=```)", re.DOTALL)
 EXAMPLE = re.compile(r"(?P<source>>>> .*\n(?:\.\.\. .*\n|\.\.\.\n)*)(?P<output>(?:(?!>>> ).*\n)*)")
 
@@ -30,7 +30,7 @@ def calls(page: Path) -> set[str]:
 def examples_print_what_the_page_says(page: Path) -> None:
     """Type all examples of a page in order into one console, and compare what each prints."""
     printed = _printed(page)
-    if UPDATES:
+    if is_updating():
         outputs = iter(printed)
         fill = lambda block: EXAMPLE.sub(lambda match: match["source"] + next(outputs), block.group())  # noqa: E731
         page.write_text(BLOCK.sub(fill, page.read_text()))
@@ -43,7 +43,7 @@ def part_is(page: Path, name: str, made: str) -> None:
     """Compare what stands between a page's comments of a name with what is made for it."""
     found = re.search(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)", page.read_text(), re.DOTALL)
     assert found is not None
-    if UPDATES:
+    if is_updating():
         text = page.read_text()
         page.write_text(text[: found.start()] + made + text[found.end() :])
         return

@@ -2,8 +2,8 @@
 
 import inspect
 
-from attnshape.annotate.asked import EXISTING, STYLE_NAMES
 from attnshape.cli.annotate import annotate
+from attnshape.options.spec import EXISTING, STYLE_NAMES
 from tests.docs.pages import DOCS
 from tests.readme.test_readme import BLOCK
 

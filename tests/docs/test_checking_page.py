@@ -1,4 +1,4 @@
-"""docs/checking.md: its examples print what it says, and its tables are those of the probes, rules and test-bed."""
+"""docs/checking.md: its examples print what it says, and its tables are those of the rules and the test-bed."""
 
 import contextlib
 import re
@@ -7,53 +7,55 @@ from dataclasses import fields
 
 import pytest
 
-from attnshape.claims import Claims, parse_claims
-from attnshape.examine import check_request
-from attnshape.probes.registry import PROBES
-from attnshape.render.report_formats import REPORT_FORMATS
-from attnshape.rules.pages import FAMILIES, Page, codes, codes_under, page
-from attnshape.settings import Settings
-from attnshape.target.request import Request
-from attnshape.written.verify import CODES as WRITTEN
+from attnshape.checks.rules.pages import FAMILIES, Page, codes, codes_under, page
+from attnshape.checks.rules.registry import RULES
+from attnshape.comments.verify import CODES as WRITTEN
+from attnshape.options.claims import Claims, parse_claims
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.pipelines.check import check_request
+from attnshape.reporters.registry import formats_for
+from tests.comments.planted_faults import FAULTS
 from tests.docs.pages import DOCS, calls, examples_print_what_the_page_says, part_is
-from tests.mutants.bed import PAIRS, UNUSUAL, Pair, function
+from tests.mutants.cases import PAIRS, UNUSUAL, Pair, function
 from tests.readme.test_readme import BLOCK
-from tests.written.bed import FAULTS
 
 PAGE = DOCS / "checking.md"
 CLAIM = re.compile(r'`--claim "?([^`"]+)"?`')
 CONSOLE = list(BLOCK.finditer(PAGE.read_text()))
 FREE = "No claim is needed."
-BOUND = "It counts only with"
+REQUIRED = "It is reported only with"
 
 
-def how_it_is_shown(one: Page) -> str:
-    return " ".join(one.sections["How it is shown"].split())
+def how_it_is_detected(one: Page) -> str:
+    return " ".join(one.sections["How it is detected"].split())
 
 
 def claims_needed(one: Page) -> str:
-    """Return which claims a rule's page says that its finding needs."""
-    how = how_it_is_shown(one)
+    """Return the claims that a finding needs, according to its page."""
+    how = how_it_is_detected(one)
     if FREE in how:
         return ""
     claims = ", ".join(f"`{claim}`" for claim in dict.fromkeys(CLAIM.findall(how)))
-    return claims if BOUND in how else f"for some: {claims}"
+    return claims if REQUIRED in how else f"for some: {claims}"
 
 
 def codes_table() -> str:
     mutants = Counter([pair.code for pair in PAIRS] + [fault.code for fault in FAULTS if fault.code is not None])
-    lines = ["| code | what is wrong | probe | claim | mutants |", "| --- | --- | --- | --- | --: |"]
+    lines = ["| code | what is wrong | rule | claim | mutants |", "| --- | --- | --- | --- | --: |"]
     for family, title in FAMILIES.items():
         lines.append(f"| **{family}** | **{title}** | | | |")
         for code in codes_under(family):
-            finders = [probe.__name__.rpartition(".")[2] for probe in PROBES if code in probe.CODES]
-            finders += ["written"] if code in WRITTEN else []
+            finders = [rule.__name__.rpartition(".")[2] for rule in RULES if code in rule.CODES]
+            finders += ["comments"] if code in WRITTEN else []
             one = page(code)
             lines.append(f"| {code} | {one.title} | {', '.join(finders)} | {claims_needed(one)} | {mutants[code]} |")
     lines = [line.replace("|  |", "| |") for line in lines]
-    lines += ["", f"{len(mutants)} codes, {len(PAIRS)} mutants of code, all of them found;"]
+    lines += ["", f"{len(mutants)} codes. attnshape finds all {len(PAIRS)} mutants of code, and all but"]
     missed = [fault for fault in FAULTS if fault.code is None]
-    lines += [f"{len(FAULTS)} of what is written, all but {len(missed)} of them found ([written.md](written.md)).", ""]
+    lines += [
+        f"{len(missed)} of the {len(FAULTS)} mutants of shape comments ([comments.md](comments.md)).",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -89,7 +91,7 @@ def test_the_page_has_examples_of_each_use() -> None:
     assert "Traceback" not in PAGE.read_text()
 
 
-def test_the_codes_are_those_of_the_probes_the_rules_and_the_test_bed() -> None:
+def test_the_codes_are_those_of_the_rules_and_the_test_bed() -> None:
     part_is(PAGE, "codes", codes_table())
 
 
@@ -100,10 +102,10 @@ def test_the_unusual_code_is_that_of_the_test_bed() -> None:
 @pytest.mark.parametrize("code", codes())
 def test_a_code_needs_the_claims_that_its_mutants_make(code: str) -> None:
     claimed = [bool(claims_of(pair)) for pair in PAIRS if pair.code == code] or [False]
-    how = how_it_is_shown(page(code))
+    how = how_it_is_detected(page(code))
     if FREE in how:
         assert not all(claimed)
-    if BOUND in how:
+    if REQUIRED in how:
         assert all(claimed)
 
 
@@ -114,15 +116,16 @@ def test_every_claim_is_in_its_table() -> None:
 
 
 def test_every_format_is_in_its_table() -> None:
-    assert [name.strip("`") for name, _ in rows("`--format`")] == list(REPORT_FORMATS)
+    assert [name.strip("`") for name, _ in rows("`--format`")] == formats_for("report")
 
 
+@pytest.mark.slow
 def test_what_is_found_in_libraries_is_found() -> None:
     said = re.findall(r"\((AS\d{3}) at `(\w+)\.py:(\d+)`\)", PAGE.read_text())
     assert len(said) == 2
     for code, module, line in said:
         pytest.importorskip(module)
         case = f"tests/libraries/cases/efficient_cases.py:{module.partition('_')[0]}"
-        report = check_request(Request(case), Settings(), Claims(), 60.0, contextlib.nullcontext)
+        report = check_request(TargetSpec(case), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
         places = [(one.code, one.source.file, one.source.line) for one in report.findings if one.source is not None]
         assert places == [(code, f"{module}/{module}.py", int(line))]

@@ -1,4 +1,4 @@
-"""docs/comparing.md: its commands, examples, snapshot and failure are what it says."""
+"""The commands, examples, snapshot and failure in docs/comparing.md are real."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from attnshape.comparing.kinds import KINDS
-from attnshape.comparing.snapshot import NAMES
+from attnshape.comparison.snapshot import COLUMNS
+from attnshape.model.difference import KINDS
 from tests.docs.pages import DOCS, calls, examples_print_what_the_page_says, part_is
 from tests.readme.test_readme import BLOCK
 
@@ -50,7 +50,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_pytest(folder: Path, *words: str) -> str:
-    plain = ["-q", "-p", "attnshape.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    plain = ["-q", "-p", "attnshape.testing.plugin", "-p", "no:cacheprovider", "--rootdir", str(folder)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "COLUMNS": "100", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", *plain, *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
@@ -75,12 +75,14 @@ def test_the_test_is_this_one() -> None:
     part_is(PAGE, "test", fenced("python", TEST))
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("a project with a snapshot")
 def test_the_snapshot_is_that_of_the_test(project: Path) -> None:
     snapshot = (project / "snapshots" / "test_model" / "test_shapes.txt").read_text()
     part_is(PAGE, "snapshot", fenced("text", snapshot))
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("a project with a snapshot")
 def test_the_failure_is_that_of_a_changed_model(project: Path) -> None:
     (project / "model.py").write_text(
@@ -96,10 +98,11 @@ def test_every_kind_and_every_column_is_in_its_table() -> None:
     text = PAGE.read_text()
     kinds = re.findall(r"^\| `(\w+)` \|", text.partition("| `--fail-on` |")[2].partition("\n\n")[0], re.MULTILINE)
     assert kinds == [*KINDS, "any"]
-    columns = text.partition("| column | has |")[2].partition("\n\n")[0]
-    assert set(NAMES) - {"signature", "shape", "stride"} <= set(re.findall(r"`([\w#]+)`", columns))
+    columns = text.partition("| column | contents |")[2].partition("\n\n")[0]
+    assert set(COLUMNS) - {"signature", "shape", "stride"} <= set(re.findall(r"`([\w#]+)`", columns))
 
 
+@pytest.mark.slow
 def test_the_recipe_of_a_pull_request_runs(tmp_path: Path) -> None:
     (recipe,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     programs = tmp_path / "bin"

@@ -7,9 +7,9 @@ import tomllib
 
 import pytest
 
-from attnshape.dims import SYMBOLS
-from attnshape.render.several_formats import REPORTS, TRACES
-from attnshape.target.entry import KEYS, entry_of
+from attnshape.dims.symbols import SYMBOLS
+from attnshape.options.pyproject import KEYS, decode_target
+from attnshape.reporters.registry import formats_for
 from tests.cli.running import ROOT
 from tests.docs.pages import DOCS, part_is
 from tests.readme.test_readme import BLOCK
@@ -44,7 +44,8 @@ def test_the_hooks_are_those_that_are_offered() -> None:
 
 def test_every_key_is_named() -> None:
     described = {name.strip("`") for name, *_ in rows("key")}
-    rest = set(re.findall(r"`([\w-]+)`", PAGE.read_text().partition("The other keys")[2].partition("What is wrong")[0]))
+    remaining = PAGE.read_text().partition("The remaining keys")[2].partition("Errors in an entry")[0]
+    rest = set(re.findall(r"`([\w-]+)`", remaining))
     sizes = {symbol.flag.removeprefix("--") for symbol in SYMBOLS}
     assert {"batch", "heads"} <= rest
     assert described | rest | sizes == {*KEYS, "true"}
@@ -55,11 +56,10 @@ def test_examples_of_keys_are_read() -> None:
         key = name.strip("`")
         for example in re.findall(r"`([^`]+)`", examples):
             value = tomllib.loads(f"value = {example}")["value"]
-            entry = entry_of("x", {"target": "model.py:A", key: value})
-            assert entry.flags or entry.sizes
-            assert len(entry.sizes) == (2 if key == "sizes" else 0)
+            entry = decode_target("x", {"dim": {"T": 4}, "target": "model.py:A", key: value})
+            assert len(entry.sets()) == (2 if key == "sizes" else 0)
 
 
 def test_every_format_is_in_its_table() -> None:
     named = [one.strip("` ") for cells in rows("format") for one in cells[0].split(",")]
-    assert sorted(named) == sorted({*TRACES, *REPORTS})
+    assert sorted(named) == sorted({*formats_for("traces"), *formats_for("reports")})

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attnshape.sizes import own_letters
-from attnshape.target.request import Request
+from attnshape.options.spec import TargetSpec
+from tests.specs import spec_of
 
 EXPECTED: dict[str, Any] = json.loads((Path(__file__).parent / "expected.json").read_text(encoding="utf-8"))
 
@@ -19,13 +19,6 @@ def flags(name: str) -> dict[str, list[str]]:
     return given
 
 
-def asked(name: str) -> Request:
+def asked(name: str) -> TargetSpec:
     """Return what an example's command asks for."""
-    given = flags(name)
-    return Request(
-        EXPECTED[name]["argv"][0],
-        given.get("--init", [None])[0],
-        inputs=tuple(given.get("--input", ())),
-        arguments=dict(text.split("=", 1) for text in given.get("--with", ())),
-        own=own_letters(given.get("--dim", [])),
-    )
+    return spec_of(*EXPECTED[name]["argv"])[0]

@@ -4,14 +4,14 @@ import contextlib
 
 import pytest
 
-from attnshape.claims import Claims
-from attnshape.examine import check_request
-from attnshape.settings import Settings
+from attnshape.options.claims import Claims
+from attnshape.options.spec import RunOptions
+from attnshape.pipelines.check import check_request
 from tests.examples.expectations import EXPECTED, asked
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_only_the_mistakes_that_are_meant_are_found(name: str) -> None:
-    report = check_request(asked(name), Settings(), Claims(), 60.0, contextlib.nullcontext)
+    report = check_request(asked(name), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
     assert [finding.code for finding in report.findings] == EXPECTED[name].get("findings", [])
-    assert report.proved
+    assert report.verified

@@ -1,14 +1,15 @@
-"""Each example traces completely: its variables named as in its source, its axes proved, signatures as by hand."""
+"""Each example traces completely: its variables named as in its source, its axes verified, signatures as by hand."""
 
 import shlex
 from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from attnshape.model import Trace
-from attnshape.pipeline import trace_request
-from attnshape.settings import Settings
+from attnshape.model.trace import Trace
+from attnshape.options.spec import RunOptions, parse_expect
+from attnshape.pipelines.trace import trace_request
 from tests.examples.expectations import EXPECTED, asked, flags
 
 FILES = sorted(path.name for path in (Path(__file__).parents[2] / "examples").glob("*.py"))
@@ -18,7 +19,10 @@ PRECONDITIONS = {"examples/rotary.py": ("Dk even",)}
 @cache
 def traced(name: str) -> Trace:
     expect = tuple(flags(name).get("--expect", ()))
-    return trace_request(asked(name), Settings(expect=expect, command=shlex.join(EXPECTED[name]["argv"])))
+    return trace_request(
+        replace(asked(name), expect=parse_expect(expect)),
+        RunOptions(command=shlex.join(EXPECTED[name]["argv"])),
+    )
 
 
 def test_there_is_an_expectation_for_each_example() -> None:
@@ -33,11 +37,11 @@ def test_all_variables_are_named_as_in_the_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_all_axes_that_are_no_constants_are_proved(name: str) -> None:
+def test_all_axes_that_are_no_constants_are_verified(name: str) -> None:
     made = traced(name)
     tensors = [output.tensor for step in made.steps for output in step.outputs] + [i.tensor for i in made.inputs]
     axes = [axis for tensor in tensors for axis in tensor.axes]
-    assert {axis.known for axis in axes if not axis.expression.isdecimal()} == {"proved"}
+    assert {axis.known for axis in axes if not axis.expression.isdecimal()} == {"verified"}
     assert not any(axis.unexplained for axis in axes)
     assert all(tensor.checked for tensor in tensors)
     assert made.complete

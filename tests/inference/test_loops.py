@@ -75,7 +75,7 @@ def test_a_loop_over_heads(tmp_path):
         return out
     """
     made = trace(tmp_path, source, "q: B H L Dk", "k: B H L Dk", H=6)
-    assert loops(made) == [(1, 5, 6, "H", "proved")]
+    assert loops(made) == [(1, 5, 6, "H", "verified")]
     assert expressions(made)[-1] == "torch.stack(made, 1)"
     assert names(made)[-3:] == ["scores", "weights", "out"]
     assert made.steps[-1].outputs[0].tensor.signature == "B H L L"
@@ -90,7 +90,7 @@ def test_a_comprehension_over_every_fourth_position(tmp_path):
         return torch.stack(made, 1)
     """
     made = trace(tmp_path, source, "x: B L D", L=14)
-    assert loops(made) == [(1, 2, 4, "-(-L//4)", "proved")]
+    assert loops(made) == [(1, 2, 4, "-(-L//4)", "verified")]
     assert made.steps[-1].outputs[0].tensor.signature == "B -(-L//4) D"
 
 
@@ -123,7 +123,7 @@ def test_a_constant_loop_beside_a_varying_one(tmp_path):
     """
     made = trace(tmp_path, source, "x: B L", L=7)
     assert [step.operation for step in made.steps] == ["torch.Tensor.add", "torch.Tensor.add", "torch.Tensor.mul"]
-    assert loops(made) == [(3, 3, 7, "L", "proved")]
+    assert loops(made) == [(3, 3, 7, "L", "verified")]
 
 
 def test_a_loop_within_a_module_list(tmp_path):
@@ -146,7 +146,7 @@ def test_a_loop_within_a_module_list(tmp_path):
             return torch.cat([head(x) for head in self.heads], -1)
     """
     made = trace(tmp_path, source, "x: B L 4", target="M", init="H", H=5)
-    assert loops(made) == [(1, 2, 5, "H", "proved")]
+    assert loops(made) == [(1, 2, 5, "H", "verified")]
     assert made.steps[-1].outputs[0].tensor.signature == "B L 3*H"
 
 
@@ -164,7 +164,7 @@ def f(q, k, w):
 def test_a_split_into_as_many_parts_as_the_sizes_say(length, width, tmp_path):
     made = trace(tmp_path, CHUNKED, "q: B Lq Dk", "k: B Lk Dk", "w: W", Lq=length, W=width)
     turns = -(-length // width)
-    assert loops(made) == [(2, 3, turns, "-(-Lq//W)", "proved"), (1, 1, turns, "-(-Lq//W)", "proved")]
+    assert loops(made) == [(2, 3, turns, "-(-Lq//W)", "verified"), (1, 1, turns, "-(-Lq//W)", "verified")]
     assert [len(step.outputs) for step in made.steps] == [1, 1, 1, 1]
     part = made.steps[0].outputs[0].tensor
     assert (part.signature, part.axes[1].where) == ("B W Dk", "W <= Lq")
@@ -175,7 +175,7 @@ def test_a_split_into_as_many_parts_as_the_sizes_say(length, width, tmp_path):
 def test_a_split_alone(tmp_path):
     source = "def f(x):\n    parts = x.unbind(1)\n    joined = torch.cat(parts, -1)\n    return joined, parts"
     made = trace(tmp_path, source, "x: B H L", H=5)
-    assert loops(made) == [(1, 1, 5, "H", "proved")]
+    assert loops(made) == [(1, 1, 5, "H", "verified")]
     assert [step.outputs[0].tensor.signature for step in made.steps] == ["B L", "B H*L"]
     assert {(output.name, output.of.step, output.of.output) for output in made.outputs} == {
         ("output[0]", 2, 0),

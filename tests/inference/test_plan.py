@@ -4,17 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape import axis
-from attnshape.inference.constraint import Equal, Fixed, Multiple
-from attnshape.inference.plan import Plan
-from attnshape.model import Size
-from attnshape.sizes import Sizes
+from attnshape.dims.expressions import parse_expression
+from attnshape.dims.sizes import Sizes
+from attnshape.inference.plan import Equal, Fixed, Multiple, Plan
+from attnshape.model.trace import Size
 
 LETTERS = ("B", "H", "L", "Lq", "Lk", "Dk", "Dv")
 
 
 def plan_of(numbers, constraints=(), follows=None, ordered=False):
-    expressions = {letter: axis.parse(text) for letter, text in (follows or {}).items()}
+    expressions = {letter: parse_expression(text) for letter, text in (follows or {}).items()}
     every = dict(numbers)
     for letter, expression in expressions.items():
         every[letter] = expression.evaluate(every)

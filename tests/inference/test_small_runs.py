@@ -6,19 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnshape.inference import small_runs, witness
-from attnshape.inference.constraint import Multiple
-from attnshape.inference.plan import Plan
+from attnshape.dims.sizes import resolve
+from attnshape.inference import small_runs
+from attnshape.inference.plan import Multiple, Plan, large_sizes, mixed_sizes, reversed_sizes
+from attnshape.inference.sampling import Sampler
 from attnshape.inference.small_runs import SmallRuns
-from attnshape.inference.vary import Explorer
-from attnshape.sizes import resolve
 from attnshape.tracing.raw import RawStep, RawTrace
 
 GROUPED = ("B", "H", "Hkv", "G", "Lp", "L", "D", "Dk")
 
 
 def plan(letters=GROUPED, **given):
-    return Plan(resolve(set(letters), given, {}))
+    return Plan(resolve(set(letters), given))
 
 
 def test_a_weight_as_wide_as_long_counts():
@@ -30,33 +29,33 @@ def test_a_weight_as_wide_as_long_counts():
 
 
 def test_the_largest_tensor_counts():
-    chosen = Plan(plan(("B", "L")).sizes, weights={"B": 1, "L": 3})
+    chosen = Plan(plan(("B", "L")).sizes, powers={"B": 1, "L": 3})
     assert chosen.elements({"B": 2, "L": 5}) == 2 * 5**3
 
 
 @pytest.mark.parametrize("letters", [GROUPED, ("B", "H", "L", "D", "Dk", "W"), ("B", "L"), ("B", "L", "W", "Lp", "Lq")])
-@pytest.mark.parametrize("choose", [witness.reverse, witness.large, witness.mixed])
-def test_witnesses_are_within_bounds_and_there_is_one(letters, choose):
+@pytest.mark.parametrize("choose", [reversed_sizes, large_sizes, mixed_sizes])
+def test_validation_sizes_are_within_bounds_and_there_is_one(letters, choose):
     chosen = plan(letters)
     numbers = list(choose(chosen))
     assert numbers
     assert all(chosen.elements(one) <= 10**6 for one in numbers)
 
 
-def test_where_nothing_is_known_of_what_is_made_witnesses_stay_small():
+def test_where_nothing_is_known_of_what_is_made_validation_sizes_stay_small():
     """A module as wide as 2*H*Dk that fails at its first call."""
     chosen = plan(("B", "H", "L", "Dk"))
-    assert max(size for one in witness.large(chosen) for size in one.values()) < 30
-    known = Plan(chosen.sizes, weights={"B": 1, "L": 1, "H": 0, "Dk": 0})
-    assert max(size for one in witness.large(known) for size in one.values()) > 100
+    assert max(size for one in large_sizes(chosen) for size in one.values()) < 30
+    known = Plan(chosen.sizes, powers={"B": 1, "L": 1, "H": 0, "Dk": 0})
+    assert max(size for one in large_sizes(known) for size in one.values()) > 100
 
 
-def test_multiples_of_multiples_find_smaller_witnesses():
-    chosen = Plan(plan().sizes, (Multiple("L", 2, "Lp"),), weights={"B": 1, "L": 2})
-    assert len(list(witness.mixed(chosen))) >= 4
+def test_multiples_of_multiples_find_smaller_validation_sizes():
+    chosen = Plan(plan().sizes, (Multiple("L", 2, "Lp"),), powers={"B": 1, "L": 2})
+    assert len(list(mixed_sizes(chosen))) >= 4
 
 
-def test_what_is_the_largest_only_at_witnesses_counts():
+def test_what_is_the_largest_only_at_validation_sizes_counts():
     def shapes(numbers: Mapping[str, int]) -> list[tuple[int, ...]]:
         """An image of many channels, and attention from all its pixels to all."""
         pixels = numbers["Lq"] * numbers["Lk"]
@@ -66,10 +65,8 @@ def test_what_is_the_largest_only_at_witnesses_counts():
         outputs = [SimpleNamespace(tensor=SimpleNamespace(shape=shape)) for shape in shapes(numbers)]
         return RawTrace([], [RawStep("f", None, [], outputs, None)], [])  # type: ignore[arg-type]
 
-    weighed = SmallRuns(attempt).weighed_again(plan(("B", "D", "Lq", "Lk")))
-    found = [
-        weighed.at(chosen) for choose in (witness.reverse, witness.large, witness.mixed) for chosen in choose(weighed)
-    ]
+    weighed = SmallRuns(attempt).with_measured_powers(plan(("B", "D", "Lq", "Lk")))
+    found = [weighed.at(chosen) for choose in (reversed_sizes, large_sizes, mixed_sizes) for chosen in choose(weighed)]
     assert len(found) >= 6
     assert max(math.prod(shape) for numbers in found for shape in shapes(numbers)) <= 8 * 10**6
 
@@ -87,6 +84,6 @@ def test_no_more_is_tried_than_a_number_of_steps(monkeypatch):
         runs.append(numbers)
         return taken(900 + len(runs))  # never the same steps
 
-    found = Explorer(SmallRuns(attempt)).vary(plan(("B", "L", "H", "D")), taken(800))
+    found = Sampler(SmallRuns(attempt)).sample(plan(("B", "L", "H", "D")), taken(800))
     assert not found.complete
     assert 5 <= len(runs) <= 12

@@ -4,13 +4,13 @@ import contextlib
 
 import pytest
 
-from attnshape.claims import Claims
-from attnshape.examine import check_request
-from attnshape.settings import Settings
-from attnshape.target.request import Request
-from tests.libraries.tracing_cases import HAND_WORKED, target_of
-from tests.thorough import EVERY
+from attnshape.options.claims import Claims
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.pipelines.check import check_request
+from tests.libraries.tracing_cases import HAND_WORKED, QUICK, target_of
+from tests.sampling import sampled
 
+pytestmark = pytest.mark.libraries
 REAL = {
     # the first call takes the clusters' means from the whole batch
     "efficient_cases:routing": ["AS101"],
@@ -31,28 +31,11 @@ REAL = {
     "transformers_text_cases:longformer": ["AS003", "AS003"],
     "transformers_text_cases:longformer_global": ["AS003", "AS003"],
 }
-SLOW = {
-    *(f"efficient_cases:{name}" for name in ("reformer", "axial", "nystrom", "local_heads", "colt5")),
-    *(f"transformers_other_cases:{name}" for name in ("swin", "swin_layer", "deepseek_v3", "deepseek_v3_decoding")),
-    *(
-        f"transformers_text_cases:{name}"
-        for name in ("longformer", "llama_fused", "mistral", "gemma2", "falcon_grouped")
-    ),
-    *("labml_cases:retro", "torch_cases:transformer", "vit_pytorch_cases:cvt", "vit_pytorch_cases:levit"),
-    *("transformers_text_cases:longformer_global", "transformers_text_cases:falcon", "x_transformers_cases:grouped"),
-}
-"""Those that take seconds each, most of these for what tracing them takes too; checked with ATTNSHAPE_EVERY_SIZE."""
-QUICK = [case for case in HAND_WORKED if case not in SLOW]
-CASES = list(HAND_WORKED) if EVERY else [case for place, case in enumerate(QUICK) if place % 2 or case in REAL]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sampled(HAND_WORKED, QUICK))
 def test_a_library_module_has_no_finding_that_is_not_real(case: str) -> None:
-    request = Request(target_of(case), given=HAND_WORKED[case].sizes[0])
-    report = check_request(request, Settings(command=case), Claims(), 60.0, contextlib.nullcontext)
+    request = TargetSpec(target_of(case), sizes=HAND_WORKED[case].sizes[0])
+    report = check_request(request, RunOptions(command=case), Claims(), 60.0, contextlib.nullcontext)
     assert [finding.code for finding in report.findings] == REAL.get(case, []), report.findings
-    assert not [one for one in report.unexamined if one.why.startswith("the probe failed")]
-
-
-def test_there_are_at_least_thirty() -> None:
-    assert len(CASES) >= 30
+    assert not [one for one in report.not_checked if one.why.startswith("the check failed")]

@@ -18,6 +18,7 @@ IMPORTED = {
 INSTALLED = importlib.metadata.packages_distributions()
 
 
+@pytest.mark.libraries
 def test_there_are_enough_modules_of_enough_packages() -> None:
     packages = {distribution for name in IMPORTED for distribution in INSTALLED.get(name, ())}
     assert len(HAND_WORKED) >= 45

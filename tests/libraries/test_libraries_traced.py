@@ -1,24 +1,17 @@
-"""Attention modules that others wrote: traced completely, every axis proved, signatures as worked out by hand."""
+"""Attention modules that others wrote: traced completely, every axis verified, signatures as worked out by hand."""
 
 from collections.abc import Iterator, Mapping
 
 import pytest
 
-from attnshape.model import Axis, Step, TensorRecord, Trace
-from tests.libraries.tracing_cases import FILES, HAND_WORKED, RUNS, traced
+from attnshape.model.trace import Axis, Step, TensorRecord, Trace
+from tests.libraries.tracing_cases import FILES, HAND_WORKED, RUNS, each_run, traced
 
-PROVED = 0.99
-"""Of the axes that are no constants, how many must be proved: of all, by holding for each file of cases."""
-PROVED_IN_ONE = 0.95
+pytestmark = pytest.mark.libraries
+VERIFIED = 0.99
+"""Of the axes that are no constants, how many must be verified: of all, by holding for each file of cases."""
+VERIFIED_IN_ONE = 0.95
 """The same of one case at one of its sizes."""
-
-each_run = pytest.mark.parametrize(
-    ("case", "which"),
-    [
-        pytest.param(case, which, id=f"{case}-{which}", marks=pytest.mark.xdist_group(case.partition(":")[0]))
-        for case, which in RUNS
-    ],
-)
 
 
 def numbers(trace: Trace) -> dict[str, int]:
@@ -77,8 +70,8 @@ def is_constant(axis: Axis) -> bool:
     return axis.expression.isdecimal() and not axis.unexplained
 
 
-def is_proved(axis: Axis) -> bool:
-    return axis.known == "proved" and not axis.unexplained
+def is_verified(axis: Axis) -> bool:
+    return axis.known == "verified" and not axis.unexplained
 
 
 def moving_axes(case: str, which: int) -> list[Axis]:
@@ -95,11 +88,11 @@ def test_library_module_is_traced_completely(case: str, which: int) -> None:
 
 
 @each_run
-def test_axes_of_library_module_are_proved(case: str, which: int) -> None:
+def test_axes_of_library_module_are_verified(case: str, which: int) -> None:
     axes = moving_axes(case, which)
-    proved = sum(map(is_proved, axes))
-    unproved = sorted({axis.expression for axis in axes if not is_proved(axis)})
-    assert proved >= PROVED_IN_ONE * len(axes), f"{proved} of {len(axes)}; not proved: {unproved}"
+    verified = sum(map(is_verified, axes))
+    unverified = sorted({axis.expression for axis in axes if not is_verified(axis)})
+    assert verified >= VERIFIED_IN_ONE * len(axes), f"{verified} of {len(axes)}; not verified: {unverified}"
 
 
 def aligned(trace: Trace, other: Trace) -> Iterator[tuple[TensorRecord, TensorRecord]]:
@@ -122,7 +115,7 @@ def test_formulas_and_constants_of_library_module_hold_at_the_other_sizes(case: 
         (mine.signature, axis.expression, its.shape)
         for mine, its in aligned(traced(case, which), other)
         for axis, size in zip(mine.axes, its.shape, strict=True)
-        if (is_proved(axis) or is_constant(axis))
+        if (is_verified(axis) or is_constant(axis))
         and (axis.where is None or value(axis.where, sizes))
         and value(axis.expression, sizes) != size
     ]
@@ -142,7 +135,8 @@ def test_scores_of_library_module_are_as_worked_out_by_hand(case: str, which: in
     assert_same(avoided(trace), worked.avoided, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [pytest.param(file, marks=pytest.mark.xdist_group(file)) for file in FILES])
-def test_nearly_all_axes_of_a_file_of_cases_are_proved(file: str) -> None:
+def test_nearly_all_axes_of_a_file_of_cases_are_verified(file: str) -> None:
     axes = [axis for case, which in RUNS if case.startswith(f"{file}:") for axis in moving_axes(case, which)]
-    assert sum(map(is_proved, axes)) >= PROVED * len(axes)
+    assert sum(map(is_verified, axes)) >= VERIFIED * len(axes)

@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from attnshape.sizes import resolve
-from attnshape.target.find import find_target
-from attnshape.target.request import Placement, Request
-from attnshape.tracing.runner import Runnable, paths, record
-from tests.libraries.tracing_cases import HAND_WORKED, RUNS, target_of
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.targets.find import find_target
+from attnshape.tracing.runner import Runnable, record, tensor_paths
+from tests.libraries.tracing_cases import HAND_WORKED, each_run, target_of
 
+pytestmark = pytest.mark.libraries
 FAST_PATH = {"torch_cases:mha_self", "torch_cases:encoder_layer", "torch_cases:transformer"}
 """What torch runs as one native operation where nobody watches, with other roundings."""
 
 
 def watched_and_not(case: str, which: int) -> tuple[list[tuple[str, torch.Tensor]], list[tuple[str, torch.Tensor]]]:
     """Return the tensors that a case's target returns when it is watched, and when it is called plainly."""
-    target = find_target(Request(target_of(case), given=HAND_WORKED[case].sizes[which]))
-    sizes = resolve(target.used, target.given, {})
-    placement = Placement(torch.device("cpu"), torch.float32, 0, False)
+    target = find_target(TargetSpec(target_of(case), sizes=HAND_WORKED[case].sizes[which]))
+    sizes = target.sizes
+    placement = RunOptions()
     kept: list[object] = []
 
     class Keep(Runnable):
@@ -33,16 +33,10 @@ def watched_and_not(case: str, which: int) -> tuple[list[tuple[str, torch.Tensor
     torch.manual_seed(7)
     with torch.no_grad():
         result = plain.call()
-    return list(paths("output", kept[0])), list(paths("output", result))
+    return list(tensor_paths("output", kept[0])), list(tensor_paths("output", result))
 
 
-@pytest.mark.parametrize(
-    ("case", "which"),
-    [
-        pytest.param(case, which, id=f"{case}-{which}", marks=pytest.mark.xdist_group(case.partition(":")[0]))
-        for case, which in RUNS
-    ],
-)
+@each_run
 def test_library_module_computes_the_same_bits(case: str, which: int) -> None:
     watched, plain = watched_and_not(case, which)
     assert [name for name, _ in watched] == [name for name, _ in plain]

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from attnshape.model import Trace
-from attnshape.pipeline import trace_request
-from attnshape.settings import Settings
-from attnshape.target.request import Request
+import pytest
+
+from attnshape.model.trace import Trace
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.pipelines.trace import trace_request
 from tests.libraries.hand_worked import HandWorked
 
 FOLDER = Path(__file__).parent
@@ -28,8 +29,28 @@ HAND_WORKED = dict(_tables())
 
 FILES = sorted({case.partition(":")[0] for case in HAND_WORKED})
 
+QUICK = {
+    *("torch_cases:mha_self", "labml_cases:cross", "diffusers_cases:cross", "transformers_text_cases:gpt2"),
+    *("vit_pytorch_cases:vit", "x_transformers_cases:grouped", "efficient_cases:linformer"),
+}
+"""Cases that are traced and checked by default; the others are marked as slow."""
+
 RUNS = [(case, which) for case, worked in HAND_WORKED.items() for which in range(len(worked.sizes))]
 """Each case at each of its sizes."""
+
+
+each_run = pytest.mark.parametrize(
+    ("case", "which"),
+    [
+        pytest.param(
+            case,
+            which,
+            id=f"{case}-{which}",
+            marks=[pytest.mark.xdist_group(case.partition(":")[0]), *(() if case in QUICK else [pytest.mark.slow])],
+        )
+        for case, which in RUNS
+    ],
+)
 
 
 def target_of(case: str) -> str:
@@ -41,5 +62,5 @@ def target_of(case: str) -> str:
 @cache
 def traced(case: str, which: int) -> Trace:
     """Return a case's trace at one of its sizes."""
-    request = Request(target_of(case), given=HAND_WORKED[case].sizes[which])
-    return trace_request(request, Settings(command=case))
+    request = TargetSpec(target_of(case), sizes=HAND_WORKED[case].sizes[which])
+    return trace_request(request, RunOptions(command=case))

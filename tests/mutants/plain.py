@@ -1,4 +1,4 @@
-"""Attention said plainly: what the references of the test-bed are made of."""
+"""Plain attention functions, from which the correct versions of the cases are built."""
 
 import torch
 from torch import Tensor

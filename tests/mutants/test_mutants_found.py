@@ -2,18 +2,13 @@
 
 import pytest
 
-from attnshape.rules.pages import codes
-from attnshape.written.verify import CODES as WRITTEN
-from tests.mutants.bed import PAIRS, Pair, Unusual, wrong_line
-from tests.mutants.checked import PAIR_RUNS, UNUSUAL_RUNS, check, failed_probes
-from tests.thorough import EVERY
+from attnshape.checks.rules.pages import codes
+from attnshape.comments.verify import CODES as WRITTEN
+from tests.mutants.cases import PAIRS, UNUSUAL, Pair, Unusual, wrong_line
+from tests.mutants.check_cases import check, failed_rules, is_first_of_its_code, runs
 
 
-def _label(value: object) -> str:
-    return str(value)
-
-
-@pytest.mark.parametrize(("pair", "size", "seed"), PAIR_RUNS if EVERY else PAIR_RUNS[::4], ids=_label)
+@pytest.mark.parametrize(("pair", "size", "seed"), runs(PAIRS, is_first_of_its_code))
 def test_a_wrong_one_gets_its_own_code_at_its_own_line(pair: Pair, size: int, seed: int) -> None:
     report = check(pair, pair.wrong, size, seed)
     assert [finding.code for finding in report.findings] == [pair.code], report.findings
@@ -22,22 +17,22 @@ def test_a_wrong_one_gets_its_own_code_at_its_own_line(pair: Pair, size: int, se
     if line is not None:
         assert source is not None
         assert (source.file, source.line) == (pair.file, line)
-    assert failed_probes(report) == []
+    assert failed_rules(report) == []
 
 
-@pytest.mark.parametrize(("pair", "size", "seed"), PAIR_RUNS if EVERY else PAIR_RUNS[::7], ids=_label)
+@pytest.mark.parametrize(("pair", "size", "seed"), runs(PAIRS, lambda index: index % 10 == 0))
 def test_a_right_one_gets_no_finding(pair: Pair, size: int, seed: int) -> None:
     report = check(pair, pair.right, size, seed)
     assert report.findings == ()
-    assert failed_probes(report) == []
-    assert report.proved
+    assert failed_rules(report) == []
+    assert report.verified
 
 
-@pytest.mark.parametrize(("unusual", "size", "seed"), UNUSUAL_RUNS if EVERY else UNUSUAL_RUNS[::4], ids=_label)
+@pytest.mark.parametrize(("unusual", "size", "seed"), runs(UNUSUAL, lambda index: index % 8 == 0))
 def test_unusual_code_that_is_right_gets_no_finding(unusual: Unusual, size: int, seed: int) -> None:
     report = check(unusual, unusual.case, size, seed)
     assert report.findings == ()
-    assert failed_probes(report) == []
+    assert failed_rules(report) == []
 
 
 @pytest.mark.parametrize("code", [code for code in codes() if code not in WRITTEN])

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnshape.written.verify import CODES as WRITTEN
-from tests.mutants.bed import PAIRS, ROOT, UNUSUAL, Pair, Unusual, function, wrong_line
+from attnshape.checks.rules.pages import codes
+from attnshape.comments.verify import CODES as WRITTEN
+from tests.mutants.cases import PAIRS, ROOT, UNUSUAL, Pair, Unusual, function, wrong_line
 
 SEEDS = (0, 1, 2)
 PRIMES = {"B": 5, "H": 7, "Hkv": 3, "G": 2, "L": 11, "Lq": 17, "Lk": 19, "Lp": 11, "D": 91, "Dk": 13, "Dv": 23, "W": 3}
-RULES = sorted(path.stem for path in (ROOT / "attnshape" / "rules").glob("AS[0-9]*.md"))
-CODES = sorted(({pair.code for pair in PAIRS} | set(RULES)) - set(WRITTEN))
+CODES = sorted(({pair.code for pair in PAIRS} | set(codes())) - set(WRITTEN))
 
 
 def built(

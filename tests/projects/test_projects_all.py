@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attnshape.claims import Claims
-from attnshape.cli import several
+from attnshape.cli import batch
 from attnshape.cli.jobs import Job
-from attnshape.settings import Settings
-from attnshape.target.request import Request
+from attnshape.options.spec import RunOptions, TargetSpec
 from tests.cli.running import Attnshape
 from tests.projects.models import DOUBLE, ENTRY, FAILS, MISSING, RIGHT, SIZES, WRONG
-from tests.render import sample_traces
+from tests.reporters import sample_traces
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +157,7 @@ def test_check_of_all(attnshape: Attnshape, folder: Path) -> None:
     assert found["double"]["report"]["findings"] == []
     assert found["missing"]["error"]["message"] == "there is no file nosuch.py"
     ignored = attnshape("check --all --ignore AS2 --format json")
-    assert [one["code"] for one in results(ignored.out)[0]["report"]["silenced"]] == ["AS201"]
+    assert [one["code"] for one in results(ignored.out)[0]["report"]["suppressed"]] == ["AS201"]
 
 
 def test_a_claim_that_is_none_is_told_with_its_target(attnshape: Attnshape, folder: Path) -> None:
@@ -166,7 +165,7 @@ def test_a_claim_that_is_none_is_told_with_its_target(attnshape: Attnshape, fold
     for line in ("check attention", "check --all --format json"):
         result = attnshape(line)
         assert result.status == 2
-        assert "pyproject.toml: target 'attention': --claim 'casual' isn't a claim" in result.err
+        assert "pyproject.toml: target 'attention': the key claims 'casual' isn't a claim" in result.err
     typed = attnshape("check attention --claim casual")
     assert typed.err.startswith("error: --claim 'casual' isn't a claim")
 
@@ -205,10 +204,13 @@ def test_what_a_format_can_t_draw_of_one_target_is_an_error_of_that_one(attnshap
         ("trace --all --causal", "--causal is of one target", "attnshape trace NAME --causal"),
         ("trace --all --expect 'y: B'", "--expect is of one target", "attnshape trace NAME --expect"),
         ("check --all --claim causal", "--claim is of one target", "attnshape check NAME --claim"),
-        ("check --all ''", "'' is one target", "attnshape check --all"),
+        ("check --all ''", "the target's name is empty", "attnshape catalog"),
         ("trace --all --seed x", "--seed is 'x'", "--seed 1"),
-        ("trace --all --dtype int", "no dtype 'int'", ""),
-        ("trace --all --format sarif", "no format 'sarif'", "json"),
+        ("trace --all --dtype int", "--dtype is 'int'", ""),
+        ("trace --all --format xml", "no format 'xml'", "json"),
+        ("trace --all --format sarif", "--format sarif can't show", "auto, table, markdown, json"),
+        ("trace --all --format html", "--format html can't show several traces", "auto, table, markdown, json"),
+        ("check --all --format table", "--format table can't show", "auto, text, markdown, json, github, sarif"),
         ("trace attention --batch none", "--batch is 'none'", "--batch 4"),
     ],
 )
@@ -290,12 +292,12 @@ def test_a_device_that_is_not_there_is_one_target_s_matter(attnshape: Attnshape,
 def test_a_mistake_of_the_tool_s_own_is_one_target_s_matter(
     attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnshape import pipeline
+    from attnshape.pipelines import trace as pipeline
 
     real = pipeline.trace_request
 
     def broken(request: Any, settings: Any, **others: Any) -> Any:
-        if request.given.get("B") == 2:
+        if request.sizes.get("B") == 2:
             raise ZeroDivisionError("a [red]mistake[/red]\n")
         return real(request, settings, **others)
 
@@ -305,7 +307,7 @@ def test_a_mistake_of_the_tool_s_own_is_one_target_s_matter(
     first, *others = results(result.out)
     assert first["error"] == {
         "message": "attnshape itself failed: ZeroDivisionError: a [red]mistake[/red]\n",
-        "hint": "report it, with what this shows: attnshape trace attention --batch 2 --length 10",
+        "hint": "report it, with the output of: attnshape trace attention --batch 2 --length 10",
     }
     assert [one["trace"]["complete"] for one in others] == [True, True]
 
@@ -335,14 +337,14 @@ def test_names_are_harmless_in_the_line_of_progress(monkeypatch: pytest.MonkeyPa
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(several, "Progress", Recorder)
-    job = Job("a\n\x1b[31m", {"B": 2}, Request("average"), Settings(), Claims())
+    monkeypatch.setattr(batch, "Progress", Recorder)
+    job = Job("a\n\x1b[31m", {"B": 2}, TargetSpec("average"), RunOptions())
 
-    def run(_: Job, doing: several.Doing) -> Any:
-        doing("running the target")
+    def run(_: Job, progress: Callable[[str], None]) -> Any:
+        progress("running the target")
         return sample_traces.multi_head()
 
-    (outcome,) = several.carried_out([job], run)
+    (outcome,) = batch.run_jobs([job], run)
     assert outcome.name == job.name
     assert said == ["1 of 1: a\\n\\x1b[31m, B=2: running the target"]
 

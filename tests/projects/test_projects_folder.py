@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape.claims import Claims
-from attnshape.cli.folder import file_names
+from attnshape.cli.batch import file_names
 from attnshape.cli.jobs import Job, Refused
 from attnshape.errors import AttnshapeError
-from attnshape.settings import Settings
-from attnshape.target.request import Request
+from attnshape.options.spec import RunOptions, TargetSpec
 from tests.cli.running import Attnshape
 from tests.projects.models import DOUBLE, ENTRY, MISSING, RIGHT, SIZES
-from tests.render.test_render_hostile import NASTY
+from tests.reporters.test_trace_hostile import NASTY
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +25,7 @@ def project(folder: Path) -> None:
 
 
 def job(name: str, **sizes: int) -> Job:
-    return Job(name, sizes, Request("average"), Settings(), Claims())
+    return Job(name, sizes, TargetSpec("average"), RunOptions())
 
 
 def names_in(folder: Path) -> list[str]:
@@ -121,7 +119,7 @@ def test_a_name_doesn_t_depend_on_the_other_targets() -> None:
         ("trace --all --format json --output no/such.json", "there is no folder no", "mkdir"),
         ("trace double --format json --output .", "--output . is a folder, expected a file", "trace.json"),
         ("check --all --output .", "--output . is a folder, expected a file", ""),
-        ("trace --all --format json --columns step --output saved/", "always is the whole trace", "leave them out"),
+        ("trace --all --format json --columns step --output saved/", "always has the whole trace", "leave them out"),
     ],
 )
 def test_what_can_t_be_written_is_said_first(

@@ -59,7 +59,7 @@ def test_the_manifest_is_one_that_pre_commit_reads() -> None:
     command = [sys.executable, "-m", "pre_commit", "validate-manifest", str(MANIFEST)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-    assert [hook["id"] for hook in hooks()] == ["attnshape-check", "attnshape-written"]
+    assert [hook["id"] for hook in hooks()] == ["attnshape-check", "attnshape-comments"]
 
 
 @pytest.mark.parametrize("hook", hooks(), ids=lambda hook: hook["id"])
@@ -89,7 +89,7 @@ def test_a_mistake_keeps_the_commit_from_being_made_until_it_is_mended(project: 
     assert refused.returncode == 1
     line = 1 + WRONG.splitlines().index("        scores = query @ key.transpose(-2, -1) / math.sqrt(D)")
     assert f"model.py:{line}:18: AS201 scores are scaled by 1/sqrt(D)" in refused.stderr
-    assert "2 results: 2 with something found" in refused.stderr
+    assert "2 results: 2 with problems" in refused.stderr
     (project.folder / "model.py").write_text(f"{RIGHT}\n# mended\n")
     made = subprocess.run(commit, cwd=project.folder, env=project.env, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr

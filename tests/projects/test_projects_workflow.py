@@ -17,7 +17,6 @@ from attnshape.cli.app import app
 from tests.cli.running import ROOT
 from tests.projects.models import DOUBLE, ENTRY, RIGHT, SIZES, WRONG
 from tests.projects.repository import committed, environment, git
-from tests.thorough import EVERY, THOROUGH
 
 yaml = pytest.importorskip("yaml")
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -133,7 +132,7 @@ def test_code_without_mistakes_passes(tmp_path: Path) -> None:
     assert "::error" not in said
 
 
-@THOROUGH
+@pytest.mark.slow
 def test_both_branches_are_traced_by_their_own_code(tmp_path: Path) -> None:
     changed = project(WRONG.replace("scores", "logits"), ENTRY + SIZES + DOUBLE)
     job = runner(tmp_path, project(RIGHT), changed)
@@ -171,8 +170,8 @@ BASES = {
 }
 
 
-@THOROUGH
-@pytest.mark.parametrize("base", BASES if EVERY else list(BASES)[:1])
+@pytest.mark.slow
+@pytest.mark.parametrize("base", BASES)
 def test_a_base_branch_without_traces_breaks_nothing(base: str, tmp_path: Path) -> None:
     job = runner(tmp_path, BASES[base], project(RIGHT))
     statuses, said = job.do("Check", "Trace", "Compare")
@@ -194,7 +193,7 @@ def test_the_summary_says_how_the_traces_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not COMPARES, reason="the verb diff isn't there yet")
-@THOROUGH
+@pytest.mark.slow
 def test_traces_that_are_the_same_are_no_failure(tmp_path: Path) -> None:
     statuses, said = runner(tmp_path, project(RIGHT), project(LONGER)).do("Check", "Trace", "Compare")
     assert statuses == [0, 0, 0], said

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.goldens import is_updating
 from tests.terminal import read_all
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```console\n\$ (?P<command>.*?)\n(?P<output>.*?)```", re.DOTALL)
-UPDATE = "ATTNSHAPE_UPDATE_GOLDENS"
 
 
 def run_in_terminal(command: str) -> str:
@@ -42,7 +42,7 @@ BLOCKS = list(BLOCK.finditer(README.read_text()))
 @pytest.mark.parametrize("block", BLOCKS, ids=[block["command"][:60] for block in BLOCKS])
 def test_command_prints_what_the_readme_says(block: re.Match[str]) -> None:
     printed = run_in_terminal(block["command"])
-    if os.environ.get(UPDATE):
+    if is_updating():
         text = README.read_text()
         new = f"```console\n$ {block['command']}\n{printed}```"
         old = rf"```console\n\$ {re.escape(block['command'])}\n.*?```"

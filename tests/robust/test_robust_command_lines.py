@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.robust.drawn import assert_drawn, assert_refused, attnshape
+from tests.robust.output_parsers import assert_drawn, assert_refused, attnshape
 
 HOSTILE = (
     "",

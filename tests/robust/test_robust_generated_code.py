@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.robust.drawn import FORMATS, assert_drawn, attnshape
 from tests.robust.generated import module
+from tests.robust.output_parsers import FORMATS, assert_drawn, attnshape
 
 _LONGEST = 60
 """Seconds that no trace of a dozen lines takes, however busy the machine is."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.robust.drawn import FORMATS, ROOT, assert_drawn, assert_refused, attnshape
+from tests.robust.output_parsers import FORMATS, ROOT, assert_drawn, assert_refused, attnshape
 
 HOSTILE = (
     "[bold red]x[/]",
@@ -35,7 +35,7 @@ VALUES = st.one_of(
         [0, -1, 1, 2**31, 2**63 - 1, 2**63, -(2**63), 10**400, 0.5, 1e308, True, None, [], {}, [[]], {"a": 1}]
     ),
     st.sampled_from(
-        ["proved", "literal", "view", "inplace", "scores", "softmax", "B H L L", "H*Dk", "L**9**9", "0//0"]
+        ["verified", "literal", "view", "inplace", "scores", "softmax", "B H L L", "H*Dk", "L**9**9", "0//0"]
     ),
     st.builds(lambda number: {"step": number}, st.integers(-2, 40)),
     st.builds(lambda number: {"step": 1, "output": number}, st.integers(-2, 4)),

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.robust.drawn import assert_refused, attnshape
-from tests.thorough import THOROUGH
+from tests.robust.output_parsers import assert_refused, attnshape
 
 CODE = """
 import asyncio, functools, sys, threading, types
@@ -210,7 +209,7 @@ def test_what_runs_is_recorded(target: str, expected: list[str], outputs: list[s
     assert steps(made) == expected
     assert [output["name"] for output in made["outputs"]] == outputs
     assert made["notes"] == []
-    assert known(made) <= {"proved", "literal"}
+    assert known(made) <= {"verified", "literal"}
 
 
 def test_a_generator_that_never_ends(code: Path):
@@ -256,7 +255,7 @@ def test_what_arguments_and_results_hold(code: Path):
     ]
     assert made["outputs"][1]["of"] == {"input": "x"}
     assert made["steps"][-1]["outputs"][0]["tensor"]["signature"] == "B Lp+L D"
-    assert known(made) == {"proved"}
+    assert known(made) == {"verified"}
     double = traced("cached", "--d-model", "8", "--dtype", "float64")
     assert double["steps"][-1]["outputs"][0]["tensor"]["dtype"] == "float64"
 
@@ -273,7 +272,7 @@ def test_exceptions_that_are_no_errors_are_failures_like_any(target: str, error:
     made = traced(target, status=1)
     assert steps(made) == ["x * 2"]
     assert made["failure"]["error"] == error
-    assert known(made) <= {"proved", "literal"}
+    assert known(made) <= {"verified", "literal"}
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit(3)", "GeneratorExit", "BaseException('own')"])
@@ -299,7 +298,7 @@ def test_work_in_other_threads_is_not_passed_over_in_silence(code: Path):
     assert any("another thread" in note for note in made["notes"])
 
 
-@THOROUGH
+@pytest.mark.slow
 def test_a_run_that_is_endless_at_small_sizes_is_ended(code: Path):
     started = time.monotonic()
     made = traced("slow_at_small_sizes", "--input", "x: B L", "--length", "10")
@@ -319,7 +318,7 @@ def test_imports_while_it_is_built_on_meta_make_real_tensors(here: Path):
     (here / "late_table.py").write_text("import torch\nTABLE = torch.ones(3)\n")
     done = attnshape("trace", "late_import.py:A", "--input", "x: B L", "--device", "meta", "--format", "json")
     assert (done.status, done.err) == (0, "")
-    assert "proved" in known(json.loads(done.out))
+    assert "verified" in known(json.loads(done.out))
 
 
 @pytest.mark.parametrize(("target", "signature"), [("to_args", "B L"), ("to_keywords", "B L"), ("both_ways", "B L")])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnshape.render.summary import footer
+from attnshape.reporters.trace_view import trace_footer
 from attnshape.tracing.runner import Runnable, record
 from tests.tracing.traced_source import names, trace
 
@@ -56,7 +56,7 @@ def test_a_module_of_torchs_keeps_its_nesting(tmp_path):
 
 def test_memory_made_inside_counts_once(tmp_path):
     made = trace(tmp_path, "def f(x):\n    return F.normalize(x, dim=-1)", "x: B Dk", B=4, Dk=256)
-    (line,) = [remark.text for remark in footer(made, len(made.steps)) if remark.text.startswith("new storage")]
+    (line,) = [line.text for line in trace_footer(made, len(made.steps)) if line.text.startswith("new storage")]
     assert line.startswith("new storage 4 KiB")  # 4096 for the result, 16 and 16 for the norms
 
 

@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnshape.tracing import call as call_module
-from attnshape.tracing import written
-from attnshape.tracing.names import Names
-from attnshape.tracing.places import Places
+from attnshape.tracing import calls, source_locations
 from attnshape.tracing.runner import Runnable, record
-from attnshape.tracing.storage import Ledger
+from attnshape.tracing.source_locations import SourceLocator
+from attnshape.tracing.step_log import OutputNames
+from attnshape.tracing.storage import TensorRegistry
 from tests.tracing.traced_source import names, trace
 
 
@@ -113,13 +112,13 @@ class _OfItsOwnError(Exception):
 @pytest.mark.parametrize(
     ("owner", "attribute"),
     [
-        (Places, "find"),
-        (Ledger, "measure"),
-        (Ledger, "reference"),
-        (Names, "give"),
-        (call_module, "operation_name"),
-        (written, "plain_variables"),
-        (written, "calls_itself"),
+        (SourceLocator, "find"),
+        (TensorRegistry, "measure"),
+        (TensorRegistry, "reference"),
+        (OutputNames, "give"),
+        (calls, "operation_name"),
+        (source_locations, "plain_variables"),
+        (source_locations, "calls_itself"),
     ],
 )
 def test_a_failing_recorder_changes_no_result(owner, attribute, monkeypatch):
@@ -131,7 +130,7 @@ def test_a_failing_recorder_changes_no_result(owner, attribute, monkeypatch):
     monkeypatch.setattr(owner, attribute, fail)
     in_record = attribute == "reference"
     if in_record:  # after the run the runner itself asks for references
-        monkeypatch.setattr("attnshape.tracing.runner.paths", lambda *_: [])
+        monkeypatch.setattr("attnshape.tracing.runner.tensor_paths", lambda *_: [])
     raw = record(Runnable(lambda: returned.append(computes(x))), 0)
     assert torch.equal(returned[0], computes(x))
     assert raw.failure is None
@@ -139,14 +138,14 @@ def test_a_failing_recorder_changes_no_result(owner, attribute, monkeypatch):
 
 
 def test_a_broken_recording_is_marked_incomplete(tmp_path, monkeypatch):
-    find = Places.find
+    find = SourceLocator.find
 
     def fail(self, frame):
         if frame.f_code.co_name == "f":
             raise _OfItsOwnError("broken inside")
         return find(self, frame)
 
-    monkeypatch.setattr(Places, "find", fail)
+    monkeypatch.setattr(SourceLocator, "find", fail)
     made = trace(tmp_path, "def f(x):\n    return x * 2", "x: B Dk")
     assert not made.complete
     assert made.failure is None
@@ -157,7 +156,7 @@ def test_a_failing_recorder_does_not_hide_the_codes_failure(monkeypatch):
     def fail(*_):
         raise _OfItsOwnError("broken inside")
 
-    monkeypatch.setattr(Places, "find", fail)
+    monkeypatch.setattr(SourceLocator, "find", fail)
     raw = record(Runnable(lambda x: x.view(5), (torch.ones(4),)), 0)
     assert isinstance(raw.failure.error, RuntimeError)
     assert raw.broken is not None

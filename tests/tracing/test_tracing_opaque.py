@@ -156,8 +156,10 @@ def test_custom_functions_and_checkpoints_are_seen_through(how):
 
     trace = attnshape.trace(attend, inputs=PAIR)
     assert trace.complete
-    assert signatures(trace) == ["B D Lk", "B Lq Lk", "B Lq Lk", "B Lq D"]
-    assert trace.steps[2].outputs[0].name == "weights"
+    # torch 2.11's checkpoint also makes empty tensors for itself
+    outputs = [step.outputs[0] for step in trace.steps if step.outputs[0].tensor.signature != "0"]
+    assert [output.tensor.signature for output in outputs] == ["B D Lk", "B Lq Lk", "B Lq Lk", "B Lq D"]
+    assert outputs[2].name == "weights"
 
 
 def in_other_threads(query, key):
@@ -177,7 +179,7 @@ def test_what_other_threads_make_is_an_opaque_step():
     assert trace.steps[0].source is None
     assert [(loop.first, loop.last, loop.expression) for loop in trace.loops] == [(1, 1, "H")]
     assert [reference.step for reference in trace.steps[1].operands] == [1, 1, 1]
-    assert "×H: step 1 is shown once of 3 times" in str(trace)
+    assert "×H: step 1 is repeated 3 times and shown once" in str(trace)
 
 
 def returned_from_a_thread(x):

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from attnshape.model import Reference
+from attnshape.model.trace import Reference
 from attnshape.tracing.runner import Runnable, record
 from tests.tracing.traced_source import step_named, trace
 

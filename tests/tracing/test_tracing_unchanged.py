@@ -10,14 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnshape.catalog.load import load
-from attnshape.catalog.registry import CATALOG
-from attnshape.cli.request import Flags, combine
-from attnshape.dims import SYMBOLS
-from attnshape.sizes import resolve
-from attnshape.target.find import find_target
-from attnshape.target.request import Placement, Request
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.targets.builtin.registry import CATALOG, load
+from attnshape.targets.find import find_target
 from attnshape.tracing.runner import Runnable, record
+from tests.specs import spec_of
 from tests.tracing.traced_source import trace
 
 ROOT = Path(__file__).parents[2]
@@ -40,11 +37,11 @@ def equal(first: object, second: object) -> bool:
     return first == second
 
 
-def watched_and_not(request: Request, train: bool) -> tuple[object, object]:
+def watched_and_not(request: TargetSpec, train: bool) -> tuple[object, object]:
     """Return what a target returns when it is watched, and when it is called as anybody would."""
     target = find_target(request)
-    sizes = resolve(target.used, target.given, request.own)
-    placement = Placement(torch.device("cpu"), torch.float32, 0, train)
+    sizes = target.sizes
+    placement = RunOptions(train=train)
     kept = []
 
     def build():
@@ -71,25 +68,14 @@ def watched_and_not(request: Request, train: bool) -> tuple[object, object]:
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_the_catalog_computes_the_same_bits(name, case, train):
-    watched, plain = watched_and_not(Request(target=f"{name}:{case}"), train)
+    watched, plain = watched_and_not(TargetSpec(target=f"{name}:{case}"), train)
     assert equal(watched, plain)
-
-
-FLAGS = ("init", "input", "with", "expect", "dim", *(symbol.flag[2:] for symbol in SYMBOLS))
-SWITCHES = ("causal", "padding", "mask-value", "dropout", "no-bias", "device", "dtype", "seed", "train", "grad")
-
-
-def request_of(argv: list[str]) -> Request:
-    values: dict[str, list[str]] = {name: [] for name in (*FLAGS, *SWITCHES)}
-    for flag, value in zip(argv[1::2], argv[2::2], strict=True):
-        values[flag.removeprefix("--")].append(value)
-    return combine(argv[0], Flags(values), "attnshape trace")[0]
 
 
 @pytest.mark.parametrize("file", EXPECTED)
 def test_the_examples_compute_the_same_bits(file, monkeypatch):
     monkeypatch.chdir(ROOT)
-    watched, plain = watched_and_not(request_of(EXPECTED[file]["argv"]), False)
+    watched, plain = watched_and_not(spec_of(*EXPECTED[file]["argv"])[0], False)
     assert equal(watched, plain)
 
 

@@ -5,11 +5,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from attnshape.model import Step, Trace
-from attnshape.pipeline import trace_request
-from attnshape.settings import Settings
-from attnshape.sizes import own_letters
-from attnshape.target.request import Request
+from attnshape.model.trace import Step, Trace
+from attnshape.options.spec import RunOptions, TargetSpec, parse_dims, parse_expect, parse_inputs
+from attnshape.pipelines.trace import trace_request
 
 _count = itertools.count()
 HEAD = "import math\n\nimport torch\nimport torch.nn.functional as F\nfrom torch import Tensor, nn\n\n\n"
@@ -36,15 +34,15 @@ def trace(
     **given: int,
 ) -> Trace:
     """Trace one target of the source, with inputs and sizes as on the command line."""
-    request = Request(
+    request = TargetSpec(
         target=f"{write(folder, source)}:{target}",
         init=init,
-        inputs=inputs,
+        inputs=parse_inputs(inputs),
         arguments=arguments or {},
-        given=given,
-        own=own_letters(dims),
+        sizes={**given, **parse_dims(dims)},
+        expect=parse_expect(expect),
     )
-    return trace_request(request, Settings(expect=expect, train=train))
+    return trace_request(request, RunOptions(train=train))
 
 
 def names(made: Trace) -> list[Any]:

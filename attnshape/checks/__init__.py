@@ -1,0 +1,1 @@
+"""Checks for mistakes in attention code that no shape reveals."""

@@ -1,0 +1,304 @@
+"""Finds the attentions of a run in its data flow: each softmax, the product of scores, and the product with values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attnshape.checks.attention.products import Product, product_at
+from attnshape.checks.interventions.experiment import ReplayRun
+from attnshape.checks.interventions.replay import ReplayedCall
+from attnshape.inference.dataflow import DataFlow, OutputRef, Producer, Producers, match_softmax, reads_numbers
+from attnshape.tracing.operations import DATA_MOVEMENT, FUSED_ATTENTION, LOG_SOFTMAXES
+
+
+class RunGraph(DataFlow[ReplayedCall]):
+    """The calls of one run as a graph, and which of them depend on the data that is attended over."""
+
+    def __init__(self, run: ReplayRun, data: set[str]) -> None:
+        """`data` are the inputs that carry what is attended over."""
+        super().__init__(run.events)
+        self.run = run
+        self.data = data
+
+    @cached_property
+    def depends_on_data(self) -> set[OutputRef]:
+        """The results that depend on the data."""
+        return self.downstream(self.data)
+
+    def carries_data(self, producers: Producers) -> bool:
+        """Return whether a tensor with these producers depends on the data."""
+        return any(one in self.depends_on_data if isinstance(one, OutputRef) else one in self.data for one in producers)
+
+
+def between(graph: RunGraph, start: OutputRef, sources: tuple[Producer, ...]) -> list[ReplayedCall]:
+    """Return the calls between a result and a tensor with these producers, in order, both ends left out."""
+    behind = graph.behind(start)
+    return [
+        event
+        for event in reversed(list(graph.upstream(sources)))
+        if event.order > start.order and any(ref in behind for ref in event.refs)
+    ]
+
+
+def unused_results(graph: RunGraph, start: Producer, returned: set[int]) -> Iterator[ReplayedCall]:
+    """Yield the calls on a producer whose results are neither read nor returned.
+
+    `returned` are the memory addresses of what the target returned.
+    """
+    for event, _ in graph.consumers.get(start, []):
+        read = any(reads_numbers(reader) for a in event.refs for reader, _ in graph.consumers.get(a, []))
+        kept = returned & {output.untyped_storage()._cdata for output in event.outputs}
+        if not event.in_place and not read and not kept:
+            yield event
+
+
+def reaches_by_data_movement(graph: RunGraph, starts: Iterable[Producer], event: ReplayedCall) -> bool:
+    """Return whether only data movement lies between one of some producers and a call that reads it."""
+    reached = set(starts)
+    for one in graph.nodes[: event.order - 1]:
+        if one.name in DATA_MOVEMENT and any(source in reached for every in one.sources for source in every):
+            reached.update(one.refs)
+    return any(source in reached for every in event.sources for source in every)
+
+
+_FAR = 40
+"""How many calls may lie between the products and the softmax of one attention."""
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """One softmax, in one call or spelled out."""
+
+    event: ReplayedCall
+    """The call that returns the weights."""
+    owner: ReplayedCall
+    """The call that reads the scores; the same call if the softmax is one call."""
+    place: int
+    """Which of the owner's operands the scores are."""
+    axes: frozenset[int]
+    """The axes along which the weights sum to one."""
+    masked: bool = False
+    """Whether the exponentials are masked before they are summed."""
+    late: bool = False
+    """Whether the division by the sum comes only after the product with the values."""
+    base: float = 1.0
+    """The factor on the scores in the exponent of e: the logarithm of two for powers of two."""
+
+    @property
+    def ref(self) -> OutputRef:
+        """The reference to the weights."""
+        return OutputRef(self.event.order)
+
+    @property
+    def given(self) -> Tensor:
+        """The scores that it reads."""
+        return self.owner.given[self.place]
+
+    @property
+    def sources(self) -> tuple[Producer, ...]:
+        """The producers of the scores that it reads."""
+        return self.owner.sources[self.place]
+
+    @property
+    def logits(self) -> OutputRef | None:
+        """The reference to the scores that it reads; None if no call made them."""
+        made = [source for source in self.sources if isinstance(source, OutputRef)]
+        return made[-1] if made else None
+
+
+@dataclass(frozen=True)
+class Core:
+    """One attention whose scores are visible."""
+
+    scores: Product
+    softmax: Softmax
+    value: Product
+    weights_place: int
+    """The place of the weights among the value product's operands."""
+    more_scores: tuple[Product, ...] = ()
+    """Further products of two operands that depend on the inputs, which are added to the scores."""
+    positional: tuple[Product, ...] = ()
+    """Products of queries or keys with what doesn't depend on the inputs, such as positions, added to the scores."""
+
+    @property
+    def context(self) -> OutputRef:
+        """The reference to the weighted values."""
+        return self.value.ref
+
+    @property
+    def weights(self) -> Tensor:
+        """The weights as the value product reads them."""
+        return self.value.given(self.weights_place)
+
+    @property
+    def values_place(self) -> int:
+        """The place of the values among the value product's operands."""
+        return self.value.other(self.weights_place)
+
+    @property
+    def key_axes(self) -> tuple[int, ...]:
+        """The axes of the weights over which the value product sums."""
+        return self.value.contracted(self.weights_place)
+
+
+@dataclass(frozen=True)
+class FusedCore:
+    """One fused attention of torch, which never shows its scores."""
+
+    event: ReplayedCall
+
+    @cached_property
+    def arguments(self) -> dict[str, object]:
+        """The arguments by parameter."""
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        given: dict[str, object] = dict(zip(names, self.event.args, strict=False))
+        given |= self.event.keywords
+        values = {id(operand): self.event.given[place] for place, operand in enumerate(self.event.operands)}
+        return {name: values.get(id(value), value) for name, value in given.items()}
+
+    def tensor(self, name: str) -> Tensor:
+        """Return an argument that is a tensor."""
+        value = self.arguments[name]
+        assert isinstance(value, Tensor)
+        return value
+
+    def sources(self, name: str) -> tuple[Producer, ...]:
+        """Return the producers of an argument that is a tensor."""
+        names = ("query", "key", "value", "attn_mask")
+        value = self.event.keywords.get(name)
+        if value is None and names.index(name) < len(self.event.args):
+            value = self.event.args[names.index(name)]
+        return next((self.event.sources[at] for at, one in enumerate(self.event.operands) if one is value), ())
+
+    @property
+    def context(self) -> OutputRef:
+        """The reference to the weighted values."""
+        return OutputRef(self.event.order)
+
+    @cached_property
+    def scale(self) -> float:
+        """The factor on the products of queries and keys."""
+        scale = self.arguments.get("scale")
+        return float(scale) if isinstance(scale, (int, float)) else self.tensor("query").shape[-1] ** -0.5
+
+    @property
+    def hides_its_mask(self) -> bool:
+        """Whether the mask has no numbers of its own, as those of `torch.nn.attention.bias`."""
+        mask = self.arguments.get("attn_mask")
+        return isinstance(mask, Tensor) and type(mask) not in (Tensor, torch.nn.Parameter)
+
+    @cached_property
+    def added(self) -> Tensor:
+        """What is added to the scores, (…, queries, keys): a float mask, and minus infinity where a key is hidden."""
+        query, key = self.tensor("query"), self.tensor("key")
+        shape = (*query.shape[:-1], key.shape[-2])
+        added = torch.zeros(shape, dtype=torch.float64)
+        mask = self.arguments.get("attn_mask")
+        if isinstance(mask, Tensor):
+            hidden = (
+                torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+                if (mask.dtype == torch.bool)
+                else mask.double()
+            )
+            added = added + hidden
+        if self.arguments.get("is_causal"):
+            visible = torch.ones(shape[-2:], dtype=torch.bool).tril()
+            added = added.masked_fill(~visible, -torch.inf)
+        return added
+
+
+def softmaxes(graph: RunGraph) -> list[Softmax]:
+    """Return every softmax of a run, in order."""
+    found = []
+    for event in graph.nodes:
+        match = match_softmax(event, graph) if event.values[0].is_floating_point() else None
+        if match is not None:
+            axes = frozenset[int]() if match.late else _axes_that_sum_to_one(event)
+            found.append(Softmax(event, match.owner, match.place, axes, match.masked, match.late, match.base))
+    return found
+
+
+def cores(flow: RunGraph) -> list[Core]:
+    """Return every attention of a run whose scores, weights and values can be found."""
+    found = []
+    for softmax in softmaxes(flow):
+        made = _scores(softmax, flow)
+        value = _value(softmax, flow)
+        if made is not None and value is not None:
+            found.append(Core(made[0][0], softmax, *value, tuple(made[0][1:]), tuple(made[1])))
+    return found
+
+
+def fused_cores(flow: RunGraph) -> list[FusedCore]:
+    """Return every fused attention of a run."""
+    return [FusedCore(event) for event in flow.nodes if event.name in FUSED_ATTENTION and len(event.operands) >= 3]
+
+
+def product(event: ReplayedCall, flow: RunGraph) -> Product | None:
+    """Return the product that a call makes or begins."""
+    return product_at(event, lambda ref: [after for after, _ in flow.consumers.get(ref, [])])
+
+
+def _scores(softmax: Softmax, flow: RunGraph) -> tuple[list[Product], list[Product]] | None:
+    """Return the products that make the scores: those with both operands from the inputs, and those with one."""
+    both: list[Product] = []
+    one: list[Product] = []
+    hidden: set[int] = set()
+    for event in flow.upstream(softmax.sources):
+        if softmax.event.order - event.order > _FAR and both:
+            break
+        if event.order in hidden:
+            continue
+        found = product(event, flow)
+        if found is None or event.name == "linear":
+            continue
+        # products from which its operands were computed aren't scores
+        hidden |= {
+            before.order for place in (found.left, found.right) for before in flow.upstream(found.sources(place))
+        }
+        data = [flow.carries_data(found.sources(place)) for place in (found.left, found.right)]
+        if all(data):
+            both.append(found)
+        elif any(data):
+            one.append(found)
+            mixes = [p for p, d in zip((found.left, found.right), data, strict=True) if d]
+            # talking heads: a product of the scores and a parameter, computed after the scores
+            hidden -= {before.order for before in flow.upstream(found.sources(mixes[0]))}
+    if both:
+        return both[::-1], one
+    return (one[-1:], one[:-1]) if one else None
+
+
+def _value(softmax: Softmax, flow: RunGraph) -> tuple[Product, int] | None:
+    """Return the product with the values, and the place of the weights among its operands."""
+    behind = flow.behind(softmax.ref)
+    reached: set[OutputRef] = {softmax.ref}
+    for event in flow.nodes[softmax.event.order :]:
+        places = [at for at, sources in enumerate(event.sources) if any(s in reached for s in sources)]
+        if not places:
+            continue
+        found = product(event, flow)
+        if found is not None and event.name != "linear":
+            for place in (found.left, found.right):
+                other = found.sources(found.other(place))
+                if place in places and not any(s in behind for s in other) and flow.carries_data(other):
+                    return found, place
+        reached.update(event.refs)
+    return None
+
+
+def _axes_that_sum_to_one(event: ReplayedCall) -> frozenset[int]:
+    """Return the axes along which the rows sum to one, empty rows aside."""
+    weights = event.values[0].exp() if event.name in LOG_SOFTMAXES else event.values[0]
+    found = []
+    for axis, size in enumerate(weights.shape):
+        sums = weights.sum(axis)
+        sums = sums[torch.isfinite(sums) & (sums != 0)]
+        if size > 1 and sums.numel() and bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-4).all()):
+            found.append(axis)
+    return frozenset(found)

@@ -1,0 +1,201 @@
+"""Changes numbers, and follows the change through a run: which indices of each result differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attnshape.checks.interventions.experiment import ReplayRun
+from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
+from attnshape.checks.interventions.small_sizes import involves
+from attnshape.tracing.operations import EXPANSIONS
+
+
+def is_pattern(value: Tensor) -> bool:
+    """Return whether a tensor holds at most two different numbers, as masks and constants do."""
+    if value.dtype == torch.bool:
+        return True
+    if not value.is_floating_point():
+        return False
+    return bool(((value == value.min()) | (value == value.max())).all())
+
+
+def other_numbers(value: Tensor) -> Tensor:
+    """Return numbers of the same kind that differ everywhere."""
+    if value.is_floating_point():
+        generator = torch.Generator().manual_seed(7)
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        return (0.5 * value.double() + noise + 0.3).to(value.dtype)
+    if value.dtype == torch.bool:
+        return ~value
+    return (value + 1) % (int(value.max()) + 1) if int(value.max()) > 0 else value + 1
+
+
+def others_at(axis: int, begin: int, count: int = 1) -> Replace:
+    """Return a replacement that changes `count` indices of an axis, from `begin` on."""
+
+    def change(value: Tensor) -> Tensor:
+        part = value.narrow(axis, begin, count)
+        part.copy_(other_numbers(part))
+        return value
+
+    return change
+
+
+def others_except(axis: int, begin: int, count: int = 1) -> Replace:
+    """Return a replacement that changes all indices of an axis except `count` of them, from `begin` on."""
+
+    def change(value: Tensor) -> Tensor:
+        kept = value.narrow(axis, begin, count).clone()
+        value.copy_(other_numbers(value))
+        value.narrow(axis, begin, count).copy_(kept)
+        return value
+
+    return change
+
+
+class PerturbationDiff:
+    """The elements in which the results of a changed run differ from those of the unchanged run."""
+
+    def __init__(self, base: ReplayRun, changed: ReplayRun, tolerance: float) -> None:
+        self.base = base
+        self.changed = changed
+        self._tolerance = tolerance
+        self._masks: dict[OutputRef, Tensor] = {}
+
+    @cached_property
+    def comparable(self) -> bool:
+        """Whether the changed run made the same calls."""
+        return self.changed.follows(self.base)
+
+    def mask(self, ref: OutputRef) -> Tensor:
+        """Return a mask of a result's shape: which elements differ."""
+        if ref not in self._masks:
+            self._masks[ref] = differs(self.base.value(ref), self.changed.value(ref), self._tolerance)
+        return self._masks[ref]
+
+    def any(self, ref: OutputRef) -> bool:
+        """Return whether any element of a result differs."""
+        return bool(self.mask(ref).any())
+
+    def indices(self, ref: OutputRef, axis: int) -> set[int]:
+        """Return the indices of an axis at which any element differs."""
+        return changed_indices(self.mask(ref), axis)
+
+    def returned(self) -> list[tuple[str, Tensor]]:
+        """Return for each tensor that the target returned, with its path, which elements differ."""
+        after = dict(self.changed.returned)
+        return [
+            (path, differs(value, after[path], self._tolerance))
+            for path, value in self.base.returned
+            if path in after and after[path].shape == value.shape
+        ]
+
+
+def differs(before: Tensor, after: Tensor, tolerance: float) -> Tensor:
+    """Return which elements of two tensors of one shape differ; NaN equals itself."""
+    if before.shape != after.shape:
+        return torch.ones(before.shape, dtype=torch.bool)
+    if not before.is_floating_point():
+        return before != after
+    finite = before[torch.isfinite(before)]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    return ~torch.isclose(before, after, rtol=tolerance, atol=tolerance * max(min(scale, 1e3), 1e-3), equal_nan=True)
+
+
+def changed_indices(mask: Tensor, axis: int) -> set[int]:
+    """Return the indices of an axis at which a mask has a true element."""
+    others = [one for one in range(mask.ndim) if one != axis]
+    return {int(one) for one in (mask.any(dim=others) if others else mask).nonzero().flatten()}
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first result in which a change reaches indices that it should not."""
+
+    event: ReplayedCall
+    ref: OutputRef
+    axis: int
+    """The axis that has the symbol's size."""
+    indices: tuple[int, ...]
+    """The indices of that axis that differ."""
+    summary: ReplayedCall | None = None
+    """An earlier call that reduced the symbol's axis, if there is one."""
+
+    @property
+    def indices_text(self) -> str:
+        """The indices in words, at most six of them, such as "index 3" or "indices 0, 2"."""
+        listed = ", ".join(map(str, self.indices[:6])) + (", …" if len(self.indices) > 6 else "")
+        return f"index {listed}" if len(self.indices) == 1 else f"indices {listed}"
+
+
+def is_at_one_index(mask: Tensor, symbol: str, index: int, numbers: Mapping[str, int]) -> tuple[bool | None, int]:
+    """Return whether only one index of the symbol's axis differs, and which axis that is.
+
+    None if no axis has the symbol's size. An axis of unexplained size, such as one of cached and new tokens, may
+    be the symbol's as well.
+    """
+    wrong = None
+    for axis, size in enumerate(mask.shape):
+        if not involves(size, symbol, numbers):
+            continue
+        found = changed_indices(mask, axis)
+        number = numbers[symbol]
+        rest = size // number
+        if any(
+            rest % inner == 0 and {one // inner % number for one in found} == {index} for inner in range(1, rest + 1)
+        ):
+            return True, axis
+        if wrong is None or size == number:
+            wrong = axis
+    if wrong is None:
+        return None, -1
+    others = [
+        axis
+        for axis, size in enumerate(mask.shape)
+        if size > numbers[symbol] and not any(involves(size, one, numbers) for one in numbers)
+    ]
+    if any(len(changed_indices(mask, axis)) == 1 for axis in others):
+        return True, wrong
+    return False, wrong
+
+
+def divergences(
+    diff: PerturbationDiff, symbol: str, index: int, numbers: Mapping[str, int], start: Iterable[Producer]
+) -> Iterator[Divergence]:
+    """Yield the first results in which a change at one index of a symbol reaches other indices.
+
+    Results that depend on one of these are skipped, since nothing more can be concluded from them.
+    """
+    aligned: set[Producer] = set(start)
+    diverged: set[Producer] = set()
+    summaries: dict[Producer, ReplayedCall] = {}
+    for event in diff.base.events:
+        sources = {source for every in event.sources for source in every}
+        if not sources & (aligned | diverged):
+            continue
+        behind = bool(sources & diverged)
+        for ref in event.refs:
+            if not diff.any(ref):
+                continue
+            if behind:
+                diverged.add(ref)
+                continue
+            mask = diff.mask(ref)
+            alone, axis = is_at_one_index(mask, symbol, index, numbers)
+            summary = next((summaries[source] for source in sources if source in summaries), None)
+            if summary is not None and event.name in EXPANSIONS:
+                aligned.add(ref)
+                summaries[ref] = summary
+                continue
+            if alone is False:
+                yield Divergence(event, ref, axis, tuple(sorted(changed_indices(mask, axis))), summary)
+                diverged.add(ref)
+                continue
+            aligned.add(ref)
+            if alone is None:
+                summaries[ref] = summary or event

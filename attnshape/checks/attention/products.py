@@ -1,0 +1,165 @@
+"""Products of two tensors, and how their axes map to the result's, found by changing one index at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
+from attnshape.tracing.operations import MULTIPLICATIONS, PRODUCTS, PRODUCTS_WITH_ADDEND, SUMS
+
+
+@dataclass(frozen=True)
+class Product:
+    """Two operands that one call multiplies and sums, or that one call multiplies and the next one sums."""
+
+    first: ReplayedCall
+    last: ReplayedCall
+    left: int
+    """The places of the two operands among those of the first call."""
+    right: int
+
+    @property
+    def ref(self) -> OutputRef:
+        """The reference to the product's result."""
+        return OutputRef(self.last.order)
+
+    @property
+    def result(self) -> Tensor:
+        """The product's result."""
+        return self.last.values[0]
+
+    def given(self, place: int) -> Tensor:
+        """Return an operand's value."""
+        return self.first.given[place]
+
+    def sources(self, place: int) -> tuple[Producer, ...]:
+        """Return an operand's producers."""
+        return self.first.sources[place]
+
+    @property
+    def added(self) -> Tensor | float:
+        """What the call adds to the product, as baddbmm and addmm do."""
+        if self.last.name not in PRODUCTS_WITH_ADDEND:
+            return 0.0
+        return self.with_operand(self.left, torch.zeros_like(self.given(self.left)))
+
+    def with_operand(self, place: int, value: Tensor) -> Tensor:
+        """Return the product with an operand replaced."""
+        made = recompute(self.first, {place: value})
+        return made if self.last is self.first else recompute(self.last, {0: made})
+
+    @cached_property
+    def axes(self) -> dict[int, tuple[frozenset[int], ...]]:
+        """For each operand and each of its axes, the axes of the result to which the axis maps index by index.
+
+        A contracted axis maps to none.
+        """
+        return {place: self._axes(place) for place in (self.left, self.right)}
+
+    def _axes(self, place: int) -> tuple[frozenset[int], ...]:
+        value = self.given(place)
+        # zeros in the other operand, as in masked weights, would hide changes
+        dense = _dense(self.given(self.other(place)))
+        base = self._with(place, value, dense)
+        found: list[frozenset[int]] = []
+        for axis, size in enumerate(value.shape):
+            if size == 1:
+                found.append(frozenset())
+                continue
+            index = size // 2
+            changed = value.clone()
+            part = changed.select(axis, index)
+            part.copy_(_other(part))
+            differs = ~torch.isclose(self._with(place, changed, dense), base, rtol=1e-9, atol=1e-12, equal_nan=True)
+            found.append(
+                frozenset(
+                    out
+                    for out, length in enumerate(differs.shape)
+                    if length == size and _changed(differs, out) == {index}
+                )
+            )
+        return tuple(found)
+
+    def _with(self, place: int, value: Tensor, other: Tensor) -> Tensor:
+        """Return the product of two other tensors."""
+        made = recompute(self.first, {place: value, self.other(place): other})
+        return made if self.last is self.first else recompute(self.last, {0: made})
+
+    def contracted(self, place: int) -> tuple[int, ...]:
+        """Return an operand's contracted axes."""
+        value = self.given(place)
+        return tuple(axis for axis, stays in enumerate(self.axes[place]) if not stays and value.shape[axis] > 1)
+
+    def free(self, place: int) -> frozenset[int]:
+        """Return the axes of the result that come from this operand only."""
+        return self._alone(place) - self._alone(self.other(place))
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """The axes of the result that come from both operands."""
+        return self._alone(self.left) & self._alone(self.right)
+
+    def _alone(self, place: int) -> frozenset[int]:
+        return frozenset(out for stays in self.axes[place] for out in stays)
+
+    def other(self, place: int) -> int:
+        """Return the place of the other operand."""
+        return self.right if place == self.left else self.left
+
+
+def product_at(event: ReplayedCall, following: Callable[[OutputRef], list[ReplayedCall]]) -> Product | None:
+    """Return the product that a call makes, or that it begins: it multiplies, and the next call sums."""
+    if event.name in PRODUCTS and len(event.given) >= 2:
+        # baddbmm and addmm have what they add in front
+        left = 1 if event.name in PRODUCTS_WITH_ADDEND else 0
+        return Product(event, event, left, left + 1)
+    spreads = len(event.given) == 2 and event.values[0].numel() > max(one.numel() for one in event.given)
+    if event.name in MULTIPLICATIONS and spreads:
+        summed = [one for one in following(event.refs[0]) if one.name in SUMS]
+        if len(summed) == 1:
+            return Product(event, summed[0], 0, 1)
+    return None
+
+
+def recompute(event: ReplayedCall, replaced: dict[int, Tensor]) -> Tensor:
+    """Return the result of a call with some operands replaced."""
+    given = iter([replaced.get(place, value) for place, value in enumerate(event.given)])
+    with torch.no_grad():
+        result = event.function(*_filled(event.args, given), **_filled(dict(event.keywords), given))
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def _filled(value: Any, given: Iterator[Tensor]) -> Any:
+    """Return a call's arguments with their tensors replaced, in the order of the operands."""
+    if isinstance(value, Tensor):
+        return next(given)
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        items = [_filled(item, given) for item in value]
+        return type(value)(*items) if hasattr(value, "_make") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: _filled(item, given) for key, item in value.items()}
+    return value
+
+
+def _dense(value: Tensor) -> Tensor:
+    """Return random numbers of the same shape and kind."""
+    if not value.is_floating_point():
+        return value
+    return torch.randn(value.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64).to(value.dtype)
+
+
+def _other(part: Tensor) -> Tensor:
+    """Return other numbers of the same kind."""
+    return 1.7 * part + 0.9 if part.is_floating_point() else ~part if part.dtype == torch.bool else part + 1
+
+
+def _changed(differs: Tensor, axis: int) -> set[int]:
+    others = [one for one in range(differs.ndim) if one != axis]
+    on_axis = differs.any(dim=others) if others else differs
+    return {int(one) for one in on_axis.nonzero().flatten()}

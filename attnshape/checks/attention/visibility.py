@@ -1,0 +1,439 @@
+"""Which keys each query sees, and what explains it: the claimed masks, causality and window, or a known mistake."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from attnshape.checks.attention.cores import Core, FusedCore
+from attnshape.checks.attention.elementwise import HIDES, MeasuredCore
+from attnshape.checks.attention.perturbation import changed_indices
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef
+
+
+@dataclass(frozen=True)
+class MaskLayout:
+    """Arranges a mask or a bias as (B, H, queries, keys), by the sizes of its axes."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+
+    def roles(self, shape: tuple[int, ...]) -> list[str] | None:
+        """Return the role of each axis: b, h, q, k, or bh for a folded one; None if the sizes are ambiguous."""
+        roles: list[str] = []
+        square = self.queries == self.keys
+        lengths = sum(size == self.keys for size in shape)
+        for size in shape:
+            if size == 1:
+                roles.append("")
+            elif size == self.keys and (not square or lengths == 1 or "q" in roles):
+                roles.append("k")
+            elif size == self.queries:
+                roles.append("q")
+            elif size == self.batch:
+                roles.append("b")
+            elif size == self.heads:
+                roles.append("h")
+            elif size == self.batch * self.heads:
+                roles.append("bh")
+            else:
+                return None
+        named = [role for role in roles if role]
+        twice = len(set(named)) < len(named) or ("bh" in named and {"b", "h"} & set(named))
+        return None if twice else roles
+
+    def lay_out(self, value: Tensor, roles: Sequence[str] | None) -> Tensor | None:
+        """Return a tensor as (B, H, queries, keys), given its axes' roles; None if the sizes don't fit."""
+        if roles is None:
+            return None
+        present = [role for role in roles if role]
+        value = value.reshape([size for size, role in zip(value.shape, roles, strict=True) if role])
+        order = [role for role in ("b", "bh", "h", "q", "k") if role in present]
+        value = value.permute([present.index(role) for role in order])
+        if "bh" in order:
+            value = value.reshape(self.batch, self.heads, *value.shape[1:])
+            order = ["b", "h", *order[1:]]
+        for place, role in enumerate(("b", "h", "q", "k")):
+            if role not in order:
+                value = value.unsqueeze(place)
+        sizes = (self.batch, self.heads, self.queries, self.keys)
+        fits = all(have in (1, want) for have, want in zip(value.shape, sizes, strict=True))
+        return value.expand(sizes) if fits else None
+
+    def misordered(self, value: Tensor, batch_outside: bool) -> Tensor:
+        """Return a mask whose batch elements are assigned in the wrong order of batch and heads."""
+        b, h = torch.arange(self.batch)[:, None], torch.arange(self.heads)[None, :]
+        wrong = (b * self.heads + h) % self.batch if batch_outside else (h * self.batch + b) // self.heads
+        return value[wrong, torch.zeros_like(wrong)]
+
+    def heads_misordered(self, value: Tensor, batch_outside: bool) -> Tensor:
+        """Return a bias whose heads are assigned in the wrong order of batch and heads."""
+        b, h = torch.arange(self.batch)[:, None], torch.arange(self.heads)[None, :]
+        wrong = (b * self.heads + h) // self.batch if batch_outside else (h * self.batch + b) % self.heads
+        return value[torch.zeros_like(wrong), wrong]
+
+
+class UndecidableVisibilityError(Exception):
+    """Which keys are visible is undecidable; the message says why."""
+
+
+@dataclass(frozen=True)
+class VisibleKeys:
+    """Which keys each query of an attention sees; all tensors are (B, H, queries, keys)."""
+
+    core: Core | FusedCore
+    added: Tensor
+    """What is added to the scores."""
+    replaced: Tensor
+    """Where a number replaces the score, though the key is visible."""
+    dropped: Tensor
+    """Where the weight is set to zero after the softmax."""
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Where a key is visible: what is added isn't far below the largest that is added in its row."""
+        most = self.added.nan_to_num(posinf=1e300).amax(-1, keepdim=True)
+        behind = self.added.nan_to_num(posinf=1e300, neginf=-1e300) - most
+        empty = most <= HIDES
+        return ((behind > HIDES) | empty) & ~self.dropped
+
+    @property
+    def weak(self) -> Tensor:
+        """Where a number replaces the score but leaves its key weight, in rows in which other scores matter."""
+        replaced = self.replaced & self.keys
+        return replaced & ~(self.replaced | ~self.keys).all(-1, keepdim=True)
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether there are such scores."""
+        return bool(self.weak.any())
+
+    @cached_property
+    def empty(self) -> Tensor:
+        """The rows in which every key is hidden, as (B, H, queries)."""
+        return (self.added <= HIDES).all(-1)
+
+
+def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
+    """Return which keys a core's queries see. Raises UndecidableVisibilityError if that is undecidable."""
+    core, before, behind = measured.core, measured.scores_map, measured.weights_map
+    if len(core.key_axes) != 1 or before is None:
+        raise UndecidableVisibilityError("the keys span more than one axis")
+    if (core.more_scores or core.positional) and core.softmax.given.numel() != core.scores.result.numel():
+        raise UndecidableVisibilityError("scores of several products are joined before the softmax")
+    weights = core.weights
+    added, factor = before.added, before.factor
+    dropped = torch.zeros(weights.shape, dtype=torch.bool)
+    if behind is not None and behind.elementwise and behind.source.shape == weights.shape:
+        source = behind.source
+        if bool((source < 0).all()):
+            raise UndecidableVisibilityError("the code after the softmax changes every weight")
+        dropped = (behind.factor == 0) & (source < 0)
+        if core.softmax.masked:
+            dropped = dropped | (core.softmax.event.values[0].flatten()[source.clamp(min=0)] == 0)
+        index = torch.where(source < 0, torch.arange(source.numel()).reshape(source.shape) % added.numel(), source)
+        added, factor = added.flatten()[index], factor.flatten()[index]
+    if added.shape != weights.shape:
+        raise UndecidableVisibilityError("the code after the softmax mixes the weights")
+    free = core.value.free(core.weights_place)
+    queries = _query_axis(subject, core)
+    if queries is None:
+        raise UndecidableVisibilityError(f"no axis of the weights stands for queries ({len(free)} do)")
+    heads, lengths = subject.numbers.get("H", 0), {subject.numbers[symbol] for symbol in subject.lengths}
+    number = weights.shape[queries]
+    if heads > 1 and number not in lengths and number % heads == 0 and number // heads in lengths:
+        raise UndecidableVisibilityError("queries and heads share one axis")
+    layout = _Layout(subject, core.scores.ref, tuple(weights.shape), queries, core.key_axes[0])
+    empty = _unfilled(core.value.given(core.values_place), weights.shape[core.key_axes[0]])
+    replaced = (factor == 0) & (added > HIDES)
+    return _without(empty, VisibleKeys(core, *(layout.canonical(t) for t in (added, replaced, dropped))))
+
+
+def visible_keys_fused(subject: Subject, core: FusedCore) -> VisibleKeys:
+    """Return which keys a fused attention's queries see. Raises UndecidableVisibilityError if it can't."""
+    if core.hides_its_mask:
+        raise UndecidableVisibilityError("its mask has a type whose values can't be read")
+    added = core.added
+    layout = _Layout(subject, core.context, tuple(added.shape), added.ndim - 2, added.ndim - 1)
+    nothing = torch.zeros(added.shape, dtype=torch.bool)
+    visible = VisibleKeys(core, layout.canonical(added), layout.canonical(nothing), layout.canonical(nothing))
+    return _without(_unfilled(core.tensor("value"), added.shape[-1]), visible)
+
+
+def _unfilled(values: Tensor, keys: int) -> int:
+    """Return how many of the last keys have all-zero values: the unused slots of a cache."""
+    axis = next((axis for axis in reversed(range(values.ndim)) if values.shape[axis] == keys), None)
+    if axis is None:
+        return 0
+    rest = [one for one in range(values.ndim) if one != axis]
+    used = (values != 0).any(dim=rest).nonzero().flatten()
+    return keys - 1 - int(used[-1]) if used.numel() else 0
+
+
+def _without(empty: int, visible: VisibleKeys) -> VisibleKeys:
+    """Return the visible keys without the last ones, if no query sees any of these."""
+    if not empty or bool(visible.keys[..., -empty:].any()):
+        return visible
+    left = slice(None, -empty)
+    return VisibleKeys(visible.core, visible.added[..., left], visible.replaced[..., left], visible.dropped[..., left])
+
+
+def _query_axis(subject: Subject, core: Core) -> int | None:
+    """Return the axis of the weights that holds the queries."""
+    stays = core.value.axes[core.weights_place]
+    free = core.value.free(core.weights_place)
+    axes = [axis for axis, found in enumerate(stays) if found & free]
+    tokens = [axis for axis in axes if core.weights.shape[axis] in {subject.numbers[one] for one in subject.lengths}]
+    return next(iter([*tokens, *axes[::-1]]), None)
+
+
+class _Layout:
+    """Permutes the axes of weights to batch, heads, queries, keys."""
+
+    def __init__(self, subject: Subject, scores: OutputRef, shape: tuple[int, ...], queries: int, keys: int) -> None:
+        self._subject = subject
+        self._scores = scores
+        self._shape = shape
+        self._order = [axis for axis in range(len(shape)) if axis not in (queries, keys)]
+        batch = subject.numbers.get(subject.batch or "", 0)
+        exact = next((axis for axis in self._order if shape[axis] == batch), None)
+        if exact is not None:
+            self._order.remove(exact)
+            self._order.insert(0, exact)
+        self._folded = exact is None and len(self._order) == 1 and batch > 1 and shape[self._order[0]] % batch == 0
+        self._batch = batch if exact is not None or self._folded else 1
+        self._order += [queries, keys]
+
+    @cached_property
+    def _heads_first(self) -> bool:
+        """Whether a folded axis has the heads outside and the batch inside."""
+        subject, symbol = self._subject, self._subject.batch
+        if symbol is None:
+            return False
+        diff = subject.perturb(Intervention(inputs=subject.at_index(symbol, 1)))
+        mask = diff.mask(self._scores)
+        axis = next((a for a, size in enumerate(mask.shape) if size == self._shape[self._order[0]]), None)
+        found = sorted(changed_indices(mask, axis)) if axis is not None else []
+        return len(found) > 1 and found[1] - found[0] > 1
+
+    def canonical(self, value: Tensor) -> Tensor:
+        """Return a tensor of the weights' shape as (B, H, queries, keys)."""
+        ordered = value.permute(self._order)
+        queries, keys = ordered.shape[-2:]
+        if self._folded and self._heads_first:
+            return ordered.reshape(-1, self._batch, queries, keys).transpose(0, 1)
+        return ordered.reshape(self._batch, -1, queries, keys)
+
+
+MaskMistake = Literal["inverted", "on queries", "transposed", "batch order", "batch order, heads outside", "ignored"]
+"""What may be wrong with a mask."""
+_FEWEST = 0.1
+"""The least fraction of the rows for which a hypothesis must leave a visible key."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What may explain the visible keys; by default every key is visible."""
+
+    masks: tuple[tuple[str, MaskMistake | None], ...] = ()
+    """For each claimed mask, what is wrong with it."""
+    offset: int | None = None
+    """A query i sees keys up to i + offset; None: all."""
+    backwards: bool = False
+    """Whether it sees the keys from i + offset on instead."""
+    window: int | None = None
+    """How many keys a query sees, its own included; None: all."""
+
+    @property
+    def mistakes(self) -> int:
+        """How many masks have a mistake."""
+        return sum(slip is not None for _, slip in self.masks)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The hypothesis that explains the visible keys, if one does."""
+
+    visible: VisibleKeys
+    right: Hypothesis
+    """The hypothesis that the claims state."""
+    hypothesis: Hypothesis | None
+    wanted: Tensor | None
+    """The keys that should be visible by the claims; None if a mask can't be laid out."""
+    context: Tensor | None
+    """The weighted values, (B, H, queries, width), if they can be laid out."""
+
+
+class VisibilityExplainer:
+    """Looks for the hypothesis that explains which keys an attention sees."""
+
+    def __init__(self, subject: Subject, visible: VisibleKeys) -> None:
+        self._subject = subject
+        self._visible = visible
+        self._batch, self._heads, self._queries, self._keys = visible.keys.shape
+        self._layout = MaskLayout(*visible.keys.shape)
+        claims = subject.claims
+        self.masks = {
+            name: subject.base.inputs[name]
+            for name, meaning in claims.arguments.items()
+            if meaning in ("keep", "drop", "add") and name in subject.base.inputs
+        }
+        window = claims.window.evaluate(subject.numbers) if claims.window is not None else None
+        self.aligned = self._keys - self._queries
+        self.right = Hypothesis(
+            tuple((name, None) for name in self.masks), self.aligned if claims.causal else None, window=window
+        )
+
+    def explain(self) -> Explanation:
+        """Return the hypothesis with the fewest mistakes."""
+        every = itertools.chain([self.right], self._others())
+        found = next((hypothesis for hypothesis in every if self._makes(hypothesis)), None)
+        return Explanation(self._visible, self.right, found, self.expected(self.right), self._context())
+
+    def _context(self) -> Tensor | None:
+        """Return the weighted values, if their axes are batch, heads and queries in this order."""
+        context = self._subject.base.value(self._visible.core.context)
+        shape = (self._batch, self._heads, self._queries)
+        fits = context.shape[-2] == self._queries and context.numel() % (math.prod(shape) or 1) == 0
+        return context.reshape(*shape, -1) if fits else None
+
+    def expected(self, hypothesis: Hypothesis) -> Tensor | None:
+        """Return the keys that a hypothesis makes visible, (B, H, queries, keys); None if it doesn't apply."""
+        keys = torch.ones(self._visible.keys.shape, dtype=torch.bool)
+        for name, slip in hypothesis.masks:
+            kept = self._kept(name, slip)
+            if kept is None:
+                return None
+            keys = keys & kept
+        i, j = torch.arange(self._queries)[:, None], torch.arange(self._keys)[None, :]
+        if hypothesis.offset is not None:
+            keys = keys & (j >= i + hypothesis.offset if hypothesis.backwards else j <= i + hypothesis.offset)
+        if hypothesis.window is not None:
+            distance = i + self.aligned - j
+            causal = hypothesis.offset is not None
+            keys = keys & ((distance if causal else distance.abs()) < hypothesis.window)
+        return keys
+
+    def _makes(self, hypothesis: Hypothesis) -> bool:
+        expected = self.expected(hypothesis)
+        if expected is None:
+            return False
+        if hypothesis == self.right:
+            # what a query without any key, or one that is padding, sees doesn't matter
+            rows = expected.any(-1) & ~self._visible.empty & ~self._padded()
+            return float(rows.float().mean()) > 0 and bool((expected == self._visible.keys)[rows].all())
+        keys = self._visible.keys & ~self._visible.empty.unsqueeze(-1)
+        i = torch.arange(self._queries)
+        # what a triangle leaves without any key is often given one
+        reached = hypothesis.offset is None or hypothesis.backwards or (i + hypothesis.offset >= 0)
+        few = (keys.sum(-1) <= 1) | keys.all(-1)
+        same = (expected == keys).all(-1) | (~torch.as_tensor(reached) & few)
+        return bool(same.all()) and float(expected.any(-1).float().mean()) >= _FEWEST
+
+    def _padded(self) -> Tensor:
+        """Return the queries whose own key a mask hides; what such padding sees doesn't matter."""
+        hidden = torch.zeros(self._visible.empty.shape, dtype=torch.bool)
+        if self._queries != self._keys:
+            return hidden
+        for name in self.masks:
+            kept = self._kept(name, None)
+            if kept is not None and bool((kept == kept[:, :, :1]).all()):
+                hidden = hidden | ~kept[:, :, 0]
+        return hidden
+
+    def _others(self) -> Iterator[Hypothesis]:
+        """Yield hypotheses with one mistake, then with two; without claims, those that the author may have meant."""
+        if self.right == Hypothesis():
+            yield from self._meanings()
+            return
+        slips: tuple[MaskMistake, ...] = get_args(MaskMistake)
+        one_mask = [
+            replace(self.right, masks=tuple((n, slip if n == name else None) for n in self.masks))
+            for name in self.masks
+            for slip in slips
+        ]
+        yield from one_mask
+        for base in (self.right, *one_mask):
+            for offset in self._offsets():
+                yield replace(base, offset=offset)
+                yield replace(base, offset=offset, backwards=True)
+            if self.right.window is not None:
+                for window in (None, *range(1, self._keys + 1)):
+                    yield replace(base, window=window)
+                for offset, width in itertools.product(self._offsets(), (None, *range(1, self._keys + 1))):
+                    yield replace(base, offset=offset, window=width)
+
+    def _meanings(self) -> Iterator[Hypothesis]:
+        for offset in self._offsets():
+            yield Hypothesis(offset=offset)
+        for window in range(1, self._keys + 1):
+            yield Hypothesis(window=window)
+            yield Hypothesis(offset=self.aligned, window=window)
+
+    def _offsets(self) -> list[int | None]:
+        """Return every offset of a causal mask, those nearest to the right one first."""
+        every = range(-self._queries, self._keys)
+        near = sorted(every, key=lambda offset: (abs(offset - self.aligned), offset))
+        return [None, *near]
+
+    def _kept(self, name: str, slip: MaskMistake | None) -> Tensor | None:
+        """Return which keys a mask keeps, (B, H, queries, keys), with or without a mistake."""
+        if slip == "ignored":
+            return torch.ones(self._visible.keys.shape, dtype=torch.bool)
+        mask = self.masks[name]
+        meaning = self._subject.claims.arguments[name]
+        kept = mask > HIDES if meaning == "add" else mask > 0.5 if mask.dtype != torch.bool else mask
+        if meaning == "drop":
+            kept = ~kept
+        if slip == "inverted":
+            kept = ~kept
+        roles = self._layout.roles(tuple(kept.shape))
+        if roles is None:
+            return None
+        if slip == "on queries":
+            if "q" in roles:
+                return None
+            roles = ["q" if role == "k" else role for role in roles]
+        if slip == "transposed":
+            if "q" not in roles:
+                return None
+            swap = {"q": "k", "k": "q"}
+            roles = [swap.get(role, role) for role in roles]
+        laid_out = self._layout.lay_out(kept, roles)
+        if laid_out is None or slip not in ("batch order", "batch order, heads outside"):
+            return laid_out
+        return self._layout.misordered(laid_out, slip == "batch order") if {"b", "bh"} & set(roles) else None
+
+
+Visibility = tuple[list[Explanation], list[str]]
+
+
+def explain_visibility(subject: Subject) -> Visibility:
+    """Return the explanation for each attention, and the reasons why some attentions have none."""
+    return subject.cached(_explain_visibility)
+
+
+def _explain_visibility(subject: Subject) -> Visibility:
+    explained: list[Explanation] = []
+    undecidable: list[str] = []
+    attempts: list[Callable[[], VisibleKeys]] = [
+        *(lambda one=one: visible_keys(subject, one) for one in subject.measured),
+        *(lambda one=one: visible_keys_fused(subject, one) for one in subject.fused),
+    ]
+    for attempt in attempts:
+        try:
+            explained.append(VisibilityExplainer(subject, attempt()).explain())
+        except UndecidableVisibilityError as error:
+            undecidable.append(str(error))
+    return explained, list(dict.fromkeys(undecidable))

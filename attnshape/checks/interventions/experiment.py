@@ -1,0 +1,303 @@
+"""A target at one set of small sizes, run again and again with something changed."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from attnshape.checks.interventions.replay import OutputRef, Replace, Replay, ReplayedCall
+from attnshape.options.spec import RunOptions
+from attnshape.runtime.isolation import isolated, one_thread, seed_all
+from attnshape.runtime.signals import reraise_interruption
+from attnshape.runtime.time_limit import TimeLimit, TooLong
+from attnshape.targets.inputs import torch_dtype
+from attnshape.targets.target import Target
+from attnshape.tracing.containers import source_file, tensor_paths
+from attnshape.tracing.frames import Frames
+from attnshape.tracing.opaque import force_eager
+from attnshape.tracing.raw import RawStep, RawTrace
+from attnshape.tracing.runner import Runnable, build_and_record, parameters_within, run_to_completion
+
+_LARGEST = 1e4
+"""Larger parameters are taken for uninitialized memory."""
+_SPREAD = 0.3
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The parameters and buffers of the first build, which every later build gets."""
+
+    values: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, named: Sequence[tuple[str, Tensor]]) -> InitialState:
+        """Return the state for every build.
+
+        Parameters that are zero or uninitialized get random numbers, since they would hide every change.
+        """
+        generator = torch.Generator().manual_seed(1)
+        values = {}
+        for name, tensor in named:
+            value = tensor.detach().clone()
+            if value.is_floating_point() and value.numel() and _hides(tensor, value):
+                noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+                value = (noise * _SPREAD).to(value.dtype)
+            values[name] = value
+        return cls(values)
+
+    def restore(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Give the state to a new build."""
+        for name, tensor in named:
+            value = self.values.get(name)
+            if value is not None and value.shape == tensor.shape and value.dtype == tensor.dtype:
+                tensor.data = value.clone()
+
+
+def _hides(tensor: Tensor, value: Tensor) -> bool:
+    if not isinstance(tensor, nn.Parameter):
+        return not bool(torch.isfinite(value).any())
+    wild = not bool(torch.isfinite(value).all()) or bool(value.abs().max() > _LARGEST)
+    return wild or not bool(value.any())
+
+
+class OutOfTimeError(Exception):
+    """The time limit is over, and nothing more is checked."""
+
+
+@dataclass
+class Budget:
+    """The time that all runs together may take, and how many there were."""
+
+    seconds: float
+    runs: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() - self.started > self.seconds
+
+    def spend(self) -> None:
+        """Count a run. Raises OutOfTimeError if the time is over."""
+        if self.is_spent:
+            raise OutOfTimeError
+        self.runs += 1
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """What to replace in a run."""
+
+    inputs: Mapping[str, Replace] = field(default_factory=dict)
+    parameters: Mapping[str, Replace] = field(default_factory=dict)
+    results: Mapping[OutputRef, Replace] = field(default_factory=dict)
+    seed: int = 0
+    """Added to the seed of the call; parameters and inputs keep theirs."""
+
+
+UNCHANGED = Intervention()
+
+
+@dataclass
+class ReplayRun:
+    """What one run did."""
+
+    events: list[ReplayedCall]
+    returned: list[tuple[str, Tensor]]
+    """Copies of the tensors that the target returned, with their paths."""
+    inputs: dict[str, Tensor]
+    """The inputs before the call."""
+    inputs_after: dict[str, Tensor]
+    """The inputs after the call."""
+    state: dict[str, Tensor]
+    state_after: dict[str, Tensor]
+    error: BaseException | None = None
+    results: tuple[Tensor, ...] = ()
+    """The returned tensors themselves."""
+
+    def value(self, address: OutputRef) -> Tensor:
+        """Return a result's value right after its call."""
+        return self.events[address.order - 1].values[address.output]
+
+    def event(self, address: OutputRef) -> ReplayedCall:
+        """Return the call that returned a result."""
+        return self.events[address.order - 1]
+
+    def follows(self, other: ReplayRun) -> bool:
+        """Return whether the run made the same calls as another one, and ended the same way."""
+        return (
+            (self.error is None) == (other.error is None)
+            and len(self.events) == len(other.events)
+            and all(a.operation == b.operation for a, b in zip(self.events, other.events, strict=True))
+        )
+
+
+class Experiment:
+    """A target at one set of sizes, with what is known about it."""
+
+    def __init__(
+        self, target: Target, numbers: Mapping[str, int], options: RunOptions, limit: TimeLimit, budget: Budget
+    ) -> None:
+        self.numbers = dict(numbers)
+        self.target = target
+        self.budget = budget
+        self._options = options
+        self._limit = limit
+        self._settled: InitialState | None = None
+        self._default = torch_dtype(options)
+        self.base = self._first()
+
+    @cached_property
+    def parameters(self) -> frozenset[str]:
+        """The names of the parameters, buffers left out."""
+        with isolated():
+            _, state = _named(self._build())
+            return frozenset(name for name, tensor in state if isinstance(tensor, nn.Parameter))
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that the results of one run take."""
+        return sum(value.nbytes for event in self.base.events for value in event.values)
+
+    @property
+    def training(self) -> bool:
+        """Whether modules run in training mode."""
+        return self._options.train
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the runs."""
+        return torch_dtype(self._options)
+
+    @cached_property
+    def tolerance(self) -> float:
+        """The relative difference up to which two numbers count as equal."""
+        exact = self.dtype == torch.float64 and not any(
+            value.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            for event in self.base.events
+            for value in event.values
+        )
+        return 1e-9 if exact else 2e-5
+
+    @cached_property
+    def raw(self) -> RawTrace:
+        """A recording of a run, which has each call's location in the source."""
+        self.budget.runs += 1
+        with one_thread():
+            return self._limit.run(lambda: build_and_record(self._build, self._options.seed))
+
+    @cached_property
+    def steps(self) -> dict[int, RawStep]:
+        """The recorded steps by the number of their call."""
+        return {step.order: step for step in self.raw.steps if step.order is not None}
+
+    def run(self, change: Intervention = UNCHANGED) -> ReplayRun:
+        """Run the target with an intervention; a failure of the target is part of the result."""
+        self.budget.spend()
+        with one_thread():
+            return self._limit.run(lambda: self._run(change))
+
+    def call_twice(self, other: Mapping[str, int] | None = None) -> tuple[ReplayRun, ReplayRun] | None:
+        """Call one built target twice, with a call at the sizes `other` between them if given; None if a call fails.
+
+        The second call gets new arguments, since the first may have changed its own.
+        """
+        self.budget.spend()
+
+        def both() -> tuple[ReplayRun, ReplayRun] | None:
+            with isolated():
+                first, second = self._build(), self._build()
+                runs = [self._called(first)]
+                if other is not None:
+                    between = self.target.build(other, self._options)
+                    self._called(Runnable(first.function, between.args, between.kwargs))
+                runs.append(self._called(Runnable(first.function, second.args, second.kwargs)))
+                return (runs[0], runs[1]) if runs[0].error is None and runs[1].error is None else None
+
+        with one_thread():
+            return self._limit.run(both)
+
+    def _first(self) -> ReplayRun:
+        """Return the first run that works: with float64 as torch's default dtype, with float32, or all in float32."""
+        options = self._options
+        tries = [(options, torch.float64), (options, torch.float32)]
+        tries.append((replace(options, dtype="float32"), torch.float32))
+        for self._options, self._default in tries:
+            self._settled = None
+            run = self.run()
+            if run.error is None:
+                break
+        return run
+
+    def _build(self) -> Runnable:
+        torch.set_default_dtype(self._default)
+        runnable = self.target.build(self.numbers, self._options)
+        if not self.target.varies:  # they are the caller's own
+            runnable = Runnable(runnable.function, *copy.deepcopy((runnable.args, runnable.kwargs)))
+        named = parameters_within(runnable.function, {})
+        if self._settled is None:
+            self._settled = InitialState.of(named)
+        self._settled.restore(named)
+        return runnable
+
+    def _run(self, change: Intervention) -> ReplayRun:
+        with isolated():
+            try:
+                runnable = self._build()
+            except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
+                reraise_interruption(error)
+                return ReplayRun([], [], {}, {}, {}, {}, error)
+            return self._called(runnable, change)
+
+    def _called(self, runnable: Runnable, change: Intervention = UNCHANGED) -> ReplayRun:
+        """Call a runnable with an intervention, and keep everything that it does."""
+        inputs, parameters = _named(runnable)
+        for name, tensor in inputs + parameters:
+            new = change.inputs.get(name) or change.parameters.get(name)
+            if new is not None:
+                tensor.data = new(tensor.detach().clone())
+        before = {name: tensor.detach().clone() for name, tensor in inputs}
+        state = {name: tensor.detach().clone() for name, tensor in parameters}
+        file = source_file(runnable.function)
+        frames = Frames(frozenset({file} if file else ())) if change is UNCHANGED else None
+        replay = Replay(inputs + parameters, change.results, frames)
+        failure: BaseException | None = None
+        results: tuple[Tensor, ...] = ()
+        returned: list[tuple[str, Tensor]] = []
+        seed_all(self._options.seed + change.seed)
+        try:
+            with torch.no_grad(), force_eager(), replay:
+                result, _ = run_to_completion(runnable.call())
+            found = list(tensor_paths("output", result))
+            results = tuple(tensor for _, tensor in found)
+            returned = [(path, tensor.detach().clone()) for path, tensor in found]
+        except BaseException as raised:
+            reraise_interruption(raised)
+            failure = raised
+            if isinstance(raised, TooLong):
+                raise
+        after = {name: tensor.detach().clone() for name, tensor in inputs}
+        state_after = {name: tensor.detach().clone() for name, tensor in parameters}
+        return ReplayRun(replay.events, returned, before, after, state, state_after, failure, results)
+
+
+def _named(runnable: Runnable) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
+    """Return the inputs, and the parameters and buffers, under distinct names."""
+    bound = runnable.bound()
+    inputs = [item for name, value in bound.items() for item in tensor_paths(name, value)]
+    taken = {name for name, _ in inputs}
+    found = parameters_within(runnable.function, bound)
+    return _once(inputs), _once([(f"self.{name}" if name in taken else name, t) for name, t in found])
+
+
+def _once(named: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Return each tensor once, under its first name."""
+    seen: set[int] = set()
+    return [(name, t) for name, t in named if id(t) not in seen and not seen.add(id(t))]  # type: ignore[func-returns-value]

@@ -1,0 +1,182 @@
+"""A function mode that keeps every result of a run, and replaces results; calls are numbered as in a recording."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnshape.inference.dataflow import OutputRef as OutputRef
+from attnshape.inference.dataflow import Producer as Producer
+from attnshape.tracing.calls import TracedCall
+from attnshape.tracing.frames import Frames
+from attnshape.tracing.function_mode import CallMode
+from attnshape.tracing.operations import base_name, short_name
+from attnshape.tracing.source_locations import FramePosition
+from attnshape.tracing.storage import is_mapped, memory_of
+
+Replace = Callable[[Tensor], Tensor]
+"""Returns the replacement of a result."""
+
+
+@dataclass(slots=True)
+class ReplayedCall:
+    """One call of a replayed run."""
+
+    order: int
+    operation: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    operands: list[Tensor]
+    given: list[Tensor]
+    """Copies of the operands before the call."""
+    sources: list[tuple[Producer, ...]]
+    """For each operand, its producer, and the calls that have written to its memory since."""
+    outputs: list[Tensor]
+    values: list[Tensor]
+    """Copies of the outputs after the call."""
+    in_place: bool
+    calls: tuple[FramePosition, ...] = ()
+    """Where the traced code's own frames were, the innermost first, if these are kept."""
+
+    @property
+    def name(self) -> str:
+        """The operation's base name, by which the taxonomy of operations knows it."""
+        return base_name(self.operation)
+
+    @property
+    def short_name(self) -> str:
+        """The operation's name as people write it."""
+        return short_name(self.operation)
+
+    @property
+    def numel(self) -> int:
+        """How many elements its first result has."""
+        return self.values[0].numel()
+
+    @property
+    def refs(self) -> list[OutputRef]:
+        """The references to its results."""
+        return [OutputRef(self.order, place) for place in range(len(self.outputs))]
+
+
+class Replay(CallMode):
+    """Keeps every call between entering and leaving it, and replaces the results that it is told to replace."""
+
+    def __init__(
+        self, named: Sequence[tuple[str, Tensor]], patches: Mapping[OutputRef, Replace], frames: Frames | None = None
+    ) -> None:
+        """`named` are the tensors that exist before the first call, with their names.
+
+        With `frames`, each event also keeps where the traced code's own frames were.
+        """
+        super().__init__()
+        self._frames = frames
+        self._stop = sys._getframe(1)
+        self.events: list[ReplayedCall] = []
+        self._patches = patches
+        self._made: dict[int, Producer] = {}
+        """The producer of each tensor, by the tensor's id."""
+        self._named = [tensor for _, tensor in named]  # held, so that their ids stay their own
+        self._owners: dict[int, Producer] = {}
+        """What allocated each storage."""
+        self._writes: dict[int, list[OutputRef]] = {}
+        """Which calls wrote to each storage in place."""
+        for name, tensor in named:
+            self._made.setdefault(id(tensor), name)
+            if (address := memory_of(tensor)) is not None:
+                self._owners.setdefault(address, name)
+
+    def before_call(self, call: TracedCall, frame: FrameType) -> list[Tensor]:
+        """Return copies of the operands."""
+        return [_copy(operand) for operand in call.operands]
+
+    def after_call(
+        self,
+        call: TracedCall,
+        frame: FrameType,
+        outputs: list[Tensor],
+        written: Tensor | None,
+        result: Any,
+        before: Any,
+    ) -> Any:
+        """Keep the call, and return its result or what replaces it."""
+        sources = [self._sources(operand) for operand in call.operands]
+        references = [OutputRef(self.count, place) for place in range(len(outputs))]
+        for place, output in enumerate(outputs):
+            replace = self._patches.get(references[place])
+            if replace is None:
+                continue
+            new = replace(output.detach().clone())
+            if output is written:
+                output.copy_(new)
+            else:
+                result = _with(result, output, new)
+                outputs[place] = new
+        for reference, output in zip(references, outputs, strict=True):
+            self._made[id(output)] = reference
+            memory = memory_of(output)
+            if memory is not None:
+                self._owners.setdefault(memory, reference)
+                if output is written:
+                    self._writes.setdefault(memory, []).append(reference)
+        event = ReplayedCall(
+            order=self.count,
+            operation=call.name,
+            function=call.func,
+            args=call.args,
+            keywords=call.keywords,
+            operands=call.operands,
+            given=before,
+            sources=sources,
+            outputs=outputs,
+            values=[_copy(output) for output in outputs],
+            in_place=written is not None,
+            calls=self._own_frames(frame) if self._frames is not None else (),
+        )
+        self.events.append(event)
+        return result
+
+    def _own_frames(self, start: FrameType) -> tuple[FramePosition, ...]:
+        """Return where the traced code's own frames are now, the innermost first."""
+        found = []
+        frame: FrameType | None = start
+        while frame is not None and frame is not self._stop:
+            if self._frames is not None and self._frames.kind(frame.f_code) == "own":
+                found.append(FramePosition.of(frame))
+            frame = frame.f_back
+        return tuple(found)
+
+    def _sources(self, operand: Tensor) -> tuple[Producer, ...]:
+        """Return an operand's producer, and the calls that have written to its memory since."""
+        memory = memory_of(operand)
+        held = self._made.get(id(operand))
+        if held is None:
+            held = self._owners.get(memory, "constant") if memory is not None else "constant"
+        since = held.order if isinstance(held, OutputRef) else 0
+        writes = self._writes.get(memory, []) if memory is not None else []
+        return (held, *(write for write in writes if write.order > since))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy; an empty one of a tensor under vmap, which must not leave it."""
+    return torch.zeros(()) if is_mapped(tensor) else tensor.detach().clone()
+
+
+def _with(result: Any, old: Tensor, new: Tensor) -> Any:
+    """Return a call's result with one tensor replaced."""
+    if result is old:
+        return new
+    if isinstance(result, (tuple, list)):
+        items = [_with(item, old, new) for item in result]
+        # torch's named results take one sequence, Python's named tuples their items one by one
+        return type(result)(*items) if hasattr(result, "_make") else type(result)(items)
+    if isinstance(result, dict):
+        return {key: _with(item, old, new) for key, item in result.items()}
+    return result

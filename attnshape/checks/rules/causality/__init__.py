@@ -1,0 +1,190 @@
+"""Do queries attend to the keys up to their own position, and to no later ones?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+
+from attnshape.checks.attention.mistake_lines import MaskLines
+from attnshape.checks.attention.operands import operands
+from attnshape.checks.attention.perturbation import changed_indices, divergences
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.visibility import Explanation, explain_visibility
+from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.rules.protocol import Observation, Outcome, Verification, Violation
+from attnshape.tracing.operations import JOINS
+
+CODES: tuple[str, ...] = ("AS501", "AS502", "AS503", "AS504", "AS505")
+TOPIC = "causality"
+
+
+def check(subject: Subject) -> Iterator[Outcome]:
+    """Compare the keys that queries attend to with causal masks of every offset and windows of every width."""
+    outcomes = list(_outcomes(subject))
+    wrong = any(isinstance(one, Violation) for one in outcomes)
+    yield from (one for one in outcomes if not (wrong and isinstance(one, Verification)))
+
+
+def _outcomes(subject: Subject) -> Iterator[Outcome]:
+    explained, _ = explain_visibility(subject)
+    yield from _past_attention(subject, explained)
+    for one in explained:
+        claims = subject.claims
+        if one.visible.is_weak:
+            continue
+        if one.hypothesis is None:
+            yield from _unexplained(subject, one)
+            continue
+        if not claims.causal and claims.window is None:
+            yield from _facts(subject, one)
+            continue
+        yield from _judged(subject, one)
+
+
+def _past_attention(subject: Subject, explained: list[Explanation]) -> Iterator[Outcome]:
+    """Change a token, and check whether earlier positions of the result change other than through attention."""
+    if not subject.claims.causal:
+        return
+    for symbol in subject.lengths:
+        number = subject.numbers[symbol]
+        changes = {index: subject.at_index(symbol, index) for index in (number // 2, number - 1)}
+        for index, change in changes.items():
+            moved = subject.perturb(Intervention(inputs=change))
+            if not change or not moved.comparable:
+                continue
+            earlier = [
+                min(changed_indices(mask, axis))
+                for _, mask in moved.returned()
+                for axis, size in enumerate(mask.shape)
+                if size == number and mask.any() and mask.shape.count(size) == 1
+            ]
+            if not earlier or min(earlier) >= index:
+                continue
+            if any(one.hypothesis != one.right for one in explained):
+                return  # attention itself leaks it, which has findings of its own
+            parted = divergences(moved, symbol, index, subject.numbers, change)
+            at = next((one.ref for one in parted if one.indices and one.indices[0] < index), None)
+            yield _violation(
+                "AS501",
+                f"the future leaks past attention: token {index} affects position {min(earlier)}",
+                at,
+                "let every position depend only on itself and earlier positions",
+                f"changed token {index} of {next(iter(change))}",
+            )
+            return
+
+
+def _unexplained(subject: Subject, one: Explanation) -> Iterator[Violation]:
+    """Look for keys later than their query in a pattern that no causal mask or window explains."""
+    queries, keys = one.visible.keys.shape[-2:]
+    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    known = lengths | {subject.numbers.get("Lp", 0) + length for length in lengths}
+    if not subject.claims.causal or queries not in lengths or keys not in known:
+        return  # these are blocks of queries and keys
+    later = torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
+    leaks = one.visible.keys & later & ~one.visible.empty.unsqueeze(-1)
+    if bool(leaks.any()):
+        yield _violation(
+            "AS501",
+            f"the future leaks: {int(leaks.any(0).any(0).sum())} pairs of a query and a later key get weight",
+            MaskLines(subject, one.visible.core).triangle(),
+            "keep keys with j <= i",
+        )
+
+
+def _are_whole(subject: Subject, one: Explanation) -> bool:
+    """Return whether the queries and keys of a core are those of a whole sequence or image, not of a block."""
+    lengths = [subject.numbers[symbol] for symbol in subject.lengths]
+    past = subject.numbers.get("Lp", 0)
+    known = {math.prod(some) for count in (1, 2) for some in itertools.combinations(lengths, count)}
+    known |= {past + length for length in lengths}
+    return set(one.visible.keys.shape[-2:]) <= known
+
+
+def _facts(subject: Subject, one: Explanation) -> Iterator[Outcome]:
+    """Yield which keys the queries attend to, if nothing is claimed about it."""
+    found = one.hypothesis
+    queries, keys = one.visible.keys.shape[-2:]
+    if found is None or found.backwards:
+        return
+    if found.window is not None:
+        side = "causal window" if found.offset is not None else "two-sided window"
+        yield Observation(f"attends to a {side} of {found.window} keys")
+    elif found.offset == keys - queries:
+        yield Observation("attends causally")
+    elif found.offset is None and not found.masks and _are_whole(subject, one):
+        yield Observation("every query attends to every key")
+    elif found.offset is not None:
+        yield Observation(f"query i attends to the keys up to i{found.offset:+d}")
+
+
+def _judged(subject: Subject, one: Explanation) -> Iterator[Outcome]:
+    found, right = one.hypothesis, one.right
+    queries, keys = one.visible.keys.shape[-2:]
+    lines = MaskLines(subject, one.visible.core)
+    assert found is not None
+    if right.offset is not None and (found.offset != right.offset or found.backwards):
+        code, message, hint = _explain_offset(subject, found.offset, found.backwards, keys - queries, keys)
+        yield _violation(code, message, lines.triangle(), hint)
+    elif right.offset is not None:
+        yield Verification("attends causally")
+    if right.window is not None and found.window != right.window:
+        width = "all keys" if found.window is None else f"{found.window} keys"
+        yield _violation(
+            "AS505",
+            f"a query attends to a window of {width}, expected {_window(subject, right.window)}",
+            lines.triangle(),
+            "keep keys with 0 <= i - j < W",
+        )
+    elif right.window is not None:
+        yield Verification(f"attends to a window of {subject.claims.window.text if subject.claims.window else ''} keys")
+
+
+def _window(subject: Subject, number: int) -> str:
+    text = subject.claims.window.text if subject.claims.window is not None else ""
+    return str(number) if text == str(number) else f"{text} = {number}"
+
+
+def _explain_offset(
+    subject: Subject, offset: int | None, backwards: bool, aligned: int, keys: int
+) -> tuple[str, str, str]:
+    """Return the code, message and hint for a causal mask on the diagonal `offset` instead of `aligned`."""
+    if backwards:
+        message = "the causal mask is inverted: queries attend to the future, and not to the past"
+        return "AS501", message, "keep the lower triangle: torch.ones(L, L).tril()"
+    if offset is None or offset >= keys - 1:
+        if aligned > 0 and ("Lp" in subject.numbers or _joins_keys(subject)):
+            message = "there is no causal mask when keys are cached: queries attend to the future"
+            return "AS504", message, "mask with .tril(diagonal=Lk - Lq), with and without a cache"
+        return "AS501", "there is no causal mask: queries attend to the future", "mask with .tril()"
+    if aligned != 0 and offset == 0:
+        message = "the causal mask is aligned with the first key, expected the last query to attend to the last key"
+        return "AS503", message, "shift it: .tril(diagonal=Lk - Lq)"
+    by = offset - aligned
+    if by > 0:
+        message = f"the future leaks: a query attends to keys up to {by} position{'s' if by > 1 else ''} after its own"
+        return "AS501", message, "keep keys with j <= i"
+    if by == -1:
+        return "AS502", "a query doesn't attend to its own position", "keep keys with j <= i, including the diagonal"
+    return "AS503", f"the causal mask is shifted by {by} positions", "align it: .tril(diagonal=Lk - Lq)"
+
+
+def _joins_keys(subject: Subject) -> bool:
+    """Return whether keys are concatenated, as cached and new ones are."""
+    keys = [one for one in operands(subject) if one.role == "key"]
+    return any(event.name in JOINS for one in keys for event in subject.graph.upstream(one.sources))
+
+
+def _violation(code: str, message: str, at: OutputRef | None, hint: str, changed: str = "") -> Violation:
+    return Violation(
+        code=code,
+        message=message,
+        at=at,
+        hint=hint,
+        shown="intervention" if changed else "reproduced",
+        evidence=changed or "set the scores to 0, and read which keys get weight: those that this mistake leaves",
+    )

@@ -1,0 +1,75 @@
+"""What a rule is, and what it can report about an attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.replay import OutputRef
+from attnshape.model.report import Shown
+from attnshape.tracing.raw import SourceLocation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """A mistake, at the call that makes it. It becomes a finding if a second set of sizes confirms it."""
+
+    code: str
+    message: str
+    at: OutputRef | None
+    """The call whose line the finding names; None if the target as a whole is at fault."""
+    place: SourceLocation | None = None
+    """The place to name instead of the line of that call."""
+    hint: str
+    evidence: str
+    """What was changed, or which numbers were reproduced."""
+    shown: Shown = "intervention"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A fact that is right or wrong only by intent, such as "attends causally"."""
+
+    text: str
+    at: OutputRef | None = None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A property that was checked and holds."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A property that could not be checked, and why."""
+
+    topic: str
+    reason: str
+
+
+Outcome = Violation | Observation | Verification | Undecided
+
+
+class Rule(Protocol):
+    """A kind of mistake that `attnshape check` looks for.
+
+    A rule is a folder below this one, a package whose module has the three members below. The folder also holds a page
+    `CODE.md` for each code, with a wrong and a right snippet, unless another rule that reports the code has its page.
+    `registry.RULES` lists the rules in the order in which they run.
+    """
+
+    CODES: tuple[str, ...]
+    """The codes that the rule may report, such as `("AS301", "AS302")`."""
+    TOPIC: str
+    """What the rule checks, as a noun phrase for progress messages and for "not checked: …"."""
+
+    def check(self, subject: Subject) -> Iterator[Outcome]:
+        """Yield what the rule finds out about the attention in a target, run at one set of small sizes.
+
+        A rule yields at least one outcome, unless it concerns something that the target doesn't have or that the user
+        didn't claim. Exceptions may propagate: the check then reports the topic as not checked.
+        """

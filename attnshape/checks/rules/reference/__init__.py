@@ -1,0 +1,149 @@
+"""Does an independent computation from the same queries, keys and values give the target's numbers?"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnshape.checks.attention.cores import FusedCore
+from attnshape.checks.attention.elementwise import MeasuredCore
+from attnshape.checks.attention.products import Product
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.rules.protocol import Outcome, Undecided, Verification
+
+
+@dataclass(frozen=True)
+class OracleMismatch:
+    """A result that differs from the oracle's."""
+
+    what: str
+    """Scores, weights or context."""
+    most: float
+    """The largest difference."""
+
+
+def compare_with_oracle(measured: MeasuredCore, tolerance: float) -> OracleMismatch | str | None:
+    """Return the first result of a core that differs from the oracle's, why there is none, or None if all agree."""
+    core, before, after = measured.core, measured.scores_map, measured.weights_map
+    scores = product(core.scores)
+    if scores is None:
+        return "the axes of the scores' product can't be told apart"
+    if before is None or after is None or not before.elementwise or not after.elementwise:
+        return "scores or weights are changed on their way by more than a factor and a sum"
+    plain = core.scores.result.double() - core.scores.added
+    scores = scores * _factor(plain, scores)
+    if not _same(scores, plain, tolerance):
+        return OracleMismatch("scores", float((scores - plain).abs().max()))
+    logits = _along(plain, before.source, before.factor) + before.added
+    if len(core.softmax.axes) != 1 or core.softmax.late:
+        return "the softmax isn't one call over one axis"
+    axis = next(iter(core.softmax.axes))
+    powers = (logits - logits.amax(axis, keepdim=True)).mul(core.softmax.base).exp()
+    weights = powers / powers.sum(axis, keepdim=True)
+    made = core.softmax.event.values[0].double()
+    if not _same(weights, made, tolerance):
+        return OracleMismatch("weights", float((weights - made).nan_to_num().abs().max()))
+    context = product(core.value)
+    if context is None:
+        return "the axes of the value product can't be told apart"
+    actual = core.value.result.double() - core.value.added
+    return (
+        None if _same(context, actual, tolerance) else OracleMismatch("context", float((context - actual).abs().max()))
+    )
+
+
+def compare_fused_with_oracle(core: FusedCore, tolerance: float) -> OracleMismatch | None:
+    """Return the mismatch of a fused attention's context with the oracle's; None if they agree."""
+    query, key, value = (core.tensor(name).double() for name in ("query", "key", "value"))
+    if core.arguments.get("enable_gqa"):
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    logits = torch.einsum("...id,...jd->...ij", query, key) * core.scale + core.added
+    powers = (logits - logits.amax(-1, keepdim=True)).exp()
+    weights = (powers / powers.sum(-1, keepdim=True)).nan_to_num()  # a row without keys is zeros
+    context = torch.einsum("...ij,...jd->...id", weights, value)
+    actual = core.event.values[0].double()
+    return (
+        None if _same(context, actual, tolerance) else OracleMismatch("context", float((context - actual).abs().max()))
+    )
+
+
+def product(made: Product) -> Tensor | None:
+    """Return a product computed by einsum over the axes that were found; None if these are ambiguous."""
+    symbols = iter(string.ascii_letters)
+    out = {axis: next(symbols) for axis in range(made.result.ndim)}
+    summed = {place: list(made.contracted(place)) for place in (made.left, made.right)}
+    sizes = {place: [made.given(place).shape[a] for a in axes] for place, axes in summed.items()}
+    if sizes[made.left] != sizes[made.right] or len(set(sizes[made.left])) != len(sizes[made.left]):
+        return None
+    shared = [next(symbols) for _ in summed[made.left]]
+    terms = []
+    for place in (made.left, made.right):
+        term = ""
+        for axis, stays in enumerate(made.axes[place]):
+            if axis in summed[place]:
+                term += shared[summed[place].index(axis)]
+            elif len(stays) == 1:
+                term += out[next(iter(stays))]
+            elif made.given(place).shape[axis] == 1:
+                term += next(symbols)
+            else:
+                return None
+        terms.append(term)
+    wanted = [axis for axis in out if out[axis] in terms[0] + terms[1]]
+    if any(made.result.shape[axis] != 1 for axis in out if axis not in wanted):
+        return None
+    left, right = made.given(made.left).double(), made.given(made.right).double()
+    result = torch.einsum(f"{terms[0]},{terms[1]}->{''.join(out[axis] for axis in wanted)}", left, right)
+    return result.reshape(made.result.shape)
+
+
+def _factor(plain: Tensor, scores: Tensor) -> Tensor:
+    """Return the factor that a product's own call applies, such as the alpha of baddbmm."""
+    ratio = (plain / scores).flatten()
+    return ratio[torch.isfinite(ratio)].median()
+
+
+def _along(value: Tensor, source: Tensor, factor: Tensor) -> Tensor:
+    """Return the numbers multiplied and arranged by a map, without what it adds; 0 if they no longer matter."""
+    arranged = value.flatten()[source.clamp(min=0)]
+    return torch.where(source >= 0, arranged * factor.nan_to_num(), torch.zeros_like(arranged))
+
+
+def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    return a.shape == b.shape and bool(
+        torch.isclose(a, b, rtol=max(tolerance, 1e-7), atol=max(tolerance, 1e-9), equal_nan=True).all()
+    )
+
+
+CODES: tuple[str, ...] = ()
+TOPIC = "attention as a whole"
+
+
+def check(subject: Subject) -> Iterator[Outcome]:
+    """Compute scores, weights and contexts independently in float64, and compare."""
+    if not subject.measured and not subject.fused:
+        yield Undecided(
+            TOPIC, "no attention with a softmax was found, so only inputs could be changed and results compared"
+        )
+        return
+    verdicts: list[OracleMismatch | str | None] = [
+        *(compare_with_oracle(one, subject.experiment.tolerance) for one in subject.measured),
+        *(
+            "a mask has no tensor to read"
+            if one.hides_its_mask
+            else compare_fused_with_oracle(one, subject.experiment.tolerance)
+            for one in subject.fused
+        ),
+    ]
+    if all(verdict is None for verdict in verdicts):
+        yield Verification("scores, weights and contexts agree with an independent computation in float64")
+    for verdict in dict.fromkeys(verdicts):
+        if isinstance(verdict, str):
+            yield Undecided(TOPIC, verdict)
+        elif verdict is not None:
+            difference = f"the {verdict.what} differ from an independent computation by up to {verdict.most:.3g}"
+            yield Undecided(TOPIC, f"{difference}, and no known mistake explains it")

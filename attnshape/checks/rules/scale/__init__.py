@@ -1,0 +1,287 @@
+"""Are the scores scaled by 1/sqrt(Dk), from the projections to the softmax?
+
+Scaled dot-product attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, equation 1) is
+softmax(Q Kᵀ / sqrt(Dk)) V. Disentangled attention (He et al. 2021, https://arxiv.org/abs/2006.03654, equation 4) adds
+three kinds of score and divides by sqrt(3*Dk).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from attnshape.checks.attention.cores import Core, FusedCore, between
+from attnshape.checks.attention.operands import AttentionOperand, operands, projection
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
+from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
+from attnshape.errors import AttnshapeError, Option
+from attnshape.tracing.operations import PRODUCTS_WITH_ADDEND, SCALINGS
+
+_VALUES = re.compile(r"width of (v|values?)$")
+_DIVIDE = "divide by math.sqrt(Dk), the width of one head"
+_NOT_MULTIPLY = "divide by math.sqrt(Dk) instead of multiplying"
+
+
+@dataclass(frozen=True)
+class KnownFactor:
+    """A factor that a known mistake makes."""
+
+    code: str
+    formula: str
+    value: float
+    hint: str
+
+
+def known_factors(subject: Subject, width: int) -> Iterator[KnownFactor]:
+    """Yield the factors of known mistakes, the likely ones first, for heads of a width."""
+    sizes = subject.numbers
+    yield KnownFactor("AS203", "1/Dk", 1 / width, "scale by 1/sqrt(Dk) once: either the scores or the queries")
+    widths = _other_widths(subject, width)
+    for name, size in widths.items():
+        yield KnownFactor("AS207" if _VALUES.search(name) else "AS201", f"1/sqrt({name})", size**-0.5, _DIVIDE)
+    for symbol in ("Lk", "L", "Lq", "Lp", *subject.lengths):
+        if symbol in sizes:
+            yield KnownFactor("AS202", f"1/sqrt({symbol})", sizes[symbol] ** -0.5, _DIVIDE)
+            yield KnownFactor("AS202", f"1/{symbol}", 1 / sizes[symbol], _DIVIDE)
+    if {"Lp", "L"} <= sizes.keys():
+        yield KnownFactor("AS202", "1/sqrt(Lp+L)", (sizes["Lp"] + sizes["L"]) ** -0.5, _DIVIDE)
+    yield KnownFactor("AS205", "sqrt(Dk)", math.sqrt(width), _NOT_MULTIPLY)
+    yield KnownFactor("AS205", "Dk", float(width), _NOT_MULTIPLY)
+    yield KnownFactor("AS203", "1/Dk**1.5", width**-1.5, "scale by 1/sqrt(Dk) once")
+    for name, size in widths.items():
+        yield KnownFactor("AS201", f"1/{name}", 1 / size, _DIVIDE)
+        yield KnownFactor("AS201", f"1/sqrt(Dk*{name})", (width * size) ** -0.5, _DIVIDE)
+        yield KnownFactor("AS205", f"sqrt({name})", math.sqrt(size), _NOT_MULTIPLY)
+    for symbol in ("H", "Hkv", "B"):
+        if sizes.get(symbol, 1) > 1:
+            yield KnownFactor("AS207", f"1/sqrt({symbol})", sizes[symbol] ** -0.5, _DIVIDE)
+
+
+def expected_scale(subject: Subject, width: int) -> float:
+    """Return the claimed scale for heads of a width, 1/sqrt(Dk) if none is claimed.
+
+    Raises:
+        AttnshapeError: The claim can't be evaluated to a number.
+    """
+    if subject.claims.scale is None:
+        return 1 / math.sqrt(width)
+    names = {"sqrt": math.sqrt, "math": math, "Dk": width, **subject.numbers}
+    try:
+        return float(eval(subject.claims.scale, {"__builtins__": {}}, names))
+    except Exception as error:  # noqa: BLE001 - a claim is Python of the user's
+        raise AttnshapeError(
+            (Option("claims", f"scale={subject.claims.scale}"), f": {type(error).__name__}: {error}"),
+            ("for example ", Option("claims", "scale=1/sqrt(Dk)")),
+        ) from None
+
+
+def _other_widths(subject: Subject, width: int) -> dict[str, int]:
+    """Return the widths that a model may have besides that of one head, by name."""
+    found = {}
+    if "D" in subject.numbers:
+        found["D"] = subject.numbers["D"]
+    elif "H" in subject.numbers:
+        found["H*Dk"] = subject.numbers["H"] * width
+    for name, value in subject.inputs.items():
+        if value.ndim >= 2 and value.is_floating_point() and value.shape[-1] not in (*found.values(), width):
+            found[f"the width of {name}"] = value.shape[-1]
+    return {name: number for name, number in found.items() if number not in (width, 1)}
+
+
+CODES: tuple[str, ...] = ("AS201", "AS202", "AS203", "AS204", "AS205", "AS207")
+TOPIC = "scale of the scores"
+_CLOSE = 1e-4
+_MOST_KINDS = 3
+"""The most kinds of score that are added, each scaled so that their sum keeps its standard deviation."""
+
+
+def check(subject: Subject) -> Iterator[Outcome]:
+    """Replace scores by known numbers, lengthen queries and keys by a known amount, and read the factor of both."""
+    if not subject.measured and not subject.fused:
+        yield Undecided(TOPIC, "no attention with a softmax was found")
+        return
+    seen: set[tuple[str, object]] = set()
+    for core, at, factor, why in _factors(subject):
+        outcome = _judge(subject, core, at, factor, why)
+        place = subject.source(outcome.at) if isinstance(outcome, Violation) else None
+        key = (getattr(outcome, "code", str(outcome)), place)
+        if key not in seen:
+            seen.add(key)
+            yield outcome
+
+
+def _factors(subject: Subject) -> Iterator[tuple[Core | FusedCore, OutputRef, float | None, str]]:
+    """Yield each core with the factor between its products and the softmax, or why there is no single one."""
+    for measured in subject.measured:
+        core = measured.core
+        mapping = measured.scores_map
+        inner = _inner(core)
+        if mapping is None or not mapping.elementwise:
+            yield (
+                core,
+                core.scores.ref,
+                None,
+                "the scores are not a multiple of the products: they are capped, or heads are mixed",
+            )
+        elif mapping.common_factor is None or inner is None:
+            yield core, core.scores.ref, None, "the factor differs between scores"
+        else:
+            yield core, core.scores.ref, mapping.common_factor * inner * core.softmax.base, ""
+    for fused in subject.fused:
+        yield fused, fused.context, fused.scale, ""
+
+
+def _inner(core: Core) -> float | None:
+    """Return the factor within the product itself: baddbmm and addmm have one."""
+    made = core.scores
+    if made.last.name not in PRODUCTS_WITH_ADDEND:
+        return 1.0
+    plain = torch.matmul(made.given(made.left), made.given(made.right))
+    ratio = ((made.result - made.added) / plain).flatten()
+    return float(ratio.median()) if bool(torch.isclose(ratio, ratio.median(), rtol=1e-5).all()) else None
+
+
+def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: float | None, why: str) -> Outcome:
+    if factor is None:
+        return Undecided(TOPIC, why)
+    own = [one for one in operands(subject) if one.core is core]
+    query, key = own[0], own[1]
+    if len(_contracted(query)) != 1:
+        return Undecided(TOPIC, "the product of queries and keys contracts more than one axis")
+    lengths = [_stretch(subject, query), _stretch(subject, key)]
+    if any(length is None for length in lengths):
+        return Undecided(TOPIC, "queries or keys are not simply multiplied by one factor before their product")
+    scale = abs(factor) * math.prod(length for length in lengths if length is not None)
+    width = query.value.shape[_contracted(query)[0]]
+    widths = _widths_of(core, query)
+    place = _place(subject, core, at, (query, key))
+    expected = expected_scale(subject, width)
+    if subject.claims.scale is not None:
+        if math.isclose(scale, expected, rel_tol=_CLOSE):
+            return Verification(f"scores are scaled by {subject.claims.scale}, as claimed")
+    elif (kinds := _kinds(scale, widths)) is not None:
+        width_formula = f"{kinds}*Dk" if kinds > 1 else "Dk"
+        return Observation(f"scores are scaled by 1/sqrt({width_formula})")
+    if math.isclose(scale, 1.0, rel_tol=_CLOSE):
+        return _unscaled(subject, place, expected)
+    found = next(
+        (known for known in known_factors(subject, width) if math.isclose(scale, known.value, rel_tol=_CLOSE)), None
+    )
+    if found is None and subject.claims.scale is None:
+        return Observation(f"scores are scaled by {scale:.4g}, which is no known function of the sizes", place)
+    return _violation(subject, place, scale, expected, found)
+
+
+def _unscaled(subject: Subject, place: OutputRef, expected: float) -> Outcome:
+    if subject.claims.scale is None:
+        return Observation("scores are not scaled", place)
+    return Violation(
+        code="AS204",
+        message=f"scores are not scaled, expected {subject.claims.scale} = {expected:.4g}",
+        at=place,
+        hint="divide by math.sqrt(Dk)",
+        shown="reproduced",
+        evidence="replaced the products by 0, 1 and 2, and read 0, 1 and 2 at the softmax",
+    )
+
+
+def _violation(subject: Subject, place: OutputRef, scale: float, expected: float, found: KnownFactor | None) -> Outcome:
+    formula = subject.claims.scale or "1/sqrt(Dk)"
+    text = f"{found.formula} = {scale:.4g}" if found is not None else f"{scale:.4g}"
+    return Violation(
+        code=found.code if found is not None else "AS207",
+        message=f"scores are scaled by {text}, expected {formula} = {expected:.4g}",
+        at=place,
+        hint=found.hint if found is not None else f"multiply by {formula}",
+        shown="reproduced",
+        evidence="replaced products and projections by known numbers, and read them at the softmax",
+    )
+
+
+def _kinds(scale: float, widths: set[int]) -> int | None:
+    """Return the number of kinds of score, added together, for which a scale is right; None if it is for none."""
+    for kinds in range(1, _MOST_KINDS + 1):
+        if any(math.isclose(scale, 1 / math.sqrt(kinds * width), rel_tol=_CLOSE) for width in widths):
+            return kinds
+    return None
+
+
+def _widths_of(core: Core | FusedCore, query: AttentionOperand) -> set[int]:
+    """Return how many features a score sums over: in each product, and in all products that are added."""
+    if isinstance(core, FusedCore):
+        return {query.value.shape[-1]}
+    every = [
+        math.prod(one.given(one.left).shape[axis] for axis in one.contracted(one.left))
+        for one in (core.scores, *core.more_scores)
+    ]
+    return {*every, sum(every)}
+
+
+def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
+    """Return the factor between a projection and the query or key that enters the product; None if there isn't one."""
+    made = projection(subject, operand.sources)
+    names = sorted(subject.graph.origins(operand.sources) & set(subject.inputs))
+    if made is None and not names:
+        return 1.0
+    width = (subject.base.value(made) if made is not None else subject.base.inputs[names[0]]).shape[-1]
+    head = subject.numbers.get("Dk", 0) or operand.value.shape[_contracted(operand)[0]]
+    starts = (0, head, width // 3, width // 3 * 2, width - 2 * head, width - head)
+    features = dict.fromkeys(feature for feature in starts if 0 <= feature < width)
+    for feature in features:
+        longer = _longer(feature)
+        change = (
+            Intervention(results={made: longer})
+            if made is not None
+            else Intervention(inputs=dict.fromkeys(names, _first_longer))
+        )
+        run = subject.experiment.run(change)
+        if not run.follows(subject.base):
+            return None
+        difference = operand.of(run) - operand.value
+        lengths = difference.double().square().sum(_contracted(operand)).sqrt().flatten()
+        lengths = lengths[lengths > subject.experiment.tolerance]
+        if lengths.numel():
+            same = bool(torch.isclose(lengths, lengths[0], rtol=1e-4).all())
+            return float(lengths[0]) if same else None
+    return None
+
+
+def _contracted(operand: AttentionOperand) -> tuple[int, ...]:
+    if isinstance(operand.core, FusedCore):
+        return (operand.value.ndim - 1,)
+    return operand.core.scores.contracted(operand.place)
+
+
+def _first_longer(value: torch.Tensor) -> torch.Tensor:
+    value[(0,) * value.ndim] += 1
+    return value
+
+
+def _longer(feature: int) -> Replace:
+    def change(value: torch.Tensor) -> torch.Tensor:
+        value[..., feature] += 1
+        return value
+
+    return change
+
+
+def _place(subject: Subject, core: Core | FusedCore, at: OutputRef, own: tuple[AttentionOperand, ...]) -> OutputRef:
+    """Return the call that scales: after the product, else on the path of the queries or keys, else the product."""
+    flow = subject.graph
+    paths: list[Iterable[ReplayedCall]] = []
+    if isinstance(core, Core):
+        paths.append(between(flow, core.scores.ref, core.softmax.sources))
+    for operand in own:
+        made = projection(subject, operand.sources)
+        paths.append(between(flow, made, operand.sources) if made is not None else flow.upstream(operand.sources))
+    return next((event.refs[0] for path in paths for event in path if _scales(event)), at)
+
+
+def _scales(event: ReplayedCall) -> bool:
+    return event.name in SCALINGS and sum(one.numel() > 1 for one in event.given) == 1

@@ -1,0 +1,174 @@
+"""Batches: one command that runs several targets and writes their results together, or each into a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+from attnshape import __version__
+from attnshape.cli.flags import flag_syntax, typed_command
+from attnshape.cli.jobs import Job, Refused
+from attnshape.cli.output import print_error, resolve_format, screen_for, write
+from attnshape.cli.progress import Progress
+from attnshape.errors import AttnshapeError, ExitStatus
+from attnshape.model.trace import Trace
+from attnshape.options.pyproject import SizeSet
+from attnshape.reporters.batch_view import BatchItem, BatchResult, ResultT, title
+from attnshape.reporters.escaping import visible
+from attnshape.reporters.registry import find_renderer
+from attnshape.reporters.reporter import BatchReporter
+from attnshape.runtime.signals import reraise_interruption
+from attnshape.targets.imports import SiblingModules
+
+RunJob = Callable[[Job, Callable[[str], None]], ResultT]
+"""Runs one job and reports its progress through the callback."""
+
+_LONGEST_NAME = 120
+_HASH_DIGITS = 12
+
+
+def run_jobs(jobs: Sequence[Job | Refused], run: RunJob[ResultT]) -> Iterator[BatchItem[ResultT]]:
+    """Yield the result of each job as soon as it is available. A failing job doesn't stop the others."""
+    siblings = SiblingModules()
+    for number, job in enumerate(jobs, 1):
+        yield _run_job(job, run, siblings, f"{number} of {len(jobs)}")
+
+
+def write_batch(
+    items: Iterable[BatchItem[ResultT]],
+    reporter: BatchReporter,
+    render: Callable[[ResultT], str],
+    output: Path | None,
+) -> ExitStatus:
+    """Write each result as soon as it is available, or all of them into one file at the end.
+
+    Args:
+        items: The results, which are computed as they are iterated over.
+        reporter: How the format puts them together.
+        render: Renders one result in that format.
+        output: The file; None for standard output.
+
+    Returns:
+        The exit status of the command.
+    """
+    screen = screen_for(output)
+    done: list[BatchItem[ResultT]] = []
+    parts: list[str] = []
+    for item in items:
+        part = ""
+        if reporter.render_heading is not None:
+            try:
+                part = f"\n{render(item.result)}" if item.result is not None else ""
+            except AttnshapeError as error:  # for example where --match names nothing in this one
+                item = replace(item, result=None, error=error)
+            part = f"{reporter.render_heading(item, screen)}{part}\n"
+        done.append(item)
+        parts.append(part)
+        if output is None and part:
+            write(part, None)
+    batch = _batch_result(done)
+    summary = reporter.render_summary(batch, screen)
+    write(summary if output is None else "".join((*parts, summary)), output)
+    if output is not None or not reporter.shows_errors:
+        for item in done:
+            if item.error is not None:
+                print_error(AttnshapeError(f"{title(item)}: {item.error.message}", item.error.hint))
+    return batch.status
+
+
+def output_folder(output: str, format_: str) -> Path | None:
+    """Return the folder that `--output` names, and create it if necessary; None if it names a file.
+
+    Raises:
+        AttnshapeError: The folder can't be created or written, or the format isn't JSON.
+    """
+    folder = Path(output)
+    try:
+        if not (output.endswith(("/", os.sep)) or folder.is_dir()):
+            return None
+        if format_ != "json":
+            raise AttnshapeError(
+                f"--output {output} is a folder, which gets a file for each trace as JSON only",
+                f"add --format json, or write to a file in it: {folder / 'traces.md'}",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise AttnshapeError(
+            f"--output {output[:80]!r}: no folder can be written there: {reason}", "choose another path"
+        ) from None
+    return folder
+
+
+def file_names(jobs: Sequence[Job | Refused]) -> list[str]:
+    """Return a file name for each job: its target and sizes, quoted, such as `cross,B=1,L=1.json`.
+
+    A name depends on its own job only, so that folders of two versions can be compared. The exception are names that
+    differ in upper and lower case only, which some systems take for one file: a hash is added to these.
+    """
+    plain = [_plain_name(job.name, job.sizes if isinstance(job, Job) else {}) for job in jobs]
+    alike = Counter(name.casefold() for name in plain)
+    return [f"{_short_name(name, alike[name.casefold()] > 1)}.json" for name in plain]
+
+
+def write_folder(items: Iterable[BatchItem[Trace]], names: Sequence[str], folder: Path) -> ExitStatus:
+    """Write each trace into its file in the folder, and the summary to standard output; return the exit status.
+
+    A target that has no trace now loses the file of that name, which would be mistaken for its result.
+    """
+    done = []
+    for item, name in zip(items, names, strict=True):
+        done.append(item)
+        if item.result is not None:
+            write(Trace.to_json(item.result) + "\n", folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
+    batch = _batch_result(done)
+    reporter = find_renderer(resolve_format("auto", None), "traces")
+    write(reporter.render_summary(batch, screen_for(None)), None)
+    return batch.status
+
+
+def _batch_result(items: Sequence[BatchItem[ResultT]]) -> BatchResult[ResultT]:
+    return BatchResult(__version__, typed_command(), tuple(items))
+
+
+def _run_job(job: Job | Refused, run: RunJob[ResultT], siblings: SiblingModules, number: str) -> BatchItem[ResultT]:
+    if isinstance(job, Refused):
+        return BatchItem(job.name, error=job.error.written_in(flag_syntax))
+    item: BatchItem[ResultT] = BatchItem(job.name, job.sizes)
+    heading = visible(f"{number}: {title(item)}")
+    try:
+        with Progress() as progress, siblings.of(job.spec.target):
+            return replace(item, result=run(job, lambda activity: progress(f"{heading}: {activity}")))
+    except AttnshapeError as error:
+        return replace(item, error=error.written_in(flag_syntax))
+    except Exception as error:  # noqa: BLE001 - a bug of attnshape in one target must not lose the other results
+        reraise_interruption(error)
+        message = f"attnshape itself failed: {type(error).__name__}: {error}"
+        hint = f"report it, with the output of: {job.options.command}"
+        return replace(item, error=AttnshapeError(message, hint))
+
+
+def _plain_name(name: str, sizes: SizeSet) -> str:
+    # quoted parts contain neither a comma, nor an equals sign, nor a lone %, so that no two jobs get one name
+    parts = [
+        quote(name, safe="", errors="backslashreplace") or "%",
+        *(f"{quote(symbol)}={size}" for symbol, size in sizes.items()),
+    ]
+    return ",".join(parts)
+
+
+def _short_name(name: str, ambiguous: bool) -> str:
+    not_hidden = f"%2E{name[1:]}" if name.startswith(".") else name
+    if len(not_hidden) <= _LONGEST_NAME and not ambiguous:
+        return not_hidden
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{not_hidden[:_LONGEST_NAME]}-{digest}"

@@ -1,0 +1,224 @@
+"""The flags that verbs share, from the command line to typed options and back."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attnshape.dims.symbols import SYMBOLS, SYMBOLS_BY_NAME
+from attnshape.errors import Option
+from attnshape.options.spec import (
+    DtypeName,
+    MechanismOptions,
+    TargetSpec,
+    parse_arguments,
+    parse_dims,
+    parse_inputs,
+    require_name,
+)
+from attnshape.reporters.registry import formats_for
+from attnshape.reporters.reporter import Kind
+
+
+def format_option(kind: Kind) -> Any:
+    """Return the option `--format` of a verb that writes such values; its help names the formats that render them."""
+    *others, last = ("auto", *formats_for(kind))
+    return typer.Option("--format", metavar="NAME", help=f"{', '.join(others)} or {last}.")
+
+
+TraceFormat = Annotated[str, format_option("trace")]
+DifferenceFormat = Annotated[str, format_option("difference")]
+Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write to a file.")]
+OutputOrFolder = Annotated[
+    str | None,
+    typer.Option("--output", metavar="PATH", help="Write to a file; for several traces as json also into a FOLDER/."),
+]
+All = Annotated[bool, typer.Option("--all", help="Every target that pyproject.toml names.")]
+Columns = Annotated[
+    str | None, typer.Option("--columns", metavar="LIST", help="Columns, such as step,signature,strides,storage.")
+]
+Match = Annotated[
+    str | None,
+    typer.Option("--match", metavar="LIST", help="Only these roles, operations or modules: scores,view,attn.*"),
+]
+Depth = Annotated[
+    int | None,
+    typer.Option("--depth", metavar="N", min=0, help="Fold what lies deeper than N inside composites; 0 folds all."),
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Say in one sentence a step what it does and why.")]
+
+_Size = int | None
+_BUILT_IN = "Built-in mechanisms"
+_SIZES = "Sizes"
+_RUN = ("device", "dtype", "seed", "train", "grad")
+
+
+def _size(flag: str, help_: str) -> Any:
+    return typer.Option(flag, metavar="N", min=1, help=help_, rich_help_panel=_SIZES)
+
+
+def _declared(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="A mechanism of the catalog (multi-head where none is given), path/to/file.py:Name, "
+            "package.module:Name, or a name from pyproject.toml. Running a target runs its code.",
+        ),
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(metavar="ARGS", help='What to call a class with: "D, n_head=H". Sizes are names in it.'),
+    ] = None,
+    input_: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="SPEC", help='A tensor argument: "query: B Lq D", "ids: int[V] B L". Repeat.'),
+    ] = None,
+    with_: Annotated[
+        list[str] | None, typer.Option("--with", metavar="NAME=PYTHON", help="Another argument, in Python. Repeat.")
+    ] = None,
+    batch: Annotated[_Size, _size("--batch", "B, sequences in a batch.")] = None,
+    heads: Annotated[_Size, _size("--heads", "H, query heads.")] = None,
+    kv_heads: Annotated[_Size, _size("--kv-heads", "Hkv, key/value heads.")] = None,
+    group: Annotated[_Size, _size("--group", "G, query heads to one key/value head.")] = None,
+    past: Annotated[_Size, _size("--past", "Lp, cached positions before the first query.")] = None,
+    length: Annotated[_Size, _size("--length", "L, where queries and keys are one sequence.")] = None,
+    queries: Annotated[_Size, _size("--queries", "Lq, number of queries.")] = None,
+    keys: Annotated[_Size, _size("--keys", "Lk, number of keys and values.")] = None,
+    d_model: Annotated[_Size, _size("--d-model", "D, model width.")] = None,
+    d_head: Annotated[_Size, _size("--d-head", "Dk, width of one head's queries and keys.")] = None,
+    d_value: Annotated[_Size, _size("--d-value", "Dv, width of one head's values.")] = None,
+    window: Annotated[_Size, _size("--window", "W, sliding-window width.")] = None,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=EXPR", help="A dimension of your own: T=10, or C=nh*hs. Repeat.", rich_help_panel=_SIZES
+        ),
+    ] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Mask later keys.", rich_help_panel=_BUILT_IN)] = False,
+    padding: Annotated[
+        bool, typer.Option("--padding", help="Mask padded keys, B x 1 x 1 x Lk.", rich_help_panel=_BUILT_IN)
+    ] = False,
+    mask_value: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="What masked scores become: -inf or a large negative.", rich_help_panel=_BUILT_IN
+        ),
+    ] = None,
+    dropout: Annotated[
+        float | None, typer.Option(metavar="P", help="Dropout of the weights, with --train.", rich_help_panel=_BUILT_IN)
+    ] = None,
+    no_bias: Annotated[
+        bool, typer.Option("--no-bias", help="Projections without bias.", rich_help_panel=_BUILT_IN)
+    ] = False,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or meta.")] = None,
+    dtype: Annotated[
+        DtypeName | None, typer.Option(metavar="NAME", help="float32, float64, float16 or bfloat16.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of parameters and inputs.")] = None,
+    train: Annotated[bool, typer.Option("--train", help="Run in training mode, with dropout.")] = False,
+    grad: Annotated[
+        bool, typer.Option("--grad", help="Run with gradients: of the parameters, or the inputs where there are none.")
+    ] = False,
+) -> None:
+    """Declare the parameters of each verb that `takes_target` makes."""
+
+
+def takes_target(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb with the flags of a target in place of its first two parameters.
+
+    The verb is called with a `TargetSpec` and a mapping of run options that have just what the user typed.
+    """
+    return _with_flags(verb, without=())
+
+
+def takes_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb as `takes_target` does, for one that declares its targets itself."""
+    return _with_flags(verb, without=("target",))
+
+
+def _with_flags(verb: Callable[..., None], without: tuple[str, ...]) -> Callable[..., None]:
+    declared = inspect.signature(_declared, eval_str=True).parameters
+    shared = {name: one for name, one in declared.items() if name not in without}
+    own = dict(list(inspect.signature(verb, eval_str=True).parameters.items())[2:])
+
+    def called(**given: Any) -> None:
+        flags = {name: given.pop(name) for name in shared}
+        typed = {name: value for name, value in flags.items() if value is not None and value is not False}
+        verb(_target_spec(typed), {name: typed[name] for name in _RUN if name in typed}, **given)
+
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*shared.values(), *own.values())]
+    called.__name__, called.__doc__ = verb.__name__, verb.__doc__
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return called
+
+
+def _target_spec(typed: Mapping[str, Any]) -> TargetSpec:
+    sizes = {symbol.name: typed.get(symbol.flag.removeprefix("--").replace("-", "_")) for symbol in SYMBOLS}
+    options: MechanismOptions = {  # type: ignore[assignment]  # names and types are those declared above
+        name: typed[name] for name in ("causal", "padding", "mask_value", "dropout") if name in typed
+    }
+    return TargetSpec(
+        require_name(typed["target"]) if "target" in typed else "",
+        typed.get("init"),
+        inputs=parse_inputs(typed.get("input_", ())),
+        arguments=parse_arguments(typed.get("with_", ())),
+        sizes={
+            **{name: size for name, size in sizes.items() if size is not None},
+            **parse_dims(typed.get("dim", ())),
+        },
+        options={**options, "bias": False} if "no_bias" in typed else options,
+    )
+
+
+def typed_command() -> str:
+    """Return the command of this process; bytes that aren't text, as file names may have, are escaped."""
+    return shlex.join(["attnshape", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
+
+
+def flag_words(option: Option) -> list[str]:
+    """Return the words of a command line that give an option; without a value only the flag.
+
+    >>> flag_words(Option("sizes", 4, "H")), flag_words(Option("inputs", "B L D", "x"))
+    (['--heads', '4'], ['--input', 'x: B L D'])
+    """
+    field, value, key = option.field, option.value, option.key
+    if field == "sizes":
+        sizes = value if isinstance(value, Mapping) else {key: value}
+        return [word for symbol, size in sizes.items() for word in _size_words(str(symbol), size)]
+    if field == "options" and key is not None:
+        field, key, value = ("no_bias", None, True) if key == "bias" else (key, None, value)
+    flag = {"inputs": "--input", "arguments": "--with", "claims": "--claim"}.get(field, f"--{field.replace('_', '-')}")
+    if value is None or value is True:
+        return [flag]
+    if key is not None:
+        return [flag, f"{key}={value}" if field == "arguments" else f"{key}: {value}"]
+    return [flag, str(value)]
+
+
+def flag_syntax(option: Option) -> str:
+    """Return an option as it is typed in a shell.
+
+    >>> flag_syntax(Option("inputs", "B L D", "x"))
+    '--input "x: B L D"'
+    """
+    return " ".join(_quoted(word) for word in flag_words(option))
+
+
+def _size_words(name: str, size: object) -> list[str]:
+    symbol = SYMBOLS_BY_NAME.get(name)
+    if symbol is not None:
+        return [symbol.flag] if size is None else [symbol.flag, str(size)]
+    return ["--dim", name if size is None else f"{name}={size}"]
+
+
+def _quoted(word: str) -> str:
+    quoted = shlex.quote(word)
+    return f'"{word}"' if quoted != word and not set(word) & set('"$`\\!') else quoted

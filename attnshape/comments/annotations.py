@@ -1,0 +1,136 @@
+"""Finds the jaxtyping annotations of a function: of its parameters, its result, and its variables."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnshape.comments.functions import FunctionNode, parameter_nodes
+
+_GROUPS = ("bfloat", "float", "uint", "int", "complex", "bool")
+_ALLOWED = {
+    "Float": ("float", "bfloat"),
+    "Int": ("int",),
+    "UInt": ("uint",),
+    "Integer": ("int", "uint"),
+    "Bool": ("bool",),
+    "Complex": ("complex",),
+    "Inexact": ("float", "bfloat", "complex"),
+    "Real": ("float", "bfloat", "int", "uint"),
+    "Num": ("float", "bfloat", "int", "uint", "complex"),
+}
+
+
+def allows_dtype(kind: str, dtype: str) -> bool:
+    """Return whether a kind allows a dtype; the size in `Float32` is ignored, since runs may use another one.
+
+    >>> allows_dtype("Float", "bfloat16"), allows_dtype("Float32", "float64"), allows_dtype("Bool", "float32")
+    (True, True, False)
+    """
+    group = _group(dtype)
+    plain = kind.rstrip("0123456789")
+    allowed = _ALLOWED.get("Float" if plain == "BFloat" else plain)
+    return allowed is None or group is None or group in allowed
+
+
+def kind_of_dtype(dtype: str) -> str:
+    """Return jaxtyping's kind for a dtype.
+
+    >>> kind_of_dtype("bfloat16"), kind_of_dtype("int64"), kind_of_dtype("uint8"), kind_of_dtype("qint8")
+    ('Float', 'Int', 'UInt', 'Shaped')
+    """
+    group = _group(dtype)
+    return next((kind for kind, groups in _ALLOWED.items() if group in groups), "Shaped")
+
+
+def _group(dtype: str) -> str | None:
+    return next((group for group in _GROUPS if dtype.startswith(group)), None)
+
+
+@dataclass(frozen=True)
+class JaxtypingAnnotation:
+    """A jaxtyping annotation: of a parameter, of the result, or of a variable at its statement."""
+
+    line: int
+    column: int
+    kind: str
+    dims: str
+    parameter: str | None = None
+    statement: ast.AnnAssign | None = None
+    item: int | None = None
+    """Which item of a tuple it annotates."""
+
+
+_PLAIN = ("Float", "Int", "Bool", "Shaped", "Complex", "Num", "Inexact", "Integer", "UInt", "Real", "Key")
+_SIZED = re.compile(r"(?:Float|Int|UInt|BFloat|Complex)\d+(?:e\d+m\d+\w*)?")
+
+
+def find_annotations(node: FunctionNode) -> Iterator[JaxtypingAnnotation]:
+    """Yield the jaxtyping annotations of a function's parameters, result and variables."""
+    for parameter in parameter_nodes(node):
+        for one in _annotations(parameter.annotation):
+            yield JaxtypingAnnotation(*one, parameter=parameter.arg)
+    yield from _results(node.returns)
+    waiting: list[ast.AST] = list(node.body)
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, (FunctionNode, ast.ClassDef, ast.Lambda)):
+            continue
+        if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name) and inner.value is not None:
+            for one in _annotations(inner.annotation):
+                yield JaxtypingAnnotation(*one, statement=inner)
+        waiting.extend(ast.iter_child_nodes(inner))
+
+
+def _results(returns: ast.expr | None) -> Iterator[JaxtypingAnnotation]:
+    if returns is None:
+        return
+    node = _unquoted(returns)
+    if (
+        isinstance(node, ast.Subscript)
+        and _name(node.value).lower().endswith("tuple")
+        and isinstance(node.slice, ast.Tuple)
+    ):
+        for place, item in enumerate(node.slice.elts):
+            yield from (JaxtypingAnnotation(*one, item=place) for one in _annotations(item))
+        return
+    yield from (JaxtypingAnnotation(*one) for one in _annotations(node))
+
+
+def _annotations(annotation: ast.expr | None) -> Iterator[tuple[int, int, str, str]]:
+    """Yield the jaxtyping types in an annotation: line, column, kind, dims. Only unions have several."""
+    if annotation is None:
+        return
+    node = _unquoted(annotation)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) == 2:
+        kind, dims = _name(node.value), node.slice.elts[1]
+        if (
+            (kind in _PLAIN or _SIZED.fullmatch(kind))
+            and isinstance(dims, ast.Constant)
+            and isinstance(dims.value, str)
+        ):
+            yield annotation.lineno, annotation.col_offset, kind, dims.value
+            return
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        yield from _annotations(node.left)
+        yield from _annotations(node.right)
+    elif isinstance(node, ast.Subscript) and _name(node.value) in ("Optional", "Annotated"):
+        yield from _annotations(node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice)
+
+
+def _unquoted(annotation: ast.expr) -> ast.expr:
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        try:
+            inner = ast.parse(annotation.value.strip(), mode="eval").body
+        except SyntaxError:
+            return annotation
+        for node in ast.walk(inner):
+            ast.copy_location(node, annotation)
+        return inner
+    return annotation
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

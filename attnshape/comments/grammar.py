@@ -1,0 +1,246 @@
+"""Parses comments: which of the shapes in one is a result's, which an operand's, and which a named variable's."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from attnshape.comments.notation import MAX_LENGTH, ShapeText, find_shapes, is_axis_word, parse_bare_shape
+
+Role = Literal["result", "operand", "state"]
+"""What the shape belongs to: the line's result, an operand, or anything between them."""
+
+_ARROW = re.compile(r"\s*(?:-+>|=+>|→|⟶|⇒|↦|\bto\b|\bbecomes\b)\s*")
+_TOLD_ARROW = re.compile(r"\s*-*(?:>|→)?\s*(?:[\w./]+[\s-]*){0,3}(?:-+>|=+>|→|⟶|⇒|↦)\s*")
+_PRODUCT = re.compile(r"\s*(?:@|[x×*·+-]|matmul|bmm)\s*", re.IGNORECASE)
+_OTHERWISE = re.compile(r"\s*(?:,?\s*or\b|/|\|)\s*", re.IGNORECASE)
+_BESIDE = re.compile(r"\s*(?:,|;|\+|&|and\b|,\s*and\b)\s*", re.IGNORECASE)
+_JOINED_BEFORE = re.compile(r"[)\]]\s*(?:@|[x×]|-+>|=+>|→)\s*$")
+_JOINED_BEHIND = re.compile(r"\s*(?:@|[x×]|-+>|=+>|→)\s*[(\[]")
+_EQUALS = re.compile(r"\s*={1,2}\s*")
+_NAMES = r"[A-Za-z_][\w.]*"
+_LABEL = re.compile(
+    rf"^\s*(?P<names>(?:{_NAMES}\s*(?:,|/|and\b|&)\s*)*{_NAMES})"
+    r"\s*(?:\.size\(\))?\s*(?:of\s+shape|(?:has|have)\s+shape|shapes?|each|all|(?:is|are)(?:\s+now)?|now)?"
+    r"\s*(?:[:=]*|-+>|→)\s*$"
+)
+_GENERAL = re.compile(
+    r"(?:shapes?|out(?:puts?)?|res(?:ults?)?|dims?|sizes?|ret(?:urns?)?|now|tensor|gives|each|both|all|torch\.(?:size|shape)|is|of)",
+    re.I,
+)
+
+
+_PART = re.compile(r"\w\[[^\[\]]*\]\s*(?:[:=]|is|has shape|of shape)?\s*$")
+"""Text before the shape of a part of a variable: `w[b, h]: (L, L)`."""
+_ELSEWHERE = re.compile(
+    r"\b(?:instead of|rather than|unlike|like|to be|will be|needs?|expects?|requires?|per|without|so that|such that"
+    r"|strides?|ready for|each of|below|later|next|then|if|formerly|originally)\b|\b(?:not|for)\s*[(\[]",
+    re.I,
+)
+"""Words in prose that tell that a shape belongs to something else."""
+_AFTER = re.compile(r"^\s*(?:each|both|all|now|again|as well|here)\b", re.I)
+
+
+@dataclass(frozen=True)
+class Label:
+    """The names that a shape is documented for: `q, k: (B, T, D)`; none if it is the line's."""
+
+    names: tuple[str, ...] = ()
+    firm: bool = False
+    """Whether a colon or an equals sign follows the names."""
+
+
+@dataclass(frozen=True)
+class CommentClaim:
+    """A shape in a comment, or several of which one must hold, with what it belongs to."""
+
+    shapes: tuple[ShapeText, ...]
+    role: Role
+    label: Label = Label()
+    strict: bool = True
+    """Whether the comment has only shapes, and no prose around them."""
+    place: int | None = None
+    """Its place among several results, from 0."""
+    of: int = 1
+    """How many results the comment lists."""
+    chained: bool = False
+    """Whether arrows or products connect it with other shapes."""
+    product: tuple[ShapeText, ...] = ()
+    """For an operand of `(B, T, C) @ (B, C, T)`, both operands."""
+
+
+def parse_comment(comment: str) -> list[CommentClaim]:
+    """Return the shapes that a comment, given without its `#`, documents.
+
+    >>> [(c.role, c.shapes[0].text) for c in parse_comment("(B,T,C) @ (B,C,T) -> (B,T,T)")]
+    [('operand', '(B,T,C)'), ('operand', '(B,C,T)'), ('result', '(B,T,T)')]
+    >>> [(c.label.names, c.shapes[0].text) for c in parse_comment("q: (B, T, D)")]
+    [(('q',), '(B, T, D)')]
+    >>> parse_comment("swap (1, 2)"), parse_comment("see (Vaswani et al., 2017)")
+    ([], [])
+    """
+    if len(comment) > MAX_LENGTH:
+        return []
+    # text after another `#` is a separate comment, as it is to linters
+    return [claim for part in re.split(r"(?<=\s)#(?=\s)", comment) for claim in _claims(part)]
+
+
+def _claims(comment: str) -> list[CommentClaim]:
+    text = re.sub(r"^[\s#:!>*-]+(?![>])", "", comment).strip().replace("`", "")
+    text = re.sub(r"^>\s*", "", text).rstrip(".")
+    if "attnshape:" in text or re.match(r"(?:type:|noqa|fmt:|pragma|pylint|mypy:)", text):
+        return []
+    text = re.sub(r"\b(?:torch\.)?Size\((\[[^\[\]]*\])\)", r"\1", text)
+    found = [documented for documented in find_shapes(text) if _counts(documented, text)]
+    return _without_brackets(text) or (_around(text, found) if found else [])
+
+
+def _counts(documented: ShapeText, text: str) -> bool:
+    if all(axis.kind == "number" for axis in documented.axes):
+        return False
+    if len(documented.axes) > 1 or re.search(r",\s*[)\]]$", documented.text):
+        return True
+    if text[documented.start] == "(" and not (
+        is_axis_word(documented.text[1:-1]) or re.fullmatch(r"\([A-Z]\)", documented.text)
+    ):
+        return False  # an aside: (sic)
+    if _JOINED_BEFORE.search(text[: documented.start]) or _JOINED_BEHIND.match(text[documented.end :]):
+        return True
+    label = _LABEL.match(text[: documented.start])
+    return documented.end == len(text) and (
+        not text[: documented.start] or (label is not None and text[documented.start] == "[")
+    )
+
+
+def _without_brackets(text: str) -> list[CommentClaim]:
+    parts = _ARROW.split(text) if re.search(r"->|=>|→", text) else [text]
+    label = re.match(rf"\s*(?P<names>(?:{_NAMES}\s*,\s*)*{_NAMES})\s*[:=]\s*(?=\S)", parts[0])
+    told = re.match(r"[^:()\[\]]+:\s+(?=\S+\s+[x×X]\s)", parts[0]) if label is None else None
+    if label is not None:
+        parts[0] = parts[0][label.end() :]
+    elif told is not None:
+        parts[0] = parts[0][told.end() :]
+    there = [part for part in parts if part.strip()]
+    stages = [_bares(part) for part in (there if len(there) > 1 else there[:1])]
+    if not stages or not all(stages):
+        return []
+    return _staged(stages, _label(label) if len(stages) == 1 else Label(), strict=True)
+
+
+def _bares(text: str) -> list[ShapeText]:
+    """Parse a text as one shape, or as two with a comma or a product between them: `B H T m, B H m e`."""
+    whole = parse_bare_shape(text)
+    if whole is not None:
+        return [whole]
+    halves = [parse_bare_shape(part) for part in re.split(r"\s*[,@]\s*", text)]
+    return [half for half in halves if half is not None] if len(halves) == 2 and all(halves) else []
+
+
+def _around(text: str, found: Sequence[ShapeText]) -> list[CommentClaim]:
+    """Return the claims of bracketed shapes, from the text before, between and after them."""
+    between = [text[one.end : other.start] for one, other in itertools.pairwise(found)]
+    before, behind = text[: found[0].start], text[found[-1].end :]
+    if _PART.search(before) or _ELSEWHERE.search(text):
+        return []
+    match = _LABEL.match(before) if before.strip() else None
+    announced = before.rstrip().endswith((":", "->", "→"))
+    clean = (not _prose(before) or match is not None or announced) and not _prose(_AFTER.sub("", behind))
+    listed = [_Run(_label(match), [found[0]], [])]
+    for joint, shape in zip(between, found[1:], strict=True):
+        if any(one.fullmatch(joint) for one in (_ARROW, _TOLD_ARROW, _PRODUCT, _OTHERWISE, _EQUALS)):
+            listed[-1].shapes.append(shape)
+            listed[-1].joints.append(joint)
+            continue
+        beside = _BESIDE.match(joint)
+        rest = joint[beside.end() :] if beside is not None else joint
+        match = _LABEL.match(rest) if rest.strip() else None
+        clean = clean and (beside is not None or match is not None) and not (rest.strip() and match is None)
+        listed.append(_Run(_label(match), [shape], []))
+    _distribute_names(listed)
+    arrows = any(_is_arrow(joint) for one in listed for joint in one.joints)
+    named = any(not means_the_line(name) for one in listed for name in one.label.names)
+    several = len(listed) if len(listed) > 1 and not named and not arrows else 1
+    made: list[CommentClaim] = []
+    for place, one in enumerate(listed):
+        made += _joined(one, clean or arrows, place if several > 1 else None, several)
+    return made
+
+
+@dataclass
+class _Run:
+    """Shapes in a row with arrows, products or alternatives between them."""
+
+    label: Label
+    shapes: list[ShapeText]
+    joints: list[str]
+
+
+def _distribute_names(listed: Sequence[_Run]) -> None:
+    """Give each listed shape its own name, where the first label has as many: `q, k: (…), (…)`."""
+    label = listed[0].label
+    alone = all(len(one.shapes) == 1 for one in listed) and not any(one.label.names for one in listed[1:])
+    if len(listed) > 1 and len(label.names) == len(listed) and alone:
+        for one, name in zip(listed, label.names, strict=True):
+            one.label = Label((name,), label.firm)
+
+
+def _joined(run: _Run, strict: bool, place: int | None, of: int) -> list[CommentClaim]:
+    """Return the claims of shapes with arrows, products and alternatives between them."""
+    shapes, joints, label = run.shapes, run.joints, run.label
+    if joints and all(_OTHERWISE.fullmatch(joint) for joint in joints):
+        return [CommentClaim(tuple(shapes), "result", label, strict, place, of)]
+    stages: list[list[ShapeText]] = [[shapes[0]]]
+    for joint, shape in zip(joints, shapes[1:], strict=True):
+        if _is_arrow(joint) or (_EQUALS.fullmatch(joint) and len(stages[-1]) > 1):
+            stages.append([shape])
+        else:
+            stages[-1].append(shape)
+    if len(stages) == 1 and len(stages[0]) == 1:
+        return [CommentClaim((shapes[0],), "result", label, strict, place, of)]
+    return _staged(stages, Label(), strict)
+
+
+def _staged(stages: Sequence[Sequence[ShapeText]], label: Label, strict: bool) -> list[CommentClaim]:
+    """Return the claims of a chain: operands, then what is between, then the result."""
+    if len(stages) == 1 and len(stages[0]) == 1:
+        return [CommentClaim((stages[0][0],), "result", label, strict)]
+    made: list[CommentClaim] = []
+    for number, stage in enumerate(stages):
+        last = number == len(stages) - 1 and len(stages) > 1
+        role: Role = "result" if last else "operand" if number == 0 else "state"
+        product = tuple(stage) if len(stage) == 2 else ()
+        made += [
+            CommentClaim((one,), role, label, strict, chained=True, product=product if not last else ())
+            for one in stage
+        ]
+    return made
+
+
+def _label(match: re.Match[str] | None) -> Label:
+    """Return the names in a label, with `q.shape` as `q`."""
+    if match is None:
+        return Label()
+    names = re.split(r"\s*(?:,|/|and\b|&)\s*", match["names"])
+    plain = tuple(re.sub(r"\.(?:shape|size)$", "", name) for name in names)
+    return Label(plain, match.group().rstrip().endswith((":", "=")))
+
+
+def means_the_line(name: str) -> bool:
+    """Return whether a label that isn't a variable refers to the line: `shape:`, `output:`, `each`."""
+    return _GENERAL.fullmatch(name) is not None
+
+
+def means_the_input(name: str) -> bool:
+    """Return whether a label that isn't a variable refers to the input: `input:`."""
+    return name.lower() in ("input", "inputs")
+
+
+def _is_arrow(joint: str) -> bool:
+    return bool(_ARROW.fullmatch(joint) or _TOLD_ARROW.fullmatch(joint))
+
+
+def _prose(text: str) -> bool:
+    return bool(re.search(r"\w", _ARROW.sub("", text)))

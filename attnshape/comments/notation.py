@@ -1,0 +1,322 @@
+"""Parses shapes as people write them in comments: `(B, nh, T, hs)`, `[n_batch, n_Q]`, `B x H x L`, `b n (h d)`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Meaning = Literal["batch", "heads", "length", "head width", "width"]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+MEANINGS: dict[Meaning, tuple[str, ...]] = {
+    "batch": _words("B b bs bsz bz batch batch_size n_batch nbatch num_batch batches"),
+    "heads": _words("nh nH n_h n_head n_heads nhead nheads num_heads num_head heads head H h"),
+    "length": _words(
+        """T t L seq seqlen seq_len seq_length sequence sequence_length len length tokens n_tokens num_tokens time
+        timesteps n_ctx ctx q_len query_len n_q T_q Tq L_q Lq tgt_len target_len queries n_queries num_queries k_len
+        kv_len n_k key_len T_k Tk L_k Lk src_len source_len keys n_keys num_keys n_Q n_K"""
+    ),
+    "head width": _words(
+        """hs hd dh d_h d_k D_k dk Dk d_head d_heads dim_head head_dim head_size head_dims Dh D_h d_v D_v Dv dv"""
+    ),
+    "width": _words(
+        """C D d_model D_model dim dims embed embed_dim emb_dim embedding n_embd n_embed embd hidden hidden_size
+        hidden_dim hid_dim channels features feat model dmodel"""
+    ),
+}
+"""No word stands for two meanings."""
+
+_OTHER = _words(
+    """window window_size n_windows num_windows groups group n_group n_groups classes vocab vocab_size patches n_patches
+    num_patches layers n_layers chunks n_chunks chunk rank past past_len total_len memory context experts height depth
+    blocks block block_size query key value target source words frames inner_dim mem_len size"""
+)
+
+_BY_WORD: dict[str, Meaning] = {word: meaning for meaning, words in MEANINGS.items() for word in words}
+
+_TYPES = _words(
+    """tensor tensors float int bool str none optional default list tuple dict any callable true false module array
+    floattensor longtensor booltensor byte long double half ndarray union self return returns"""
+)
+
+
+_ENGLISH = _words("of in to is at on by or as if it we be no so an do up us my vs eg ie the and for not all are")
+
+
+def usual_meaning(name: str) -> Meaning | None:
+    """Return what an axis of that name usually is, None if it may be anything.
+
+    >>> usual_meaning("nh"), usual_meaning("batch size"), usual_meaning("N")
+    ('heads', 'batch', None)
+    """
+    plain = normalize_name(name)
+    return _BY_WORD.get(plain) or _BY_WORD.get(plain.lower() if len(plain) > 2 else plain)
+
+
+def is_axis_word(name: str) -> bool:
+    """Return whether axes commonly have this name: `batch`, `seq_len`, `n_windows`.
+
+    >>> is_axis_word("seq len"), is_axis_word("faster")
+    (True, False)
+    """
+    return usual_meaning(name) is not None or normalize_name(name).lower() in _OTHER
+
+
+def is_type(name: str) -> bool:
+    """Return whether a word names a type or is a keyword, as in `(Tensor, optional)`, and so no axis."""
+    return name.lower().rpartition(".")[2] in _TYPES
+
+
+def is_english(name: str) -> bool:
+    """Return whether a short word is English rather than a dimension name: `(of T)`."""
+    return name in _ENGLISH
+
+
+def normalize_name(name: str) -> str:
+    """Return a name with underscores for its gaps: `batch size` and `batch-size` are `batch_size`."""
+    return re.sub(r"[\s-]+", "_", name.strip())
+
+
+_NAME = r"[^\W\d][\w']*"
+_WORDS = re.compile(rf"{_NAME}(?:[ -]{_NAME}){{0,2}}")
+_DIFFERENCE = re.compile(r"\w{1,2}-\w{1,2}")
+_IMPLICIT = re.compile(rf"(?<![\w'])(\d+)({_NAME})")
+_RUN_TOGETHER = re.compile(r"[A-Z][a-z]?(?:x[A-Z][a-z]?){2,}")
+"""`BxHxLxD`."""
+_ALLOWED = (
+    *(ast.BinOp, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Constant),
+    *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv),
+)
+_MOST_DIGITS = 16
+MAX_LENGTH = 1000
+"""Longer comments and lines are data, and would take long to parse."""
+PRIME = "ʹ"
+"""Replaces the apostrophe of `H'` in expressions, since Python's names can't have one."""
+_ANY_AXES = ("...", "…", "*", "..")
+_ANY_SIZE = ("?", "_", "-1", ":")
+_EITHER = re.compile(r"[QKVST]/[QKVST]")
+"""One length or another: of queries or keys, of source or target."""
+
+
+@dataclass(frozen=True)
+class AxisToken:
+    """One documented axis: a dimension name, an expression of names, a number, any size, or any number of axes."""
+
+    text: str
+    kind: Literal["name", "number", "expression", "any", "variadic"]
+    tree: ast.expr | None = None
+    broadcast: bool = False
+    """Whether the size 1 fits too, as with jaxtyping's `#L`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The dimension names in it, each once."""
+        if self.kind == "name":
+            return (self.text,)
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name)] if self.tree is not None else []
+        nodes.sort(key=lambda node: node.col_offset)
+        return tuple(dict.fromkeys(node.id.replace(PRIME, "'") for node in nodes))
+
+
+@dataclass(frozen=True)
+class ShapeText:
+    """One documented shape, and its position in the text."""
+
+    axes: tuple[AxisToken, ...]
+    text: str
+    start: int
+    end: int
+    bracketed: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The dimension names in it, each once."""
+        return tuple(dict.fromkeys(name for axis in self.axes for name in axis.names))
+
+
+def parse_axis(text: str) -> AxisToken | None:
+    """Parse one axis of a shape; return None if the text can't be one.
+
+    >>> parse_axis("nh").kind, parse_axis("3*C").names, parse_axis("(h d)").text, parse_axis("...").kind
+    ('name', ('C',), 'h*d', 'variadic')
+    """
+    plain = text.strip().strip("`$")
+    plain = plain[1:-1].strip() if re.fullmatch(rf"\(\s*{_NAME}\s*\)", plain) else plain
+    if plain in _ANY_AXES or re.fullmatch(r"\*\w+", plain):
+        return AxisToken(plain, "variadic")
+    if plain in _ANY_SIZE or _EITHER.fullmatch(plain):
+        return AxisToken(plain, "any")
+    if plain.isdecimal() and len(plain) < _MOST_DIGITS:
+        return AxisToken(str(int(plain)), "number") if int(plain) else None  # an interval: [0, T)
+    if is_type(plain):
+        return None
+    if _WORDS.fullmatch(plain) and not _DIFFERENCE.fullmatch(plain):
+        return AxisToken(normalize_name(plain), "name") if " " not in plain or is_axis_word(plain) else _spaced(plain)
+    return _expression(plain)
+
+
+def _spaced(plain: str) -> AxisToken | None:
+    """Parse several words as one axis's name, as in `[src len, hid dim]`."""
+    words = plain.split()
+    return (
+        AxisToken(normalize_name(plain), "name")
+        if any(len(word) > 2 and is_axis_word(word) for word in words)
+        else None
+    )
+
+
+def _expression(plain: str) -> AxisToken | None:
+    written = plain.replace("self.", "").replace("×", "*").replace("·", "*").replace("^", "**")
+    grouped = re.fullmatch(rf"\(\s*({_NAME}(?:\s+{_NAME})+)\s*\)", written)
+    if grouped:
+        written = "*".join(grouped[1].split())
+    written = _IMPLICIT.sub(r"\1*\2", written)
+    written = re.sub(r"(?<!/)/(?!/)", "//", written).replace("'", PRIME)
+    written = re.sub(r"(?<=[\w)])\s+x\s+(?=[\w(])", "*", written)
+    if len(written) > 80:
+        return None
+    try:
+        tree = ast.parse(written.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    allowed = all(isinstance(node, _ALLOWED) for node in ast.walk(tree))
+    whole = all(type(node.value) is int for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    if not (allowed and whole and names) or any(map(is_type, names)):
+        return None
+    if isinstance(tree, ast.Name):
+        return AxisToken(tree.id, "name")
+    return AxisToken(written.replace(" ", ""), "expression", tree)
+
+
+def find_shapes(text: str) -> Iterator[ShapeText]:
+    """Yield the bracketed shapes in a text, without calls and subscripts such as `view(B, T)` and `x[B, T]`.
+
+    >>> [documented.text for documented in find_shapes("(B, T) @ [T, C] -> view(B, C), (see above)")]
+    ['(B, T)', '[T, C]']
+    """
+    place = 0 if len(text) <= MAX_LENGTH else len(text)
+    while place < len(text):
+        if text[place] not in "([":
+            place += 1
+            continue
+        end = _closing(text, place)
+        if end is None:
+            place += 1
+            continue
+        before = text[:place]
+        called = re.search(r"[\w\])}]$", before) and not re.search(r"(?:\bSize|\bshape|\bsize)$", before)
+        found = None if called else _bracketed(text[place + 1 : end - 1])
+        if found is not None:
+            yield ShapeText(found, text[place:end], place, end, bracketed=True)
+            place = end
+        else:
+            # the brackets within `torch.Size([B, T])` may hold a shape
+            place = place + 1 if re.search(r"Size$", before) or not called else end
+    return
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Return the position after the bracket that closes the one at `start`, None if none does."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] in "([") - (text[place] in ")]")
+        if depth == 0:
+            return place + 1 if text[place] == {"(": ")", "[": "]"}[text[start]] else None
+    return None
+
+
+def _bracketed(inner: str) -> tuple[AxisToken, ...] | None:
+    if not inner.strip():
+        return None
+    for separator in (r",", r";", r"\s+[x×X]\s+|×", r"\s*\|\s*"):
+        parts = _split(inner, separator)
+        if len(parts) > 1 or (separator == "," and inner.rstrip().endswith(",")):
+            return _parse_axes([part for part in parts if part.strip()])
+    if _RUN_TOGETHER.fullmatch(inner.strip()):
+        return _parse_axes(inner.strip().split("x"))
+    single = parse_axis(inner)
+    if single is not None and single.kind != "expression":
+        return (single,)
+    spaced = _einops(inner)
+    return spaced if spaced is not None and all(_plausible(one) for one in spaced) else None
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split a text at a separator outside of brackets."""
+    parts, depth, last = [], 0, 0
+    for match in re.finditer(rf"[(\[]|[)\]]|{separator}", text):
+        if match.group() in "([":
+            depth += 1
+        elif match.group() in ")]":
+            depth -= 1
+        elif depth == 0:
+            parts.append(text[last : match.start()])
+            last = match.end()
+    return [*parts, text[last:]]
+
+
+def _parse_axes(parts: Sequence[str]) -> tuple[AxisToken, ...] | None:
+    found = [parse_axis(part) for part in parts]
+    return tuple(one for one in found if one is not None) if all(found) and 0 < len(found) < 10 else None
+
+
+def _einops(text: str) -> tuple[AxisToken, ...] | None:
+    parts = [part for part in _split(text, r"\s+") if part.strip()]
+    return _parse_axes(parts) if len(parts) > 1 else None
+
+
+def parse_bare_shape(text: str) -> ShapeText | None:
+    """Parse a text that is one shape without brackets: `B x H x L`, `B,T,C`, `batch, seq, dim`, `b h n d`.
+
+    >>> [axis.text for axis in parse_bare_shape("B x H x L").axes], parse_bare_shape("split the heads")
+    (['B', 'H', 'L'], None)
+    """
+    plain = re.sub(r"^(?:of )?(?:shapes?|size)\s+(?=\S+\s+[x×X]\s)", "", text.strip(), flags=re.I).rstrip(".;")
+    found: tuple[AxisToken, ...] | None = None
+    if re.search(r"\s[x×]\s|×", plain) or re.fullmatch(r"\S+(?:\sX\s\S+)+", plain):
+        found = _parse_axes(re.split(r"\s+[x×X]\s+|×", plain))
+    elif _RUN_TOGETHER.fullmatch(plain):
+        found = _parse_axes(plain.split("x"))
+    elif "," in plain:
+        parts = _split(plain, r",")
+        known = all(is_axis_word(part) for part in parts if " " in part.strip() and part.strip()[0].isalpha())
+        found = _parse_axes(parts) if known else None
+        if found is not None and not all(_plausible(one) for one in found):
+            found = None
+    elif plain and not re.search(r"[=:]|[\w)]\s+\*\s+[\w(]", plain):  # one product isn't a shape: C = nh * hs
+        found = _einops(plain)
+        if found is not None and not all(_plausible(one) for one in found):
+            found = None
+    if found is None or len(found) < 2 or all(one.kind == "number" for one in found):
+        return None
+    start = text.index(plain)
+    return ShapeText(found, plain, start, start + len(plain), bracketed=False)
+
+
+def find_bare_shapes(text: str) -> list[ShapeText]:
+    """Return the shapes without brackets within a sentence: `the mask, bsz x qlen x klen`.
+
+    >>> [documented.text for documented in find_bare_shapes("of the current segment, qlen x bsz x d_model")]
+    ['qlen x bsz x d_model']
+    """
+    if len(text) > MAX_LENGTH:
+        return []
+    found = []
+    for match in re.finditer(rf"(?<![\w(\[]){_NAME}(?:\s+[x×]\s+[\w*/+-]+)+", text):
+        documented = parse_bare_shape(match.group())
+        if documented is not None:
+            found.append(ShapeText(documented.axes, match.group(), match.start(), match.end(), bracketed=False))
+    return found
+
+
+def _plausible(one: AxisToken) -> bool:
+    """Return whether an axis of a list without brackets is likely meant as one."""
+    return all((len(name) <= 2 or is_axis_word(name) or "_" in name) and not is_english(name) for name in one.names)

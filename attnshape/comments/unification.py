@@ -1,0 +1,307 @@
+"""Finds what the author's dimension names stand for: the sizes with which the fewest documented shapes are wrong.
+
+Each name stands for one number in a call of the function. Candidates are the sizes that the documented shapes give
+it, and the integer of that name in the code. Where the shapes contradict each other the majority is right, and where
+there is none, the name's usual meaning decides.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from attnshape.comments.annotations import JaxtypingAnnotation
+from attnshape.comments.notation import PRIME, AxisToken, Meaning, ShapeText, usual_meaning
+from attnshape.comments.observed_shapes import FunctionCall, Occurrences, Shape
+from attnshape.dims.expressions import AxisExpression
+from attnshape.errors import AttnshapeError
+
+Vector = tuple[int | None, ...]
+"""A name's value in each call, None if nothing determines it."""
+
+PROSE, LOOSE = 0.7, 0.9
+"""Weights of a shape within prose, and of one that may describe several tensors; all others have 1."""
+_NOT_FROM_CODE, _UNUSUAL, _EQUAL = 2.0, 0.6, 0.05
+"""The cost where a name isn't the code's own integer of that name, where it means what another name usually means, and
+where two names of one shape have the same value. A wrong shape costs its weight."""
+_MOST_COMBINATIONS = 3000
+_MOST_CANDIDATES = 6
+
+_SYMBOLS: dict[Meaning, tuple[str, ...]] = {
+    "batch": ("B",),
+    "heads": ("H", "Hkv"),
+    "length": ("L", "Lq", "Lk", "Lp"),
+    "head width": ("Dk", "Dv"),
+    "width": ("D",),
+}
+
+
+@dataclass(frozen=True)
+class ShapeConstraint:
+    """Documented shapes, one of which must hold, and the shapes observed there in each call."""
+
+    shapes: tuple[ShapeText, ...]
+    observed: tuple[tuple[tuple[Shape, ...], ...], ...]
+    """In each call, for each time that the place was reached, the shapes of which one must match."""
+    weight: float = 1.0
+
+    @cached_property
+    def sole(self) -> ShapeText | None:
+        """The one documented shape of the observed rank, where a single tensor was observed each time."""
+        if any(len(options) != 1 for call in self.observed for options in call):
+            return None
+        ranks = {len(options[0]) for call in self.observed for options in call}
+        fitting = [shape for shape in self.shapes if len(self.shapes) == 1 or {len(shape.axes)} == ranks]
+        return fitting[0] if len(fitting) == 1 else None
+
+
+@dataclass(frozen=True)
+class DocumentedShape:
+    """A shape that the source documents, at its place, with what it describes and what was observed there."""
+
+    line: int
+    column: int
+    text: str
+    subject: str
+    """What it describes, in words: "`scores`", "the returned value"."""
+    on_line: str
+    """Its text as it stands on the line."""
+    constraint: ShapeConstraint
+    annotation: JaxtypingAnnotation | None = None
+
+
+def constrain(shapes: Sequence[ShapeText], occurrences: Occurrences, weight: float = 1.0) -> ShapeConstraint:
+    """Return a constraint.
+
+    Numbers of the author's own configuration, such as the 12 in `(B, 12, T)`, fit any size where the axis varies.
+    """
+    observed = tuple(tuple(tuple(options) for options in call) for call in occurrences)
+    return ShapeConstraint(tuple(_open_numbers(shape, observed) for shape in shapes), observed, weight)
+
+
+def _open_numbers(documented: ShapeText, observed: Sequence[Sequence[Sequence[Shape]]]) -> ShapeText:
+    shapes = [shape for call in observed for options in call for shape in options]
+    fitting = [shape for shape in shapes if len(shape) == len(documented.axes)]
+
+    def opened(place: int, axis: AxisToken) -> AxisToken:
+        if axis.kind != "number" or axis.text in ("0", "1"):
+            return axis
+        return axis if len({shape[place] for shape in fitting}) == 1 else AxisToken(axis.text, "any")
+
+    return replace(documented, axes=tuple(opened(place, axis) for place, axis in enumerate(documented.axes)))
+
+
+def holds(constraint: ShapeConstraint, values: Mapping[str, Vector]) -> bool:
+    """Return whether a documented shape holds in every call, each time."""
+    return all(
+        any(fits(documented.axes, shape, values, place) for documented in constraint.shapes for shape in options)
+        for place, call in enumerate(constraint.observed)
+        for options in call
+    )
+
+
+def fits(axes: Sequence[AxisToken], shape: Shape, values: Mapping[str, Vector], call: int) -> bool:
+    """Return whether a shape is as documented where the names have their values of a call."""
+    variadic = [place for place, axis in enumerate(axes) if axis.kind == "variadic"]
+    if len(variadic) > 1:
+        return True
+    if len(axes) - len(variadic) > len(shape) or (not variadic and len(axes) != len(shape)):
+        return False
+    for place, axis in enumerate(axes):
+        at = _index_in_shape(axes, place, shape)
+        if axis.kind not in ("variadic", "any") and at is not None:
+            size = axis_size(axis, values, call)
+            if size is not None and shape[at] != size and not (axis.broadcast and shape[at] == 1):
+                return False
+    return True
+
+
+def axis_size(axis: AxisToken, values: Mapping[str, Vector], call: int) -> int | None:
+    """Return the documented size of an axis in a call, None if nothing determines it."""
+    if axis.kind == "number":
+        return int(axis.text)
+    if axis.kind in ("any", "variadic"):
+        return None
+    numbers = {name: values[name][call] for name in axis.names if name in values}
+    known = {name: number for name, number in numbers.items() if number is not None}
+    if len(known) < len(axis.names):
+        return None
+    if axis.tree is None:
+        return known[axis.text]
+    try:
+        plain = {name.replace("'", PRIME): number for name, number in known.items()}
+        return AxisExpression(axis.text, axis.tree).evaluate(plain)
+    except AttnshapeError:  # it divides by 0
+        return None
+
+
+def _index_in_shape(axes: Sequence[AxisToken], place: int, shape: Shape) -> int | None:
+    """Return which axis of a shape a documented axis stands for, None if the ranks don't fit."""
+    open_at = next((at for at, axis in enumerate(axes) if axis.kind == "variadic"), None)
+    if open_at is None:
+        return place if len(axes) == len(shape) else None
+    if len(axes) - 1 > len(shape):
+        return None
+    return place if place < open_at else len(shape) - len(axes) + place
+
+
+@dataclass
+class NameAssignment:
+    """What each dimension name stands for, by call."""
+
+    chosen: dict[str, Vector] = field(default_factory=dict)
+    supported: dict[str, int] = field(default_factory=dict)
+    """How many documented shapes that hold contain the name."""
+    from_code: frozenset[str] = frozenset()
+    """The names that are integers of the code's own."""
+
+    def is_known(self, name: str, beyond: int = 0) -> bool:
+        """Return whether the code, the usual meaning, or more than `beyond` shapes that hold determine a name."""
+        return name in self.from_code or usual_meaning(name) is not None or self.supported.get(name, 0) > beyond
+
+
+def unify(constraints: Sequence[ShapeConstraint], calls: Sequence[FunctionCall]) -> NameAssignment:
+    """Return what the names in a function's documented shapes stand for."""
+    names = list(dict.fromkeys(name for one in constraints for shape in one.shapes for name in shape.names))
+    own = {name: tuple(call.integers.get(name) for call in calls) for name in names}
+    from_code = frozenset(name for name, vector in own.items() if any(number is not None for number in vector))
+    candidates = {name: _candidates(name, constraints, own[name], from_code) for name in names}
+    for name, vectors in _solve_sums(constraints, candidates).items():
+        new = [one for one in vectors if one not in candidates[name]]
+        candidates[name] = (candidates[name] + new)[:_MOST_CANDIDATES]
+    usual = {
+        symbol: tuple(call.numbers.get(symbol) for call in calls) for symbols in _SYMBOLS.values() for symbol in symbols
+    }
+    for name, options in candidates.items():
+        meaning = usual_meaning(name)
+        symbols = _SYMBOLS[meaning] if meaning is not None and options else ()
+        options += [usual[one] for one in symbols if None not in usual[one] and usual[one] not in options]
+    best = _minimize({name: options for name, options in candidates.items() if options}, _Cost(constraints, own, usual))
+    supported: dict[str, int] = {}
+    for one in constraints:
+        if holds(one, best):
+            for name in {name for shape in one.shapes for name in shape.names}:
+                supported[name] = supported.get(name, 0) + 1
+    return NameAssignment(best, supported, from_code)
+
+
+def _minimize(candidates: Mapping[str, Sequence[Vector]], cost: _Cost) -> dict[str, Vector]:
+    """Return the values of least cost: of all combinations, or, where these are many, of local changes."""
+    best = {name: options[0] for name, options in candidates.items()}
+    undecided = [name for name, options in candidates.items() if len(options) > 1]
+    if math.prod(len(candidates[name]) for name in undecided) <= _MOST_COMBINATIONS:
+        combinations = itertools.product(*(candidates[name] for name in undecided))
+        return min(
+            (best | dict(zip(undecided, choice, strict=True)) for choice in combinations), key=cost, default=best
+        )
+    least = cost(best)
+    improved = True
+    while improved:
+        improved = False
+        singles = [{name: option} for name in undecided for option in candidates[name]]
+        swaps = [
+            {one: best[other], other: best[one]}
+            for one, other in itertools.combinations(undecided, 2)
+            if best[other] in candidates[one] and best[one] in candidates[other]
+        ]
+        for change in (*singles, *swaps):
+            changed = best | change
+            if (now := cost(changed)) < least:
+                best, least, improved = changed, now, True
+    return best
+
+
+def _candidates(
+    name: str, constraints: Sequence[ShapeConstraint], own: Vector, from_code: frozenset[str]
+) -> list[Vector]:
+    votes: list[tuple[Vector, float]] = [(own, 3.0)] if name in from_code else []
+    for one in constraints:
+        votes += [(vector, one.weight) for vector in _votes(name, one)]
+    merged: list[tuple[Vector, float]] = []
+    for vector, weight in sorted(votes, key=lambda vote: sum(number is None for number in vote[0])):
+        for place, (other, sum_) in enumerate(merged):
+            if _agree(vector, other):
+                both = tuple(a if a is not None else b for a, b in zip(other, vector, strict=True))
+                merged[place] = (both, sum_ + weight)
+                break
+        else:
+            merged.append((vector, weight))
+    merged.sort(key=lambda one: -one[1])
+    return [vector for vector, _ in merged[:_MOST_CANDIDATES]]
+
+
+def _solve_sums(
+    constraints: Sequence[ShapeConstraint], candidates: Mapping[str, Sequence[Vector]]
+) -> dict[str, list[Vector]]:
+    """Return the values that sums, such as `P+T`, give for one of their names where the other's is known."""
+    found: dict[str, list[Vector]] = {}
+    for one in constraints:
+        axes = one.sole.axes if one.sole is not None else ()
+        for place, axis in enumerate(axes):
+            match axis.tree:
+                case ast.BinOp(left=ast.Name(id=left), op=ast.Add(), right=ast.Name(id=right)):
+                    sums = tuple(_size_in_call(axes, place, call) for call in one.observed)
+                    for name, other in ((left, right), (right, left)):
+                        for known in candidates[other][:1]:
+                            pairs = zip(sums, known, strict=True)
+                            rest = tuple(a - b if a is not None and b is not None else None for a, b in pairs)
+                            found.setdefault(name, []).append(rest)
+    return found
+
+
+def _agree(one: Vector, other: Vector) -> bool:
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    return bool(pairs) and all(a == b for a, b in pairs)
+
+
+def _votes(name: str, constraint: ShapeConstraint) -> list[Vector]:
+    """Return the values that a documented shape gives a name, by each of its axes that is just this name."""
+    axes = constraint.sole.axes if constraint.sole is not None else ()
+    found = []
+    for place, axis in enumerate(axes):
+        if axis.kind == "name" and axis.text == name:
+            sizes = tuple(_size_in_call(axes, place, call) for call in constraint.observed)
+            if any(size is not None for size in sizes):
+                found.append(sizes)
+    return found
+
+
+def _size_in_call(axes: Sequence[AxisToken], place: int, call: Sequence[Sequence[Shape]]) -> int | None:
+    """Return the size of a documented axis in a call, None if it isn't the same throughout."""
+    sizes = set()
+    for options in call:
+        at = _index_in_shape(axes, place, options[0])
+        sizes.add(options[0][at] if at is not None else None)
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """The cost of giving the names certain values."""
+
+    constraints: Sequence[ShapeConstraint]
+    own: Mapping[str, Vector]
+    usual: Mapping[str, Vector]
+
+    def __call__(self, values: Mapping[str, Vector]) -> float:
+        cost = sum(one.weight for one in self.constraints if not holds(one, values))
+        for name, vector in values.items():
+            if any(number is not None for number in self.own[name]) and not _agree(vector, self.own[name]):
+                cost += _NOT_FROM_CODE
+            cost += _UNUSUAL * self._is_unusual(name, vector)
+        for one in self.constraints:
+            for a, b in itertools.combinations(sorted(set(one.shapes[0].names)), 2):
+                cost += _EQUAL * (a in values and b in values and _agree(values[a], values[b]))
+        return cost
+
+    def _is_unusual(self, name: str, vector: Vector) -> bool:
+        """Return whether a name stands for what another name usually means, and not for its own meaning."""
+        meaning = usual_meaning(name)
+        if meaning is None or any(_agree(vector, self.usual[symbol]) for symbol in _SYMBOLS[meaning]):
+            return False
+        others = (symbol for other, symbols in _SYMBOLS.items() if other != meaning for symbol in symbols)
+        return any(_agree(vector, self.usual[symbol]) for symbol in others)

@@ -1,0 +1,211 @@
+"""The outline of a trace: the part that is compared, without anything that depends on the machine."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from attnshape.model.difference import OutlineLoop, OutlineResult, OutlineStep, OutlineTensor, Totals
+from attnshape.model.formatting import strip_self, unfold
+from attnshape.model.trace import Loop, NamedTensor, Reference, Step, TensorRecord, Trace
+from attnshape.tracing.operations import short_name
+
+INPUT = "input"
+"""The operation of an input, which is compared like a step."""
+UNEXPLAINED = "?"
+"""Stands in a signature for an axis whose size depends on the data, so that no formula gives it."""
+_LARGEST = 2**63 - 1
+"""The largest number that can be saved."""
+
+
+class Outline(Struct, frozen=True, kw_only=True):
+    """The part of a trace that is compared."""
+
+    target: str
+    sizes: dict[str, int]
+    inputs: tuple[OutlineStep, ...] = ()
+    steps: tuple[OutlineStep, ...] = ()
+    results: tuple[OutlineResult, ...] = ()
+    """The tensors that the code returned, in order."""
+    failure: str | None = None
+    """The expression at which the code failed."""
+
+    @property
+    def totals(self) -> Totals:
+        """The totals; the results of a composite are counted at the inner steps that made them."""
+        composites = {step.parent for step in self.steps}
+        counted = [
+            (tensor, math.prod(loop.count for loop in step.loops))
+            for step in self.steps
+            if step.index not in composites
+            for tensor in step.outputs
+        ]
+        new = sum(tensor.bytes * times for tensor, times in counted if tensor.kind == "new")
+        views = sum(times for tensor, times in counted if tensor.kind == "view")
+        return Totals(len(self.steps), min(new, _LARGEST), min(views, _LARGEST))
+
+    def own_text(self, step: OutlineStep) -> str:
+        """Return a step's expression with `…` in place of its operands, whose text belongs to other steps.
+
+        >>> import attnshape
+        >>> made = outline(attnshape.trace("scaled-dot-product"))
+        >>> made.steps[1].expression, made.own_text(made.steps[1])
+        ('query @ key.transpose(-2, -1)', '… @ …')
+        """
+        texts: set[str] = set()
+        for reference in step.uses:
+            if reference.step is None:
+                texts.add(reference.input or "")
+            elif 0 < reference.step < step.index and reference.step <= len(self.steps):
+                read = self.steps[reference.step - 1]
+                texts |= {read.expression} if read.expression != step.expression else set()
+                texts |= {output.name or "" for output in read.outputs[reference.output : reference.output + 1]}
+        # the longest first: an outer expression contains the inner ones
+        longest = sorted(texts - {""}, key=lambda text: (-len(text), text))
+        if not longest:
+            return step.expression
+        own = re.sub("|".join(rf"(?<![\w.…]){re.escape(text)}(?!\w)" for text in longest), "…", step.expression)
+        return re.sub(r"(?<![\w)\]])\(…\)", "…", own)
+
+
+def outline(trace: Trace, inner: bool = True) -> Outline:
+    """Return a trace's outline.
+
+    Args:
+        trace: The trace.
+        inner: Whether to keep the steps inside of libraries' functions and modules.
+
+    >>> import attnshape
+    >>> made = outline(attnshape.trace("scaled-dot-product"))
+    >>> [(step.operation, step.outputs[0].signature) for step in made.steps[:2]]
+    [('transpose', 'B Dk Lk'), ('matmul', 'B Lq Lk')]
+    """
+    selection = _Selection.all_steps(trace) if inner else _Selection.top_level(trace)
+    composites = trace.composites
+    failure = None
+    if trace.failure is not None:
+        failure = _text(trace.failure.expression or trace.failure.operation or "")
+    return Outline(
+        target=trace.target,
+        sizes={symbol: size.size for symbol, size in trace.sizes.items()},
+        inputs=tuple(map(_input, trace.inputs)),
+        steps=tuple(
+            _step(step, selection, trace.loops, step.index in composites)
+            for step in trace.steps
+            if step.index in selection.numbers
+        ),
+        results=tuple(OutlineResult(_text(one.name), selection.reference(one.of)) for one in trace.outputs),
+        failure=failure,
+    )
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """The steps that an outline keeps, and the outputs that replace those of the other steps."""
+
+    numbers: Mapping[int, int]
+    """The number in the outline of each step that is kept."""
+    replacements: Mapping[tuple[int, int], tuple[int, int]]
+    """For each output that is left out, by step and position, the output of the composite around it."""
+
+    @staticmethod
+    def all_steps(trace: Trace) -> _Selection:
+        return _Selection({step.index: step.index for step in trace.steps}, {})
+
+    @staticmethod
+    def top_level(trace: Trace) -> _Selection:
+        outermost: dict[int, int] = {}
+        replacements: dict[tuple[int, int], tuple[int, int]] = {}
+        for step in trace.steps:
+            outermost[step.index] = outermost.get(step.parent, step.parent) if step.parent else step.index
+            for position, output in enumerate(step.outputs):
+                if output.inner is not None and output.inner.step is not None:
+                    around = replacements.get((step.index, position), (step.index, position))
+                    replacements[output.inner.step, output.inner.output] = around
+        for step in trace.steps:
+            if step.parent is not None:
+                for position in range(len(step.outputs)):
+                    replacements.setdefault((step.index, position), (outermost[step.index], 0))
+        kept = [step.index for step in trace.steps if step.parent is None]
+        return _Selection({index: number for number, index in enumerate(kept, 1)}, replacements)
+
+    def reference(self, reference: Reference) -> Reference:
+        """Return a trace's reference as the outline has it."""
+        if reference.step is None:
+            given = reference.input is not None
+            parameter = None if given else reference.parameter
+            return Reference(input=reference.input, parameter=parameter, constant=not given and parameter is None)
+        step, output = self.replacements.get((reference.step, reference.output), (reference.step, reference.output))
+        return Reference(step=self.numbers[step], output=output)
+
+
+def _step(step: Step, selection: _Selection, loops: tuple[Loop, ...], is_composite: bool) -> OutlineStep:
+    around = sorted(_loops_around(step.index, loops), key=lambda loop: loop.first - loop.last)
+    read = [one for one in step.operands if one.step is not None or one.input is not None]
+    # an output of each iteration of a loop is read as often as the loop repeats, which depends on the sizes
+    repeated = {one for one in read if one.step is not None and set(_loops_around(one.step, loops)) - set(around)}
+    once = [one for place, one in enumerate(read) if one not in repeated or one not in read[:place]]
+    uses = list(map(selection.reference, once))
+    if is_composite:
+        # a library's function may use its operands in any order
+        uses = sorted(set(uses), key=lambda one: (one.step or 0, one.output, one.input or ""))
+    return OutlineStep(
+        index=selection.numbers[step.index],
+        parent=step.parent if step.parent in selection.numbers else None,
+        expression=_text(step.expression),
+        operation=short_name(step.operation),
+        uses=tuple(uses),
+        loops=tuple(OutlineLoop(loop.expression, loop.count) for loop in around),
+        outputs=tuple(_tensor(output, selection) for output in step.outputs),
+    )
+
+
+def _loops_around(index: int, loops: tuple[Loop, ...]) -> Iterator[Loop]:
+    return (loop for loop in loops if loop.first <= index <= loop.last)
+
+
+def _input(given: NamedTensor) -> OutlineStep:
+    tensor = replace(_tensor(given, _Selection({}, {})), bytes=0)  # the caller allocated it
+    return input_step(tensor)
+
+
+def input_step(tensor: OutlineTensor) -> OutlineStep:
+    """Return an input as the step that stands for it."""
+    return OutlineStep(index=0, expression=tensor.name or "", operation=INPUT, outputs=(tensor,))
+
+
+def _tensor(named: NamedTensor, selection: _Selection) -> OutlineTensor:
+    record = named.tensor
+    storage = record.storage
+    new = storage.kind == "new"
+    return OutlineTensor(
+        name=_text(named.name) if named.name is not None else None,
+        by_use=named.by_use,
+        dtype=record.dtype,
+        signature=_signature(record),
+        shape=record.shape,
+        stride=record.stride,
+        stride_formulas=() if record.contiguous else record.strides,
+        contiguous=record.contiguous,
+        kind=storage.kind,
+        of=None if new or storage.of is None else selection.reference(storage.of),
+        bytes=record.bytes if new else 0,
+    )
+
+
+def _signature(record: TensorRecord) -> str:
+    words = record.signature.split()
+    if len(words) != len(record.axes) or not any(one.unexplained for one in record.axes):
+        return record.signature
+    known = (not (one.unexplained and one.known == "literal") for one in record.axes)
+    return " ".join(word if is_known else UNEXPLAINED for word, is_known in zip(words, known, strict=True))
+
+
+def _text(expression: str) -> str:
+    # broken source may contain half of a surrogate pair, which can't be saved
+    return strip_self(unfold(expression)).encode(errors="backslashreplace").decode()

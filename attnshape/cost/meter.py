@@ -1,0 +1,196 @@
+"""Measure what a run allocates and frees, block by block, and between which steps."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnshape.runtime.capture import silenced_stderr
+from attnshape.tracing.raw import RawStep, RawTrace
+
+_MARK = "attnshape::mark"
+
+
+@dataclass(frozen=True)
+class MemoryLog:
+    """What one run allocated and freed, in order: positive bytes for an allocation, negative to free one."""
+
+    building: tuple[int, ...]
+    """While the target and its inputs were made."""
+    running: tuple[tuple[int, ...], ...]
+    """During each step, and after the last."""
+    steps: tuple[RawStep, ...]
+    inputs: tuple[int, ...]
+    """The bytes of each block that an input lies in."""
+    held: tuple[tuple[tuple[int, ...], int], ...]
+    """Shape and bytes of a number of each parameter, buffer and input."""
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that are held at one time."""
+        changes = itertools.chain(self.building, *self.running)
+        return max(itertools.accumulate(changes, initial=0))
+
+
+class Meter:
+    """Watches the allocations on the host between entering and leaving it, those inside torch's kernels included.
+
+    It observes through torch's profiler, so that the code takes the same path as without it. Where that profiler is
+    missing, or at work already, nothing is measured and `log` gives None.
+    """
+
+    def __init__(self) -> None:
+        self._mark: Callable[[], None] = _nothing
+        self._disable: Callable[[], Sequence[Sequence[Any]]] | None = None
+        self._segments: list[list[int]] = []
+        self._marks = 0
+        self._before = 0
+        self._inputs: tuple[int, ...] | None = None
+        self._held: tuple[tuple[tuple[int, ...], int], ...] = ()
+        self._collecting = False
+
+    def __enter__(self) -> Meter:
+        # what is collected now would be freed without having been allocated
+        self._collecting = gc.isenabled()
+        gc.disable()
+        with contextlib.suppress(ImportError, AttributeError, TypeError, RuntimeError):
+            self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._collecting:
+            gc.enable()
+        if self._disable is not None:
+            with contextlib.suppress(RuntimeError):
+                self._segments = _segments(self._disable())
+            self._disable = None
+
+    def built(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+        """Take note that the target is built, with these inputs, parameters and buffers; the last time counts."""
+        self._before = self._marks
+        blocks = {storage._cdata: storage.nbytes() for tensor in inputs if (storage := _storage(tensor)) is not None}
+        self._inputs = tuple(blocks.values())
+        self._held = tuple((tuple(tensor.shape), tensor.itemsize) for tensor in (*inputs, *parameters))
+        self.stepped()
+
+    def stepped(self) -> None:
+        """Take note that a step has been recorded."""
+        self._marks += 1
+        self._mark()
+
+    def log(self, steps: Sequence[RawStep]) -> MemoryLog | None:
+        """Return what was measured of a run of these steps; None if it can't be told which step is which.
+
+        What a step that is no longer there took, or gave back, counts to the next one.
+        """
+        single = sorted((step for step in steps if step.order is not None), key=lambda step: step.order or 0)
+        ends = [step.order for step in single if step.order is not None]
+        running = self._segments[self._before + 1 :]
+        if self._inputs is None or len(running) < (ends[-1] if ends else 0) + 1:
+            return None
+        building = itertools.chain.from_iterable(self._segments[: self._before + 1])
+        joined = [
+            tuple(itertools.chain.from_iterable(running[begin:end]))
+            for begin, end in itertools.pairwise([0, *ends, len(running)])
+        ]
+        return MemoryLog(tuple(building), tuple(joined), tuple(single), self._inputs, self._held)
+
+    def _start(self) -> None:
+        # the public profiler writes to standard error and takes a hundred times as long
+        from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
+        from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig, _RecordFunctionFast
+
+        config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+        _hush(lambda: _enable_profiler_legacy(config), _disable_profiler_legacy)
+        _enable_profiler_legacy(config)
+        self._disable = _disable_profiler_legacy
+        mark = _RecordFunctionFast(_MARK)
+
+        def leave_mark() -> None:
+            with mark:
+                pass
+
+        self._mark = leave_mark
+
+
+_hushed: list[bool] = []
+
+
+def _hush(enable: Callable[[], None], disable: Callable[[], object]) -> None:
+    """Suppress the warning that torch's allocator prints once, at the first block older than the profile."""
+    if _hushed:
+        return
+    _hushed.append(True)
+    older = torch.empty(1)
+    with silenced_stderr():
+        enable()
+        del older
+        disable()
+
+
+def _segments(threads: Sequence[Sequence[Any]]) -> list[list[int]]:
+    """Return the bytes allocated and freed between the marks of the thread that has any."""
+    events = max(threads, key=lambda events: sum(event.name() == _MARK for event in events), default=())
+    segments: list[list[int]] = [[]]
+    for event in events:
+        if event.kind() == "memory_alloc":
+            changed = event.cpu_memory_usage()
+            if changed:
+                segments[-1].append(changed)
+        elif event.kind() == "push" and event.name() == _MARK:
+            segments.append([])
+    return segments
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have none
+        return None
+
+
+def _nothing() -> None:
+    """Leave no mark: nothing is being measured."""
+
+
+SmallRun = Callable[[Mapping[str, int], Meter | None], RawTrace]
+"""Runs the target at some sizes, under a meter where there is one, and returns the raw facts as they were recorded."""
+
+
+class MeteredRuns:
+    """Runs the target at any sizes, and keeps what each run allocated."""
+
+    def __init__(self, run: SmallRun) -> None:
+        self._run = run
+        self.tried: list[Mapping[str, int]] = []
+        """The sizes of every run."""
+        self._made: dict[tuple[tuple[str, int], ...], RawTrace] = {}
+        self._logs: dict[tuple[tuple[str, int], ...], MemoryLog | None] = {}
+
+    def __call__(self, numbers: Mapping[str, int]) -> RawTrace:
+        """Run it at these sizes."""
+        self.tried.append(numbers)
+        with Meter() as meter:
+            raw = self._run(numbers, meter)
+        if raw.failure is not None and "rofiler is already enabled" in str(raw.failure.error):
+            raw = self._run(numbers, None)  # the traced code profiles itself, and there can't be two profiles at once
+        key = tuple(numbers.items())
+        self._logs[key] = meter.log(raw.steps)
+        self._made[key] = raw
+        return self._made[key]
+
+    def reuse(self, numbers: Mapping[str, int]) -> RawTrace:
+        """Return the last run at these sizes, the first time; else run the target again."""
+        made = self._made.pop(tuple(numbers.items()), None)
+        return made if made is not None else self._run(numbers, None)
+
+    def log(self, numbers: Mapping[str, int]) -> MemoryLog | None:
+        """Return what the run at these sizes allocated; None if that couldn't be measured."""
+        return self._logs.get(tuple(numbers.items()))

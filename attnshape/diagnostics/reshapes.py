@@ -1,0 +1,259 @@
+"""Views and reshapes to a wrong number of elements, or across strides that forbid them."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from attnshape.diagnostics.context import FailedOperand, FailureContext, flat_integers, parse_expression
+from attnshape.diagnostics.diagnosis import (
+    Diagnosis,
+    Fix,
+    axes_of,
+    axis_is,
+    call_instead,
+    has_axes,
+    joined,
+    product,
+    quoted,
+    size_of,
+    sized,
+)
+from attnshape.model.trace import Reference, Step, TensorRecord
+from attnshape.tracing.operations import RESHAPES_TO_SIZES
+from attnshape.tracing.raw import RawCall
+
+
+def wrong_number(context: FailureContext) -> Diagnosis | None:
+    """Explain a new shape whose number of elements differs from the old one's."""
+    operand, new = context.operand(0, "input", "self"), _new_shape(context.call)
+    if operand is None or not new or context.operation not in RESHAPES_TO_SIZES:
+        return None
+    old, known = math.prod(operand.shape), _known_product(new)
+    if new.count(-1) > 1 or (old == known if -1 not in new else known and old % known == 0):
+        return None
+    texts = [str(one) if one < 2 else context.formula(partial(_new_size, axis), one) for axis, one in enumerate(new)]
+    before = _equation(product([axis.expression for axis in operand.record.axes]), old)
+    after = _equation(product([text for text, one in zip(texts, new, strict=True) if one != -1]), known)
+    changed, new_axes = _changed_axes(operand, new)
+    wanted = f"the new shape has {after}" if -1 not in new else f"which isn't a multiple of {after}"
+    remainder = _remainder(operand, changed, [(texts[axis], new[axis]) for axis in new_axes])
+    return Diagnosis(
+        f"{context.operation} keeps the number of elements: "
+        f"{quoted(operand)} has {before} elements, {wanted}{remainder}",
+        {operand.position: changed},
+        tuple(_with_one_inferred(context, operand, new)) if -1 not in new else (),
+    )
+
+
+def _known_product(sizes: Sequence[int]) -> int:
+    return math.prod(one for one in sizes if one != -1)
+
+
+def _equation(text: str, number: int) -> str:
+    return f"{number:,}" if text.replace("*", "").isdecimal() else f"{text} = {number:,}"
+
+
+def _new_shape(call: RawCall | None) -> list[int] | None:
+    """Return the shape that a reshape is given; None if it isn't all integers."""
+    if call is None:
+        return None
+    keywords = (call.keywords[word] for word in ("shape", "size") if word in call.keywords)
+    try:
+        return flat_integers(call.args[1:] or tuple(keywords))
+    except TypeError:
+        return None
+
+
+def _new_size(axis: int, call: RawCall) -> int:
+    return (_new_shape(call) or [])[axis]
+
+
+def _changed_axes(operand: FailedOperand, new: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
+    """Return the axes of the old shape and of the new one between the equal axes at both ends."""
+    shortest = min(operand.rank, len(new))
+    start = next((axis for axis in range(shortest) if operand.shape[axis] != new[axis]), shortest)
+    rest = shortest - start
+    end = next((back for back in range(rest) if operand.shape[-1 - back] != new[-1 - back]), rest)
+    return tuple(range(start, operand.rank - end)), list(range(start, len(new) - end))
+
+
+def _remainder(operand: FailedOperand, changed: Sequence[int], parts: Sequence[tuple[str, int]]) -> str:
+    """Return a clause where one axis is split into parts that don't divide it."""
+    if len(changed) != 1 or len(parts) < 2:
+        return ""
+    whole = operand.shape[changed[0]]
+    for text, number in parts:
+        others = math.prod(other for name, other in parts if (name, other) != (text, number))
+        if number > 1 and whole % number and whole // number == others:
+            return f"; {size_of(operand, changed[0])} isn't a multiple of {sized(text, number)}"
+    return ""
+
+
+def _with_one_inferred(context: FailureContext, operand: FailedOperand, new: Sequence[int]) -> Iterator[Fix]:
+    """Yield the calls with -1 in place of one size."""
+    tree = parse_expression(context.expression)
+    if not isinstance(tree, ast.Call) or context.call is None or len(context.call.args) < 2:
+        return
+    sizes: Sequence[ast.expr] = tree.args if len(context.call.args) == len(tree.args) + 1 else tree.args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
+        sizes = sizes[0].elts
+    if len(sizes) != len(new) or any(isinstance(one, ast.Starred) for one in sizes):
+        return
+    for axis, node in enumerate(sizes):
+        text = f"{context.expression[: node.col_offset]}-1{context.expression[node.end_col_offset :]}"
+        # the usual mistake is in merging heads: the last axis is wrong and all before it stay
+        merges_heads = axis == len(new) - 1 and tuple(new[:axis]) == operand.shape[:axis]
+        yield Fix(text, call=partial(_infer_axis, axis), rank=0 if merges_heads else 1)
+
+
+def _infer_axis(axis: int, call: RawCall) -> RawCall:
+    shape = _new_shape(call)
+    if shape is None:
+        return call
+    return replace(call, args=(call.args[0], (*shape[:axis], -1, *shape[axis + 1 :])), keywords={})
+
+
+def unflattened(context: FailureContext) -> Diagnosis | None:
+    """Explain an unflatten into sizes whose product isn't the axis's size."""
+    operand, axis = context.operand(0, "input", "self"), context.argument(1, "dim")
+    if context.operation != "unflatten" or operand is None or type(axis) is not int:
+        return None
+    if not any(words in context.message for words in ("multiply up", "don't divide", "divis")):
+        return None
+    parts = _unflatten_sizes(context.call)
+    if parts is None or not -operand.rank <= axis < operand.rank:
+        return None
+    axis %= operand.rank
+    texts = [
+        str(one) if one < 2 else context.formula(partial(_unflatten_size, at), one) for at, one in enumerate(parts)
+    ]
+    named = list(zip(texts, parts, strict=True))
+    total = _equation(product([text for text, one in named if one != -1]), _known_product(parts))
+    return Diagnosis(
+        f"the product of the sizes is {total}: {axis_is(operand, axis)}{_remainder(operand, [axis], named)}",
+        {operand.position: (axis,)},
+    )
+
+
+def _unflatten_sizes(call: RawCall | None) -> list[int] | None:
+    if call is None:
+        return None
+    try:
+        return flat_integers(call.args[2] if len(call.args) > 2 else call.keywords.get("sizes"))
+    except TypeError:
+        return None
+
+
+def _unflatten_size(at: int, call: RawCall) -> int:
+    return (_unflatten_sizes(call) or [])[at]
+
+
+# views that strides forbid
+
+
+def strides(context: FailureContext) -> Diagnosis | None:
+    """Explain a view of a tensor whose memory is in a different order."""
+    operand = context.operand(0, "input", "self")
+    if context.operation != "view" or operand is None or "stride" not in context.message:
+        return None
+    step = _non_contiguous_since(context, operand)
+    if step is None:
+        why = f"{quoted(operand)} is a non-contiguous input"
+    else:
+        source = f" ({step.source.file}:{step.source.line})" if step.source is not None else ""
+        text = " ".join(step.expression.split())
+        which = f"step {step.index}{source}" if text == operand.name else f"step {step.index}, {text}{source},"
+        why = f"{which} made {quoted(operand)} non-contiguous"
+    apart = tuple(sorted({at for axis in _gaps(context, operand) for at in (axis, axis + 1)}))
+    names = joined([operand.record.axes[axis].expression for axis in apart]) if apart else ""
+    problem = f"join {names}, which aren't adjacent in memory" if apart else f"regroup {axes_of(operand)}"
+    return Diagnosis(
+        f"view can't {problem}: {why}",
+        {operand.position: apart},
+        (
+            *call_instead(_with_method(context.expression, "reshape"), torch.Tensor.reshape),
+            *call_instead(_with_method(context.expression, "contiguous().view"), _view_of_copy, rank=1),
+        ),
+    )
+
+
+def _view_of_copy(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
+    return tensor.contiguous().view(*shape)
+
+
+def _non_contiguous_since(context: FailureContext, operand: FailedOperand) -> Step | None:
+    """Return the step that made an operand non-contiguous: the last one that read a contiguous tensor."""
+    of = context.failure.operands[operand.position].tensor.of
+    while of is not None and of.step is not None:
+        step = context.steps[of.step - 1]
+        source = _non_contiguous_source(context, step, step.outputs[of.output].tensor)
+        if source is None:
+            return step
+        of = source
+    return None
+
+
+def _non_contiguous_source(context: FailureContext, step: Step, tensor: TensorRecord) -> Reference | None:
+    """Return the non-contiguous tensor that a step's result has its strides from; None if the step changed them."""
+    is_new = tensor.storage.kind == "new"
+    # elementwise operations keep the memory order of their operand
+    for reference in step.operands if is_new else [tensor.storage.of]:
+        if reference is not None and reference.step is not None:
+            earlier = context.steps[reference.step - 1].outputs[reference.output].tensor
+            if not earlier.contiguous and (not is_new or earlier.shape == tensor.shape):
+                return reference
+    return None
+
+
+def _gaps(context: FailureContext, operand: FailedOperand) -> list[int]:
+    """Return the axes that the view joins with the next one although they aren't adjacent in memory."""
+    new = _new_shape(context.call) or []
+    known = _known_product(new)
+    changed, _ = _changed_axes(operand, [math.prod(operand.shape) // known if one == -1 else one for one in new])
+    stride, shape = operand.record.stride, operand.shape
+    return [
+        axis
+        for axis in changed[:-1]
+        if axis + 1 < len(stride)
+        and 1 not in shape[axis : axis + 2]
+        and stride[axis] != stride[axis + 1] * shape[axis + 1]
+    ]
+
+
+def _with_method(expression: str, method: str) -> str | None:
+    """Return `x.reshape(…)` for `x.view(…)`; None for other expressions."""
+    tree = parse_expression(expression)
+    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Attribute) or tree.func.attr != "view":
+        return None
+    end = tree.func.end_col_offset or 0
+    return f"{expression[: end - len('view')]}{method}{expression[end:]}"
+
+
+# einops
+
+_CHUNKS = re.compile(r"can't divide axis of length (\d+) in chunks of (\d+)")
+_RANK = re.compile(r"[Ee]xpected (\d+) dims\. Received (\d+)-dim")
+
+
+def einops_pattern(context: FailureContext) -> Diagnosis | None:
+    """Explain an einops pattern with another number of axes, or one that splits an axis unevenly."""
+    if type(context.failure.error).__name__ != "EinopsError" or len(context.operands) != 1:
+        return None
+    (operand,) = context.operands
+    if found := _RANK.search(context.message):
+        return Diagnosis(f"{has_axes(operand)}: the pattern names {found[1]}")
+    if found := _CHUNKS.search(context.message):
+        split = tuple(axis for axis, number in enumerate(operand.shape) if number == int(found[1]))
+        if len(split) == 1:
+            return Diagnosis(
+                f"{size_of(operand, split[0])} of {quoted(operand)} isn't a multiple of {found[2]}",
+                {operand.position: split},
+            )
+    return None

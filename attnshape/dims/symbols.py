@@ -1,0 +1,46 @@
+"""The size symbols in canonical order: their names, command-line flags, meanings and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnshape.errors import Option
+
+
+@dataclass(frozen=True)
+class SizeSymbol:
+    """A size symbol, such as `B` or `Lq`."""
+
+    name: str
+    flag: str
+    meaning: str
+    default: int | None
+    """The size used where none is given and none follows from the others."""
+
+
+SYMBOLS: tuple[SizeSymbol, ...] = (
+    SizeSymbol("B", "--batch", "sequences in a batch", 2),
+    SizeSymbol("H", "--heads", "query heads", 8),
+    SizeSymbol("Hkv", "--kv-heads", "key/value heads; G = H/Hkv query heads share one", 4),
+    SizeSymbol("G", "--group", "query heads that share one key/value head, H/Hkv", None),
+    SizeSymbol("Lp", "--past", "cached positions before the first query", 6),
+    SizeSymbol("L", "--length", "sequence length, where queries and keys are one sequence", 10),
+    SizeSymbol("Lq", "--queries", "number of queries (n_Q), where queries and keys are two sequences", 10),
+    SizeSymbol("Lk", "--keys", "number of keys = number of values (n_K = n_V)", 16),
+    SizeSymbol("D", "--d-model", "model width; D = H*Dk where only one of D and Dk is given", 512),
+    SizeSymbol("Dk", "--d-head", "width of one head's queries and keys", 64),
+    SizeSymbol("Dv", "--d-value", "width of one head's values", 96),
+    SizeSymbol("W", "--window", "sliding-window width", 3),
+)
+
+SYMBOLS_BY_NAME: dict[str, SizeSymbol] = {symbol.name: symbol for symbol in SYMBOLS}
+ORDER: dict[str, int] = {symbol.name: place for place, symbol in enumerate(SYMBOLS)}
+
+
+def size_option(symbol: str, value: object = None) -> Option:
+    """Return the option that sets a size, as errors name it: `--heads 4` on the command line, `H=4` in Python.
+
+    >>> size_option("H", 4)
+    Option(field='sizes', value=4, key='H')
+    """
+    return Option("sizes", value, symbol)

@@ -1,0 +1,329 @@
+"""The data flow of a run, and the softmaxes in it: one call, or spelled out with exponentials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from attnshape.model.trace import Reference, Step
+from attnshape.tracing.operations import (
+    ADDITIONS,
+    CASTS,
+    COPIES,
+    CREATED_LIKE,
+    DIVISIONS,
+    EXPANSIONS,
+    EXPONENTIALS,
+    LOG_SOFTMAXES,
+    LOWER_BOUNDS,
+    MASKS,
+    MAXIMA,
+    MULTIPLICATIONS,
+    PRODUCTS,
+    RESHAPES,
+    REVERSED_DIVISIONS,
+    SCALINGS,
+    SOFTMAXES,
+    SUBTRACTIONS,
+    SUMS,
+    UNIT_AXES,
+    base_name,
+)
+
+
+class OutputRef(NamedTuple):
+    """One output of a call: the call's number, counted from 1 as in `RawStep.order`, and which of its outputs."""
+
+    order: int
+    output: int = 0
+
+
+Producer = OutputRef | str
+"""What an operand comes from: another call's output, or an input, parameter or constant by name."""
+Producers = tuple[Producer, ...]
+"""What made a tensor, and then what wrote to its memory."""
+
+
+class Node(Protocol):
+    """One call in the graph."""
+
+    @property
+    def order(self) -> int:
+        """The call's number, counted from 1."""
+
+    @property
+    def name(self) -> str:
+        """The operation's base name."""
+
+    @property
+    def sources(self) -> Sequence[Producers]:
+        """The producers of each operand that is a tensor."""
+
+    @property
+    def refs(self) -> Sequence[OutputRef]:
+        """The references to its outputs."""
+
+    @property
+    def numel(self) -> int:
+        """How many elements its first output has."""
+
+
+N = TypeVar("N", bound=Node)
+
+
+class DataFlow(Generic[N]):
+    """The calls of one run as a graph."""
+
+    def __init__(self, nodes: Sequence[N]) -> None:
+        """`nodes` are in the order in which they ran; a node's number need not be its position."""
+        self.nodes = nodes
+        self._by_order = {node.order: node for node in nodes}
+
+    @cached_property
+    def consumers(self) -> dict[Producer, list[tuple[N, int]]]:
+        """For each producer, the calls that read it, and as which operand."""
+        found: dict[Producer, list[tuple[N, int]]] = {}
+        for node in self.nodes:
+            for place, producers in enumerate(node.sources):
+                for producer in producers:
+                    found.setdefault(producer, []).append((node, place))
+        return found
+
+    def readers(self, node: N) -> list[N]:
+        """Return the calls that read any output of a call, each once, in order."""
+        found = {reader.order: reader for ref in node.refs for reader, _ in self.consumers.get(ref, ())}
+        return [found[order] for order in sorted(found)]
+
+    def node(self, ref: OutputRef) -> N:
+        """Return the call that returned an output."""
+        return self._by_order[ref.order]
+
+    def maker(self, node: N, place: int) -> N | None:
+        """Return the last call that made or wrote to an operand; None for an input, a parameter or a constant."""
+        made = [producer for producer in node.sources[place] if isinstance(producer, OutputRef)]
+        return self.node(made[-1]) if made else None
+
+    def makers(self, node: N) -> list[N]:
+        """Return the calls that made the operands, in their order."""
+        return [maker for place in range(len(node.sources)) if (maker := self.maker(node, place)) is not None]
+
+    def downstream(self, start: Iterable[Producer]) -> set[OutputRef]:
+        """Return the outputs whose numbers depend on any of the producers; those among the producers are included."""
+        reached: set[Producer] = set(start)
+        first = min((one.order if isinstance(one, OutputRef) else 0 for one in reached), default=0)
+        for node in self.nodes:
+            if node.order <= first or not reads_numbers(node):
+                continue
+            if any(producer in reached for producers in node.sources for producer in producers):
+                reached.update(node.refs)
+        return {producer for producer in reached if isinstance(producer, OutputRef)}
+
+    def behind(self, ref: OutputRef) -> set[OutputRef]:
+        """Return the outputs whose numbers depend on one output, itself included."""
+        return self.downstream([ref])
+
+    def upstream(self, producers: Producers, shapes: bool = False) -> Iterator[N]:
+        """Yield the calls on which a tensor with these producers depends, the latest first.
+
+        With `shapes`, those on which only its shape depends are included.
+        """
+        wanted = {producer.order for producer in producers if isinstance(producer, OutputRef)}
+        while wanted:
+            order = max(wanted)
+            wanted.discard(order)
+            node = self._by_order[order]
+            yield node
+            if shapes or reads_numbers(node):
+                wanted |= {s.order for every in node.sources for s in every if isinstance(s, OutputRef)}
+
+    def origins(self, producers: Producers) -> set[str]:
+        """Return the inputs, parameters and constants on which a tensor with these producers depends."""
+        found = {producer for producer in producers if isinstance(producer, str)}
+        for node in self.upstream(producers):
+            found |= {s for every in node.sources for s in every if isinstance(s, str)}
+        return found
+
+
+def reads_numbers(node: Node) -> bool:
+    """Return whether a call reads its operands' numbers, not just their shape or dtype."""
+    return node.name not in CREATED_LIKE
+
+
+_SELECTING = ("int", "uint", "bool")
+"""Dtypes of tensors that select or mask numbers of others."""
+
+
+@dataclass(frozen=True)
+class StepNode:
+    """A step of a saved trace as a node of the graph."""
+
+    step: Step
+    name: str
+    sources: tuple[Producers, ...]
+
+    @property
+    def order(self) -> int:
+        """The step's number."""
+        return self.step.index
+
+    @property
+    def refs(self) -> tuple[OutputRef, ...]:
+        """The references to its outputs."""
+        return tuple(OutputRef(self.step.index, place) for place in range(len(self.step.outputs)))
+
+    @property
+    def numel(self) -> int:
+        """How many elements its first output has."""
+        return math.prod(self.step.outputs[0].tensor.shape)
+
+
+def step_graph(steps: Sequence[Step]) -> DataFlow[StepNode]:
+    """Return the graph of a trace's steps without its composites, whose results are those of their inner steps.
+
+    What an operand that selects or masks numbers comes from is left out.
+    """
+    composites = {step.parent for step in steps}
+    return DataFlow(
+        [
+            StepNode(step, base_name(step.operation), tuple(_producers(steps, operand) for operand in step.operands))
+            for step in steps
+            if step.index not in composites
+        ]
+    )
+
+
+def _producers(steps: Sequence[Step], reference: Reference) -> Producers:
+    found = innermost(steps, reference)
+    if found.step is not None:
+        dtype = steps[found.step - 1].outputs[found.output].tensor.dtype
+        return () if dtype.startswith(_SELECTING) else (OutputRef(found.step, found.output),)
+    return (found.input or found.parameter or "constant",)
+
+
+def innermost(steps: Sequence[Step], reference: Reference) -> Reference:
+    """Return the innermost step's output that a reference to a composite's result stands for."""
+    while reference.step is not None:
+        inner = steps[reference.step - 1].outputs[reference.output].inner
+        if inner is None:
+            break
+        reference = inner
+    return reference
+
+
+_UNCHANGED = CASTS | COPIES | UNIT_AXES | RESHAPES | {"getitem"}
+"""What leaves every number as it is, where it returns as many as it was given."""
+_RESIZED = UNIT_AXES | EXPANSIONS | {"getitem"}
+"""What may stand between a reduction and the operation that broadcasts its result."""
+_AWAY_FROM_ZERO = LOWER_BOUNDS | ADDITIONS
+"""What keeps a sum from being zero."""
+_INVERSES = REVERSED_DIVISIONS | {"reciprocal"}
+_MASKING = MASKS | MULTIPLICATIONS
+
+
+@dataclass(frozen=True)
+class SoftmaxMatch(Generic[N]):
+    """One softmax, by the call that returns its weights."""
+
+    owner: N
+    """The call that reads the scores, before their maximum is subtracted."""
+    place: int
+    """As which of its operands."""
+    exponential: N | None = None
+    """The exponential that it is spelled out with."""
+    masked: bool = False
+    """Whether the exponentials are masked before they are summed."""
+    late: bool = False
+    """Whether the sum divides only the product with the values."""
+
+    @property
+    def base(self) -> float:
+        """The factor on the scores in the exponent of e: the logarithm of two for powers of two."""
+        return math.log(2) if self.exponential is not None and self.exponential.name == "exp2" else 1.0
+
+
+def match_softmax(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
+    """Return the softmax whose weights a call returns, or None.
+
+    Spelled out: `exp(x - logsumexp(x))`, `exp(log_softmax(x))`, and `e / sum(e)` where `e` is an exponential, masked or
+    not. A `log_softmax` counts where no exponential reads it.
+    """
+    if not node.sources:
+        return None
+    if node.name in SOFTMAXES | LOG_SOFTMAXES:
+        if node.name in LOG_SOFTMAXES and any(reader.name in EXPONENTIALS for reader in graph.readers(node)):
+            return None
+        return SoftmaxMatch(*_before_maximum(node, graph))
+    if node.name in EXPONENTIALS:
+        before = _maker(node, 0, graph)
+        if before is not None and (before.name in LOG_SOFTMAXES or _subtracts_logsumexp(before, graph)):
+            return SoftmaxMatch(before, 0, node)
+        if _is_normalised_later(node, graph):
+            return SoftmaxMatch(*_before_maximum(node, graph), node, late=True)
+    if node.name in SCALINGS and len(node.sources) == 2:
+        return _match_quotient(node, graph)
+    return None
+
+
+def _match_quotient(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
+    over, under = _maker(node, 0, graph), _maker(node, 1, graph)
+    if node.name in MULTIPLICATIONS:
+        inverse = under is not None and under.name in _INVERSES and bool(under.sources)
+        under = _maker(under, 0, graph) if inverse and under is not None else None
+    while under is not None and under.name in _AWAY_FROM_ZERO | _RESIZED and under.sources:
+        under = _maker(under, 0, graph)
+    if over is None or under is None or under.name not in SUMS or _maker(under, 0, graph) is not over:
+        return None
+    masked = over.name in _MASKING
+    while over is not None and over.name in _MASKING and over.sources:
+        over = _maker(over, 0, graph)
+    if over is None or over.name not in EXPONENTIALS:
+        return None
+    return SoftmaxMatch(*_before_maximum(over, graph), over, masked)
+
+
+def _before_maximum(exponential: N, graph: DataFlow[N]) -> tuple[N, int]:
+    """Return the call that reads the scores, and as which operand: what subtracts their maximum, where that is done."""
+    before = _maker(exponential, 0, graph)
+    if before is not None and before.name in SUBTRACTIONS and len(before.sources) == 2:
+        subtracted = _maker(before, 1, graph)
+        while subtracted is not None and subtracted.name in _RESIZED and subtracted.sources:
+            subtracted = _maker(subtracted, 0, graph)
+        if subtracted is not None and subtracted.name in MAXIMA:
+            return before, 0
+    return exponential, 0
+
+
+def _subtracts_logsumexp(node: N, graph: DataFlow[N]) -> bool:
+    """Return whether a call is `x - logsumexp(x)`."""
+    if node.name not in SUBTRACTIONS or len(node.sources) != 2:
+        return False
+    subtracted = _maker(node, 1, graph)
+    if subtracted is None or subtracted.name != "logsumexp":
+        return False
+    return _maker(subtracted, 0, graph) is _maker(node, 0, graph)
+
+
+def _is_normalised_later(exponential: N, graph: DataFlow[N]) -> bool:
+    """Return whether an exponential is summed for a division that follows the product with the values."""
+    readers = graph.readers(exponential)
+    sums = next((reader for reader in readers if reader.name in SUMS), None)
+    if sums is None or not any(reader.name in PRODUCTS for reader in readers):
+        return False
+    return any(
+        reader.name in DIVISIONS and len(reader.sources) == 2 and graph.maker(reader, 1) is sums
+        for reader in graph.readers(sums)
+    )
+
+
+def _maker(node: N, place: int, graph: DataFlow[N]) -> N | None:
+    """Return the call that made an operand, past casts and what only adds or removes axes of one."""
+    found = graph.maker(node, place)
+    while found is not None and found.name in _UNCHANGED and found.sources:
+        before = graph.maker(found, 0)
+        if before is None or before.numel != found.numel:
+            break
+        found = before
+    return found

@@ -1,0 +1,248 @@
+"""Run a target at small sizes at which it takes the user's steps, until the formulas of its numbers are settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from attnshape.inference.plan import (
+    LARGEST_FIXED,
+    Constraint,
+    Fixed,
+    Multiple,
+    Plan,
+    candidates,
+    large_sizes,
+    mixed_sizes,
+    reversed_sizes,
+)
+from attnshape.inference.small_runs import Samples, SmallRuns, common_steps, takes_same_steps
+from attnshape.tracing.raw import RawTrace
+
+ENOUGH_ROUNDS = 4
+"""Rounds after which a sum or a rounded quotient isn't a coincidence."""
+
+Solution = TypeVar("Solution")
+
+
+def sample_and_solve(
+    runs: SmallRuns, plan: Plan, actual: RawTrace, solve: Callable[[Samples], tuple[Solution, bool]]
+) -> tuple[Samples, Solution]:
+    """Run a target at small sizes, solve for its formulas, and run it at more sizes where they aren't settled.
+
+    Args:
+        runs: The runs of the target at small sizes.
+        plan: Which sizes vary, at first under no more constraints than are known beforehand.
+        actual: The run whose steps the small runs must take.
+        solve: Takes the samples; returns what it found and whether that is settled.
+
+    Returns:
+        The samples and the solution for them.
+    """
+    sampler = Sampler(runs)
+    samples = sampler.sample(plan, actual)
+    solution, settled = solve(samples)
+    if not settled:
+        samples = sampler.extend(samples, ENOUGH_ROUNDS)
+        solution, _ = solve(samples)
+    return samples, solution
+
+
+class Sampler:
+    """Searches for the constraints on the sizes under which small runs take the user's steps."""
+
+    def __init__(self, runs: SmallRuns) -> None:
+        self._runs = runs
+
+    def sample(self, plan: Plan, actual: RawTrace) -> Samples:
+        """Return samples under the fewest constraints under which the target takes the user's steps."""
+        best = self._runs.try_plan(plan, actual)
+        if not best.complete:
+            # the very first call may have set something up; only what differs again differs because of its sizes
+            self._runs.forget()
+            best = self._runs.try_plan(plan, actual)
+        self._runs.purpose = "" if best.complete else "searching for constraints on the sizes: "
+        while not best.complete:
+            if any(self._runs.fold_loops([actual, *runs]) for runs in self._runs_to_fold(best.plan)):
+                actual = self._runs.folded(actual)
+                best = self._runs.try_plan(best.plan, actual)
+                continue
+            found = self._improve(best, actual)
+            if found is None:
+                break
+            best = found
+        best = best if best.complete else self._free_from_fixed(best, actual)
+        self._runs.purpose = ""
+        samples = self._validated(best, actual)
+        diverging = samples.diverging if best.complete else ()
+        if any(self._runs.fold_loops([actual, self._runs.at(numbers)]) for numbers in diverging):
+            # the loop had equally many iterations at all primes
+            actual = self._runs.folded(actual)
+            samples = self._validated(self._runs.try_plan(best.plan, actual), actual)
+        if self._fails_somewhere(samples, actual):
+            samples = self._with_missing_multiple(samples, actual) or samples
+        return replace(samples, actual=actual)
+
+    def extend(self, samples: Samples, rounds: int) -> Samples:
+        """Return the samples with more rounds and validation runs, as far as these take the same steps."""
+        actual = samples.actual
+        runs, diverging = list(samples.runs), list(samples.diverging)
+        for round_ in range(len(runs), rounds):
+            if self._runs.is_far_too_large(samples.plan, round_):
+                break
+            run = self._runs.run(samples.plan, round_)
+            if common_steps(run, actual) < samples.common:
+                diverging.append(samples.plan.numbers(round_))
+                break
+            runs.append(run)
+        more = mixed_sizes(self._runs.with_measured_powers(samples.plan))
+        samples = self._with_runs_at(replace(samples, runs=tuple(runs), diverging=tuple(diverging)), actual, more)
+        constrained = self._with_missing_multiple(samples, actual) if self._fails_somewhere(samples, actual) else None
+        return self.extend(constrained, rounds) if constrained is not None else samples
+
+    def _validated(self, samples: Samples, actual: RawTrace) -> Samples:
+        weighed = self._runs.with_measured_powers(samples.plan)
+        return self._with_runs_at(samples, actual, [*reversed_sizes(weighed), *large_sizes(weighed)])
+
+    def _with_runs_at(self, samples: Samples, actual: RawTrace, choices: Iterable[Mapping[str, int]]) -> Samples:
+        """Add the runs at the chosen numbers of the unknowns that take the same steps."""
+        added, diverging = list(samples.validation), list(samples.diverging)
+        for chosen in choices:
+            if self._runs.exhausted or not samples.runs:
+                break
+            numbers = samples.plan.at(chosen)
+            run = self._runs.at(numbers)
+            if replace(samples, actual=actual).are_matched_by(run):
+                added.append((numbers, run))
+            else:
+                diverging.append(numbers)
+        return replace(samples, validation=tuple(added), diverging=tuple(diverging))
+
+    def _fails_somewhere(self, samples: Samples, actual: RawTrace) -> bool:
+        """Return whether the target fails at some sizes, and not at the user's."""
+        failed = any(map(self._runs.fails, samples.diverging))
+        return samples.complete and actual.failure is None and failed
+
+    def _with_missing_multiple(self, samples: Samples, actual: RawTrace) -> Samples | None:
+        """Return samples under the multiple without which runs fail; all primes may have been 1 above one."""
+        plan = samples.plan
+        failed = [numbers for numbers in samples.diverging if self._runs.fails(numbers)]
+        # first those of numbers alone: what needs an even number often takes a multiple of an even size too
+        for constraint in sorted(_multiples(plan), key=lambda multiple: multiple.other is not None):
+            if self._runs.exhausted:
+                break
+            met = [constraint.next(numbers) for numbers in failed]
+            if all(self._takes_same_steps(one, plan, actual) for one in met) and not any(
+                all(self._takes_same_steps(near, plan, actual) for near in constraint.near_misses(one)) for one in met
+            ):
+                found = self._runs.try_plan(plan.under(constraint), actual)
+                if found.complete:
+                    return self._validated(found, actual)
+        return None
+
+    def _takes_same_steps(self, numbers: Mapping[str, int], plan: Plan, actual: RawTrace) -> bool:
+        run = self._runs.at(_without_constraints(numbers, plan))
+        return run.failure is None and takes_same_steps(run, actual)
+
+    def _runs_to_fold(self, plan: Plan) -> Iterator[Sequence[RawTrace]]:
+        """Yield two runs; where they fail, two at multiples too, at which later loops may be reached."""
+        for tried in (plan, *(plan.under(multiple) for multiple in _multiples(plan) if multiple.other is None)):
+            if self._runs.exhausted or self._runs.folds:
+                return
+            runs = [self._runs.run(tried, round_) for round_ in range(2)]
+            yield runs
+            if all(run.failure is None for run in runs):
+                return
+
+    def _improve(self, best: Samples, actual: RawTrace) -> Samples | None:
+        """Return the first constraint that completes the steps, else the one that gets furthest beyond the best."""
+        furthest: Samples | None = None
+        for plan in self._stricter(best, actual):
+            if self._runs.exhausted:
+                break
+            found = self._runs.try_plan(plan, actual)
+            if found.common > best.common or found.complete:
+                added = plan.constraints[len(best.plan.constraints) :]
+                if added and self._helps_only_by_size(found, added[0], actual):
+                    continue
+            if found.complete:
+                return self._weaker(found, actual) or found
+            if found.common > (furthest or best).common:
+                furthest = found
+        return furthest
+
+    def _weaker(self, found: Samples, actual: RawTrace) -> Samples | None:
+        """Return samples in which a multiple of another size needs to be one of a number only."""
+        last = found.plan.constraints[-1] if found.plan.constraints else None
+        if not isinstance(last, Multiple) or last.other is None:
+            return None
+        plan = replace(found.plan, constraints=found.plan.constraints[:-1])
+        for multiple in _multiples(plan):
+            if multiple.other is None and multiple.symbol == last.symbol and not self._runs.exhausted:
+                weaker = self._runs.try_plan(plan.under(multiple), actual)
+                if weaker.complete and not self._helps_only_by_size(weaker, multiple, actual):
+                    return weaker
+        return None
+
+    def _stricter(self, best: Samples, actual: RawTrace) -> Iterator[Plan]:
+        """Yield plans with one constraint more: on the sizes that matter where these can be told, else on any."""
+        plan = best.plan
+        if not plan.ordered:
+            yield replace(plan, ordered=True)
+        fixes = [c for c in candidates(plan.sizes, plan.constraints) if isinstance(c, Fixed)]
+        tried = [(fix.symbol, self._runs.try_plan(plan.under(fix), actual)) for fix in fixes]
+        matter = {symbol for symbol, found in tried if found.complete or found.common > best.common}
+        for constraint in candidates(plan.sizes, plan.constraints):
+            if not matter or constraint.symbol in matter:
+                stricter = plan.under(constraint)
+                # the order is given up where it makes the runs too large
+                yield replace(stricter, ordered=stricter.ordered and not stricter.is_large)
+
+    def _helps_only_by_size(self, found: Samples, added: Constraint, actual: RawTrace) -> bool:
+        """Return whether the numbers next to a multiple, which are none, take the same steps too."""
+        if not isinstance(added, Multiple):
+            return False
+        return all(
+            common_steps(self._runs.at(_without_constraints(near, found.plan)), actual) >= found.common
+            for near in added.near_misses(found.plan.numbers(0))
+        )
+
+    def _free_from_fixed(self, best: Samples, actual: RawTrace) -> Samples:
+        """Fix all sizes, then free one after the other while the steps stay the same."""
+        sizes = best.plan.sizes
+        symbols = list(sizes.independent)
+        if any(sizes.records[symbol].size > LARGEST_FIXED for symbol in symbols):
+            return best
+        found = self._runs.try_plan(replace(best.plan, constraints=tuple(map(Fixed, symbols))), actual)
+        if not found.complete:
+            return found if found.common > best.common else best
+        waiting = symbols
+        while waiting:
+            freed = [
+                symbol for symbol in waiting if (looser := self._freed(symbol, found, actual)) and (found := looser)
+            ]
+            waiting = [symbol for symbol in waiting if symbol not in freed] if freed else []
+        return found
+
+    def _freed(self, symbol: str, found: Samples, actual: RawTrace) -> Samples | None:
+        """Return samples in which one fixed size varies too, as freely as it may."""
+        plan = replace(found.plan, constraints=tuple(c for c in found.plan.constraints if c.symbol != symbol))
+        bound = [c for c in candidates(plan.sizes, plan.constraints) if c.symbol == symbol and not isinstance(c, Fixed)]
+        for freer in (plan, *map(plan.under, bound)):
+            if self._runs.exhausted:
+                return None
+            freed = self._runs.try_plan(freer, actual)
+            if freed.complete:
+                return freed
+        return None
+
+
+def _without_constraints(numbers: Mapping[str, int], plan: Plan) -> dict[str, int]:
+    """Return all sizes where the independent ones have these numbers."""
+    return plan.sizes.at({symbol: numbers[symbol] for symbol in plan.sizes.independent})
+
+
+def _multiples(plan: Plan) -> list[Multiple]:
+    """Return the multiples that the user's own sizes meet."""
+    return [c for c in candidates(plan.sizes, plan.constraints) if isinstance(c, Multiple)]

@@ -1,0 +1,86 @@
+"""How numbers, words and the source text of a step are formatted, wherever a person reads them."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Sequence
+
+_OPENING, _CLOSING = "([{", ")]}"
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def format_bytes(count: int) -> str:
+    """Return a number of bytes in binary units.
+
+    >>> format_bytes(122880), format_bytes(1_170_000), format_bytes(12)
+    ('120 KiB', '1.1 MiB', '12 B')
+    """
+    if count < 1024:
+        return f"{count} B"
+    amount, power = count / 1024, 0
+    while amount >= 1023.5 and power < len(_UNITS) - 1:
+        amount, power = amount / 1024, power + 1
+    number = f"{amount:.1f}".removesuffix(".0") if amount < 9.95 else f"{amount:,.0f}"
+    return f"{number} {_UNITS[power]}"
+
+
+def pluralize(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is one.
+
+    >>> pluralize(1, "view"), pluralize(8, "view")
+    ('1 view', '8 views')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Return words as a list in a sentence.
+
+    >>> join_words(["B", "H", "L"])
+    'B, H and L'
+    """
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def unfold(expression: str) -> str:
+    r"""Return the text of an expression on one line, without comments and line breaks between its parts.
+
+    >>> unfold("x.view(\n    B,  # batch\n    L,\n)")
+    'x.view(B, L)'
+    """
+    if "\n" not in expression:
+        return expression.strip().replace("\t", " ")
+    # in brackets, indentation and line breaks produce no tokens that matter
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(f"({expression}\n)").readline))
+    except (tokenize.TokenError, SyntaxError):
+        return " ".join(expression.split())
+    ignored = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.ENDMARKER)
+    kept = [token for token in tokens if token.type not in ignored][1:-1]
+    text = ""
+    row, column = 1, 1
+    calls: list[bool] = []
+    for token in kept:
+        if token.string in _OPENING:
+            calls.append(token.string == "(" and re.search(r"[\w)\]]$", text) is not None)
+        elif token.string in _CLOSING and calls and calls.pop():
+            # a trailing comma in a call only ever precedes a line break
+            text = text.removesuffix(",")
+        if token.start[0] == row:
+            text += " " * (token.start[1] - column)
+        elif text[-1:] not in _OPENING and token.string[:1] not in (*_CLOSING, "."):
+            text += " "
+        text += token.string
+        row, column = token.end
+    return text.strip()
+
+
+def strip_self(text: str) -> str:
+    """Return source text without `self.`.
+
+    >>> strip_self("self.Wq(x)")
+    'Wq(x)'
+    """
+    return re.sub(r"(?<![\w.])self\.(?=\w)", "", text)

@@ -1,0 +1,95 @@
+"""The report: the immutable value that a check makes, and that every output format reads."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from attnshape.model.trace import Size, Source
+
+SCHEMA: Literal["attnshape/report/1"] = "attnshape/report/1"
+
+Shown = Literal["intervention", "reproduced", "measured"]
+"""How a finding is shown: by what followed a change, or by a known mistake that made the same numbers."""
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One mistake, at the line that makes it."""
+
+    code: str
+    message: str
+    """What is wrong there, with the numbers that were measured: `scores are scaled by 1/sqrt(D) = 0.0442, …`."""
+    source: Source | None
+    """Where; None if no line of the source can be named."""
+    expression: str
+    """The source's expression there, empty if it can't be read."""
+    hint: str
+    shown: Shown
+    evidence: str
+    """What was done to show it, in a few words: `changed token 2 of x`."""
+
+
+class Fact(Struct, frozen=True, kw_only=True):
+    """Something that was measured and that is right or wrong by intent only, such as "attends causally"."""
+
+    text: str
+    source: Source | None = None
+
+
+class NotChecked(Struct, frozen=True, kw_only=True):
+    """Something that could not be checked, and why."""
+
+    what: str
+    why: str
+
+
+class Pattern(Struct, frozen=True, kw_only=True):
+    """Which output positions depend on which positions of an input."""
+
+    output: str
+    input: str
+    queries: str
+    """The symbol of the output's positions, one a row."""
+    keys: str
+    """The symbol of the input's positions, one a column."""
+    rows: tuple[str, ...]
+    """A character each: `#` where the output at the row depends on the input at the column, else `.`."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What was found, what was verified, and what could not be checked."""
+
+    schema: Literal["attnshape/report/1"] = SCHEMA
+    attnshape: str
+    torch: str
+    python: str
+    target: str
+    command: str
+    seed: int
+    dtype: str
+    """In what type the small runs were: float64 where the code allows."""
+    sizes: dict[str, Size]
+    small_sizes: tuple[dict[str, int], ...]
+    """The sizes at which the target was checked; a finding holds at each."""
+    claims: tuple[str, ...] = ()
+    runs: int
+    """How many runs it took beyond those of a trace."""
+    findings: tuple[Finding, ...] = ()
+    suppressed: tuple[Finding, ...] = ()
+    """What a comment in the source, or --select and --ignore, keep from counting."""
+    facts: tuple[Fact, ...] = ()
+    verified: tuple[str, ...] = ()
+    """What was checked and holds, each in a few words."""
+    not_checked: tuple[NotChecked, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
+
+    @property
+    def found_something(self) -> bool:
+        """Whether there is a finding that counts."""
+        return bool(self.findings)
+
+    def to_json(self) -> str:
+        """Return the report as indented JSON, schema `attnshape/report/1`."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()

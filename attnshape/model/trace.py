@@ -1,0 +1,411 @@
+"""The trace: the immutable value that recording and inference make and everything after them reads, and its saved form.
+
+Field by field this is the saved form, schema `attnshape/trace/1`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, field
+
+from attnshape.errors import AttnshapeError
+
+SCHEMA: Literal["attnshape/trace/1"] = "attnshape/trace/1"
+_BATCH_SCHEMA = "attnshape/traces/1"
+"""The schema of the traces of several targets in one file."""
+
+Known = Literal["verified", "matched", "literal"]
+StorageKind = Literal["new", "view", "same", "inplace"]
+Role = Literal[
+    "projection",
+    "split",
+    "transpose",
+    "scores",
+    "scale",
+    "mask",
+    "softmax",
+    "dropout",
+    "context",
+    "merge",
+    "output",
+]
+
+
+class Reference(Struct, frozen=True, omit_defaults=True):
+    """Where a tensor comes from: exactly one of a step's output, an input, a parameter, or a constant."""
+
+    step: int | None = None
+    output: int = 0
+    """Which of the step's outputs, from 0."""
+    input: str | None = None
+    parameter: str | None = None
+    constant: bool = False
+
+
+class Axis(Struct, frozen=True, omit_defaults=True):
+    """One axis: its expression, and how it is known."""
+
+    expression: str
+    known: Known
+    unexplained: bool = False
+    """Whether a number isn't known to be a constant: it varied with the sizes, or some size could not vary."""
+    where: str | None = None
+    """The comparison under which the expression holds, such as `W <= L` or `D >= 128`; None if it always does."""
+
+
+class Storage(Struct, frozen=True):
+    """What memory a tensor lies in: new, another tensor's, the very same tensor's, or one that was written to."""
+
+    kind: StorageKind
+    of: Reference | None = None
+    """The tensor that it is a view of, the same as, or a write to."""
+    root: Reference | None = None
+    """The tensor that allocated the memory."""
+
+
+class TensorRecord(Struct, frozen=True, kw_only=True):
+    """One tensor: signature, layout and storage; strides and the offset count elements."""
+
+    signature: str
+    dtype: str
+    device: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    axes: tuple[Axis, ...]
+    strides: tuple[str, ...]
+    contiguous: bool
+    bytes: int
+    checked: Literal["declared", "inferred"] | None = None
+    held_out: bool = False
+    """Whether it was checked at the sizes held out, and not only at those of this run."""
+    declared: str | None = None
+    """The dims string of the source's own annotation."""
+    storage: Storage
+
+
+class NamedTensor(Struct, frozen=True, omit_defaults=True):
+    """An input, or one output of a step, under the name that the source gives it."""
+
+    name: str | None
+    tensor: TensorRecord
+    by_use: bool = False
+    """Whether the name is a later consumer's variable, not what the expression itself is assigned to."""
+    inner: Reference | None = None
+    """For a composite's result, the inner step's output that it is."""
+
+
+class Source(Struct, frozen=True):
+    """Where in the source a step stands; line from 1, column from 1."""
+
+    file: str
+    line: int
+    column: int
+    function: str
+
+
+class Avoided(Struct, frozen=True):
+    """The scores that a fused attention step never makes."""
+
+    signature: str
+    bytes: int
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One tensor-producing operation."""
+
+    index: int
+    parent: int | None = None
+    expression: str
+    operation: str
+    role: Role | None = None
+    module: str | None = None
+    source: Source | None = None
+    operands: tuple[Reference, ...] = ()
+    outputs: tuple[NamedTensor, ...] = ()
+    avoided: Avoided | UnsetType = UNSET
+    """Present where the step is fused attention."""
+    opaque: str | UnsetType = UNSET
+    """Why what happened inside couldn't be seen; present where it couldn't."""
+
+
+class Loop(Struct, frozen=True):
+    """A loop whose number of iterations follows from the sizes; the trace has one, from the first step to the last."""
+
+    first: int
+    last: int
+    count: int
+    expression: str
+    known: Known
+
+
+class Size(Struct, frozen=True, omit_defaults=True):
+    """One size symbol's number, and where it is from."""
+
+    size: int
+    origin: Literal["given", "default", "derived"] = field(name="from")
+    expression: str | None = None
+
+
+class TargetOutput(Struct, frozen=True):
+    """One tensor that the target returned: `output`, or a path such as `output[0]`."""
+
+    name: str
+    of: Reference
+
+
+class Operand(Struct, frozen=True, omit_defaults=True):
+    """One operand of the step that failed."""
+
+    name: str
+    tensor: TensorRecord
+    disagree: tuple[int, ...] = ()
+    """Its axes that don't fit those of the others, from 0."""
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """The step at which the traced code failed."""
+
+    expression: str | None
+    source: Source | None
+    operation: str | None
+    error: str
+    operands: tuple[Operand, ...] = ()
+    explanation: str | None = None
+    """Which axes disagree, in words; None if no more is known than the error says."""
+    hint: str | None = None
+    """A change that was tried on placeholders for the operands, and works."""
+
+
+class Expectation(Struct, frozen=True):
+    """One `--expect`, and whether it holds."""
+
+    name: str
+    signature: str
+    holds: bool
+    why: str | None = None
+    """Where it doesn't hold: what differs. Where it does: what the verdict is limited to."""
+
+
+class Peak(Struct, frozen=True, kw_only=True):
+    """The most memory that a run on a real device holds at one time, estimated from small runs."""
+
+    bytes: int
+    known: Literal["verified", "estimate"]
+    """Proved where every block that is held has a formula, and the run took the steps of the small ones."""
+    expression: str | None = None
+    """The bytes as a sum over the sizes, where it is short."""
+    step: int | None = None
+    """The step during which it is reached; None while the target is being built."""
+    parameters: int
+    """The bytes of it that parameters, buffers and constants take."""
+    inputs: int
+
+
+class HeldOut(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The run that checked the formulas at sizes from which none was inferred, or why there was none."""
+
+    sizes: dict[str, int] = {}
+    reason: str | None = None
+
+
+class Trace(Struct, frozen=True, kw_only=True):
+    """The ordered steps of one run, with what was inferred and checked.
+
+    It is immutable, and shows itself: as a table in a console and in `print`, as HTML in a notebook.
+
+    >>> import attnshape
+    >>> trace = attnshape.trace("scaled-dot-product", B=3, Lk=7)
+    >>> weights = next(step for step in trace.steps if step.role == "softmax").outputs[0]
+    >>> weights.name, weights.tensor.signature, weights.tensor.shape, weights.tensor.stride
+    ('weights', 'B Lq Lk', (3, 10, 7), (70, 7, 1))
+    """
+
+    schema: Literal["attnshape/trace/1"] = SCHEMA
+    attnshape: str
+    torch: str
+    python: str
+    target: str
+    command: str
+    device: str
+    dtype: str
+    seed: int
+    sizes: dict[str, Size]
+    complete: bool
+    verified_at: int
+    held_out: HeldOut | UnsetType = UNSET
+    """Absent where jaxtyping checked no signature."""
+    preconditions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    inputs: tuple[NamedTensor, ...] = ()
+    steps: tuple[Step, ...] = ()
+    loops: tuple[Loop, ...] = ()
+    outputs: tuple[TargetOutput, ...] = ()
+    failure: Failure | None = None
+    expectations: tuple[Expectation, ...] = ()
+    grad: bool | UnsetType = UNSET
+    """Present where the run kept what gradients need."""
+    peak: Peak | UnsetType = UNSET
+    """Present where the run's memory was estimated: at large sizes, and with gradients."""
+
+    @property
+    def found_something(self) -> bool:
+        """Whether the code failed, an expectation doesn't hold, or one of the source's own annotations is wrong."""
+        wrong = any(
+            output.tensor.declared and not output.tensor.checked for step in self.steps for output in step.outputs
+        )
+        return self.failure is not None or wrong or not all(e.holds for e in self.expectations)
+
+    def step(self, index: int) -> Step:
+        """Return the step of that index, counted from 1.
+
+        >>> import attnshape
+        >>> attnshape.trace("scaled-dot-product").step(1).expression
+        'key.transpose(-2, -1)'
+        """
+        return self.steps[index - 1]
+
+    @property
+    def composites(self) -> frozenset[int]:
+        """The indices of the steps that have inner steps."""
+        return frozenset(step.parent for step in self.steps if step.parent is not None)
+
+    def to_json(self) -> str:
+        """Return the trace as JSON, which `attnshape show` and `from_json` read.
+
+        >>> import attnshape
+        >>> print(attnshape.trace("scaled-dot-product").to_json().splitlines()[1])
+         "schema": "attnshape/trace/1",
+        """
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Trace:
+        """Return the trace that `to_json` wrote. Raises AttnshapeError if the text is something else.
+
+        >>> import attnshape
+        >>> trace = attnshape.trace("scaled-dot-product")
+        >>> attnshape.Trace.from_json(trace.to_json()) == trace
+        True
+        """
+        return decode_trace(text)
+
+    # consoles and notebooks ask the trace itself how to display it; the reporters are imported only then
+
+    def __str__(self) -> str:
+        from attnshape.reporters.display import display_text
+
+        return display_text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from attnshape.reporters.display import display_html
+
+        return display_html(self)
+
+    def _repr_markdown_(self) -> str:
+        from attnshape.reporters.display import display_markdown
+
+        return display_markdown(self)
+
+
+def decode_trace(text: str | bytes, name: str = "the text") -> Trace:
+    """Return the trace that `Trace.to_json` wrote.
+
+    Raises AttnshapeError if the text isn't JSON, isn't a trace, or is one of another schema.
+    """
+    again = "save it again: attnshape trace … --format json --output FILE"
+    apart = "save each in a file of its own: attnshape trace --all --format json --output FOLDER/"
+    try:
+        trace = msgspec.json.decode(text, type=Trace)
+    except msgspec.ValidationError as error:
+        found = _schema_of(text)
+        if found != SCHEMA:
+            what = f"says it is {found!r}" if found else "has no schema of ours"
+            raise AttnshapeError(
+                f"{name} isn't a trace that this version reads: expected {SCHEMA!r}, it {what}",
+                apart if found == _BATCH_SCHEMA else again,
+            ) from None
+        raise AttnshapeError(f"{name} isn't a whole trace: {error}", again) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AttnshapeError(f"{name} isn't JSON, or not all of it: {error}", again) from None
+    except RecursionError:
+        raise AttnshapeError(f"{name} is nested too deeply to be a trace", again) from None
+    if (problem := next(_inconsistencies(trace), None)) is not None:
+        raise AttnshapeError(f"{name} isn't a whole trace: {problem}", again)
+    return trace
+
+
+def read_trace(path: Path) -> Trace:
+    """Return the trace saved in a file. Raises AttnshapeError if it can't be read or isn't a trace."""
+    try:
+        content = path.read_bytes()
+    except IsADirectoryError:
+        raise AttnshapeError(f"{path} is a folder, expected a saved trace", "name the JSON file in it") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise AttnshapeError(
+            f"can't read {path}: {reason}", "save a trace with: attnshape trace … --format json --output FILE"
+        ) from None
+    except ValueError as error:
+        raise AttnshapeError(f"can't read {str(path)!r}: {error}", "name the JSON file of a saved trace") from None
+    return decode_trace(content, str(path))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the saved trace."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Trace)}
+
+
+def _inconsistencies(trace: Trace) -> Iterator[str]:
+    """Yield where steps aren't numbered from 1, refer to steps or outputs that don't exist, or don't fit together."""
+    counts = [len(step.outputs) for step in trace.steps]
+    for place, step in enumerate(trace.steps, 1):
+        if step.index != place or not step.outputs or (step.parent is not None and not 0 < step.parent < place):
+            yield f"step {place} is out of place"
+        if any(output.inner is not None and (output.inner.step or 0) <= place for output in step.outputs):
+            yield f"step {place} has no inner step"
+    if any(not 0 < loop.first <= loop.last <= len(trace.steps) for loop in trace.loops):
+        yield "a loop has no steps"
+    for tensor in _tensors(trace):
+        # sparse tensors have no strides
+        if len(tensor.axes) != len(tensor.shape) or len(tensor.stride) not in (0, len(tensor.shape)):
+            yield "a tensor's axes aren't as many as its shape's"
+        if len(tensor.strides) != len(tensor.stride) or any(size < 0 for size in tensor.shape):
+            yield "a tensor's shape and strides don't fit"
+    for one in _references(trace):
+        if one.step is not None and not (0 < one.step <= len(counts) and 0 <= one.output < counts[one.step - 1]):
+            yield f"it refers to step {one.step}, which isn't there"
+
+
+def _tensors(trace: Trace) -> Iterator[TensorRecord]:
+    for named in (*trace.inputs, *(output for step in trace.steps for output in step.outputs)):
+        yield named.tensor
+    if trace.failure is not None:
+        yield from (operand.tensor for operand in trace.failure.operands)
+
+
+def _references(trace: Trace) -> Iterator[Reference]:
+    for step in trace.steps:
+        yield from step.operands
+    for output in trace.outputs:
+        yield output.of
+    if trace.peak is not UNSET and trace.peak.step is not None:
+        yield Reference(step=trace.peak.step)
+    yield from (output.inner for step in trace.steps for output in step.outputs if output.inner is not None)
+    for tensor in _tensors(trace):
+        yield from (r for r in (tensor.storage.of, tensor.storage.root) if r is not None)
+
+
+def _schema_of(text: str | bytes) -> str | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return str(value["schema"])[:60] if isinstance(value, dict) and "schema" in value else None

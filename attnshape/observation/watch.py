@@ -1,0 +1,415 @@
+"""Watches what the variables of running functions hold, store by store, in runs of a target at several sizes."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dis
+import functools
+import inspect
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import executing
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from attnshape.inference.small_runs import Samples
+from attnshape.observation.forms import FunctionId
+from attnshape.options.spec import RunOptions
+from attnshape.runtime.files import installed_package
+from attnshape.runtime.isolation import one_thread
+from attnshape.runtime.signals import reraise_interruption
+from attnshape.runtime.time_limit import TimeLimit, TooLong
+from attnshape.targets.target import Target
+from attnshape.tracing.containers import source_file
+from attnshape.tracing.frames import Frames
+from attnshape.tracing.raw import RawTrace
+from attnshape.tracing.runner import Runnable, build_and_record, parameters_within
+
+_MOST_ITEMS = 64
+"""Longer tuples and lists are data."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorValue:
+    """A tensor: its shape, and its dtype without `torch.`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsValue:
+    """The items of a tuple or a list."""
+
+    kind: str
+    """`tuple`, `list`, or the name of the subclass."""
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherValue:
+    """Any other value, by the name of its type."""
+
+    type: str
+
+
+Value = TensorValue | ItemsValue | OtherValue | int | None
+
+
+def summarize(value: object, depth: int = 2) -> Value:
+    """Return a summary of a value; items of tuples and lists are summarized `depth` levels deep.
+
+    >>> summarize((torch.ones(2, 3), 4, None))
+    ItemsValue(kind='tuple', items=(TensorValue(shape=(2, 3), dtype='float32'), 4, None))
+    >>> summarize(True), summarize("a")
+    (OtherValue(type='bool'), OtherValue(type='str'))
+    """
+    kind = type(value)
+    if value is None or kind is int:
+        return value  # type: ignore[return-value]  # by `kind`, which mypy doesn't follow
+    if issubclass(kind, Tensor):
+        return _summarize_tensor(value)  # type: ignore[arg-type]  # likewise
+    # calls none of the value's own methods, which could have effects
+    plain: Any = tuple if issubclass(kind, tuple) else list if issubclass(kind, list) else None
+    if plain is not None and depth and plain.__len__(value) <= _MOST_ITEMS:
+        return ItemsValue(kind.__name__, tuple(summarize(item, depth - 1) for item in plain.__iter__(value)))
+    return OtherValue(kind.__name__)
+
+
+def _summarize_tensor(tensor: Tensor) -> TensorValue | OtherValue:
+    """Return a tensor's shape and dtype without calling torch functions; only its type's name where it is nested."""
+    with torch._C.DisableTorchFunction():
+        if tensor.is_nested:
+            return OtherValue(type(tensor).__name__)
+        return TensorValue(tuple(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch."))
+
+
+_Stores = dict[int, tuple[int, tuple[tuple[str, int], ...]]]
+"""By the offset of an instruction that binds variables: its line, and each variable's name and column."""
+_RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_NAMESPACES = ("self.args", "self.cfg", "self.config", "self", "args", "cfg", "config")
+"""Objects whose integers comments refer to by name: `# (B, n_head, T, T)` where `self.n_head` is one.
+
+The last object that has a name decides.
+"""
+
+
+NO_COLUMN = -1
+"""Stands for a column that isn't known, as when Python runs with -X no_debug_ranges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One store to a plain variable, at its line from 1 and its column from 0, or `NO_COLUMN`."""
+
+    line: int
+    column: int
+    name: str
+    value: Value
+    order: int
+    """How many torch calls the recorder had counted by then."""
+
+
+@dataclass(slots=True)
+class Invocation:
+    """One call of a function."""
+
+    function: FunctionId
+    arguments: dict[str, Value]
+    numbers: dict[str, int]
+    """The integers that the function can access by name: of its module, of `self`, of a config."""
+    began: int
+    """How many torch calls the recorder had counted when it began."""
+    bindings: list[Binding] = field(default_factory=list)
+    results: list[tuple[int, Value]] = field(default_factory=list)
+    """Each with the line of its return statement."""
+    ended: int | None = None
+    """How many torch calls the recorder had counted when it returned; None if it didn't return."""
+
+
+class VariableWatch:
+    """Records the calls of the functions that `wanted` accepts, within its context."""
+
+    def __init__(self, wanted: Callable[[CodeType], bool]) -> None:
+        self._wanted = wanted
+        self._recorded = 0
+        self._stores: dict[CodeType, _Stores] = {}
+        self._resumed: dict[int, Invocation] = {}
+        self.invocations: list[Invocation] = []
+        self._before: Any = None
+
+    def count_call(self) -> None:
+        """Count a torch call that the recorder has recorded."""
+        self._recorded += 1
+
+    def clear(self) -> None:
+        """Discard all records."""
+        self._recorded = 0
+        self._resumed.clear()
+        self.invocations.clear()
+
+    def __enter__(self) -> VariableWatch:
+        self._before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 needs this before tracing begins
+        sys.settrace(self._on_call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _on_call(self, frame: FrameType, event: str, _: object) -> Any:
+        code = frame.f_code
+        if event != "call" or code.co_name.startswith("<") or not self._wanted(code):
+            return None
+        resumed = bool(code.co_flags & _RESUMABLE)
+        invocation = self._resumed.get(id(frame)) if resumed and not _is_first_resume(frame) else None
+        if invocation is None:
+            invocation = Invocation(_function(code), dict(_arguments(frame)), _numbers(frame), self._recorded)
+            self.invocations.append(invocation)
+            if resumed:
+                self._resumed[id(frame)] = invocation
+        return self._trace_frame(invocation, self._stores_of(code), not resumed)
+
+    def _trace_frame(
+        self, invocation: Invocation, stores: _Stores, returns: bool
+    ) -> Callable[[FrameType, str, object], Any]:
+        pending: tuple[int, tuple[tuple[str, int], ...]] | None = None
+
+        def watched(frame: FrameType, event: str, value: object) -> Any:
+            nonlocal pending
+            if event == "line":
+                # Python 3.13 honours this only from a line on, not from the call
+                frame.f_trace_opcodes = True
+            elif event == "opcode":
+                if pending is not None:
+                    line, names = pending
+                    held = frame.f_locals
+                    for name, column in names:
+                        if name in held:
+                            kept = summarize(held[name])
+                            invocation.bindings.append(Binding(line, column, name, kept, self._recorded))
+                pending = stores.get(frame.f_lasti)
+            elif event == "return":
+                pending = None
+                # a function that raises also "returns" None, from the instruction that raised
+                if returns and dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("RETURN_VALUE", "RETURN_CONST"):
+                    invocation.results.append((frame.f_lineno, summarize(value)))
+                    invocation.ended = self._recorded
+            return watched
+
+        return watched
+
+    def _stores_of(self, code: CodeType) -> _Stores:
+        if code not in self._stores:
+            self._stores[code] = dict(_stores(code))
+        return self._stores[code]
+
+
+def _function(code: CodeType) -> FunctionId:
+    return FunctionId(code.co_filename, code.co_qualname.replace(".<locals>", ""), code.co_firstlineno)
+
+
+def _stores(code: CodeType) -> Iterator[tuple[int, tuple[int, tuple[tuple[str, int], ...]]]]:
+    """Yield the offset of each instruction that binds variables, with their line, names and columns."""
+    inlined: list[tuple[str, dis.Positions]] = []
+    for one in dis.get_instructions(code):
+        if one.positions is None:
+            continue
+        if one.opname == "LOAD_FAST_AND_CLEAR":
+            inlined.append((one.argval, one.positions))
+        if not one.opname.startswith(("STORE_FAST", "STORE_DEREF")):
+            continue
+        line, column = one.positions.lineno or 0, one.positions.col_offset
+        # from Python 3.13 on, one instruction may store twice, with the position of the first store, or store and load
+        first, *others = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        names = [(first, column if column is not None else NO_COLUMN)]
+        if "LOAD" not in one.opname:
+            names += [(name, _column_of_store(code.co_filename, line, column, name)) for name in others]
+        # from Python 3.12 on, a comprehension binds its variables in the function around it
+        own = tuple(
+            (name, at)
+            for name, at in names
+            if not any(name == variable and _in(one.positions, within) for variable, within in inlined)
+        )
+        if own:
+            yield one.offset, (line, own)
+
+
+def _column_of_store(file: str, line: int, column: int | None, name: str) -> int:
+    """Return where a line binds a name, right after a column if it does so there."""
+    if column is None or file.startswith("<"):
+        return NO_COLUMN
+    columns = [at for at, bound in _names_bound(executing.Source.for_filename(file)).get(line, ()) if bound == name]
+    return next((at for at in columns if at > column), columns[0] if len(columns) == 1 else NO_COLUMN)
+
+
+@functools.lru_cache(maxsize=8)
+def _names_bound(source: executing.Source) -> dict[int, list[tuple[int, str]]]:
+    """Return the names that each line of a file binds, with their columns, in order."""
+    bound: dict[int, list[tuple[int, str]]] = {}
+    for node in ast.walk(source.tree) if source.tree is not None else ():
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.setdefault(node.lineno, []).append((node.col_offset, node.id))
+    return {line: sorted(names) for line, names in bound.items()}
+
+
+def _in(one: dis.Positions, other: dis.Positions) -> bool:
+    """Return whether a source position is within another."""
+    (line, end, column, end_column), (first, last, left, right) = one, other
+    if line is None or end is None or first is None or last is None:
+        return one == other
+    behind = (first, left or 0) <= (line, column or 0)
+    return behind and (end, end_column or 0) <= (last, right or 0)
+
+
+def _is_first_resume(frame: FrameType) -> bool:
+    """Return whether a generator or coroutine starts here; the argument of a later RESUME isn't 0."""
+    code, at = frame.f_code.co_code, max(frame.f_lasti, 0)
+    return dis.opname[code[at]] == "RESUME" and code[at + 1] & 3 == 0
+
+
+def _arguments(frame: FrameType) -> Iterator[tuple[str, Value]]:
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    held = frame.f_locals
+    for name in code.co_varnames[:count]:
+        if name in held:
+            yield name, summarize(held[name])
+
+
+def _numbers(frame: FrameType) -> dict[str, int]:
+    """Return the integers in scope by name; an inner scope wins over an outer one."""
+    found = {name: value for name, value in frame.f_globals.items() if type(value) is int}
+    held = frame.f_locals
+    for path in _NAMESPACES:
+        first, _, rest = path.partition(".")
+        holder = held.get(first)
+        holder = _attributes(holder).get(rest) if rest else holder
+        found |= {name: value for name, value in _attributes(holder).items() if type(value) is int}
+    return found | {name: value for name, value in held.items() if type(value) is int}
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    """Return an object's own attributes, without running any of its code."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found
+
+
+_STANDARD = sysconfig.get_path("stdlib")
+_RECORDING = str(Path(executing.__file__).parent)
+"""Code of this package runs on behalf of the recorder."""
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """One run: its sizes, its steps, and the calls of the target's functions in order."""
+
+    numbers: Mapping[str, int]
+    raw: RawTrace
+    invocations: Sequence[Invocation]
+    parameters: Mapping[str, tuple[int, ...]]
+    """The shapes of the target's parameters and buffers, by path."""
+    file: str | None
+    """The file of the called code; None if it has none."""
+
+
+@dataclass(frozen=True)
+class TargetObservation:
+    """Several runs of one target."""
+
+    file: str | None
+    """The file of the called code; None if it has none."""
+    variation: Samples
+    small: tuple[ObservedRun, ...]
+    """The runs at small sizes, in the order of `variation.every`, without those that failed while watched."""
+    actual: ObservedRun
+
+
+def observe(target: Target, variation: Samples, options: RunOptions, limit: TimeLimit) -> TargetObservation:
+    """Return what the variables of the target's functions held, at the user's sizes and at the variation's.
+
+    Raises whatever the target raises at the user's sizes.
+    """
+    single = replace(options, device="cpu", dtype="float32")
+    actual = _run(target, variation.plan.sizes.numbers, single)
+    small = runs_at(target, [numbers for numbers, _ in variation.every], single, limit)
+    return TargetObservation(actual.file, variation, tuple(small), actual)
+
+
+def runs_at(
+    target: Target, sizes: Iterable[Mapping[str, int]], options: RunOptions, limit: TimeLimit
+) -> list[ObservedRun]:
+    """Return a run at each of these sizes, without those at which the target fails or takes too long."""
+    single = replace(options, device="cpu", dtype="float32")
+    made = []
+    for numbers in sizes:
+        with contextlib.suppress(TooLong), one_thread():
+            run = limit.run(lambda numbers=numbers: _unless_it_fails(target, numbers, single))  # type: ignore[misc]  # mypy can't type it
+            made += [run] if run is not None else []
+    return made
+
+
+def _unless_it_fails(target: Target, numbers: Mapping[str, int], options: RunOptions) -> ObservedRun | None:
+    try:
+        return _run(target, numbers, options)
+    except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
+        reraise_interruption(error)
+        return None
+
+
+def _run(target: Target, numbers: Mapping[str, int], options: RunOptions) -> ObservedRun:
+    files: set[str | None] = set()
+    kinds: list[Frames] = []
+    parameters: dict[str, tuple[int, ...]] = {}
+
+    def wanted(code: CodeType) -> bool:
+        file = code.co_filename
+        of_target = not _is_standard(file) and not file.startswith(_RECORDING)
+        return of_target and bool(kinds) and kinds[-1].kind(code) == "own"
+
+    watch = VariableWatch(wanted)
+
+    def build() -> Runnable:
+        kinds.clear()  # building the target isn't watched
+        runnable = target.build(numbers, options)
+        file = source_file(runnable.function)
+        files.add(file)
+        parameters.update(
+            (name, tuple(one.shape)) for name, one in parameters_within(runnable.function, runnable.bound())
+        )
+        kinds.append(Frames(frozenset({file} if file else ())))
+        watch.clear()
+        return runnable
+
+    with watch:
+        raw = build_and_record(build, options.seed, on_step=watch.count_call)
+    if raw.failure is not None:
+        raise raw.failure.error
+    return ObservedRun(numbers, raw, tuple(watch.invocations), parameters, next(iter(files), None))
+
+
+def symbols_of_other_numbers(function: FunctionId, runs: Iterable[ObservedRun]) -> set[str]:
+    """Return the size symbols that a function has bound to other numbers, in some run."""
+    found = set()
+    for run in runs:
+        for call in (one for one in run.invocations if one.function == function):
+            bound = [*call.arguments.items(), *((one.name, one.value) for one in call.bindings)]
+            found |= {name for name, value in bound if type(value) is int and run.numbers.get(name, value) != value}
+    return found
+
+
+def _is_standard(file: str) -> bool:
+    """Return whether a file belongs to the standard library."""
+    return file.startswith(_STANDARD) and installed_package(file) is None

@@ -1,0 +1,409 @@
+"""Targets that the project's pyproject.toml names: `[tool.attnshape.targets.NAME]`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from attnshape.dims.sizes import LARGEST, check_size, parse_size
+from attnshape.dims.symbols import ORDER, SYMBOLS, SYMBOLS_BY_NAME
+from attnshape.errors import LISTS, AttnshapeError, Option, did_you_mean, literal
+from attnshape.options.claims import claim_texts, parse_claims
+from attnshape.options.spec import (
+    EXPECTED,
+    DeviceName,
+    DtypeName,
+    MaskValue,
+    MechanismOptions,
+    Probability,
+    RunOptions,
+    Seed,
+    TargetSpec,
+    parse_arguments,
+    parse_dims,
+    parse_expect,
+    parse_inputs,
+    refuse_symbols,
+    run_options,
+)
+
+FILE = "pyproject.toml"
+SizeSet = Mapping[str, int]
+"""Numbers by symbol, in canonical order."""
+
+_Size = Annotated[int, Meta(ge=1, le=LARGEST)]
+_Texts = Annotated[list[str], Meta(min_length=1)]
+_Named = dict[str, str] | _Texts | str
+_PLURALS = {"input": "inputs", "claim": "claims"}
+_RUN = ("device", "dtype", "seed", "train", "grad")
+_SIZE_KEYS = {symbol.flag.removeprefix("--").replace("-", "_"): symbol.name for symbol in SYMBOLS}
+_EXAMPLE = (
+    'write for example [tool.attnshape.targets.attention], and below it target = "model.py:Attention", init = "D, H" '
+    'and inputs = ["x: B L D"]'
+)
+
+
+class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """What pyproject.toml has under the name of a target."""
+
+    target: Annotated[str, Meta(pattern=r"\S")]
+    init: str | None = None
+    inputs: _Named = {}
+    arguments: dict[str, str | int | float | bool] | _Texts | str = msgspec.field(name="with", default_factory=dict)
+    sizes: dict[str, int | str] | Annotated[list[dict[str, int | str]], Meta(min_length=1)] | None = None
+    claims: dict[str, str | int | float | bool] | _Texts | str = {}
+    expect: _Named = {}
+    dim: dict[str, int | str] | _Texts | str = {}
+    batch: _Size | None = None
+    heads: _Size | None = None
+    kv_heads: _Size | None = None
+    group: _Size | None = None
+    past: _Size | None = None
+    length: _Size | None = None
+    queries: _Size | None = None
+    keys: _Size | None = None
+    d_model: _Size | None = None
+    d_head: _Size | None = None
+    d_value: _Size | None = None
+    window: _Size | None = None
+    causal: bool = False
+    padding: bool = False
+    mask_value: MaskValue | None = None
+    dropout: Probability | None = None
+    no_bias: bool = False
+    device: DeviceName | None = None
+    dtype: DtypeName | None = None
+    seed: Seed | None = None
+    train: bool = False
+    grad: bool = False
+
+    def run(self) -> dict[str, object]:
+        """Return the run options that are given."""
+        given = {name: getattr(self, name) for name in _RUN}
+        return {name: value for name, value in given.items() if value is not None and value is not False}
+
+    def spec(self) -> TargetSpec:
+        """Return the target without its sets of sizes. Raises AttnshapeError if it is invalid."""
+        claims = claim_texts(self.claims, "claims")
+        parse_claims(claims)
+        return TargetSpec(
+            self.target,
+            self.init,
+            inputs=_mapping(self.inputs, parse_inputs),
+            arguments={name: str(value) for name, value in _mapping(self.arguments, parse_arguments).items()},
+            sizes={**self._dims(), **self._symbols()},
+            options=self._options(),
+            expect=self._expect(),
+            claims=claims,
+        )
+
+    def sets(self) -> tuple[SizeSet, ...]:
+        """Return the sets of sizes that are listed. Raises AttnshapeError if one is invalid."""
+        if self.sizes is None:
+            return ()
+        tables = [self.sizes] if isinstance(self.sizes, dict) else self.sizes
+        found: list[SizeSet] = []
+        for number, table in enumerate(tables, 1):
+            where = f"the key sizes, set {number}: " if len(tables) > 1 else "the key sizes: "
+            try:
+                one = self._evaluated(table)
+            except AttnshapeError as error:
+                raise error.written_in(_assignment, where) from None
+            if one in found:
+                raise AttnshapeError(f"the key sizes has the set {format_sizes(one)} twice", "list each set once")
+            found.append(one)
+        return tuple(found)
+
+    def over(self, typed: TargetSpec) -> Iterator[tuple[SizeSet, TargetSpec]]:
+        """Yield for each set of sizes what is left of it, and the target with what is typed laid over both.
+
+        A size that is typed takes the place of that symbol in every set; sets that are then the same are one.
+        """
+        base, seen = self.spec(), []
+        for listed in self.sets() or ({},):
+            sizes = {**listed, **{name: size for name, size in base.sizes.items() if name not in listed}}
+            one = typed.over(msgspec.structs.replace(base, sizes=sizes))
+            if one not in seen:
+                seen.append(one)
+                yield {name: size for name, size in listed.items() if name not in typed.sizes}, one
+
+    def _symbols(self) -> dict[str, int]:
+        return {symbol: size for key, symbol in _SIZE_KEYS.items() if (size := getattr(self, key)) is not None}
+
+    def _dims(self) -> dict[str, int | str]:
+        dims = _mapping(self.dim, parse_dims)
+        refuse_symbols(dims)
+        return dims
+
+    def _expect(self) -> tuple[tuple[str, str], ...]:
+        if isinstance(self.expect, dict):
+            return tuple(self.expect.items())
+        return parse_expect([self.expect] if isinstance(self.expect, str) else self.expect)
+
+    def _options(self) -> MechanismOptions:
+        options = MechanismOptions()
+        if self.causal:
+            options["causal"] = True
+        if self.padding:
+            options["padding"] = True
+        if self.mask_value is not None:
+            options["mask_value"] = self.mask_value
+        if self.dropout is not None:
+            options["dropout"] = self.dropout
+        if self.no_bias:
+            options["bias"] = False
+        return options
+
+    def _evaluated(self, table: Mapping[str, int | str]) -> SizeSet:
+        """Return a set with a number for each symbol: expressions may use the set and the target's other sizes."""
+        if not table:
+            raise AttnshapeError("no sizes", f"list some, {_SETS}")
+        symbols, dims = self._symbols(), self._dims()
+        for name in table:
+            _refuse_unknown(name, symbols, dims)
+        numbers = {name: size for name, size in {**symbols, **dims}.items() if isinstance(size, int)}
+        numbers = {name: size for name, size in numbers.items() if name not in table}
+        waiting = {name: parse_size(name, size) for name, size in table.items()}
+        while waiting:
+            ready = [name for name, one in waiting.items() if all(symbol in numbers for symbol in one.symbols)]
+            if not ready:
+                name, expression = next(iter(waiting.items()))
+                missing = next(symbol for symbol in expression.symbols if symbol not in numbers)
+                raise AttnshapeError(
+                    (Option("sizes", expression.text, name), f", and {missing} has no number there"),
+                    f"add {missing} to the set, for example {missing} = 4",
+                )
+            for name in ready:
+                numbers[name] = check_size(name, waiting.pop(name).evaluate(numbers))
+        order = sorted(table, key=lambda name: (ORDER.get(name, len(ORDER)), name))
+        return {name: numbers[name] for name in order}
+
+
+KEYS = tuple(one.encode_name for one in msgspec.structs.fields(ProjectTarget))
+"""The keys of a target, as they are documented; `input` and `claim` are read too."""
+
+_SETS = "for example sizes = [{ B = 2, L = 10 }, { B = 1, L = 1 }]"
+_PATH = re.compile(r" - at `\$\.(?P<key>[\w-]+)(?P<inner>[^`]*)`$")
+_GOT = re.compile(r", got `(\w+)`")
+_KINDS = {
+    "str": "a string",
+    "bool": "true or false",
+    "int": "an integer",
+    "float": "a float",
+    "array": "an array",
+    "object": "a table",
+}
+_FORMS = {
+    "target": ("a string", '"model.py:Name"'),
+    "init": ("a string", '"D, H"'),
+    "inputs": ("strings", '["x: B L D"]'),
+    "with": ("strings, numbers or booleans by name", '{ scale = "Dk**-0.5" }'),
+    "sizes": ("a table of sizes, or a list of such tables", "[{ B = 2, L = 10 }, { B = 1, L = 1 }]"),
+    "claims": ("strings", '["causal"]'),
+    "expect": ("strings", '["scores: B H L L"]'),
+    "dim": ("numbers or expressions by name", "{ nh = 4 }"),
+    **{name.replace("_", "-"): (expected, literal(example)) for name, (expected, example) in EXPECTED.items()},
+    **dict.fromkeys(("causal", "padding", "no-bias", "train", "grad"), ("true or false", "true")),
+    **{key.replace("_", "-"): (f"a whole number from 1 up to {LARGEST}", "4") for key in _SIZE_KEYS},
+}
+"""What each key takes, and an example."""
+
+
+def decode_target(name: str, table: object) -> ProjectTarget:
+    """Return a target of pyproject.toml, all of it validated.
+
+    Raises AttnshapeError, which names the file, the target and the key, if something in it is invalid.
+    """
+    context = f"{FILE}: target {_shown(name)}"
+    if not name.strip() or ":" in name:
+        what = "has a colon, as file.py:Name has" if name.strip() else "is empty"
+        raise AttnshapeError(f"{FILE}: the name of target {_shown(name)} {what}", "give it another name")
+    if not isinstance(table, dict):
+        raise AttnshapeError(
+            f"{context} is {_KINDS.get(type(table).__name__, 'no table')}, expected a table",
+            'write [tool.attnshape.targets.NAME] with target = "model.py:Name"',
+        )
+    try:
+        target = msgspec.convert(_with_plurals(table), ProjectTarget, strict=False)
+        # each set as it will be run: with the target's other sizes
+        for _ in target.over(TargetSpec()):
+            pass
+    except msgspec.ValidationError as error:
+        raise _translated(str(error), table).written_in(toml_syntax, f"{context}: ") from None
+    except AttnshapeError as error:
+        raise error.written_in(toml_syntax, f"{context}: ") from None
+    return target
+
+
+def project_targets() -> dict[str, Any]:
+    """Return what the current folder's pyproject.toml has under each name, not validated yet.
+
+    Raises AttnshapeError if the file isn't TOML, or its targets aren't a table.
+    """
+    path = Path(FILE)
+    if not path.is_file():
+        return {}
+    try:
+        table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise AttnshapeError(f"{FILE} can't be read: {error}", "fix it, or name the target as file.py:Name") from None
+    except RecursionError:
+        raise AttnshapeError(f"{FILE} can't be read: it is nested too deeply", "fix it") from None
+    for key in ("tool", "attnshape", "targets"):
+        table = table.get(key, {}) if isinstance(table, dict) else None
+    if not isinstance(table, dict):
+        raise AttnshapeError(
+            f"{FILE}: tool.attnshape.targets isn't a table of targets",
+            'write [tool.attnshape.targets.NAME] with target = "model.py:Name"',
+        )
+    return table
+
+
+def require_targets() -> dict[str, Any]:
+    """Return what `project_targets` does. Raises AttnshapeError if the file names none."""
+    targets = project_targets()
+    if not targets:
+        missing = f"{FILE} names no target" if Path(FILE).is_file() else f"there is no {FILE} in the current folder"
+        raise AttnshapeError(f"--all runs every target that {FILE} names, and {missing}", _EXAMPLE)
+    return targets
+
+
+def named_target(spec: TargetSpec) -> ProjectTarget | None:
+    """Return what pyproject.toml has under the name of a target, None if it has nothing.
+
+    Raises AttnshapeError if what it has can't be a target.
+    """
+    name = spec.target
+    if spec.callable is not None or not name or ":" in name:
+        return None
+    targets = project_targets()
+    return decode_target(name, targets[name]) if name in targets else None
+
+
+def resolve_name(typed: TargetSpec, run: Mapping[str, object], command: str) -> tuple[TargetSpec, RunOptions]:
+    """Return what to run and how, with what pyproject.toml has under the target's name beneath what is given.
+
+    Raises AttnshapeError if a value is invalid, or if the name has several sets of sizes.
+    """
+    named = named_target(typed)
+    if named is None:
+        return typed, run_options(run, command)
+    (sizes, spec), *others = named.over(typed)
+    if others:
+        raise AttnshapeError(
+            f"target {_shown(typed.target)} of {FILE} lists {1 + len(others)} sets of sizes, and one is needed here",
+            ("give the sizes of one of them: ", Option("sizes", sizes)),
+        )
+    return spec, run_options({**named.run(), **run}, command)
+
+
+def format_sizes(sizes: Mapping[str, int]) -> str:
+    """Return a set of sizes in words.
+
+    >>> format_sizes({"B": 1, "L": 10})
+    'B=1 L=10'
+    """
+    return " ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def toml_syntax(option: Option) -> str:
+    """Return an option as a key of a target in pyproject.toml.
+
+    >>> toml_syntax(Option("sizes", 4, "H")), toml_syntax(Option("inputs", "B L D", "x"))
+    ('heads = 4', 'inputs = { x = "B L D" }')
+    """
+    name, value, key = option.field, option.value, option.key
+    if name == "sizes" and isinstance(value, Mapping):
+        return f"dim = {{ {', '.join(f'{symbol} = {_toml(size)}' for symbol, size in value.items())} }}"
+    if name == "sizes" and key in SYMBOLS_BY_NAME:
+        name, key = SYMBOLS_BY_NAME[key].flag.removeprefix("--"), None
+    elif name == "options" and key is not None:
+        name, key, value = ("no-bias", None, value if value is None else True) if key == "bias" else (key, None, value)
+    name = {"arguments": "with", "sizes": "dim"}.get(name, name.replace("_", "-"))
+    if value is None:
+        return f"the key {name}" + (f".{key}" if key is not None else "")
+    if key is not None:
+        return f"{name} = {{ {key} = {_toml(value)} }}"
+    return f"{name} = [{_toml(value)}]" if name in LISTS else f"{name} = {_toml(value)}"
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else literal(value)
+
+
+def _assignment(option: Option) -> str:
+    """Return a size as an entry of a set of sizes."""
+    return f"{option.key}" if option.value is None else f"{option.key} = {_toml(option.value)}"
+
+
+def _with_plurals(table: dict[str, Any]) -> dict[str, Any]:
+    for key, plural in _PLURALS.items():
+        if key in table and plural in table:
+            raise AttnshapeError(f"the key {key} is given twice, as {key} and as {plural}", "keep one of them")
+    return {_PLURALS.get(key, key): value for key, value in table.items()}
+
+
+def _translated(problem: str, table: Mapping[str, Any]) -> AttnshapeError:
+    """Return msgspec's complaint about a target's table in our own words."""
+    found = _PATH.search(problem)
+    if found is None:
+        if "missing required" in problem:
+            return AttnshapeError("the key target is missing", 'write target = "model.py:Name"')
+        key = problem.partition("`")[2].removesuffix("`")
+        return AttnshapeError(
+            f"the key {key[:60]} isn't one that a target has", did_you_mean(key, KEYS, "the keys are")
+        )
+    key, inner = found["key"], found["inner"]
+    expected, example = _FORMS[key]
+    got = _GOT.search(problem)
+    value = table.get(key)
+    if key == "target" and value is not None and not str(value).strip():
+        return AttnshapeError("the key target is empty", f"write {key} = {example}")
+    if value == [] and got is None:
+        return AttnshapeError(
+            f"the key {key} is an empty list", f"leave it out, or write for example {key} = {example}"
+        )
+    if got is not None:
+        what = f"{'has' if inner else 'is'} {_KINDS.get(got[1], f'a {got[1]}')}"
+    else:
+        what = f"is {_number_or_text(value)}"
+    return AttnshapeError(f"the key {key} {what}, expected {expected}", f"for example {key} = {example}")
+
+
+def _number_or_text(value: object) -> str:
+    if isinstance(value, int) and abs(value) > LARGEST**3:
+        return "far too large"
+    return _toml(value)[:40]
+
+
+def _mapping(value: Any, parse: Any) -> dict[str, Any]:
+    """Return what a table, a list of texts or one text has by name."""
+    if isinstance(value, dict):
+        return value
+    return dict(parse([value] if isinstance(value, str) else value))
+
+
+def _refuse_unknown(name: str, symbols: Mapping[str, int], dims: Mapping[str, int | str]) -> None:
+    if name in symbols:
+        key = SYMBOLS_BY_NAME[name].flag.removeprefix("--")
+        raise AttnshapeError(
+            f"{name}, which the key {key} of the same target gives too", f"keep one: {key}, or {name} in each set"
+        )
+    by_key = _SIZE_KEYS.get(name.removeprefix("--").replace("-", "_"))
+    if by_key is not None:
+        raise AttnshapeError(f"{name[:40]!r}, which isn't a size symbol", f"write {by_key}, as in a signature")
+    if name not in SYMBOLS_BY_NAME and name not in dims:
+        hint = did_you_mean(name, [*SYMBOLS_BY_NAME, *dims], "the size symbols are")
+        raise AttnshapeError(
+            f"{name[:40]!r}, which isn't a size symbol", f"{hint} (or add your own: dim = {{ T = 4 }})"
+        )
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= 60 else f"{name[:60]}…")

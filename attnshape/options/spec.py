@@ -1,0 +1,285 @@
+"""What to run and how: the options that the command line, the Python API and pyproject.toml construct."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from attnshape.dims.sizes import check_sizes
+from attnshape.dims.symbols import SYMBOLS_BY_NAME
+from attnshape.errors import AttnshapeError, Option, Text, did_you_mean
+
+DeviceName = Annotated[str, Meta(pattern=r"^(cpu|meta|cuda(:\d+)?)\Z")]
+DtypeName = Literal["float32", "float64", "float16", "bfloat16"]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+MaskValue = Annotated[float, Meta(lt=0)]
+Probability = Annotated[float, Meta(ge=0, lt=1)]
+DTYPES: tuple[str, ...] = get_args(DtypeName)
+_DTYPE_ALIASES = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "single": "float32",
+    "fp32": "float32",
+    "double": "float64",
+    "fp64": "float64",
+}
+"""Other names of dtypes, which hints understand."""
+
+
+class MechanismOptions(TypedDict, total=False):
+    """What only built-in mechanisms take."""
+
+    causal: bool
+    padding: bool
+    mask_value: MaskValue
+    dropout: Probability
+    bias: bool
+
+
+EXPECTED: dict[str, tuple[str, object]] = {
+    "device": ("cpu, cuda, cuda:0, … or meta", "cuda"),
+    "dtype": (", ".join(DTYPES), "float64"),
+    "seed": ("a whole number from 0 up", 1),
+    "train": ("true or false", True),
+    "grad": ("true or false", True),
+    "causal": ("True or False", True),
+    "padding": ("True or False", True),
+    "bias": ("True or False", False),
+    "mask_value": ("a negative number", -10000.0),
+    "dropout": ("a probability from 0 up to 1", 0.1),
+}
+"""For each field that msgspec validates what it takes, and an example."""
+
+
+class TargetSpec(Struct, frozen=True):
+    """A target as the user gave it, with what belongs to it.
+
+    Raises AttnshapeError on construction if a size or an option is invalid, or a parameter is given twice.
+    """
+
+    target: str = ""
+    """A mechanism, `file.py:Name`, `package.module:Name`, or a name from pyproject.toml; multi-head where empty."""
+    init: str | None = None
+    """The arguments to call a class with, in Python over the sizes."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """The description of each tensor argument, by parameter: `int[V] B L`."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Other arguments by parameter, in Python over the sizes."""
+    sizes: Mapping[str, int | str] = field(default_factory=dict)
+    """The size of each symbol given; the user's own dimensions may be expressions."""
+    options: MechanismOptions = field(default_factory=lambda: MechanismOptions())
+    expect: tuple[tuple[str, str], ...] = ()
+    """The names of variables, or `output`, each with a signature that it must have; a name may have several."""
+    claims: tuple[str, ...] = ()
+    """What the code is meant to do, for `check`."""
+    callable: Any = None
+    """The object to run, where Python code gave one; `target` is then its name."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that are passed as they are, by parameter."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self.sizes)
+        decode_options(self.options)
+        for name in self.inputs:
+            if name in self.arguments or name in self.values:
+                raise AttnshapeError(
+                    (f"{name} is given twice, in ", Option("inputs"), " and in ", Option("arguments")), "give it once"
+                )
+
+    def over(self, base: TargetSpec) -> TargetSpec:
+        """Return the base with what is given here in place of its own: sizes and options one by one."""
+        own = {*self.arguments, *self.values}
+        return TargetSpec(
+            target=base.target,
+            init=self.init if self.init is not None else base.init,
+            inputs=self.inputs or {name: text for name, text in base.inputs.items() if name not in own},
+            arguments=self.arguments or base.arguments,
+            sizes={**self.sizes, **{name: size for name, size in base.sizes.items() if name not in self.sizes}},
+            options={**base.options, **self.options},
+            expect=self.expect or base.expect,
+            claims=self.claims or base.claims,
+            values=self.values,
+        )
+
+    def given(self) -> Iterator[Option]:
+        """Yield each option that is given besides the target itself."""
+        if self.init is not None:
+            yield Option("init", self.init)
+        for name in ("inputs", "arguments", "sizes", "options"):
+            for key, value in getattr(self, name).items():
+                yield Option(name, value, key)
+        for variable, signature in self.expect:
+            yield Option("expect", signature, variable)
+        for claim in self.claims:
+            yield Option("claims", claim)
+
+
+class RunOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """How to run a target."""
+
+    device: DeviceName = "cpu"
+    dtype: DtypeName = "float32"
+    seed: Seed = 0
+    train: bool = False
+    """Whether the target runs in training mode, with dropout."""
+    grad: bool = False
+    """Whether what gradients need is kept, as in training."""
+    command: str = "attnshape trace"
+    """The command or the call, as the user typed it."""
+
+
+T = TypeVar("T")
+_LONGEST = 40
+"""The most digits of a size that is read as an integer."""
+
+
+def require_name(target: str) -> str:
+    """Return the name of a target as typed. Raises AttnshapeError if it is empty."""
+    if not target.strip():
+        raise AttnshapeError(
+            "the target's name is empty", "leave it out for multi-head, or name one: attnshape catalog"
+        )
+    return target
+
+
+def run_options(given: Mapping[str, object], command: str) -> RunOptions:
+    """Return run options, with defaults for the fields that aren't given.
+
+    Raises AttnshapeError if a value is invalid.
+    """
+    return _decode({**given, "command": command}, RunOptions, lambda name, value=None: Option(name, value))
+
+
+def decode_options(given: Mapping[str, object]) -> MechanismOptions:
+    """Return the options of a built-in mechanism. Raises AttnshapeError if one is unknown or its value is invalid."""
+    known = list(MechanismOptions.__annotations__)
+    for name in given:
+        if name not in known:
+            raise AttnshapeError(f"there is no option {name[:40]!r}", did_you_mean(name, known, "the options are"))
+    return _decode(given, MechanismOptions, lambda name, value=None: Option("options", value, name))
+
+
+def _decode(given: Mapping[str, object], kind: type[T], option: Any) -> T:
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("`$.")[2].rstrip("`")
+        expected, example = EXPECTED[name]
+        hint: Text = ("for example ", option(name, example))
+        if name == "device":
+            hint = f"choose from: {expected}"
+        if name == "dtype":
+            hint = suggest_dtype(str(given[name]))
+        raise AttnshapeError((option(name), f" is {repr(given[name])[:60]}, expected {expected}"), hint) from None
+
+
+def suggest_dtype(name: str) -> str:
+    """Return a hint for an unknown dtype.
+
+    >>> suggest_dtype("torch.half")
+    'did you mean float16?'
+    """
+    plain = name.removeprefix("torch.").lower()
+    return did_you_mean(_DTYPE_ALIASES.get(plain, plain), DTYPES, "choose from")
+
+
+def split_pairs(field_name: str, texts: Iterable[str], separator: str, form: str, example: Option) -> dict[str, str]:
+    """Return `name: axes` or `NAME=PYTHON` texts as a mapping.
+
+    Raises AttnshapeError if a text has another form, or a name is given twice.
+    """
+    found: dict[str, str] = {}
+    for name, value in _pairs(field_name, texts, separator, form, example):
+        if name in found:
+            raise AttnshapeError((Option(field_name), f" gives {name} twice"), "give it once")
+        found[name] = value
+    return found
+
+
+def _pairs(
+    field_name: str, texts: Iterable[str], separator: str, form: str, example: Option
+) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        name, found_separator, value = (part.strip() for part in text.partition(separator))
+        named = name.isidentifier() if separator == "=" else name and not any(one.isspace() for one in name)
+        if not found_separator or not named or (separator == "=" and not value):
+            raise AttnshapeError((Option(field_name), f" {text[:80]!r} isn't {form}"), ("for example ", example))
+        yield name, " ".join(value.split()) if separator == ":" else value
+
+
+def parse_inputs(texts: Iterable[str]) -> dict[str, str]:
+    """Return tensor descriptions, `query: B Lq D`, by name.
+
+    >>> parse_inputs(["ids: int[V] B L"])
+    {'ids': 'int[V] B L'}
+    """
+    return split_pairs("inputs", texts, ":", "'name: axes'", Option("inputs", "B Lq D", "query"))
+
+
+def parse_expect(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return names with the signatures that they must have, `scores: B H Lq Lk`; a name may come several times.
+
+    >>> parse_expect(["scores: B H Lq Lk", "output: B Lq D"])
+    (('scores', 'B H Lq Lk'), ('output', 'B Lq D'))
+    """
+    return tuple(_pairs("expect", texts, ":", "'name: axes'", Option("expect", "B Lq D", "query")))
+
+
+def parse_arguments(texts: Iterable[str]) -> dict[str, str]:
+    """Return `NAME=PYTHON` texts by name.
+
+    >>> parse_arguments(["scale=H**-0.5"])
+    {'scale': 'H**-0.5'}
+    """
+    example = Option("arguments", "torch.ones(L, L).tril().bool()", "mask")
+    return split_pairs("arguments", texts, "=", "NAME=PYTHON", example)
+
+
+def parse_dims(texts: Iterable[str]) -> dict[str, int | str]:
+    """Return the sizes of the user's own dimensions, `NAME=EXPR`, by name: integers or expressions.
+
+    >>> parse_dims(["nh=4", "C=nh*hs"])
+    {'nh': 4, 'C': 'nh*hs'}
+    """
+    sizes = split_pairs("dim", texts, "=", "NAME=EXPR", Option("sizes", {"nh": 4, "C": "nh*hs"}))
+    dims = {name: int(text) if _is_integer(text) else text for name, text in sizes.items()}
+    refuse_symbols(dims)
+    return dims
+
+
+def refuse_symbols(dims: Mapping[str, int | str]) -> None:
+    """Raise AttnshapeError if a dimension of the user's own has the name of a size symbol."""
+    for name, size in dims.items():
+        if name in SYMBOLS_BY_NAME:
+            raise AttnshapeError(
+                (Option("dim"), f" {f'{name}={size}'!r}: {name} is {SYMBOLS_BY_NAME[name].meaning}"),
+                ("give it as ", Option("sizes", size, name)),
+            )
+
+
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and len(text) < _LONGEST
+
+
+Existing = Literal["keep", "replace", "check"]
+EXISTING: tuple[Existing, ...] = ("keep", "replace", "check")
+STYLE_NAMES = ("jaxtyping", "comment")
+
+
+@dataclass(frozen=True)
+class AnnotateOptions:
+    """What to write."""
+
+    style: str
+    existing: Existing
+    """What to do with signatures that the source has already."""
+    include_matched: bool
+    """Whether to write axes that only match a size."""
+    enforce: bool
+    """Whether to write the decorators and the hook that check annotations as the code runs."""

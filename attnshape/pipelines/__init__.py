@@ -1,0 +1,1 @@
+"""The orchestrations: from options to a trace, a report or annotated source."""

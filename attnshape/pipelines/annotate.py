@@ -1,0 +1,192 @@
+"""The annotate pipeline: observe the targets, find what holds in all runs, annotate their file, verify the result."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jaxtyping
+
+from attnshape.annotate.changes import AnnotateContext
+from attnshape.annotate.enforcing import find_hook, functions_unchecked_already
+from attnshape.annotate.exclusions import (
+    annotations_not_recognized,
+    functions_not_annotated,
+    without_conflicting_symbols,
+    without_taken_symbols,
+)
+from attnshape.annotate.sandbox.attempt import TargetCall
+from attnshape.annotate.sandbox.verification import SandboxVerification
+from attnshape.annotate.saving import Project
+from attnshape.annotate.source import PythonSource, decode_source
+from attnshape.annotate.styles import AnnotatedFile, rewrite_with_comments
+from attnshape.annotate.syntax import parse
+from attnshape.comments.verify import verify_shape_comments
+from attnshape.errors import AttnshapeError
+from attnshape.inference.small_runs import ProgressCallback
+from attnshape.observation.forms import FunctionForms
+from attnshape.observation.signatures import infer_forms
+from attnshape.observation.watch import TargetObservation, observe, symbols_of_other_numbers
+from attnshape.options.spec import AnnotateOptions, RunOptions, TargetSpec
+from attnshape.pipelines.target_runs import sample_target_closely, small_enough
+from attnshape.runtime.capture import to_standard_error
+from attnshape.runtime.files import display_path
+from attnshape.runtime.isolation import isolated
+from attnshape.runtime.signals import foreign_code
+from attnshape.runtime.time_limit import TimeLimit
+from attnshape.targets.builtin.registry import DEFAULT
+from attnshape.targets.find import find_target, without_arguments_of_a_case
+
+_SECONDS = 30.0
+"""How long to look for constraints on the sizes."""
+
+
+def annotate_requests(
+    specs: Sequence[TargetSpec],
+    run: RunOptions,
+    options: AnnotateOptions,
+    project: Project,
+    progress: ProgressCallback = lambda words: None,
+) -> AnnotatedFile:
+    """Return the first target's file with verified annotations.
+
+    Args:
+        specs: the target, then further cases of its code, for which the annotations hold as well.
+        run: how to run the targets.
+        options: what to write.
+        project: the current project, in which the file must be.
+        progress: Called with what happens next, for a progress display.
+
+    Raises:
+        AttnshapeError: where the file can't be annotated, for example because it isn't in the project.
+    """
+    with to_standard_error(), foreign_code(), isolated():
+        specs = [*specs[:1], *map(without_arguments_of_a_case, specs[1:])]
+        observations = [_observe_despite_annotations(spec, run, options, progress) for spec in specs]
+    progress("finding what holds in all runs")
+    forms = infer_forms(observations)
+    path = _find_file(specs[0], observations[0], forms, project)
+    source = _read(path)
+    forms = [
+        one for one in forms if not one.function.file.startswith("<") and Path(one.function.file).resolve() == path
+    ]
+    tree = parse(source)
+    defined = {(one.name, one.line) for one in tree.definitions}
+    if not any((one.function.name, one.function.line) in defined for one in forms):
+        raise AttnshapeError(
+            f"none of the functions that ran is in {display_path(str(path))} as it is on disk",
+            "its code was made as it ran, or the file has changed since it was imported",
+        )
+    runs = [run for one in observations for run in (*one.small, one.actual)]
+    taken = {one.function: symbols_of_other_numbers(one.function, runs) for one in forms}
+    forms, omissions = without_taken_symbols(forms, taken)
+    if options.existing != "replace":
+        forms, conflicting = without_conflicting_symbols(tree, forms)
+        omissions += conflicting
+    context = AnnotateContext(
+        options.existing,
+        options.include_matched,
+        sizes=tuple(run.numbers for run in runs),
+        unchecked=functions_unchecked_already(tree),
+        hook=find_hook(path).is_possible,
+    )
+    if options.style == "comment":
+        annotated = _comment(source, forms, context)
+    else:
+        calls = _calls(specs, observations)
+        annotated = SandboxVerification(source, forms, context, calls, run).verify(options, progress)
+    skipped = [*functions_not_annotated(tree, forms)]
+    if options.style != "comment" and not annotated.omissions:  # else these say which annotations don't hold
+        skipped += annotations_not_recognized(tree, forms)
+    annotated = replace(annotated, omissions=(*skipped, *omissions, *annotated.omissions))
+    if options.existing != "check":
+        return annotated
+    progress("verifying the shape comments")
+    return replace(annotated, findings=verify_shape_comments(runs, [one.function for one in forms]).findings)
+
+
+def _observe_despite_annotations(
+    spec: TargetSpec, run: RunOptions, options: AnnotateOptions, progress: ProgressCallback
+) -> TargetObservation:
+    """Observe a target; if it fails and its annotations are to be checked or replaced, observe it without checks."""
+    try:
+        return _observe(spec, run, progress)
+    except AttnshapeError:
+        if options.existing == "keep":
+            raise
+    with _without_jaxtyping_checks():
+        return _observe(spec, run, progress)
+
+
+@contextlib.contextmanager
+def _without_jaxtyping_checks() -> Iterator[None]:
+    """Disable jaxtyping's decorators, which check calls and bind the sizes that beartype's hook checks against."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def _observe(spec: TargetSpec, run: RunOptions, progress: ProgressCallback) -> TargetObservation:
+    progress("loading the target")
+    target = find_target(spec)
+    sizes = small_enough(target.sizes)
+    small = RunOptions(seed=run.seed, train=run.train)
+    limit = TimeLimit()
+    variation = sample_target_closely(target, sizes, small, limit, _SECONDS, progress)
+    progress("watching the variables")
+    return observe(target, variation, small, limit)
+
+
+def _find_file(
+    spec: TargetSpec, observation: TargetObservation, forms: Sequence[FunctionForms], project: Project
+) -> Path:
+    """Return the file of the code that is called, else the first of the project's files in which any code ran.
+
+    Raises AttnshapeError if there is none.
+    """
+    ran = [one.function.file for one in forms]
+    own = observation.file
+    files = [one for one in [own, *ran] if one is not None and one.endswith(".py") and Path(one).is_file()]
+    if not files:
+        where = f"in {own}" if own is not None else "not in a file of Python code"
+        raise AttnshapeError(
+            f"the code of {spec.target or DEFAULT} is {where}, so there is nothing to annotate",
+            "name a function or class in a .py file: model.py:Attention",
+        )
+    paths = [Path(one).resolve() for one in files]
+    path = next((path for path in paths if project.contains(path)), paths[0])
+    project.check(path)
+    return path
+
+
+def _read(path: Path) -> PythonSource:
+    try:
+        return decode_source(path, path.read_bytes())
+    except OSError as error:
+        raise AttnshapeError(f"{display_path(str(path))} can't be read: {error.strerror}", "make it readable") from None
+
+
+def _calls(specs: Sequence[TargetSpec], observations: Sequence[TargetObservation]) -> tuple[TargetCall, ...]:
+    """Return what the sandbox runs: each target at its own sizes, and at two sets of small ones."""
+    return tuple(
+        TargetCall(spec, (one.actual.numbers, *(run.numbers for run in one.small[:2])))
+        for spec, one in zip(specs, observations, strict=True)
+    )
+
+
+def _comment(source: PythonSource, forms: Sequence[FunctionForms], context: AnnotateContext) -> AnnotatedFile:
+    """Return the file with comments. Raises AttnshapeError if these would change its code."""
+    rewrite = rewrite_with_comments(source, forms, context)
+    for _, edits in rewrite.files:
+        if ast.dump(ast.parse(source.edited(edits))) != ast.dump(ast.parse(source.data)):
+            raise AttnshapeError(
+                f"comments would change the code of {display_path(str(source.path))}",
+                "nothing was written; please report this with the file",
+            )
+    return AnnotatedFile(source, "comment", rewrite)

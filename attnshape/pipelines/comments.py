@@ -1,0 +1,123 @@
+"""The comments pipeline: run a target at several sizes and verify the shapes that its source documents."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+import torch
+
+from attnshape import __version__
+from attnshape.comments.verify import CommentVerification, may_document_shapes, verify_shape_comments
+from attnshape.dims.sizes import Sizes, are_large
+from attnshape.inference.small_runs import ProgressCallback, Samples
+from attnshape.model.report import Fact, NotChecked, Report
+from attnshape.observation.forms import FunctionId
+from attnshape.observation.watch import ObservedRun, runs_at
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.pipelines.target_runs import sample_target
+from attnshape.pipelines.trace import Printed
+from attnshape.runtime.capture import to_standard_error
+from attnshape.runtime.files import installed_package
+from attnshape.runtime.isolation import isolated
+from attnshape.runtime.signals import foreign_code, reraise_interruption
+from attnshape.runtime.time_limit import TimeLimit
+from attnshape.targets.find import find_target
+from attnshape.targets.target import Target, require_device
+
+_MOST_RUNS = 4
+
+
+def check_comments(
+    spec: TargetSpec,
+    options: RunOptions,
+    time_limit: float,
+    printed: Printed = to_standard_error,
+    progress: ProgressCallback = lambda words: None,
+) -> Report:
+    """Return whether the shapes hold that the source of the traced functions documents.
+
+    Args:
+        spec: the target.
+        options: how to run it.
+        time_limit: seconds to look for sizes at which it runs.
+        printed: makes the context in which the target prints.
+        progress: Called with what happens next, for a progress display.
+
+    Raises:
+        AttnshapeError: where the request can't be carried out, or the target fails at the sizes given.
+    """
+    require_device(options.device)
+    progress("loading the target")
+    with printed(), foreign_code(), isolated():
+        target = find_target(spec)
+        sizes = target.sizes
+        run = RunOptions(seed=options.seed, train=options.train)
+        limit = TimeLimit()
+        variation = sample_target(target, sizes, run, limit, time_limit, progress)
+        progress("verifying the shape comments")
+        chosen = sizes_to_observe(variation, sizes)
+        verification = verify_target(target, chosen, run, limit)
+    none_documented = not (verification.holding or verification.findings or verification.not_checked)
+    return Report(
+        attnshape=__version__,
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        target=target.label,
+        command=options.command,
+        seed=options.seed,
+        dtype="float32",
+        sizes=dict(sizes.records),
+        small_sizes=tuple(dict(numbers) for numbers in chosen),
+        runs=verification.runs,
+        findings=verification.findings,
+        verified=verification.summary,
+        facts=(Fact(text="the functions that ran document no shapes"),) if none_documented else (),
+        not_checked=verification.not_checked,
+    )
+
+
+def comments_not_checked(why: str) -> CommentVerification:
+    """Return that the shape comments weren't checked, and why."""
+    return CommentVerification(not_checked=(NotChecked(what="shape comments", why=why),))
+
+
+def sizes_to_observe(variation: Samples | None, sizes: Sizes) -> list[Mapping[str, int]]:
+    """Return the sizes of the runs: some of the small ones, and the user's own where they aren't large."""
+    small = [numbers for numbers, _ in islice(variation.every, _MOST_RUNS)] if variation is not None else []
+    return [*small, *([] if small and are_large(sizes) else [sizes.numbers])]
+
+
+def verify_target(
+    target: Target, sizes: Sequence[Mapping[str, int]], run: RunOptions, limit: TimeLimit
+) -> CommentVerification:
+    """Return which documented shapes hold at all these sizes, or why this couldn't be checked."""
+    try:
+        runs, functions = observe_documented(target, sizes, run, limit)
+        if not runs:
+            return comments_not_checked("the target failed while its variables were watched")
+        return verify_shape_comments(runs, functions) if functions else CommentVerification(runs=len(runs))
+    except BaseException as error:  # noqa: BLE001 - a comment somewhere must not end the check
+        reraise_interruption(error)
+        return comments_not_checked(f"the comparison failed: {type(error).__name__}: {error}")
+
+
+def observe_documented(
+    target: Target, sizes: Sequence[Mapping[str, int]], run: RunOptions, limit: TimeLimit
+) -> tuple[list[ObservedRun], list[FunctionId]]:
+    """Return a run at each of the sizes and the functions that ran; a single run if these document no shapes."""
+    first = runs_at(target, sizes[:1], run, limit) or runs_at(target, sizes[-1:], run, limit)
+    functions = _functions_of_project(first)
+    if not may_document_shapes(functions):
+        return first, []
+    return [*first, *runs_at(target, sizes[1:], run, limit)], functions
+
+
+def _functions_of_project(runs: Sequence[ObservedRun]) -> list[FunctionId]:
+    """Return the functions that ran, without those of installed packages other than the target's own."""
+    functions = list(dict.fromkeys(one.function for run in runs for one in run.invocations))
+    # the target's file decides, not that of the first function: garbage collection may have called that one
+    first = functions[0].file if functions else ""
+    home = installed_package(next((one.file for one in runs if one.file is not None), first))
+    return [one for one in functions if installed_package(one.file) in (None, home)]

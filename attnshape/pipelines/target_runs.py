@@ -1,0 +1,124 @@
+"""Run a target at small sizes, and find under which constraints it takes the steps that it takes at the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from attnshape.dims.sizes import Sizes, are_large, proxy_sizes
+from attnshape.errors import AttnshapeError
+from attnshape.inference.assemble import assemble
+from attnshape.inference.plan import Plan
+from attnshape.inference.sampling import Solution, sample_and_solve
+from attnshape.inference.small_runs import ProgressCallback, Samples, SmallRuns
+from attnshape.options.spec import RunOptions
+from attnshape.runtime.isolation import one_thread
+from attnshape.runtime.signals import reraise_interruption
+from attnshape.runtime.time_limit import TimeLimit
+from attnshape.targets.target import Target
+from attnshape.tracing.raw import RawFailure, RawTrace
+from attnshape.tracing.runner import Runnable, build_and_record
+
+if TYPE_CHECKING:
+    from attnshape.cost.meter import Meter
+
+
+def small_run(
+    target: Target, numbers: Mapping[str, int], options: RunOptions, limit: TimeLimit, meter: Meter | None = None
+) -> RawTrace:
+    """Run the target at small sizes on the CPU; that it can't be built there is a failure like any other."""
+    small = replace(options, device="cpu")
+
+    def build() -> Runnable:
+        runnable = target.build(numbers, small)
+        if meter is not None:
+            made = (runnable.named_inputs(), runnable.named_parameters())
+            meter.built(*([tensor for _, tensor in named] for named in made))
+        return runnable
+
+    try:
+        if meter is not None:  # what kernels take for themselves may depend on their threads
+            return limit.run(lambda: build_and_record(build, options.seed, options.grad, meter.stepped))
+        with one_thread():
+            return limit.run(lambda: build_and_record(build, options.seed, options.grad))
+    except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
+        reraise_interruption(error)
+        return RawTrace([], [], [], RawFailure(error))
+
+
+def sample_target(
+    target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit, time_limit: float, progress: ProgressCallback
+) -> Samples | None:
+    """Return the samples of a target; None if it can't be built at sizes other than its own.
+
+    Args:
+        target: What to run.
+        sizes: The user's sizes.
+        options: How to run it; the dtype is float32 all the same.
+        limit: Limits the time of each run.
+        time_limit: Seconds for which constraints are searched.
+        progress: The progress callback.
+
+    Raises:
+        AttnshapeError: The target fails at its own sizes.
+    """
+    if not target.varies:
+        return None
+    return _sample(target, sizes, options, limit, time_limit, progress, lambda samples: (None, True))[0]
+
+
+def sample_target_closely(
+    target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit, time_limit: float, progress: ProgressCallback
+) -> Samples:
+    """Return as many samples as the signatures of a trace need; only the user's run where nothing varies.
+
+    The arguments and errors are those of `sample_target`.
+    """
+    if not target.varies:
+        return Samples(Plan(sizes), _first_run(target, sizes, options))
+
+    def solve(samples: Samples) -> tuple[None, bool]:
+        return None, not assemble(samples, sizes.numbers).needs_more_runs
+
+    return _sample(target, sizes, options, limit, time_limit, progress, solve)[0]
+
+
+def small_enough(sizes: Sizes) -> Sizes:
+    """Return the sizes, or proxies for them where they are large."""
+    return next(proxy_sizes(sizes), sizes) if are_large(sizes) else sizes
+
+
+def _sample(
+    target: Target,
+    sizes: Sizes,
+    options: RunOptions,
+    limit: TimeLimit,
+    time_limit: float,
+    progress: ProgressCallback,
+    solve: Callable[[Samples], tuple[Solution, bool]],
+) -> tuple[Samples, Solution]:
+    progress("running the target")
+    single = replace(options, dtype="float32")
+    runs = SmallRuns(
+        lambda numbers: small_run(target, numbers, single, limit), progress=progress, time_limit=time_limit
+    )
+    plan = runs.with_powers(Plan(sizes))
+    return sample_and_solve(runs, plan, _first_run(target, sizes, single), solve)
+
+
+def _first_run(target: Target, sizes: Sizes, options: RunOptions) -> RawTrace:
+    """Return a run at the user's sizes, or at proxies for them where they are large."""
+    for numbers in [one.numbers for one in proxy_sizes(sizes)] if are_large(sizes) else [sizes.numbers]:
+        actual = build_and_record(partial(target.build, numbers, options), options.seed)
+        if actual.failure is None:
+            break
+    if actual.failure is not None:
+        error = actual.failure.error
+        raise AttnshapeError(
+            f"the target fails, so that nothing can be checked: {type(error).__name__}: {error}",
+            "attnshape trace, with the same arguments, shows where and why",
+        )
+    return actual

@@ -1,0 +1,257 @@
+"""From a request to a trace: run the target, run it again at small sizes, infer formulas, verify them."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+from msgspec import UNSET
+
+from attnshape import __version__
+from attnshape.dims.sizes import Sizes, are_large
+from attnshape.errors import AttnshapeError, Option
+from attnshape.inference.assemble import Assembled, assemble, similar_failures, with_avoided
+from attnshape.inference.plan import Equal, Multiple, Plan
+from attnshape.inference.roles import with_roles
+from attnshape.inference.sampling import sample_and_solve
+from attnshape.inference.small_runs import ProgressCallback, Samples, SmallRuns
+from attnshape.inference.verification import (
+    Expected,
+    HeldOutRun,
+    checks_work,
+    declared_result,
+    parse_expectations,
+    run_held_out,
+    verify,
+    verify_signatures,
+)
+from attnshape.model.trace import Trace
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.pipelines.target_runs import small_run
+from attnshape.runtime.capture import to_standard_error
+from attnshape.runtime.files import display_path
+from attnshape.runtime.isolation import isolated
+from attnshape.runtime.signals import foreign_code
+from attnshape.runtime.time_limit import TimeLimit, TooLong
+from attnshape.targets.find import find_target
+from attnshape.targets.inputs import annotated_result
+from attnshape.targets.target import Target, require_device
+from attnshape.tracing.fast_path import Comparison
+from attnshape.tracing.raw import RawTrace
+from attnshape.tracing.runner import Runnable, build_and_record
+
+if TYPE_CHECKING:
+    from attnshape.cost.estimate import PeakEstimate
+    from attnshape.cost.meter import MeteredRuns
+
+Printed = Callable[[], AbstractContextManager[object]]
+_UNCHECKED = "no signature was checked: jaxtyping's checks or Python's assertions are disabled"
+
+
+def trace_request(
+    spec: TargetSpec,
+    options: RunOptions,
+    printed: Printed = to_standard_error,
+    progress: ProgressCallback = lambda words: None,
+) -> Trace:
+    """Return the trace of a request.
+
+    Args:
+        spec: The target and its sizes.
+        options: How to run it.
+        printed: Where what the traced code prints goes.
+        progress: The progress callback.
+
+    Raises:
+        AttnshapeError: The request can't be carried out.
+    """
+    require_device(options.device)
+    progress("loading the target")
+    with printed(), foreign_code(), isolated():
+        target = find_target(spec)
+        sizes = target.sizes
+        expected = parse_expectations(spec.expect, list(sizes.records))
+        if expected and not checks_work():
+            raise AttnshapeError(
+                (Option("expect"), " can't be verified: jaxtyping's checks are disabled"), "unset JAXTYPING_DISABLE"
+            )
+        limit = TimeLimit()
+        metered, estimate = _estimate_memory(target, sizes, options, limit, progress)
+        runs = SmallRuns(
+            metered.reuse if metered else lambda numbers: small_run(target, numbers, options, limit),
+            progress=progress,
+        )
+        plan = runs.with_powers(Plan(sizes)) if target.varies else Plan(sizes)
+        progress("running the target")
+        actual, declared = _run(target, sizes, options, limit)
+        if not target.library and checks_work():
+            expected += declared_result(declared, list(sizes.records))
+        if target.varies:
+
+            def solve(samples: Samples) -> tuple[Assembled, bool]:
+                progress("inferring the signatures")
+                assembled = assemble(samples, sizes.numbers)
+                return assembled, not assembled.needs_more_runs
+
+            samples, assembled = sample_and_solve(runs, plan, actual, solve)
+            progress("checking the signatures")
+            held_out = run_held_out(runs, samples, assembled.conditions, metered.tried if metered else ())
+        else:
+            samples = Samples(plan, actual)
+            assembled = assemble(samples, sizes.numbers)
+            held_out = HeldOutRun({}, reason="the target can't be built at other sizes")
+    trace = _trace(target.label, target.library, options, sizes, expected, samples, assembled, held_out)
+    if estimate is None:
+        return trace
+    notes = (*trace.notes, *estimate.notes)
+    return msgspec.structs.replace(trace, peak=estimate.peak_of(actual, samples.actual), notes=notes)
+
+
+def trace_recording(label: str, options: RunOptions, sizes: Sizes, actual: RawTrace) -> Trace:
+    """Return the trace of one run that was watched and can't be repeated: its axes are matched only."""
+    samples = Samples(Plan(sizes), actual)
+    held_out = HeldOutRun({}, reason="a recording can't be repeated at other sizes")
+    return _trace(label, False, options, sizes, [], samples, assemble(samples, sizes.numbers), held_out)
+
+
+def _estimate_memory(
+    target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit, progress: ProgressCallback
+) -> tuple[MeteredRuns | None, PeakEstimate | None]:
+    """Return the peak memory that small runs show, and these runs; nothing if the sizes are small.
+
+    Raises AttnshapeError if the run needs more than is free: nothing has been allocated at the user's sizes by then.
+    """
+    if not target.varies or not (options.grad or are_large(sizes)):
+        return None, None
+    # the default trace imports none of this
+    from attnshape.cost.capacity import refuse_too_large
+    from attnshape.cost.estimate import estimate_peak_memory
+    from attnshape.cost.meter import MeteredRuns
+
+    progress("estimating the memory")
+    metered = MeteredRuns(lambda numbers, meter: small_run(target, numbers, options, limit, meter))
+    estimate = estimate_peak_memory(metered, sizes, options.device.startswith("cuda"), options.grad)
+    if estimate is not None and options.device != "meta":
+        refuse_too_large(estimate, torch.device(options.device))
+    return metered, estimate
+
+
+def _run(
+    target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit
+) -> tuple[RawTrace, tuple[str, str] | None]:
+    """Run the target at the user's sizes; return the run and the annotation of what it returns."""
+    declared: list[tuple[str, str] | None] = []
+    comparison = Comparison(options.seed)
+
+    def build() -> Runnable:
+        runnable = target.build(sizes.numbers, options)
+        declared[:] = [annotated_result(runnable.signature_of)]
+        return runnable if target.library or options.grad else comparison.of(runnable)
+
+    started = time.monotonic()
+    actual = build_and_record(build, options.seed, options.grad)
+    limit.learn(time.monotonic() - started)
+    actual.notes += comparison.notes(lambda: target.build(sizes.numbers, options))
+    return actual, declared[0]
+
+
+def _trace(
+    label: str,
+    library: bool,
+    options: RunOptions,
+    sizes: Sizes,
+    expected: Sequence[Expected],
+    samples: Samples,
+    assembled: Assembled,
+    held_out: HeldOutRun,
+) -> Trace:
+    """Verify the formulas and write the trace."""
+    actual = samples.actual
+    runs: list[tuple[Mapping[str, int], RawTrace]] = [(sizes.numbers, actual)]
+    if samples.complete:
+        runs += samples.every
+    expectations = verify(expected, runs)
+    checked = checks_work() and (not library or _catalog_is_checked())
+    if checked:
+        assembled = verify_signatures(assembled, samples, held_out)
+    failure = None
+    if actual.failure is not None:
+        # only a run that failed needs the explanations
+        from attnshape.diagnostics.explain import failure_of
+
+        similar = similar_failures(actual.failure, samples, sizes.numbers)
+        failure = failure_of(similar, assembled.inputs, assembled.steps, options.device, options.dtype)
+    return Trace(
+        attnshape=__version__,
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        target=label,
+        command=options.command,
+        device=options.device,
+        dtype=options.dtype,
+        seed=options.seed,
+        sizes=dict(sizes.records),
+        complete=actual.failure is None and actual.broken is None,
+        verified_at=1 + len(samples.every) if samples.common else 1,
+        held_out=held_out.record if checked else UNSET,
+        preconditions=tuple(str(c) for c in samples.plan.constraints if isinstance(c, (Equal, Multiple))),
+        notes=(*_notes(samples, sizes, assembled, held_out), *(() if checked else (_UNCHECKED,))),
+        inputs=assembled.inputs,
+        steps=with_avoided(with_roles(assembled.steps), assembled.inputs),
+        loops=assembled.loops,
+        outputs=assembled.outputs,
+        failure=failure,
+        expectations=expectations,
+        grad=options.grad or UNSET,
+    )
+
+
+def _catalog_is_checked() -> bool:
+    # beartype takes a while to import, and only the catalog needs it
+    from attnshape.targets.builtin.mechanisms.canary import annotations_are_checked
+
+    return annotations_are_checked()
+
+
+def _notes(samples: Samples, sizes: Sizes, assembled: Assembled, held_out: HeldOutRun) -> Iterable[str]:
+    """Yield what the reader should know about this trace."""
+    actual = samples.actual
+    if actual.broken is not None:
+        yield actual.broken
+    yield from actual.notes
+    mapped = [f"step {number}" for number, step in enumerate(actual.steps, 1) if step.mapped]
+    if mapped:
+        yield f"an axis that vmap maps over is hidden in {_listed(mapped)}"
+    for file in sorted({step.location.file for step in actual.steps if step.location and not step.location.expression}):
+        yield f"the source of {display_path(file)} can't be read: its steps go by their operations"
+    if not samples.runs:
+        yield "one run only: an axis is matched to the one size that it equals"
+        yield from assembled.wrong
+        return
+    if fixed := samples.plan.fixed:
+        numbers = ", ".join(f"{symbol}={sizes.records[symbol].size}" for symbol in fixed)
+        yield f"not varied: {numbers}, since at other sizes the code takes a different path or fails"
+    elif not samples.complete and actual.failure is None:
+        after = f"after step {samples.common}" if samples.common else "from the first step on"
+        ended = any(run.failure is not None and isinstance(run.failure.error, TooLong) for run in samples.runs)
+        why = "runs for too long" if ended else "takes a different path"
+        yield f"at small sizes the code {why} {after}: axes there are matched only"
+    if sizes.labels:
+        symbols = ", ".join(symbol for symbol in sizes.records if symbol in sizes.labels)
+        yield f"nothing in the target depends on {symbols}: axes of that size are matched only"
+    if assembled.unsolved:
+        yield f"no formula for {_listed(assembled.unsolved)}: shown as this run's number"
+    for condition, places in assembled.conditions.items():
+        yield f"holds only where {condition}, as here: {_listed(places)}"
+    if samples.common and held_out.reason:
+        yield f"no signature was checked at sizes held out: {held_out.reason}"
+    yield from assembled.wrong
+
+
+def _listed(places: Sequence[str]) -> str:
+    return ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")

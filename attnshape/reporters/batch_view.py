@@ -1,0 +1,120 @@
+"""Several results of one command, and their texts in the formats for people; each format escapes them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from attnshape.errors import AttnshapeError, ExitStatus
+from attnshape.model.formatting import pluralize
+from attnshape.model.report import Finding, Report
+from attnshape.model.trace import Trace
+
+ResultT = TypeVar("ResultT", Trace, Report)
+
+
+@dataclass(frozen=True)
+class BatchItem(Generic[ResultT]):
+    """One target at one set of sizes, with its trace or report, or with the error that prevented it."""
+
+    name: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """The sizes that the target lists for this run; empty if it lists none."""
+    result: ResultT | None = None
+    error: AttnshapeError | None = None
+    """Set if and only if there is no result."""
+
+    @property
+    def status(self) -> ExitStatus:
+        """The exit status of a command with this item alone."""
+        if self.result is None:
+            return ExitStatus.CANNOT
+        return ExitStatus.FOUND if self.result.found_something else ExitStatus.FINE
+
+
+@dataclass(frozen=True)
+class BatchResult(Generic[ResultT]):
+    """All items of one command, in order."""
+
+    version: str
+    """The version of attnshape."""
+    command: str
+    items: tuple[BatchItem[ResultT], ...]
+
+    @property
+    def status(self) -> ExitStatus:
+        """The highest status of all items: 2 before 1 before 0."""
+        return max((item.status for item in self.items), default=ExitStatus.FINE)
+
+
+FAILED = "can't be carried out"
+COLUMNS = ("target", "sizes", "outcome")
+"""The columns of the summary."""
+
+
+def sizes_text(item: BatchItem[Any]) -> str:
+    """Return the sizes that a target lists for a run."""
+    return " ".join(f"{symbol}={size}" for symbol, size in item.sizes.items())
+
+
+def title(item: BatchItem[Any]) -> str:
+    """Return the heading of a result."""
+    return ", ".join(part for part in (item.name, sizes_text(item)) if part)
+
+
+def outcome(item: BatchItem[Any]) -> str:
+    """Return the outcome in a few words."""
+    match item.result:
+        case Trace() as trace:
+            return _trace_outcome(trace)
+        case Report() as report:
+            return _report_outcome(report)
+    return f"{FAILED}: {item.error.message if item.error else 'unknown'}"
+
+
+def totals(items: Sequence[BatchItem[Any]]) -> str:
+    """Return how many results had each outcome."""
+    statuses = [item.status for item in items]
+    kinds = (
+        (ExitStatus.FINE, "fine"),
+        (ExitStatus.FOUND, "with problems"),
+        (ExitStatus.CANNOT, f"that {FAILED}"),
+    )
+    parts = [f"{statuses.count(status)} {words}" for status, words in kinds if status in statuses]
+    return f"{pluralize(len(items), 'result')}: {', '.join(parts)}"
+
+
+def distinct_findings(items: Sequence[BatchItem[Report]]) -> list[Finding]:
+    """Return the findings of all reports, without those that an earlier report has at the same place."""
+    seen: set[object] = set()
+    found: list[Finding] = []
+    for item in items:
+        own = item.result.findings if item.result is not None else ()
+        found += [finding for finding in own if _place(finding) not in seen]
+        seen |= {_place(finding) for finding in own}
+    return found
+
+
+def _place(finding: Finding) -> object:
+    return (finding.code, finding.source or finding.message, finding.expression)
+
+
+def _trace_outcome(trace: Trace) -> str:
+    if trace.failure is not None:
+        source = trace.failure.source
+        return f"failed at step {len(trace.steps) + 1}" + (f", {source.file}:{source.line}" if source else "")
+    broken = sum(not one.holds for one in trace.expectations)
+    wrong = sum(
+        bool(output.tensor.declared and not output.tensor.checked) for step in trace.steps for output in step.outputs
+    )
+    parts = [f"{pluralize(broken, 'expectation')} not met"] * bool(broken)
+    parts += [f"{pluralize(wrong, 'annotation')} wrong"] * bool(wrong)
+    return ", ".join(parts) or "fine"
+
+
+def _report_outcome(report: Report) -> str:
+    if not report.findings:
+        return "fine" + (f", {len(report.suppressed)} suppressed" if report.suppressed else "")
+    codes = ", ".join(dict.fromkeys(finding.code for finding in report.findings))
+    return f"{pluralize(len(report.findings), 'finding')}: {codes}"

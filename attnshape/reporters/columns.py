@@ -1,0 +1,127 @@
+"""The columns of a trace's table: one line of the registry each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from attnshape.errors import AttnshapeError, most_similar
+from attnshape.model.trace import Axis, Step, TensorRecord, Trace
+from attnshape.reporters.escaping import visible
+from attnshape.reporters.labels import NOT_CONTIGUOUS, numbers, one_line, storage_label
+from attnshape.tracing.operations import short_name
+
+NUMBER = "#"
+"""The name of the first column, which has the numbers of the steps."""
+
+
+@dataclass(frozen=True)
+class RowSubject:
+    """What a row is about: a step, a tensor, or a step and its only tensor."""
+
+    trace: Trace
+    label: str
+    step: Step | None = None
+    tensor: TensorRecord | None = None
+    given: bool = False
+    """Whether the tensor is an input; its memory is the caller's, unless another input shares it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name, the text of its cells, whether that is code, and the least width to fold cells to."""
+
+    name: str
+    text: Callable[[RowSubject], str]
+    code: bool = False
+    least: int | None = None
+
+
+def _of_step(read: Callable[[Step], str | None]) -> Callable[[RowSubject], str]:
+    return lambda row: visible(read(row.step) or "") if row.step else ""
+
+
+def _of_tensor(read: Callable[[TensorRecord], str]) -> Callable[[RowSubject], str]:
+    return lambda row: visible(read(row.tensor)) if row.tensor else ""
+
+
+def _stride(tensor: TensorRecord) -> str:
+    return numbers(tensor.stride) + ("" if tensor.contiguous else f" {NOT_CONTIGUOUS}")
+
+
+def _source(step: Step) -> str | None:
+    return f"{step.source.file}:{step.source.line}" if step.source else None
+
+
+def _storage(row: RowSubject) -> str:
+    own = row.given and row.tensor is not None and row.tensor.storage.kind == "new"
+    if row.tensor is None or own:
+        return ""
+    return storage_label(row.tensor.storage.kind, row.tensor.storage.of, row.tensor.bytes, row.trace.steps)
+
+
+def is_constant(axis: Axis) -> bool:
+    """Return whether an axis is a number in the code itself, which no run can show to be a size."""
+    return axis.expression.isdecimal() and not axis.unexplained
+
+
+def _known(tensor: TensorRecord) -> str:
+    free = [axis for axis in tensor.axes if not is_constant(axis)]
+    kinds = {_how_known(axis) for axis in free}
+    if len(kinds) < 2:
+        return kinds.pop() if kinds else "constant" if tensor.axes else ""
+    return ", ".join(f"{axis.expression} {_how_known(axis)}" for axis in free if _how_known(axis) != "verified")
+
+
+def _how_known(axis: Axis) -> str:
+    return f"{axis.known} where {axis.where}" if axis.where else axis.known
+
+
+COLUMNS: dict[str, Column] = {
+    column.name: column
+    for column in (
+        Column("step", lambda row: row.label, code=True, least=16),
+        Column("expression", _of_step(lambda step: one_line(step.expression)), code=True, least=24),
+        Column("op", _of_step(lambda step: short_name(step.operation)), code=True, least=12),
+        Column("role", _of_step(lambda step: step.role)),
+        Column("signature", _of_tensor(lambda tensor: tensor.signature or "scalar"), code=True, least=16),
+        Column("shape", _of_tensor(lambda tensor: numbers(tensor.shape))),
+        Column("stride", _of_tensor(_stride)),
+        Column("strides", _of_tensor(lambda tensor: " ".join(tensor.strides)), code=True, least=16),
+        Column("storage", _storage, least=12),
+        Column("contiguous", _of_tensor(lambda tensor: "yes" if tensor.contiguous else "no")),
+        Column("dtype", _of_tensor(lambda tensor: tensor.dtype)),
+        Column("device", _of_tensor(lambda tensor: tensor.device)),
+        Column("bytes", _of_tensor(lambda tensor: f"{tensor.bytes:,}")),
+        Column("module", _of_step(lambda step: step.module), code=True, least=12),
+        Column("source", _of_step(_source), code=True, least=16),
+        Column("known", _of_tensor(_known), least=12),
+    )
+}
+
+DEFAULT: tuple[Column, ...] = tuple(COLUMNS[name] for name in ("step", "signature", "shape", "stride", "storage"))
+
+
+def parse_columns(text: str) -> tuple[Column, ...]:
+    """Return the columns of a comma-separated list, in its order.
+
+    Raises:
+        AttnshapeError: A name isn't a column, a column is named twice, or the list is empty.
+
+    >>> [column.name for column in parse_columns("step, shape")]
+    ['step', 'shape']
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for place, name in enumerate(names):
+        if name not in COLUMNS:
+            raise AttnshapeError(f"there is no column {visible(name)!r}", _way_out(name))
+        if name in names[:place]:
+            raise AttnshapeError(f"the column {name!r} is named twice", "name each column once")
+    if not names:
+        raise AttnshapeError("no column is named", _way_out(""))
+    return tuple(COLUMNS[name] for name in names)
+
+
+def _way_out(name: str) -> str:
+    similar = most_similar(name, COLUMNS)
+    return (f"did you mean {similar!r}? " if similar else "") + "the columns are " + ", ".join(COLUMNS)

@@ -1,0 +1,64 @@
+"""GitHub's workflow commands: each finding of a report becomes an annotation at its line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnshape.model.report import Finding, Report
+from attnshape.reporters.batch_view import BatchItem, distinct_findings, outcome, title, totals
+from attnshape.reporters.escaping import visible
+from attnshape.reporters.report_view import evidence, labelled_lists, verdict
+from attnshape.reporters.reporter import BatchReporter, Reporter
+
+_FILE = "pyproject.toml"
+"""The file at which an error in a target of it is annotated."""
+
+
+def report_commands(report: Report) -> str:
+    """Return a command for each finding, and below them the lines of the log."""
+    lists = [f"{label}: {' · '.join(map(visible, items))}" for label, items in labelled_lists(report)]
+    return "".join(f"{line}\n" for line in (*map(_command, report.findings), *lists, verdict(report)))
+
+
+def batch_commands(items: Sequence[BatchItem[Report]]) -> str:
+    """Return the commands of several reports, each finding once, and below them the outcome of each target."""
+    commands = [_command(one) for one in distinct_findings(items)]
+    commands += [_error_command(item) for item in items if item.error is not None]
+    # after a word of ours, no name is taken for a command
+    outcomes = [f"target {title(item)}: {outcome(item)}" for item in items]
+    return "".join(f"{line}\n" for line in (*commands, *map(_log_line, (*outcomes, totals(items)))))
+
+
+def _command(finding: Finding) -> str:
+    source = finding.source
+    place = {"file": source.file, "line": str(source.line), "col": str(source.column)} if source else {}
+    named = ",".join(f"{name}={_property(value)}" for name, value in {**place, "title": finding.code}.items())
+    hint = [f"hint: {finding.hint}"] if finding.hint else []
+    message = "\n".join(visible(part) for part in (finding.message, *hint, evidence(finding)))
+    return f"::error {named}::{_data(message)}"
+
+
+def _error_command(item: BatchItem[Report]) -> str:
+    hint = [f"hint: {item.error.hint}"] if item.error and item.error.hint else []
+    named = f"file={_property(_FILE)},title={_property(title(item))}"
+    return f"::error {named}::{_data(chr(10).join(map(visible, (outcome(item), *hint))))}"
+
+
+def _log_line(text: str) -> str:
+    """Return a line of the log without the older kind of command, which the runner finds anywhere in a line."""
+    return visible(text).replace("##[", "# #[")
+
+
+def _data(value: str) -> str:
+    return value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(value: str) -> str:
+    return _data(visible(value)).replace(":", "%3A").replace(",", "%2C")
+
+
+REPORTER = Reporter(
+    "github",
+    report=lambda report, screen, patterns: report_commands(report),
+    reports=BatchReporter(lambda batch, screen: batch_commands(batch.items)),
+)

@@ -1,0 +1,47 @@
+"""JSON: the saved forms of a trace, a report and a difference, and several results as one document."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from attnshape.model.trace import Trace
+from attnshape.reporters.batch_view import BatchItem, BatchResult
+from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
+
+
+def indented(content: Any) -> str:
+    """Return content as indented JSON that ends in a newline."""
+    return msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n"
+
+
+def _batch(kind: Literal["trace", "report"], batch: BatchResult[Any], screen: Screen) -> str:
+    """Return the results, each with its target's name and sizes, or the error in its place."""
+    return indented(
+        {
+            "schema": f"attnshape/{kind}s/1",
+            "attnshape": batch.version,
+            "command": batch.command,
+            "results": [_item(kind, item) for item in batch.items],
+        }
+    )
+
+
+def _item(kind: str, item: BatchItem[Any]) -> dict[str, Any]:
+    named = {"name": item.name, "sizes": item.sizes}
+    if item.error is not None:
+        return {**named, "error": {"message": item.error.message, "hint": item.error.hint}}
+    return {**named, kind: item.result}
+
+
+REPORTER = Reporter(
+    "json",
+    trace=lambda trace, options, screen: Trace.to_json(trace) + "\n",
+    report=lambda report, screen, patterns: report.to_json() + "\n",
+    difference=lambda difference, command, screen: difference.to_json() + "\n",
+    differences=lambda differences, command, screen: differences.to_json() + "\n",
+    traces=BatchReporter(partial(_batch, "trace"), shows_errors=False),
+    reports=BatchReporter(partial(_batch, "report"), shows_errors=False),
+)

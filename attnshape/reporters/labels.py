@@ -1,0 +1,190 @@
+"""The text of a step in a table: its expression, the name it is assigned to, its operands, its result's storage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
+
+from attnshape.model.formatting import format_bytes, strip_self, unfold
+from attnshape.model.trace import NamedTensor, Reference, Role, Step, StorageKind, TensorRecord, Trace
+from attnshape.reporters.escaping import visible
+from attnshape.tracing.operations import short_name
+
+if TYPE_CHECKING:
+    from attnshape.model.difference import OutlineStep
+
+LONG = 40
+"""The length from which an argument is shortened too; the receiver of a method always is."""
+NOT_CONTIGUOUS = "≁"
+STORAGE_VERBS = {"view": "view of", "same": "same as", "inplace": "writes"}
+
+_LONGEST = 120
+"""The length from which the last arguments of a call are left out."""
+
+
+def one_line(expression: str) -> str:
+    r"""Return the text of an expression on one line, without comments and line breaks between its parts.
+
+    >>> one_line("x.view(\n    B,  # batch\n    L,\n)")
+    'x.view(B, L)'
+    """
+    return visible(unfold(expression))
+
+
+def short(expression: str) -> str:
+    """Return an expression on one line, without `self.`.
+
+    >>> short("self.Wq(x)")
+    'Wq(x)'
+    """
+    return strip_self(one_line(expression))
+
+
+def operation_name(step: Step) -> str:
+    """Return the short name of a step's operation."""
+    return visible(short_name(step.operation))
+
+
+def numbers(values: Sequence[int]) -> str:
+    """Return a shape or stride as text.
+
+    >>> numbers((2, 8)), numbers(())
+    ('2 8', '()')
+    """
+    return " ".join(map(str, values)) or "()"
+
+
+def step_label(trace: Trace, step: Step, shown: Container[int]) -> str:
+    """Return the text of a step in its row; `…` in it stands for the expression in the row above.
+
+    The source's assignment is shown as `name = expression`; a name that only a later use of the value reveals, as
+    `expression as name`.
+
+    Args:
+        trace: The trace.
+        step: One of its steps.
+        shown: The indices of the steps that have a row.
+    """
+    text = clip(short(step.expression))
+    inplace = any(output.tensor.storage.kind == "inplace" for output in step.outputs)
+    by_use = any(output.by_use for output in step.outputs)
+    before, after = binding(text, [output.name for output in step.outputs], by_use, inplace)
+    above = _above(trace, step, shown)
+    if above:
+        text = elide(text, above, len(before) + len(text) + len(after) > LONG)
+    loops = "".join(f"×{visible(loop.expression)} " for loop in trace.loops if loop.first <= step.index <= loop.last)
+    return loops + "↳ " * _depth(trace, step) + before + text + after
+
+
+def binding(text: str, names: Sequence[str | None], by_use: bool, inplace: bool) -> tuple[str, str]:
+    """Return what to write before and after an expression to show the names of its results.
+
+    Both are empty for results without names, for writes in place, and for an expression that is a statement itself.
+    """
+    if not names or not all(names) or inplace:
+        return "", ""
+    bound = visible(", ".join(strip_self(name) for name in names if name))
+    if bound == text or re.match(rf"{re.escape(bound)} *(?:[-+@%&|^]|//?|\*\*?|<<|>>)=(?!=)", text):
+        return "", ""
+    return ("", f" as {bound}") if by_use else (f"{bound} = ", "")
+
+
+def clip(text: str) -> str:
+    """Return a long call without the last of its arguments.
+
+    >>> clip(f"f({', '.join(['argument'] * 30)})")[-21:]
+    'rgument, argument, …)'
+    """
+    if len(text) <= _LONGEST or not text.endswith(")"):
+        return text
+    end = text.rfind(", ", 0, _LONGEST)
+    opened = text[:end].count("(") - text[:end].count(")")
+    return f"{text[:end]}, …{')' * opened}" if end > 0 and opened > 0 else text
+
+
+def elide(text: str, part: str, long: bool) -> str:
+    """Return a text with `…` for a part of it, if that is the receiver of a method or the whole text is long.
+
+    >>> elide("x.view(2, 3).mT", "x.view(2, 3)", long=False)
+    '….mT'
+    """
+    places = [match.span() for match in re.finditer(rf"(?<![\w.]){re.escape(part)}(?!\w)", text)]
+    if len(places) != 1 or part == text:
+        return text
+    start, end = places[0]
+    grouped = text[start - 1 : start] == "(" and text[end : end + 1] == ")"
+    if grouped and not re.search(r"[\w)\]]$", text[: start - 1]):
+        start, end = start - 1, end + 1
+    receiver = start == 0 and text[end : end + 1] in (".", "[")
+    return text[:start] + "…" + text[end:] if receiver or long else text
+
+
+def reference_label(reference: Reference | None, steps: Sequence[Step] | Sequence[OutlineStep]) -> str:
+    """Return a reference as a table names it: the number of a step, the name of an input or a parameter."""
+    if reference is None:
+        return "an unseen tensor"
+    if reference.step is None:
+        name = reference.input or reference.parameter
+        return visible(name) if name else "a constant"
+    outputs = steps[reference.step - 1].outputs if 0 < reference.step <= len(steps) else ()
+    if len(outputs) < 2:
+        return str(reference.step)
+    name = outputs[reference.output].name if 0 <= reference.output < len(outputs) else None
+    return f"{reference.step} ({visible(name)})" if name else f"{reference.step}[{reference.output}]"
+
+
+def storage_label(
+    kind: StorageKind, of: Reference | None, size: int, steps: Sequence[Step] | Sequence[OutlineStep]
+) -> str:
+    """Return where the result of a step is stored: `new 120 KiB`, `view of 2`, `same as 3` or `writes 4`.
+
+    Args:
+        kind: How the result is stored.
+        of: The tensor whose memory it shares.
+        size: Its bytes of new memory.
+        steps: The steps that `of` refers to.
+    """
+    if kind == "new":
+        return f"new {format_bytes(size)}"
+    return f"{STORAGE_VERBS[kind]} {reference_label(of, steps)}"
+
+
+def resolve(trace: Trace, reference: Reference) -> NamedTensor | None:
+    """Return the input or output that a reference names; None for parameters, constants and missing steps."""
+    if reference.input is not None:
+        return next((tensor for tensor in trace.inputs if tensor.name == reference.input), None)
+    if reference.step is None or not 0 < reference.step <= len(trace.steps):
+        return None
+    outputs = trace.step(reference.step).outputs
+    return outputs[reference.output] if 0 <= reference.output < len(outputs) else None
+
+
+def operand_records(trace: Trace, step: Step) -> list[TensorRecord]:
+    """Return the records of a step's operands, as far as the trace has them."""
+    found = (resolve(trace, operand) for operand in step.operands)
+    return [one.tensor for one in found if one is not None]
+
+
+def operand_role(trace: Trace, reference: Reference) -> Role | None:
+    """Return the role of the step that a reference names, None if it names no step."""
+    index = reference.step
+    return trace.step(index).role if index is not None and 0 < index <= len(trace.steps) else None
+
+
+def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:
+    """Return the expression in the row above, where it has no name and the step reads it."""
+    earlier = map(trace.step, range(step.index - 1, 0, -1))
+    previous = next((one for one in earlier if one.parent == step.parent), None)
+    if previous is None or previous.index not in shown or len(previous.outputs) != 1 or previous.outputs[0].name:
+        return None
+    used = any(operand.step == previous.index for operand in step.operands)
+    return short(previous.expression) if used else None
+
+
+def _depth(trace: Trace, step: Step) -> int:
+    depth = 0
+    while step.parent is not None and 0 < step.parent < step.index:
+        step = trace.step(step.parent)
+        depth += 1
+    return depth

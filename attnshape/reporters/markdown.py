@@ -1,0 +1,215 @@
+"""GitHub-flavoured Markdown that reads well unrendered too: traces, differences, reports and batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+
+from attnshape.model.report import Finding, Pattern, Report
+from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
+from attnshape.reporters.escaping import code, code_cell, prose, prose_with_code, visible
+from attnshape.reporters.report_view import (
+    closing,
+    evidence,
+    excerpt,
+    labelled_lists,
+    location,
+    pattern_rows,
+    pattern_title,
+    sizes,
+    verdict,
+)
+from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
+from attnshape.reporters.terminal import pad
+from attnshape.reporters.trace_view import (
+    FooterLine,
+    Header,
+    MarkedTensor,
+    TraceRow,
+    TraceView,
+    trace_view,
+)
+from attnshape.runtime.files import ReadLines, source_lines
+
+if TYPE_CHECKING:
+    from attnshape.model.difference import Difference, FolderDifference
+    from attnshape.reporters.diff_view import DiffCell, DiffRow, DiffView
+
+_WIDEST = 60
+"""The cells that a column is padded to; a longer cell is not."""
+_CODE_WIDTH = 100
+"""How wide code may be before it is cut; where it is pasted, wider code scrolls."""
+
+
+def trace_markdown(view: TraceView) -> str:
+    """Return a trace as Markdown: the run, the table, and below it lists of explanations and totals."""
+    parts = [_header(view.header)]
+    if view.rows:
+        rows: list[tuple[str, ...]] = [view.names]
+        for row in view.rows:
+            if row.heading:
+                rows.append(("", f"**{row.heading}**", *[""] * (len(view.columns) - 1)))
+            rows.append(_trace_cells(view, row))
+        parts.append(markdown_table(rows, numbered=True))
+    explanations = [f"- **{row.explanation[0]}** {prose(row.explanation[1])}" for row in view.rows if row.explanation]
+    lists = ["\n".join(explanations)] if explanations else []
+    lists += ["\n".join(map(_footer_item, view.footer))] if view.footer else []
+    # two lists in a row would become one: an invisible comment separates them
+    return "\n\n".join([*parts, "\n\n<!-- -->\n\n".join(lists)]).rstrip() + "\n"
+
+
+def diff_markdown(view: DiffView) -> str:
+    """Return a difference as Markdown: the two sides, the table, and below it a list of totals."""
+    parts = [_header(view.header)]
+    if view.rows:
+        parts.append(markdown_table([view.names, *(_diff_cells(view, row) for row in view.rows)], numbered=True))
+    parts.append("\n".join(map(_footer_item, view.footer)))
+    return "\n\n".join(parts).rstrip() + "\n"
+
+
+def folders_markdown(differences: FolderDifference, command: str, screen: Screen) -> str:
+    """Return the differences of two folders: a summary, then each file that differs under a heading."""
+    from attnshape.reporters.diff_view import diff_view, differing_files, folder_summary
+
+    parts = [code(visible(command))] if command else []
+    parts.append(f"**{prose(f'{differences.old} → {differences.new}')}**")
+    parts.append("\n".join(f"- {prose(text)}" for text in folder_summary(differences)))
+    for file in differing_files(differences):
+        parts += [f"## {prose(file.name)}", diff_markdown(diff_view(file.difference)).rstrip()]
+    return "\n\n".join(parts) + "\n"
+
+
+def report_markdown(report: Report, patterns: bool = False, read_lines: ReadLines = source_lines) -> str:
+    """Return a report as Markdown.
+
+    Args:
+        report: The report.
+        patterns: Whether to draw the attention patterns.
+        read_lines: Returns the lines of a source file, for the excerpts.
+    """
+    parts = [_header(Header(report.command, report.target, tuple(filter(None, (report.dtype, sizes(report)))), ()))]
+    parts += [_finding(finding, read_lines) for finding in report.findings]
+    parts += [_pattern(pattern) for pattern in report.patterns if patterns]
+    parts.append(f"**{prose(verdict(report))}**")
+    items = [f"- {label}: {' · '.join(map(prose_with_code, items))}" for label, items in labelled_lists(report)]
+    parts.append("\n".join([*items, f"- {prose(closing(report))}"]))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def batch_heading(item: BatchItem[Any], screen: Screen) -> str:
+    """Return the heading of a result, with the error below it where there is no result."""
+    # number signs at the end of a heading would be taken for its closing sequence
+    parts = ["## " + re.sub(r" (#+)$", r" \\\1", prose(title(item)))]
+    if item.error is not None:
+        parts.append(f"**{FAILED}:** {prose_with_code(item.error.message)}")
+        parts += [f"- hint: {prose_with_code(item.error.hint)}"] if item.error.hint else []
+    return "\n\n".join(parts) + "\n"
+
+
+def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
+    """Return a table with a row for each result, and the number of results with each outcome."""
+    rows = [COLUMNS, *((prose(one.name), code_cell(sizes_text(one)), prose(outcome(one))) for one in batch.items)]
+    return f"## Summary\n\n{markdown_table(rows)}\n\n**{prose(totals(batch.items))}**\n"
+
+
+def markdown_table(rows: Sequence[tuple[str, ...]], numbered: bool = False) -> str:
+    """Return a Markdown table.
+
+    Args:
+        rows: The cells as Markdown, the names of the columns first.
+        numbered: Whether the first column has numbers, which are aligned right.
+    """
+    widths = [max(3, *(min(cell_len(row[place]), _WIDEST) for row in rows)) for place in range(len(rows[0]))]
+    rule = ["-" * width for width in widths]
+    lines = [list(map(pad, cells, widths)) for cells in (rows[0], rule, *rows[1:])]
+    if numbered:
+        for line in lines:
+            line[0] = line[0].strip().rjust(widths[0])
+        lines[1][0] = "-" * (widths[0] - 1) + ":"
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _header(header: Header) -> str:
+    lines = [code(header.command)] if header.command else []
+    target = [f"**{prose(header.target)}**"] if header.target.strip() else []
+    lines.append(" · ".join([*target, *map(prose, header.details)]))
+    return "\n\n".join([*(line for line in lines if line), prose(", ".join(header.sizes))]).rstrip()
+
+
+def _footer_item(line: FooterLine) -> str:
+    return "\n".join([f"- {prose_with_code(line.text)}", *(f"  - {_tensor(one)}" for one in line.tensors)])
+
+
+def _tensor(one: MarkedTensor) -> str:
+    signature, shape = (
+        " ".join(_bold(prose(word)) if place in one.marks else prose(word) for place, word in enumerate(words))
+        for words in (one.signature, one.shape)
+    )
+    return " ".join(part for part in (code(one.name), signature.strip(), f"({shape or 'scalar'})") if part)
+
+
+def _bold(text: str) -> str:
+    return f"**{text}**" if text else ""
+
+
+def _trace_cells(view: TraceView, row: TraceRow) -> tuple[str, ...]:
+    pairs = zip(view.columns, row.cells[1:], strict=True)
+    return (row.cells[0], *(code_cell(cell) if column.code else prose(cell) for column, cell in pairs))
+
+
+def _diff_cells(view: DiffView, row: DiffRow) -> tuple[str, ...]:
+    # numbers and signs need no escaping: inside a cell they start no list
+    pairs = zip(view.columns, row.cells, strict=True)
+    return (row.number, *(_diff_cell(cell, column.code and row.kind != "folded") for column, cell in pairs))
+
+
+def _diff_cell(cell: DiffCell, is_code: bool) -> str:
+    escape = code_cell if is_code else prose
+    return escape(cell.text) if cell.old is None else f"{escape(cell.old)} → {escape(cell.text)}"
+
+
+def _finding(finding: Finding, read_lines: ReadLines) -> str:
+    where = [code(location(finding.source))] if finding.source else []
+    parts = [" ".join([f"**{prose(finding.code)}**", *where, prose_with_code(finding.message)])]
+    found = excerpt(finding, read_lines)
+    if found is not None:
+        parts.append(_fenced([line for line in found.fit(_CODE_WIDTH) if line], "python"))
+    hints = [f"- hint: {prose_with_code(finding.hint)}"] if finding.hint else []
+    parts.append("\n".join([*hints, f"- {prose_with_code(evidence(finding))}"]))
+    return "\n\n".join(parts)
+
+
+def _pattern(pattern: Pattern) -> str:
+    rows = pattern_rows(pattern, _CODE_WIDTH)
+    return "\n\n".join([prose(pattern_title(pattern)), *([_fenced(rows, "text")] if rows else [])])
+
+
+def _fenced(lines: list[str], language: str) -> str:
+    """Return lines of visible text as a fenced code block."""
+    longest = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}{language}", *lines, fence])
+
+
+def _render_difference(difference: Difference, command: str, screen: Screen) -> str:
+    from attnshape.reporters.diff_view import diff_view  # only comparisons pay for the import
+
+    return diff_markdown(diff_view(difference, command))
+
+
+_BATCH = BatchReporter(batch_summary, batch_heading)
+
+REPORTER = Reporter(
+    "markdown",
+    trace=lambda trace, options, screen: trace_markdown(trace_view(trace, options)),
+    report=lambda report, screen, patterns: report_markdown(report, patterns),
+    difference=_render_difference,
+    differences=folders_markdown,
+    traces=_BATCH,
+    reports=_BATCH,
+    selects=True,
+    draws_patterns=True,
+)

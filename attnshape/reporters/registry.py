@@ -1,0 +1,97 @@
+"""The registry of output formats: one line a format."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+from attnshape.errors import AttnshapeError
+from attnshape.reporters import github, html, json, markdown, sarif, table, text
+from attnshape.reporters.escaping import visible
+from attnshape.reporters.reporter import (
+    BatchReporter,
+    DifferenceRenderer,
+    FoldersRenderer,
+    Kind,
+    Reporter,
+    ReportRenderer,
+    TraceRenderer,
+)
+
+AUTO = "auto"
+"""A table or text on a terminal, Markdown elsewhere; the command line resolves it."""
+
+REPORTERS: dict[str, Reporter] = {
+    reporter.name: reporter
+    for reporter in (
+        table.REPORTER,
+        text.REPORTER,
+        markdown.REPORTER,
+        json.REPORTER,
+        html.REPORTER,
+        github.REPORTER,
+        sarif.REPORTER,
+    )
+}
+
+_KINDS: dict[Kind, str] = {
+    "trace": "a trace",
+    "report": "a report",
+    "difference": "a comparison",
+    "differences": "a comparison of folders",
+    "traces": "several traces",
+    "reports": "several reports",
+}
+
+
+def formats_for(kind: Kind) -> list[str]:
+    """Return the names of the formats that render such a value, in the order of the registry.
+
+    >>> formats_for("report")
+    ['text', 'markdown', 'json', 'github', 'sarif']
+    """
+    return [name for name, reporter in REPORTERS.items() if getattr(reporter, kind) is not None]
+
+
+@overload
+def find_renderer(name: str, kind: Literal["trace"], *, selects: bool = False) -> TraceRenderer: ...
+@overload
+def find_renderer(name: str, kind: Literal["report"], *, draws_patterns: bool = False) -> ReportRenderer: ...
+@overload
+def find_renderer(name: str, kind: Literal["difference"]) -> DifferenceRenderer: ...
+@overload
+def find_renderer(name: str, kind: Literal["differences"]) -> FoldersRenderer: ...
+@overload
+def find_renderer(name: str, kind: Literal["traces", "reports"]) -> BatchReporter: ...
+def find_renderer(name: str, kind: Kind, *, selects: bool = False, draws_patterns: bool = False) -> Any:
+    """Return what renders a kind of value in a format.
+
+    Args:
+        name: The format, as `--format` names it, with `auto` resolved.
+        kind: The kind of value.
+        selects: Whether only a part of a trace is to be shown.
+        draws_patterns: Whether attention patterns are to be drawn.
+
+    Raises:
+        AttnshapeError: There is no such format, or it can't do that; the hint names the formats that can.
+    """
+    able = formats_for(kind)
+    reporter = REPORTERS.get(name)
+    if reporter is None:
+        raise AttnshapeError(f"there is no format {visible(name)!r}", f"the formats are {', '.join((AUTO, *able))}")
+    if name not in able:
+        raise AttnshapeError(
+            f"--format {name} can't show {_KINDS[kind]}", f"choose another format: {', '.join((AUTO, *able))}"
+        )
+    if selects and not reporter.selects:
+        others = ", ".join(one for one in able if REPORTERS[one].selects)
+        raise AttnshapeError(
+            f"--format {name} always has the whole trace: --columns, --match, --depth and --explain are for tables",
+            f"leave them out, or choose another format: {others}",
+        )
+    if draws_patterns and not reporter.draws_patterns:
+        others = ", ".join(one for one in able if REPORTERS[one].draws_patterns)
+        raise AttnshapeError(
+            f"--format {name} can't draw patterns: --pattern is for people",
+            f"leave it out, or choose another format: {others}",
+        )
+    return getattr(reporter, kind)

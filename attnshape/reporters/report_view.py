@@ -1,0 +1,158 @@
+"""What every format for people shows of a report: findings with their source line, lists, verdict, patterns.
+
+The texts are raw; each format escapes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+
+from attnshape.model.formatting import join_words, pluralize
+from attnshape.model.report import Finding, NotChecked, Pattern, Report
+from attnshape.model.trace import Source
+from attnshape.reporters.escaping import visible
+from attnshape.runtime.files import ReadLines
+
+_SHOWN_SETS = 2
+"""How many sets of sizes are shown in full."""
+_DEPENDS, _INDEPENDENT = "■", "·"
+_CUT = "…"
+_AFTER = 4
+"""How many cells after the expression are worth shortening the text before it."""
+
+
+def location(source: Source) -> str:
+    """Return a place in the source as editors and terminals read it.
+
+    >>> location(Source("model.py", 31, 22, "forward"))
+    'model.py:31:22'
+    """
+    return f"{source.file}:{source.line}:{source.column}"
+
+
+def sizes(report: Report) -> str:
+    """Return the sets of sizes at which the target ran; after the first two only how many more."""
+    sets = [" ".join(f"{symbol}={size}" for symbol, size in one.items()) for one in report.small_sizes]
+    more = len(sets) - _SHOWN_SETS
+    return join_words([*sets[:_SHOWN_SETS], f"{more} more"] if more > 0 else sets or [""])
+
+
+def evidence(finding: Finding) -> str:
+    """Return what shows that a finding is real."""
+    how = {
+        "intervention": "shown by intervention",
+        "reproduced": "shown by reproduced numbers",
+        "measured": "shown by measurement",
+    }[finding.shown]
+    return f"{how}: {finding.evidence}" if finding.evidence else how
+
+
+def labelled_lists(report: Report) -> list[tuple[str, list[str]]]:
+    """Return the lists below the findings, each with its label and its items; empty lists are left out."""
+    observed = [f"{fact.text} ({location(fact.source)})" if fact.source else fact.text for fact in report.facts]
+    suppressed = [f"{one.code} {location(one.source)}" if one.source else one.code for one in report.suppressed]
+    labelled = [
+        ("claimed", list(report.claims)),
+        ("observed", observed),
+        ("verified", list(report.verified)),
+        ("not checked", list(map(not_checked_text, report.not_checked))),
+        ("suppressed", suppressed),
+    ]
+    return [(label, items) for label, items in labelled if items]
+
+
+def verdict(report: Report) -> str:
+    """Return the outcome on one line."""
+    found = pluralize(len(report.findings), "finding") if report.findings else "no findings"
+    suppressed = [f"{len(report.suppressed)} suppressed"] if report.suppressed else []
+    return " · ".join([found, *suppressed, pluralize(report.runs, "extra run")])
+
+
+def closing(report: Report) -> str:
+    """Return the last line: where the findings are explained, or what the absence of findings means."""
+    if report.findings:
+        return f"for an explanation, run: attnshape rule {report.findings[0].code}"
+    if report.verified:
+        return "no findings: this means no more than what is listed as verified"
+    return "no findings: this means nothing, since nothing could be verified"
+
+
+def not_checked_text(one: NotChecked) -> str:
+    """Return what wasn't checked, and why."""
+    return f"{one.what} ({one.why})" if one.why else one.what
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A line of source without its indentation: the expression of a finding, and the text before and after it."""
+
+    before: str
+    marked: str
+    after: str
+
+    def fit(self, width: int) -> tuple[str, str]:
+        """Return the line and the carets below it, cut to a width around the start of the expression.
+
+        >>> Excerpt("x = ", "q @ k", " / 2").fit(40)
+        ('x = q @ k / 2', '    ^^^^^')
+        >>> Excerpt("attention_scores = ", "q @ k", " / math.sqrt(D)").fit(20)
+        ('…cores = q @ k / ma…', '         ^^^^^')
+        """
+        before = self.before
+        if cell_len(before + self.marked) + len(_CUT) > width:
+            before = _end(before, max(width // 4, width - cell_len(self.marked) - 2 * len(_CUT) - _AFTER))
+        line = before + self.marked + self.after
+        if cell_len(line) > width:
+            line = set_cell_size(line, width - len(_CUT)) + _CUT
+        start = cell_len(before)
+        return line, (" " * start + "^" * min(cell_len(self.marked), width - start)).rstrip()
+
+
+def excerpt(finding: Finding, read_lines: ReadLines) -> Excerpt | None:
+    """Return the source line of a finding, None if it can't be read.
+
+    An expression that spans lines is marked on the first. If the file no longer has the expression there, only the
+    first character is marked.
+    """
+    source = finding.source
+    lines = read_lines(source.file) if source is not None else ()
+    if source is None or not 1 <= source.line <= len(lines):
+        return None
+    line = lines[source.line - 1].rstrip()
+    indent = len(line) - len(line.lstrip())
+    column = source.column - 1
+    if not indent <= column < len(line):
+        return Excerpt(visible(line.strip()), "", "") if line.strip() else None
+    first = (finding.expression.splitlines() or [""])[0].rstrip()
+    end = column + (len(first) if first and line.startswith(first, column) else 1)
+    return Excerpt(visible(line[indent:column]), visible(line[column:end]), visible(line[end:]))
+
+
+def _end(text: str, width: int) -> str:
+    """Return the end of the text, after an ellipsis."""
+    if cell_len(text) <= width:
+        return text
+    start = next(place for place in range(len(text) + 1) if cell_len(text[place:]) <= width - len(_CUT))
+    return _CUT + text[start:]
+
+
+def pattern_title(pattern: Pattern) -> str:
+    """Return the caption of a drawn pattern.
+
+    >>> pattern_title(Pattern(output="output", input="x", queries="Lq", keys="L", rows=("#",)))
+    'output (rows, Lq) depends on x (columns, L) at ■, not at ·'
+    """
+    rows, columns = f"{pattern.output} (rows, {pattern.queries})", f"{pattern.input} (columns, {pattern.keys})"
+    return f"{rows} depends on {columns} at {_DEPENDS}, not at {_INDEPENDENT}"
+
+
+def pattern_rows(pattern: Pattern, width: int) -> list[str]:
+    """Return a line for each output position, at most `width` cells wide.
+
+    >>> pattern_rows(Pattern(output="output", input="x", queries="L", keys="L", rows=("#.", "##")), 40)
+    ['■ ·', '■ ■']
+    """
+    lines = [" ".join(_DEPENDS if char == "#" else _INDEPENDENT for char in row) for row in pattern.rows]
+    return [line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…" for line in lines]

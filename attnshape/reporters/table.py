@@ -1,0 +1,202 @@
+"""Tables for the terminal: a trace, a difference on two lines a row, the differences of two folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+
+from attnshape.reporters.escaping import visible
+from attnshape.reporters.reporter import Reporter, Screen
+from attnshape.reporters.terminal import (
+    GAP,
+    NARROWEST,
+    ColumnLayout,
+    StyledLine,
+    fold_words,
+    header_lines,
+    lay_out,
+    pad,
+    render_lines,
+    render_sections,
+    styled,
+)
+from attnshape.reporters.text import BATCH
+from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceView, trace_view
+
+if TYPE_CHECKING:
+    from attnshape.model.difference import Difference, FolderDifference
+    from attnshape.reporters.diff_view import DiffCell, DiffView
+
+_SENTENCE_WIDTH = 100
+_TRACE_STYLES = {"input": "dim", "step": "", "output": "", "failure": "bold red"}
+_DIFF_STYLES = {"changed": "", "added": "green", "removed": "red", "same": "dim", "folded": "dim"}
+_TONES = {"plain": "dim", "good": "green", "bad": "bold red"}
+_INDENT = "    "
+
+
+def trace_table(view: TraceView, screen: Screen) -> str:
+    """Return a trace as text of at most the screen's width; colour only decorates."""
+    width = max(screen.width, NARROWEST)
+    layout = lay_out(
+        view.names, (None, *(column.least for column in view.columns)), [row.cells for row in view.rows], width
+    )
+    body = _trace_rows(view, layout, width) if view.rows else []
+    footer = _footer(view.footer, width)
+    if layout.left_out and view.rows:
+        choice = ",".join((layout.first, *layout.left_out))
+        footer += _too_narrow(layout.left_out, f", or choose with --columns {choice}", width)
+    return render_sections([_header(view.header, width), body, footer], screen.color)
+
+
+def diff_table(view: DiffView, screen: Screen) -> str:
+    """Return a difference as text of at most the screen's width; a row that changed has the old line above the new."""
+    width = max(screen.width, NARROWEST)
+    body = _diff_rows(view, width) if view.rows else []
+    return render_sections([_header(view.header, width), body, _footer(view.footer, width)], screen.color)
+
+
+def folders_table(differences: FolderDifference, command: str, screen: Screen) -> str:
+    """Return the differences of two folders: a summary, then each file that differs under a heading."""
+    from attnshape.reporters.diff_view import diff_view, differing_files, folder_summary
+
+    width = screen.width
+    title = visible(f"{differences.old} → {differences.new}")
+    lines = header_lines(visible(command), title, width)
+    lines += [line for text in folder_summary(differences) for line in styled(visible(text), width)]
+    parts = [render_lines(lines, screen.color)]
+    for file in differing_files(differences):
+        heading = render_lines(styled(visible(file.name), width, "bold cyan"), screen.color)
+        parts.append(heading + diff_table(diff_view(file.difference), screen))
+    return "\n".join(parts)
+
+
+def tensor_lines(tensors: Sequence[MarkedTensor], width: int) -> list[str]:
+    """Return a line for each tensor, with a line of carets below marked axes; prose where that is too wide.
+
+    >>> key = MarkedTensor("key", ("B", "Lk", "Dk"), ("2", "16", "64"), frozenset({1}))
+    >>> print("\\n".join(tensor_lines([MarkedTensor("q", ("B", "Dk"), ("2", "64")), key], 40)))
+        q    B Dk     2 64
+        key  B Lk Dk  2 16 64
+               ^^       ^^
+    """
+    names = max((cell_len(one.name) for one in tensors), default=0)
+    signatures = max((cell_len(" ".join(one.signature)) for one in tensors), default=0)
+    lines: list[str] = []
+    for one in tensors:
+        rows = [(one.name, " ".join(one.signature), " ".join(one.shape) or "scalar")]
+        rows += [("", _carets(one.signature, one.marks), _carets(one.shape, one.marks))] if one.marks else []
+        for name, signature, shape in rows:
+            cells = (pad(name, names), pad(signature, signatures), shape)
+            lines.append((_INDENT + (" " * GAP).join(cells)).rstrip())
+    if all(cell_len(line) <= width for line in lines):
+        return lines
+    return [line for one in tensors for line in fold_words(_tensor_text(one), width)]
+
+
+def _carets(words: Sequence[str], marks: frozenset[int]) -> str:
+    return " ".join(("^" if place in marks else " ") * cell_len(word) for place, word in enumerate(words))
+
+
+def _tensor_text(one: MarkedTensor) -> str:
+    marked = [f"{one.signature[place]} ({one.shape[place]})" for place in sorted(one.marks) if place < len(one.shape)]
+    text = f"{one.name}: {' '.join(one.signature)} ({' '.join(one.shape) or 'scalar'})"
+    return f"{text}, here {', '.join(marked)}" if marked else text
+
+
+def _header(header: Header, width: int) -> list[StyledLine]:
+    # a no-break space inside a size keeps its note beside it
+    sizes = "  ".join(size.replace(" ", "\N{NO-BREAK SPACE}") for size in header.sizes)
+    folded = [StyledLine(line.text.replace("\N{NO-BREAK SPACE}", " ")) for line in styled(sizes, width, hang=0)]
+    return [*header_lines(header.command, " · ".join((header.target, *header.details)), width), *folded]
+
+
+def _footer(footer: Sequence[FooterLine], width: int) -> list[StyledLine]:
+    lines: list[StyledLine] = []
+    for line in footer:
+        lines += styled(line.text, width, _TONES[line.tone])
+        lines += [StyledLine(text, _TONES["plain"]) for text in tensor_lines(line.tensors, width)]
+    return lines
+
+
+def _too_narrow(names: Sequence[str], choice: str, width: int) -> list[StyledLine]:
+    return styled(f"too narrow for {', '.join(names)}: widen the terminal{choice}", width, "yellow")
+
+
+def _trace_rows(view: TraceView, layout: ColumnLayout, width: int) -> list[StyledLine]:
+    lines = [StyledLine(text, "bold") for text in layout.lines(view.names)]
+    indent = layout.widths[0] + GAP
+    for row in view.rows:
+        if row.heading:
+            lines.append(StyledLine(row.heading, "bold cyan"))
+        lines += [StyledLine(text, _TRACE_STYLES[row.kind]) for text in layout.lines(row.cells)]
+        if row.explanation:
+            folded = fold_words(row.explanation[1], min(width, _SENTENCE_WIDTH) - indent, hang=0)
+            lines += [StyledLine(" " * indent + text, "italic dim") for text in folded]
+    return lines
+
+
+def _diff_rows(view: DiffView, width: int) -> list[StyledLine]:
+    view, dropped = _drop_unchanged_columns(view, width)
+    layout = _diff_layout(view, width)
+    lines = [StyledLine(text, "bold") for text in layout.lines(view.names)]
+    for row in view.rows:
+        if row.kind == "folded":
+            indent = " " * (layout.widths[0] + GAP)
+            texts = [indent + text for text in fold_words(row.cells[0].text, width - len(indent))]
+        else:
+            texts = layout.stacked([(row.number,), *map(_stacked, row.cells)])
+        lines += [StyledLine(text, _DIFF_STYLES[row.kind]) for text in texts]
+    missing = (*dropped, *layout.left_out)
+    return lines + (_too_narrow(missing, "", width) if missing else [])
+
+
+def _drop_unchanged_columns(view: DiffView, width: int) -> tuple[DiffView, tuple[str, ...]]:
+    """Return the view without columns in which nothing differs, as long as one that differs doesn't fit; and names."""
+    dropped: list[str] = []
+    while left_out := _diff_layout(view, width).left_out:
+        differing = {place for row in view.rows for place, cell in enumerate(row.cells) if cell.old is not None}
+        # the first column has the steps and always stays
+        unchanged = [place for place in range(1, len(view.columns)) if place not in differing]
+        if not unchanged or not any(view.columns[place].name in left_out for place in differing):
+            break
+        place = unchanged[-1]
+        dropped.insert(0, view.columns[place].name)
+        view = replace(
+            view,
+            columns=view.columns[:place] + view.columns[place + 1 :],
+            rows=tuple(replace(row, cells=row.cells[:place] + row.cells[place + 1 :]) for row in view.rows),
+        )
+    return view, tuple(dropped)
+
+
+def _diff_layout(view: DiffView, width: int) -> ColumnLayout:
+    # a column needs room for the widest text of each cell; folded rows go across all columns
+    rows = [
+        (row.number, *(max(_stacked(cell), key=cell_len) for cell in row.cells))
+        for row in view.rows
+        if row.kind != "folded"
+    ]
+    return lay_out(view.names, (None, *(column.least for column in view.columns)), rows, width)
+
+
+def _stacked(cell: DiffCell) -> tuple[str, ...]:
+    return (cell.text,) if cell.old is None else (cell.old, f"→ {cell.text}")
+
+
+def _render_difference(difference: Difference, command: str, screen: Screen) -> str:
+    from attnshape.reporters.diff_view import diff_view  # only comparisons pay for the import
+
+    return diff_table(diff_view(difference, command), screen)
+
+
+REPORTER = Reporter(
+    "table",
+    trace=lambda trace, options, screen: trace_table(trace_view(trace, options), screen),
+    difference=_render_difference,
+    differences=folders_table,
+    traces=BATCH,
+    selects=True,
+)

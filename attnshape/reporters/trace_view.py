@@ -1,0 +1,399 @@
+"""What every table format shows of a trace, as plain data: the chosen rows, and the lines above and below them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from msgspec import UNSET
+
+from attnshape.dims.symbols import ORDER
+from attnshape.errors import AttnshapeError
+from attnshape.model.formatting import format_bytes, pluralize
+from attnshape.model.trace import Avoided, Failure, Loop, Operand, Peak, Size, Step, TensorRecord, Trace
+from attnshape.reporters.columns import DEFAULT, NUMBER, Column, RowSubject, is_constant
+from attnshape.reporters.escaping import visible
+from attnshape.reporters.explain import explain
+from attnshape.reporters.labels import NOT_CONTIGUOUS, one_line, short, step_label
+from attnshape.tracing.operations import JOINS, RESHAPES, base_name, short_name
+
+CONCAT = "concat"
+"""The word in `--match` for what joins heads: a concatenation, or the reshape that merges them."""
+
+
+_PREPARE = frozenset({"projection", "split"})
+_ATTEND = frozenset({"scores", "scale", "mask", "softmax", "context"})
+_MERGE = frozenset({"merge", "output"})
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """What to show of a trace."""
+
+    columns: tuple[Column, ...] = DEFAULT
+    match: str | None = None
+    """Comma-separated roles, operations or modules; None for all steps."""
+    depth: int | None = None
+    """How deep inside composites steps are shown; None for all."""
+    explain: bool = False
+
+
+@dataclass(frozen=True)
+class Header:
+    """The lines above a table: the command, the target, details of the run, and the sizes."""
+
+    command: str
+    target: str
+    details: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """One line of the table: its cells, the step's number first."""
+
+    cells: tuple[str, ...]
+    kind: Literal["input", "step", "output", "failure"]
+    heading: str | None = None
+    """The heading above it."""
+    explanation: tuple[str, str] | None = None
+    """At the last row of a step: its number and the sentence that explains it."""
+
+
+@dataclass(frozen=True)
+class MarkedTensor:
+    """A tensor's name, its signature and shape axis by axis, and which axes to mark."""
+
+    name: str
+    signature: tuple[str, ...]
+    shape: tuple[str, ...]
+    marks: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class FooterLine:
+    """One line below a table."""
+
+    text: str
+    tone: Literal["plain", "good", "bad"] = "plain"
+    tensors: tuple[MarkedTensor, ...] = ()
+    """Tensors to show below it, one a line."""
+
+
+@dataclass(frozen=True)
+class TraceView:
+    """A table, ready to be rendered."""
+
+    header: Header
+    columns: tuple[Column, ...]
+    """All but the first, which has the numbers of the steps."""
+    rows: tuple[TraceRow, ...]
+    footer: tuple[FooterLine, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns, that of the numbers first."""
+        return (NUMBER, *(column.name for column in self.columns))
+
+
+def trace_view(trace: Trace, options: ViewOptions) -> TraceView:
+    """Return the rows of the chosen steps, and the lines above and below them.
+
+    Raises:
+        AttnshapeError: A word of `options.match` names nothing in this trace.
+    """
+    steps = up_to_depth(trace, matching_steps(trace, options.match), options.depth)
+    every = options.match is None
+    shown = {step.index for step in steps}
+    headings = section_headings(trace) if len(shown) == len(trace.steps) else {}
+    rows: list[TraceRow] = []
+    if every:
+        for tensor in trace.inputs:
+            subject = RowSubject(trace, visible(tensor.name or "an input"), tensor=tensor.tensor, given=True)
+            rows.append(TraceRow(_cells("", options, subject), "input"))
+    for step in steps:
+        rows += _step_rows(trace, step, options, shown, headings.get(step.index))
+    if trace.failure and (every or not steps):
+        rows.append(_failure_row(trace.failure, options))
+    return TraceView(trace_header(trace), options.columns, tuple(rows), trace_footer(trace, len(steps)))
+
+
+def _step_rows(
+    trace: Trace, step: Step, options: ViewOptions, shown: Collection[int], heading: str | None
+) -> list[TraceRow]:
+    only = step.outputs[0].tensor if len(step.outputs) == 1 else None
+    subject = RowSubject(trace, step_label(trace, step, shown), step, only)
+    rows = [TraceRow(_cells(str(step.index), options, subject), "step", heading)]
+    if only is None:
+        for number, output in enumerate(step.outputs):
+            part = RowSubject(trace, visible(output.name or f"[{number}]"), tensor=output.tensor)
+            rows.append(TraceRow(_cells("", options, part), "output"))
+    if options.explain:
+        rows[-1] = replace(rows[-1], explanation=(str(step.index), explain(trace, step)))
+    return rows
+
+
+def _failure_row(failure: Failure, options: ViewOptions) -> TraceRow:
+    # the step that failed isn't in the trace: its text is shown in the place of a step's
+    text = failure.expression or failure.operation or "an unknown operation"
+    source = f"{failure.source.file}:{failure.source.line}" if failure.source else ""
+    texts = {"step": short(text), "expression": one_line(text), "source": source}
+    texts["op"] = short_name(failure.operation) if failure.operation else ""
+    return TraceRow(("✗", *(visible(texts.get(column.name, "")) for column in options.columns)), "failure")
+
+
+def _cells(number: str, options: ViewOptions, subject: RowSubject) -> tuple[str, ...]:
+    return (number, *(column.text(subject) for column in options.columns))
+
+
+def matching_steps(trace: Trace, match: str | None) -> tuple[Step, ...]:
+    """Return the steps whose role, operation or module one of the comma-separated words names; all for None.
+
+    A word is a role, the short name of an operation, `concat`, or the path of a module, its beginning, or a glob of
+    these.
+
+    Raises:
+        AttnshapeError: A word matches no step of this trace.
+    """
+    if match is None:
+        return trace.steps
+    words = [word.strip() for word in match.split(",") if word.strip()]
+    if not words:
+        raise AttnshapeError("--match names nothing", _match_hint(trace))
+    for word in words:
+        # a trace that ends in a failure shows that, whether or not it came to such a step
+        if trace.failure is None and not any(_matches(step, word) for step in trace.steps):
+            raise AttnshapeError(f"no step matches {visible(word)!r}", _match_hint(trace))
+    return tuple(step for step in trace.steps if any(_matches(step, word) for word in words))
+
+
+def up_to_depth(trace: Trace, steps: Sequence[Step], depth: int | None) -> tuple[Step, ...]:
+    """Return the steps that are nested at most that deep inside composites; 0 leaves none inside, None keeps all."""
+    depths: dict[int, int] = {}
+    for step in trace.steps:
+        depths[step.index] = depths[step.parent] + 1 if step.parent is not None else 0
+    return tuple(step for step in steps if depth is None or depths[step.index] <= depth)
+
+
+def _matches(step: Step, word: str) -> bool:
+    if word == CONCAT:
+        return _concatenates(step)
+    if step.role == word or fnmatchcase(short_name(step.operation).rstrip("_"), word.rstrip("_")):
+        return True
+    module = step.module or ""
+    return bool(module) and (module.startswith(f"{word}.") or fnmatchcase(module, word))
+
+
+def _concatenates(step: Step) -> bool:
+    name = base_name(step.operation)
+    return name in JOINS or (step.role == "merge" and name in RESHAPES)
+
+
+def _match_hint(trace: Trace) -> str:
+    steps = trace.steps
+    present: dict[str, dict[str, None]] = {
+        "roles": {step.role: None for step in steps if step.role},
+        "operations": {short_name(step.operation): None for step in steps}
+        | ({CONCAT: None} if any(map(_concatenates, steps)) else {}),
+        "modules": {step.module: None for step in steps if step.module},
+    }
+    listed = [f"{kind}: {', '.join(map(visible, names))}" for kind, names in present.items() if names]
+    return "this trace has " + "; ".join(listed) if listed else "this trace has no steps"
+
+
+def section_headings(trace: Trace) -> dict[int, str]:
+    """Return the headings of an attention's sections, each with the index of the section's first step.
+
+    They follow from the roles of the steps. The result is empty if these are in a different order.
+    """
+    steps = trace.steps
+    begin = _attend_begins(trace)
+    contexts = [step.index for step in steps if step.role == "context"]
+    if begin is None or not contexts:
+        return {}
+    end = contexts[-1]
+    for step in steps:
+        allowed = _PREPARE if step.index < begin else _ATTEND if step.index <= end else _MERGE
+        if step.role in (_PREPARE | _ATTEND | _MERGE) - allowed:
+            return {}
+    before = _first(step for step in steps if step.index < begin and step.role)
+    after = [step.index for step in steps if step.index > end and step.role]
+    found = {begin: "attend"}
+    if before is not None:
+        found[before] = "project and split"
+        if before > 1:
+            found[1] = "before the attention"
+    if after:
+        found[after[0]] = "merge"
+    elif end < len(steps):
+        found[end + 1] = "after the attention"
+    if after and after[-1] < len(steps):
+        found[after[-1] + 1] = "after the attention"
+    return found if len(found) > 1 else {}
+
+
+def _attend_begins(trace: Trace) -> int | None:
+    begin = _first(step for step in trace.steps if step.role in _ATTEND)
+    if begin is None:
+        return None
+    # the expression of the scores may start earlier, with the transposed key
+    used = {operand.step for operand in trace.step(begin).operands}
+    while begin > 1 and begin - 1 in used and not any(output.name for output in trace.step(begin - 1).outputs):
+        if trace.step(begin - 1).role in _PREPARE:
+            break
+        begin -= 1
+        used |= {operand.step for operand in trace.step(begin).operands}
+    return _enclosing(trace, begin)
+
+
+def _enclosing(trace: Trace, begin: int) -> int:
+    """Return the outermost composite that begins with that step and has no role before it."""
+    parent = trace.step(begin).parent
+    while parent is not None and parent < begin and not any(one.role for one in trace.steps[parent : begin - 1]):
+        begin, parent = parent, trace.step(parent).parent
+    return begin
+
+
+def _first(steps: Iterable[Step]) -> int | None:
+    return next((step.index for step in steps), None)
+
+
+def trace_header(trace: Trace) -> Header:
+    """Return the lines above the table of a trace."""
+    symbols = sorted(trace.sizes, key=lambda symbol: ORDER.get(symbol, len(ORDER)))
+    sizes = tuple(_size(symbol, trace.sizes[symbol]) for symbol in symbols)
+    dtype = visible(trace.dtype) + (" · with gradients" if trace.grad is True else "")
+    return Header(visible(trace.command), visible(trace.target), (visible(trace.device), dtype), sizes)
+
+
+def trace_footer(trace: Trace, shown: int) -> tuple[FooterLine, ...]:
+    """Return the lines below a table that shows that many steps of a trace."""
+    totals = (_counts(trace, shown), _axes(trace), _memory(trace)) if trace.steps else ()
+    lines = [FooterLine(text) for text in totals if text]
+    lines += [FooterLine(_peak(trace.peak))] if trace.peak is not UNSET else []
+    lines += [FooterLine(_avoided(step.index, step.avoided)) for step in trace.steps if step.avoided is not UNSET]
+    lines += [
+        FooterLine(f"step {step.index} is opaque: {visible(step.opaque)}")
+        for step in trace.steps
+        if step.opaque is not UNSET
+    ]
+    lines += [FooterLine(_loop(loop)) for loop in trace.loops]
+    if trace.preconditions:
+        lines.append(FooterLine("takes these steps only if: " + ", ".join(map(visible, trace.preconditions))))
+    lines += [FooterLine(f"note: {visible(note)}") for note in trace.notes]
+    if not trace.complete and not trace.failure:
+        lines.append(FooterLine("incomplete: not every step of the run is in this trace", "bad"))
+    if trace.failure:
+        lines += _failure(trace.failure)
+    for one in trace.expectations:
+        name = f"{visible(one.name)}: {visible(one.signature)}"
+        why = f", but {visible(one.why)}" if one.why else ", which doesn't hold"
+        limits = f" ({visible(one.why)})" if one.why else ""
+        lines.append(
+            FooterLine(f"✓ {name}{limits}", "good") if one.holds else FooterLine(f"✗ expected {name}{why}", "bad")
+        )
+    return tuple(lines)
+
+
+def _size(symbol: str, size: Size) -> str:
+    where = {"given": "", "default": " (default)", "derived": f" ({visible(size.expression or 'derived')})"}
+    return f"{visible(symbol)}={size.size}{where[size.origin]}"
+
+
+def _results(trace: Trace) -> list[TensorRecord]:
+    return [output.tensor for step in trace.steps for output in step.outputs]
+
+
+def _counts(trace: Trace, shown: int) -> str:
+    total = len(trace.steps)
+    parts = [pluralize(total, "step") if shown == total else f"{shown} of {pluralize(total, 'step')} shown"]
+    parts += [_checked(trace)] * bool(_results(trace))
+    return " · ".join(parts)
+
+
+def _checked(trace: Trace) -> str:
+    checked = [tensor for tensor in _results(trace) if tensor.checked]
+    total = len(_results(trace))
+    if not checked:
+        return f"{pluralize(total, 'signature')}, none checked"
+    kinds = Counter(tensor.checked for tensor in checked)
+    known = ", ".join(f"{kinds[kind]} {kind}" for kind in ("declared", "inferred") if kinds[kind])
+    held_out = sum(tensor.held_out for tensor in checked)
+    where = "at sizes held out" if held_out else "at this run's sizes"
+    if 0 < held_out < len(checked):
+        where = f"{held_out} at sizes held out, {len(checked) - held_out} at this run's sizes"
+    return f"{len(checked)}/{total} signatures checked by jaxtyping {where} ({known})"
+
+
+def _axes(trace: Trace) -> str:
+    axes = [axis for tensor in _results(trace) for axis in tensor.axes]
+    free = [axis for axis in axes if not is_constant(axis)]
+    kinds = Counter(axis.known for axis in free)
+    parts = []
+    if kinds["verified"]:
+        sets = f" at {pluralize(trace.verified_at, 'set')} of sizes" if trace.verified_at else ""
+        parts.append(f"{kinds['verified']}/{len(free)} axes verified{sets}")
+    parts += [f"{kinds['matched']} only matched by size"] * bool(kinds["matched"])
+    parts += [f"{kinds['literal']} literal"] * bool(kinds["literal"])
+    parts += [f"{len(axes) - len(free)} constant"] * (len(axes) > len(free))
+    text = ", ".join(parts) if kinds["verified"] or not parts else "axes: " + ", ".join(parts)
+    strided = any(not one.contiguous for one in (*_results(trace), *(named.tensor for named in trace.inputs)))
+    return " · ".join([text] * bool(text) + [f"{NOT_CONTIGUOUS} not contiguous"] * strided)
+
+
+def _memory(trace: Trace) -> str:
+    # the results of a composite were counted inside, where they were made
+    results = [
+        (output.tensor, math.prod(loop.count for loop in trace.loops if loop.first <= step.index <= loop.last))
+        for step in trace.steps
+        for output in step.outputs
+        if output.inner is None
+    ]
+    kinds: Counter[str] = Counter()
+    for tensor, times in results:
+        kinds[tensor.storage.kind] += times
+    total = sum(tensor.bytes * times for tensor, times in results if tensor.storage.kind == "new")
+    parts = [f"new storage {format_bytes(total)}"]
+    parts += [pluralize(kinds["view"], "view")] * bool(kinds["view"])
+    parts += [f"{kinds['same']} unchanged"] * bool(kinds["same"])
+    parts += [f"{pluralize(kinds['inplace'], 'write')} in place"] * bool(kinds["inplace"])
+    return ", ".join(parts)
+
+
+def _loop(loop: Loop) -> str:
+    steps = f"steps {loop.first} to {loop.last} are" if loop.last > loop.first else f"step {loop.first} is"
+    return f"×{visible(loop.expression)}: {steps} repeated {pluralize(loop.count, 'time')} and shown once"
+
+
+def _peak(peak: Peak) -> str:
+    where = f"at step {peak.step}" if peak.step is not None else "while it is being built"
+    known = "verified" if peak.known == "verified" else "an estimate"
+    return f"peak of live memory {format_bytes(peak.bytes)} {where} ({known})"
+
+
+def _avoided(index: int, scores: Avoided) -> str:
+    what = f"{visible(scores.signature)}, {format_bytes(scores.bytes)}"
+    return f"step {index} is fused: its scores {what}, are never materialized"
+
+
+def _failure(failure: Failure) -> list[FooterLine]:
+    place = f" at {visible(failure.source.file)}:{failure.source.line}" if failure.source else ""
+    operands = tuple(map(_marked, failure.operands))
+    lines = [FooterLine(f"✗ failed{place}: {visible(failure.explanation or failure.error)}", "bad", operands)]
+    if failure.explanation:
+        lines.append(FooterLine(f"the library says: {visible(failure.error)}"))
+    if failure.hint:
+        lines.append(FooterLine(f"hint: {visible(failure.hint)}", "good"))
+    return lines
+
+
+def _marked(operand: Operand) -> MarkedTensor:
+    tensor = operand.tensor
+    expressions = tuple(visible(axis.expression) for axis in tensor.axes)
+    # a saved trace may be inconsistent: a signature that doesn't fit the shape is shown without marks
+    marks = frozenset(operand.disagree) if len(expressions) == len(tensor.shape) else frozenset[int]()
+    return MarkedTensor(visible(operand.name), expressions, tuple(map(str, tensor.shape)), marks)

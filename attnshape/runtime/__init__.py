@@ -1,0 +1,1 @@
+"""What depends on the process and the platform: signals, threads, output capture, and writing files safely."""

@@ -1,0 +1,81 @@
+"""How much memory is free on a device."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+UNLIMITED = 2**62
+"""The number of free bytes on platforms that don't tell; a limit at least this high is no limit."""
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the number of free bytes on a device, including those that torch has reserved but doesn't use."""
+    if device.type == "cuda":
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + reserved
+    return free_on_host()
+
+
+def free_on_host(root: Path = Path("/")) -> int:
+    """Return the number of bytes that this process can still allocate.
+
+    The least of what the kernel, the process's control groups and its own limits leave, read from the file system at
+    `root`. Other platforms than Linux have no such files: there nothing counts as too large.
+    """
+    return max(min([UNLIMITED, *_free_in_kernel(root), *_free_in_groups(root), *_free_in_address_space(root)]), 0)
+
+
+def _free_in_kernel(root: Path) -> Iterator[int]:
+    for line in _read(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            yield int(line.split()[1]) * 1024
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """Yield what each control group of the process leaves; a container's host has more memory than the container."""
+    mount = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            names = ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        top = mount / "memory" if controllers else mount
+        group = Path(path.lstrip("/"))
+        # inside a container the path may be the host's, and the mount the container's own
+        for folder in (top / group, *(top / parent for parent in group.parents), top):
+            yield from _free_in_group(folder, *names)
+
+
+def _free_in_group(folder: Path, limit: str, usage: str, cache: str) -> Iterator[int]:
+    most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
+    if not most.isdecimal() or not used.isdecimal() or int(most) >= UNLIMITED:
+        return
+    # the kernel drops cached files before it refuses memory
+    statistics = (line.split() for line in _read(folder / "memory.stat").splitlines())
+    cached = next((int(words[1]) for words in statistics if len(words) == 2 and words[0] == cache), 0)
+    yield int(most) - int(used) + cached
+
+
+def _free_in_address_space(root: Path) -> Iterator[int]:
+    """Yield what `ulimit -v` leaves, if it limits the address space."""
+    for line in _read(root / "proc/self/limits").splitlines():
+        if line.startswith("Max address space"):
+            most = line.removeprefix("Max address space").split()[0]
+            pages = _read(root / "proc/self/statm").split()
+            if most.isdecimal() and pages:
+                yield int(most) - int(pages[0]) * mmap.PAGESIZE
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""

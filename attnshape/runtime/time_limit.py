@@ -1,0 +1,81 @@
+"""Time limits: a run that takes too long is ended by an exception."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+_DEFAULT_SECONDS = 10.0
+_FACTOR = 3.0
+"""How many times as long as the user's own run a run at small sizes may take."""
+_DIVISOR = 4
+_LEAST_SECONDS = 2.0
+"""Every run may take this long: a slow run at large sizes must not end those at small ones."""
+_REPEAT_SECONDS = 0.5
+"""How soon the exception is raised again in code that caught it."""
+
+
+class TooLong(BaseException):
+    """Ends a run that takes too long. It isn't an Exception, so the traced code rarely catches it."""
+
+
+class TimeLimit:
+    """How long a run at small sizes may take: some seconds, or more if the user's own run took long."""
+
+    def __init__(self) -> None:
+        self._seconds = _DEFAULT_SECONDS
+
+    def learn(self, elapsed: float) -> None:
+        """Set the limit by how many seconds the user's own run took."""
+        self._seconds = max(_DEFAULT_SECONDS, _FACTOR * elapsed)
+
+    def run(self, action: Callable[[], Result]) -> Result:
+        """Return the result of `action`. Raises TooLong if it takes too long."""
+        try:
+            with self.limited():
+                return action()
+        except TooLong:
+            # it may have been raised just as the limit was lifted, with the timer still running
+            with contextlib.suppress(TooLong):
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            raise
+
+    @contextlib.contextmanager
+    def limited(self) -> Iterator[None]:
+        """Raise TooLong inside if it takes too long; the next limit is then shorter, since that one would too."""
+        started = time.monotonic()
+        try:
+            with at_most(self._seconds):
+                yield
+        finally:
+            if time.monotonic() - started >= self._seconds:
+                self._seconds = max(self._seconds / _DIVISOR, _LEAST_SECONDS)
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TooLong inside after `seconds`, as soon as Python runs a bytecode.
+
+    Nothing is limited on platforms without timers (Windows), outside the main thread, and while another timer runs.
+    """
+    available = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if not available or signal.getitimer(signal.ITIMER_REAL)[0] > 0:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _raise)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
+
+
+def _raise(number: int, frame: object) -> None:
+    raise TooLong("it took too long")

@@ -1,0 +1,205 @@
+"""Evaluates the user's Python: paths to targets, arguments of constructors, and other arguments."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from attnshape.errors import AttnshapeError, Option, Text, did_you_mean, most_similar
+from attnshape.runtime.files import display_path
+from attnshape.runtime.signals import reraise_interruption
+from attnshape.targets.imports import definitions, exception_message, format_exception, origin, public_names
+
+
+class Names(dict[str, Any]):
+    """The names that an expression may use: the sizes, torch, and what the target's own module defines.
+
+    The module is asked by attribute, since lazy modules lack their names in `__dict__`; sizes win over it.
+    """
+
+    def __init__(self, numbers: Mapping[str, int], module: ModuleType | None) -> None:
+        super().__init__({"torch": torch, "__builtins__": builtins, **numbers})
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        try:
+            return getattr(self._module, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+
+Source = Sequence[str | Option]
+"""Where an expression is from, as errors name it."""
+THE_TARGET: Source = ("the target",)
+
+
+def names_used(source: Source, text: str) -> tuple[str, ...]:
+    """Return the names in an expression. Raises AttnshapeError if it isn't Python."""
+    return _names(_parse(source, text, text))
+
+
+def names_in_call(arguments: str) -> tuple[str, ...]:
+    """Return the names in the arguments of a call. Raises AttnshapeError if they aren't Python."""
+    return _names(_parse_arguments(arguments))
+
+
+def _names(tree: ast.Expression) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
+
+
+def evaluate(source: Source, text: str, names: Names) -> Any:
+    """Return the expression's value. Raises AttnshapeError if it doesn't evaluate."""
+    tree = _parse(source, text, text)
+    try:
+        return eval(compile(tree, "<argument>", "eval"), names)
+    except BaseException as error:
+        reraise_interruption(error)
+        raise _failed(source, text, error, names) from error
+
+
+def evaluate_arguments(text: str, names: Names) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call. Raises AttnshapeError if they don't evaluate."""
+    tree = _parse_arguments(text)
+    names["_call"] = lambda *args, **kwargs: (args, kwargs)
+    try:
+        value: tuple[tuple[Any, ...], dict[str, Any]] = eval(compile(tree, "<init>", "eval"), names)
+    except BaseException as error:
+        reraise_interruption(error)
+        raise _failed((Option("init"),), text, error, names) from error
+    finally:
+        del names["_call"]
+    return value
+
+
+def reach(path: str, init: str | None, module: ModuleType, names: Names) -> Any:
+    """Return the object at a path such as `build().layers[0].attn`; a class on the way is called with `init`.
+
+    Raises AttnshapeError if a part of the path isn't there, or where building fails.
+    """
+    tree = _parse(THE_TARGET, path, path).body
+    value = _walk(tree, path, init, module, names)
+    return (
+        _built(value, path, init, names)
+        if inspect.isclass(value) or (init is not None and _is_factory(tree, value))
+        else value
+    )
+
+
+def _is_factory(tree: ast.expr, value: Any) -> bool:
+    """Return whether `init` calls a function that builds the target."""
+    return isinstance(tree, ast.Name) and inspect.isfunction(value)
+
+
+def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names: Names) -> Any:
+    match tree:
+        case ast.Name(id=name):
+            try:
+                return getattr(module, name)
+            except AttributeError:
+                where = display_path(getattr(module, "__file__", None) or module.__name__)
+                similar = most_similar(name, public_names(module))
+                raise AttnshapeError(
+                    f"{where} has no {name}",
+                    did_you_mean(name, [similar] if similar else definitions(module), "it defines"),
+                ) from None
+        case ast.Attribute(value=owner, attr=attribute):
+            value = _walk(owner, path, init, module, names)
+            if inspect.isclass(value) and inspect.isfunction(inspect.getattr_static(value, attribute, None)):
+                value = _built(value, ast.unparse(owner), init, names)
+            try:
+                return getattr(value, attribute)
+            except AttributeError:
+                public = [name for name in dir(value) if not name.startswith("_")]
+                raise AttnshapeError(
+                    f"{ast.unparse(owner)} has no {attribute}", did_you_mean(attribute, public[:20], "it has")
+                ) from None
+            except BaseException as error:
+                reraise_interruption(error)
+                raise AttnshapeError(
+                    f"{ast.unparse(tree)} can't be read: {format_exception(error)}{origin(error)}",
+                    "fix it, or name something else",
+                ) from error
+        case ast.Subscript(value=owner, slice=key):
+            value = _walk(owner, path, init, module, names)
+            position = evaluate(THE_TARGET, ast.unparse(key), names)
+            try:
+                return value[position]
+            except BaseException as error:
+                reraise_interruption(error)
+                raise AttnshapeError(
+                    f"{ast.unparse(tree)} isn't there: {format_exception(error)}", "check the index"
+                ) from error
+        case ast.Call(func=function, args=args, keywords=keywords):
+            value = _walk(function, path, init, module, names)
+            inner = ast.unparse(ast.Call(ast.Name("_"), args, keywords))[2:-1]
+            return _called(value, ast.unparse(function), inner, names)
+    raise AttnshapeError(
+        f"{path!r} isn't a path to a target", "write names, attributes, indices and calls: build().layers[0].attn"
+    )
+
+
+def _built(value: Any, path: str, init: str | None, names: Names) -> Any:
+    if init is None:
+        required = required_parameters(value)
+        if required:
+            raise AttnshapeError(
+                f"{path} is a class whose constructor needs {', '.join(required)}",
+                ("say how to build it: ", Option("init", ", ".join(required)), ", with the sizes as names (D, H, …)"),
+            )
+    return _called(value, path, init or "", names)
+
+
+def _called(value: Any, path: str, text: str, names: Names) -> Any:
+    args, kwargs = evaluate_arguments(text, names)
+    try:
+        return value(*args, **kwargs)
+    except AttnshapeError:
+        raise
+    except BaseException as error:
+        reraise_interruption(error)
+        sizes = ", ".join(f"{name}={value}" for name, value in names.items() if type(value) is int)
+        raise AttnshapeError(
+            f"{path}({text}) can't be built: {format_exception(error)}{origin(error)}",
+            "trace a part of it that doesn't exit"
+            if isinstance(error, SystemExit)
+            else f"the sizes were {sizes or 'none'}",
+        ) from error
+
+
+def required_parameters(function: Any) -> list[str]:
+    """Return the names of the parameters that must be given."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+
+
+def _parse(source: Source, text: str, expression: str, hint: Text = "check its brackets and quotes") -> ast.Expression:
+    try:
+        return ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise AttnshapeError(
+            (*source, f" {text!r} isn't a Python expression: {exception_message(error)}"),
+            hint,
+        ) from None
+
+
+def _parse_arguments(text: str) -> ast.Expression:
+    hint = ("write the arguments of a call: ", Option("init", "D, n_head=H"))
+    return _parse((Option("init"),), text, f"_call({text})", hint)
+
+
+def _failed(source: Source, text: str, error: BaseException, names: Names) -> AttnshapeError:
+    sizes = ", ".join(name for name, value in names.items() if type(value) is int)
+    return AttnshapeError(
+        (*source, f" {text!r} doesn't evaluate: {format_exception(error)}"),
+        f"names in it: the sizes ({sizes or 'none in use'}), torch, and what the target's module defines",
+    )

@@ -1,0 +1,177 @@
+"""Tensor arguments: described by the user or by annotations, made at given sizes, and placed on a device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType, ModuleType
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from attnshape.dims.expressions import TensorSpec, parse_tensor
+from attnshape.dims.sizes import LARGEST
+from attnshape.errors import AttnshapeError, Option
+from attnshape.options.spec import RunOptions
+from attnshape.targets.imports import exception_message
+
+_DEEPEST = 8
+_WITHOUT_TENSORS = (type, ModuleType, FunctionType)
+
+
+def building_on(options: RunOptions) -> AbstractContextManager[object]:
+    """Return the context to build a target in: on meta from the start, since a large one fits nowhere else."""
+    return torch.device("meta") if options.device == "meta" else nullcontext()
+
+
+def make_tensor(spec: TensorSpec, numbers: Mapping[str, int], options: RunOptions) -> Tensor:
+    """Return a tensor of the described axes.
+
+    Floating point: normal deviates. Booleans: at random, at least one True along the last axis. `int[V]`: uniform below
+    V. `int`: counting along the last axis.
+    """
+    shape = [expression.evaluate(numbers) for expression in spec.axes]
+    if any(size < 0 for size in shape):
+        raise AttnshapeError(f"{spec.name}: {spec.signature!r} is {shape}, a negative size", "give other sizes")
+    if any(size > LARGEST for size in shape):
+        raise AttnshapeError(
+            f"{spec.name}: {spec.signature!r} is {shape}, more than any tensor's axis can have", "give smaller sizes"
+        )
+    try:
+        return _filled(spec, shape, numbers, options)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise AttnshapeError(
+            f"{spec.name}: {spec.signature!r} can't be made: {exception_message(error)}",
+            ("give smaller sizes, or ", Option("device", "meta")),
+        ) from error
+
+
+def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], options: RunOptions) -> Tensor:
+    device, dtype = torch.device(options.device), torch_dtype(options)
+    if spec.kind == "bool":
+        # one byte each from the start: comparing random numbers would take five
+        values = torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(0.5)
+        if shape and shape[-1]:
+            values[..., 0] = True
+        return values
+    if spec.kind == "int":
+        if spec.below is None:
+            return torch.arange(shape[-1] if shape else 1, device=device).expand(shape).clone()
+        below = spec.below.evaluate(numbers)
+        if below < 1:
+            raise AttnshapeError(
+                f"{spec.name}: no number from 0 up is below {below}, which int[{spec.below.text}] asks for",
+                "give other sizes",
+            )
+        return torch.randint(below, shape, device=device)
+    return torch.randn(shape, device=device, dtype=dtype)
+
+
+def torch_dtype(options: RunOptions) -> torch.dtype:
+    """Return the dtype of parameters and floating-point inputs."""
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    return dtype
+
+
+def place(value: Any, options: RunOptions) -> Any:
+    """Return a value with its tensors on the device, floating-point ones in the dtype.
+
+    Tensors in tuples, lists and dicts are replaced, and those in the attributes of objects.
+    """
+    return _Placer(options).placed(value, 0)
+
+
+class _Placer:
+    """Places one value; what holds no tensor stays the same object."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._device = torch.device(options.device)
+        self._dtype = torch_dtype(options)
+        self._train = options.train
+        self._seen: set[int] = set()
+
+    def placed(self, value: Any, depth: int) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
+        if isinstance(value, torch.nn.Module):
+            value.to(device=self._device, dtype=self._dtype)
+            return value.train(self._train)
+        if depth > _DEEPEST or id(value) in self._seen:
+            return value
+        self._seen.add(id(value))
+        if isinstance(value, tuple):
+            items = [self.placed(item, depth + 1) for item in value]
+            if all(new is old for new, old in zip(items, value, strict=True)):
+                return value
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if isinstance(value, list):
+            value[:] = [self.placed(item, depth + 1) for item in value]
+        elif isinstance(value, dict):
+            for key, item in list(value.items()):
+                if (new := self.placed(item, depth + 1)) is not item:
+                    value[key] = new
+        elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, _WITHOUT_TENSORS):
+            for name, item in list(vars(value).items()):
+                if (new := self.placed(item, depth + 1)) is not item:
+                    object.__setattr__(value, name, new)
+        return value
+
+
+def annotated_inputs(function: Any) -> list[TensorSpec]:
+    """Return the described inputs of a callable: each parameter with a jaxtyping annotation and no default.
+
+    Raises AttnshapeError if an annotation leaves an axis open.
+    """
+    specs = []
+    for name, annotation in _annotations(function):
+        words = [_axis(word, name, annotation.dim_str) for word in annotation.dim_str.split()]
+        specs.append(parse_tensor(name, f"{_kind(annotation.dtypes)} {' '.join(words)}"))
+    return specs
+
+
+def annotated_result(function: Any) -> tuple[str, str] | None:
+    """Return the kind and the dims string that a callable declares for its one result: `Float`, `B L D`."""
+    try:
+        annotation = inspect.signature(function, eval_str=True).return_annotation
+    except Exception:  # noqa: BLE001 - annotations may name what exists for type checkers alone
+        return None
+    if not hasattr(annotation, "dim_str") or not hasattr(annotation, "dtypes"):
+        return None
+    return annotation.__name__.partition("[")[0], " ".join(annotation.dim_str.split())
+
+
+def _annotations(function: Any) -> list[tuple[str, Any]]:
+    if function is None or not callable(function):
+        return []
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+    except Exception:  # noqa: BLE001 - annotations may name what exists for type checkers alone
+        return []
+    found = []
+    for parameter in parameters:
+        choices = get_args(parameter.annotation) or (parameter.annotation,)
+        tensor = next((choice for choice in choices if hasattr(choice, "dim_str") and hasattr(choice, "dtypes")), None)
+        if tensor is not None and parameter.default is parameter.empty:
+            found.append((parameter.name, tensor))
+    return found
+
+
+def _kind(dtypes: Any) -> str:
+    names = list(dtypes) if isinstance(dtypes, (tuple, list)) else []
+    if names and all("bool" in str(name) for name in names):
+        return "bool"
+    if names and all("int" in str(name) for name in names):
+        return "int"
+    return "float"
+
+
+def _axis(word: str, name: str, dims: str) -> str:
+    plain = word.lstrip("#?").rpartition("=")[2]
+    if not plain or plain[0] in "*_." or plain == "...":
+        raise AttnshapeError(
+            f"the annotation {dims!r} of {name} leaves an axis open ({word})",
+            ("give it: ", Option("inputs", "B L D", name)),
+        )
+    return plain

@@ -1,0 +1,42 @@
+"""A target that was found: what can be built at any sizes and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from attnshape.dims.sizes import Sizes
+from attnshape.errors import AttnshapeError, Option
+from attnshape.options.spec import RunOptions
+from attnshape.tracing.runner import Runnable
+
+
+@dataclass(frozen=True)
+class Target:
+    """Code to run, found but not built yet."""
+
+    label: str
+    sizes: Sizes
+    """The sizes that the user gave, the defaults, and how others follow from them."""
+    build: Callable[[Mapping[str, int], RunOptions], Runnable]
+    """Builds the code and its arguments at these sizes."""
+    library: bool
+    """Whether it is a mechanism of the catalog, whose own annotations are checked as it runs."""
+    varies: bool = True
+    """Whether it can be built at other sizes; False if the user gave tensors themselves."""
+
+
+def require_device(name: str) -> None:
+    """Raise AttnshapeError if this machine, or this build of torch, has no such device."""
+    kind, _, index = name.partition(":")
+    if kind != "cuda":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise AttnshapeError(
+            f"there is no device {name!r}: torch finds no CUDA here", ("leave ", Option("device"), " out: cpu")
+        )
+    if index and int(index) >= count:
+        raise AttnshapeError(f"there is no device {name!r}: torch finds {count}", f"the last is cuda:{count - 1}")

@@ -1,0 +1,272 @@
+"""The user's own code as targets: functions, classes, methods, paths inside objects, cases, and given objects."""
+
+from __future__ import annotations
+
+import copy
+import dis
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from attnshape.dims.expressions import TensorSpec, parse_tensor
+from attnshape.dims.sizes import resolve
+from attnshape.dims.symbols import SYMBOLS_BY_NAME
+from attnshape.errors import AttnshapeError, Option, did_you_mean
+from attnshape.options.claims import claim_texts
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.runtime.isolation import seed_all
+from attnshape.runtime.signals import reraise_interruption
+from attnshape.targets.evaluation import (
+    THE_TARGET,
+    Names,
+    evaluate,
+    names_in_call,
+    names_used,
+    reach,
+    required_parameters,
+)
+from attnshape.targets.imports import format_exception, import_target, origin
+from attnshape.targets.inputs import annotated_inputs, building_on, make_tensor, place
+from attnshape.targets.target import Target
+from attnshape.tracing.containers import module_of, modules_within, tensor_paths
+from attnshape.tracing.runner import Runnable
+
+
+def user_target(spec: TargetSpec, where: str, path: str) -> Target:
+    """Return the target that `where:path` names. Raises AttnshapeError if it can't be one."""
+    return _target_in(spec, import_target(where), path)
+
+
+def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
+    """Return the target that a path leads to in a module. Raises AttnshapeError if it can't be one."""
+    tensors = tuple(parse_tensor(name, text) for name, text in spec.inputs.items())
+    dims = {name for name in spec.sizes if name not in SYMBOLS_BY_NAME}
+    symbols = {*SYMBOLS_BY_NAME, *dims}
+    _check_symbols(tensors, symbols, annotated=False)
+    root = path.partition(".")[0].partition("(")[0].partition("[")[0].strip()
+    first: Any = getattr(module, root, None)
+    if is_case(first, path, spec, symbols):
+        return _case_target(spec, first)
+    names = [*names_used(THE_TARGET, path), *(names_in_call(spec.init) if spec.init is not None else ())]
+    names += [name for text in spec.arguments.values() for name in names_used((Option("arguments"),), text)]
+    used = {name for name in names if name in symbols} - ({root} - dims)
+    if not tensors:
+        given = {*spec.arguments, *spec.values}
+        tensors = tuple(one for one in annotated_inputs(_without_building(first, path)) if one.name not in given)
+        _check_symbols(tensors, symbols, annotated=True)
+    used |= {symbol for one in tensors for symbol in one.symbols}
+    varies = not any(True for _ in tensor_paths("", dict(spec.values)))
+
+    def build(numbers: Mapping[str, int], options: RunOptions) -> Runnable:
+        names = Names(numbers, module)
+        seed_all(options.seed)
+        with building_on(options):
+            function = reach(path, spec.init, module, names)
+        if "(" not in path and not inspect.isclass(first):
+            function = _copied(function)
+        if not callable(function):
+            raise AttnshapeError(
+                f"{spec.target} isn't something to call: its type is {type(function).__name__}",
+                "name a function, a module, a method, or a case",
+            )
+        function = _uncompiled(function)
+        for _, owned in modules_within(function):
+            place(owned, options)
+        seed_all(options.seed)
+        values: dict[str, Any] = {one.name: make_tensor(one, numbers, options) for one in tensors}
+        with building_on(options):
+            values |= {
+                name: place(evaluate((Option("arguments"),), text, names), options)
+                for name, text in spec.arguments.items()
+            }
+        values |= {name: _copied(value) if varies else value for name, value in spec.values.items()}
+        return _bind(function, spec.target, values)
+
+    return Target(spec.target, resolve(used, spec.sizes), build, library=False, varies=varies)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy, where one can be made: no run sees another's device or state."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - not everything can be copied
+        return value
+
+
+def _uncompiled(function: Any) -> Any:
+    """Return the module that a compiled one was made from: the compiler doesn't work while calls are recorded."""
+    return getattr(function, "_orig_mod", function) if isinstance(function, torch.nn.Module) else function
+
+
+def _without_building(first: Any, path: str) -> Any:
+    """Return the callable whose annotations can be read before anything is built."""
+    if inspect.isclass(first):
+        attribute = path.partition(".")[2]
+        return getattr(first, attribute, None) if attribute.isidentifier() else getattr(first, "forward", None)
+    if isinstance(first, torch.nn.Module):
+        return first.forward
+    return first if path.isidentifier() else None
+
+
+def is_case(function: Any, path: str, spec: TargetSpec, symbols: set[str]) -> bool:
+    """Return whether a function is a case: called with sizes alone, it returns a callable and its arguments."""
+    if not inspect.isfunction(function) or not path.isidentifier():
+        return False
+    if spec.init is not None or spec.inputs or spec.arguments or spec.values:
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    if any(hasattr(p.annotation, "dim_str") or "[Tensor" in str(p.annotation) for p in parameters):
+        return False
+    required = required_parameters(function)
+    unknown = [name for name in required if name not in symbols]
+    return not unknown and (bool(required) or not annotated_inputs(function))
+
+
+def _case_target(spec: TargetSpec, function: Callable[..., Any]) -> Target:
+    used = tuple(required_parameters(function))
+
+    def build(numbers: Mapping[str, int], options: RunOptions) -> Runnable:
+        seed_all(options.seed)
+        try:
+            with building_on(options):
+                result = function(**{name: numbers[name] for name in used})
+        except AttnshapeError:
+            raise
+        except BaseException as error:
+            reraise_interruption(error)
+            sizes = ", ".join(f"{name}={numbers[name]}" for name in used)
+            raise AttnshapeError(
+                f"the case {spec.target}({sizes}) can't be built: {format_exception(error)}{origin(error)}",
+                "fix the case, or give other sizes",
+            ) from error
+        return from_case(spec.target, result, options)
+
+    return Target(spec.target, resolve(used, spec.sizes), build, library=False)
+
+
+def from_case(label: str, result: Any, options: RunOptions) -> Runnable:
+    """Return a case's result as something to run. Raises AttnshapeError if it is something else."""
+    claims: Any = None
+    match result:
+        case (function, args) if callable(function) and isinstance(args, (tuple, list)):
+            kwargs: dict[str, Any] = {}
+        case (function, args, dict() as kwargs) if callable(function) and isinstance(args, (tuple, list)):
+            pass
+        case (function, args, dict() as kwargs, claims) if callable(function) and isinstance(args, (tuple, list)):
+            pass
+        case _:
+            raise AttnshapeError(
+                f"{label} was called as a case and returned {type(result).__name__}, expected (callable, args), "
+                "(callable, args, kwargs) or (callable, args, kwargs, claims)",
+                ("describe each tensor that a function takes, for example ", Option("inputs", "B L D", "query")),
+            )
+    function = _uncompiled(function)
+    for _, module in modules_within(function):
+        place(module, options)
+    return Runnable(function, place(tuple(args), options), place(kwargs, options), claim_texts(claims, label))
+
+
+def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> Runnable:
+    """Return the call with each value under its parameter. Raises AttnshapeError if the names don't fit."""
+    target = Runnable(function).signature_of
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return Runnable(function, tuple(values.values()))
+    kinds = {p.kind for p in parameters.values()}
+    names = [p.name for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if inspect.Parameter.VAR_KEYWORD not in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        for name in values:
+            if name not in names:
+                raise AttnshapeError(f"{label} has no parameter {name!r}", did_you_mean(name, names, "it takes"))
+    missing = [name for name in required_parameters(target) if name not in values]
+    if missing:
+        lacking = f"; nothing is given for {', '.join(missing)}" if missing != names else ", but no value is given"
+        raise AttnshapeError(
+            f"{label} takes {', '.join(names)}{lacking}",
+            (
+                *("describe each tensor: ", Option("inputs", "B L D", missing[0])),
+                *(", or write its value in Python: ", Option("arguments", "…", missing[0])),
+            ),
+        )
+    # what no parameter is named after goes to **kwargs by name where these are read, else to *args in order
+    to_args = inspect.Parameter.VAR_POSITIONAL in kinds and not _reads_keywords(target, kinds)
+    extra = [name for name in values if to_args and name not in names]
+    by_place = {inspect.Parameter.POSITIONAL_ONLY, *([inspect.Parameter.POSITIONAL_OR_KEYWORD] if extra else [])}
+    positional = [p.name for p in parameters.values() if p.kind in by_place and p.name in values] + extra
+    others = {name: value for name, value in values.items() if name not in positional}
+    return Runnable(function, tuple(values[name] for name in positional), others)
+
+
+def _reads_keywords(function: Callable[..., Any], kinds: set[Any]) -> bool:
+    """Return whether a function has `**kwargs` and its code reads them."""
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        return False
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None or code.co_flags & inspect.CO_VARKEYWORDS == 0:
+        return True
+    name = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
+    return name in code.co_cellvars or any(
+        step.opname.startswith("LOAD") and (step.argval == name or (type(step.argval) is tuple and name in step.argval))
+        for step in dis.get_instructions(code)
+    )
+
+
+def _check_symbols(tensors: Sequence[TensorSpec], symbols: set[str], annotated: bool) -> None:
+    for one in tensors:
+        for symbol in one.symbols:
+            if symbol not in symbols:
+                where = f"the annotation {one.signature!r} of {one.name}"
+                raise AttnshapeError(
+                    (
+                        where if annotated else Option("inputs", one.signature, one.name),
+                        f": {symbol} isn't a size symbol",
+                    ),
+                    (
+                        f"{did_you_mean(symbol, sorted(symbols), 'the symbols are')} (or define your own: ",
+                        *(Option("sizes", 4, symbol), ")"),
+                    ),
+                )
+
+
+class DefiningModule(ModuleType):
+    """The module that defines a callable, with the callable itself as one more attribute.
+
+    A path from its module can't reach a callable that a function defines.
+    """
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(getattr(value, "__module__", None) or type(value).__module__)
+        self._module = sys.modules.get(self.__name__)
+        self._globals = getattr(value, "__globals__", {})
+        setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_module", "_globals"):
+            raise AttributeError(name)
+        if name in self._globals:
+            return self._globals[name]
+        return getattr(self._module, name)
+
+
+def callable_target(spec: TargetSpec) -> Target:
+    """Return the target of `spec.callable`, which itself is never moved or changed.
+
+    Raises AttnshapeError if it can't be one.
+    """
+    value = spec.callable
+    if module_of(value) is not None:
+        try:
+            value = copy.deepcopy(value)
+        except Exception as error:
+            raise AttnshapeError(
+                f"{spec.target} can't be copied, so that runs would change it: {format_exception(error)}",
+                "give its class with init=…, or watch your own call: with attnshape.record(sizes=…) as recording",
+            ) from error
+    name = getattr(value, "__name__", "")
+    name = name if isinstance(value, type) and name.isidentifier() else "target"
+    return _target_in(spec, DefiningModule(name, value), name)

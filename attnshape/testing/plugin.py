@@ -1,0 +1,235 @@
+"""The pytest plugin: the fixture `shape_snapshot`, which compares a trace with a file beside the test.
+
+It imports torch only once a test makes a trace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from attnshape.model.trace import Trace
+
+FOLDER = "snapshots"
+FLAG = "--shapes-update"
+_OUTPUT = "attnshape_snapshots"
+_LONGEST = 100
+"""The most characters of a file's name."""
+_MOST_FILES = 10
+"""The most files that the summary names."""
+_MOST_LINES = 80
+"""The most lines of a table of differences."""
+
+
+class Snapshots:
+    """The snapshots of one test run: those that were written, and those that no test uses."""
+
+    def __init__(self) -> None:
+        self.written: set[str] = set()
+        self.folders: set[Path] = set()
+        """The folders of snapshots of the modules that were collected."""
+        self.users: set[pytest.Item] = set()
+        self.unused: set[str] = set()
+
+    def find_unused(self) -> None:
+        """Find the files in these folders that no collected test reads."""
+        stems: dict[Path, set[str]] = {folder: set() for folder in self.folders}
+        for item in self.users:
+            stems[_folder(item)].add(_stem(_name(item)))
+        for folder, known in stems.items():
+            self.unused |= {str(path) for path in folder.glob("*.txt") if path.stem.partition("@")[0] not in known}
+
+
+_KEY = pytest.StashKey[Snapshots]()
+_DIFFERS = pytest.StashKey[bool]()
+"""Set for a test whose trace differs from its snapshot."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag."""
+    group = parser.getgroup("attnshape")
+    group.addoption(FLAG, action="store_true", help="Write the snapshots of shape_snapshot again.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start with no snapshots."""
+    config.stash[_KEY] = Snapshots()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Note which tests use snapshots, also those that don't run."""
+    snapshots = item.config.stash[_KEY]
+    snapshots.folders.add(_folder(item))
+    if "shape_snapshot" in getattr(item, "fixturenames", ()):
+        snapshots.users.add(item)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Find unused snapshots, unless a part of a module was collected; a worker reports them to its controller."""
+    snapshots = session.config.stash[_KEY]
+    part = any("::" in argument for argument in session.config.args) or session.config.getoption("lf", False)
+    if not part:
+        snapshots.find_unused()
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_OUTPUT] = [sorted(snapshots.written), sorted(snapshots.unused)]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """Shorten the summary's line of a difference, which continuous integration would otherwise get twice."""
+    outcome = yield
+    crash = getattr(outcome.get_result().longrepr, "reprcrash", None)
+    if crash is not None and _DIFFERS in item.stash:
+        crash.message = crash.message.partition("\n")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Add what a worker reports."""
+    written, unused = getattr(node, "workeroutput", {}).get(_OUTPUT, ((), ()))
+    snapshots = node.config.stash[_KEY]
+    snapshots.written |= set(written)
+    snapshots.unused |= set(unused)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """List the snapshots that were written, and those that no test uses."""
+    snapshots = config.stash[_KEY]
+    for words, files in (("written", snapshots.written), ("that no test uses", snapshots.unused)):
+        if files:
+            count = "1 snapshot" if len(files) == 1 else f"{len(files)} snapshots"
+            named = _relative(sorted(files)[:_MOST_FILES], config)
+            named += [f"and {len(files) - _MOST_FILES} more"] * (len(files) > _MOST_FILES)
+            terminalreporter.write_line(f"attnshape: {count} {words}: {', '.join(named)}")
+
+
+@pytest.fixture
+def shape_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Compare a trace with its snapshot: `shape_snapshot(Attention, init="D, H", inputs={"x": "B L D"})`.
+
+    Call it with a `Trace`, or with the arguments of `attnshape.trace`. Where a test has several snapshots, each after
+    the first needs a `name`. `pytest --shapes-update` writes the files, `snapshots/<test module>/<test>.txt` beside the
+    test.
+    """
+    update = bool(request.config.getoption(FLAG))
+    snapshots = request.config.stash[_KEY]
+    compared: set[Path] = set()
+
+    def compare(target: Trace | str | Callable[..., Any], /, *, name: str | None = None, **how: Any) -> None:
+        __tracebackhide__ = True
+        path = _folder(request.node) / f"{_stem(_name(request.node))}{'@' + _safe(name) if name else ''}.txt"
+        if path in compared:
+            pytest.fail("a test's second snapshot needs a name of its own: shape_snapshot(…, name=…)", pytrace=False)
+        compared.add(path)
+        trace = _trace(target, how)
+        if trace.failure is not None:
+            # a snapshot of a failure would always pass
+            pytest.fail(_failed(trace, update), pytrace=False)
+        if update:
+            if _write(path, trace):
+                snapshots.written.add(str(path))
+            return
+        problem = _problem(path, trace, request.config)
+        if problem is not None:
+            request.node.stash[_DIFFERS] = True
+            pytest.fail(problem, pytrace=False)
+
+    return compare
+
+
+def _trace(target: Trace | str | Callable[..., Any], how: dict[str, Any]) -> Trace:
+    from attnshape.model.trace import Trace
+
+    if not isinstance(target, Trace):
+        from attnshape.api import trace
+
+        return trace(target, **how)
+    if how:
+        raise TypeError(f"a Trace is complete: it takes no {', '.join(how)}")
+    return target
+
+
+def _failed(trace: Trace, update: bool) -> str:
+    from attnshape.reporters.escaping import visible
+
+    failure = trace.failure
+    assert failure is not None
+    where = f" ({visible(failure.source.file)}:{failure.source.line})" if failure.source is not None else ""
+    step = visible(failure.expression or failure.operation or "a step that isn't known")
+    what = visible(failure.explanation or failure.error)
+    hint = "; no snapshot was written" if update else ""
+    return f"{visible(trace.target)} fails at {step}{where}: {what}\nhint: fix it first{hint}"
+
+
+def _write(path: Path, trace: Trace) -> bool:
+    """Write a snapshot, and return whether that changed the file."""
+    from attnshape.comparison.snapshot import snapshot_of, write_snapshot
+    from attnshape.runtime.files import write_atomically
+
+    text = write_snapshot(snapshot_of(trace))
+    if path.is_file() and path.read_bytes() == text.encode():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())  # another worker or run may read it meanwhile
+    return True
+
+
+def _problem(path: Path, trace: Trace, config: pytest.Config) -> str | None:
+    """Return how a trace differs from its snapshot, None if it doesn't."""
+    from attnshape.comparison.compare import compare
+    from attnshape.comparison.snapshot import read_snapshot, snapshot_of
+    from attnshape.errors import AttnshapeError
+
+    (shown,) = _relative([str(path)], config)
+    if not path.is_file():
+        return f"there is no snapshot {shown}\nhint: pytest {FLAG} writes it; read it before you keep it"
+    try:
+        difference = compare(
+            read_snapshot(path.read_text(encoding="utf-8", errors="replace"), shown), snapshot_of(trace)
+        )
+    except AttnshapeError as error:
+        return f"{error.message}\nhint: {error.hint}"
+    if not difference:
+        return None
+    lines = str(difference).split("\n")
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} lines more"]
+    table = "\n".join(lines)
+    return f"the shapes aren't those of {shown}\n\n{table}\n\nhint: if they are right, pytest {FLAG} updates it"
+
+
+def _folder(item: Any) -> Path:
+    return Path(item.path).parent / FOLDER / Path(item.path).stem
+
+
+def _name(item: pytest.Item) -> str:
+    """Return a test's name within its module, with the classes around it."""
+    return ".".join([*(node.name for node in item.listchain() if isinstance(node, pytest.Class)), item.name])
+
+
+def _stem(name: str) -> str:
+    """Return the name of a test's snapshot, without its suffix.
+
+    >>> _stem("test_heads[4-8]"), _stem("test_mask[a/b]")
+    ('test_heads-4-8', 'test_mask-a_b-c14cdd')
+    """
+    function, bracket, case = name.partition("[")
+    return f"{_safe(function)}-{_safe(case.removesuffix(']'))}" if bracket else _safe(function)
+
+
+def _safe(text: str) -> str:
+    """Return a text as a part of a file name, with a digest where characters had to be replaced."""
+    safe = re.sub(r"[^\w.-]", "_", text, flags=re.ASCII)[:_LONGEST]
+    return safe if safe == text else f"{safe}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}"
+
+
+def _relative(files: Iterable[str], config: pytest.Config) -> list[str]:
+    root = config.rootpath
+    return [str(Path(file).relative_to(root)) if Path(file).is_relative_to(root) else file for file in files]

@@ -1,0 +1,196 @@
+"""The facts of a failure: the arguments of the failing call without their tensors, or what the failing line reads."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from executing import Source as ExecutingSource
+from torch import Tensor
+
+from attnshape.tracing.frames import Frames
+from attnshape.tracing.raw import OpaqueArgument, RawCall, RawFailure, RawOperand, SourceLocation, TensorSlot
+from attnshape.tracing.source_locations import has_own_source
+from attnshape.tracing.storage import TensorRegistry, describe_tensor
+
+_KEPT = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
+_OF_THE_LANGUAGE = (TypeError, AttributeError, KeyError, NameError)
+"""Exceptions that the line explains by itself."""
+_MOST_NUMBERS = 2**20
+"""The extremes of larger operands aren't computed."""
+
+
+def without_tensors(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> RawCall:
+    """Return a call whose tensors are replaced by their positions among the operands."""
+    slots = (TensorSlot(position) for position in range(2**31))
+    positional = tuple(_emptied(value, slots) for value in args)
+    return RawCall(function, positional, {name: _emptied(value, slots) for name, value in keywords.items()})
+
+
+def _emptied(value: Any, slots: Iterator[TensorSlot]) -> Any:
+    # in the order of the operands
+    if isinstance(value, Tensor):
+        return next(slots)
+    if isinstance(value, (tuple, list)):
+        items = [_emptied(item, slots) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, Mapping):
+        return {key: _emptied(item, slots) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(
+            *(part if isinstance(part, _KEPT) else OpaqueArgument() for part in (value.start, value.stop, value.step))
+        )
+    return value if isinstance(value, _KEPT) else OpaqueArgument()
+
+
+def does_no_more(composites: Sequence[str], operation: str) -> bool:
+    """Return whether composites only call an operation and return its result, judged by their names.
+
+    >>> does_no_more(["torch.nn.Linear"], "torch.nn.functional.linear")
+    True
+    >>> does_no_more(["torch.nn.MultiheadAttention"], "torch.nn.functional.linear")
+    False
+    """
+    return {_plain(name) for name in composites} == {_plain(operation)}
+
+
+def _plain(name: str) -> str:
+    return name.rpartition(".")[2].replace("_", "").lower()
+
+
+def extremes(tensor: Tensor) -> tuple[float, float] | None:
+    """Return the smallest and largest number of a tensor; None unless it is small and on the CPU."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not 0 < tensor.numel() <= _MOST_NUMBERS:
+        return None
+    try:
+        with torch.no_grad():
+            smallest, largest = torch.aminmax(tensor.detach())
+        return smallest.item(), largest.item()
+    except (RuntimeError, NotImplementedError):  # not every dtype can be compared
+        return None
+
+
+def parameter_names(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[int, str]:
+    """Return the parameter to which each tensor was passed, by the tensor's id, as far as the signature is known."""
+    try:
+        bound = inspect.signature(function).bind(*args, **keywords).arguments
+    except (TypeError, ValueError):  # built in, or given wrong arguments
+        bound = dict(keywords)
+    # a tensor may be passed more than once: the first name wins
+    return {id(value): name for name, value in reversed(bound.items()) if isinstance(value, Tensor)}
+
+
+def describe_failure(error: BaseException, known: RawFailure | None, registry: TensorRegistry) -> RawFailure:
+    """Return the facts of the exception that ended a run: those of the call that raised it, if one did."""
+    failure = _raised_in_code(error, registry)
+    if known is None or known.error is not error:
+        return failure
+    known.location = known.location or failure.location
+    return known
+
+
+def _raised_in_code(error: BaseException, registry: TensorRegistry) -> RawFailure:
+    """Return the facts of an exception that no traced call raised: its line, and what the line reads."""
+    found = _innermost(error.__traceback__)
+    failure = RawFailure(error)
+    if found is not None:
+        frame, line = found.tb_frame, found.tb_lineno
+        code = frame.f_code
+        text = linecache.getline(code.co_filename, line).strip() if has_own_source(code) else ""
+        failure.location = SourceLocation(code.co_filename, line, 1, code.co_qualname.replace(".<locals>", ""), text)
+        for expression in _read(found) if not isinstance(error, _OF_THE_LANGUAGE) else ():
+            value = _value(expression, frame)
+            name = ast.unparse(expression)
+            if isinstance(value, Tensor):
+                failure.operands.append(
+                    RawOperand(name, describe_tensor(value, "new", registry.reference(value), None))
+                )
+            elif type(value) is int:
+                failure.values[name] = value
+    return failure
+
+
+def release_frames(error: BaseException) -> None:
+    """Release the frames of an exception and of its causes, which keep tensors alive."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        current.__traceback__ = None
+        current = current.__cause__ or current.__context__
+
+
+def _innermost(trace: TracebackType | None) -> TracebackType | None:
+    """Return the innermost traceback entry outside the libraries."""
+    frames = Frames()
+    found = None
+    while trace is not None:
+        if not frames.is_library(trace.tb_frame.f_code):
+            found = trace
+        trace = trace.tb_next
+    return found
+
+
+def _read(trace: TracebackType) -> list[ast.expr]:
+    """Return the expressions whose values explain why an assertion or an unpacking failed."""
+    if not has_own_source(trace.tb_frame.f_code):
+        return []
+    try:
+        executing = ExecutingSource.executing(trace)
+        statements = executing.statements or set()
+    except Exception:  # noqa: BLE001 - unreadable source explains nothing
+        return []
+    if trace.tb_next is not None:  # a library raised it: the arguments explain it
+        arguments = executing.node.args if isinstance(executing.node, ast.Call) else []
+        return [one for one in arguments if isinstance(one, (ast.Name, ast.Attribute))]
+    match list(statements):
+        case [ast.Assert(test=test)]:
+            kinds = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
+            return [node for node in ast.walk(test) if isinstance(node, kinds)]
+        case [ast.Assign(targets=[ast.Tuple() | ast.List()], value=ast.Attribute(value=owner, attr="shape"))]:
+            return [owner]
+        case [
+            ast.Assign(
+                targets=[ast.Tuple() | ast.List()],
+                value=ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[]),
+            )
+        ]:
+            return [owner]
+        case [ast.Assign(targets=[ast.Tuple() | ast.List()], value=ast.Name() as value)]:
+            return [value]
+        case [
+            ast.Assign(
+                targets=[ast.Tuple() | ast.List()], value=ast.Call(func=ast.Attribute(value=owner), args=arguments)
+            )
+        ]:
+            return [one for one in (owner, *arguments) if isinstance(one, (ast.Name, ast.Attribute))]
+    return []
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """Return an expression's value if evaluating it runs none of the traced code; None otherwise."""
+    match node:
+        case ast.Name(id=name):
+            return frame.f_locals.get(name, frame.f_globals.get(name))
+        case ast.Attribute(value=inner, attr=name):
+            owner = _value(inner, frame)
+            if isinstance(owner, Tensor):
+                return tuple(owner.shape) if name == "shape" else None
+            return getattr(owner, "__dict__", {}).get(name)
+        case (
+            ast.Subscript(value=inner, slice=ast.Constant(value=int(place)))
+            | ast.Subscript(value=inner, slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(place))))
+        ):
+            owner = _value(inner, frame)
+            position = -place if isinstance(node.slice, ast.UnaryOp) else place
+            if isinstance(owner, tuple) and -len(owner) <= position < len(owner):
+                return owner[position]
+        case ast.Call(func=ast.Attribute(value=inner, attr="size"), args=[axis], keywords=[]):
+            shape = ast.Attribute(value=inner, attr="shape", ctx=ast.Load())
+            return _value(ast.Subscript(value=shape, slice=axis, ctx=ast.Load()), frame)
+    return None

@@ -1,0 +1,340 @@
+"""Finds the expression that a frame is evaluating, and the names of its operands and results."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import dis
+import functools
+import itertools
+import linecache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, ClassVar
+
+from executing import Source as ExecutingSource
+from torch import Tensor
+
+from attnshape.tracing.calls import TracedCall, takes_receiver
+from attnshape.tracing.raw import SourceLocation
+
+
+def assignment_targets(node: Any) -> tuple[tuple[str | None, ...], bool, ast.expr | None]:
+    """Return the names to which a node's value is assigned, whether it is unpacked, and the annotation."""
+    parent = getattr(node, "parent", None)
+    if isinstance(node, ast.AugAssign):
+        return (_name(node.target),), False, None
+    if isinstance(node, ast.Assign):  # a tensor is unpacked: `q, k, v = qkv`
+        parent = node
+    match parent:
+        case ast.IfExp(body=body, orelse=orelse) if node is body or node is orelse:
+            return assignment_targets(parent)
+        case ast.NamedExpr(target=target):
+            return (_name(target),), False, None
+        case ast.AnnAssign(target=target, annotation=annotation):
+            return (_name(target),), False, annotation
+        case ast.Assign(targets=[ast.Tuple(elts=names) | ast.List(elts=names), *_]):
+            if any(isinstance(name, ast.Starred) for name in names):
+                return (), False, None
+            return tuple(_name(name) for name in names), True, None
+        case ast.Assign(targets=[target, *_]):
+            return (_name(target),), False, None
+        case ast.Tuple(elts=values):
+            outer, unpacked, _ = assignment_targets(parent)
+            if unpacked and len(outer) == len(values):
+                return (outer[next(place for place, value in enumerate(values) if value is node)],), False, None
+    return (), False, None
+
+
+def targets_per_iteration(node: Any) -> tuple[str | None, ...]:
+    """Return the names that `q, k, v = (f(t) for t in …)` gives to the element `f(t)`, one for each iteration."""
+    comprehension = getattr(node, "parent", None)
+    if not isinstance(comprehension, (ast.GeneratorExp, ast.ListComp)) or comprehension.elt is not node:
+        return ()
+    if len(comprehension.generators) != 1 or comprehension.generators[0].ifs:
+        return ()
+    names, unpacked, _ = assignment_targets(comprehension)
+    return names if unpacked else ()
+
+
+def loop_variables(node: Any) -> Iterator[str]:
+    """Yield the variables of the loops and comprehensions around a node."""
+    while (node := getattr(node, "parent", None)) is not None and not isinstance(node, ast.FunctionDef):
+        targets = [part.target for part in getattr(node, "generators", ())]
+        targets += [node.target] if isinstance(node, ast.For) else []
+        for target in targets:
+            yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name))
+
+
+def dims_string(annotation: ast.expr) -> str | None:
+    """Return the dims string of `Float[Tensor, "B L D"]`, alone or in a union; None for any other annotation."""
+    match annotation:
+        case ast.Subscript(slice=ast.Tuple(elts=[_, ast.Constant(value=str(dims))])):
+            return " ".join(dims.split())
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return dims_string(left) or dims_string(right)
+    return None
+
+
+def kind_name(annotation: ast.expr) -> str | None:
+    """Return `Float` of the annotation that `dims_string` reads; None if it isn't a plain name."""
+    match annotation:
+        case ast.Subscript(
+            value=ast.Name(id=name) | ast.Attribute(attr=name), slice=ast.Tuple(elts=[_, ast.Constant()])
+        ):
+            return name
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return kind_name(left) or kind_name(right)
+    return None
+
+
+def calls_itself(node: ast.AST, operation: str) -> bool:
+    """Return whether a node is an operation's own call, not that of something which uses it, as `sum(rows)` does."""
+    if not isinstance(node, ast.Call):
+        return True
+    function = node.func
+    written = function.id if isinstance(function, ast.Name) else getattr(function, "attr", None)
+    return written == operation.rpartition(".")[2]
+
+
+def plain_variables(
+    node: ast.AST, method: bool, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> list[tuple[str, Tensor]]:
+    """Return the plain variables among a call's operands, each with its tensor.
+
+    `method` says that the first run-time argument is the receiver of a method call.
+    """
+    if isinstance(node, ast.BinOp):
+        written = _named(enumerate(_operands(node.left, node.right, arguments)))
+    else:
+        written = _written(node, method)
+    found = []
+    for place, name in written:
+        if isinstance(place, int):
+            value = arguments[place] if place < len(arguments) else None
+        else:
+            value = keywords.get(place)
+        if isinstance(name, str):
+            if isinstance(value, Tensor):
+                found.append((name, value))
+        elif isinstance(value, (tuple, list)):
+            inner = zip(name, value, strict=False)
+            found += [(each, item) for each, item in inner if each is not None and isinstance(item, Tensor)]
+    return found
+
+
+_Place = int | str
+"""An argument's position or keyword."""
+_Written = tuple[tuple[_Place, str | tuple[str | None, ...]], ...]
+"""The plain variables among a call's arguments, or the tuple of them that an argument is."""
+
+
+@functools.cache
+def _written(node: ast.AST, method: bool) -> _Written:
+    values: Sequence[ast.expr] = ()
+    words: Sequence[ast.keyword] = ()
+    match node:
+        case ast.Call(func=function, args=given, keywords=words):
+            receiver = [function.value] if method and isinstance(function, ast.Attribute) else []
+            values = [*receiver, *itertools.takewhile(lambda value: not isinstance(value, ast.Starred), given)]
+        case ast.AugAssign(target=target, value=value):
+            values = [target, value]
+        case ast.Subscript(value=value, slice=key, ctx=ast.Store()):
+            statement = getattr(node, "parent", None)
+            values = [value, key, *([statement.value] if isinstance(statement, ast.Assign) else [])]
+        case ast.Subscript(value=value) | ast.Attribute(value=value) | ast.UnaryOp(operand=value):
+            values = [value]
+    return _named([*enumerate(values), *((word.arg, word.value) for word in words if word.arg)])
+
+
+def _named(written: Iterable[tuple[_Place, ast.expr]]) -> _Written:
+    found: list[tuple[_Place, str | tuple[str | None, ...]]] = []
+    for place, expression in written:
+        if isinstance(expression, ast.Name):
+            found.append((place, expression.id))
+        elif isinstance(expression, (ast.Tuple, ast.List)):
+            names = tuple(each.id if isinstance(each, ast.Name) else None for each in expression.elts)
+            found.append((place, names))
+    return tuple(found)
+
+
+def _operands(left: ast.expr, right: ast.expr, arguments: tuple[Any, ...]) -> list[ast.expr]:
+    """Return a binary operation's operands in the order of its run-time arguments: `2 * x` calls `mul(x, 2)`."""
+    if len(arguments) == 2 and not isinstance(arguments[1], Tensor):
+        if isinstance(right, ast.Constant):
+            return [left]
+        return [right] if isinstance(left, ast.Constant) else []
+    return [left, right]
+
+
+def displayed_node(node: Any) -> Any:
+    """Return the node whose text is displayed: the whole statement for an element that is assigned to."""
+    parent = getattr(node, "parent", None)
+    if isinstance(node, ast.Assign):
+        return node.value
+    written = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    return parent if written and isinstance(parent, (ast.Assign, ast.AugAssign)) else node
+
+
+def _name(target: ast.expr) -> str | None:
+    """Return the name of a variable or an attribute, `q` or `self.cache`; None for anything else."""
+    match target:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attribute):
+            owner = _name(value)
+            return f"{owner}.{attribute}" if owner else None
+    return None
+
+
+def element_update(node: Any) -> tuple[int, int] | None:
+    """Return the first and last line of the `x[a] += y` to which a node belongs, if it does."""
+    update = node if isinstance(node, ast.AugAssign) else getattr(node, "parent", None)
+    if (
+        isinstance(update, ast.AugAssign)
+        and isinstance(update.target, ast.Subscript)
+        and node in (update, update.target)
+    ):
+        return update.lineno, update.end_lineno or update.lineno
+    return None
+
+
+_TO_CALL = 4
+"""The size in bytes of a PRECALL instruction with its cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class FramePosition:
+    """The position of a frame, to be looked up later."""
+
+    f_code: CodeType
+    f_lasti: int
+    f_lineno: int
+    f_globals: dict[str, Any]
+
+    @classmethod
+    def of(cls, frame: FrameType) -> FramePosition:
+        """Return a frame's current position."""
+        return cls(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals)
+
+    @property
+    def at_call(self) -> FramePosition:
+        """The same position, at the instruction that belongs to the call in the source.
+
+        In hot code, Python 3.11 makes the call of a built-in type, such as `list(x)`, one instruction early.
+        """
+        if dis.opname[self.f_code.co_code[self.f_lasti]] != "PRECALL":
+            return self
+        return dataclasses.replace(self, f_lasti=self.f_lasti + _TO_CALL)
+
+
+def has_own_source(code: CodeType) -> bool:
+    """Return whether the text that linecache has under a code's file name is the code's own, if it has any.
+
+    From Python 3.13 on, linecache has the text of `python -c` as `<string>`, the usual name of code that `exec` runs.
+    """
+    return code.co_filename != "<string>" or code in _code_of("".join(linecache.getlines("<string>")))
+
+
+@functools.lru_cache(maxsize=4)
+def _code_of(text: str) -> set[CodeType]:
+    """Return the code objects of a text that runs as `<string>`."""
+    try:
+        found = [compile(text, "<string>", "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return set()
+    for code in found:
+        found += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(found)
+
+
+class SourceLocator:
+    """Finds source locations, and remembers them by code object and instruction for the whole process."""
+
+    _found: ClassVar[dict[tuple[int, int], tuple[CodeType, SourceLocation, ast.AST | None]]] = {}
+
+    def find(self, frame: FrameType | FramePosition) -> tuple[SourceLocation, ast.AST | None]:
+        """Return a frame's source location, and its syntax node if that is certain."""
+        code = frame.f_code
+        key = (id(code), frame.f_lasti)
+        entry = self._found.get(key)
+        if entry is None:
+            place, node = self._look_up(
+                (frame if isinstance(frame, FramePosition) else FramePosition.of(frame)).at_call
+            )
+            # hold the code object, so that its id stays its own
+            self._found[key] = entry = (code, place, node)
+        return entry[1], entry[2]
+
+    def _look_up(self, frame: FramePosition) -> tuple[SourceLocation, ast.AST | None]:
+        code = frame.f_code
+        if not has_own_source(code):
+            return SourceLocation(code.co_filename, frame.f_lineno, 1, code.co_name, ""), None
+        found = ExecutingSource.executing(frame)  # type: ignore[arg-type]  # it only reads the attributes that FramePosition has
+        node: Any = found.node or _unpacking(frame, found.statements)
+        if node is None or not hasattr(node, "lineno"):
+            line = frame.f_lineno
+            lines = getattr(found.source, "lines", [])
+            text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+            return SourceLocation(code.co_filename, line, 1, code.co_name, text), None
+        targets, unpacked, annotation = assignment_targets(node)
+        text_node = displayed_node(node)
+        return (
+            SourceLocation(
+                file=code.co_filename,
+                line=node.lineno,
+                column=node.col_offset + 1,
+                function=code.co_qualname.replace(".<locals>", ""),
+                expression=_text(found.source, text_node),
+                targets=targets,
+                unpacked=unpacked,
+                targets_per_iteration=targets_per_iteration(node),
+                loop_variables=frozenset(loop_variables(node)),
+                declared=dims_string(annotation) if annotation is not None else None,
+                declared_kind=kind_name(annotation) if annotation is not None else None,
+                statement=element_update(node),
+            ),
+            node,
+        )
+
+
+def _text(source: ExecutingSource, node: Any) -> str:
+    """Return a node's exact text by UTF-8 offsets; `ast.get_source_segment` splits the whole file on each call."""
+    lines = _lines(source.text)[node.lineno - 1 : node.end_lineno]
+    last = lines[-1].encode()[: node.end_col_offset]
+    if len(lines) == 1:
+        return str(last[node.col_offset :], "utf-8")
+    return "\n".join([str(lines[0].encode()[node.col_offset :], "utf-8"), *lines[1:-1], str(last, "utf-8")])
+
+
+@functools.lru_cache(maxsize=64)
+def _lines(text: str) -> list[str]:
+    # str.splitlines also splits at form feeds, which don't end a line of Python
+    return text.split("\n")
+
+
+def _unpacking(frame: FramePosition, statements: set[Any] | None) -> Any:
+    """Return the statement `q, k, v = tensor` if the frame is unpacking the tensor, which has no node of its own."""
+    at_unpacking = dis.opname[frame.f_code.co_code[frame.f_lasti]] == "UNPACK_SEQUENCE"
+    only = next(iter(statements)) if at_unpacking and statements and len(statements) == 1 else None
+    return only if isinstance(only, ast.Assign) else None
+
+
+def is_node_of(node: ast.AST, call: TracedCall) -> bool:
+    """Return whether a node is the call itself, not that of something which makes it, as `sum(rows)` does."""
+    if not call.is_module and call.opaque is None:
+        return calls_itself(node, call.name)
+    return isinstance(node, ast.Call) and not hasattr(builtins, getattr(node.func, "id", ""))
+
+
+def by_tensor(variables: list[tuple[str, Tensor]]) -> dict[int, str]:
+    """Return the first variable of each tensor, by the tensor's id."""
+    return {id(tensor): name for name, tensor in reversed(variables)}
+
+
+def operand_variables(node: ast.AST, call: TracedCall) -> list[tuple[str, Tensor]]:
+    """Return the plain variables among a call's operands, each with its tensor."""
+    method = not call.is_module and takes_receiver(call.func)
+    return plain_variables(node, method, call.args, call.keywords)

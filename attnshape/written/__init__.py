@@ -1,1 +1,0 @@
-"""Verifies what authors wrote about shapes: comments, docstrings and annotations, against what was measured."""

@@ -1,0 +1,80 @@
+"""Parses the forms of variables from short strings: `"B L D"`, `"int64 B L"`, `"B L D | None"`, `"(B L, B)"`."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Mapping
+from pathlib import Path
+
+from attnshape.annotate.changes import AnnotateContext
+from attnshape.annotate.source import PythonSource, decode_source
+from attnshape.annotate.styles import STYLES, Rewrite
+from attnshape.observation.forms import AxisForm, Form, FunctionForms, FunctionId, ItemsForm, OtherForm, TensorForm
+
+SIZES = ({"B": 2, "L": 5, "D": 12, "H": 3, "Dk": 4, "Lk": 7},)
+
+
+def form(text: str) -> Form:
+    """Return a form: an axis that ends in `?` is only matched, `_` isn't known."""
+    optional = text.endswith(" | None")
+    text = text.removesuffix(" | None")
+    if text == "None":
+        return Form(OtherForm(frozenset(["NoneType"])))
+    if text.startswith("("):
+        return Form(ItemsForm("tuple", tuple(form(part.strip()) for part in text[1:-1].split(","))), optional)
+    words = text.split()
+    dtype = words.pop(0) if words and words[0][:3] in ("flo", "int", "boo", "uin", "com") else "float32"
+    axes = [AxisForm(None if word == "_" else word.rstrip("?"), _known(word)) for word in words]
+    return Form(TensorForm(frozenset([dtype]), tuple(axes)), optional)
+
+
+def _known(word: str) -> str:
+    return "matched" if word.endswith("?") else "literal" if word.isdecimal() else "verified"
+
+
+def known(
+    data: bytes,
+    name: str,
+    arguments: Mapping[str, str] | None = None,
+    stores: Mapping[str, str] | None = None,
+    result: str | None = None,
+) -> FunctionForms:
+    """Return what holds of a function in a source; each store to a name is of the form said for the name."""
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    tree = ast.parse(data.decode(encoding))  # from text, as Python counts columns in UTF-8
+    node = next(one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == name.split(".")[-1])
+    line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    bindings = {
+        (one.lineno, one.col_offset, one.id): form(stores[one.id])
+        for one in ast.walk(node)
+        if stores and isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one.id in stores
+    }
+    returned = form(result) if result is not None else None
+    returns = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)]
+    return FunctionForms(
+        FunctionId("m.py", name, line),
+        {one: form(text) for one, text in (arguments or {}).items()},
+        bindings,
+        {one: returned for one in returns if returned is not None},
+        returned,
+    )
+
+
+def source(data: bytes) -> PythonSource:
+    return decode_source(Path("m.py"), data)
+
+
+def rewritten(
+    data: bytes, *forms: FunctionForms, style: str = "jaxtyping", wanted: AnnotateContext | None = None
+) -> Rewrite:
+    return STYLES[style](source(data), forms, wanted or AnnotateContext(sizes=SIZES))
+
+
+def written(
+    data: bytes, *forms: FunctionForms, style: str = "jaxtyping", wanted: AnnotateContext | None = None
+) -> bytes:
+    """Return the file as it is with what is written into it."""
+    made = rewritten(data, *forms, style=style, wanted=wanted)
+    return made.files[0][0].edited(made.files[0][1]) if made.files else data

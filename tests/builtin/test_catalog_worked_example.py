@@ -1,0 +1,88 @@
+"""A published worked example, figure by figure."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnshape.targets.builtin.registry import load
+
+EXAMPLE = json.loads((Path(__file__).parent / "worked_example.json").read_text())
+ROUNDED = 5.1e-5
+ROUNDED_TWICE = 1.01e-4
+
+
+def tensor(rows):
+    return torch.tensor([[float("-inf") if x is None else x for x in row] for row in rows], dtype=torch.float64)
+
+
+def run_and_keep_locals(target, function, *args):
+    """Return the target's result and the local variables of the named function at its return."""
+    kept = {}
+
+    def profile(frame, event, _):
+        if event == "return" and frame.f_code.co_name == function and "mechanisms" in frame.f_code.co_filename:
+            kept.update(frame.f_locals)
+
+    sys.setprofile(profile)
+    try:
+        result = target(*args)
+    finally:
+        sys.setprofile(None)
+    return result, kept
+
+
+def assert_figures(actual, rows, tolerance=ROUNDED):
+    expected = tensor(rows)
+    assert torch.equal(actual.isinf(), expected.isinf())
+    finite = ~expected.isinf()
+    assert (actual[finite] - expected[finite]).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("case", ["unbatched", "batched"])
+def test_dot_product(case):
+    X = tensor(EXAMPLE["X"])
+    figures = EXAMPLE["dot-product"]
+    sizes = (3, 5) if case == "unbatched" else (1, 3, 5)
+    target, _, kwargs = load("dot-product")[case](*sizes)
+    output, kept = run_and_keep_locals(lambda x: target(x, **kwargs), "dot_product", X.reshape(sizes))
+    found = {
+        "S = X X^T": kept["scores"],
+        "W = softmax(S, keys)": kept["weights"],
+        "Y = W X": output,
+    }
+    assert found.keys() == figures.keys()
+    for name, rows in figures.items():
+        assert_figures(found[name].reshape(3, -1), rows)
+
+
+@pytest.mark.parametrize("case", ["unbatched", "batched"])
+def test_causal_single_head(case):
+    X = tensor(EXAMPLE["X"])
+    figures = EXAMPLE["single-head, causal"]
+    V = tensor(figures["V (given)"])
+    sizes = (3, 5) if case == "unbatched" else (1, 3, 5)
+    head, _ = load("single-head")[case](*sizes, 4, causal=True, bias=False)
+    head.double()
+    with torch.no_grad():
+        head.W_K.weight.copy_(tensor(EXAMPLE["W_K"]).T)
+        head.W_Q.weight.copy_(tensor(EXAMPLE["W_Q"]).T)
+        # The example gives its values, not their matrix: three rows of X are independent, so one reproduces them.
+        head.W_V.weight.copy_((torch.linalg.pinv(X) @ V).T)
+    output, kept = run_and_keep_locals(head, "forward", X.reshape(sizes))
+    found = {
+        "K = X W_K": kept["key"],
+        "Q = X W_Q": kept["query"],
+        "S = Q K^T": kept["scores"],
+        "S / sqrt(4)": kept["scaled"],
+        "masked, scaled": kept["logits"],
+        "W = softmax(masked, scaled)": kept["weights"],
+        "V (given)": kept["value"],
+        "R = W V": output,
+    }
+    assert found.keys() == figures.keys()
+    for name, rows in figures.items():
+        # R was made of the unrounded V, which isn't given.
+        assert_figures(found[name].reshape(3, -1), rows, ROUNDED_TWICE if name == "R = W V" else ROUNDED)

@@ -1,0 +1,207 @@
+"""The runs of an experiment are alike but for what changes in them; parameters that hide what follows get numbers."""
+
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnshape.checks.interventions.experiment import Budget, Intervention, OutOfTimeError
+from attnshape.checks.interventions.replay import OutputRef
+from tests.checks.subjects import experiment_of, named
+
+X = {"x": "B L D"}
+
+
+def zeros(value):
+    return torch.zeros_like(value)
+
+
+def same(run, other):
+    values, others = ([value for event in one.events for value in event.values] for one in (run, other))
+    return run.follows(other) and all(map(torch.equal, values, others))
+
+
+class Layer(nn.Module):
+    def __init__(self, D, dropout=0.0):
+        super().__init__()
+        self.proj = nn.Linear(D, D)
+        self.gate = nn.Parameter(torch.ones(D))
+        self.register_buffer("zeros", torch.zeros(D))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return self.dropout(self.proj(x)) * self.gate + self.zeros + 1
+
+
+def test_runs_are_the_same_again():
+    experiment = experiment_of(Layer, X, "D, 0.5", train=True)
+    first, second = experiment.run(), experiment.run()
+    assert same(first, second)
+    assert same(first, experiment.base)
+    assert first.inputs.keys() == {"x"}
+    assert torch.equal(first.inputs["x"], experiment.base.inputs["x"])
+    assert experiment.training
+
+
+def test_another_seed_is_that_of_the_call_only():
+    experiment = experiment_of(Layer, X, "D, 0.5", train=True)
+    other = experiment.run(Intervention(seed=1))
+    assert other.follows(experiment.base)
+    assert not same(other, experiment.base)
+    assert torch.equal(other.inputs["x"], experiment.base.inputs["x"])
+    assert all(torch.equal(other.state[name], value) for name, value in experiment.base.state.items())
+
+
+def test_an_input_is_changed():
+    experiment = experiment_of(Layer, X, "D")
+    run = experiment.run(Intervention(inputs={"x": zeros}))
+    assert run.inputs["x"].eq(0).all()
+    assert named(run, "linear").given[0].eq(0).all()
+    assert experiment.base.inputs["x"].ne(0).all()
+    assert same(experiment.run(), experiment.base)
+
+
+def test_an_input_given_as_a_tensor_is_not_changed_itself():
+    given = torch.randn(2, 3, dtype=torch.float64)
+    kept = given.clone()
+
+    def function(x):
+        return x.mul_(2)
+
+    experiment = experiment_of(function, values={"x": given})
+    run = experiment.run(Intervention(inputs={"x": zeros}))
+    assert run.returned[0][1].eq(0).all()
+    assert torch.equal(experiment.run().returned[0][1], 2 * kept)
+    assert torch.equal(given, kept)
+
+
+def test_a_parameter_and_a_buffer_are_changed():
+    experiment = experiment_of(Layer, X, "D")
+    run = experiment.run(Intervention(parameters={"proj.weight": zeros, "zeros": lambda t: t + 1}))
+    weight, bias = (run.state[f"proj.{name}"] for name in ("weight", "bias"))
+    assert weight.eq(0).all()
+    assert run.state["zeros"].eq(1).all()
+    assert torch.equal(named(run, "linear").values[0], bias.expand_as(run.inputs["x"]))
+    assert same(experiment.run(), experiment.base)
+
+
+def test_a_result_is_changed():
+    experiment = experiment_of(Layer, X, "D")
+    run = experiment.run(Intervention(results={OutputRef(named(experiment.base, "linear").order): zeros}))
+    assert named(run, "mul").values[0].eq(0).all()
+    assert run.follows(experiment.base)
+    assert not run.returned[0][1].eq(0).any()
+
+
+def test_names_that_inputs_have_go_before_those_of_buffers():
+    class Twice(nn.Module):
+        def __init__(self, D):
+            super().__init__()
+            self.register_buffer("x", torch.ones(D))
+
+        def forward(self, x):
+            return x * self.x
+
+    experiment = experiment_of(Twice, X, "D")
+    assert experiment.base.inputs.keys() == {"x"}
+    assert experiment.base.state.keys() == {"self.x"}
+    run = experiment.run(Intervention(parameters={"self.x": zeros}))
+    assert run.returned[0][1].eq(0).all()
+
+
+def test_what_takes_float32_only_is_run_in_it():
+    def function(x):
+        return x + torch.zeros(3, 3).mm(torch.zeros(3, 3, dtype=torch.float32)).sum()
+
+    def strict(x):
+        assert x.dtype == torch.float32
+        return x * 2
+
+    assert experiment_of(function, X).dtype == torch.float64
+    experiment = experiment_of(strict, X)
+    assert experiment.base.error is None
+    assert experiment.dtype == torch.float32
+    assert experiment.tolerance > 1e-6
+
+
+def test_numbers_in_float32_have_its_tolerance():
+    def casting(x):
+        return x.float().softmax(-1).to(x.dtype) * x
+
+    assert experiment_of(casting, X).tolerance > experiment_of(lambda x: x.softmax(-1), X).tolerance
+
+
+def test_a_failure_is_part_of_the_run():
+    def failing(x):
+        doubled = x * 2
+        if doubled.sum() == 0:
+            raise ValueError("zeros")
+        return doubled
+
+    experiment = experiment_of(failing, X)
+    assert experiment.base.error is None
+    run = experiment.run(Intervention(inputs={"x": zeros}))
+    assert isinstance(run.error, ValueError)
+    assert [event.name for event in run.events] == ["mul", "sum", "eq"]
+    assert not run.follows(experiment.base)
+    assert not run.returned
+
+
+def test_a_constructor_that_fails_is_a_run_without_calls():
+    class Unbuilt(nn.Module):
+        def __init__(self, D):
+            raise RuntimeError("not today")
+
+    run = experiment_of(Unbuilt, X, "D").base
+    assert "not today" in str(run.error)
+    assert not run.events
+
+
+def test_a_run_that_takes_other_steps_does_not_follow():
+    def branching(x):
+        return x.relu() if x.sum() != 0 else x.tanh()
+
+    experiment = experiment_of(branching, X)
+    assert not experiment.run(Intervention(inputs={"x": zeros})).follows(experiment.base)
+    assert experiment.run().follows(experiment.base)
+
+
+def test_what_the_target_returned_goes_by_its_path():
+    def function(x):
+        return {"out": x * 2, "rest": [x + 1, None, (x.sum(),)]}
+
+    paths = [path for path, _ in experiment_of(function, X).base.returned]
+    assert len(paths) == len(set(paths)) == 3
+    assert all(path.startswith("output") for path in paths)
+
+
+def test_the_budget_counts_runs_and_ends_them():
+    budget = Budget(60.0)
+    experiment = experiment_of(lambda x: F.relu(x), X, budget=budget)
+    made = budget.runs
+    experiment.run()
+    experiment.call_twice()
+    assert budget.runs == made + 2
+    assert experiment.steps
+    assert budget.runs == made + 3
+    budget.started = time.monotonic() - 61
+    for more in (experiment.run, experiment.call_twice):
+        with pytest.raises(OutOfTimeError):
+            more()
+    assert budget.runs == made + 3
+
+
+def test_no_state_of_the_process_is_left():
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+
+    def function(x):
+        torch.set_default_dtype(torch.float16)
+        return x * torch.rand(())
+
+    experiment = experiment_of(function, X)
+    experiment.run()
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.equal(torch.get_rng_state(), state)

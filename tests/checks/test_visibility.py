@@ -1,0 +1,175 @@
+"""What the queries of whole attentions see, however masks are applied and scores laid out, and what explains it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attnshape.checks.attention.visibility import Hypothesis, explain_visibility
+from tests.checks.subjects import subject_of
+
+HEADS = {"q": "B H L Dk", "k": "B H L Dk", "v": "B H L Dv"}
+SIZES = {"B": 3, "H": 5, "L": 7, "Dk": 2, "Dv": 4}
+PADDING = {"mask": "bool B L"}
+
+
+def spread_by(mask):
+    return mask[:, None, None, :]
+
+
+def filled(s, keep):
+    return s.masked_fill(~keep, -torch.inf)
+
+
+def added(s, keep):
+    return s + torch.zeros(keep.shape, dtype=s.dtype).masked_fill(~keep, -1e9)
+
+
+def chosen(s, keep):
+    return torch.where(keep, s, torch.finfo(s.dtype).min)
+
+
+def in_place(s, keep):
+    s = s.clone()
+    s[~keep.expand_as(s)] = -1e5
+    return s
+
+
+def attention(masked):
+    def function(q, k, v, mask):
+        return masked(q @ k.mT / 2, spread_by(mask)).softmax(-1) @ v
+
+    return function
+
+
+def weights_dropped(q, k, v, mask):
+    weights = (q @ k.mT).softmax(-1).masked_fill(~spread_by(mask), 0.0)
+    return weights @ v
+
+
+def batch_outside(q, k, v, mask):
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    keep = mask.repeat_interleave(5, 0)[:, None]
+    return filled(q @ k.mT, keep).softmax(-1) @ v
+
+
+def heads_outside(q, k, v, mask):
+    q, k, v = (t.transpose(0, 1).flatten(0, 1) for t in (q, k, v))
+    keep = mask.repeat(5, 1)[:, None]
+    return filled(q @ k.mT, keep).softmax(-1) @ v
+
+
+def keys_first(q, k, v, mask):
+    weights = filled(k @ q.mT, mask[:, None, :, None]).softmax(-2)
+    return torch.einsum("bhji,bhjd->bhid", weights, v)
+
+
+def heads_last(q, k, v, mask):
+    scores = torch.einsum("bhid,bhjd->bijh", q, k)
+    return torch.einsum("bijh,bhjd->bihd", filled(scores, mask[:, None, :, None]).softmax(2), v)
+
+
+def fused(q, k, v, mask):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=spread_by(mask))
+
+
+def masked_behind(q, k, v, mask):
+    scores = q @ k.mT
+    powers = (scores - scores.amax(-1, keepdim=True)).exp() * spread_by(mask)
+    return powers / powers.sum(-1, keepdim=True) @ v
+
+
+RIGHT = [attention(masked) for masked in (filled, added, chosen, in_place)]
+RIGHT += [batch_outside, heads_outside, keys_first, heads_last, fused, weights_dropped]
+
+
+def seen_by(function, inputs, *claims, **sizes):
+    explained, unseen = explain_visibility(subject_of(function, {**HEADS, **inputs}, claims, **{**SIZES, **sizes}))
+    assert unseen == []
+    (found,) = explained
+    return found
+
+
+@pytest.mark.parametrize("function", RIGHT, ids=lambda one: one.__qualname__)
+def test_padding_is_hidden_in_every_layout(function):
+    found = seen_by(function, PADDING, "mask=keep")
+    assert found.hypothesis == Hypothesis((("mask", None),))
+    assert found.visible.keys.shape == (3, 5, 7, 7)
+    assert torch.equal(found.visible.keys, found.wanted)
+    assert not found.visible.is_weak
+
+
+@pytest.mark.parametrize("function", RIGHT, ids=lambda one: one.__qualname__)
+def test_a_mask_taken_for_its_opposite_is_seen_in_every_layout(function):
+    assert seen_by(function, PADDING, "mask=drop").hypothesis == Hypothesis((("mask", "inverted"),))
+
+
+def test_a_mask_repeated_in_the_wrong_order():
+    def inside(q, k, v, mask):
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+        return filled(q @ k.mT, mask.repeat(5, 1)[:, None]).softmax(-1) @ v
+
+    def outside(q, k, v, mask):
+        q, k, v = (t.transpose(0, 1).flatten(0, 1) for t in (q, k, v))
+        return filled(q @ k.mT, mask.repeat_interleave(5, 0)[:, None]).softmax(-1) @ v
+
+    assert seen_by(inside, PADDING, "mask=keep").hypothesis.masks == (("mask", "batch order"),)
+    assert seen_by(outside, PADDING, "mask=keep").hypothesis.masks == (("mask", "batch order, heads outside"),)
+
+
+def test_masks_on_queries_and_transposed_ones():
+    def on_queries(q, k, v, mask):
+        return filled(q @ k.mT, mask[:, None, :, None]).softmax(-1).nan_to_num() @ v
+
+    def transposed(q, k, v, mask):
+        return filled(q @ k.mT, mask.mT[:, None]).softmax(-1).nan_to_num() @ v
+
+    assert seen_by(on_queries, PADDING, "mask=keep").hypothesis.masks == (("mask", "on queries"),)
+    found = seen_by(transposed, {"mask": "bool B L L"}, "mask=keep")
+    assert found.hypothesis.masks == (("mask", "transposed"),)
+
+
+def test_a_mask_that_is_never_used():
+    found = seen_by(lambda q, k, v, mask: (q @ k.mT).softmax(-1) @ v, PADDING, "mask=keep")
+    assert found.hypothesis.masks == (("mask", "ignored"),)
+
+
+@pytest.mark.parametrize("offset", [-1, 0, 1, 2])
+def test_causal_masks_are_off_by_as_many(offset):
+    def causal(q, k, v):
+        keep = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(offset)
+        return filled(q @ k.mT, keep).softmax(-1).nan_to_num() @ v
+
+    assert seen_by(causal, {}, "causal").hypothesis == Hypothesis(offset=offset)
+
+
+def test_torchs_own_causal_mask_begins_at_the_first_key():
+    def cached(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    found = seen_by(cached, {"q": "B H Lq Dk", "k": "B H Lk Dk", "v": "B H Lk Dv"}, "causal", Lq=4, Lk=7)
+    assert found.right.offset == 3
+    assert found.hypothesis.offset == 0
+
+
+def test_a_small_fill_is_weak():
+    found = seen_by(attention(lambda s, keep: s.masked_fill(~keep, -5.0)), PADDING, "mask=keep")
+    assert found.visible.is_weak
+    assert torch.equal(found.visible.weak, ~found.wanted)
+    assert found.visible.added[found.visible.weak].eq(-5).all()
+
+
+def test_what_is_masked_behind_the_exponential_counts_too():
+    explained, unseen = explain_visibility(subject_of(masked_behind, {**HEADS, **PADDING}, ("mask=keep",), **SIZES))
+    assert unseen or explained[0].hypothesis == Hypothesis((("mask", None),))
+
+
+def test_every_attention_of_a_stack_is_explained():
+    def stacked(q, k, v, mask):
+        first = filled(q @ k.mT, spread_by(mask)).softmax(-1) @ k
+        second = F.scaled_dot_product_attention(first, k, k)
+        return (second @ k.mT).softmax(-1) @ v
+
+    explained, unseen = explain_visibility(subject_of(stacked, {**HEADS, **PADDING}, ("mask=keep",), **SIZES))
+    assert unseen == []
+    slips = sorted(str(one.hypothesis.masks[0][1]) for one in explained)
+    assert slips == ["None", "ignored", "ignored"]

@@ -1,0 +1,202 @@
+"""Which variable each shape in a comment belongs to."""
+
+import ast
+
+import pytest
+
+from attnshape.comments.functions import SourceFile, comments_in, read_source_file
+from attnshape.comments.grammar import CommentClaim, parse_comment
+
+
+def roles(text: str) -> list[tuple[str, str]]:
+    return [(one.role, one.shapes[0].text) for one in parse_comment(text)]
+
+
+def only(text: str) -> CommentClaim:
+    (claim,) = parse_comment(text)
+    return claim
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(B, T, C)", [("result", "(B, T, C)")]),
+        ("-> (B, T, C)", [("result", "(B, T, C)")]),
+        ("(B, T) -> (T, B)", [("operand", "(B, T)"), ("result", "(T, B)")]),
+        ("(B, T) → (T, B)", [("operand", "(B, T)"), ("result", "(T, B)")]),
+        ("(B, T) => (T, B)", [("operand", "(B, T)"), ("result", "(T, B)")]),
+        ("(B, T) to (T, B)", [("operand", "(B, T)"), ("result", "(T, B)")]),
+        ("(B, T) --> view --> (T, B)", [("operand", "(B, T)"), ("result", "(T, B)")]),
+        ("(B, T) -> (B, 1, T) -> (T, B)", [("operand", "(B, T)"), ("state", "(B, 1, T)"), ("result", "(T, B)")]),
+        ("(B, T) @ (T, C) -> (B, C)", [("operand", "(B, T)"), ("operand", "(T, C)"), ("result", "(B, C)")]),
+        ("(B, T) x (T, C) = (B, C)", [("operand", "(B, T)"), ("operand", "(T, C)"), ("result", "(B, C)")]),
+        ("b n (h d) -> b h n d", [("operand", "b n (h d)"), ("result", "b h n d")]),
+        ("b h n d, b h m d -> b h n m", [("operand", "b h n d"), ("operand", "b h m d"), ("result", "b h n m")]),
+    ],
+)
+def test_arrows_and_products(text: str, expected: list[tuple[str, str]]) -> None:
+    assert roles(text) == expected
+
+
+def test_the_operands_of_a_product_know_both() -> None:
+    first, second, result = parse_comment("(B, T) @ (T, C) -> (B, C)")
+    assert [documented.text for documented in first.product] == ["(B, T)", "(T, C)"]
+    assert second.product == first.product
+    assert (result.product, result.chained) == ((), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "firm"),
+    [
+        ("q: (B, T, D)", ("q",), True),
+        ("q, k, v: (B, T, D)", ("q", "k", "v"), True),
+        ("q/k: (B, T, D)", ("q", "k"), True),
+        ("`q` and `k` have shape (B, T, D)", ("q", "k"), False),
+        ("q.shape = (B, T, D)", ("q",), True),
+        ("q = [B, T, D]", ("q",), True),
+        ("q is now (B, T, D)", ("q",), False),
+        ("k, v each [B, T]", ("k", "v"), False),
+        ("self.mask: (T, T)", ("self.mask",), True),
+        ("k: b h j e", ("k",), True),
+        ("x: bsz x qlen", ("x",), True),
+        ("(B, T, D)", (), False),
+    ],
+)
+def test_labels(text: str, names: tuple[str, ...], firm: bool) -> None:
+    claim = only(text)
+    assert (claim.label.names, claim.label.firm) == (names, firm)
+
+
+def test_several_labels() -> None:
+    made = parse_comment("q: (B, T), k: (B, S)")
+    assert [(one.label.names, one.shapes[0].text) for one in made] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
+
+
+def test_several_results() -> None:
+    made = parse_comment("(B, T), (B, S)")
+    assert [(one.shapes[0].text, one.place, one.of) for one in made] == [("(B, T)", 0, 2), ("(B, S)", 1, 2)]
+
+
+def test_as_many_names_as_shapes() -> None:
+    made = parse_comment("q, k: (B, T), (B, S)")
+    assert [(one.label.names, one.shapes[0].text) for one in made] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
+
+
+@pytest.mark.parametrize("between", [" or ", " / ", " | ", ", or "])
+def test_alternatives(between: str) -> None:
+    claim = only(f"(B, T){between}(T, B)")
+    assert [documented.text for documented in claim.shapes] == ["(B, T)", "(T, B)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "strict"),
+    [
+        ("(B, T)", True),
+        ("shape (B, T)", True),
+        ("now (B, T)", True),
+        ("(B, T) each", True),
+        ("transpose to (B, T)", False),
+        ("(B, T) is what is added", False),
+        ("the heads go to the batch axis: (B*H, T)", True),
+    ],
+)
+def test_what_is_nothing_but_shapes_is_strict(text: str, strict: bool) -> None:
+    assert only(text).strict is strict
+
+
+def test_what_stands_behind_another_hash_is_a_comment_of_its_own() -> None:
+    assert roles("type: ignore  # (B, T)") == [("result", "(B, T)")]
+    assert roles("(B, T)  # noqa: E501") == [("result", "(B, T)")]
+    assert roles("(B, T)  # attnshape: ignore[AS002]") == [("result", "(B, T)")]
+
+
+SOURCE = '''
+def forward(
+    self,
+    x,  # of x
+    *rest,
+):  # behind
+    """A docstring."""
+    # above one
+    q = x
+    # beneath q
+
+    k = f(
+        x,  # within k
+        # alone within k
+    )  # trailing k
+    for _ in range(2):  # of the loop
+        v = k  # trailing v
+
+        # last in loop
+    # above two
+    # in two lines
+    a = 1
+    b = 2
+
+    def inner(t):
+        return t  # of another function
+
+    return a  # trailing return
+    # at the end
+'''
+
+
+@pytest.fixture
+def file(tmp_path_factory: pytest.TempPathFactory) -> SourceFile:
+    path = tmp_path_factory.mktemp("source") / "code.py"
+    path.write_text(SOURCE)
+    made = read_source_file(str(path))
+    assert made is not None
+    return made
+
+
+def test_each_comment_is_placed(file: SourceFile) -> None:
+    node = file.tree.body[0]
+    assert isinstance(node, ast.FunctionDef)
+    lines = SOURCE.split("\n")
+
+    def at(statement: ast.stmt | None) -> str:
+        return lines[statement.lineno - 1].strip().partition("  #")[0] if statement is not None else ""
+
+    placed = {
+        one.text.strip(): (one.where, at(one.statement), at(one.before), [at(b) for b in one.block])
+        for one in comments_in(file, node)
+    }
+    assert placed == {
+        "of x": ("signature", "", "", []),
+        "behind": ("signature", "", "", []),
+        "above one": ("above", "q = x", '"""A docstring."""', ["q = x"]),
+        "beneath q": ("above", "", "q = x", []),
+        "within k": ("within", "k = f(", "", []),
+        "alone within k": ("within", "k = f(", "", []),
+        "trailing k": ("trailing", "k = f(", "", []),
+        "of the loop": ("within", "for _ in range(2):", "", []),
+        "trailing v": ("trailing", "v = k", "", []),
+        "last in loop": ("above", "a = 1", "", ["a = 1", "b = 2"]),
+        "above two": ("above", "a = 1", "", ["a = 1", "b = 2"]),
+        "in two lines": ("above", "a = 1", "", ["a = 1", "b = 2"]),
+        "trailing return": ("trailing", "return a", "", []),
+    }
+    assert [one.parameter for one in comments_in(file, node) if one.text.strip() == "of x"] == ["x"]
+
+
+def test_what_is_not_python_or_not_there_is_no_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("none")
+    for name, content in {"a.py": b"def f(:", "b.py": b"", "c.py": bytes(range(256)), "d.py": b"x = '\0'"}.items():
+        (folder / name).write_bytes(content)
+        assert read_source_file(str(folder / name)) is None
+    assert read_source_file(str(folder / "none.py")) is None
+    assert read_source_file("<string>") is None
+    assert read_source_file("\0") is None
+
+
+def test_a_file_that_changes_is_read_anew(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("anew") / "a.py"
+    path.write_text("x = 1  # (B, T)\n")
+    before = read_source_file(str(path))
+    path.write_text("x = 1  # (B, T, C)\n")
+    after = read_source_file(str(path))
+    assert before is not None
+    assert after is not None
+    assert [before.comments[0][2], after.comments[0][2]] == [" (B, T)", " (B, T, C)"]

@@ -1,0 +1,134 @@
+"""Correct comments get no finding; planted faults are found at their lines, and nowhere else."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from attnshape.comments.verify import CODES, ORDER, RANK, SIZE, TYPE
+from tests.comments.planted_faults import FAULTS, FOLDER, NAMES, NOTATIONS, TARGETS, Copy
+
+HELD = {
+    "alibi": 11,
+    "annotated": 13,
+    "axial": 13,
+    "bahdanau": 12,
+    "chunked": 12,
+    "clip_pool": 9,
+    "cross": 11,
+    "decoder_layer": 13,
+    "einops_attn": 11,
+    "encdec": 13,
+    "gat": 22,
+    "gqa": 10,
+    "head_modules": 12,
+    "hf_like": 9,
+    "hier_pool": 15,
+    "jax_gqa": 15,
+    "kvcache": 11,
+    "lecture": 11,
+    "linear_attn": 6,
+    "list_heads": 9,
+    "mla": 12,
+    "mqa_jax": 9,
+    "nanogpt": 12,
+    "perceiver": 23,
+    "performer": 16,
+    "pma": 10,
+    "relpos": 13,
+    "rope": 13,
+    "sagan": 10,
+    "sdpa_numpy": 11,
+    "sliding": 18,
+    "slot": 7,
+    "t5_like": 12,
+    "talking": 8,
+    "timm_vit": 10,
+    "torchstyle": 15,
+    "windowed": 11,
+    "xl": 13,
+}
+"""How many claims are verified in each file, at least."""
+
+FITTING = {
+    "rank": {RANK},
+    "swapped": {ORDER, SIZE},
+    "letter": {SIZE, ORDER},
+    "number": {SIZE, ORDER},
+    "dtype": {TYPE},
+    **{kind: {RANK, ORDER, SIZE} for kind in ("docstring", "stale", "result", "operand", "annotation")},
+}
+"""The codes that fit each kind of fault: two axes exchanged are an order; twice the same length, though, is a size."""
+
+KNOWN = [fault for fault in FAULTS if fault.reason is not None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_fault_is_found_at_its_line_and_nothing_else_is(name: str, tmp_path: Path) -> None:
+    copy = Copy(name, tmp_path)
+    assert [(one.source.line, one.message) for one in copy.unchanged.findings if one.source] == []
+    assert copy.unchanged.holding >= HELD[name]
+    assert copy.unchanged.runs >= 2
+    wrong = []
+    for fault in (one for one in FAULTS if one.file == name and one.reason is None):
+        with copy.planted(fault) as found:
+            lines = {one.source.line if one.source is not None else None for one in found}
+            codes = {one.code for one in found}
+            if lines != {fault.line} or not codes <= FITTING[fault.kind]:
+                wrong.append((fault.line, fault.wrong, [(one.code, one.message) for one in found]))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(fault.file for fault in KNOWN))
+def test_what_is_said_not_to_be_found_is_not_found_yet(name: str, tmp_path: Path) -> None:
+    copy = Copy(name, tmp_path)
+    for fault in (one for one in KNOWN if one.file == name):
+        with copy.planted(fault) as found:
+            there = [one.message for one in found if one.source and one.source.line == fault.line]
+            assert there == [], f"it is found: take the reason beneath {fault.wrong!r} out of planted/{name}.txt"
+
+
+def test_the_faults_are_of_many_lines_kinds_and_notations() -> None:
+    assert {fault.file for fault in FAULTS} == set(NAMES) == set(HELD)
+    assert set(TARGETS) <= set(NAMES)
+    assert len({(fault.file, fault.line) for fault in FAULTS}) >= 60
+    assert len(FAULTS) == 728
+    assert {fault.notation for fault in FAULTS} == set(NOTATIONS)
+    assert {fault.kind for fault in FAULTS} == set(FITTING)
+
+
+def test_every_fault_changes_its_line_and_no_code() -> None:
+    for name in NAMES:
+        text = (FOLDER / "sources" / f"{name}.py").read_text(encoding="utf-8")
+        code = _code(text)
+        for fault in (one for one in FAULTS if one.file == name):
+            lines = text.split("\n")
+            assert lines[fault.line - 1].endswith(fault.right), fault
+            assert fault.wrong != fault.right
+            lines[fault.line - 1] = lines[fault.line - 1].removesuffix(fault.right) + fault.wrong
+            assert _code("\n".join(lines)) == code, fault
+
+
+def test_each_fault_is_found_by_a_code_that_fits_its_kind_or_has_a_reason() -> None:
+    assert [fault for fault in FAULTS if (fault.code is None) == (fault.reason is None)] == []
+    assert [fault for fault in FAULTS if fault.code is not None and fault.code not in FITTING[fault.kind]] == []
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_each_code_has_three_faults_or_more(code: str) -> None:
+    assert len([fault for fault in FAULTS if fault.code == code]) >= 3
+
+
+def _code(text: str) -> str:
+    """Return a file's syntax without its docstrings and annotations."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)) and ast.get_docstring(node) is not None:
+            node.body[0] = ast.Pass()
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+    return ast.dump(tree)

@@ -1,0 +1,196 @@
+"""A target of pyproject.toml: the options that its keys stand for, and the error where it can't be one."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnshape.errors import AttnshapeError
+from attnshape.options.pyproject import KEYS, ProjectTarget, decode_target
+from attnshape.options.spec import TargetSpec
+
+TARGET = 'target = "m.py:A"\n'
+
+
+def decode(toml: str) -> ProjectTarget:
+    return decode_target("ours", tomllib.loads(TARGET + toml))
+
+
+@pytest.mark.parametrize(
+    ("toml", "fields"),
+    [
+        ('init = "D, H"', {"init": "D, H"}),
+        ('inputs = ["q: B L D", "k: B L D"]', {"inputs": {"q": "B L D", "k": "B L D"}}),
+        ('input = "q: B L D"', {"inputs": {"q": "B L D"}}),
+        ('inputs = { q = "B L D", ids = "int[V] B L" }', {"inputs": {"q": "B L D", "ids": "int[V] B L"}}),
+        ('with = { scale = "H**-0.5", n = 2, flag = false }', {
+            "arguments": {"scale": "H**-0.5", "n": "2", "flag": "False"}
+        }),
+        ('with = ["scale=H**-0.5"]', {"arguments": {"scale": "H**-0.5"}}),
+        ('claims = { causal = true, alibi = false, mask = "keep", window = 4 }', {
+            "claims": ("causal", "mask=keep", "window=4")
+        }),
+        ('claims = ["causal", "scale=0.5"]', {"claims": ("causal", "scale=0.5")}),
+        ('claim = "causal"', {"claims": ("causal",)}),
+        ('expect = { scores = "B H L L" }', {"expect": (("scores", "B H L L"),)}),
+        ('mask-value = -inf\nheads = 4\nd-head = "8"', {
+            "options": {"mask_value": float("-inf")}, "sizes": {"H": 4, "Dk": 8}
+        }),
+        ("causal = true\npadding = false\nno-bias = true", {"options": {"causal": True, "bias": False}}),
+        ('dim = { T = 4, C = "2*T" }', {"sizes": {"T": 4, "C": "2*T"}}),
+        ('dim = ["T=4", "C=2*T"]', {"sizes": {"T": 4, "C": "2*T"}}),
+    ],
+)  # fmt: skip
+def test_keys_are_options(toml: str, fields: dict[str, Any]) -> None:
+    assert decode(toml).spec() == TargetSpec("m.py:A", **fields)
+
+
+def test_run_options_are_those_that_are_given() -> None:
+    assert decode("").run() == {}
+    toml = 'seed = 7\ndevice = "meta"\ndtype = "float64"\ntrain = true\ngrad = false'
+    assert decode(toml).run() == {"seed": 7, "device": "meta", "dtype": "float64", "train": True}
+
+
+@pytest.mark.parametrize(
+    ("toml", "sets"),
+    [
+        ("", ()),
+        ("sizes = { B = 2 }", ({"B": 2},)),
+        ("sizes = [{ B = 2, L = 10 }, { B = 1, L = 1 }]", ({"B": 2, "L": 10}, {"B": 1, "L": 1})),
+        ('sizes = [{ L = "2*W+1", W = "3" }]', ({"L": 7, "W": 3},)),
+        ('sizes = [{ L = "2*H" }]\nheads = 4', ({"L": 8},)),
+        ('sizes = [{ T = 8, B = "T//2" }]\ndim = { T = 4 }', ({"B": 4, "T": 8},)),
+        ('sizes = [{ B = "3*T" }]\ndim = ["T=5"]', ({"B": 15},)),
+        ("[[sizes]]\nL = 1\nB = 3\n[[sizes]]\nL = 2", ({"B": 3, "L": 1}, {"L": 2})),
+    ],
+)
+def test_sets_of_sizes(toml: str, sets: tuple[dict[str, int], ...]) -> None:
+    found = decode(toml).sets()
+    assert found == sets
+    # in canonical order, whatever order they are written in
+    assert [list(one) for one in found] == [list(one) for one in sets]
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "message", "hint"),
+    [
+        ("inits = 3", "inits", "isn't one that a target has", "did you mean init?"),
+        ("kv_heads = 3", "kv_heads", "isn't one that a target has", "did you mean kv-heads?"),
+        ('input = "x: B"\ninputs = ["x: B"]', "input", "is given twice, as input and as inputs", "keep one"),
+        ('claims = ["causal"]\nclaim = []', "claim", "is given twice, as claim and as claims", "keep one"),
+        ("inputs = []", "inputs", "is an empty list", '["x: B L D"]'),
+        ("inputs = [3]", "inputs", "has an integer, expected strings", '["x: B L D"]'),
+        ("inputs = 1979-05-27", "inputs", "is a date, expected strings", '["x: B L D"]'),
+        ("inputs = { x = [1] }", "inputs", "has an array, expected strings", '["x: B L D"]'),
+        ("expect = { scores = true }", "expect", "has true or false, expected strings", "scores: B H L L"),
+        ("with = { x = 1979-05-27 }", "with", "has a date", "Dk**-0.5"),
+        ("claims = 3", "claims", "is an integer", '["causal"]'),
+        ('causal = "yes"', "causal", "is a string, expected true or false", "causal = true"),
+        ("init = []", "init", "is an array, expected a string", '"D, H"'),
+        ("length = true", "length", "is true or false, expected a whole number", "length = 4"),
+        ("heads = { a = 3 }", "heads", "is a table, expected a whole number", "heads = 4"),
+        (f"heads = 0x{'f' * 6000}", "heads", "is far too large, expected a whole number", "heads = 4"),
+        (
+            "sizes = 3",
+            "sizes",
+            "is an integer, expected a table of sizes, or a list of such tables",
+            "sizes = [{ B = 2, L = 10 }",
+        ),
+        (
+            "sizes = [3]",
+            "sizes",
+            "has an integer, expected a table of sizes, or a list of such tables",
+            "sizes = [{ B = 2, L = 10 }",
+        ),
+        ("sizes = []", "sizes", "is an empty list", "leave it out"),
+        ("sizes = {}", "sizes", "no sizes", "list some"),
+        ("sizes = [{ B = 2 }, {}]", "sizes", "set 2: no sizes", "list some"),
+        ("sizes = [{ B = 2 }, { B = 2 }]", "sizes", "has the set B=2 twice", "once"),
+        ('sizes = [{ B = 2 }, { B = "1+1" }]', "sizes", "has the set B=2 twice", "once"),
+        ("sizes = { b = 2 }", "sizes", "'b', which isn't a size symbol", "did you mean B?"),
+        ("sizes = { Q = 2 }\ndim = { T = 2 }", "sizes", "'Q', which isn't a size symbol", "dim = { T = 4 }"),
+        ("sizes = { batch = 2 }", "sizes", "'batch', which isn't a size symbol", "write B"),
+        ("sizes = { B = 2 }\nbatch = 3", "sizes", "B, which the key batch of the same target gives too", "keep one"),
+        ("sizes = { B = 0 }", "sizes", "B is 0, expected at least 1", "B = 4"),
+        ("sizes = { B = -3 }", "sizes", "B is -3, expected", "B = 4"),
+        ("sizes = { B = 1.5 }", "sizes", "has a float, expected", "B = 2"),
+        ("sizes = { B = true }", "sizes", "has true or false, expected", "B = 2"),
+        ("sizes = { B = [1] }", "sizes", "has an array, expected", "B = 2"),
+        ("sizes = { B = nan }", "sizes", "has a float, expected", "B = 2"),
+        (f"sizes = {{ B = {'9' * 4000} }}", "sizes", "B is a far too large number, more than", "smaller"),
+        (f"sizes = {{ B = 0x{'f' * 6000} }}", "sizes", "B is a far too large number, more than", "smaller"),
+        ('sizes = { B = "two" }', "sizes", 'B = "two", and two has no number there', "two = 4"),
+        ('sizes = { B = "" }', "sizes", "'' isn't an axis expression", "H*Dk"),
+        ('sizes = { B = "L+" }', "sizes", "'L+' isn't an axis expression", "H*Dk"),
+        ('sizes = { B = "L//0", L = 2 }', "sizes", "L//0 divides by zero", "other sizes"),
+        ('sizes = { B = "L-2", L = 2 }', "sizes", "B is 0, expected", "B = 4"),
+        ('sizes = { B = "L" }', "sizes", 'B = "L", and L has no number there', "L = 4"),
+        ('sizes = { B = "L", L = "B" }', "sizes", 'B = "L", and L has no number there', "L = 4"),
+        ('sizes = [{ B = 1 }, { B = "__import__(1)" }]', "sizes", "set 2: '__import__(1)'", "H*Dk"),
+    ],
+)
+def test_errors_name_the_file_the_target_and_the_key(toml: str, key: str, message: str, hint: str) -> None:
+    with pytest.raises(AttnshapeError) as raised:
+        decode(toml)
+    assert raised.value.message.startswith(f"pyproject.toml: target 'ours': the key {key}")
+    assert message in raised.value.message
+    assert hint in (raised.value.hint or "")
+    assert len(raised.value.message) < 300
+
+
+@pytest.mark.parametrize("value", ["", " ", 3, 0.5, True, [], {}, ["m.py:A"]])
+def test_the_target_itself_is_a_text(value: object) -> None:
+    with pytest.raises(AttnshapeError, match=r"the key target is (empty|missing|an? |true)"):
+        decode_target("ours", {"target": value})
+    with pytest.raises(AttnshapeError, match="the key target is missing"):
+        decode_target("ours", {})
+
+
+@pytest.mark.parametrize(("name", "what"), [("", "is empty"), ("  ", "is empty"), ("a:b", "has a colon")])
+def test_names_that_no_command_line_could_have(name: str, what: str) -> None:
+    with pytest.raises(AttnshapeError, match=what):
+        decode_target(name, {"target": "average"})
+
+
+@pytest.mark.parametrize("value", [3, "average", ["average"], True, None])
+def test_an_entry_is_a_table(value: object) -> None:
+    with pytest.raises(AttnshapeError, match="expected a table"):
+        decode_target("ours", value)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates() | st.times()
+VALUES = st.recursive(
+    SCALARS | st.sampled_from(["2*L", "B", "x: B L", "T=3", "causal"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["B", "L", "T", "x", "b c", ""]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.text(max_size=6),
+    st.dictionaries(st.sampled_from([*KEYS, "input", "claim", "nosuch", ""]), VALUES, max_size=4),
+    st.booleans(),
+)
+def test_anything_is_an_entry_of_texts_or_an_error_with_a_way_out(
+    name: str, value: dict[str, Any], whole: bool
+) -> None:
+    try:
+        found = decode_target(name, {"target": "average", **value} if whole else value)
+    except AttnshapeError as error:
+        assert error.message.startswith("pyproject.toml: ")
+        assert repr(name) in error.message
+        assert error.hint
+        return
+    spec = found.spec()
+    assert spec.target.strip()
+    assert all(type(text) is str for texts in (spec.inputs, spec.arguments) for text in texts.values())
+    assert all(type(text) is str for pair in spec.expect for text in pair)
+    assert all(type(size) is int and size >= 1 for one in found.sets() for size in one.values())

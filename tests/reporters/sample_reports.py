@@ -1,0 +1,124 @@
+"""Reports built by hand: what a check would make of an attention with mistakes, and what malice would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnshape.model.report import Fact, Finding, NotChecked, Pattern, Report
+from attnshape.model.trace import Size, Source
+
+FILE = "model.py"
+SOURCE = """\
+import math
+import torch
+
+
+def attend(q, k, v, mask, D):
+    scores = q @ k.transpose(-2, -1) / math.sqrt(D)
+    scores = torch.where(
+        mask, scores, -10.0
+    )
+    weights = scores.softmax(dim=-1)
+\treturn weights @ v
+"""
+SMALL_SIZES = ({"B": 5, "H": 7, "L": 11, "D": 91}, {"B": 7, "H": 5, "L": 13, "D": 55})
+
+
+def read_lines(file: str) -> Sequence[str]:
+    """The lines of the one file that there is."""
+    return SOURCE.splitlines(keepends=True) if file == FILE else ()
+
+
+def report_of(*findings: Finding, **fields: object) -> Report:
+    given: dict[str, object] = {
+        "attnshape": "0.1.0",
+        "torch": "2.13.0",
+        "python": "3.11.7",
+        "target": "model.py:attend",
+        "command": "attnshape check model.py:attend",
+        "seed": 0,
+        "dtype": "float64",
+        "sizes": {"B": Size(2, "default")},
+        "small_sizes": SMALL_SIZES,
+        "runs": 38,
+        "findings": findings,
+    }
+    return Report(**(given | fields))  # type: ignore[arg-type]
+
+
+SCALE = Finding(
+    code="AS201",
+    message="scores are scaled by 1/sqrt(D) = 0.105, expected 1/sqrt(Dk) = 0.277",
+    source=Source(FILE, 6, 14, "attend"),
+    expression="q @ k.transpose(-2, -1) / math.sqrt(D)",
+    hint="divide by math.sqrt(Dk)",
+    shown="reproduced",
+    evidence="1/sqrt(D) gives the same scores at both sizes",
+)
+FILL = Finding(
+    code="AS405",
+    message="masked scores become -10, which leaves masked keys a weight of 4.5e-05",
+    source=Source(FILE, 7, 14, "attend"),
+    expression="torch.where(\n        mask, scores, -10.0\n    )",
+    hint='fill with float("-inf")',
+    shown="intervention",
+    evidence="changed token 3 of v, which mask hides",
+)
+NOWHERE = Finding(
+    code="AS901",
+    message="dropout is active in eval mode",
+    source=None,
+    expression="",
+    hint="give training=self.training",
+    shown="intervention",
+    evidence="two seeds give two outputs",
+)
+CAUSAL = Pattern(output="output", input="x", queries="Lq", keys="L", rows=("#..", "##.", "###"))
+
+
+def two_findings() -> Report:
+    return report_of(
+        SCALE,
+        FILL,
+        command='attnshape check model.py:attend --input "q: B H L Dk" --input "k: B H L Dk" --claim mask=keep',
+        claims=("mask=keep",),
+        facts=(Fact(text="attends to every position"), Fact(text="scale 1/sqrt(D)", source=SCALE.source)),
+        verified=("batch elements apart", "softmax over the keys", "weights sum to one"),
+        not_checked=(NotChecked(what="causality", why="not claimed"), NotChecked(what="gradients", why="")),
+        suppressed=(NOWHERE,),
+        patterns=(CAUSAL,),
+    )
+
+
+def no_findings() -> Report:
+    return report_of(
+        runs=1,
+        verified=("batch elements apart", "softmax over the keys"),
+        not_checked=(NotChecked(what="masks", why="none given"),),
+        patterns=(CAUSAL,),
+    )
+
+
+def nothing_examined() -> Report:
+    return report_of(NOWHERE, runs=0, small_sizes=(), command="")
+
+
+def hostile(text: str) -> Report:
+    """The whole of a report's free text is `text`."""
+    source = Source(text, 1, 1, text)
+    finding = Finding(
+        code=text, message=text, source=source, expression=text, hint=text, shown="intervention", evidence=text
+    )
+    return report_of(
+        finding,
+        target=text,
+        command=text,
+        dtype=text,
+        small_sizes=({text: 2},),
+        claims=(text,),
+        facts=(Fact(text=text, source=source),),
+        verified=(text,),
+        not_checked=(NotChecked(what=text, why=text),),
+        suppressed=(finding,),
+        patterns=(Pattern(output=text, input=text, queries=text, keys=text, rows=(text, text)),),
+    )

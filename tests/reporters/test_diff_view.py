@@ -1,0 +1,104 @@
+"""What a row of a difference shows of both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attnshape
+from attnshape import Difference
+from attnshape.reporters.diff_view import diff_view
+from attnshape.reporters.markdown import diff_markdown
+from attnshape.reporters.reporter import Screen
+from attnshape.reporters.table import diff_table
+
+HEADS = dict.fromkeys("qkv", "B H L Dk")
+
+
+def lines(difference: Difference, width: int = 120) -> list[str]:
+    """Return a table's lines with one space between what stands in them."""
+    return [" ".join(line.split()) for line in diff_table(diff_view(difference), Screen(width)).splitlines()]
+
+
+def test_an_old_row_has_the_old_stride_where_it_follows_from_the_shape() -> None:
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    old, new = (attnshape.trace(doubled, inputs={"x": "B L D"}, L=length) for length in (10, 20))
+    difference = attnshape.diff(old, new)
+    assert difference.kinds == ("size",)
+    rows = lines(difference)
+    place = next(number for number, row in enumerate(rows) if row.startswith("1 x * 2"))
+    assert rows[place] == "1 x * 2 B L D 2 10 512 5120 512 1 new 40 KiB"
+    assert rows[place + 1] == "→ 2 20 512 → 10240 512 1 → new 80 KiB"
+    assert "| 2 10 512 → 2 20 512 | 5120 512 1 → 10240 512 1 |" in diff_markdown(diff_view(difference))
+
+
+def test_an_expression_with_another_operand_is_shown_beside_the_old_one() -> None:
+    def valued(q: Any, k: Any, v: Any) -> Any:
+        weights = (q @ k.mT).softmax(-1)
+        y = weights @ v
+        return y * 2
+
+    def keyed(q: Any, k: Any, v: Any) -> Any:
+        weights = (q @ k.mT).softmax(-1)
+        y = weights @ k
+        return y * 2
+
+    rows = lines(attnshape.diff(*(attnshape.trace(one, inputs=HEADS) for one in (valued, keyed))))
+    place = next(number for number, row in enumerate(rows) if row.startswith("4 y = weights @ v "))
+    assert rows[place + 1] == "→ y = weights @ k"
+    assert "step 4 reads 3, k; the old step 4 reads 3, v" in rows
+
+
+def test_a_step_that_reads_a_part_of_what_went_is_shown_with_what_it_read() -> None:
+    def attending(q: Any, k: Any, v: Any) -> Any:
+        weights = (q @ k.mT).softmax(-1)
+        y = weights @ v
+        y = y.transpose(1, 2)
+        return y.flatten(2)
+
+    def skipping(q: Any, k: Any, v: Any) -> Any:
+        weights = (q @ k.mT).softmax(-1)  # noqa: F841 - it is made, and read no more
+        y = v.transpose(1, 2)
+        return y.flatten(2)
+
+    old, new = (attnshape.trace(one, inputs=HEADS) for one in (attending, skipping))
+    rows = lines(attnshape.diff(old, new))
+    place = next(number for number, row in enumerate(rows) if row.startswith("5→4 "))
+    assert ".transpose(1, 2)" in rows[place]
+    assert "v" not in rows[place].partition(".transpose")[0]
+    assert rows[place + 1].startswith("→ y = v.transpose(1, 2)")
+    assert "step 4 reads v; the old step 5 reads 4" in rows
+
+
+def test_columns_that_are_alike_are_left_out_before_those_that_differ() -> None:
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    how: dict[str, Any] = {"inputs": {"x": "B L D"}}
+    old, new = (attnshape.trace(doubled, dtype=dtype, **how) for dtype in ("float32", "bfloat16"))
+    for width in (45, 55, 65):
+        rows = lines(attnshape.diff(old, new), width)
+        told = next(row for row in rows if row.startswith("too narrow for "))
+        assert "dtype" not in told
+        assert "→ bfloat16" in " ".join(rows)
+    told = next(row for row in lines(attnshape.diff(old, new), 60) if row.startswith("too narrow for "))
+    assert "stride" in told
+    assert "too narrow" not in " ".join(lines(attnshape.diff(old, new), 120))
+
+
+def test_functions_are_not_listed_as_renamed() -> None:
+    def viewed(q: Any) -> Any:
+        return q.view(4, -1).transpose(0, 1) * 2
+
+    def reshaped(q: Any) -> Any:
+        return q.reshape(4, -1).transpose(0, 1) * 2
+
+    def renamed(query: Any) -> Any:
+        return query.reshape(4, -1).transpose(0, 1) * 2
+
+    old, new = (attnshape.trace(one, inputs={"q": "B L D"}) for one in (viewed, reshaped))
+    assert attnshape.diff(old, new).renamed == ()
+    assert attnshape.diff(old, new).kinds == ("steps",)
+    other = attnshape.trace(renamed, inputs={"query": "B L D"})
+    assert [(one.old, one.new) for one in attnshape.diff(old, other).renamed] == [("q", "query")]

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from markdown_it import MarkdownIt
+
+from attnshape.dims.symbols import SYMBOLS
+from attnshape.model.trace import Known, Role, StorageKind
+from attnshape.reporters.reference_pages import ROLES, WORDS, chapters, glossary_markdown, glossary_text
+
+
+@pytest.mark.parametrize("text", [glossary_text(80), glossary_markdown()], ids=["terminal", "markdown"])
+def test_every_word_of_the_model_is_there(text: str) -> None:
+    for symbol in SYMBOLS:
+        assert symbol.flag in text
+    for word in (*get_args(Role), *get_args(Known)):
+        assert word in text
+
+
+def test_every_role_and_kind_of_storage_has_its_line() -> None:
+    assert set(ROLES) == set(get_args(Role))
+    # A write in place shows as `writes` in a table.
+    assert {"writes" if kind == "inplace" else kind for kind in get_args(StorageKind)} <= set(WORDS)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 300])
+def test_it_fits(width: int) -> None:
+    assert max(map(len, glossary_text(width).splitlines())) <= width
+
+
+def test_markdown_has_three_whole_tables() -> None:
+    tokens = MarkdownIt("commonmark").enable("table").parse(glossary_markdown())
+    assert sum(token.type == "table_open" for token in tokens) == 3
+    rows = sum(token.type == "tr_open" for token in tokens)
+    assert rows == sum(len(chapter.rows) + 1 for chapter in chapters())

@@ -1,0 +1,108 @@
+"""The exact text of each format.
+
+`pytest --update-goldens tests/reporters/test_goldens.py` rewrites the files: read each before you commit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from attnshape.checks.rules.pages import page, pages
+from attnshape.reporters.batch_view import BatchResult
+from attnshape.reporters.columns import COLUMNS
+from attnshape.reporters.github import report_commands
+from attnshape.reporters.markdown import report_markdown
+from attnshape.reporters.reference_pages import glossary_markdown, glossary_text, rule_list, rule_page
+from attnshape.reporters.registry import find_renderer
+from attnshape.reporters.reporter import Screen
+from attnshape.reporters.text import report_text
+from attnshape.reporters.trace_view import ViewOptions
+from tests.goldens import assert_golden
+from tests.reporters import sample_batches, sample_reports, sample_traces
+
+GOLDENS = Path(__file__).parent / "goldens"
+EXPLAINED = ViewOptions(explain=True)
+EVERY_COLUMN = ViewOptions(tuple(COLUMNS.values()))
+READ = sample_reports.read_lines
+
+
+def trace(name: str, sample: str, width: int, options: ViewOptions = ViewOptions()) -> Callable[[], str]:  # noqa: B008
+    return lambda: find_renderer(name, "trace")(getattr(sample_traces, sample)(), options, Screen(width))
+
+
+def text(sample: str, width: int, patterns: bool = False) -> Callable[[], str]:
+    return lambda: report_text(getattr(sample_reports, sample)(), Screen(width), patterns, READ)
+
+
+def markdown(sample: str, patterns: bool = False) -> Callable[[], str]:
+    return lambda: report_markdown(getattr(sample_reports, sample)(), patterns, READ)
+
+
+def batch(name: str, kind: Literal["traces", "reports"], width: int = 100) -> Callable[[], str]:
+    return lambda: batch_document(name, kind, getattr(sample_batches, kind)(), width)
+
+
+def batch_document(name: str, kind: Literal["traces", "reports"], results: BatchResult, width: int = 100) -> str:
+    """Return everything that a format writes for a batch, with a word in the place of each result."""
+    reporter, screen = find_renderer(name, kind), Screen(width)
+    parts = []
+    for item in results.items if reporter.render_heading is not None else ():
+        parts.append(reporter.render_heading(item, screen) + "\n")
+        parts += [f"<{type(item.result).__name__}>\n\n"] if item.result is not None else []
+    return "".join((*parts, reporter.render_summary(results, screen)))
+
+
+TEXTS: dict[str, Callable[[], str]] = {
+    "multi_head_table_60": trace("table", "multi_head", 60),
+    "multi_head_table_80": trace("table", "multi_head", 80),
+    "multi_head_table_100": trace("table", "multi_head", 100),
+    "multi_head_table_160": trace("table", "multi_head", 160),
+    "multi_head_table_100_explained": trace("table", "multi_head", 100, EXPLAINED),
+    "multi_head_table_320_every_column": trace("table", "multi_head", 320, EVERY_COLUMN),
+    "multi_head_table_100_match": trace("table", "multi_head", 100, ViewOptions(match="concat,scores,Wo")),
+    "multi_head_markdown": trace("markdown", "multi_head", 80),
+    "multi_head_markdown_explained": trace("markdown", "multi_head", 80, EXPLAINED),
+    "multi_head_html_explained": trace("html", "multi_head", 80, EXPLAINED),
+    "fused_table_100_explained": trace("table", "fused", 100, EXPLAINED),
+    "fused_markdown": trace("markdown", "fused", 80),
+    "verified_table_100": trace("table", "verified", 100),
+    "verified_markdown": trace("markdown", "verified", 100),
+    "failed_table_80": trace("table", "failed", 80),
+    "failed_markdown": trace("markdown", "failed", 80),
+    "failed_html": trace("html", "failed", 80),
+    "glossary_80": lambda: glossary_text(80),
+    "glossary_markdown": glossary_markdown,
+    "two_findings_text_80": text("two_findings", 80, patterns=True),
+    "two_findings_text_40": text("two_findings", 40),
+    "two_findings_text_120": text("two_findings", 120),
+    "two_findings_markdown": markdown("two_findings", patterns=True),
+    "two_findings_github": lambda: report_commands(sample_reports.two_findings()),
+    "two_findings_json": lambda: sample_reports.two_findings().to_json() + "\n",
+    "no_findings_text_80": text("no_findings", 80),
+    "no_findings_markdown": markdown("no_findings"),
+    "nothing_examined_text_80": text("nothing_examined", 80),
+    "nothing_examined_markdown": markdown("nothing_examined"),
+    "rules_80": lambda: rule_list(pages(), 80),
+    "rule_as201_80": lambda: rule_page(page("AS201"), 80, color=False),
+    "traces_table_80": batch("table", "traces", 80),
+    "traces_table_100": batch("table", "traces", 100),
+    "traces_markdown": batch("markdown", "traces"),
+    "reports_text_80": batch("text", "reports", 80),
+    "reports_text_100": batch("text", "reports", 100),
+    "reports_text_40": batch("text", "reports", 40),
+    "reports_markdown": batch("markdown", "reports"),
+    "reports_github": batch("github", "reports"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_golden(name: str) -> None:
+    assert_golden(GOLDENS / f"{name}.txt", TEXTS[name]())
+
+
+def test_no_golden_is_left_over() -> None:
+    assert {path.stem for path in GOLDENS.glob("*.txt")} == set(TEXTS)

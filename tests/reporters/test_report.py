@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from attnshape.model.report import Report
+from attnshape.model.trace import Source
+from attnshape.reporters.github import report_commands
+from attnshape.reporters.registry import find_renderer, formats_for
+from attnshape.reporters.reporter import Screen
+from attnshape.reporters.text import report_text
+from tests.reporters import sample_reports as samples
+
+REPORTS = [samples.two_findings, samples.no_findings, samples.nothing_examined]
+
+
+@pytest.mark.parametrize("name", formats_for("report"))
+@pytest.mark.parametrize("make", REPORTS)
+def test_every_format_renders_every_report(name: str, make: Callable[[], Report]) -> None:
+    rendered = find_renderer(name, "report")(make(), Screen(100), False)
+    assert rendered.endswith("\n")
+    assert not rendered.endswith("\n\n")
+
+
+def test_json_is_the_whole_report() -> None:
+    content = json.loads(find_renderer("json", "report")(samples.two_findings(), Screen(80), False))
+    assert content["schema"] == "attnshape/report/1"
+    assert [one["code"] for one in content["findings"]] == ["AS201", "AS405"]
+    assert set(content) == set(Report.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", ["text", "markdown"])
+def test_patterns_are_drawn_on_request(name: str) -> None:
+    render = find_renderer(name, "report", draws_patterns=True)
+    assert "■ ■ ·" in render(samples.two_findings(), Screen(80), True)
+    assert "■ ■ ·" not in render(samples.two_findings(), Screen(80), False)
+
+
+@pytest.mark.parametrize("name", ["text", "markdown"])
+def test_the_absence_of_findings_is_not_taken_for_proof(name: str) -> None:
+    render = find_renderer(name, "report")
+    quiet = render(samples.no_findings(), Screen(100), False)
+    assert "no findings" in quiet
+    assert "no findings: this means no more than what is listed as verified" in quiet
+    assert "not checked: masks (none given)" in quiet
+    nothing = render(replace(samples.no_findings(), verified=()), Screen(100), False)
+    assert "no findings: this means nothing, since nothing could be verified" in nothing
+
+
+def test_without_its_source_a_finding_has_no_excerpt() -> None:
+    drawn = report_text(samples.two_findings(), Screen(80), read_lines=lambda file: ())
+    assert "model.py:6:14: AS201" in drawn
+    assert "^" not in drawn
+    assert "|" not in drawn
+
+
+@pytest.mark.parametrize(("line", "column"), [(0, 1), (-1, 1), (99, 1), (6, 0), (6, 99), (6, -3)])
+def test_a_place_that_is_not_there_is_named_and_not_marked(line: int, column: int) -> None:
+    finding = replace(samples.SCALE, source=Source(samples.FILE, line, column, "attend"))
+    drawn = report_text(samples.report_of(finding), Screen(80), read_lines=samples.read_lines)
+    assert f"model.py:{line}:{column}: AS201" in drawn
+    assert "^" not in drawn
+
+
+def test_where_the_line_reads_otherwise_its_start_is_marked() -> None:
+    finding = replace(samples.SCALE, expression="something else")
+    lines = report_text(samples.report_of(finding), Screen(80), read_lines=samples.read_lines).splitlines()
+    marks = next(line for line in lines if "^" in line)
+    assert marks.strip("| ") == "^"
+    assert lines[lines.index(marks) - 1][marks.index("^")] == "q"
+
+
+def test_colour_only_decorates() -> None:
+    report = samples.two_findings()
+    plain, colored = (report_text(report, Screen(80, color), True, samples.read_lines) for color in (False, True))
+    assert "\x1b[" in colored
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
+
+
+def test_a_workflow_command_escapes_its_properties_and_its_message() -> None:
+    finding = replace(
+        samples.SCALE,
+        source=Source("a,b:c%d.py", 3, 4, "f"),
+        message="100% wrong",
+        hint="divide, twice: once",
+    )
+    first, *_ = report_commands(samples.report_of(finding)).splitlines()
+    assert first == (
+        "::error file=a%2Cb%3Ac%25d.py,line=3,col=4,title=AS201::100%25 wrong%0Ahint: divide, twice: once"
+        "%0Ashown by reproduced numbers: 1/sqrt(D) gives the same scores at both sizes"
+    )
+
+
+def test_of_more_than_two_sets_of_sizes_the_rest_is_counted() -> None:
+    sets = tuple({"B": number} for number in (5, 7, 11, 13))
+    assert "B=5, B=7 and 2 more" in report_text(replace(samples.no_findings(), small_sizes=sets), Screen(120))
+    assert "B=5 and B=7" in report_text(replace(samples.no_findings(), small_sizes=sets[:2]), Screen(120))

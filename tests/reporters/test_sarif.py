@@ -1,0 +1,122 @@
+"""SARIF, against the schema of its standard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from jsonschema import Draft4Validator
+from msgspec.structs import replace
+
+from attnshape.checks.rules.pages import codes
+from attnshape.model.report import Report
+from attnshape.model.trace import Source
+from attnshape.reporters.sarif import report_sarif
+from tests.reporters import sample_reports as samples
+from tests.reporters.test_trace_hostile import TEXT
+
+VALIDATOR = Draft4Validator(json.loads((Path(__file__).parent / "sarif-2.1.0-rtm.5.json").read_text(encoding="utf-8")))
+
+
+def run_of(report: Report) -> dict[str, Any]:
+    log = json.loads(report_sarif(report))
+    assert [error.message for error in VALIDATOR.iter_errors(log)] == []
+    return dict(log["runs"][0])
+
+
+@pytest.mark.parametrize("make", [samples.two_findings, samples.no_findings, samples.nothing_examined])
+def test_every_report_is_valid(make: object) -> None:
+    run_of(make())  # type: ignore[operator]
+
+
+@settings(deadline=None, max_examples=60)
+@given(TEXT)
+def test_hostile_text_stays_valid(text: str) -> None:
+    run_of(samples.hostile(text))
+
+
+def test_the_schema_refuses_what_is_wrong() -> None:
+    log = json.loads(report_sarif(samples.two_findings()))
+    log["runs"][0]["results"][0]["level"] = "fatal"
+    assert list(VALIDATOR.iter_errors(log))
+
+
+def test_each_rule_has_its_page() -> None:
+    rules = run_of(samples.two_findings())["tool"]["driver"]["rules"]
+    assert [rule["id"] for rule in rules] == list(codes())
+    assert all(rule["help"]["markdown"].startswith(f"# {rule['id']}: ") for rule in rules)
+
+
+def test_results_say_what_and_where() -> None:
+    run = run_of(samples.two_findings())
+    scale, fill = run["results"]
+    assert (scale["ruleId"], scale["level"]) == ("AS201", "error")
+    assert run["tool"]["driver"]["rules"][scale["ruleIndex"]]["id"] == "AS201"
+    assert scale["message"]["text"].startswith("scores are scaled by 1/sqrt(D)")
+    place = scale["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"] == {"uri": "model.py"}
+    assert place["region"] == {
+        "startLine": 6,
+        "startColumn": 14,
+        "endLine": 6,
+        "endColumn": 52,
+        "snippet": {"text": "q @ k.transpose(-2, -1) / math.sqrt(D)"},
+    }
+    several = fill["locations"][0]["physicalLocation"]["region"]
+    assert (several["startLine"], several["endLine"], several["endColumn"]) == (7, 9, 6)
+    notes = run["invocations"][0]["toolExecutionNotifications"]
+    assert [note["message"]["text"] for note in notes] == [
+        "not checked: causality (not claimed)",
+        "not checked: gradients",
+    ]
+
+
+def test_a_finding_without_a_place_has_no_location() -> None:
+    (result,) = run_of(samples.nothing_examined())["results"]
+    assert "locations" not in result
+
+
+def test_what_is_silenced_is_left_out() -> None:
+    assert {result["ruleId"] for result in run_of(samples.two_findings())["results"]} == {"AS201", "AS405"}
+
+
+def fingerprints(report: Report) -> list[str]:
+    return [result["partialFingerprints"]["attnshapeFinding/v1"] for result in run_of(report)["results"]]
+
+
+def test_fingerprints_outlive_lines_that_come_and_go_and_tell_findings_apart() -> None:
+    lower = replace(samples.SCALE, source=Source(samples.FILE, 60, 14, "attend"))
+    assert fingerprints(samples.report_of(samples.SCALE)) == fingerprints(samples.report_of(lower))
+    several = fingerprints(samples.report_of(samples.SCALE, lower, samples.FILL))
+    assert len(set(several)) == 3
+
+
+@pytest.mark.parametrize(
+    ("file", "uri"),
+    [
+        ("src/my model.py", "src/my%20model.py"),
+        ("/tmp/a#b.py", "file:///tmp/a%23b.py"),
+        ("注意.py", "%E6%B3%A8%E6%84%8F.py"),
+        ("<string>", "%3Cstring%3E"),
+    ],
+)
+def test_file_names_become_uris(file: str, uri: str) -> None:
+    finding = replace(samples.SCALE, source=Source(file, 1, 1, "f"))
+    (result,) = run_of(samples.report_of(finding))["results"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
+
+
+def test_no_link_is_made_of_a_message() -> None:
+    finding = replace(samples.SCALE, message="heads[0](http://x) of x[1]")
+    (result,) = run_of(samples.report_of(finding))["results"]
+    assert result["message"]["text"].splitlines()[0] == "heads\\[0\\](http://x) of x[1]"
+
+
+@pytest.mark.parametrize(("line", "column"), [(0, 1), (1, 0), (-1, -1)])
+def test_a_place_that_is_not_there_names_the_file_alone(line: int, column: int) -> None:
+    finding = replace(samples.SCALE, source=Source(samples.FILE, line, column, "f"))
+    (result,) = run_of(samples.report_of(finding))["results"]
+    assert set(result["locations"][0]["physicalLocation"]) == {"artifactLocation"}

@@ -1,0 +1,84 @@
+"""Folding and leaving out: nothing is cut, no number is broken, no line is too long."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from attnshape.reporters.columns import parse_columns
+from attnshape.reporters.reporter import Screen
+from attnshape.reporters.table import trace_table
+from attnshape.reporters.terminal import fold_code, fold_command, fold_words
+from attnshape.reporters.trace_view import ViewOptions, trace_view
+from tests.reporters.sample_traces import fused, multi_head
+
+PRINTABLE = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Mn", "Me", "Mc"]))
+
+
+@pytest.mark.parametrize("width", range(24, 180, 4))
+@pytest.mark.parametrize("make", [multi_head, fused])
+def test_every_width(make: object, width: int) -> None:
+    trace = make()  # type: ignore[operator]
+    drawn = trace_table(trace_view(trace, ViewOptions(explain=True)), Screen(width))
+    lines = drawn.splitlines()
+    assert max(map(cell_len, lines)) <= width
+    words = " ".join(drawn.split())
+    left_out = words.partition("too narrow for ")[2]
+    for step in trace.steps:
+        for output in step.outputs:
+            shape = " ".join(map(str, output.tensor.shape))
+            assert "shape" in left_out or shape in words
+
+
+def test_the_default_table_fits_100_columns_without_folding() -> None:
+    drawn = trace_table(trace_view(multi_head(), ViewOptions()), Screen(100))
+    assert drawn == trace_table(trace_view(multi_head(), ViewOptions()), Screen(1000))
+
+
+def test_80_columns_have_every_default_column() -> None:
+    assert "too narrow" not in trace_table(trace_view(multi_head(), ViewOptions()), Screen(80))
+
+
+def test_what_is_left_out_is_named_with_the_way_to_see_it() -> None:
+    drawn = " ".join(trace_table(trace_view(multi_head(), ViewOptions()), Screen(50)).split())
+    assert "too narrow for stride, storage: widen the terminal, or choose with --columns step,stride,storage" in drawn
+
+
+def test_the_last_column_that_is_left_is_folded() -> None:
+    drawn = trace_table(trace_view(multi_head(), ViewOptions(parse_columns("expression,bytes"))), Screen(24))
+    assert max(map(cell_len, drawn.splitlines())) <= 24
+    assert "too narrow for bytes" in drawn
+
+
+@given(PRINTABLE, st.integers(4, 60))
+def test_folding_loses_nothing(text: str, width: int) -> None:
+    for fold in (fold_words, fold_code):
+        lines = fold(text, width)
+        assert all(cell_len(line) <= width for line in lines)
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+def test_a_word_too_long_for_a_line_is_cut_where_a_shell_joins_it() -> None:
+    lines = fold_command(f"attnshape trace --with {'x' * 70} --keys 5", 30)
+    assert max(map(len, lines)) <= 30
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == [
+        "attnshape",
+        "trace",
+        "--with",
+        "x" * 70,
+        "--keys",
+        "5",
+    ]
+
+
+@given(st.lists(st.text("abc-=:* '\"\\", min_size=1), max_size=8), st.integers(24, 60))
+def test_a_folded_command_is_the_same_command(arguments: list[str], width: int) -> None:
+    command = shlex.join(["attnshape", "trace", *(argument.replace("'", "") for argument in arguments)])
+    if max(map(len, shlex.split(command))) < width - 8:
+        lines = fold_command(command, width)
+        assert all(len(line) <= width for line in lines)
+        assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)

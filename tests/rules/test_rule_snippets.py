@@ -1,0 +1,47 @@
+"""The wrong snippet of every page gets a finding of its code alone, within the snippet; the right one gets none."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from attnshape.checks.rules.pages import codes, page
+from attnshape.model.report import Report
+from attnshape.options.claims import Claims
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.pipelines.check import check_request
+from tests.rules.snippet_contexts import CONTEXTS
+
+CODES = list(CONTEXTS)
+
+
+def mostly_slow(quick: int) -> list[object]:
+    """Return every code as a parameter; all but one in four are slow."""
+    return [
+        pytest.param(code, marks=() if place % 4 == quick else pytest.mark.slow) for place, code in enumerate(CODES)
+    ]
+
+
+def test_every_page_has_a_context() -> None:
+    assert list(CONTEXTS) == list(codes())
+
+
+@pytest.mark.parametrize("code", mostly_slow(0))
+def test_the_wrong_snippet_gets_its_code(code: str, tmp_path: Path) -> None:
+    report, snippet = checked(code, "Wrong", tmp_path)
+    assert {finding.code for finding in report.findings} == {code}, report
+    assert all(one.source is None or one.source.line in snippet for one in report.findings), (report, snippet)
+
+
+@pytest.mark.parametrize("code", mostly_slow(2))
+def test_the_right_snippet_gets_no_finding(code: str, tmp_path: Path) -> None:
+    report, _ = checked(code, "Right", tmp_path)
+    assert report.findings == ()
+    assert report.verified
+
+
+def checked(code: str, section: str, folder: Path) -> tuple[Report, range]:
+    text, snippet = CONTEXTS[code].source(page(code), section)
+    file = folder / f"{code}_{section}.py".lower()
+    file.write_text(text)
+    return check_request(TargetSpec(f"{file}:case"), RunOptions(), Claims(), 60.0, contextlib.nullcontext), snippet

@@ -1,0 +1,85 @@
+"""What depends on the platform is in attnshape/runtime, and traces and checks need none of it."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "attnshape"
+POSIX_MODULES = {"fcntl", "grp", "pty", "pwd", "resource", "signal", "termios", "tty"}
+POSIX_FUNCTIONS = {
+    *("fork", "forkpty", "register_at_fork", "killpg", "setsid", "getpgid", "wait", "waitpid", "nice", "getuid"),
+    *("mkfifo", "sysconf", "set_blocking"),
+}
+SANDBOX = ("proving", "sandbox")
+"""The sandbox forks a process for each attempt: `annotate` alone needs it, and says where it can't run."""
+
+# torch itself uses some of it, so it is imported first; Windows keeps SIGINT, SIGTERM, SIGABRT and signal.signal
+WITHOUT_POSIX = f"""
+import sys, torch, os, signal
+for name in {sorted(POSIX_FUNCTIONS | {"get_blocking", "sched_getaffinity", "sched_setaffinity"})!r}:
+    if hasattr(os, name):
+        delattr(os, name)
+for name in dir(signal):
+    if (name.startswith("SIG") and name not in ("SIG_DFL", "SIG_IGN", "SIGINT", "SIGTERM", "SIGABRT")) or name in (
+        "setitimer", "getitimer", "alarm", "ITIMER_REAL", "pthread_sigmask", "sigwait", "pthread_kill", "pause"
+    ):
+        delattr(signal, name)
+for name in {sorted(POSIX_MODULES - {"signal"})!r}:
+    sys.modules[name] = None
+from attnshape.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trace", "--format", "markdown"),
+        ("trace", "--length", "4000", "--device", "meta", "--format", "markdown"),
+        ("check", "multi-head"),
+        ("catalog",),
+    ],
+)
+def test_commands_need_no_posix(words: tuple[str, ...]) -> None:
+    usual, limited = (
+        subprocess.run([sys.executable, *start, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        for start in (("-m", "attnshape"), ("-c", WITHOUT_POSIX))
+    )
+    assert (limited.returncode, limited.stdout) == (usual.returncode, usual.stdout)
+    assert limited.stderr == usual.stderr
+
+
+def test_without_timers_nothing_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    import signal
+
+    from attnshape.runtime import time_limit
+
+    monkeypatch.delattr(signal, "setitimer")
+    with time_limit.at_most(0.0):
+        assert sum(range(1000)) == 499500
+
+
+@pytest.mark.parametrize("module", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_only_the_runtime_package_depends_on_posix(module: Path) -> None:
+    parts = module.relative_to(PACKAGE).parts
+    if parts[0] == "runtime" or set(parts) & set(SANDBOX):
+        return
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"
+    }
+    assert not imported & POSIX_MODULES
+    assert not used & POSIX_FUNCTIONS
+
+
+def test_the_functions_are_those_of_posix() -> None:
+    assert os.name != "posix" or set(dir(os)) >= POSIX_FUNCTIONS
