@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["pytester"]
 pytest.register_assert_rewrite("tests.goldens")
 
 from tests.goldens import set_updating  # noqa: E402  # so that its assertion shows what differs

@@ -44,7 +44,9 @@ def variants() -> list[Any]:
                     if name == LOOPS and (case.name, sizes, option) not in SOME:
                         continue
                     title = f"{name}:{case.name}-{sizes}-{option}"
-                    found.append(pytest.param(name, case, sizes, words, id=title))
+                    quick = sizes == "small" and option in ("plain", "all")
+                    marks = () if quick else pytest.mark.slow
+                    found.append(pytest.param(name, case, sizes, words, id=title, marks=marks))
     return found
 
 

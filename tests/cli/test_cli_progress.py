@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.terminal import read_all
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +73,7 @@ def test_what_is_being_done_is_said_between_whole_lines_and_nothing_of_it_stays(
     assert "slow.py:slow" in out
 
 
+@pytest.mark.slow
 def test_nothing_is_said_where_standard_error_is_no_terminal(tmp_path: Path):
     (tmp_path / "slow.py").write_text(SLOW)
     done = subprocess.run(COMMAND, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)

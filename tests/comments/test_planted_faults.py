@@ -7,6 +7,7 @@ import pytest
 
 from attnshape.comments.verify import CODES, ORDER, RANK, SIZE, TYPE
 from tests.comments.planted_faults import FAULTS, FOLDER, NAMES, NOTATIONS, TARGETS, Copy
+from tests.sampling import sampled
 
 HELD = {
     "alibi": 11,
@@ -60,10 +61,13 @@ FITTING = {
 }
 """The codes that fit each kind of fault: two axes exchanged are an order; twice the same length, though, is a size."""
 
+QUICK = ["annotated", "einops_attn", "gqa", "head_modules", "kvcache", "linear_attn", "mla", "nanogpt", "rope", "slot"]
+"""Files of different notations that take little time."""
+
 KNOWN = [fault for fault in FAULTS if fault.reason is not None]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sampled(NAMES, QUICK))
 def test_each_fault_is_found_at_its_line_and_nothing_else_is(name: str, tmp_path: Path) -> None:
     copy = Copy(name, tmp_path)
     assert [(one.source.line, one.message) for one in copy.unchanged.findings if one.source] == []
@@ -79,6 +83,7 @@ def test_each_fault_is_found_at_its_line_and_nothing_else_is(name: str, tmp_path
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", dict.fromkeys(fault.file for fault in KNOWN))
 def test_what_is_said_not_to_be_found_is_not_found_yet(name: str, tmp_path: Path) -> None:
     copy = Copy(name, tmp_path)

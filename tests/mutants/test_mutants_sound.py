@@ -19,6 +19,15 @@ PRIMES = {"B": 5, "H": 7, "Hkv": 3, "G": 2, "L": 11, "Lq": 17, "Lk": 19, "Lp": 1
 CODES = sorted(({pair.code for pair in PAIRS} | set(codes())) - set(WRITTEN))
 
 
+each_pair = pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, id=str(pair), marks=() if index % 8 == 0 else pytest.mark.slow)
+        for index, pair in enumerate(PAIRS)
+    ],
+)
+
+
 def built(
     entry: Pair | Unusual, case: str, sizes: dict[str, int], seed: int = 0
 ) -> tuple[Any, tuple[Any, ...], Any, Any]:
@@ -93,14 +102,14 @@ def agrees_with_reference(entry: Pair | Unusual, case: str, reference: str, size
     torch.testing.assert_close(output, expected.detach(), rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@each_pair
 def test_right_equals_its_reference(pair: Pair) -> None:
     for sizes in pair.sizes:
         for seed in SEEDS:
             agrees_with_reference(pair, pair.right, pair.reference, sizes, seed)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@each_pair
 def test_wrong_differs_in_numbers_alone(pair: Pair) -> None:
     for sizes in pair.sizes:
         for seed in SEEDS:

@@ -159,6 +159,7 @@ def slow(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_is_being_done_is_said_and_nothing_of_it_stays(slow: Path) -> None:
     process, leader = start(slow, "trace", "--all")
     written = read_all(leader)
@@ -170,6 +171,7 @@ def test_what_is_being_done_is_said_and_nothing_of_it_stays(slow: Path) -> None:
     assert shown[-2:] == ["3 results: 3 fine", ""]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_of_them(slow: Path) -> None:
     process, leader = start(slow, "trace", "--all")
     written = ""

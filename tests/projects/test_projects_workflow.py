@@ -149,6 +149,7 @@ def test_both_branches_are_traced_by_their_own_code(tmp_path: Path) -> None:
     assert git(job.folder, "status", "--porcelain", env=job.env) == ""
 
 
+@pytest.mark.slow
 def test_a_layout_with_src_imports_the_branch_s_own_code(tmp_path: Path) -> None:
     job = runner(tmp_path, {}, {"README.md": ""})
     (job.folder / "src").mkdir()
@@ -182,6 +183,7 @@ def test_a_base_branch_without_traces_breaks_nothing(base: str, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not COMPARES, reason="the verb diff isn't there yet")
+@pytest.mark.slow
 def test_the_summary_says_how_the_traces_differ(tmp_path: Path) -> None:
     changed = project(RIGHT.replace("scores.softmax", "scores.float().softmax"))
     job = runner(tmp_path, project(RIGHT), changed)

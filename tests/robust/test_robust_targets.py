@@ -334,6 +334,7 @@ def test_a_letter_that_would_hide_torch(here: Path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a compiler")
+@pytest.mark.slow
 def test_compiled_code_runs_as_it_was_written(here: Path):
     (here / "compiled_.py").write_text(
         "import torch\nfrom torch import nn\n\n\n@torch.compile\ndef f(x):\n    y = x * 2\n    return y\n\n\n"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sampling import sampled
+
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 
 MOMENTS = 10
@@ -171,6 +173,7 @@ def assert_whole_or_absent(folder: Path) -> None:
         json.loads((folder / "out.json").read_text())
 
 
+@pytest.mark.slow
 def test_interrupts_at_many_moments(here: Path):
     words = ("trace", "--output", "out.json", "--format", "json")
     started = time.monotonic()
@@ -192,7 +195,7 @@ def test_interrupts_at_many_moments(here: Path):
     assert_whole_or_absent(here)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", sampled(TARGETS, ["cleans_up", "catches", "stuck_in_c"]))
 def test_interrupts_in_the_traced_code(target: str, code: Path):
     running = Running("trace", f"code_.py:{target}", "--input", "x: B L", "--batch", "4", "--output", "out.json")
     running.wait_inside()
@@ -244,10 +247,10 @@ def test_an_interrupt_while_a_file_is_written_keeps_the_old_one(here: Path):
 
 
 @pytest.mark.parametrize(
-    "words", [("glossary",), ("catalog",), ("catalog", "multi-head"), ("show", "x.json"), ("--help",)]
+    "line", sampled(["glossary", "catalog", "catalog multi-head", "show x.json", "--help"], ["show x.json"])
 )
-def test_interrupts_in_commands_without_torch(words: tuple[str, ...], here: Path):
-    assert Running(*words, extra=BUSY).end(signal.SIGINT)[:3] == (130, b"", b"")
+def test_interrupts_in_commands_without_torch(line: str, here: Path):
+    assert Running(*line.split(), extra=BUSY).end(signal.SIGINT)[:3] == (130, b"", b"")
 
 
 def test_a_process_started_with_sigint_ignored_keeps_ignoring_it(here: Path):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401  # runs in this process would import it again and again
 from msgspec.structs import replace
 
 from attnshape.comparison.snapshot import read_snapshot, snapshot_of, write_snapshot
@@ -37,9 +38,11 @@ ONE = "def test_one(shape_snapshot):\n    shape_snapshot(saved())\n"
 class Run:
     """A folder with a test module, and test runs of it; the plugin is loaded as its entry point would be."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.snapshots = folder / "snapshots" / "test_it"
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = pytester.path
+        self.snapshots = self.folder / "snapshots" / "test_it"
+        self._pytester = pytester
+        monkeypatch.setenv("COLUMNS", "100")
 
     def write(self, tests: str, trace: Trace) -> None:
         (self.folder / "test_it.py").write_text(READS + tests)
@@ -48,10 +51,27 @@ class Run:
     def save(self, trace: Trace, name: str = "trace") -> None:
         (self.folder / f"{name}.json").write_text(Trace.to_json(trace))
 
-    def __call__(self, *words: str, **variables: str) -> tuple[int, str]:
-        plain = ["-q", "-p", "attnshape.testing.plugin", "-p", "no:cacheprovider", "--rootdir", str(self.folder)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **variables}
-        command = [sys.executable, "-m", "pytest", *plain, *words]
+    def _words(self, *words: str) -> list[str]:
+        plain = "-q -W ignore::pytest.PytestAssertRewriteWarning -p attnshape.testing.plugin"
+        return [
+            *plain.split(),
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:hypothesispytest",
+            f"--rootdir={self.folder}",
+            *words,
+        ]
+
+    def __call__(self, *words: str) -> tuple[int, str]:
+        """Run the tests in this process, which has imported torch."""
+        done = self._pytester.runpytest_inprocess(*self._words(*words))
+        return done.ret, done.stdout.str() + done.stderr.str()
+
+    def in_a_process(self, *words: str) -> tuple[int, str]:
+        """Run the tests in a process of their own."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "pytest", *self._words(*words)]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -61,8 +81,8 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(pytester, monkeypatch)
 
 
 def changed() -> Trace:
@@ -114,11 +134,15 @@ def test_what_differs_is_shown_as_a_table(run: Run) -> None:
 
 
 @pytest.mark.parametrize("variables", [{"CI": ""}, {"CI": "true"}], ids=["at-hand", "continuous-integration"])
-def test_the_summary_has_the_first_line_alone(run: Run, variables: dict[str, str]) -> None:
+def test_the_summary_has_the_first_line_alone(
+    run: Run, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     run.write(ONE, multi_head())
     run("--shapes-update")
     run.save(changed())
-    _, said = run("-rf", **variables)
+    _, said = run("-rf")
     assert said.count("→ 1 2 3 ≁") == 1
     summary = next(line for line in said.splitlines() if line.startswith("FAILED"))
     assert summary.startswith("FAILED test_it.py::test_one - Failed: the shapes aren't those of snapshots/")
@@ -176,7 +200,7 @@ def test_parametrised_tests_and_classes_have_files_of_their_own(run: Run) -> Non
     assert all(len(name) < 180 and name.isascii() and not set(name) & set("/\\:*?<>| []") for name in names)
     assert not list(run.folder.rglob("x*.txt"))
     status, said = run()
-    assert (status, "no test asks" in said) == (0, False)
+    assert (status, "no test uses" in said) == (0, False)
 
 
 def test_a_second_snapshot_needs_a_name(run: Run) -> None:
@@ -210,10 +234,10 @@ def test_files_that_no_test_asks_for_are_told(run: Run) -> None:
         "attnshape: 2 snapshots that no test uses: "
         "snapshots/test_it/test_gone.txt, snapshots/test_it/test_gone@more.txt"
     )
-    for words in ((), ("--shapes-update",), ("-k", "one"), ("-n", "2")):
+    for words in ((), ("--shapes-update",), ("-k", "one")):
         assert told in run(*words)[1]
     # what wasn't collected may well ask for them
-    assert "no test asks" not in run("test_it.py::test_one")[1]
+    assert "no test uses" not in run("test_it.py::test_one")[1]
 
 
 def test_files_are_told_where_no_test_has_snapshots_any_more(run: Run) -> None:
@@ -236,14 +260,18 @@ def test_nothing_is_told_where_only_what_failed_is_run_again(run: Run) -> None:
     assert "1 failed" in run(*cached)[1]
     again = run("--lf", *cached)[1]
     assert "1 failed" in again
-    assert "no test asks" not in again
+    assert "no test uses" not in again
 
 
 def test_many_workers_write_and_tell_all(run: Run) -> None:
     tests = "@pytest.mark.parametrize('n', range(12))\ndef test_it(shape_snapshot, n):\n    shape_snapshot(saved())\n"
     run.write(tests, multi_head())
-    status, said = run("-n", "2", "--shapes-update")
+    (run.snapshots / "test_gone.txt").parent.mkdir(parents=True)
+    (run.snapshots / "test_gone.txt").write_text("")
+    status, said = run.in_a_process("-n", "2", "--shapes-update")
     assert status == 0
+    assert "attnshape: 1 snapshot that no test uses: snapshots/test_it/test_gone.txt" in said
+    (run.snapshots / "test_gone.txt").unlink()
     assert "attnshape: 12 snapshots written: " in said
     assert run.files == sorted(f"test_it-{n}.txt" for n in range(12))
     for name in run.files:
@@ -252,8 +280,8 @@ def test_many_workers_write_and_tell_all(run: Run) -> None:
 
 def test_pytest_starts_without_torch(run: Run) -> None:
     run.write(ONE + "\ndef test_none():\n    assert 'torch' not in sys.modules\n", multi_head())
-    assert run("--shapes-update")[0] == 0
-    assert run()[0] == 0
+    assert run.in_a_process("--shapes-update")[0] == 0
+    assert run.in_a_process()[0] == 0
 
 
 def test_it_takes_what_trace_takes(run: Run) -> None:
