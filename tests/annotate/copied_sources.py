@@ -71,7 +71,7 @@ COPIED = [
 ]
 
 
-QUICK = {"vit_pytorch.vit", "linear_attention_transformer.linear_attention_transformer"}
+QUICK = {"vit_pytorch.vit"}
 """Modules that are annotated by default; each of the others takes seconds, and is marked as slow."""
 
 

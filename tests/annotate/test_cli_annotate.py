@@ -280,6 +280,7 @@ attend(torch.ones(2, 3), torch.ones(4, 3))
 """
 
 
+@pytest.mark.slow
 def test_with_enforce_a_wrong_local_annotation_raises(attnshape: Attnshape, folder: Path) -> None:
     package = folder / "package"
     package.mkdir()

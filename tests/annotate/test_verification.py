@@ -226,6 +226,7 @@ def sandboxed(folder: Path, text: str, **options: float) -> AttemptResult:
     return run_in_sandbox(SandboxJob({str(folder / "bad.py"): text.encode()}, (call,), 0, False), **options)
 
 
+@pytest.mark.slow
 def test_an_attempt_that_takes_too_long_is_ended(folder: Path) -> None:
     """Even where it is stuck in C, where no Python signal handler runs."""
     began = time.monotonic()

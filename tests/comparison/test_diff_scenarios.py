@@ -103,15 +103,22 @@ def test_a_changed_size_is_no_other_signature_or_stride(name: str) -> None:
     assert {how for how, _, _ in shown(difference)} == {"changed"}
 
 
+library = [pytest.mark.slow, pytest.mark.libraries]
+
+
 @pytest.mark.parametrize(
     ("target", "how"),
     [
         ("examples/torch_multihead.py:Block", {"init": "D, H", "inputs": {"x": "B L D"}}),
         ("examples/rotary.py:RotaryAttention", {"init": "D, H", "inputs": {"x": "B L D"}}),
         ("examples/gqa.py:GroupedQueryAttention", {"init": "D, H, Hkv", "inputs": {"x": "B L D"}}),
-        ("tests/libraries/cases/transformers_text_cases.py:bert", {}),
-        ("tests/libraries/cases/transformers_text_cases.py:llama_fused", {}),
-        ("tests/libraries/cases/torch_cases.py:encoder_layer", {}),
+        pytest.param("tests/libraries/cases/transformers_text_cases.py:bert", {}, marks=library),
+        pytest.param(
+            "tests/libraries/cases/transformers_text_cases.py:llama_fused",
+            {},
+            marks=library,
+        ),
+        pytest.param("tests/libraries/cases/torch_cases.py:encoder_layer", {}, marks=pytest.mark.slow),
     ],
 )
 def test_a_changed_size_in_a_library(target: str, how: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,7 @@ def test_interrupts_in_the_traced_code(target: str, code: Path):
     assert (code / "out.json").exists() == (target == "at_exit")
 
 
+@pytest.mark.slow
 def test_interrupts_while_the_target_is_imported_and_built(code: Path):
     (code / "slow.py").write_text(f"{CODE}\nbegun()\ntime.sleep(60)\n")
     for line in (["slow.py:f"], ["code_.py:builds"]):
