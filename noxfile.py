@@ -1,7 +1,8 @@
-"""The tests on every supported Python, and on the oldest torch: `nox` runs them on each that is found, `nox -l` lists.
+"""Test on every supported Python, and with the oldest torch.
 
-Words behind `--` go to pytest: `nox -s tests-3.13 -- tests/observation -n 0`. PyPI's torch for Linux needs CUDA, some
-5 GB; where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL leads to CPU-only wheels, pip takes these.
+`nox` runs the tests on each Python that it finds; `nox -l` lists all sessions. Arguments after `--` go to pytest:
+`nox -s tests-3.13 -- tests/observation -n 0`. PyPI's torch for Linux needs CUDA, some 5 GB; set PIP_FIND_LINKS or
+PIP_EXTRA_INDEX_URL to a source of CPU-only wheels to avoid that.
 """
 
 import os
@@ -14,7 +15,7 @@ import nox
 
 PYTHONS = ["3.11", "3.12", "3.13"]
 SELECTION = ("-n", "2", "-m", "not slow and not libraries")
-"""Every behaviour once, but for the libraries' attention, which not all Pythons can install."""
+"""Every behaviour once, without the attention libraries, which can't be installed on every Python."""
 OLDEST_TORCH = "2.11.0"
 
 nox.options.default_venv_backend = "venv"
@@ -23,14 +24,14 @@ nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["tests"]
 
 if shutil.which("pyenv"):
-    # pyenv's python3.12 works only while a 3.12 is switched on
+    # pyenv's python3.12 works only while a version 3.12 is active
     found = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True, check=True).stdout.split()
     os.environ["PYENV_VERSION"] = ":".join(one for one in found if one.rpartition(".")[0] in PYTHONS)
 
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run the tests that are neither slow nor need the libraries, or those that are named."""
+    """Run the tests that are neither slow nor need the libraries, or the tests given after `--`."""
     session.install("-c", "constraints.txt", "-e", ".[test]")
     session.run("pytest", *(session.posargs or SELECTION))
 
@@ -45,7 +46,7 @@ def everything(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def oldest_torch(session: nox.Session) -> None:
-    """Run what depends most on torch with the oldest version that is supported."""
+    """Run the tests that depend most on torch, with the oldest supported version."""
     pins = re.sub(r"(?m)^torch==.*$", f"torch=={OLDEST_TORCH}", Path("constraints.txt").read_text())
     constraints = Path(session.create_tmp(), "constraints.txt")
     constraints.write_text(pins)

@@ -1,4 +1,4 @@
-"""jaxtyping annotations say what the inputs are, so the command line need not.
+"""jaxtyping annotations describe the inputs, so `--input` is not needed.
 
 Trace it:
 
@@ -20,7 +20,7 @@ def masked_attention(
     value: Float[Tensor, "B H Lk Dv"],
     mask: Bool[Tensor, "Lq Lk"],
 ) -> Float[Tensor, "B H Lq Dv"]:
-    """Return the context; query i attends to key j only where `mask[i, j]`."""
+    """Return the context; query i attends to key j only if `mask[i, j]`."""
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     masked = scores.masked_fill(~mask, -math.inf)
     weights = masked.softmax(dim=-1)

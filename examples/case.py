@@ -1,4 +1,4 @@
-"""A case: a function of sizes alone, which returns what to call and with what.
+"""A case: a function of sizes that returns a callable and its arguments.
 
 Trace it:
 

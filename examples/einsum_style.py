@@ -1,4 +1,4 @@
-"""Attention in einsum notation: no view, no transpose, one letter an axis.
+"""Attention in einsum notation: no view, no transpose, one letter for each axis.
 
 Trace it:
 

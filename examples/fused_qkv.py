@@ -1,4 +1,4 @@
-"""One projection for queries, keys and values, cut in three.
+"""One projection for queries, keys and values, whose result is split in three.
 
 Trace it:
 

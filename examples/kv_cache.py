@@ -33,7 +33,7 @@ class CachedAttention(nn.Module):
         key = torch.cat((past_key, new_key), dim=2)
         value = torch.cat((past_value, new_value), dim=2)
 
-        # New token i stands at position Lp + i, so the diagonal is moved by Lp.
+        # New token i is at position Lp + i, so the diagonal is shifted by Lp.
         visible = torch.ones(L, Lp + L, dtype=torch.bool, device=x.device).tril(diagonal=Lp)
         scores = query @ key.transpose(-2, -1) / math.sqrt(self.Dk)
         masked = scores.masked_fill(~visible, -math.inf)

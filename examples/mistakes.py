@@ -1,4 +1,4 @@
-"""Self-attention that runs, trains, has every shape right, and has a mistake in it on purpose: check finds it.
+"""Self-attention with a deliberate mistake: it runs, trains and has every shape right, but `check` finds the mistake.
 
     attnshape check examples/mistakes.py:SelfAttention --init "D, H" --input "x: B L D"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the context and the weights that made it."""
+    """Return the context and the attention weights."""
     Dk = query.shape[-1]
     scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(Dk)
     weights = torch.softmax(scores, dim=-1)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: queries and keys are turned by angles that grow with their position (Dk is even).
+"""Rotary position embedding: queries and keys are rotated by angles that grow with their position (Dk is even).
 
 Trace it:
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair of features (i, i + Dk/2) by its angle."""
+    """Rotate each pair of features (i, i + Dk/2) by its angle."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 class RotaryAttention(nn.Module):
-    """Self-attention that sees only how far apart two tokens are."""
+    """Self-attention whose scores depend on positions only through the distance of two tokens."""
 
     def __init__(self, d_model: int, n_heads: int, base: float = 10_000.0) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class FlashSelfAttention(nn.Module):
-    """Causal self-attention by torch's fused kernel."""
+    """Causal self-attention with torch's fused kernel."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()

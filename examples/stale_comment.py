@@ -1,4 +1,4 @@
-"""Self-attention with a shape behind every line; one was not changed with its line: check finds it.
+"""Self-attention with a shape comment on every line; one of them is stale, and `check` finds it.
 
     attnshape check examples/stale_comment.py:SelfAttention --init "D, H" --input "x: B L D" --select AS0
 

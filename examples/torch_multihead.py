@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention inside a block of one's own.
+"""nn.MultiheadAttention inside your own block.
 
 Trace it:
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Layer norm, self-attention, and the way around both."""
+    """Layer norm, self-attention, and a residual connection."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Two attention modules of a project; the targets beside them in pyproject.toml say how to run each."""
+"""Two attention modules of a project; pyproject.toml in this folder says how to run each."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class SelfAttention(nn.Module):
-    """Each token attends to itself and to those before it."""
+    """Each token attends to itself and to the tokens before it."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.xdist_group("annotated examples")
-@pytest.mark.parametrize("name", sampled(EXPECTED, ["examples/own_letters.py"]))
+@pytest.mark.parametrize("name", sampled(EXPECTED, ["examples/own_dims.py"]))
 def test_an_annotated_example_is_checked_as_it_runs_and_gives_the_same_bits(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

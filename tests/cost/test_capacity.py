@@ -107,7 +107,7 @@ def test_the_width_is_suggested_as_the_user_gives_it(attnshape, free):
     assert size % 8 == 0
     assert 16 * size * size < 100 * MIB
     own = attnshape(
-        "trace", "examples/own_letters.py:Attention", "--dim", "T=4000", "--dim", "nh=4", "--dim", "C=nh*32",
+        "trace", "examples/own_dims.py:Attention", "--dim", "T=4000", "--dim", "nh=4", "--dim", "C=nh*32",
         "--init", "C, nh", "--input", "x: B T C",
     )  # fmt: skip
     assert own.status == 2

@@ -23,7 +23,7 @@ def lines() -> dict[str, list[str]]:
     found = {name: [name, *(ONE_LENGTH if name in SELF else TWO_LENGTHS)] for name in CATALOG}
     for name, argv in EXAMPLES.items():
         plain = argv[: argv.index("--expect")] if "--expect" in argv else list(argv)
-        if name == "own_letters":
+        if name == "own_dims":
             found[name] = [word.replace("T=10", "T=500") for word in plain]
         elif name in ("cross_attention", "own_function", "case", "annotated"):
             found[name] = [*plain, *TWO_LENGTHS]
@@ -37,7 +37,7 @@ def lines() -> dict[str, list[str]]:
 
 
 LINES = lines()
-QUICK = ["multi-head", "additive", "fused_qkv", "torch_multihead", "own_letters", "masked", "decoding", "dropout"]
+QUICK = ["multi-head", "additive", "fused_qkv", "torch_multihead", "own_dims", "masked", "decoding", "dropout"]
 
 
 @pytest.fixture(autouse=True)

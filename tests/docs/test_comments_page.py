@@ -45,10 +45,11 @@ def test_the_counts_are_those_of_the_test_bed() -> None:
     lines = len({(fault.file, fault.line) for fault in FAULTS})
     of_each = ", ".join(f"{found[code]} by {code}" for code in CODES)
     text = (
-        f"{len(NAMES)} files whose comments, docstrings and annotations are all true: none gets a finding.\n"
-        f"In {lines} of their lines {len(FAULTS)} faults are planted, one at a time: axes exchanged, left out,\n"
-        f"stale after a change. {len(FAULTS) - found[None]} are found at their line, and nothing else is: {of_each}.\n"
-        f"The other {found[None]} could describe another tensor nearby, and are listed with their reasons.\n"
+        f"{len(NAMES)} files in which all comments, docstrings and annotations are true: attnshape reports nothing.\n"
+        f"In {lines} of their lines, the tests plant {len(FAULTS)} faults, one at a time: axes that are exchanged,\n"
+        f"left out, or stale after a change. attnshape finds {len(FAULTS) - found[None]} of them at their line, and\n"
+        f"nothing else: {of_each}.\n"
+        f"The other {found[None]} could describe another tensor nearby; the tests list them with the reasons.\n"
     )
     part_is(PAGE, "counts", text)
 

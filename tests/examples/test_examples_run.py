@@ -220,8 +220,8 @@ def test_annotated():
     agree(actual, F.scaled_dot_product_attention(query, key, value, attn_mask=mask))
 
 
-def test_own_letters():
-    module = load("own_letters").Attention(D, H)
+def test_own_dims():
+    module = load("own_dims").Attention(D, H)
     x = torch.randn(B, L, D)
     query, key, value = (heads(F.linear(x, weight)) for weight in module.qkv_proj.weight.chunk(3))
     context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -246,7 +246,7 @@ def test_mistakes():
         ("einsum_style", "EinsumAttention"),
         ("sdpa", "FlashSelfAttention"),
         ("torch_multihead", "Block"),
-        ("own_letters", "Attention"),
+        ("own_dims", "Attention"),
         ("mistakes", "SelfAttention"),
     ],
 )

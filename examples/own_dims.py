@@ -1,8 +1,8 @@
-r"""Sizes under the author's own letters: T tokens, nh heads of hs features, C = nh*hs channels.
+r"""Size symbols of the author's own: T tokens, nh heads of hs features, C = nh*hs channels.
 
 Trace it:
 
-    attnshape trace examples/own_letters.py:Attention --dim T=10 --dim nh=4 --dim hs=16 --dim "C=nh*hs" \
+    attnshape trace examples/own_dims.py:Attention --dim T=10 --dim nh=4 --dim hs=16 --dim "C=nh*hs" \
         --init "C, nh" --input "x: B T C"
 """
 
