@@ -14,6 +14,8 @@ pytestmark = pytest.mark.libraries
 REAL = {
     # the first call takes the clusters' means from the whole batch
     "efficient_cases:routing": ["AS101"],
+    # the pseudo-inverse starts from the largest sums of rows and columns of the whole batch
+    "efficient_cases:nystrom": ["AS101"],
     # key and value heads are tiled: query head h uses key head h % Hkv
     "x_transformers_cases:grouped": ["AS601"],
     # head_to_batch_dim's docstring tells of four axes, and it returns three
