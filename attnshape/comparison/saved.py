@@ -35,7 +35,7 @@ def compare_saved(old: Trace | Outline, new: Trace | Outline) -> Difference:
     """Return the difference of traces or snapshots."""
     # a snapshot doesn't have the steps inside of libraries
     inner = isinstance(old, Trace) and isinstance(new, Trace)
-    return compare(*(outline(one, inner) if isinstance(one, Trace) else one for one in (old, new)))
+    return compare(*(outline(side, inner) if isinstance(side, Trace) else side for side in (old, new)))
 
 
 def compare_folders(old: Path, new: Path) -> FolderDifference:
