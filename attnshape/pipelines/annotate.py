@@ -151,7 +151,7 @@ def _find_file(
     Raises AttnshapeError if there is none.
     """
     ran = [one.function.file for one in forms]
-    own = observation.file
+    own = observation.actual.file
     files = [one for one in [own, *ran] if one is not None and one.endswith(".py") and Path(one).is_file()]
     if not files:
         where = f"in {own}" if own is not None else "not in a file of Python code"

@@ -225,7 +225,7 @@ def test_what_the_constructor_calls_is_not_looked_at(tmp_path: Path) -> None:
     """
     found = observed(tmp_path, source)
     assert [one.function.name for one in found.actual.invocations] == ["M.forward", "helper"]
-    assert found.file == str(tmp_path / "observed_code.py")
+    assert found.actual.file == str(tmp_path / "observed_code.py")
     assert set(found.actual.parameters.values()) >= {(found.actual.numbers["D"],)}
 
 
