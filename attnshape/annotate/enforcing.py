@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,13 @@ _HOOKS = ("beartype_this_package", "beartype_package", "beartype_packages", "bea
 
 def functions_unchecked_already(tree: Tree) -> frozenset[str]:
     """Return the functions whose own decorator checks only their local variables."""
-    found = set()
-    for one in tree.definitions:
-        own = [d.decorator for d in one.node.decorators if tree.origin(dotted_name(d.decorator)) == _JAXTYPED]
-        if own and all("typechecker=None" in tree.code(call).replace(" ", "") for call in own):
-            found.add(one.name)
-    return frozenset(found)
+    names = set()
+    for definition in tree.definitions:
+        calls = [decorator.decorator for decorator in definition.node.decorators]
+        own = [tree.code(call).replace(" ", "") for call in calls if tree.origin(dotted_name(call)) == _JAXTYPED]
+        if own and all("typechecker=None" in code for code in own):
+            names.add(definition.name)
+    return frozenset(names)
 
 
 def decorate(
@@ -37,22 +39,22 @@ def decorate(
 ) -> tuple[list[Edit], list[ImportItem]]:
     """Return the edits that have functions checked, and their imports; of `unchecked` ones only local variables."""
     edits: list[Edit] = []
-    needed: list[ImportItem | None] = []
+    needed: set[tuple[str, str]] = set()
     jaxtyped = tree.spelling("jaxtyping", "jaxtyped")
-    for one in functions:
-        if any(tree.origin(decorator) == _JAXTYPED for decorator in one.decorators):
+    for function in functions:
+        if any(tree.origin(decorator) == _JAXTYPED for decorator in function.decorators):
             continue
+        needed.add(("jaxtyping", "jaxtyped"))
         checker = "None"
-        if one.name not in unchecked:
+        if function.name not in unchecked:
+            needed.add(("beartype", "beartype"))
             checker = tree.spelling("beartype", "beartype")
-            needed.append(tree.missing_import("beartype", "beartype"))
-        needed.append(tree.missing_import("jaxtyping", "jaxtyped"))
-        edits.append(_insert_line_above(tree, one.node, f"@{jaxtyped}(typechecker={checker})"))
+        edits.append(_insert_line_above(tree, function.node, f"@{jaxtyped}(typechecker={checker})"))
         # else beartype's hook would check the arguments again above other decorators, where no symbol has a value
-        opaque = next((d for d in one.node.decorators if not _is_transparent(d, tree)), None)
+        opaque = next((one for one in function.node.decorators if not _is_transparent(one, tree)), None)
         if opaque is not None:
             edits.append(_insert_line_above(tree, opaque, f"@{jaxtyped}(typechecker=None)"))
-    return edits, [one for one in needed if one is not None]
+    return edits, [item for name in needed if (item := tree.missing_import(*name)) is not None]
 
 
 def _is_transparent(decorator: cst.Decorator, tree: Tree) -> bool:
@@ -88,14 +90,16 @@ class ImportHook:
 
 def find_hook(path: Path) -> ImportHook:
     """Return where the hook of a file belongs: a module can't hook itself once its import has begun."""
-    names, folder = [path.stem], path.parent
-    if path.stem == "__init__":
-        names, folder = [path.parent.name], path.parent.parent
-    package = folder / "__init__.py" if (folder / "__init__.py").is_file() else None
-    while (folder / "__init__.py").is_file():
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return ImportHook(".".join(names), package)
+    module = path.parent if path.stem == "__init__" else path
+    packages = _packages_around(module)
+    names = [*(package.parent.name for package in reversed(packages)), module.stem if module is path else module.name]
+    return ImportHook(".".join(names), packages[0] if packages else None)
+
+
+def _packages_around(path: Path) -> list[Path]:
+    """Return the `__init__.py` of each package that a file or a folder lies in, the innermost first."""
+    packages = (folder / "__init__.py" for folder in path.parents)
+    return list(itertools.takewhile(Path.is_file, packages))
 
 
 def hook_edits(hook: ImportHook) -> tuple[PythonSource, tuple[Edit, ...]] | None:
@@ -106,20 +110,16 @@ def hook_edits(hook: ImportHook) -> tuple[PythonSource, tuple[Edit, ...]] | None
     """
     if hook.package is None:
         return None
-    folder = hook.package.parent
-    while (folder / "__init__.py").is_file():
-        if _sets_hook(_parse_file(folder / "__init__.py"), hook.module):
-            return None
-        folder = folder.parent
+    if any(_sets_hook(_parse_file(package), hook.module) for package in _packages_around(hook.package)):
+        return None
     tree = _parse_file(hook.package)
     source, newline = tree.source, tree.source.newline
     call = f'{tree.spelling("beartype.claw", "beartype_package")}("{hook.module}")'
     if tree.missing_import("beartype.claw", "beartype_package") is None:  # what imports the name must stay above
-        lines = [line for line in tree.module.body if isinstance(line, cst.SimpleStatementLine)]
-        own = [line for line in lines if any(_uses_beartype(statement, tree) for statement in line.body)]
-        if own:
-            at = _end_of_line(tree, own[-1])
-            return source, (Edit(at, at, newline + call),)
+        for line in reversed(tree.module.body):
+            if isinstance(line, cst.SimpleStatementLine) and any(_uses_beartype(part, tree) for part in line.body):
+                at = _end_of_line(tree, line)
+                return source, (Edit(at, at, newline + call),)
     at = _behind_docstring(tree)
     text = newline.join(["from beartype.claw import beartype_package", "", call, ""])
     before = newline if at and source.utf8[:at].endswith((b"\n", b"\r")) else newline * 2 if at else ""
@@ -131,7 +131,7 @@ def _uses_beartype(statement: cst.CSTNode, tree: Tree) -> bool:
         case cst.Expr(value=cst.Call(func=function)):
             return tree.origin(dotted_name(function)).startswith("beartype.claw.")
         case cst.Import(names=names):
-            return any(dotted_name(one.name).startswith("beartype") for one in names)
+            return any(dotted_name(alias.name).startswith("beartype") for alias in names)
         case cst.ImportFrom(module=module, relative=[]) if module is not None:
             return dotted_name(module).startswith("beartype")
     return False

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,22 +137,13 @@ def _check_unchanged(source: PythonSource) -> None:
 
 def unified_diff(files: Iterable[tuple[PythonSource, bytes]], folder: Path) -> bytes:
     """Return the diff of files to their new contents as `git apply` takes it, with paths relative to a folder."""
-    return b"".join(line for source, new in files for line in _diff_of_file(source, new, folder))
-
-
-def _diff_of_file(source: PythonSource, new: bytes, folder: Path) -> Iterator[bytes]:
-    name = os.fsencode(os.path.relpath(source.path, folder)).replace(os.sep.encode(), b"/")
-    old_lines, new_lines = _LINE.findall(source.data), _LINE.findall(new)
-    lines = difflib.diff_bytes(difflib.unified_diff, old_lines, new_lines, b"old", b"new")
-    for place, line in enumerate(lines):
-        if place == 0:
-            yield b"--- " + _quoted(b"a/" + name) + b"\n"
-        elif place == 1:
-            yield b"+++ " + _quoted(b"b/" + name) + b"\n"
-        elif line.endswith(b"\n"):
-            yield line
-        else:
-            yield line + b"\n\\ No newline at end of file\n"
+    lines: list[bytes] = []
+    for source, new in files:
+        name = os.fsencode(os.path.relpath(source.path, folder)).replace(os.sep.encode(), b"/")
+        old_name, new_name = _quoted(b"a/" + name), _quoted(b"b/" + name)
+        both = _LINE.findall(source.data), _LINE.findall(new)
+        lines += difflib.diff_bytes(difflib.unified_diff, *both, old_name, new_name)
+    return b"".join(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines)
 
 
 def _quoted(name: bytes) -> bytes:
@@ -162,7 +153,7 @@ def _quoted(name: bytes) -> bytes:
     if re.fullmatch(rb"[\x20\x21\x23-\x5b\x5d-\x7e]+", name):
         return name + b"\t"
     characters = [bytes([value]) for value in name]
-    parts = [_ESCAPES.get(one, one if 0x20 <= one[0] < 0x7F else b"\\%03o" % one[0]) for one in characters]
+    parts = [_ESCAPES.get(char, char if 0x20 <= char[0] < 0x7F else b"\\%03o" % char[0]) for char in characters]
     return b'"' + b"".join(parts) + b'"'
 
 

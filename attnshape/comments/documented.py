@@ -14,7 +14,7 @@ from attnshape.comments.functions import FunctionNode, LocatedComment, SourceFil
 from attnshape.comments.grammar import CommentClaim, means_the_input, means_the_line, parse_comment
 from attnshape.comments.notation import AxisToken, ShapeText, find_bare_shapes, find_shapes, parse_axis
 from attnshape.comments.observed_shapes import ObservedShapes, Occurrences, combine
-from attnshape.comments.unification import LOOSE, PROSE, DocumentedShape, ShapeConstraint, constrain
+from attnshape.comments.unification import LOOSE, PROSE, DocumentedShape, constrain
 
 _LEAST_STYLE = 3
 _SHORT = 5
@@ -70,9 +70,8 @@ class _CommentReader:
         elif any(map(_is_attribute, unknown)) or (unknown and (above or not claim.strict)):
             return  # something that isn't a variable here: `self.W_O: (H, Dk, D)`, `mask: (B, 1, L, L) broadcasts`
         elif comment.where == "signature":
-            if comment.parameter is not None:
-                occurrences = observed.argument(comment.parameter)
-                yield _document(comment, claim, f"`{comment.parameter}`", occurrences, 1.0)
+            if (parameter := comment.parameter) is not None:
+                yield _document(comment, claim, f"`{parameter}`", observed.argument(parameter), 1.0)
         elif above:
             yield from self._chain(comment, claim)
         elif comment.statement is not None:
@@ -88,8 +87,8 @@ class _CommentReader:
         observed = self._observed
         if claim.role == "operand":
             exact = self._operand(claim, [statement])
-            what, weight = (exact, 1.0) if exact is not None else (("an operand", observed.read([statement])), LOOSE)
-            yield _document(comment, claim, *what, weight)
+            operand = exact or ("an operand", observed.read([statement]))
+            yield _document(comment, claim, *operand, 1.0 if exact is not None else LOOSE)
         elif claim.role == "state" or not claim.strict:
             weight = LOOSE if claim.strict else PROSE
             yield _document(comment, claim, "a tensor on the line", observed.touched(statement), weight)
@@ -165,7 +164,11 @@ class _CommentReader:
 
     def above_in_one_style(self) -> Iterator[DocumentedShape]:
         """Yield the comments above statements, as describing what these make if the author always does so."""
-        ranks = [_has_right_rank(exact.constraint) for exact, _ in self._above if exact is not None]
+        constraints = [exact.constraint for exact, _ in self._above if exact is not None]
+        ranks = [
+            all(len(one.shapes[0].axes) in map(len, options) for call in one.observed for options in call)
+            for one in constraints
+        ]
         of_results = len(ranks) >= _LEAST_STYLE and sum(ranks) >= 0.7 * len(ranks)
         for exact, loose in self._above:
             yield exact if of_results and exact is not None else loose
@@ -189,17 +192,17 @@ def _has_axes(occurrences: Occurrences) -> bool:
     return any(len(shape) > 1 for call in occurrences for options in call for shape in options)
 
 
-def _has_right_rank(constraint: ShapeConstraint) -> bool:
-    rank = len(constraint.shapes[0].axes)
-    return all(any(len(shape) == rank for shape in options) for call in constraint.observed for options in call)
-
-
 def _document(
     comment: LocatedComment, claim: CommentClaim, subject: str, occurrences: Occurrences, weight: float
 ) -> DocumentedShape:
-    text = " or ".join(shape.text for shape in claim.shapes)
-    constraint = constrain(claim.shapes, occurrences, weight)
-    return DocumentedShape(comment.line, comment.column, text, subject, claim.shapes[0].text, constraint)
+    return _documented((comment.line, comment.column), claim.shapes, subject, occurrences, weight)
+
+
+def _documented(
+    place: tuple[int, int], shapes: Sequence[ShapeText], subject: str, occurrences: Occurrences, weight: float = LOOSE
+) -> DocumentedShape:
+    text = " or ".join(shape.text for shape in shapes)
+    return DocumentedShape(*place, text, subject, shapes[0].text, constrain(shapes, occurrences, weight))
 
 
 def _what_is_made(statement: ast.stmt) -> str:
@@ -294,38 +297,29 @@ def _from_docstring(
     entry = lines[0]
     if entry.of == "anything":
         for claim in parse_comment(entry.text):
-            if claim.chained and claim.role != "state":
-                returned = claim.role == "result"
-                subject = "the result" if returned else "an argument"
-                constraint = constrain(claim.shapes, observed.result() if returned else observed.arguments(), LOOSE)
-                yield DocumentedShape(entry.line, 0, claim.shapes[0].text, subject, claim.shapes[0].text, constraint)
+            if claim.chained and claim.role == "result":
+                yield _documented((entry.line, 0), claim.shapes, "the result", observed.result())
+            elif claim.chained and claim.role == "operand":
+                yield _documented((entry.line, 0), claim.shapes, "an argument", observed.arguments())
         return
-    texts = [(line.line, _without_latex(line.text)) for line in lines]
-    shapes = [(line, shape) for line, text in texts for shape in (*_bracketed(text), *find_bare_shapes(text))]
-    if not shapes:
-        return
-    if entry.parameter is not None:
-        occurrences, subject = observed.argument(entry.parameter), f"`{entry.parameter}`"
-    elif entry.of == "argument":
-        occurrences, subject = observed.arguments(), "an argument"
-    else:
+    shapes = [(line.line, shape) for line in lines for shape in _shapes_in(line.text)]
+    if entry.of == "argument":
+        arguments = observed.arguments()
+        yield from (_documented((line, 0), [shape], "an argument", arguments) for line, shape in shapes)
+    elif shapes:
         occurrences, subject = observed.result(result), "the result"
-    for alternatives in [[shape] for shape in shapes] if entry.of == "argument" else [shapes]:
-        text = " or ".join(shape.text for _, shape in alternatives)
-        constraint = constrain([shape for _, shape in alternatives], occurrences, LOOSE)
-        yield DocumentedShape(alternatives[0][0], 0, text, subject, alternatives[0][1].text, constraint)
+        if entry.parameter is not None:
+            occurrences, subject = observed.argument(entry.parameter), f"`{entry.parameter}`"
+        yield _documented((shapes[0][0], 0), [shape for _, shape in shapes], subject, occurrences)
 
 
-def _without_latex(text: str) -> str:
-    """Return a line of a docstring with `\\text{num\\_heads}` as `num_heads`."""
+def _shapes_in(text: str) -> list[ShapeText]:
+    """Return the shapes in a line of a docstring, with `\\text{num\\_heads}` as `num_heads`."""
     plain = re.sub(r"\\(?:text|mathrm|mathit|textit)\{([^{}]*)\}", r"\1", text)
-    return plain.replace("\\_", "_").replace("\\times", "×").replace("\\cdot", "*")
-
-
-def _bracketed(text: str) -> list[ShapeText]:
-    """Return the shapes in brackets in a line of a docstring."""
-    shapes = [shape for shape in find_shapes(text) if len(shape.axes) > 1 or shape.text.endswith(",)")]
-    return [shape for shape in shapes if not all(axis.kind == "number" for axis in shape.axes)]
+    plain = plain.replace("\\_", "_").replace("\\times", "×").replace("\\cdot", "*")
+    bracketed = [shape for shape in find_shapes(plain) if len(shape.axes) > 1 or shape.text.endswith(",)")]
+    named = [shape for shape in bracketed if not all(axis.kind == "number" for axis in shape.axes)]
+    return [*named, *find_bare_shapes(plain)]
 
 
 def _from_annotations(node: FunctionNode, observed: ObservedShapes) -> Iterator[DocumentedShape]:

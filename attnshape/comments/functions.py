@@ -87,7 +87,9 @@ def comments_in(file: SourceFile, node: FunctionNode) -> Iterator[LocatedComment
             continue
         alone = _is_on_its_own_line(file, line, column)
         if line < node.body[0].lineno and not alone:
-            yield LocatedComment(line, column, text, "signature", None, parameter=_parameter_at(node, line))
+            named = [one.arg for one in parameter_nodes(node) if _covers(one, line) and one.arg != "self"]
+            parameter = named[0] if len(named) == 1 else None
+            yield LocatedComment(line, column, text, "signature", None, parameter=parameter)
             continue
         around = [statement for statement in statements if _covers(statement, line) and not _has_body(statement)]
         innermost = max(around, key=_position, default=None)
@@ -132,11 +134,6 @@ def _has_body(statement: ast.stmt) -> bool:
 
 def _is_on_its_own_line(file: SourceFile, line: int, column: int) -> bool:
     return not file.lines[line - 1][:column].strip()
-
-
-def _parameter_at(node: FunctionNode, line: int) -> str | None:
-    there = [parameter for parameter in parameter_nodes(node) if _covers(parameter, line) and parameter.arg != "self"]
-    return there[0].arg if len(there) == 1 else None
 
 
 def parameter_nodes(node: FunctionNode) -> list[ast.arg]:

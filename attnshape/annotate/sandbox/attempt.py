@@ -145,15 +145,15 @@ def run_attempt(job: SandboxJob) -> AttemptResult:
 
 
 def _run_call(call: TargetCall, options: RunOptions) -> list[tuple[ResultTensor, ...]]:
-    found = []
+    results = []
     target = find_target(call.spec)
     for numbers in call.numbers:
         with isolated(), torch.no_grad():
             runnable = target.build(numbers, options)
             seed_all(options.seed)
             value, _ = run_to_completion(runnable.call())
-            found.append(tuple(_result(path, tensor) for path, tensor in tensor_paths("output", value)))
-    return found
+            results.append(tuple(_result(path, tensor) for path, tensor in tensor_paths("output", value)))
+    return results
 
 
 def _result(path: str, tensor: torch.Tensor) -> ResultTensor:
@@ -226,13 +226,13 @@ def _is_jaxtyping(frame: FrameType) -> bool:
 
 
 def _failure_of_signature(error: BaseException, frame: FrameType, message: str) -> AttemptFailure:
-    name = _checked_function(frame)
+    function = _checked_function(frame)
     if "out" in frame.f_locals:
-        return AttemptFailure("result", message, function=name)
+        return AttemptFailure("result", message, function=function)
     parameter = _PARAMETER.search(str(error))
     if parameter is not None:
-        return AttemptFailure("argument", message, function=name, name=parameter[1])
-    return AttemptFailure("function", message, function=name)
+        return AttemptFailure("argument", message, function=function, name=parameter[1])
+    return AttemptFailure("function", message, function=function)
 
 
 def _checked_function(frame: FrameType) -> str:
