@@ -45,8 +45,6 @@ class _Remark:
 
 
 class _FunctionCommenter:
-    """Comments on one function."""
-
     def __init__(
         self, tree: Tree, context: AnnotateContext, into: Annotations, definition: Definition, known: FunctionForms
     ) -> None:
@@ -73,13 +71,10 @@ class _FunctionCommenter:
 
     def _arguments(self) -> None:
         parameters = {parameter.name.value: parameter for parameter in self._definition.parameters}
-        remarks = [
-            remark
-            for name, parameter in parameters.items()
-            for remark in self._remark(
-                "argument", name, self._tree.start(parameter.name), self._known.arguments.get(name)
-            )
-        ]
+        remarks: list[_Remark] = []
+        for name, parameter in parameters.items():
+            form = self._known.arguments.get(name)
+            remarks += self._remark("argument", name, self._tree.start(parameter.name), form)
         if self._has_a_line_for_each_parameter():
             for remark in remarks:
                 self._write(self._behind(parameters[remark.place.name]), [remark], remark.text)

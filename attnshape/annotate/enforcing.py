@@ -51,15 +51,11 @@ def decorate(
             checker = tree.spelling("beartype", "beartype")
         edits.append(_insert_line_above(tree, function.node, f"@{jaxtyped}(typechecker={checker})"))
         # else beartype's hook would check the arguments again above other decorators, where no symbol has a value
-        opaque = next((one for one in function.node.decorators if not _is_transparent(one, tree)), None)
-        if opaque is not None:
-            edits.append(_insert_line_above(tree, opaque, f"@{jaxtyped}(typechecker=None)"))
+        for decorator, name in zip(function.node.decorators, function.decorators, strict=True):
+            if tree.origin(name) not in _TRANSPARENT and not name.endswith((".setter", ".getter", ".deleter")):
+                edits.append(_insert_line_above(tree, decorator, f"@{jaxtyped}(typechecker=None)"))
+                break
     return edits, [item for name in needed if (item := tree.missing_import(*name)) is not None]
-
-
-def _is_transparent(decorator: cst.Decorator, tree: Tree) -> bool:
-    name = dotted_name(decorator.decorator)
-    return tree.origin(name) in _TRANSPARENT or name.endswith((".setter", ".getter", ".deleter"))
 
 
 def _insert_line_above(tree: Tree, node: cst.CSTNode, text: str) -> Edit:
@@ -145,17 +141,16 @@ def _behind_docstring(tree: Tree) -> int:
             break
         match line.body[0]:
             case cst.Expr(value=cst.SimpleString()) if place == 0:
-                pass
+                at = _end_of_line(tree, line)
             case cst.ImportFrom(module=cst.Name(value="__future__")):
-                pass
+                at = _end_of_line(tree, line)
             case _:
                 break
-        at = _end_of_line(tree, line)
         newline = re.compile(rb"\r\n|\r|\n").match(tree.source.utf8, at)
         at = newline.end() if newline is not None else at
     if at == 0 and tree.module.header:
-        first = tree.module.body[0] if tree.module.body else None
-        at = tree.source.line_start(tree.start(first)) if first is not None else len(tree.source.utf8)
+        body, source = tree.module.body, tree.source
+        return source.line_start(tree.start(body[0])) if body else len(source.utf8)
     return at
 
 
@@ -169,19 +164,16 @@ def _parse_file(path: Path) -> Tree:
     try:
         return parse(decode_source(path, path.read_bytes()))
     except OSError as error:
-        raise AttnshapeError(
-            f"{display_path(str(path))} can't be read: {error.strerror}", "leave --enforce out, or make it readable"
-        ) from None
+        problem = f"{display_path(str(path))} can't be read: {error.strerror}"
+        raise AttnshapeError(problem, "leave --enforce out, or make it readable") from None
 
 
 def _sets_hook(tree: Tree, module: str) -> bool:
     for statement in small_statements(tree.module.body):
-        if not isinstance(statement, cst.Expr) or not isinstance(statement.value, cst.Call):
-            continue
-        name = tree.origin(dotted_name(statement.value.func)).rpartition("beartype.claw.")[2]
-        if name in ("beartype_this_package", "beartype_all"):
-            return True
-        texts = re.findall(r"[\"']([\w.]+)[\"']", tree.code(statement.value))
-        if name in _HOOKS and any(module == text or module.startswith(f"{text}.") for text in texts):
-            return True
+        if isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Call):
+            name = tree.origin(dotted_name(statement.value.func)).rpartition("beartype.claw.")[2]
+            packages = re.findall(r"[\"']([\w.]+)[\"']", tree.code(statement.value))
+            within = any(f"{module}.".startswith(f"{package}.") for package in packages)
+            if name in ("beartype_this_package", "beartype_all") or (name in _HOOKS and within):
+                return True
     return False

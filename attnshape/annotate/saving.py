@@ -87,17 +87,13 @@ def _git(arguments: list[str], folder: Path) -> str | None:
 
 
 def check_writable(paths: Sequence[Path], project: Project, force: bool) -> None:
-    """Raise AttnshapeError if a file isn't the project's, can't be written, or has uncommitted changes.
-
-    With `force`, uncommitted changes are allowed.
-    """
+    """Raise AttnshapeError if a file isn't the project's, can't be written, or, without `force`, isn't committed."""
     for path in paths:
         project.check(path)
         name = display_path(str(path))
         if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
             raise AttnshapeError(f"{name} can't be written: permission denied", "make it and its folder writable")
-        why = _uncommitted(path) if not force else None
-        if why is not None:
+        if not force and (why := _uncommitted(path)) is not None:
             raise AttnshapeError(
                 f"{name} isn't written: {why}, so git couldn't restore it",
                 "commit it first, or add --force; without --write the changes are only shown",
@@ -105,10 +101,7 @@ def check_writable(paths: Sequence[Path], project: Project, force: bool) -> None
 
 
 def save(files: Sequence[tuple[PythonSource, bytes]]) -> None:
-    """Write all files, or none if one can't be written.
-
-    Raises AttnshapeError if one can't be written, or has changed since it was read.
-    """
+    """Write all files; raise AttnshapeError and write none if one can't be written or has changed since it was read."""
     done: list[PythonSource] = []
     try:
         with staged([(source.path, data) for source, data in files]) as pairs:
@@ -159,10 +152,9 @@ def _quoted(name: bytes) -> bytes:
 
 def color_diff(diff: bytes) -> bytes:
     """Return a diff in git's colors."""
-    return b"".join(_color_line(line) for line in _LINE.findall(diff))
-
-
-def _color_line(line: bytes) -> bytes:
-    color = next((color for start, color in _COLORS.items() if line.startswith(start)), None)
-    text = line.rstrip(b"\r\n")
-    return color + text + _END + line[len(text) :] if color is not None else line
+    lines = _LINE.findall(diff)
+    for place, line in enumerate(lines):
+        if (color := next((color for start, color in _COLORS.items() if line.startswith(start)), None)) is not None:
+            text = line.rstrip(b"\r\n")
+            lines[place] = color + text + _END + line[len(text) :]
+    return b"".join(lines)

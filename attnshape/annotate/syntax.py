@@ -133,11 +133,9 @@ class Tree:
         if self._imported(f"{module}.{name}") is not None:
             return None
         bound = self._scope[1]
-        return (
-            ImportItem(module, name)
-            if name not in bound
-            else ImportItem(module, alias=f"_{module}" if module in bound else None)
-        )
+        if name not in bound:
+            return ImportItem(module, name)
+        return ImportItem(module, alias=f"_{module}" if module in bound else None)
 
     def _imported(self, full: str) -> str | None:
         """Return the file's own name for a full name such as `torch.Tensor`, None if it has none."""
@@ -202,11 +200,9 @@ def _differences(source: PythonSource, new: str) -> list[Edit]:
     old_lines, new_lines = source.text.splitlines(keepends=True), new.splitlines(keepends=True)
     above = _common_length(old_lines, new_lines)
     below = _common_length(old_lines[above:][::-1], new_lines[above:][::-1])
-    matcher = difflib.SequenceMatcher(
-        None, old_lines[above : len(old_lines) - below], new_lines[above : len(new_lines) - below], autojunk=False
-    )
+    middle, new_middle = old_lines[above : len(old_lines) - below], new_lines[above : len(new_lines) - below]
     edits = []
-    for tag, *places in matcher.get_opcodes():
+    for tag, *places in difflib.SequenceMatcher(None, middle, new_middle, autojunk=False).get_opcodes():
         if tag == "equal":
             continue
         first, last, new_first, new_last = (above + place for place in places)

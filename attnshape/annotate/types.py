@@ -36,11 +36,6 @@ class DimsText:
         """The dims string: `B H Lq Dk`."""
         return " ".join(self.words)
 
-    @property
-    def is_informative(self) -> bool:
-        """Whether any axis is known, or there is none."""
-        return not self.words or any(word not in (UNKNOWN, ANY_NUMBER) for word in self.words)
-
 
 def axis_text(axis: AxisForm, include_matched: bool) -> str | None:
     """Return an axis's expression without spaces, None if it isn't known well enough.
@@ -117,7 +112,7 @@ def format_type(form: Form | None, tree: Tree, bound: Collection[str], include_m
     match form.of:
         case TensorForm(dtypes=dtypes, axes=axes):
             dims = format_dims(axes, bound, include_matched)
-            if not dims.is_informative:
+            if dims.words and all(word in (UNKNOWN, ANY_NUMBER) for word in dims.words):
                 return None
             kind = kind_of_dtypes(dtypes)
             text = f'{tree.spelling("jaxtyping", kind)}[{tree.spelling("torch", "Tensor")}, "{dims.text}"]'

@@ -41,8 +41,6 @@ def documented_shapes(
 
 
 class _CommentReader:
-    """Finds what the comments of one function describe."""
-
     def __init__(self, node: FunctionNode, observed: ObservedShapes) -> None:
         self._observed = observed
         stores = {store.name for call in observed.calls for store in call.invocation.bindings}
@@ -100,7 +98,9 @@ class _CommentReader:
             if not any(made) and isinstance(statement, ast.Expr):
                 made = observed.touched(statement)
             if statement.lineno != statement.end_lineno:
-                made = _or_else(made, observed.ended(statement, comment.line))
+                # what ends on the comment's line matches as well each time
+                ended = [list(itertools.chain(*options)) for options in observed.ended(statement, comment.line)]
+                made = [[[*options, *others] for options in call] for call, others in zip(made, ended, strict=True)]
             yield _document(comment, claim, _what_is_made(statement), made, 1.0)
 
     def _chain(self, comment: LocatedComment, claim: CommentClaim) -> Iterator[DocumentedShape]:
@@ -177,14 +177,6 @@ class _CommentReader:
 def _is_attribute(label: str) -> bool:
     """Return whether a label looks like neither a local variable nor a word: `self.mask`, `W_O`."""
     return "." in label or (len(label) > 1 and not label[1:].islower())
-
-
-def _or_else(made: Occurrences, others: Occurrences) -> Occurrences:
-    """Return what was made, with other shapes that match as well each time."""
-    return [
-        [[*options, *(shape for other in more for shape in other)] for options in call]
-        for call, more in zip(made, others, strict=True)
-    ]
 
 
 def _has_axes(occurrences: Occurrences) -> bool:
@@ -323,7 +315,6 @@ def _shapes_in(text: str) -> list[ShapeText]:
 
 
 def _from_annotations(node: FunctionNode, observed: ObservedShapes) -> Iterator[DocumentedShape]:
-    """Yield what the annotations of a function document."""
     for annotation in find_annotations(node):
         axes = _parse_dims(annotation.dims)
         if axes is None:

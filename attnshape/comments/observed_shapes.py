@@ -92,17 +92,6 @@ class FunctionCall:
         return [store.value for store in above if store.line == latest] or [self.invocation.arguments.get(name)]
 
 
-def find_calls(function: FunctionId, runs: Sequence[ObservedRun]) -> Iterator[FunctionCall]:
-    """Yield the calls of a function, run by run."""
-    for run in runs:
-        invocations = [call for call in run.invocations if call.function == function]
-        events = list(_events(run, function)) if invocations else []
-        for invocation in invocations[:_MOST_CALLS]:
-            last = invocation.ended if invocation.ended is not None else len(run.raw.steps)
-            own = tuple(event for event in events if invocation.began < event.order <= last)
-            yield FunctionCall(run.numbers, invocation, own)
-
-
 def _events(run: ObservedRun, function: FunctionId) -> Iterator[StepEvent]:
     order = 0
     for position, step in enumerate(run.raw.steps, 1):
@@ -138,7 +127,14 @@ class ObservedShapes:
 
     def __init__(self, function: FunctionId, runs: Sequence[ObservedRun]) -> None:
         self.function = function
-        self.calls = list(find_calls(function, runs))
+        self.calls: list[FunctionCall] = []
+        for run in runs:
+            invocations = [call for call in run.invocations if call.function == function]
+            events = list(_events(run, function)) if invocations else []
+            for call in invocations[:_MOST_CALLS]:
+                last = call.ended if call.ended is not None else len(run.raw.steps)
+                own = tuple(event for event in events if call.began < event.order <= last)
+                self.calls.append(FunctionCall(run.numbers, call, own))
 
     def argument(self, name: str) -> Occurrences:
         """Return the shapes of an argument."""

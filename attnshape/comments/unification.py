@@ -82,19 +82,16 @@ def constrain(shapes: Sequence[ShapeText], occurrences: Occurrences, weight: flo
     Numbers of the author's own configuration, such as the 12 in `(B, 12, T)`, fit any size where the axis varies.
     """
     observed = tuple(tuple(tuple(options) for options in call) for call in occurrences)
-    return ShapeConstraint(tuple(_open_numbers(shape, observed) for shape in shapes), observed, weight)
-
-
-def _open_numbers(documented: ShapeText, observed: Sequence[Sequence[Sequence[Shape]]]) -> ShapeText:
-    shapes = [shape for call in observed for options in call for shape in options]
-    fitting = [shape for shape in shapes if len(shape) == len(documented.axes)]
-
-    def opened(place: int, axis: AxisToken) -> AxisToken:
-        if axis.kind != "number" or axis.text in ("0", "1"):
-            return axis
-        return axis if len({shape[place] for shape in fitting}) == 1 else AxisToken(axis.text, "any")
-
-    return replace(documented, axes=tuple(opened(place, axis) for place, axis in enumerate(documented.axes)))
+    every = {shape for call in observed for options in call for shape in options}
+    opened = []
+    for documented in shapes:
+        axes = list(documented.axes)
+        for place, axis in enumerate(axes):
+            sizes = {shape[place] for shape in every if len(shape) == len(axes)}
+            if axis.kind == "number" and axis.text not in ("0", "1") and len(sizes) != 1:
+                axes[place] = AxisToken(axis.text, "any")
+        opened.append(replace(documented, axes=tuple(axes)))
+    return ShapeConstraint(tuple(opened), observed, weight)
 
 
 def holds(constraint: ShapeConstraint, values: Mapping[str, Vector]) -> bool:

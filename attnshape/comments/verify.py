@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnshape.comments.annotations import allows_dtype, find_annotations, kind_of_dtype
 from attnshape.comments.documented import docstring_entries, documented_shapes
-from attnshape.comments.functions import FunctionNode, SourceFile, comments_in, find_function
+from attnshape.comments.functions import comments_in, find_function
 from attnshape.comments.grammar import parse_comment
 from attnshape.comments.notation import ShapeText, find_bare_shapes, find_shapes
 from attnshape.comments.observed_shapes import FunctionCall, ObservedShapes, Shape
@@ -52,18 +51,12 @@ class CommentVerification:
     @property
     def summary(self) -> tuple[str, ...]:
         """What was verified, in a few words; nothing if no shape holds."""
-        if not self.holding:
-            return ()
-        return ("1 documented shape holds" if self.holding == 1 else f"{self.holding} documented shapes hold",)
+        words = "documented shape holds" if self.holding == 1 else "documented shapes hold"
+        return (f"{self.holding} {words}",) if self.holding else ()
 
 
 def verify_shape_comments(runs: Sequence[ObservedRun], functions: Iterable[FunctionId]) -> CommentVerification:
-    """Return which shapes that the functions' source documents hold in every run.
-
-    Args:
-        runs: runs of one target at several sizes.
-        functions: the functions whose comments, docstrings and annotations are verified.
-    """
+    """Return which shapes that the functions' source documents hold in all runs of one target at several sizes."""
     holding = 0
     findings: list[Finding] = []
     for function in functions:
@@ -86,16 +79,13 @@ def verify_shape_comments(runs: Sequence[ObservedRun], functions: Iterable[Funct
 
 def may_document_shapes(functions: Iterable[FunctionId]) -> bool:
     """Return whether the functions' source may document any shape, which takes no run to find out."""
-    sources = map(find_function, functions)
-    return any(_mentions_shapes(*source) for source in sources if source is not None)
-
-
-def _mentions_shapes(file: SourceFile, node: FunctionNode, owner: ast.ClassDef | None) -> bool:
-    return (
-        any(parse_comment(comment.text) for comment in comments_in(file, node))
-        or any(find_annotations(node))
-        or any(any(find_shapes(line.text)) or find_bare_shapes(line.text) for line in docstring_entries(node, owner))
-    )
+    for file, node, owner in filter(None, map(find_function, functions)):
+        lines = [entry.text for entry in docstring_entries(node, owner)]
+        if any(any(find_shapes(line)) or find_bare_shapes(line) for line in lines) or any(find_annotations(node)):
+            return True
+        if any(parse_comment(comment.text) for comment in comments_in(file, node)):
+            return True
+    return False
 
 
 def _is_certain(documented: DocumentedShape, assignment: NameAssignment, calls: Sequence[FunctionCall]) -> bool:
@@ -193,9 +183,7 @@ def _format_like(axes: Sequence[str], documented: ShapeText, is_dims: bool) -> s
         return f"[{', '.join(axes)}]"
     if documented.bracketed:
         return format_tuple(axes)
-    if " x " in text:
-        return " x ".join(axes)
-    return ", ".join(axes) if "," in text else " ".join(axes)
+    return (" x " if " x " in text else ", " if "," in text else " ").join(axes)
 
 
 def _name_axes(

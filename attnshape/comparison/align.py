@@ -64,12 +64,7 @@ def align(old: Outline, new: Outline) -> Alignment:
     return best
 
 
-# how similar two steps are
-
-
 class _Features:
-    """A step and the features that it is compared by, computed once."""
-
     def __init__(self, step: OutlineStep, own_text: str) -> None:
         """`own_text` is the step's expression without its operands."""
         self.step, self.own_text = step, own_text
@@ -179,9 +174,6 @@ def _common_tokens(old: _Features, new: _Features) -> float:
 def _shared(old: Sequence[object], new: Sequence[object]) -> float:
     common = Counter(neighbour for neighbour in old if neighbour is not None) & Counter(new)
     return common.total() / max(1, len(old), len(new))
-
-
-# the alignment
 
 
 def _aligned(sides: Sequence[_Side], before: Alignment) -> Alignment:

@@ -44,21 +44,26 @@ class Renames:
     """
 
     def __init__(self, old: Outline, new: Outline, matches: Sequence[Match]) -> None:
-        old_words, new_words = set(_words_of(old)), set(_words_of(new))
+        steps = [(one, other) for one, other in matches if one is not None and other is not None]
+        same_count = [pair for pair in steps if len(pair[0].outputs) == len(pair[1].outputs)]
+        outputs = [pair for one, other in same_count for pair in zip(one.outputs, other.outputs, strict=True)]
+        names = [(a.name, b.name) for a, b in outputs if a.name is not None and b.name is not None]
+        texts = [(one.expression, other.expression) for one, other in steps if one.operation == other.operation]
         # calling another function does something else
         called = _called_operations(old) | _called_operations(new)
-        pairs = dict.fromkeys(_corresponding_words(matches))
+        pairs = dict.fromkeys(pair for text in (*names, *texts) for pair in _words_in_same_places(*text))
         replaced = [pair for pair in pairs if pair[0] != pair[1] and not called & set(pair)]
         olds, news = Counter(word for word, _ in replaced), Counter(word for _, word in replaced)
+        old_words, new_words = set(_words_of(old)), set(_words_of(new))
         self._words = {
             word: other
             for word, other in replaced
             if olds[word] == news[other] == 1 and word not in new_words and other not in old_words
         }
-        names = [pair for pair in _corresponding_names(matches) if pair[0] != pair[1]]
-        listed = {word for pair in names for text in pair for word in _WORD.findall(text)}
+        renamed = [pair for pair in names if pair[0] != pair[1]]
+        listed = {word for pair in renamed for text in pair for word in _WORD.findall(text)}
         others = [pair for pair in self._words.items() if not listed & set(pair)]
-        self.listed = tuple(Rename(*pair) for pair in dict.fromkeys([*names, *others]))
+        self.listed = tuple(Rename(*pair) for pair in dict.fromkeys([*renamed, *others]))
         """Each rename once, in order of appearance."""
 
     def same_text(self, old: str, new: str) -> bool:
@@ -72,25 +77,13 @@ def _called_operations(outline: Outline) -> set[str]:
     return {word for step in outline.steps for word in _CALLED.findall(step.expression) if word in operations}
 
 
-def _corresponding_names(matches: Sequence[Match]) -> Iterator[tuple[str, str]]:
-    for old, new in matches:
-        if old is not None and new is not None and len(old.outputs) == len(new.outputs):
-            for one, other in zip(old.outputs, new.outputs, strict=True):
-                if one.name is not None and other.name is not None:
-                    yield one.name, other.name
-
-
-def _corresponding_words(matches: Sequence[Match]) -> Iterator[tuple[str, str]]:
-    """Yield the words in the same places of two names or expressions that are equal apart from their words."""
-    texts = list(_corresponding_names(matches))
-    for step, other in matches:
-        if step is not None and other is not None and step.operation == other.operation:
-            texts.append((step.expression, other.expression))
-    for old, new in texts:
-        before, after = _TOKEN.findall(old), _TOKEN.findall(new)
-        pairs = list(zip(before, after, strict=False))
-        if len(before) == len(after) and all(a == b or (_WORD.fullmatch(a) and _WORD.fullmatch(b)) for a, b in pairs):
-            yield from (pair for pair in pairs if _WORD.fullmatch(pair[0]) and not _CONSTANTS & set(pair))
+def _words_in_same_places(old: str, new: str) -> list[tuple[str, str]]:
+    """Return the words in the same places of two texts that are equal apart from their words."""
+    before, after = _TOKEN.findall(old), _TOKEN.findall(new)
+    pairs = list(zip(before, after, strict=False))
+    if len(before) != len(after) or not all(a == b or (_WORD.fullmatch(a) and _WORD.fullmatch(b)) for a, b in pairs):
+        return []
+    return [pair for pair in pairs if _WORD.fullmatch(pair[0]) and not _CONSTANTS & set(pair)]
 
 
 def _words_of(outline: Outline) -> Iterator[str]:
@@ -194,7 +187,6 @@ class _Comparison:
         return tuple(fact for fact, differs in facts.items() if differs)
 
     def _changed_facts(self, old: OutlineTensor, new: OutlineTensor) -> tuple[Fact, ...]:
-        """Return the facts about a tensor that changed."""
         unexplained = _unexplained(old) & _unexplained(new)
         facts: dict[Fact, bool] = {
             "signature": old.signature != new.signature,
@@ -223,25 +215,22 @@ class _Comparison:
         def on_new_side(reference: Reference) -> Reference | None:
             return reference if reference.step is None or reference.step in self._kept else None
 
-        return (
-            set(_trace_back(old, self._old_steps, self._alignment.on_new_side, set())),
-            set(_trace_back(new, self._new_steps, on_new_side, set())),
-        )
+        old_origins = _trace_back(old, self._old_steps, self._alignment.on_new_side)
+        return old_origins, _trace_back(new, self._new_steps, on_new_side)
 
 
 def _trace_back(
-    reference: Reference,
-    steps: Mapping[int, OutlineStep],
-    on_new_side: Callable[[Reference], Reference | None],
-    visited: set[int],
-) -> Iterator[Reference]:
-    counterpart = on_new_side(reference)
-    if counterpart is not None:
-        yield counterpart
-    elif (step := steps.get(reference.step or 0)) is not None and step.index not in visited:
-        visited.add(step.index)
-        for operand in step.uses:
-            yield from _trace_back(operand, steps, on_new_side, visited)
+    reference: Reference, steps: Mapping[int, OutlineStep], on_new_side: Callable[[Reference], Reference | None]
+) -> set[Reference]:
+    origins, visited, waiting = set(), set(), [reference]
+    while waiting:
+        reference = waiting.pop()
+        if (counterpart := on_new_side(reference)) is not None:
+            origins.add(counterpart)
+        elif (step := steps.get(reference.step or 0)) is not None and step.index not in visited:
+            visited.add(step.index)
+            waiting += step.uses
+    return origins
 
 
 def _parameters(outline: Outline) -> set[str]:
@@ -255,15 +244,11 @@ def _other_numbers(old: OutlineStep, old_text: str, new: OutlineStep, new_text: 
         return False
     ranks = {len(output.shape) for step in (old, new) for output in step.outputs}
     pairs = zip(map(float, _NUMBER.findall(old_text)), map(float, _NUMBER.findall(new_text)), strict=False)
-    return any(one != other and not any(_same_axis(one, other, rank) for rank in ranks) for one, other in pairs)
+    return any(a != b and not any(_same_axis(a, b, rank) for rank in ranks) for a, b in pairs)
 
 
-def _same_axis(one: float, other: float, rank: int) -> bool:
-    axes = range(-rank, rank)
-    return one in axes and other in axes and one % rank == other % rank
-
-
-# tensors
+def _same_axis(number: float, other: float, rank: int) -> bool:
+    return {number, other} <= {*range(-rank, rank)} and number % rank == other % rank
 
 
 def kinds_of(facts: tuple[Fact, ...]) -> frozenset[Kind]:
@@ -337,9 +322,6 @@ def _dense_order(tensor: OutlineTensor) -> list[int] | None:
             return None
         dense *= tensor.shape[place]
     return order
-
-
-# what the code returns
 
 
 def _result_changes(old: Outline, new: Outline, alignment: Alignment) -> tuple[ResultChange, ...]:

@@ -74,11 +74,7 @@ class Outline(Struct, frozen=True, kw_only=True):
 
 
 def outline(trace: Trace, inner: bool = True) -> Outline:
-    """Return a trace's outline.
-
-    Args:
-        trace: The trace.
-        inner: Whether to keep the steps inside of libraries' functions and modules.
+    """Return a trace's outline, with the steps inside of libraries' functions and modules if `inner`.
 
     >>> import attnshape
     >>> made = outline(attnshape.trace("scaled-dot-product"))

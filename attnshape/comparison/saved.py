@@ -18,12 +18,7 @@ SUFFIXES = (".json", ".txt")
 
 
 def read_saved(path: Path) -> Trace | Outline:
-    """Return the saved trace or the snapshot in a file.
-
-    Raises:
-        AttnshapeError: The file is empty, or is neither.
-        OSError: The file can't be read.
-    """
+    """Return the saved trace or the snapshot in a file. Raises OSError, or AttnshapeError if it is neither."""
     content = path.read_bytes()
     if not content:
         raise AttnshapeError(f"{path} is empty, expected a saved trace", HOW_TO_SAVE)

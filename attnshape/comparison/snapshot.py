@@ -71,22 +71,14 @@ def is_snapshot(text: str) -> bool:
 
 
 def read_snapshot(text: str, name: str = "the text") -> Outline:
-    """Return the outline in a snapshot.
+    """Return the outline in a snapshot, of which `name` is the file.
 
-    Args:
-        text: The snapshot's text.
-        name: The file's name, for errors.
-
-    Raises:
-        AttnshapeError: The text isn't a snapshot, is damaged, or its table and data differ; with the line.
+    Raises AttnshapeError, with the line, if the text isn't a snapshot, is damaged, or its table and data differ.
     """
     try:
         return _read([line.rstrip() for line in text.rstrip().split("\n")])
     except _LineError as error:
         raise AttnshapeError(f"{name}:{error.number}: this isn't a valid snapshot: {error}", _AGAIN) from None
-
-
-# the table
 
 
 def _table(snapshot: Outline) -> Iterator[str]:
@@ -113,18 +105,14 @@ def _rows(step: OutlineStep) -> Iterator[tuple[str, ...]]:
     uses = ", ".join(map(_reference, step.uses))
     if len(step.outputs) == 1:
         (output,) = step.outputs
-        yield (number, _assigned(text, output), uses, *_tensor_cells(output))
+        name = _printable(output.name or "")
+        if output.name is not None and text:
+            text = f"{text} as {name}" if output.by_use else f"{name} = {text}"
+        yield (number, text or name, uses, *_tensor_cells(output))
         return
     yield (number, text, uses, *[""] * (len(COLUMNS) - 3))
     for output in step.outputs:
         yield ("", f"  {_printable(output.name or '')}", "", *_tensor_cells(output))
-
-
-def _assigned(text: str, output: OutlineTensor) -> str:
-    if output.name is None or not text:
-        return text or _printable(output.name or "")
-    name = _printable(output.name)
-    return f"{text} as {name}" if output.by_use else f"{name} = {text}"
 
 
 def _tensor_cells(tensor: OutlineTensor) -> tuple[str, ...]:
@@ -152,9 +140,6 @@ def _printable(text: str) -> str:
     a\nb
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
-
-
-# the data
 
 
 def _data(snapshot: Outline) -> Iterator[str]:

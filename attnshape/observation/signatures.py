@@ -26,15 +26,7 @@ from attnshape.observation.forms import (
     OtherForm,
     TensorForm,
 )
-from attnshape.observation.watch import (
-    Invocation,
-    ItemsValue,
-    ObservedRun,
-    OtherValue,
-    TargetObservation,
-    TensorValue,
-    Value,
-)
+from attnshape.observation.watch import Invocation, ItemsValue, ObservedRun, TargetObservation, TensorValue, Value
 
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 _SPARE = "NMKPQ"
@@ -160,17 +152,14 @@ def _of_function(function: FunctionId, cases: Sequence[_Case]) -> FunctionForms:
 
     def gather(values_of: Callable[[Invocation], Iterable[tuple[_Key, Value]]]) -> dict[_Key, Callable[[], Form]]:
         """Return, by key, what makes the form of the values under it; all must be gathered before any is made."""
-        keys = dict.fromkeys(key for _, call in calls for run in call for one in run for key, _ in values_of(one))
-        return {
-            key: _gather(
-                [
-                    (case, [[value for one in run for own, value in values_of(one) if own == key] for run in call])
-                    for case, call in calls
-                ],
-                symbols,
-            )
-            for key in keys
-        }
+        forms = {}
+        for key in dict.fromkeys(key for _, call in calls for run in call for one in run for key, _ in values_of(one)):
+            held = [
+                (case, [[value for one in run for own, value in values_of(one) if own == key] for run in call])
+                for case, call in calls
+            ]
+            forms[key] = _gather(held, symbols)
+        return forms
 
     arguments = gather(lambda call: call.arguments.items())
     stores = gather(lambda call: (((one.line, one.column, one.name), one.value) for one in call.bindings))
@@ -231,26 +220,13 @@ def _gather(calls: Sequence[tuple[_Case, HeldValues]], symbols: CommonSymbols) -
 
         return tensor_form
     if items and len(items) == len(present) and len({(value.kind, len(value.items)) for value in items}) == 1:
-        parts = [
-            _gather([(case, _part(held, place)) for case, held in calls], symbols)
-            for place in range(len(items[0].items))
+        by_place = [
+            [(case, [[v.items[at] for v in run if isinstance(v, ItemsValue)] for run in held]) for case, held in calls]
+            for at in range(len(items[0].items))
         ]
+        parts = [_gather(part, symbols) for part in by_place]
         return lambda: Form(ItemsForm(items[0].kind, tuple(form() for form in parts)), optional)
-    types = frozenset(_type(value) for value in present) or frozenset(["NoneType"])
-    return lambda: Form(OtherForm(types), optional)
-
-
-def _part(held: HeldValues, place: int) -> HeldValues:
-    return [[value.items[place] for value in run if isinstance(value, ItemsValue)] for run in held]
-
-
-def _type(value: Value) -> str:
-    match value:
-        case TensorValue():
-            return "Tensor"
-        case ItemsValue(kind=name) | OtherValue(type=name):
-            return name
-    return type(value).__name__
+    return lambda: Form(OtherForm(), optional)
 
 
 def _gather_axes(calls: Sequence[tuple[_Case, HeldValues]], ranks: set[int]) -> tuple[tuple[_Axis, ...], int | None]:

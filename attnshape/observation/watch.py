@@ -92,12 +92,7 @@ _Store = tuple[int, list[tuple[str, int]]]
 """What an instruction binds: its line, and each variable's name and column."""
 _RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NAMESPACES = ("self.args", "self.cfg", "self.config", "self", "args", "cfg", "config")
-"""Objects whose integers comments refer to by name: `# (B, n_head, T, T)` where `self.n_head` is one.
-
-The last object that has a name decides.
-"""
-
-
+"""Objects whose integers comments refer to by name, as `n_head` for `self.n_head`; the last that has a name decides."""
 NO_COLUMN = -1
 """Stands for a column that isn't known, as when Python runs with -X no_debug_ranges."""
 
@@ -110,8 +105,6 @@ class Binding:
     column: int
     name: str
     value: Value
-    order: int
-    """How many torch calls the recorder had counted by then."""
 
 
 @dataclass(slots=True)
@@ -194,11 +187,8 @@ class VariableWatch:
                 if pending is not None:
                     line, names = pending
                     held = frame.f_locals
-                    invocation.bindings += [
-                        Binding(line, column, name, summarize(held[name]), self._recorded)
-                        for name, column in names
-                        if name in held
-                    ]
+                    present = [(name, column) for name, column in names if name in held]
+                    invocation.bindings += [Binding(line, at, name, summarize(held[name])) for name, at in present]
                 pending = stores.get(frame.f_lasti)
             elif event == "return":
                 pending = None

@@ -23,7 +23,7 @@ def form(text: str) -> Form:
     optional = text.endswith(" | None")
     text = text.removesuffix(" | None")
     if text == "None":
-        return Form(OtherForm(frozenset(["NoneType"])))
+        return Form(OtherForm())
     if text.startswith("("):
         return Form(ItemsForm("tuple", tuple(form(part.strip()) for part in text[1:-1].split(","))), optional)
     words = text.split()

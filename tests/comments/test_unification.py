@@ -22,7 +22,7 @@ def call(
     """Return a call at some sizes, with the whole numbers that are its arguments or that it binds one after another."""
     made = Invocation(FUNCTION, dict(arguments or {}), {}, 0)
     for name, values in bound.items():
-        made.bindings += [Binding(1, 0, name, value, 0) for value in values]
+        made.bindings += [Binding(1, 0, name, value) for value in values]
     return FunctionCall(numbers, made, ())
 
 

@@ -45,13 +45,8 @@ _ENVIRONMENT = {
 def run_in_sandbox(job: SandboxJob, libraries: Iterable[str] = (), time_limit: float = TIME_LIMIT) -> AttemptResult:
     """Run a job in a process of its own, which is gone when this returns, with all processes that it started.
 
-    Args:
-        job: what to run.
-        libraries: modules that the fork server imports when it starts, with the first job of this process.
-        time_limit: seconds after which the attempt is ended.
-
-    Raises:
-        AttnshapeError: where Python runs with -O, under which beartype checks nothing.
+    The fork server imports the `libraries` when it starts, with the first job of this process. Raises AttnshapeError
+    where Python runs with -O, under which beartype checks nothing.
     """
     if sys.flags.optimize or os.environ.get("PYTHONOPTIMIZE"):
         raise AttnshapeError(
@@ -67,16 +62,14 @@ def run_in_sandbox(job: SandboxJob, libraries: Iterable[str] = (), time_limit: f
         with _environment(), sender:
             process.start()
         try:
-            multiprocessing.connection.wait([receiver, process.sentinel], time_limit)
-            if receiver.poll():
-                result: AttemptResult = receiver.recv()
-                return result
-            process.join(0)
-            status = process.exitcode
-            why = "it took too long" if status is None else f"the process ended with status {status}"
-        except EOFError:
-            process.join()
-            why = f"the process ended with status {process.exitcode}"
+            why = "it took too long"
+            if multiprocessing.connection.wait([receiver, process.sentinel], time_limit):
+                with contextlib.suppress(EOFError):
+                    if receiver.poll():
+                        result: AttemptResult = receiver.recv()
+                        return result
+                process.join()
+                why = f"the process ended with status {process.exitcode}"
         finally:
             _end(process)
     return AttemptResult(failure=AttemptFailure("other", why))
@@ -84,17 +77,14 @@ def run_in_sandbox(job: SandboxJob, libraries: Iterable[str] = (), time_limit: f
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Set the environment in which the fork server starts."""
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    before = {name: os.environ.pop(name) for name in _ENVIRONMENT if name in os.environ}
     os.environ.update(_ENVIRONMENT)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in _ENVIRONMENT:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _end(process: BaseProcess) -> None:
@@ -215,16 +205,12 @@ class SandboxVerification:
 
     def _job(self, checked: Rewrite | None) -> SandboxJob:
         files = {str(s.path): s.edited(edits) for s, edits in checked.files} if checked is not None else {}
+        job = SandboxJob(files, self._calls, self._settings.seed, self._settings.train)
+        if checked is None or not self._context.hook:
+            return job
         hook = find_hook(self._source.path)
-        hooked = checked is not None and self._context.hook
-        return SandboxJob(
-            files,
-            self._calls,
-            self._settings.seed,
-            self._settings.train,
-            module=hook.module if hooked else "",
-            standalone_file=str(self._source.path) if hooked and hook.package is None else "",
-        )
+        standalone = str(self._source.path) if hook.package is None else ""
+        return replace(job, module=hook.module, standalone_file=standalone)
 
     def _leave_out(self, failure: AttemptFailure, checked: Rewrite) -> None:
         """Leave out what failed. Raises AttnshapeError if the failure isn't one of the annotations'."""
@@ -263,10 +249,8 @@ class SandboxVerification:
         return None
 
     def _original_line(self, failure: AttemptFailure, checked: Rewrite) -> int:
-        for line in range(1, failure.line + 1):
-            if line + self._lines_added_above(self._source.offset(line, 0), checked) == failure.line:
-                return line
-        return 0
+        added = ((n, self._lines_added_above(self._source.offset(n, 0), checked)) for n in range(1, failure.line + 1))
+        return next((line for line, above in added if line + above == failure.line), 0)
 
     def _lines_added_above(self, offset: int, checked: Rewrite) -> int:
         edits = [edit for source, edits in checked.files if source is self._source for edit in edits]
