@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import libcst as cst
@@ -11,16 +11,7 @@ import libcst as cst
 from attnshape.annotate.changes import Change, Omission, functions_that_ran
 from attnshape.annotate.syntax import Definition, Tree, dotted_name, parse_annotation, small_statements, stored_name
 from attnshape.annotate.types import dims_in, read_annotation, symbols_in, type_arguments
-from attnshape.observation.forms import (
-    ANY_NUMBER,
-    AxisForm,
-    Form,
-    FunctionForms,
-    FunctionId,
-    ItemsForm,
-    TensorForm,
-    tensors_in,
-)
+from attnshape.observation.forms import ANY_NUMBER, AxisForm, Form, FunctionForms, ItemsForm, TensorForm, tensors_in
 
 _SCRIPTED = {"torch.jit.script", "torch.jit.script_if_tracing", "torch.jit.script_method"}
 _WITH_NONE = ("None", "object", "typing.Any", "typing_extensions.Any")
@@ -164,15 +155,16 @@ def without_conflicting_symbols(
 
     In one function a symbol stands for one number, so both annotations could never hold together.
     """
-    symbols = {known.function: _conflicting(tree, one, known) for one, known in functions_that_ran(tree, forms)}
+    definitions = {known.function: definition for definition, known in functions_that_ran(tree, forms)}
     own = "another size in its own annotations"
+    symbols = [_conflicting(tree, definitions.get(known.function), known) for known in forms]
     return _without_symbols(forms, symbols, f"means {own}", f"mean {own}")
 
 
 def without_taken_symbols(
-    forms: Sequence[FunctionForms], taken: Mapping[FunctionId, set[str]]
+    forms: Sequence[FunctionForms], taken: Sequence[set[str]]
 ) -> tuple[list[FunctionForms], list[Omission]]:
-    """Return the forms without axes in size symbols that name another number in the function's code.
+    """Return the forms without axes in the size symbols that name another number in each function's code.
 
     With `def forward(self, x, H, W)` of an image, a reader would take `H` in an annotation for its height.
     """
@@ -180,12 +172,12 @@ def without_taken_symbols(
 
 
 def _without_symbols(
-    forms: Sequence[FunctionForms], by_function: Mapping[FunctionId, set[str]], why_one: str, why_many: str
+    forms: Sequence[FunctionForms], by_function: Sequence[set[str]], why_one: str, why_many: str
 ) -> tuple[list[FunctionForms], list[Omission]]:
     """Return the forms without some symbols of each function, and why they are left out."""
     kept, omissions = [], []
-    for known in forms:
-        cleared, used = _clear(known, by_function.get(known.function, set()))
+    for known, symbols in zip(forms, by_function, strict=True):
+        cleared, used = _clear(known, symbols)
         kept.append(cleared)
         if listed := ", ".join(sorted(used)):
             why = why_many if "," in listed else why_one
@@ -218,8 +210,10 @@ def _clear(known: FunctionForms, symbols: set[str]) -> tuple[FunctionForms, set[
     return cleared, used
 
 
-def _conflicting(tree: Tree, function: Definition, known: FunctionForms) -> set[str]:
-    symbols = set()
+def _conflicting(tree: Tree, function: Definition | None, known: FunctionForms) -> set[str]:
+    symbols: set[str] = set()
+    if function is None:
+        return symbols
     for _, node, form in _own_annotations(tree, function, known):
         tensors = list(tensors_in(form)) if form is not None else []
         annotated = [text.split() for text in dims_in(_unquote(node), tree)]

@@ -88,11 +88,8 @@ class PythonSource:
         rest = _REST_OF_LINE.match(self.utf8, offset)
         if rest is None:
             return None
-        if rest["comment"] is None:
-            at = offset + len(rest.group().rstrip(b" \t\f"))
-            return LineEnd(at, at, "")
-        text = rest["comment"].rstrip(b" \t\f")
-        start = rest.start("comment")
+        text = (rest["comment"] or b"").rstrip(b" \t\f")
+        start = rest.start("comment") if text else offset + len(rest.group().rstrip(b" \t\f"))
         return LineEnd(start + len(text), start, text.decode())
 
     def edited(self, edits: Iterable[Edit]) -> bytes:

@@ -9,16 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
+from libcst import metadata
 from libcst.codemod import CodemodContext
 from libcst.codemod.visitors import AddImportsVisitor, ImportItem
-from libcst.metadata import (
-    ByteSpanPositionProvider,
-    CodeSpan,
-    GlobalScope,
-    ImportAssignment,
-    MetadataWrapper,
-    ScopeProvider,
-)
 
 from attnshape.annotate.source import Edit, PythonSource
 from attnshape.errors import AttnshapeError
@@ -59,9 +52,9 @@ class Tree:
 
     source: PythonSource
     module: cst.Module
-    spans: Mapping[cst.CSTNode, CodeSpan]
+    spans: Mapping[cst.CSTNode, metadata.CodeSpan]
     definitions: tuple[Definition, ...]
-    wrapper: MetadataWrapper
+    wrapper: metadata.MetadataWrapper
 
     def start(self, node: cst.CSTNode) -> int:
         """Return the offset of a node's first byte."""
@@ -92,11 +85,11 @@ class Tree:
         return self.colon(function) - len(self.module.code_for_node(function.whitespace_before_colon).encode())
 
     @functools.cached_property
-    def _scope(self) -> tuple[GlobalScope, frozenset[str]]:
+    def _scope(self) -> tuple[metadata.GlobalScope, frozenset[str]]:
         """The scope at module level, and every name that is bound anywhere in the file."""
-        scopes = set(self.wrapper.resolve(ScopeProvider).values()) - {None}
+        scopes = set(self.wrapper.resolve(metadata.ScopeProvider).values()) - {None}
         bound = frozenset(assignment.name for scope in scopes if scope is not None for assignment in scope.assignments)
-        return next(scope for scope in scopes if isinstance(scope, GlobalScope)), bound
+        return next(scope for scope in scopes if isinstance(scope, metadata.GlobalScope)), bound
 
     @functools.cached_property
     def _imports(self) -> dict[str, str]:
@@ -110,7 +103,7 @@ class Tree:
         certain = {statement for line in lines for statement in line.body}
         imports = {}
         for name in dict.fromkeys(assignment.name for assignment in scope.assignments):
-            if all(isinstance(binding, ImportAssignment) and binding.node in certain for binding in scope[name]):
+            if all(isinstance(one, metadata.ImportAssignment) and one.node in certain for one in scope[name]):
                 origins = {qualified.name for qualified in scope.get_qualified_names_for(name)}
                 if len(origins) == 1:
                     imports[name] = origins.pop()
@@ -150,7 +143,7 @@ def parse(source: PythonSource) -> Tree:
     """Return a file's syntax tree. Raises AttnshapeError if it can't be parsed."""
     name = display_path(str(source.path))
     try:
-        wrapper = MetadataWrapper(cst.parse_module(source.text), unsafe_skip_copy=True)
+        wrapper = metadata.MetadataWrapper(cst.parse_module(source.text), unsafe_skip_copy=True)
     except cst.ParserSyntaxError as error:
         raise AttnshapeError(
             f"{name} can't be parsed: line {error.raw_line}: {error.message.splitlines()[0]}",
@@ -163,7 +156,7 @@ def parse(source: PythonSource) -> Tree:
             f"{name} can't be reproduced byte for byte: its lines end with lone carriage returns",
             "save it with other line endings",
         )
-    spans = wrapper.resolve(ByteSpanPositionProvider)
+    spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
     definitions = [
         Definition(name, source.line(spans[node.decorators[0] if node.decorators else node].start), node)
         for name, node in _functions(wrapper.module, "")

@@ -166,8 +166,8 @@ class _CommentReader:
         """Yield the comments above statements, as describing what these make if the author always does so."""
         constraints = [exact.constraint for exact, _ in self._above if exact is not None]
         ranks = [
-            all(len(one.shapes[0].axes) in map(len, options) for call in one.observed for options in call)
-            for one in constraints
+            all(len(constraint.shapes[0].axes) in map(len, options) for call in constraint.observed for options in call)
+            for constraint in constraints
         ]
         of_results = len(ranks) >= _LEAST_STYLE and sum(ranks) >= 0.7 * len(ranks)
         for exact, loose in self._above:
@@ -260,7 +260,7 @@ def _entries(node: FunctionNode | ast.ClassDef, names: Sequence[str]) -> Iterato
         line = min(first.lineno + offset, first.end_lineno or first.lineno)
         width = len(text) - len(text.lstrip())
         heads = offset + 1 < len(lines) and _UNDERLINE.match(lines[offset + 1]) is not None
-        found = subject.match(text)
+        named = subject.match(text)
         if not text.strip() or _UNDERLINE.match(text):
             continue
         if _RESULT.match(text):
@@ -268,8 +268,8 @@ def _entries(node: FunctionNode | ast.ClassDef, names: Sequence[str]) -> Iterato
             heading = about if _HEADING.match(text) else None
         elif _ARGUMENTS.match(text) or _SHAPES.match(text) or heads:
             section, about, underlined = ("shapes" if _SHAPES.match(text) else "arguments"), None, False
-        elif found is not None and not (section == "result" and underlined):
-            about, indent = DocstringEntry(line, text, "parameter", found["name"]), width
+        elif named is not None and not (section == "result" and underlined):
+            about, indent = DocstringEntry(line, text, "parameter", named["name"]), width
         elif _ANY_INPUT.match(text) or (section == "shapes" and _ITEM.match(text)):
             about, indent = DocstringEntry(line, text, "argument" if _ANY_INPUT.match(text) else "result"), width
         elif heading is not None and about is heading and _BULLET.match(text):

@@ -87,8 +87,8 @@ def comments_in(file: SourceFile, node: FunctionNode) -> Iterator[LocatedComment
             continue
         alone = _is_on_its_own_line(file, line, column)
         if line < node.body[0].lineno and not alone:
-            named = [one.arg for one in parameter_nodes(node) if _covers(one, line) and one.arg != "self"]
-            parameter = named[0] if len(named) == 1 else None
+            there = [name.arg for name in parameter_nodes(node) if _covers(name, line) and name.arg != "self"]
+            parameter = there[0] if len(there) == 1 else None
             yield LocatedComment(line, column, text, "signature", None, parameter=parameter)
             continue
         around = [statement for statement in statements if _covers(statement, line) and not _has_body(statement)]

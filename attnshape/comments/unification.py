@@ -163,7 +163,8 @@ class NameAssignment:
 
 def unify(constraints: Sequence[ShapeConstraint], calls: Sequence[FunctionCall]) -> NameAssignment:
     """Return what the names in a function's documented shapes stand for."""
-    names = list(dict.fromkeys(name for one in constraints for shape in one.shapes for name in shape.names))
+    shapes = [shape for constraint in constraints for shape in constraint.shapes]
+    names = dict.fromkeys(name for shape in shapes for name in shape.names)
     own = {name: tuple(call.integers.get(name) for call in calls) for name in names}
     from_code = frozenset(name for name, vector in own.items() if _is_known(vector))
     candidates = {name: _candidates(name, constraints, own[name]) for name in names}
@@ -179,8 +180,8 @@ def unify(constraints: Sequence[ShapeConstraint], calls: Sequence[FunctionCall])
         options += [vector for vector in vectors if None not in vector and vector not in options]
     possible = {name: options for name, options in candidates.items() if options}
     best = _minimize(possible, functools.partial(_cost, constraints, own, usual))
-    holding = [constraint for constraint in constraints if holds(constraint, best)]
-    supported = Counter(name for one in holding for name in {name for shape in one.shapes for name in shape.names})
+    holding = [constraint.shapes for constraint in constraints if holds(constraint, best)]
+    supported = Counter(name for shapes in holding for name in {name for shape in shapes for name in shape.names})
     return NameAssignment(best, supported, from_code)
 
 
@@ -203,9 +204,9 @@ def _minimize(
         improved = False
         singles = [{name: option} for name in undecided for option in candidates[name]]
         swaps = [
-            {one: best[other], other: best[one]}
-            for one, other in itertools.combinations(undecided, 2)
-            if best[other] in candidates[one] and best[one] in candidates[other]
+            {name: best[other], other: best[name]}
+            for name, other in itertools.combinations(undecided, 2)
+            if best[other] in candidates[name] and best[name] in candidates[other]
         ]
         for change in (*singles, *swaps):
             changed = best | change
@@ -217,10 +218,10 @@ def _minimize(
 def _candidates(name: str, constraints: Sequence[ShapeConstraint], own: Vector) -> list[Vector]:
     """Return the values that the code and the documented shapes give a name, those with the most support first."""
     votes = [(own, 3.0)] if _is_known(own) else []
-    for one in constraints:
-        for place, axis in enumerate(one.sole.axes if one.sole is not None else ()):
-            if axis.kind == "name" and axis.text == name and _is_known(sizes := _sizes(one, place)):
-                votes.append((sizes, one.weight))
+    for constraint in constraints:
+        for place, axis in enumerate(constraint.sole.axes if constraint.sole is not None else ()):
+            if axis.kind == "name" and axis.text == name and _is_known(sizes := _sizes(constraint, place)):
+                votes.append((sizes, constraint.weight))
     merged: list[tuple[Vector, float]] = []
     for vector, weight in sorted(votes, key=lambda vote: vote[0].count(None)):
         for place, (other, sum_) in enumerate(merged):
@@ -238,17 +239,17 @@ def _solve_sums(
     constraints: Sequence[ShapeConstraint], candidates: Mapping[str, Sequence[Vector]]
 ) -> dict[str, list[Vector]]:
     """Return the values that sums, such as `P+T`, give for one of their names where the other's is known."""
-    found: dict[str, list[Vector]] = {}
-    for one in constraints:
-        for place, axis in enumerate(one.sole.axes if one.sole is not None else ()):
+    vectors: dict[str, list[Vector]] = {}
+    for constraint in constraints:
+        for place, axis in enumerate(constraint.sole.axes if constraint.sole is not None else ()):
             match axis.tree:
                 case ast.BinOp(left=ast.Name(id=left), op=ast.Add(), right=ast.Name(id=right)):
                     for name, other in ((left, right), (right, left)):
                         for known in candidates[other][:1]:
-                            pairs = zip(_sizes(one, place), known, strict=True)
+                            pairs = zip(_sizes(constraint, place), known, strict=True)
                             rest = tuple(a - b if a is not None and b is not None else None for a, b in pairs)
-                            found.setdefault(name, []).append(rest)
-    return found
+                            vectors.setdefault(name, []).append(rest)
+    return vectors
 
 
 def _agree(one: Vector, other: Vector) -> bool:
@@ -274,13 +275,13 @@ def _cost(
     values: Mapping[str, Vector],
 ) -> float:
     """Return the cost of giving the names certain values."""
-    cost = sum(one.weight for one in constraints if not holds(one, values))
+    cost = sum(constraint.weight for constraint in constraints if not holds(constraint, values))
     for name, vector in values.items():
         if _is_known(own[name]) and not _agree(vector, own[name]):
             cost += _NOT_FROM_CODE
         cost += _UNUSUAL * _is_unusual(name, vector, usual)
-    for one in constraints:
-        for a, b in itertools.combinations(sorted(set(one.shapes[0].names)), 2):
+    for constraint in constraints:
+        for a, b in itertools.combinations(sorted(set(constraint.shapes[0].names)), 2):
             cost += _EQUAL * (a in values and b in values and _agree(values[a], values[b]))
     return cost
 

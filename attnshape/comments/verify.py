@@ -12,17 +12,7 @@ from attnshape.comments.functions import comments_in, find_function
 from attnshape.comments.grammar import parse_comment
 from attnshape.comments.notation import ShapeText, find_bare_shapes, find_shapes
 from attnshape.comments.observed_shapes import FunctionCall, ObservedShapes, Shape
-from attnshape.comments.unification import (
-    PROSE,
-    DocumentedShape,
-    NameAssignment,
-    ShapeConstraint,
-    Vector,
-    axis_size,
-    fits,
-    holds,
-    unify,
-)
+from attnshape.comments.unification import PROSE, DocumentedShape, NameAssignment, Vector, axis_size, fits, holds, unify
 from attnshape.model.report import Finding, NotChecked
 from attnshape.model.trace import Source
 from attnshape.observation.forms import FunctionId
@@ -105,7 +95,7 @@ def _finding(documented: DocumentedShape, assignment: NameAssignment, observed: 
     texts = documented.constraint.shapes
     place, shape = _first_mismatch(documented, assignment)
     meant = next((text for text in texts if len(text.axes) == len(shape)), texts[0])
-    axes = _name_axes(shape, place, documented.constraint, meant, assignment, observed.calls)
+    axes = _name_axes(shape, place, documented, meant, assignment, observed.calls)
     at = ", ".join(f"{symbol}={size}" for symbol, size in observed.calls[place].numbers.items())
     unnamed = [axis for axis in axes if axis.isdecimal() and int(axis) > _LARGEST_CONSTANT]
     if unnamed:
@@ -189,8 +179,8 @@ def _format_like(axes: Sequence[str], documented: ShapeText, is_dims: bool) -> s
 def _name_axes(
     shape: Shape,
     place: int,
-    constraint: ShapeConstraint,
-    documented: ShapeText,
+    documented: DocumentedShape,
+    meant: ShapeText,
     assignment: NameAssignment,
     calls: Sequence[FunctionCall],
 ) -> tuple[str, ...]:
@@ -202,12 +192,10 @@ def _name_axes(
     symbols: dict[str, Vector] = {
         symbol: tuple(call.numbers.get(symbol) for call in calls) for call in calls for symbol in call.numbers
     }
-    order = sorted(
-        assignment.chosen, key=lambda name: (name not in documented.names, -assignment.supported.get(name, 0))
-    )
+    order = sorted(assignment.chosen, key=lambda name: (name not in meant.names, -assignment.supported.get(name, 0)))
     names = {name: assignment.chosen[name] for name in order}
     names |= {symbol: vector for symbol, vector in symbols.items() if symbol not in names}
-    by_call = [{shape for options in call for shape in options} for call in constraint.observed]
+    by_call = [{shape for options in call for shape in options} for call in documented.constraint.observed]
     sole = [next(iter(shapes)) if len(shapes) == 1 else () for shapes in by_call]
     axes = []
     for axis, number in enumerate(shape):

@@ -132,7 +132,8 @@ class _Similarity:
         # both sides have all of these names, so that neither was renamed
         if old.names != new.names and old.names and new.names and self._names >= {*old.names, *new.names}:
             return 0.0
-        common = _common_tokens(old, new)
+        shared, tokens = (old.tokens & new.tokens).total(), old.tokens.total() + new.tokens.total()
+        common = 1.0 if old.own_text == new.own_text else 2 * shared / max(1, tokens)
         if old.base == new.base:
             if not (same_names or same_signatures or common >= _EDITED):
                 return 0.0
@@ -163,12 +164,6 @@ class _Similarity:
         ]
         readers = [alignment.to_new.get(reader) for reader in self._old.readers.get(old.index, ())]
         return (2 * _shared(operands, new.uses) + _shared(readers, self._new.readers.get(new.index, ()))) / 3
-
-
-def _common_tokens(old: _Features, new: _Features) -> float:
-    if old.own_text == new.own_text:
-        return 1.0
-    return 2 * (old.tokens & new.tokens).total() / max(1, old.tokens.total() + new.tokens.total())
 
 
 def _shared(old: Sequence[object], new: Sequence[object]) -> float:

@@ -108,9 +108,9 @@ class _Selection:
     def reference(self, reference: Reference) -> Reference:
         """Return a trace's reference as the outline has it."""
         if reference.step is None:
-            given = reference.input is not None
-            parameter = None if given else reference.parameter
-            return Reference(input=reference.input, parameter=parameter, constant=not given and parameter is None)
+            is_input = reference.input is not None
+            parameter = None if is_input else reference.parameter
+            return Reference(input=reference.input, parameter=parameter, constant=not is_input and parameter is None)
         step, output = self.replacements.get((reference.step, reference.output), (reference.step, reference.output))
         return Reference(step=self.numbers[step], output=output)
 

@@ -137,7 +137,7 @@ class _Case:
 
 def infer_forms(observed: Sequence[TargetObservation]) -> list[FunctionForms]:
     """Return what holds of each function's variables in every call of every observed target."""
-    cases = [_Case(one, solver_for(one.variation)) for one in observed]
+    cases = [_Case(observation, solver_for(observation.variation)) for observation in observed]
     functions = dict.fromkeys(call.function for case in cases for run in case.runs for call in run.invocations)
     forms = [_of_function(function, cases) for function in functions]
     # every solver must take its turn, so that none loses its sums
@@ -153,16 +153,17 @@ def _of_function(function: FunctionId, cases: Sequence[_Case]) -> FunctionForms:
     def gather(values_of: Callable[[Invocation], Iterable[tuple[_Key, Value]]]) -> dict[_Key, Callable[[], Form]]:
         """Return, by key, what makes the form of the values under it; all must be gathered before any is made."""
         forms = {}
-        for key in dict.fromkeys(key for _, call in calls for run in call for one in run for key, _ in values_of(one)):
+        ran = (invocation for _, call in calls for run in call for invocation in run)
+        for key in dict.fromkeys(key for invocation in ran for key, _ in values_of(invocation)):
             held = [
-                (case, [[value for one in run for own, value in values_of(one) if own == key] for run in call])
+                (case, [[value for own in run for other, value in values_of(own) if other == key] for run in call])
                 for case, call in calls
             ]
             forms[key] = _gather(held, symbols)
         return forms
 
     arguments = gather(lambda call: call.arguments.items())
-    stores = gather(lambda call: (((one.line, one.column, one.name), one.value) for one in call.bindings))
+    stores = gather(lambda call: (((store.line, store.column, store.name), store.value) for store in call.bindings))
     results = gather(lambda call: call.results)
     whole = gather(lambda call: ((None, value) for _, value in call.results))
     return FunctionForms(
@@ -178,7 +179,7 @@ def _calls(function: FunctionId, case: _Case) -> list[list[list[Invocation]]]:
     """Return a function's calls, each with its invocation in every run; as one call if the runs differ in number."""
     by_run = [[call for call in run.invocations if call.function == function] for run in case.runs]
     if len({len(calls) for calls in by_run}) == 1:
-        return [[[one] for one in call] for call in zip(*by_run, strict=True)]
+        return [[[invocation] for invocation in call] for call in zip(*by_run, strict=True)]
     return [by_run]
 
 
@@ -220,13 +221,14 @@ def _gather(calls: Sequence[tuple[_Case, HeldValues]], symbols: CommonSymbols) -
 
         return tensor_form
     if items and len(items) == len(present) and len({(value.kind, len(value.items)) for value in items}) == 1:
-        by_place = [
-            [(case, [[v.items[at] for v in run if isinstance(v, ItemsValue)] for run in held]) for case, held in calls]
-            for at in range(len(items[0].items))
-        ]
-        parts = [_gather(part, symbols) for part in by_place]
+        places = range(len(items[0].items))
+        parts = [_gather([(case, _part(held, place)) for case, held in calls], symbols) for place in places]
         return lambda: Form(ItemsForm(items[0].kind, tuple(form() for form in parts)), optional)
     return lambda: Form(OtherForm(), optional)
+
+
+def _part(held: HeldValues, place: int) -> HeldValues:
+    return [[value.items[place] for value in run if isinstance(value, ItemsValue)] for run in held]
 
 
 def _gather_axes(calls: Sequence[tuple[_Case, HeldValues]], ranks: set[int]) -> tuple[tuple[_Axis, ...], int | None]:

@@ -81,7 +81,7 @@ def annotate_requests(
             "its code was made as it ran, or the file has changed since it was imported",
         )
     runs = [run for one in observations for run in (*one.small, one.actual)]
-    taken = {one.function: symbols_of_other_numbers(one.function, runs) for one in forms}
+    taken = [symbols_of_other_numbers(one.function, runs) for one in forms]
     forms, omissions = without_taken_symbols(forms, taken)
     if options.existing != "replace":
         forms, conflicting = without_conflicting_symbols(tree, forms)

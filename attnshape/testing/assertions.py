@@ -68,7 +68,7 @@ def assert_shapes(
     from attnshape.api import trace
 
     inputs, results = _parse(signature)
-    made = trace(
+    traced = trace(
         target,
         init=init,
         inputs=inputs,
@@ -82,7 +82,7 @@ def assert_shapes(
         grad=False,
         **sizes,
     )
-    problem = _problem(made, results)
+    problem = _problem(traced, results)
     if problem is not None:
         raise AssertionError(problem)
 
@@ -119,9 +119,9 @@ def _problem(trace: Trace, results: list[_Result]) -> str | None:
         return _failed(trace, trace.failure)
     tensors = [_tensor(trace, output.of) for output in trace.outputs]
     if len(tensors) != len(results):
-        found = ", ".join(_quoted(tensor.signature) for tensor in tensors if tensor is not None)
+        listed = ", ".join(_quoted(tensor.signature) for tensor in tensors if tensor is not None)
         many = "1 tensor" if len(tensors) == 1 else f"{len(tensors)} tensors"
-        return f"{_name(trace)} returns {many}, expected {len(results)}" + (f": it returns {found}" if found else "")
+        return f"{_name(trace)} returns {many}, expected {len(results)}" + (f": it returns {listed}" if listed else "")
     rows = zip(results, trace.expectations, tensors, strict=False)
     for place, ((dims, kind), expectation, tensor) in enumerate(rows):
         what = f"what {_name(trace)} returns" + (f" in place {place}" if len(results) > 1 else "")
