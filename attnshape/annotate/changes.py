@@ -28,8 +28,7 @@ class Place:
     """Of the variable or the parameter; of the function's name for a result."""
 
     def __str__(self) -> str:
-        what = "the result" if self.kind == "result" else self.name
-        return f"{what} of {self.function}" if self.kind != "local" else f"{what} in {self.function}"
+        return f"{self.name or 'the result'} {'in' if self.kind == 'local' else 'of'} {self.function}"
 
     @classmethod
     def within(cls, definition: Definition, kind: AnnotatedKind, name: str, offset: int) -> Place:
@@ -84,16 +83,11 @@ class Annotations:
     functions: list[Definition] = field(default_factory=list)
     """Functions that have shape annotations, new ones or their own."""
 
-    @property
-    def edits(self) -> list[Edit]:
-        """The edits of all changes."""
-        return [edit for change in self.changes for edit in change.edits]
-
 
 def functions_that_ran(
     tree: Tree, forms: Sequence[FunctionForms], untouched: frozenset[str] = frozenset()
 ) -> list[tuple[Definition, FunctionForms]]:
     """Return the functions that ran and may be changed, with what is known of each, in the order of the source."""
-    by_place = {(one.function.name, one.function.line): one for one in forms}
-    found = [(one, by_place.get((one.name, one.line))) for one in tree.definitions if one.name not in untouched]
-    return [(one, known) for one, known in found if known is not None]
+    by_place = {(known.function.name, known.function.line): known for known in forms}
+    pairs = [(one, by_place.get((one.name, one.line))) for one in tree.definitions if one.name not in untouched]
+    return [(definition, known) for definition, known in pairs if known is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from attnshape.annotate.source import Edit
 from attnshape.annotate.syntax import Definition, Tree, stored_name
 from attnshape.annotate.types import UNKNOWN, axis_text
 from attnshape.comments.grammar import parse_comment
+from attnshape.comments.verify import format_tuple
 from attnshape.observation.forms import ANY_NUMBER, Form, FunctionForms, ItemsForm, OtherForm, TensorForm, tensors_in
 
 _WORD = r"(?:\.\.\.|[\w+\-*/ ()]+)"
@@ -22,16 +24,15 @@ _NAMED = rf"(?:(?:[\w.]+\s*,\s*)*[\w.]+\s*:\s*)?{_SHAPE}(?:\s+or\s+None)?"
 _SHAPES = re.compile(rf"#\s*{_NAMED}(?:\s*,\s*{_NAMED})*(?:\s+each)?\s*")
 _PROSE = re.compile(r"(?!\b(?:x|to|is|now|each|both|all|shapes?|or|None)\b)\b\w+")
 """A word that says something besides the shapes in a comment."""
-_ONE = re.compile(rf"(?P<names>(?:[\w.]+\s*,\s*)*[\w.]+)?\s*:?\s*(?P<shape>{_SHAPE})")
 
 
 def annotate_with_comments(tree: Tree, forms: Sequence[FunctionForms], context: AnnotateContext) -> Annotations:
     """Return the comments in the functions that ran."""
-    made = Annotations()
+    annotations = Annotations()
     for definition, known in functions_that_ran(tree, forms, context.untouched):
         if why_not_annotated(definition, tree) is None:
-            _FunctionCommenter(tree, context, made, definition, known).annotate()
-    return made
+            _FunctionCommenter(tree, context, annotations, definition, known).annotate()
+    return annotations
 
 
 @dataclass(frozen=True)
@@ -44,31 +45,23 @@ class _Remark:
 
 
 class _FunctionCommenter:
-    """Comments on one function."""
-
     def __init__(
-        self, tree: Tree, context: AnnotateContext, made: Annotations, definition: Definition, known: FunctionForms
+        self, tree: Tree, context: AnnotateContext, into: Annotations, definition: Definition, known: FunctionForms
     ) -> None:
-        self._tree, self._context, self._made = tree, context, made
+        self._tree, self._context, self._annotations = tree, context, into
         self._definition, self._known = definition, known
         self._symbols = {symbol for sizes in context.sizes for symbol in sizes}
 
     def annotate(self) -> None:
         """Comment on the arguments, and on each line that assigns or returns."""
         self._arguments()
-        by_line: dict[int, list[_Remark]] = {}
-        single: dict[int, bool] = {}
-        ends: dict[int, int] = {}
-        for statement in own_statements(self._definition.node):
-            end = self._tree.end(statement)
-            line = self._tree.source.line(end)
-            ends[line] = end
-            single[line] = line not in by_line
-            by_line.setdefault(line, []).extend(self._remarks(statement))
-        for line, remarks in by_line.items():
-            if remarks and self._tree.source.end_of_line(ends[line]) is not None:
-                unnamed = single[line] and len(remarks) == 1 and remarks[0].place not in self._made.unpacked
-                self._write(ends[line], remarks, remarks[0].text if unnamed else _with_names(remarks))
+        ends = [(self._tree.end(statement), statement) for statement in own_statements(self._definition.node)]
+        for _, line in itertools.groupby(ends, key=lambda pair: self._tree.source.line(pair[0])):
+            on_line = list(line)
+            remarks = [remark for _, statement in on_line for remark in self._remarks(statement)]
+            unnamed = len(on_line) == len(remarks) == 1 and remarks[0].place not in self._annotations.unpacked
+            if remarks:
+                self._write(on_line[-1][0], remarks, remarks[0].text if unnamed else _with_names(remarks))
 
     def _remark(self, kind: AnnotatedKind, name: str, offset: int, form: Form | None) -> list[_Remark]:
         text = format_shape(form, self._context.include_matched) if form is not None else None
@@ -77,28 +70,23 @@ class _FunctionCommenter:
         return [_Remark(Place.within(self._definition, kind, name, offset), form, text)]
 
     def _arguments(self) -> None:
-        remarks = []
-        for parameter in self._definition.parameters:
-            name = parameter.name.value
+        parameters = {parameter.name.value: parameter for parameter in self._definition.parameters}
+        remarks: list[_Remark] = []
+        for name, parameter in parameters.items():
             form = self._known.arguments.get(name)
-            remarks += [
-                (parameter, one) for one in self._remark("argument", name, self._tree.start(parameter.name), form)
-            ]
+            remarks += self._remark("argument", name, self._tree.start(parameter.name), form)
         if self._has_a_line_for_each_parameter():
-            for parameter, remark in remarks:
-                self._write(self._behind(parameter), [remark], remark.text)
+            for remark in remarks:
+                self._write(self._behind(parameters[remark.place.name]), [remark], remark.text)
         elif remarks:
-            colon = self._tree.colon(self._definition.node)
-            own = [remark for _, remark in remarks]
-            self._write(colon + 1, own, _with_names(own))
+            self._write(self._tree.colon(self._definition.node) + 1, remarks, _with_names(remarks))
 
     def _has_a_line_for_each_parameter(self) -> bool:
         """Return whether every parameter has a line of its own, apart from that of the `def`."""
-        source, function = self._tree.source, self._definition.node
-        lines = [source.line(self._tree.start(one)) for one in self._definition.parameters]
-        first = source.line(self._tree.start(function.name))
-        ends = [source.end_of_line(self._behind(one)) for one in self._definition.parameters]
-        return len({first, *lines}) == len(lines) + 1 and all(one is not None for one in ends)
+        source, parameters = self._tree.source, self._definition.parameters
+        lines = {source.line(self._tree.start(node)) for node in (self._definition.node.name, *parameters)}
+        ends = [source.end_of_line(self._behind(parameter)) for parameter in parameters]
+        return len(lines) == len(parameters) + 1 and None not in ends
 
     def _behind(self, parameter: cst.Param) -> int:
         """Return the offset after a parameter, without the white space that follows the last one."""
@@ -110,14 +98,13 @@ class _FunctionCommenter:
             start = self._tree.start(statement)
             return self._remark("result", "return", start, self._known.results.get(self._tree.source.line(start)))
         stored = stored_name(statement)
-        found = []
-        for one in [stored] if stored is not None else unpacked_names(statement):
-            form = self._tree.form_of(self._known, one)
-            remarks = self._remark("local", one.value, self._tree.start(one), form)
-            found += remarks
-            if stored is None:
-                self._made.unpacked.extend(remark.place for remark in remarks)
-        return found
+        remarks = []
+        for name in [stored] if stored is not None else unpacked_names(statement):
+            form = self._tree.form_of(self._known, name)
+            remarks += self._remark("local", name.value, self._tree.start(name), form)
+        if stored is None:
+            self._annotations.unpacked += [remark.place for remark in remarks]
+        return remarks
 
     def _write(self, behind: int, remarks: Sequence[_Remark], text: str) -> None:
         """Put a comment at the end of a line, or treat the one that is there as the options say."""
@@ -125,22 +112,23 @@ class _FunctionCommenter:
         comment = self._tree.source.end_of_line(behind)
         if comment is None or place in self._context.without:
             return
-        edit = Edit(comment.at, comment.at, f"  # {text}")
-        ranks = {len(tensor.axes) for one in remarks for tensor in tensors_in(one.form)}
+        ranks = {len(tensor.axes) for remark in remarks for tensor in tensors_in(remark.form)}
         start = find_shapes_only(comment.text, self._symbols, ranks) if comment.text else None
         if start is not None:
+            if self._context.existing != "replace" or comment.text[start:] == f"# {text}":
+                return
             edit = Edit(comment.start + len(comment.text[:start].encode()), comment.at, f"# {text}")
-        if (start is not None or self._documents_shapes(comment.text)) and (
-            self._context.existing != "replace" or start is None or comment.text[start:] == f"# {text}"
-        ):
+        elif self._documents_shapes(comment.text):
             return
-        self._made.changes.append(Change(place, (edit,)))
+        else:
+            edit = Edit(comment.at, comment.at, f"  # {text}")
+        self._annotations.changes.append(Change(place, (edit,)))
 
     def _documents_shapes(self, comment: str) -> bool:
         """Return whether a comment documents a shape, among other things; `(q, k)` of two variables is none."""
         variables = {*self._known.arguments, *(name for _, _, name in self._known.bindings)}
-        names = [[name for shape in one.shapes for name in shape.names] for one in parse_comment(comment[1:])]
-        return any(not one or not variables.issuperset(one) for one in names)
+        claims = [{name for shape in claim.shapes for name in shape.names} for claim in parse_comment(comment[1:])]
+        return any(not names or not names <= variables for names in claims)
 
 
 def format_shape(form: Form, include_matched: bool) -> str | None:
@@ -156,7 +144,7 @@ def format_shape(form: Form, include_matched: bool) -> str | None:
             words = [axis_text(axis, include_matched) or UNKNOWN for axis in axes]
             if words and all(word in (UNKNOWN, ANY_NUMBER) for word in words):
                 return None
-            text = f"({words[0]},)" if len(words) == 1 else f"({', '.join(words)})"
+            text = format_tuple(words)
         case ItemsForm(items=items) if items:
             parts = [format_shape(item, include_matched) for item in items]
             known = [part for part in parts if part is not None]
@@ -170,13 +158,8 @@ def format_shape(form: Form, include_matched: bool) -> str | None:
 
 def _with_names(remarks: Sequence[_Remark]) -> str:
     """Return the shapes of several names in one comment: `q, k: (B, L), mask: (L, L)`."""
-    groups: list[tuple[list[str], str]] = []
-    for one in remarks:
-        if groups and groups[-1][1] == one.text:
-            groups[-1][0].append(one.place.name)
-        else:
-            groups.append(([one.place.name], one.text))
-    return ", ".join(f"{', '.join(names)}: {text}" for names, text in groups)
+    groups = itertools.groupby(remarks, key=lambda remark: remark.text)
+    return ", ".join(f"{', '.join(remark.place.name for remark in group)}: {text}" for text, group in groups)
 
 
 def find_shapes_only(comment: str, symbols: Collection[str], ranks: Collection[int]) -> int | None:
@@ -193,15 +176,15 @@ def find_shapes_only(comment: str, symbols: Collection[str], ranks: Collection[i
     start = comment.rfind("#")
     text = comment[start:].rstrip()
     if _SHAPES.fullmatch(text):
-        shapes = [_words(match["shape"]) for match in _ONE.finditer(text)]
+        shapes = [_words(shape) for shape in re.findall(_SHAPE, text)]
     else:
-        found = [shape for one in parse_comment(text[1:]) for shape in one.shapes]
+        claimed = [shape for claim in parse_comment(text[1:]) for shape in claim.shapes]
         rest = text
-        for shape in found:
+        for shape in claimed:
             rest = rest.replace(shape.text, " ", 1)
-        if not found or _PROSE.search(rest):
+        if not claimed or _PROSE.search(rest):
             return None
-        shapes = [tuple(axis.text for axis in shape.axes) for shape in found]
+        shapes = [tuple(axis.text for axis in shape.axes) for shape in claimed]
     words = {name for shape in shapes for word in shape for name in re.findall(r"[^\W\d]\w*", word)}
     return start if words & set(symbols) or any(len(shape) in ranks for shape in shapes) else None
 

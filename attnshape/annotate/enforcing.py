@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,13 @@ _HOOKS = ("beartype_this_package", "beartype_package", "beartype_packages", "bea
 
 def functions_unchecked_already(tree: Tree) -> frozenset[str]:
     """Return the functions whose own decorator checks only their local variables."""
-    found = set()
-    for one in tree.definitions:
-        own = [d.decorator for d in one.node.decorators if tree.origin(dotted_name(d.decorator)) == _JAXTYPED]
-        if own and all("typechecker=None" in tree.code(call).replace(" ", "") for call in own):
-            found.add(one.name)
-    return frozenset(found)
+    names = set()
+    for definition in tree.definitions:
+        calls = [decorator.decorator for decorator in definition.node.decorators]
+        own = [tree.code(call).replace(" ", "") for call in calls if tree.origin(dotted_name(call)) == _JAXTYPED]
+        if own and all("typechecker=None" in code for code in own):
+            names.add(definition.name)
+    return frozenset(names)
 
 
 def decorate(
@@ -37,27 +39,23 @@ def decorate(
 ) -> tuple[list[Edit], list[ImportItem]]:
     """Return the edits that have functions checked, and their imports; of `unchecked` ones only local variables."""
     edits: list[Edit] = []
-    needed: list[ImportItem | None] = []
+    needed: set[tuple[str, str]] = set()
     jaxtyped = tree.spelling("jaxtyping", "jaxtyped")
-    for one in functions:
-        if any(tree.origin(decorator) == _JAXTYPED for decorator in one.decorators):
+    for function in functions:
+        if any(tree.origin(decorator) == _JAXTYPED for decorator in function.decorators):
             continue
+        needed.add(("jaxtyping", "jaxtyped"))
         checker = "None"
-        if one.name not in unchecked:
+        if function.name not in unchecked:
+            needed.add(("beartype", "beartype"))
             checker = tree.spelling("beartype", "beartype")
-            needed.append(tree.missing_import("beartype", "beartype"))
-        needed.append(tree.missing_import("jaxtyping", "jaxtyped"))
-        edits.append(_insert_line_above(tree, one.node, f"@{jaxtyped}(typechecker={checker})"))
+        edits.append(_insert_line_above(tree, function.node, f"@{jaxtyped}(typechecker={checker})"))
         # else beartype's hook would check the arguments again above other decorators, where no symbol has a value
-        opaque = next((d for d in one.node.decorators if not _is_transparent(d, tree)), None)
-        if opaque is not None:
-            edits.append(_insert_line_above(tree, opaque, f"@{jaxtyped}(typechecker=None)"))
-    return edits, [one for one in needed if one is not None]
-
-
-def _is_transparent(decorator: cst.Decorator, tree: Tree) -> bool:
-    name = dotted_name(decorator.decorator)
-    return tree.origin(name) in _TRANSPARENT or name.endswith((".setter", ".getter", ".deleter"))
+        for decorator, name in zip(function.node.decorators, function.decorators, strict=True):
+            if tree.origin(name) not in _TRANSPARENT and not name.endswith((".setter", ".getter", ".deleter")):
+                edits.append(_insert_line_above(tree, decorator, f"@{jaxtyped}(typechecker=None)"))
+                break
+    return edits, [item for name in needed if (item := tree.missing_import(*name)) is not None]
 
 
 def _insert_line_above(tree: Tree, node: cst.CSTNode, text: str) -> Edit:
@@ -88,14 +86,16 @@ class ImportHook:
 
 def find_hook(path: Path) -> ImportHook:
     """Return where the hook of a file belongs: a module can't hook itself once its import has begun."""
-    names, folder = [path.stem], path.parent
-    if path.stem == "__init__":
-        names, folder = [path.parent.name], path.parent.parent
-    package = folder / "__init__.py" if (folder / "__init__.py").is_file() else None
-    while (folder / "__init__.py").is_file():
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return ImportHook(".".join(names), package)
+    module = path.parent if path.stem == "__init__" else path
+    packages = _packages_around(module)
+    names = [*(package.parent.name for package in reversed(packages)), module.stem if module is path else module.name]
+    return ImportHook(".".join(names), packages[0] if packages else None)
+
+
+def _packages_around(path: Path) -> list[Path]:
+    """Return the `__init__.py` of each package that a file or a folder lies in, the innermost first."""
+    packages = (folder / "__init__.py" for folder in path.parents)
+    return list(itertools.takewhile(Path.is_file, packages))
 
 
 def hook_edits(hook: ImportHook) -> tuple[PythonSource, tuple[Edit, ...]] | None:
@@ -106,20 +106,16 @@ def hook_edits(hook: ImportHook) -> tuple[PythonSource, tuple[Edit, ...]] | None
     """
     if hook.package is None:
         return None
-    folder = hook.package.parent
-    while (folder / "__init__.py").is_file():
-        if _sets_hook(_parse_file(folder / "__init__.py"), hook.module):
-            return None
-        folder = folder.parent
+    if any(_sets_hook(_parse_file(package), hook.module) for package in _packages_around(hook.package)):
+        return None
     tree = _parse_file(hook.package)
     source, newline = tree.source, tree.source.newline
     call = f'{tree.spelling("beartype.claw", "beartype_package")}("{hook.module}")'
     if tree.missing_import("beartype.claw", "beartype_package") is None:  # what imports the name must stay above
-        lines = [line for line in tree.module.body if isinstance(line, cst.SimpleStatementLine)]
-        own = [line for line in lines if any(_uses_beartype(statement, tree) for statement in line.body)]
-        if own:
-            at = _end_of_line(tree, own[-1])
-            return source, (Edit(at, at, newline + call),)
+        for line in reversed(tree.module.body):
+            if isinstance(line, cst.SimpleStatementLine) and any(_uses_beartype(part, tree) for part in line.body):
+                at = _end_of_line(tree, line)
+                return source, (Edit(at, at, newline + call),)
     at = _behind_docstring(tree)
     text = newline.join(["from beartype.claw import beartype_package", "", call, ""])
     before = newline if at and source.utf8[:at].endswith((b"\n", b"\r")) else newline * 2 if at else ""
@@ -131,7 +127,7 @@ def _uses_beartype(statement: cst.CSTNode, tree: Tree) -> bool:
         case cst.Expr(value=cst.Call(func=function)):
             return tree.origin(dotted_name(function)).startswith("beartype.claw.")
         case cst.Import(names=names):
-            return any(dotted_name(one.name).startswith("beartype") for one in names)
+            return any(dotted_name(alias.name).startswith("beartype") for alias in names)
         case cst.ImportFrom(module=module, relative=[]) if module is not None:
             return dotted_name(module).startswith("beartype")
     return False
@@ -145,17 +141,16 @@ def _behind_docstring(tree: Tree) -> int:
             break
         match line.body[0]:
             case cst.Expr(value=cst.SimpleString()) if place == 0:
-                pass
+                at = _end_of_line(tree, line)
             case cst.ImportFrom(module=cst.Name(value="__future__")):
-                pass
+                at = _end_of_line(tree, line)
             case _:
                 break
-        at = _end_of_line(tree, line)
         newline = re.compile(rb"\r\n|\r|\n").match(tree.source.utf8, at)
         at = newline.end() if newline is not None else at
     if at == 0 and tree.module.header:
-        first = tree.module.body[0] if tree.module.body else None
-        at = tree.source.line_start(tree.start(first)) if first is not None else len(tree.source.utf8)
+        body, source = tree.module.body, tree.source
+        return source.line_start(tree.start(body[0])) if body else len(source.utf8)
     return at
 
 
@@ -169,19 +164,16 @@ def _parse_file(path: Path) -> Tree:
     try:
         return parse(decode_source(path, path.read_bytes()))
     except OSError as error:
-        raise AttnshapeError(
-            f"{display_path(str(path))} can't be read: {error.strerror}", "leave --enforce out, or make it readable"
-        ) from None
+        problem = f"{display_path(str(path))} can't be read: {error.strerror}"
+        raise AttnshapeError(problem, "leave --enforce out, or make it readable") from None
 
 
 def _sets_hook(tree: Tree, module: str) -> bool:
     for statement in small_statements(tree.module.body):
-        if not isinstance(statement, cst.Expr) or not isinstance(statement.value, cst.Call):
-            continue
-        name = tree.origin(dotted_name(statement.value.func)).rpartition("beartype.claw.")[2]
-        if name in ("beartype_this_package", "beartype_all"):
-            return True
-        texts = re.findall(r"[\"']([\w.]+)[\"']", tree.code(statement.value))
-        if name in _HOOKS and any(module == text or module.startswith(f"{text}.") for text in texts):
-            return True
+        if isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Call):
+            name = tree.origin(dotted_name(statement.value.func)).rpartition("beartype.claw.")[2]
+            packages = re.findall(r"[\"']([\w.]+)[\"']", tree.code(statement.value))
+            within = any(f"{module}.".startswith(f"{package}.") for package in packages)
+            if name in ("beartype_this_package", "beartype_all") or (name in _HOOKS and within):
+                return True
     return False

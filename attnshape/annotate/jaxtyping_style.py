@@ -17,11 +17,11 @@ from attnshape.observation.forms import Form, FunctionForms
 
 def annotate_types(tree: Tree, forms: Sequence[FunctionForms], context: AnnotateContext) -> Annotations:
     """Return the annotations of the functions that ran."""
-    made = Annotations()
+    annotations = Annotations()
     for definition, known in functions_that_ran(tree, forms, context.untouched):
         if why_not_annotated(definition, tree) is None:
-            _FunctionAnnotator(tree, context, made, definition, known).annotate()
-    return made
+            _FunctionAnnotator(tree, context, annotations, definition, known).annotate()
+    return annotations
 
 
 class _FunctionAnnotator:
@@ -31,15 +31,15 @@ class _FunctionAnnotator:
     """
 
     def __init__(
-        self, tree: Tree, context: AnnotateContext, made: Annotations, definition: Definition, known: FunctionForms
+        self, tree: Tree, context: AnnotateContext, into: Annotations, definition: Definition, known: FunctionForms
     ) -> None:
-        self._tree, self._context, self._made = tree, context, made
+        self._tree, self._context, self._annotations = tree, context, into
         self._definition, self._known = definition, known
         self._has_shapes = False
         self._left_alone = names_of_outer_scopes(definition.node) | {
-            name
-            for name, given in local_annotations(definition.node).items()
-            if any(read_annotation(one, tree).content == "other" for one in given)
+            name.value
+            for name, annotation in local_annotations(definition.node)
+            if read_annotation(annotation, tree).content == "other"
         }
 
     def annotate(self) -> None:
@@ -52,40 +52,38 @@ class _FunctionAnnotator:
             bound = set()
         self._block(self._definition.node.body.body, bound)
         if self._has_shapes:
-            self._made.functions.append(self._definition)
+            self._annotations.functions.append(self._definition)
 
     def _argument(self, parameter: cst.Param, bound: set[str]) -> frozenset[str]:
         """Return the size symbols that the parameter's annotation binds."""
-        name = parameter.name.value
+        name, behind = parameter.name.value, self._tree.end(parameter.name)
         place = Place.within(self._definition, "argument", name, self._tree.start(parameter.name))
         form = self._known.arguments.get(name)
         if form is not None and isinstance(parameter.default, cst.Name) and parameter.default.value == "None":
             form = replace(form, optional=True)
         if parameter.annotation is not None:
             return self._existing(parameter.annotation.annotation, form, place, bound)
-        made = self._type(form, bound)
-        return self._change(place, self._insertions(parameter, made), made) if made is not None else frozenset()
-
-    def _insertions(self, parameter: cst.Param, made: TypeText) -> list[Edit]:
-        """Return the edits for a parameter's annotation, with spaces around the equals sign before its default."""
-        behind = self._tree.end(parameter.name)
-        edits = [Edit(behind, behind, f": {made.text}")]
+        type_ = self._type(form, bound)
+        if type_ is None:
+            return frozenset()
+        edits = [Edit(behind, behind, f": {type_.text}")]
+        # with spaces around the equals sign before its default
         if isinstance(parameter.equal, cst.AssignEqual) and parameter.default is not None:
             default = self._tree.start(parameter.default)
             if parameter.equal.whitespace_before.empty:
-                edits[0] = Edit(behind, behind, f": {made.text} ")
+                edits = [Edit(behind, behind, f": {type_.text} ")]
             if parameter.equal.whitespace_after.empty:
                 edits.append(Edit(default, default, " "))
-        return edits
+        return self._change(place, edits, type_)
 
     def _result(self, bound: set[str]) -> None:
         function = self._definition.node
         place = Place.within(self._definition, "result", "", self._tree.start(function.name))
         if function.returns is not None:
             self._existing(function.returns.annotation, self._known.result, place, bound)
-        elif (made := self._type(self._known.result, bound)) is not None:
+        elif (type_ := self._type(self._known.result, bound)) is not None:
             at = self._tree.behind_parameters(function)
-            self._change(place, [Edit(at, at, f" -> {made.text}")], made)
+            self._change(place, [Edit(at, at, f" -> {type_.text}")], type_)
 
     def _block(self, block: Block, bound: set[str]) -> None:
         """Annotate the variables of a block, and add the symbols that it binds to `bound`."""
@@ -102,7 +100,7 @@ class _FunctionAnnotator:
         for name in unpacked_names(statement):
             if name.value != "_" and self._type(self._tree.form_of(self._known, name), bound) is not None:
                 place = Place.within(self._definition, "local", name.value, self._tree.start(name))
-                self._made.unpacked.append(place)
+                self._annotations.unpacked.append(place)
         stored = stored_name(statement)
         if stored is None or stored.value in self._left_alone:
             return frozenset()
@@ -110,32 +108,31 @@ class _FunctionAnnotator:
         place = Place.within(self._definition, "local", stored.value, self._tree.start(stored))
         if isinstance(statement, cst.AnnAssign):
             return self._existing(statement.annotation.annotation, form, place, bound)
-        made = self._type(form, bound)
-        behind = self._tree.end(stored)
-        return self._change(place, [Edit(behind, behind, f": {made.text}")], made) if made else frozenset()
+        type_, behind = self._type(form, bound), self._tree.end(stored)
+        return self._change(place, [Edit(behind, behind, f": {type_.text}")], type_) if type_ else frozenset()
 
     def _existing(self, node: cst.BaseExpression, form: Form | None, place: Place, bound: set[str]) -> frozenset[str]:
         """Fill in or replace an existing annotation, and return the size symbols that it binds."""
-        given = read_annotation(node, self._tree)
-        made: TypeText | None = None
-        before: frozenset[str] = frozenset()
-        if given.content == "plain" and form is not None:
-            made = fill_in(given, form, self._tree, bound, self._context.include_matched)
-        elif given.content == "signature":
+        existing = read_annotation(node, self._tree)
+        type_: TypeText | None = None
+        if existing.content == "signature":
             self._has_shapes = True
-            before = symbols_bound_by(given, self._tree)
             if self._context.existing == "replace":
-                made = self._type(form, bound)
-        if made is None or (given.content == "signature" and made.text == self._tree.code(node)):
-            return before
-        return self._change(place, [Edit(self._tree.start(node), self._tree.end(node), made.text)], made)
+                type_ = self._type(form, bound)
+            if type_ is None or type_.text == self._tree.code(node):
+                return symbols_bound_by(existing, self._tree)
+        elif existing.content == "plain" and form is not None:
+            type_ = fill_in(existing, form, self._tree, bound, self._context.include_matched)
+        if type_ is None:
+            return frozenset()
+        return self._change(place, [Edit(self._tree.start(node), self._tree.end(node), type_.text)], type_)
 
     def _type(self, form: Form | None, bound: set[str]) -> TypeText | None:
         return format_type(form, self._tree, bound, self._context.include_matched)
 
-    def _change(self, place: Place, edits: Sequence[Edit], made: TypeText) -> frozenset[str]:
+    def _change(self, place: Place, edits: Sequence[Edit], type_: TypeText) -> frozenset[str]:
         if place in self._context.without:
             return frozenset()
         self._has_shapes = True
-        self._made.changes.append(Change(place, tuple(edits), made.kinds))
-        return made.binds
+        self._annotations.changes.append(Change(place, tuple(edits), type_.kinds))
+        return type_.binds

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,17 +87,13 @@ def _git(arguments: list[str], folder: Path) -> str | None:
 
 
 def check_writable(paths: Sequence[Path], project: Project, force: bool) -> None:
-    """Raise AttnshapeError if a file isn't the project's, can't be written, or has uncommitted changes.
-
-    With `force`, uncommitted changes are allowed.
-    """
+    """Raise AttnshapeError if a file isn't the project's, can't be written, or, without `force`, isn't committed."""
     for path in paths:
         project.check(path)
         name = display_path(str(path))
         if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
             raise AttnshapeError(f"{name} can't be written: permission denied", "make it and its folder writable")
-        why = _uncommitted(path) if not force else None
-        if why is not None:
+        if not force and (why := _uncommitted(path)) is not None:
             raise AttnshapeError(
                 f"{name} isn't written: {why}, so git couldn't restore it",
                 "commit it first, or add --force; without --write the changes are only shown",
@@ -105,10 +101,7 @@ def check_writable(paths: Sequence[Path], project: Project, force: bool) -> None
 
 
 def save(files: Sequence[tuple[PythonSource, bytes]]) -> None:
-    """Write all files, or none if one can't be written.
-
-    Raises AttnshapeError if one can't be written, or has changed since it was read.
-    """
+    """Write all files; raise AttnshapeError and write none if one can't be written or has changed since it was read."""
     done: list[PythonSource] = []
     try:
         with staged([(source.path, data) for source, data in files]) as pairs:
@@ -137,22 +130,13 @@ def _check_unchanged(source: PythonSource) -> None:
 
 def unified_diff(files: Iterable[tuple[PythonSource, bytes]], folder: Path) -> bytes:
     """Return the diff of files to their new contents as `git apply` takes it, with paths relative to a folder."""
-    return b"".join(line for source, new in files for line in _diff_of_file(source, new, folder))
-
-
-def _diff_of_file(source: PythonSource, new: bytes, folder: Path) -> Iterator[bytes]:
-    name = os.fsencode(os.path.relpath(source.path, folder)).replace(os.sep.encode(), b"/")
-    old_lines, new_lines = _LINE.findall(source.data), _LINE.findall(new)
-    lines = difflib.diff_bytes(difflib.unified_diff, old_lines, new_lines, b"old", b"new")
-    for place, line in enumerate(lines):
-        if place == 0:
-            yield b"--- " + _quoted(b"a/" + name) + b"\n"
-        elif place == 1:
-            yield b"+++ " + _quoted(b"b/" + name) + b"\n"
-        elif line.endswith(b"\n"):
-            yield line
-        else:
-            yield line + b"\n\\ No newline at end of file\n"
+    lines: list[bytes] = []
+    for source, new in files:
+        name = os.fsencode(os.path.relpath(source.path, folder)).replace(os.sep.encode(), b"/")
+        old_name, new_name = _quoted(b"a/" + name), _quoted(b"b/" + name)
+        both = _LINE.findall(source.data), _LINE.findall(new)
+        lines += difflib.diff_bytes(difflib.unified_diff, *both, old_name, new_name)
+    return b"".join(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines)
 
 
 def _quoted(name: bytes) -> bytes:
@@ -162,16 +146,15 @@ def _quoted(name: bytes) -> bytes:
     if re.fullmatch(rb"[\x20\x21\x23-\x5b\x5d-\x7e]+", name):
         return name + b"\t"
     characters = [bytes([value]) for value in name]
-    parts = [_ESCAPES.get(one, one if 0x20 <= one[0] < 0x7F else b"\\%03o" % one[0]) for one in characters]
+    parts = [_ESCAPES.get(char, char if 0x20 <= char[0] < 0x7F else b"\\%03o" % char[0]) for char in characters]
     return b'"' + b"".join(parts) + b'"'
 
 
 def color_diff(diff: bytes) -> bytes:
     """Return a diff in git's colors."""
-    return b"".join(_color_line(line) for line in _LINE.findall(diff))
-
-
-def _color_line(line: bytes) -> bytes:
-    color = next((color for start, color in _COLORS.items() if line.startswith(start)), None)
-    text = line.rstrip(b"\r\n")
-    return color + text + _END + line[len(text) :] if color is not None else line
+    lines = _LINE.findall(diff)
+    for place, line in enumerate(lines):
+        if (color := next((color for start, color in _COLORS.items() if line.startswith(start)), None)) is not None:
+            text = line.rstrip(b"\r\n")
+            lines[place] = color + text + _END + line[len(text) :]
+    return b"".join(lines)

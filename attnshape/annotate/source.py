@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import codecs
 import io
-import itertools
 import re
 import tokenize
 from collections.abc import Iterable
@@ -66,10 +65,7 @@ class PythonSource:
     @cached_property
     def newline(self) -> str:
         """The most frequent line ending."""
-        counts = {"\n": 0, "\r\n": 0, "\r": 0}
-        for match in _NEWLINE.finditer(self.utf8):
-            counts[match.group().decode()] += 1
-        return max(counts, key=counts.__getitem__)
+        return max(b"\n", b"\r\n", b"\r", key=_NEWLINE.findall(self.utf8).count).decode()
 
     @cached_property
     def _lines(self) -> list[int]:
@@ -92,12 +88,8 @@ class PythonSource:
         rest = _REST_OF_LINE.match(self.utf8, offset)
         if rest is None:
             return None
-        if rest["comment"] is None:
-            blank = rest.group()
-            at = offset + len(blank.rstrip(b" \t\f"))
-            return LineEnd(at, at, "")
-        text = rest["comment"].rstrip(b" \t\f")
-        start = rest.start("comment")
+        text = (rest["comment"] or b"").rstrip(b" \t\f")
+        start = rest.start("comment") if text else offset + len(rest.group().rstrip(b" \t\f"))
         return LineEnd(start + len(text), start, text.decode())
 
     def edited(self, edits: Iterable[Edit]) -> bytes:
@@ -106,7 +98,7 @@ class PythonSource:
         Raises AttnshapeError if the file's encoding lacks a character.
         """
         pieces, done = [], 0
-        for edit in sorted(edits, key=lambda one: (one.start, one.end)):
+        for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
             pieces += [self.utf8[done : edit.start].decode(), edit.text]
             done = edit.end
         text = "".join([*pieces, self.utf8[done:].decode()])
@@ -135,14 +127,3 @@ def decode_source(path: Path, data: bytes) -> PythonSource:
             f"{name} is in {source.encoding}, in which its text can't be reproduced byte for byte", "save it as UTF-8"
         )
     return source
-
-
-def only_insert(edits: Iterable[Edit]) -> bool:
-    """Return whether edits only insert text."""
-    return all(edit.start == edit.end for edit in edits)
-
-
-def overlap(edits: Iterable[Edit]) -> bool:
-    """Return whether any two edits overlap."""
-    ordered = sorted(edits, key=lambda one: (one.start, one.end))
-    return any(one.end > other.start for one, other in itertools.pairwise(ordered))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from libcst.codemod.visitors import ImportItem
 
@@ -68,49 +68,44 @@ class AnnotatedFile:
 def rewrite_jaxtyping(source: PythonSource, forms: Sequence[FunctionForms], context: AnnotateContext) -> Rewrite:
     """Add annotations, with the imports that they need."""
     tree = parse(source)
-    made = annotate_types(tree, forms, context)
-    return _rewrite(tree, made, [*import_edits(tree, _needed_imports(tree, made)), *made.edits])
+    annotations = annotate_types(tree, forms, context)
+    return _rewrite(tree, annotations, import_edits(tree, _needed_imports(tree, annotations)))
 
 
 def rewrite_enforced(source: PythonSource, forms: Sequence[FunctionForms], context: AnnotateContext) -> Rewrite:
     """Add annotations, the decorators that check them, and the hook that checks those of local variables."""
     tree = parse(source)
-    made = annotate_types(tree, forms, context)
+    annotations = annotate_types(tree, forms, context)
     variables_only = context.unchecked - context.untouched
     functions = [
-        one
-        for one in tree.definitions
-        if one in made.functions or (one.name in variables_only and why_not_annotated(one, tree) is None)
+        function
+        for function in tree.definitions
+        if function in annotations.functions
+        or (function.name in variables_only and why_not_annotated(function, tree) is None)
     ]
     decorator_edits, needed = decorate(tree, functions, context.unchecked)
-    imports = import_edits(tree, {*_needed_imports(tree, made), *needed})
-    rewrite = _rewrite(tree, made, [*imports, *decorator_edits, *made.edits])
+    imports = import_edits(tree, {*_needed_imports(tree, annotations), *needed})
+    rewrite = _rewrite(tree, annotations, [*imports, *decorator_edits])
     if not functions or not context.hook:
         return rewrite
     hook = find_hook(source.path)
     package = hook_edits(hook)
-    return Rewrite(made, (*rewrite.files, *([package] if package is not None else [])), hook)
+    return replace(rewrite, files=(*rewrite.files, *([package] if package is not None else [])), hook=hook)
 
 
 def rewrite_with_comments(source: PythonSource, forms: Sequence[FunctionForms], context: AnnotateContext) -> Rewrite:
     """Add comments at the ends of lines."""
     tree = parse(source)
-    made = annotate_with_comments(tree, forms, context)
-    return _rewrite(tree, made, made.edits)
+    return _rewrite(tree, annotate_with_comments(tree, forms, context), [])
 
 
 def _needed_imports(tree: Tree, annotations: Annotations) -> set[ImportItem]:
     kinds = {kind for change in annotations.changes for kind in change.kinds}
-    wanted = [tree.missing_import("jaxtyping", kind) for kind in kinds]
-    wanted += [tree.missing_import("torch", "Tensor")] if kinds else []
-    return {one for one in wanted if one is not None}
+    names = {("jaxtyping", kind) for kind in kinds} | ({("torch", "Tensor")} if kinds else set())
+    return {item for name in names if (item := tree.missing_import(*name)) is not None}
 
 
-def _rewrite(tree: Tree, annotations: Annotations, edits: Sequence[Edit]) -> Rewrite:
-    return Rewrite(annotations, ((tree.source, tuple(edits)),) if edits else ())
-
-
-STYLES: Mapping[str, Callable[[PythonSource, Sequence[FunctionForms], AnnotateContext], Rewrite]] = {
-    "jaxtyping": rewrite_jaxtyping,
-    "comment": rewrite_with_comments,
-}
+def _rewrite(tree: Tree, annotations: Annotations, before: Sequence[Edit]) -> Rewrite:
+    """Return the file with its annotations, whose edits come after those `before` at the same place."""
+    edits = (*before, *(edit for change in annotations.changes for edit in change.edits))
+    return Rewrite(annotations, ((tree.source, edits),) if edits else ())

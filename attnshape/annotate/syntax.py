@@ -9,21 +9,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
+from libcst import metadata
 from libcst.codemod import CodemodContext
 from libcst.codemod.visitors import AddImportsVisitor, ImportItem
-from libcst.metadata import (
-    ByteSpanPositionProvider,
-    CodeSpan,
-    GlobalScope,
-    ImportAssignment,
-    MetadataWrapper,
-    ScopeProvider,
-)
 
 from attnshape.annotate.source import Edit, PythonSource
 from attnshape.errors import AttnshapeError
 from attnshape.observation.forms import Form, FunctionForms
 from attnshape.runtime.files import display_path
+
+_CLAUSES = (cst.If, cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase)
 
 Block = Sequence[cst.CSTNode]
 """Statements in order: lines, compound statements, or the small statements of one line."""
@@ -42,13 +37,13 @@ class Definition:
     @property
     def parameters(self) -> list[cst.Param]:
         """Its parameters in order, without `*args` and `**kwargs`."""
-        given = self.node.params
-        return [*given.posonly_params, *given.params, *given.kwonly_params]
+        parameters = self.node.params
+        return [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params]
 
     @property
     def decorators(self) -> list[str]:
         """The names of its decorators, without the arguments that they are called with."""
-        return [dotted_name(one.decorator) for one in self.node.decorators]
+        return [dotted_name(decorator.decorator) for decorator in self.node.decorators]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +52,9 @@ class Tree:
 
     source: PythonSource
     module: cst.Module
-    spans: Mapping[cst.CSTNode, CodeSpan]
+    spans: Mapping[cst.CSTNode, metadata.CodeSpan]
     definitions: tuple[Definition, ...]
-    wrapper: MetadataWrapper
+    wrapper: metadata.MetadataWrapper
 
     def start(self, node: cst.CSTNode) -> int:
         """Return the offset of a node's first byte."""
@@ -75,11 +70,9 @@ class Tree:
 
     def form_of(self, known: FunctionForms, name: cst.Name) -> Form | None:
         """Return what is known of the variable that is bound at a name's place."""
-        offset = self.start(name)
-        for (line, column, bound), form in known.bindings.items():
-            if bound == name.value and self.source.offset(line, column) == offset:
-                return form
-        return None
+        at = self.start(name)
+        places = ((line, column, form) for (line, column, bound), form in known.bindings.items() if bound == name.value)
+        return next((form for line, column, form in places if self.source.offset(line, column) == at), None)
 
     def colon(self, function: cst.FunctionDef) -> int:
         """Return the offset of the colon before a function's body."""
@@ -92,11 +85,11 @@ class Tree:
         return self.colon(function) - len(self.module.code_for_node(function.whitespace_before_colon).encode())
 
     @functools.cached_property
-    def _scope(self) -> tuple[GlobalScope, frozenset[str]]:
+    def _scope(self) -> tuple[metadata.GlobalScope, frozenset[str]]:
         """The scope at module level, and every name that is bound anywhere in the file."""
-        scopes = [one for one in set(self.wrapper.resolve(ScopeProvider).values()) if one is not None]
-        bound = frozenset(one.name for scope in scopes for one in scope.assignments)
-        return next(one for one in scopes if isinstance(one, GlobalScope)), bound
+        scopes = set(self.wrapper.resolve(metadata.ScopeProvider).values()) - {None}
+        bound = frozenset(assignment.name for scope in scopes if scope is not None for assignment in scope.assignments)
+        return next(scope for scope in scopes if isinstance(scope, metadata.GlobalScope)), bound
 
     @functools.cached_property
     def _imports(self) -> dict[str, str]:
@@ -108,14 +101,13 @@ class Tree:
         scope, _ = self._scope
         lines = [line for line in self.module.body if isinstance(line, cst.SimpleStatementLine)]
         certain = {statement for line in lines for statement in line.body}
-        found = {}
-        for name in dict.fromkeys(one.name for one in scope.assignments):
-            bindings = list(scope[name])
-            if all(isinstance(one, ImportAssignment) and one.node in certain for one in bindings):
-                origins = {one.name for one in scope.get_qualified_names_for(name)}
+        imports = {}
+        for name in dict.fromkeys(assignment.name for assignment in scope.assignments):
+            if all(isinstance(one, metadata.ImportAssignment) and one.node in certain for one in scope[name]):
+                origins = {qualified.name for qualified in scope.get_qualified_names_for(name)}
                 if len(origins) == 1:
-                    found[name] = origins.pop()
-        return found
+                    imports[name] = origins.pop()
+        return imports
 
     def origin(self, name: str) -> str:
         """Return what a dotted name stands for: `torch.nn.Module` for `nn.Module`; itself if that is unknown."""
@@ -124,33 +116,26 @@ class Tree:
 
     def spelling(self, module: str, name: str) -> str:
         """Return how the file spells a module's name, once `missing_import` was added."""
-        there = self._imported(f"{module}.{name}")
-        if there is not None:
-            return there
-        if self._is_free(name):
-            return name
-        return f"{module if self._is_free(module) else f'_{module}'}.{name}"
+        item, imported = self.missing_import(module, name), self._imported(f"{module}.{name}")
+        if item is None or item.obj_name is not None:
+            return imported or name
+        return f"{item.alias or module}.{name}"
 
     def missing_import(self, module: str, name: str) -> ImportItem | None:
         """Return the import that `spelling` relies on, None if the file has it."""
         if self._imported(f"{module}.{name}") is not None:
             return None
-        if self._is_free(name):
+        bound = self._scope[1]
+        if name not in bound:
             return ImportItem(module, name)
-        return ImportItem(module, alias=None if self._is_free(module) else f"_{module}")
+        return ImportItem(module, alias=f"_{module}" if module in bound else None)
 
     def _imported(self, full: str) -> str | None:
         """Return the file's own name for a full name such as `torch.Tensor`, None if it has none."""
-        for name, origin in self._imports.items():
-            if origin == full:
-                return name
-        for name, origin in self._imports.items():
-            if full.startswith(f"{origin}."):
-                return name + full.removeprefix(origin)
-        return None
-
-    def _is_free(self, name: str) -> bool:
-        return name not in self._scope[1]
+        imports = self._imports.items()
+        whole = (name for name, origin in imports if origin == full)
+        inside = (name + full.removeprefix(origin) for name, origin in imports if full.startswith(f"{origin}."))
+        return next(itertools.chain(whole, inside), None)
 
 
 @functools.lru_cache(maxsize=4)  # a second for a file of some thousand lines
@@ -158,7 +143,7 @@ def parse(source: PythonSource) -> Tree:
     """Return a file's syntax tree. Raises AttnshapeError if it can't be parsed."""
     name = display_path(str(source.path))
     try:
-        wrapper = MetadataWrapper(cst.parse_module(source.text), unsafe_skip_copy=True)
+        wrapper = metadata.MetadataWrapper(cst.parse_module(source.text), unsafe_skip_copy=True)
     except cst.ParserSyntaxError as error:
         raise AttnshapeError(
             f"{name} can't be parsed: line {error.raw_line}: {error.message.splitlines()[0]}",
@@ -171,35 +156,24 @@ def parse(source: PythonSource) -> Tree:
             f"{name} can't be reproduced byte for byte: its lines end with lone carriage returns",
             "save it with other line endings",
         )
-    spans = wrapper.resolve(ByteSpanPositionProvider)
-    finder = _DefinitionFinder(source, spans)
-    wrapper.module.visit(finder)
-    return Tree(source, wrapper.module, spans, tuple(finder.found), wrapper)
+    spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
+    definitions = [
+        Definition(name, source.line(spans[node.decorators[0] if node.decorators else node].start), node)
+        for name, node in _functions(wrapper.module, "")
+    ]
+    return Tree(source, wrapper.module, spans, tuple(definitions), wrapper)
 
 
-class _DefinitionFinder(cst.CSTVisitor):
-    """Collects the functions of a file with their qualified names."""
-
-    def __init__(self, source: PythonSource, spans: Mapping[cst.CSTNode, CodeSpan]) -> None:
-        super().__init__()
-        self._source, self._spans = source, spans
-        self._around: list[str] = []
-        self.found: list[Definition] = []
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802 - libcst's name
-        self._around.append(node.name.value)
-        first: cst.CSTNode = node.decorators[0] if node.decorators else node
-        line = self._source.line(self._spans[first].start)
-        self.found.append(Definition(".".join(self._around), line, node))
-
-    def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:  # noqa: N802 - libcst's name
-        self._around.pop()
-
-    def visit_ClassDef(self, node: cst.ClassDef) -> None:  # noqa: N802 - libcst's name
-        self._around.append(node.name.value)
-
-    def leave_ClassDef(self, original_node: cst.ClassDef) -> None:  # noqa: N802 - libcst's name
-        self._around.pop()
+def _functions(node: cst.CSTNode, around: str) -> Iterator[tuple[str, cst.FunctionDef]]:
+    """Yield the functions in a node with their qualified names."""
+    for child in node.children:
+        inner = around
+        if isinstance(child, (cst.FunctionDef, cst.ClassDef)):
+            inner = f"{around}{child.name.value}."
+            if isinstance(child, cst.FunctionDef):
+                yield inner.removesuffix("."), child
+        if isinstance(child, (cst.BaseStatement, cst.BaseSuite, *_CLAUSES)):
+            yield from _functions(child, inner)
 
 
 def import_edits(tree: Tree, wanted: Collection[ImportItem]) -> list[Edit]:
@@ -209,7 +183,7 @@ def import_edits(tree: Tree, wanted: Collection[ImportItem]) -> list[Edit]:
     """
     if not wanted:
         return []
-    items = sorted(wanted, key=lambda one: (one.module_name, one.obj_name or ""))
+    items = sorted(wanted, key=lambda item: (item.module_name, item.obj_name or ""))
     visitor = AddImportsVisitor(CodemodContext(wrapper=tree.wrapper), items)
     return _differences(tree.source, visitor.transform_module(tree.module).code)
 
@@ -219,11 +193,9 @@ def _differences(source: PythonSource, new: str) -> list[Edit]:
     old_lines, new_lines = source.text.splitlines(keepends=True), new.splitlines(keepends=True)
     above = _common_length(old_lines, new_lines)
     below = _common_length(old_lines[above:][::-1], new_lines[above:][::-1])
-    matcher = difflib.SequenceMatcher(
-        None, old_lines[above : len(old_lines) - below], new_lines[above : len(new_lines) - below], autojunk=False
-    )
+    middle, new_middle = old_lines[above : len(old_lines) - below], new_lines[above : len(new_lines) - below]
     edits = []
-    for tag, *places in matcher.get_opcodes():
+    for tag, *places in difflib.SequenceMatcher(None, middle, new_middle, autojunk=False).get_opcodes():
         if tag == "equal":
             continue
         first, last, new_first, new_last = (above + place for place in places)
@@ -236,10 +208,10 @@ def _differences(source: PythonSource, new: str) -> list[Edit]:
     return edits
 
 
-def _common_length(one: Sequence[str], other: Sequence[str]) -> int:
+def _common_length(old: Sequence[str], new: Sequence[str]) -> int:
     """Return the length of the common beginning of two texts or lists of lines."""
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    pairs = zip(old, new, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(old), len(new)))
 
 
 def dotted_name(node: cst.BaseExpression) -> str:
@@ -259,9 +231,9 @@ def inner_blocks(statement: cst.CSTNode) -> Iterator[Block]:
     if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
         return
     for part in statement.children:
-        if isinstance(part, (cst.IndentedBlock, cst.SimpleStatementSuite)):
+        if isinstance(part, cst.BaseSuite):
             yield part.body
-        elif isinstance(part, (cst.If, cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase)):
+        elif isinstance(part, _CLAUSES):
             yield from inner_blocks(part)
 
 

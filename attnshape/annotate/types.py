@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -36,11 +36,6 @@ class DimsText:
         """The dims string: `B H Lq Dk`."""
         return " ".join(self.words)
 
-    @property
-    def is_informative(self) -> bool:
-        """Whether any axis is known, or there is none."""
-        return not self.words or any(word not in (UNKNOWN, ANY_NUMBER) for word in self.words)
-
 
 def axis_text(axis: AxisForm, include_matched: bool) -> str | None:
     """Return an axis's expression without spaces, None if it isn't known well enough.
@@ -65,10 +60,12 @@ def format_dims(axes: Collection[AxisForm], bound: Collection[str], include_matc
     'B 3*D _HDk 4'
     """
     texts = [axis_text(axis, include_matched) for axis in axes]
-    return DimsText(
-        tuple(_word(text, bound) for text in texts),
-        frozenset(text for text in texts if text is not None and text.isidentifier() and not text.startswith("_")),
-    )
+    return DimsText(tuple(_word(text, bound) for text in texts), _symbols_alone(text or "" for text in texts))
+
+
+def _symbols_alone(words: Iterable[str]) -> frozenset[str]:
+    """Return the words that are a size symbol and nothing else, which jaxtyping binds."""
+    return frozenset(word for word in words if word.isidentifier() and not word.startswith("_"))
 
 
 def _word(text: str | None, bound: Collection[str]) -> str:
@@ -110,26 +107,26 @@ def format_type(form: Form | None, tree: Tree, bound: Collection[str], include_m
 
     `bound` are the size symbols that have values by then.
     """
-    match form.of if form is not None else None:
+    if form is None:
+        return None
+    match form.of:
         case TensorForm(dtypes=dtypes, axes=axes):
             dims = format_dims(axes, bound, include_matched)
-            if not dims.is_informative:
+            if dims.words and all(word in (UNKNOWN, ANY_NUMBER) for word in dims.words):
                 return None
             kind = kind_of_dtypes(dtypes)
             text = f'{tree.spelling("jaxtyping", kind)}[{tree.spelling("torch", "Tensor")}, "{dims.text}"]'
-            made = TypeText(text, frozenset([kind]), dims.binds)
+            kinds, binds = frozenset([kind]), dims.binds
         case ItemsForm(kind="tuple", items=items) if items:
-            parts = [format_type(item, tree, bound, include_matched) for item in items]
-            known = [part for part in parts if part is not None]
-            if len(known) < len(parts):
+            types = [format_type(item, tree, bound, include_matched) for item in items]
+            known = [type_ for type_ in types if type_ is not None]
+            if len(known) < len(types):
                 return None
-            inside = ", ".join(part.text for part in known)
-            made = TypeText(f"tuple[{inside}]", frozenset().union(*(part.kinds for part in known)), frozenset())
+            text = f"tuple[{', '.join(type_.text for type_ in known)}]"
+            kinds, binds = frozenset().union(*(type_.kinds for type_ in known)), frozenset()
         case _:
             return None
-    if form is not None and form.optional:
-        return TypeText(f"{made.text} | None", made.kinds, frozenset())
-    return made
+    return TypeText(f"{text} | None", kinds, frozenset()) if form.optional else TypeText(text, kinds, binds)
 
 
 @dataclass(frozen=True)
@@ -164,33 +161,38 @@ def fill_in(
 
     The rest of it stays: `Optional[…]`, and the parts of a tuple of which nothing is known.
     """
-    filling = _Filling(tree, bound, include_matched)
-    node = filling.fill(existing.node, form)
-    if node is None:
+    types = {
+        node: new
+        for node, part in _plain_tensors(existing.node, form, tree)
+        if (new := format_type(part, tree, bound, include_matched)) is not None
+    }
+    if not types:
         return None
+    node = existing.node.visit(_Replacement({node: cst.parse_expression(new.text) for node, new in types.items()}))
+    assert isinstance(node, cst.BaseExpression)
     text = cst.Module([]).code_for_node(node)
     alone = isinstance(existing.node, (cst.Name, cst.Attribute)) and not form.optional
     if existing.quote:
         other = "'" if '"' in existing.quote else '"'
         text = existing.quote + text.replace('"', other).replace("'", other) + existing.quote
-    return TypeText(text, frozenset(filling.kinds), frozenset(filling.binds if alone else ()))
+    kinds = frozenset().union(*(new.kinds for new in types.values()))
+    return TypeText(text, kinds, frozenset().union(*(new.binds for new in types.values() if alone)))
 
 
 def dims_in(node: cst.CSTNode, tree: Tree) -> list[str]:
     """Return the dims string of each jaxtyping type in an annotation."""
     if isinstance(node, cst.Subscript) and _is_jaxtyping(node, tree):
-        parts = [one.slice.value for one in node.slice if isinstance(one.slice, cst.Index)]
-        if len(parts) == 2 and isinstance(parts[1], cst.SimpleString):
-            return [str(parts[1].evaluated_value)]
-    return [found for child in node.children for found in dims_in(child, tree)]
+        match type_arguments(node):
+            case [_, cst.SimpleString() as dims]:
+                return [str(dims.evaluated_value)]
+    return [text for child in node.children for text in dims_in(child, tree)]
 
 
 def symbols_bound_by(annotation: ExistingAnnotation, tree: Tree) -> frozenset[str]:
     """Return the size symbols that have values once a tensor was checked against an annotation with a shape."""
     if not isinstance(annotation.node, cst.Subscript) or not _is_jaxtyping(annotation.node, tree):
         return frozenset()
-    words = [word for text in dims_in(annotation.node, tree) for word in text.split()]
-    return frozenset(word for word in words if word.isidentifier() and word[0] != "_")
+    return _symbols_alone(word for text in dims_in(annotation.node, tree) for word in text.split())
 
 
 def _is_jaxtyping(node: cst.Subscript, tree: Tree) -> bool:
@@ -212,7 +214,7 @@ def _has_tensor(node: cst.CSTNode, tree: Tree) -> bool:
         return True
     match node:
         case cst.Subscript(value=value) if tree.origin(dotted_name(value)) in (*_TUPLES, _OPTIONAL, _UNION):
-            return any(_has_tensor(one, tree) for one in type_arguments(node))
+            return any(_has_tensor(part, tree) for part in type_arguments(node))
         case cst.BinaryOperation(operator=cst.BitOr()):
             return _has_tensor(node.left, tree) or _has_tensor(node.right, tree)
     return False
@@ -220,62 +222,34 @@ def _has_tensor(node: cst.CSTNode, tree: Tree) -> bool:
 
 def type_arguments(node: cst.Subscript) -> list[cst.BaseExpression]:
     """Return the arguments of a subscripted type."""
-    found = [one.slice.value for one in node.slice if isinstance(one.slice, cst.Index)]
-    if len(found) == 1 and isinstance(found[0], cst.Tuple):
-        return [one.value for one in found[0].elements]
-    return found
+    parts = [element.slice.value for element in node.slice if isinstance(element.slice, cst.Index)]
+    match parts:
+        case [cst.Tuple(elements=elements)]:
+            return [element.value for element in elements]
+    return parts
 
 
-class _Filling:
-    """Puts types with shapes in place of plain tensors."""
-
-    def __init__(self, tree: Tree, bound: Collection[str], include_matched: bool) -> None:
-        self._tree, self._bound, self._include_matched = tree, bound, include_matched
-        self.kinds: set[str] = set()
-        self.binds: set[str] = set()
-
-    def fill(self, node: cst.BaseExpression, form: Form) -> cst.BaseExpression | None:
-        """Return the annotation with all known shapes filled in; None if no shape is known."""
-        if _is_tensor(node, self._tree):
-            return self._type(form) if isinstance(form.of, TensorForm) else None
-        match node:
-            case cst.Subscript(value=value):
-                origin = self._tree.origin(dotted_name(value))
-                parts = type_arguments(node)
-                if origin in _TUPLES and isinstance(form.of, ItemsForm) and form.of.kind == "tuple":
-                    if len(parts) != len(form.of.items) or any(isinstance(part, cst.Ellipsis) for part in parts):
-                        return None
-                    return self._replace(node, list(zip(parts, form.of.items, strict=True)))
-                if origin in (_OPTIONAL, _UNION):
-                    return self._alternative(node, parts, form)
-            case cst.BinaryOperation(left=left, right=right):
-                return self._alternative(node, [left, right], form)
-        return None
-
-    def _type(self, form: Form) -> cst.BaseExpression | None:
-        made = format_type(form, self._tree, self._bound, self._include_matched)
-        if made is None:
-            return None
-        self.kinds |= made.kinds
-        self.binds |= made.binds
-        return cst.parse_expression(made.text)
-
-    def _alternative(
-        self, node: cst.BaseExpression, parts: list[cst.BaseExpression], form: Form
-    ) -> cst.BaseExpression | None:
-        """Fill in the one alternative that isn't None."""
-        others = [one for one in parts if not (isinstance(one, cst.Name) and one.value == "None")]
-        return self._replace(node, [(others[0], replace(form, optional=False))]) if len(others) == 1 else None
-
-    def _replace(
-        self, node: cst.BaseExpression, parts: list[tuple[cst.BaseExpression, Form]]
-    ) -> cst.BaseExpression | None:
-        filled = {part: new for part, form in parts if (new := self.fill(part, form)) is not None}
-        if not filled:
-            return None
-        changed = node.visit(_Replacement(filled))
-        assert isinstance(changed, cst.BaseExpression)
-        return changed
+def _plain_tensors(node: cst.BaseExpression, form: Form, tree: Tree) -> Iterator[tuple[cst.BaseExpression, Form]]:
+    """Yield the tensors without a shape in an annotation, with what is known of each."""
+    if _is_tensor(node, tree):
+        if isinstance(form.of, TensorForm):
+            yield node, form
+        return
+    alternatives: Sequence[cst.BaseExpression] = ()
+    match node:
+        case cst.Subscript(value=value):
+            origin, parts = tree.origin(dotted_name(value)), type_arguments(node)
+            if origin in _TUPLES and isinstance(form.of, ItemsForm) and form.of.kind == "tuple":
+                if len(parts) == len(form.of.items) and not any(isinstance(part, cst.Ellipsis) for part in parts):
+                    for part, item in zip(parts, form.of.items, strict=True):
+                        yield from _plain_tensors(part, item, tree)
+            elif origin in (_OPTIONAL, _UNION):
+                alternatives = parts
+        case cst.BinaryOperation(left=left, right=right):
+            alternatives = (left, right)
+    others = [part for part in alternatives if not (isinstance(part, cst.Name) and part.value == "None")]
+    if len(others) == 1:
+        yield from _plain_tensors(others[0], replace(form, optional=False), tree)
 
 
 class _Replacement(cst.CSTTransformer):

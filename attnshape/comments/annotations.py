@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnshape.comments.functions import FunctionNode, parameter_nodes
 
@@ -63,15 +63,16 @@ class JaxtypingAnnotation:
     """Which item of a tuple it annotates."""
 
 
-_PLAIN = ("Float", "Int", "Bool", "Shaped", "Complex", "Num", "Inexact", "Integer", "UInt", "Real", "Key")
-_SIZED = re.compile(r"(?:Float|Int|UInt|BFloat|Complex)\d+(?:e\d+m\d+\w*)?")
+_KIND = re.compile(
+    r"Float|Int|Bool|Shaped|Complex|Num|Inexact|Integer|UInt|Real|Key"
+    r"|(?:Float|Int|UInt|BFloat|Complex)\d+(?:e\d+m\d+\w*)?"
+)
 
 
 def find_annotations(node: FunctionNode) -> Iterator[JaxtypingAnnotation]:
     """Yield the jaxtyping annotations of a function's parameters, result and variables."""
     for parameter in parameter_nodes(node):
-        for one in _annotations(parameter.annotation):
-            yield JaxtypingAnnotation(*one, parameter=parameter.arg)
+        yield from (replace(type_, parameter=parameter.arg) for type_ in _annotations(parameter.annotation))
     yield from _results(node.returns)
     waiting: list[ast.AST] = list(node.body)
     while waiting:
@@ -79,48 +80,35 @@ def find_annotations(node: FunctionNode) -> Iterator[JaxtypingAnnotation]:
         if isinstance(inner, (FunctionNode, ast.ClassDef, ast.Lambda)):
             continue
         if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name) and inner.value is not None:
-            for one in _annotations(inner.annotation):
-                yield JaxtypingAnnotation(*one, statement=inner)
+            yield from (replace(type_, statement=inner) for type_ in _annotations(inner.annotation))
         waiting.extend(ast.iter_child_nodes(inner))
 
 
 def _results(returns: ast.expr | None) -> Iterator[JaxtypingAnnotation]:
-    if returns is None:
-        return
-    node = _unquoted(returns)
-    if (
-        isinstance(node, ast.Subscript)
-        and _name(node.value).lower().endswith("tuple")
-        and isinstance(node.slice, ast.Tuple)
-    ):
-        for place, item in enumerate(node.slice.elts):
-            yield from (JaxtypingAnnotation(*one, item=place) for one in _annotations(item))
-        return
-    yield from (JaxtypingAnnotation(*one) for one in _annotations(node))
+    match _unquoted(returns):
+        case ast.Subscript(value=value, slice=ast.Tuple(elts=items)) if _name(value).lower().endswith("tuple"):
+            for place, item in enumerate(items):
+                yield from (replace(type_, item=place) for type_ in _annotations(item))
+        case _:
+            yield from _annotations(returns)
 
 
-def _annotations(annotation: ast.expr | None) -> Iterator[tuple[int, int, str, str]]:
-    """Yield the jaxtyping types in an annotation: line, column, kind, dims. Only unions have several."""
-    if annotation is None:
-        return
-    node = _unquoted(annotation)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) == 2:
-        kind, dims = _name(node.value), node.slice.elts[1]
-        if (
-            (kind in _PLAIN or _SIZED.fullmatch(kind))
-            and isinstance(dims, ast.Constant)
-            and isinstance(dims.value, str)
+def _annotations(annotation: ast.expr | None) -> Iterator[JaxtypingAnnotation]:
+    """Yield the jaxtyping types in an annotation. Only unions have several."""
+    match _unquoted(annotation):
+        case ast.Subscript(value=value, slice=ast.Tuple(elts=[_, ast.Constant(value=str(dims))])) if _KIND.fullmatch(
+            _name(value)
         ):
-            yield annotation.lineno, annotation.col_offset, kind, dims.value
-            return
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        yield from _annotations(node.left)
-        yield from _annotations(node.right)
-    elif isinstance(node, ast.Subscript) and _name(node.value) in ("Optional", "Annotated"):
-        yield from _annotations(node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice)
+            assert annotation is not None
+            yield JaxtypingAnnotation(annotation.lineno, annotation.col_offset, _name(value), dims)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            yield from _annotations(left)
+            yield from _annotations(right)
+        case ast.Subscript(value=value, slice=part) if _name(value) in ("Optional", "Annotated"):
+            yield from _annotations(part.elts[0] if isinstance(part, ast.Tuple) else part)
 
 
-def _unquoted(annotation: ast.expr) -> ast.expr:
+def _unquoted(annotation: ast.expr | None) -> ast.expr | None:
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         try:
             inner = ast.parse(annotation.value.strip(), mode="eval").body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from attnshape.observation.forms import FunctionId
 from attnshape.runtime.files import source_lines
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
-Where = Literal["trailing", "within", "above", "parameter", "signature"]
+Where = Literal["trailing", "within", "above", "signature"]
 
 
 @dataclass(frozen=True)
@@ -64,92 +65,87 @@ def _parsed(lines: tuple[str, ...]) -> SourceFile | None:
     return SourceFile(lines, tree, comments) if text.strip() else None
 
 
-def find_function(file: SourceFile, function: FunctionId) -> tuple[FunctionNode, ast.ClassDef | None] | None:
-    """Return a function's node and its class's, None if the file has no such function."""
-    name = function.name.rpartition(".")[2]
-    for parent in ast.walk(file.tree):
+def find_function(function: FunctionId) -> tuple[SourceFile, FunctionNode, ast.ClassDef | None] | None:
+    """Return a function's file, its node and its class's, None if its file can't be read or doesn't have it."""
+    file = read_source_file(function.file)
+    for parent in ast.walk(file.tree) if file is not None else ():
         for node in ast.iter_child_nodes(parent):
-            if isinstance(node, FunctionNode) and node.name == name:
-                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-                if first == function.line:
-                    return node, parent if isinstance(parent, ast.ClassDef) else None
+            if isinstance(node, FunctionNode) and node.name == function.name.rpartition(".")[2]:
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                if file is not None and first == function.line:
+                    return file, node, parent if isinstance(parent, ast.ClassDef) else None
     return None
 
 
 def comments_in(file: SourceFile, node: FunctionNode) -> Iterator[LocatedComment]:
     """Yield the comments in a function's signature and body, without those of functions defined in it."""
-    inner = [one for one in ast.walk(node) if isinstance(one, (FunctionNode, ast.ClassDef)) and one is not node]
-    statements = [one for one in ast.walk(node) if isinstance(one, ast.stmt) and one is not node]
-    first, last = node.lineno, node.end_lineno or node.lineno
+    nodes = [inner for inner in ast.walk(node) if inner is not node]
+    functions = [inner for inner in nodes if isinstance(inner, (FunctionNode, ast.ClassDef))]
+    statements = [inner for inner in nodes if isinstance(inner, ast.stmt)]
     for line, column, text in file.comments:
-        if not first <= line <= last or any(one.lineno <= line <= (one.end_lineno or 0) for one in inner):
+        if not _covers(node, line) or any(_covers(function, line) for function in functions):
             continue
-        if line < node.body[0].lineno and not _is_on_its_own_line(file, line, column):
-            yield LocatedComment(line, column, text, "signature", None, parameter=_parameter_at(node, line))
+        alone = _is_on_its_own_line(file, line, column)
+        if line < node.body[0].lineno and not alone:
+            there = [name.arg for name in parameter_nodes(node) if _covers(name, line) and name.arg != "self"]
+            parameter = there[0] if len(there) == 1 else None
+            yield LocatedComment(line, column, text, "signature", None, parameter=parameter)
             continue
-        yield _placed(file, statements, line, column, text)
+        around = [statement for statement in statements if _covers(statement, line) and not _has_body(statement)]
+        innermost = max(around, key=_position, default=None)
+        if alone and innermost is None:
+            yield _between(file, statements, line, column, text)
+        elif innermost is None:
+            header = next((statement for statement in statements if statement.lineno == line), None)
+            yield LocatedComment(line, column, text, "within", header)
+        else:
+            trailing = line == innermost.end_lineno and not alone
+            yield LocatedComment(line, column, text, "trailing" if trailing else "within", innermost)
 
 
-def _placed(file: SourceFile, statements: Sequence[ast.stmt], line: int, column: int, text: str) -> LocatedComment:
-    around = [one for one in statements if one.lineno <= line <= (one.end_lineno or 0) and not _has_body(one)]
-    innermost = max(around, key=lambda one: (one.lineno, one.col_offset), default=None)
-    if _is_on_its_own_line(file, line, column):
-        if innermost is not None:
-            return LocatedComment(line, column, text, "within", innermost)
-        return _between(file, statements, line, column, text)
-    if innermost is None:
-        header = [one for one in statements if one.lineno == line]
-        return LocatedComment(line, column, text, "within", header[0] if header else None)
-    ends = line == innermost.end_lineno
-    return LocatedComment(line, column, text, "trailing" if ends else "within", innermost)
+def _covers(node: ast.stmt | ast.arg, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _position(statement: ast.stmt) -> tuple[int, int]:
+    return statement.lineno, statement.col_offset
 
 
 def _between(file: SourceFile, statements: Sequence[ast.stmt], line: int, column: int, text: str) -> LocatedComment:
     """Return a comment on a line of its own, with the statements directly above and below it."""
     own_line = {at for at, where, _ in file.comments if _is_on_its_own_line(file, at, where)}
-    above, below = line, line
-    while above - 1 in own_line:
-        above -= 1
-    while below + 1 in own_line:
-        below += 1
-    before = [one for one in statements if one.end_lineno == above - 1 and not _has_body(one)]
+    above = next(at for at in itertools.count(line, -1) if at not in own_line)
+    below = next(at for at in itertools.count(line) if at not in own_line)
+    before = [statement for statement in statements if statement.end_lineno == above and not _has_body(statement)]
     block: list[ast.stmt] = []
-    at = below + 1
-    for one in sorted(statements, key=lambda one: one.lineno):
-        if one.lineno == at:
-            block.append(one)
-            at = one.lineno + 1 if _has_body(one) else (one.end_lineno or one.lineno) + 1
-    later = [one for one in statements if one.lineno > line]
-    following = block[0] if block else min(later, key=lambda one: (one.lineno, one.col_offset), default=None)
-    if before and not block:
-        following = None
+    for statement in sorted(statements, key=lambda statement: statement.lineno):
+        if statement.lineno == below:
+            block.append(statement)
+            below = 1 + (statement.lineno if _has_body(statement) else statement.end_lineno or statement.lineno)
+    following = block[0] if block else None
+    if not before and not block:
+        following = min((later for later in statements if later.lineno > line), key=_position, default=None)
     return LocatedComment(line, column, text, "above", following, before[-1] if before else None, tuple(block))
 
 
 def _has_body(statement: ast.stmt) -> bool:
-    return hasattr(statement, "body") or isinstance(statement, (ast.Match, ast.Try))
+    return hasattr(statement, "body") or isinstance(statement, ast.Match)
 
 
 def _is_on_its_own_line(file: SourceFile, line: int, column: int) -> bool:
     return not file.lines[line - 1][:column].strip()
 
 
-def _parameter_at(node: FunctionNode, line: int) -> str | None:
-    there = [one for one in parameter_nodes(node) if one.lineno <= line <= (one.end_lineno or 0)]
-    named = [one.arg for one in there if one.arg != "self"]
-    return named[0] if len(named) == 1 else None
-
-
 def parameter_nodes(node: FunctionNode) -> list[ast.arg]:
     """Return a function's parameters, including starred ones."""
-    given = node.args
-    starred = [one for one in (given.vararg, given.kwarg) if one is not None]
-    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *starred]
+    arguments = node.args
+    starred = [parameter for parameter in (arguments.vararg, arguments.kwarg) if parameter is not None]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *starred]
 
 
 def parameter_names(node: FunctionNode) -> list[str]:
     """Return the names of a function's parameters."""
-    return [one.arg for one in parameter_nodes(node)]
+    return [parameter.arg for parameter in parameter_nodes(node)]
 
 
 def lines_of(statement: ast.stmt) -> range:

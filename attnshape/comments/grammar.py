@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from attnshape.comments.notation import MAX_LENGTH, ShapeText, find_shapes, is_axis_word, parse_bare_shape
 
@@ -94,37 +94,30 @@ def _claims(comment: str) -> list[CommentClaim]:
     if "attnshape:" in text or re.match(r"(?:type:|noqa|fmt:|pragma|pylint|mypy:)", text):
         return []
     text = re.sub(r"\b(?:torch\.)?Size\((\[[^\[\]]*\])\)", r"\1", text)
-    found = [documented for documented in find_shapes(text) if _counts(documented, text)]
-    return _without_brackets(text) or (_around(text, found) if found else [])
+    shapes = [shape for shape in find_shapes(text) if _counts(shape, text)]
+    return _without_brackets(text) or (_around(text, shapes) if shapes else [])
 
 
-def _counts(documented: ShapeText, text: str) -> bool:
-    if all(axis.kind == "number" for axis in documented.axes):
+def _counts(shape: ShapeText, text: str) -> bool:
+    if all(axis.kind == "number" for axis in shape.axes):
         return False
-    if len(documented.axes) > 1 or re.search(r",\s*[)\]]$", documented.text):
+    if len(shape.axes) > 1 or re.search(r",\s*[)\]]$", shape.text):
         return True
-    if text[documented.start] == "(" and not (
-        is_axis_word(documented.text[1:-1]) or re.fullmatch(r"\([A-Z]\)", documented.text)
-    ):
+    round_ = shape.text[0] == "("
+    if round_ and not (is_axis_word(shape.text[1:-1]) or re.fullmatch(r"\([A-Z]\)", shape.text)):
         return False  # an aside: (sic)
-    if _JOINED_BEFORE.search(text[: documented.start]) or _JOINED_BEHIND.match(text[documented.end :]):
+    before, behind = text[: shape.start], text[shape.end :]
+    if _JOINED_BEFORE.search(before) or _JOINED_BEHIND.match(behind):
         return True
-    label = _LABEL.match(text[: documented.start])
-    return documented.end == len(text) and (
-        not text[: documented.start] or (label is not None and text[documented.start] == "[")
-    )
+    return not behind and (not before or (not round_ and _LABEL.match(before) is not None))
 
 
 def _without_brackets(text: str) -> list[CommentClaim]:
     parts = _ARROW.split(text) if re.search(r"->|=>|→", text) else [text]
     label = re.match(rf"\s*(?P<names>(?:{_NAMES}\s*,\s*)*{_NAMES})\s*[:=]\s*(?=\S)", parts[0])
-    told = re.match(r"[^:()\[\]]+:\s+(?=\S+\s+[x×X]\s)", parts[0]) if label is None else None
-    if label is not None:
-        parts[0] = parts[0][label.end() :]
-    elif told is not None:
-        parts[0] = parts[0][told.end() :]
-    there = [part for part in parts if part.strip()]
-    stages = [_bares(part) for part in (there if len(there) > 1 else there[:1])]
+    prefix = label or re.match(r"[^:()\[\]]+:\s+(?=\S+\s+[x×X]\s)", parts[0])
+    parts[0] = parts[0][prefix.end() if prefix is not None else 0 :]
+    stages = [_bares(part) for part in parts if part.strip()]
     if not stages or not all(stages):
         return []
     return _staged(stages, _label(label) if len(stages) == 1 else Label(), strict=True)
@@ -139,38 +132,40 @@ def _bares(text: str) -> list[ShapeText]:
     return [half for half in halves if half is not None] if len(halves) == 2 and all(halves) else []
 
 
-def _around(text: str, found: Sequence[ShapeText]) -> list[CommentClaim]:
+def _around(text: str, shapes: Sequence[ShapeText]) -> list[CommentClaim]:
     """Return the claims of bracketed shapes, from the text before, between and after them."""
-    between = [text[one.end : other.start] for one, other in itertools.pairwise(found)]
-    before, behind = text[: found[0].start], text[found[-1].end :]
+    before, behind = text[: shapes[0].start], text[shapes[-1].end :]
     if _PART.search(before) or _ELSEWHERE.search(text):
         return []
     match = _LABEL.match(before) if before.strip() else None
     announced = before.rstrip().endswith((":", "->", "→"))
     clean = (not _prose(before) or match is not None or announced) and not _prose(_AFTER.sub("", behind))
-    listed = [_Run(_label(match), [found[0]], [])]
-    for joint, shape in zip(between, found[1:], strict=True):
-        if any(one.fullmatch(joint) for one in (_ARROW, _TOLD_ARROW, _PRODUCT, _OTHERWISE, _EQUALS)):
-            listed[-1].shapes.append(shape)
-            listed[-1].joints.append(joint)
+    runs = [_Run(_label(match), [shapes[0]], [])]
+    for left, right in itertools.pairwise(shapes):
+        joint = text[left.end : right.start]
+        if any(joining.fullmatch(joint) for joining in (_ARROW, _TOLD_ARROW, _PRODUCT, _OTHERWISE, _EQUALS)):
+            runs[-1].shapes.append(right)
+            runs[-1].joints.append(joint)
             continue
         beside = _BESIDE.match(joint)
         rest = joint[beside.end() :] if beside is not None else joint
         match = _LABEL.match(rest) if rest.strip() else None
-        clean = clean and (beside is not None or match is not None) and not (rest.strip() and match is None)
-        listed.append(_Run(_label(match), [shape], []))
-    _distribute_names(listed)
-    arrows = any(_is_arrow(joint) for one in listed for joint in one.joints)
-    named = any(not means_the_line(name) for one in listed for name in one.label.names)
-    several = len(listed) if len(listed) > 1 and not named and not arrows else 1
-    made: list[CommentClaim] = []
-    for place, one in enumerate(listed):
-        made += _joined(one, clean or arrows, place if several > 1 else None, several)
-    return made
+        clean = clean and (match if rest.strip() else beside) is not None
+        runs.append(_Run(_label(match), [right], []))
+    first = runs[0].label
+    alone = all(len(run.shapes) == 1 for run in runs) and not any(run.label.names for run in runs[1:])
+    if alone and len(first.names) == len(runs) > 1:  # each shape has its own name: `q, k: (…), (…)`
+        runs = [_Run(Label((name,), first.firm), run.shapes, []) for run, name in zip(runs, first.names, strict=True)]
+    arrows = any(_is_arrow(joint) for run in runs for joint in run.joints)
+    named = any(not means_the_line(name) for run in runs for name in run.label.names)
+    several = len(runs) > 1 and not named and not arrows
+    claims: list[CommentClaim] = []
+    for place, run in enumerate(runs):
+        claims += _joined(run, clean or arrows, place if several else None, len(runs) if several else 1)
+    return claims
 
 
-@dataclass
-class _Run:
+class _Run(NamedTuple):
     """Shapes in a row with arrows, products or alternatives between them."""
 
     label: Label
@@ -178,19 +173,10 @@ class _Run:
     joints: list[str]
 
 
-def _distribute_names(listed: Sequence[_Run]) -> None:
-    """Give each listed shape its own name, where the first label has as many: `q, k: (…), (…)`."""
-    label = listed[0].label
-    alone = all(len(one.shapes) == 1 for one in listed) and not any(one.label.names for one in listed[1:])
-    if len(listed) > 1 and len(label.names) == len(listed) and alone:
-        for one, name in zip(listed, label.names, strict=True):
-            one.label = Label((name,), label.firm)
-
-
 def _joined(run: _Run, strict: bool, place: int | None, of: int) -> list[CommentClaim]:
     """Return the claims of shapes with arrows, products and alternatives between them."""
-    shapes, joints, label = run.shapes, run.joints, run.label
-    if joints and all(_OTHERWISE.fullmatch(joint) for joint in joints):
+    label, shapes, joints = run
+    if all(_OTHERWISE.fullmatch(joint) for joint in joints):
         return [CommentClaim(tuple(shapes), "result", label, strict, place, of)]
     stages: list[list[ShapeText]] = [[shapes[0]]]
     for joint, shape in zip(joints, shapes[1:], strict=True):
@@ -198,8 +184,6 @@ def _joined(run: _Run, strict: bool, place: int | None, of: int) -> list[Comment
             stages.append([shape])
         else:
             stages[-1].append(shape)
-    if len(stages) == 1 and len(stages[0]) == 1:
-        return [CommentClaim((shapes[0],), "result", label, strict, place, of)]
     return _staged(stages, Label(), strict)
 
 
@@ -207,16 +191,13 @@ def _staged(stages: Sequence[Sequence[ShapeText]], label: Label, strict: bool) -
     """Return the claims of a chain: operands, then what is between, then the result."""
     if len(stages) == 1 and len(stages[0]) == 1:
         return [CommentClaim((stages[0][0],), "result", label, strict)]
-    made: list[CommentClaim] = []
+    claims: list[CommentClaim] = []
     for number, stage in enumerate(stages):
-        last = number == len(stages) - 1 and len(stages) > 1
+        last = 0 < number == len(stages) - 1
         role: Role = "result" if last else "operand" if number == 0 else "state"
-        product = tuple(stage) if len(stage) == 2 else ()
-        made += [
-            CommentClaim((one,), role, label, strict, chained=True, product=product if not last else ())
-            for one in stage
-        ]
-    return made
+        product = tuple(stage) if len(stage) == 2 and not last else ()
+        claims += [CommentClaim((shape,), role, label, strict, chained=True, product=product) for shape in stage]
+    return claims
 
 
 def _label(match: re.Match[str] | None) -> Label:

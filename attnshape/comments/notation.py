@@ -48,6 +48,7 @@ _TYPES = _words(
 
 
 _ENGLISH = _words("of in to is at on by or as if it we be no so an do up us my vs eg ie the and for not all are")
+"""Short words that are English rather than a dimension name: `(of T)`."""
 
 
 def usual_meaning(name: str) -> Meaning | None:
@@ -72,11 +73,6 @@ def is_axis_word(name: str) -> bool:
 def is_type(name: str) -> bool:
     """Return whether a word names a type or is a keyword, as in `(Tensor, optional)`, and so no axis."""
     return name.lower().rpartition(".")[2] in _TYPES
-
-
-def is_english(name: str) -> bool:
-    """Return whether a short word is English rather than a dimension name: `(of T)`."""
-    return name in _ENGLISH
 
 
 def normalize_name(name: str) -> str:
@@ -158,18 +154,10 @@ def parse_axis(text: str) -> AxisToken | None:
     if is_type(plain):
         return None
     if _WORDS.fullmatch(plain) and not _DIFFERENCE.fullmatch(plain):
-        return AxisToken(normalize_name(plain), "name") if " " not in plain or is_axis_word(plain) else _spaced(plain)
+        # several words are one axis's name if they, or one of them, are an axis's: `[src len, hid dim]`
+        axis_words = [word for word in (plain, *plain.split()) if len(word) > 2 and is_axis_word(word)]
+        return AxisToken(normalize_name(plain), "name") if " " not in plain or axis_words else None
     return _expression(plain)
-
-
-def _spaced(plain: str) -> AxisToken | None:
-    """Parse several words as one axis's name, as in `[src len, hid dim]`."""
-    words = plain.split()
-    return (
-        AxisToken(normalize_name(plain), "name")
-        if any(len(word) > 2 and is_axis_word(word) for word in words)
-        else None
-    )
 
 
 def _expression(plain: str) -> AxisToken | None:
@@ -186,10 +174,10 @@ def _expression(plain: str) -> AxisToken | None:
         tree = ast.parse(written.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    allowed = all(isinstance(node, _ALLOWED) for node in ast.walk(tree))
-    whole = all(type(node.value) is int for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    if not (allowed and whole and names) or any(map(is_type, names)):
+    nodes = list(ast.walk(tree))
+    whole = all(type(node.value) is int for node in nodes if isinstance(node, ast.Constant))
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    if not (names and whole and all(isinstance(node, _ALLOWED) for node in nodes)) or any(map(is_type, names)):
         return None
     if isinstance(tree, ast.Name):
         return AxisToken(tree.id, "name")
@@ -202,25 +190,20 @@ def find_shapes(text: str) -> Iterator[ShapeText]:
     >>> [documented.text for documented in find_shapes("(B, T) @ [T, C] -> view(B, C), (see above)")]
     ['(B, T)', '[T, C]']
     """
-    place = 0 if len(text) <= MAX_LENGTH else len(text)
-    while place < len(text):
-        if text[place] not in "([":
-            place += 1
-            continue
-        end = _closing(text, place)
+    place = 0
+    while place < len(text) <= MAX_LENGTH:
+        end = _closing(text, place) if text[place] in "([" else None
         if end is None:
             place += 1
             continue
         before = text[:place]
         called = re.search(r"[\w\])}]$", before) and not re.search(r"(?:\bSize|\bshape|\bsize)$", before)
-        found = None if called else _bracketed(text[place + 1 : end - 1])
-        if found is not None:
-            yield ShapeText(found, text[place:end], place, end, bracketed=True)
-            place = end
-        else:
-            # the brackets within `torch.Size([B, T])` may hold a shape
-            place = place + 1 if re.search(r"Size$", before) or not called else end
-    return
+        axes = None if called else _bracketed(text[place + 1 : end - 1])
+        if axes is not None:
+            yield ShapeText(axes, text[place:end], place, end, bracketed=True)
+        # the brackets within `torch.Size([B, T])` may hold a shape
+        skipped = axes is not None or (called and not before.endswith("Size"))
+        place = end if skipped else place + 1
 
 
 def _closing(text: str, start: int) -> int | None:
@@ -243,10 +226,7 @@ def _bracketed(inner: str) -> tuple[AxisToken, ...] | None:
     if _RUN_TOGETHER.fullmatch(inner.strip()):
         return _parse_axes(inner.strip().split("x"))
     single = parse_axis(inner)
-    if single is not None and single.kind != "expression":
-        return (single,)
-    spaced = _einops(inner)
-    return spaced if spaced is not None and all(_plausible(one) for one in spaced) else None
+    return (single,) if single is not None and single.kind != "expression" else _plausible(_einops(inner))
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -264,8 +244,8 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _parse_axes(parts: Sequence[str]) -> tuple[AxisToken, ...] | None:
-    found = [parse_axis(part) for part in parts]
-    return tuple(one for one in found if one is not None) if all(found) and 0 < len(found) < 10 else None
+    axes = tuple(axis for axis in map(parse_axis, parts) if axis is not None)
+    return axes if len(axes) == len(parts) and 0 < len(axes) < 10 else None
 
 
 def _einops(text: str) -> tuple[AxisToken, ...] | None:
@@ -280,25 +260,21 @@ def parse_bare_shape(text: str) -> ShapeText | None:
     (['B', 'H', 'L'], None)
     """
     plain = re.sub(r"^(?:of )?(?:shapes?|size)\s+(?=\S+\s+[x×X]\s)", "", text.strip(), flags=re.I).rstrip(".;")
-    found: tuple[AxisToken, ...] | None = None
+    axes: tuple[AxisToken, ...] | None = None
     if re.search(r"\s[x×]\s|×", plain) or re.fullmatch(r"\S+(?:\sX\s\S+)+", plain):
-        found = _parse_axes(re.split(r"\s+[x×X]\s+|×", plain))
+        axes = _parse_axes(re.split(r"\s+[x×X]\s+|×", plain))
     elif _RUN_TOGETHER.fullmatch(plain):
-        found = _parse_axes(plain.split("x"))
+        axes = _parse_axes(plain.split("x"))
     elif "," in plain:
         parts = _split(plain, r",")
-        known = all(is_axis_word(part) for part in parts if " " in part.strip() and part.strip()[0].isalpha())
-        found = _parse_axes(parts) if known else None
-        if found is not None and not all(_plausible(one) for one in found):
-            found = None
+        if all(is_axis_word(part) for part in parts if " " in part.strip() and part.strip()[0].isalpha()):
+            axes = _plausible(_parse_axes(parts))
     elif plain and not re.search(r"[=:]|[\w)]\s+\*\s+[\w(]", plain):  # one product isn't a shape: C = nh * hs
-        found = _einops(plain)
-        if found is not None and not all(_plausible(one) for one in found):
-            found = None
-    if found is None or len(found) < 2 or all(one.kind == "number" for one in found):
+        axes = _plausible(_einops(plain))
+    if axes is None or len(axes) < 2 or all(axis.kind == "number" for axis in axes):
         return None
     start = text.index(plain)
-    return ShapeText(found, plain, start, start + len(plain), bracketed=False)
+    return ShapeText(axes, plain, start, start + len(plain), bracketed=False)
 
 
 def find_bare_shapes(text: str) -> list[ShapeText]:
@@ -309,14 +285,16 @@ def find_bare_shapes(text: str) -> list[ShapeText]:
     """
     if len(text) > MAX_LENGTH:
         return []
-    found = []
-    for match in re.finditer(rf"(?<![\w(\[]){_NAME}(?:\s+[x×]\s+[\w*/+-]+)+", text):
-        documented = parse_bare_shape(match.group())
-        if documented is not None:
-            found.append(ShapeText(documented.axes, match.group(), match.start(), match.end(), bracketed=False))
-    return found
+    matches = re.finditer(rf"(?<![\w(\[]){_NAME}(?:\s+[x×]\s+[\w*/+-]+)+", text)
+    return [
+        ShapeText(shape.axes, match.group(), match.start(), match.end(), bracketed=False)
+        for match in matches
+        if (shape := parse_bare_shape(match.group())) is not None
+    ]
 
 
-def _plausible(one: AxisToken) -> bool:
-    """Return whether an axis of a list without brackets is likely meant as one."""
-    return all((len(name) <= 2 or is_axis_word(name) or "_" in name) and not is_english(name) for name in one.names)
+def _plausible(axes: tuple[AxisToken, ...] | None) -> tuple[AxisToken, ...] | None:
+    """Return the axes of a list without brackets, None if one of them is likely not meant as an axis."""
+    names = [name for axis in axes or () for name in axis.names]
+    likely = all((len(name) <= 2 or is_axis_word(name) or "_" in name) and name not in _ENGLISH for name in names)
+    return axes if likely else None

@@ -8,9 +8,11 @@ there is none, the name's usual meaning decides.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -80,19 +82,16 @@ def constrain(shapes: Sequence[ShapeText], occurrences: Occurrences, weight: flo
     Numbers of the author's own configuration, such as the 12 in `(B, 12, T)`, fit any size where the axis varies.
     """
     observed = tuple(tuple(tuple(options) for options in call) for call in occurrences)
-    return ShapeConstraint(tuple(_open_numbers(shape, observed) for shape in shapes), observed, weight)
-
-
-def _open_numbers(documented: ShapeText, observed: Sequence[Sequence[Sequence[Shape]]]) -> ShapeText:
-    shapes = [shape for call in observed for options in call for shape in options]
-    fitting = [shape for shape in shapes if len(shape) == len(documented.axes)]
-
-    def opened(place: int, axis: AxisToken) -> AxisToken:
-        if axis.kind != "number" or axis.text in ("0", "1"):
-            return axis
-        return axis if len({shape[place] for shape in fitting}) == 1 else AxisToken(axis.text, "any")
-
-    return replace(documented, axes=tuple(opened(place, axis) for place, axis in enumerate(documented.axes)))
+    every = {shape for call in observed for options in call for shape in options}
+    opened = []
+    for documented in shapes:
+        axes = list(documented.axes)
+        for place, axis in enumerate(axes):
+            sizes = {shape[place] for shape in every if len(shape) == len(axes)}
+            if axis.kind == "number" and axis.text not in ("0", "1") and len(sizes) != 1:
+                axes[place] = AxisToken(axis.text, "any")
+        opened.append(replace(documented, axes=tuple(axes)))
+    return ShapeConstraint(tuple(opened), observed, weight)
 
 
 def holds(constraint: ShapeConstraint, values: Mapping[str, Vector]) -> bool:
@@ -106,17 +105,15 @@ def holds(constraint: ShapeConstraint, values: Mapping[str, Vector]) -> bool:
 
 def fits(axes: Sequence[AxisToken], shape: Shape, values: Mapping[str, Vector], call: int) -> bool:
     """Return whether a shape is as documented where the names have their values of a call."""
-    variadic = [place for place, axis in enumerate(axes) if axis.kind == "variadic"]
-    if len(variadic) > 1:
+    variadic = sum(axis.kind == "variadic" for axis in axes)
+    if variadic > 1:
         return True
-    if len(axes) - len(variadic) > len(shape) or (not variadic and len(axes) != len(shape)):
+    if len(axes) - variadic > len(shape) or (not variadic and len(axes) != len(shape)):
         return False
     for place, axis in enumerate(axes):
-        at = _index_in_shape(axes, place, shape)
-        if axis.kind not in ("variadic", "any") and at is not None:
-            size = axis_size(axis, values, call)
-            if size is not None and shape[at] != size and not (axis.broadcast and shape[at] == 1):
-                return False
+        at, size = _index_in_shape(axes, place, shape), axis_size(axis, values, call)
+        if at is not None and size is not None and shape[at] != size and not (axis.broadcast and shape[at] == 1):
+            return False
     return True
 
 
@@ -159,54 +156,57 @@ class NameAssignment:
     from_code: frozenset[str] = frozenset()
     """The names that are integers of the code's own."""
 
-    def is_known(self, name: str, beyond: int = 0) -> bool:
-        """Return whether the code, the usual meaning, or more than `beyond` shapes that hold determine a name."""
-        return name in self.from_code or usual_meaning(name) is not None or self.supported.get(name, 0) > beyond
+    def is_known(self, name: str) -> bool:
+        """Return whether the code, the usual meaning, or a shape that holds determines a name."""
+        return name in self.from_code or usual_meaning(name) is not None or self.supported.get(name, 0) > 0
 
 
 def unify(constraints: Sequence[ShapeConstraint], calls: Sequence[FunctionCall]) -> NameAssignment:
     """Return what the names in a function's documented shapes stand for."""
-    names = list(dict.fromkeys(name for one in constraints for shape in one.shapes for name in shape.names))
+    shapes = [shape for constraint in constraints for shape in constraint.shapes]
+    names = dict.fromkeys(name for shape in shapes for name in shape.names)
     own = {name: tuple(call.integers.get(name) for call in calls) for name in names}
-    from_code = frozenset(name for name, vector in own.items() if any(number is not None for number in vector))
-    candidates = {name: _candidates(name, constraints, own[name], from_code) for name in names}
+    from_code = frozenset(name for name, vector in own.items() if _is_known(vector))
+    candidates = {name: _candidates(name, constraints, own[name]) for name in names}
     for name, vectors in _solve_sums(constraints, candidates).items():
-        new = [one for one in vectors if one not in candidates[name]]
+        new = [vector for vector in vectors if vector not in candidates[name]]
         candidates[name] = (candidates[name] + new)[:_MOST_CANDIDATES]
     usual = {
         symbol: tuple(call.numbers.get(symbol) for call in calls) for symbols in _SYMBOLS.values() for symbol in symbols
     }
     for name, options in candidates.items():
         meaning = usual_meaning(name)
-        symbols = _SYMBOLS[meaning] if meaning is not None and options else ()
-        options += [usual[one] for one in symbols if None not in usual[one] and usual[one] not in options]
-    best = _minimize({name: options for name, options in candidates.items() if options}, _Cost(constraints, own, usual))
-    supported: dict[str, int] = {}
-    for one in constraints:
-        if holds(one, best):
-            for name in {name for shape in one.shapes for name in shape.names}:
-                supported[name] = supported.get(name, 0) + 1
+        vectors = [usual[symbol] for symbol in _SYMBOLS[meaning]] if meaning is not None and options else []
+        options += [vector for vector in vectors if None not in vector and vector not in options]
+    possible = {name: options for name, options in candidates.items() if options}
+    best = _minimize(possible, functools.partial(_cost, constraints, own, usual))
+    holding = [constraint.shapes for constraint in constraints if holds(constraint, best)]
+    supported = Counter(name for shapes in holding for name in {name for shape in shapes for name in shape.names})
     return NameAssignment(best, supported, from_code)
 
 
-def _minimize(candidates: Mapping[str, Sequence[Vector]], cost: _Cost) -> dict[str, Vector]:
+def _is_known(vector: Vector) -> bool:
+    return any(number is not None for number in vector)
+
+
+def _minimize(
+    candidates: Mapping[str, Sequence[Vector]], cost: Callable[[Mapping[str, Vector]], float]
+) -> dict[str, Vector]:
     """Return the values of least cost: of all combinations, or, where these are many, of local changes."""
     best = {name: options[0] for name, options in candidates.items()}
     undecided = [name for name, options in candidates.items() if len(options) > 1]
     if math.prod(len(candidates[name]) for name in undecided) <= _MOST_COMBINATIONS:
-        combinations = itertools.product(*(candidates[name] for name in undecided))
-        return min(
-            (best | dict(zip(undecided, choice, strict=True)) for choice in combinations), key=cost, default=best
-        )
+        choices = itertools.product(*(candidates[name] for name in undecided))
+        return min((best | dict(zip(undecided, choice, strict=True)) for choice in choices), key=cost)
     least = cost(best)
     improved = True
     while improved:
         improved = False
         singles = [{name: option} for name in undecided for option in candidates[name]]
         swaps = [
-            {one: best[other], other: best[one]}
-            for one, other in itertools.combinations(undecided, 2)
-            if best[other] in candidates[one] and best[one] in candidates[other]
+            {name: best[other], other: best[name]}
+            for name, other in itertools.combinations(undecided, 2)
+            if best[other] in candidates[name] and best[name] in candidates[other]
         ]
         for change in (*singles, *swaps):
             changed = best | change
@@ -215,14 +215,15 @@ def _minimize(candidates: Mapping[str, Sequence[Vector]], cost: _Cost) -> dict[s
     return best
 
 
-def _candidates(
-    name: str, constraints: Sequence[ShapeConstraint], own: Vector, from_code: frozenset[str]
-) -> list[Vector]:
-    votes: list[tuple[Vector, float]] = [(own, 3.0)] if name in from_code else []
-    for one in constraints:
-        votes += [(vector, one.weight) for vector in _votes(name, one)]
+def _candidates(name: str, constraints: Sequence[ShapeConstraint], own: Vector) -> list[Vector]:
+    """Return the values that the code and the documented shapes give a name, those with the most support first."""
+    votes = [(own, 3.0)] if _is_known(own) else []
+    for constraint in constraints:
+        for place, axis in enumerate(constraint.sole.axes if constraint.sole is not None else ()):
+            if axis.kind == "name" and axis.text == name and _is_known(sizes := _sizes(constraint, place)):
+                votes.append((sizes, constraint.weight))
     merged: list[tuple[Vector, float]] = []
-    for vector, weight in sorted(votes, key=lambda vote: sum(number is None for number in vote[0])):
+    for vector, weight in sorted(votes, key=lambda vote: vote[0].count(None)):
         for place, (other, sum_) in enumerate(merged):
             if _agree(vector, other):
                 both = tuple(a if a is not None else b for a, b in zip(other, vector, strict=True))
@@ -230,7 +231,7 @@ def _candidates(
                 break
         else:
             merged.append((vector, weight))
-    merged.sort(key=lambda one: -one[1])
+    merged.sort(key=lambda vote: -vote[1])
     return [vector for vector, _ in merged[:_MOST_CANDIDATES]]
 
 
@@ -238,19 +239,17 @@ def _solve_sums(
     constraints: Sequence[ShapeConstraint], candidates: Mapping[str, Sequence[Vector]]
 ) -> dict[str, list[Vector]]:
     """Return the values that sums, such as `P+T`, give for one of their names where the other's is known."""
-    found: dict[str, list[Vector]] = {}
-    for one in constraints:
-        axes = one.sole.axes if one.sole is not None else ()
-        for place, axis in enumerate(axes):
+    vectors: dict[str, list[Vector]] = {}
+    for constraint in constraints:
+        for place, axis in enumerate(constraint.sole.axes if constraint.sole is not None else ()):
             match axis.tree:
                 case ast.BinOp(left=ast.Name(id=left), op=ast.Add(), right=ast.Name(id=right)):
-                    sums = tuple(_size_in_call(axes, place, call) for call in one.observed)
                     for name, other in ((left, right), (right, left)):
                         for known in candidates[other][:1]:
-                            pairs = zip(sums, known, strict=True)
+                            pairs = zip(_sizes(constraint, place), known, strict=True)
                             rest = tuple(a - b if a is not None and b is not None else None for a, b in pairs)
-                            found.setdefault(name, []).append(rest)
-    return found
+                            vectors.setdefault(name, []).append(rest)
+    return vectors
 
 
 def _agree(one: Vector, other: Vector) -> bool:
@@ -258,50 +257,40 @@ def _agree(one: Vector, other: Vector) -> bool:
     return bool(pairs) and all(a == b for a, b in pairs)
 
 
-def _votes(name: str, constraint: ShapeConstraint) -> list[Vector]:
-    """Return the values that a documented shape gives a name, by each of its axes that is just this name."""
+def _sizes(constraint: ShapeConstraint, place: int) -> Vector:
+    """Return, by call, the size of an axis of the sole documented shape, None if it isn't the same throughout."""
     axes = constraint.sole.axes if constraint.sole is not None else ()
-    found = []
-    for place, axis in enumerate(axes):
-        if axis.kind == "name" and axis.text == name:
-            sizes = tuple(_size_in_call(axes, place, call) for call in constraint.observed)
-            if any(size is not None for size in sizes):
-                found.append(sizes)
-    return found
+    vector: list[int | None] = []
+    for call in constraint.observed:
+        indices = [(_index_in_shape(axes, place, options[0]), options[0]) for options in call]
+        sizes = {shape[at] if at is not None else None for at, shape in indices}
+        vector.append(sizes.pop() if len(sizes) == 1 else None)
+    return tuple(vector)
 
 
-def _size_in_call(axes: Sequence[AxisToken], place: int, call: Sequence[Sequence[Shape]]) -> int | None:
-    """Return the size of a documented axis in a call, None if it isn't the same throughout."""
-    sizes = set()
-    for options in call:
-        at = _index_in_shape(axes, place, options[0])
-        sizes.add(options[0][at] if at is not None else None)
-    return sizes.pop() if len(sizes) == 1 else None
+def _cost(
+    constraints: Sequence[ShapeConstraint],
+    own: Mapping[str, Vector],
+    usual: Mapping[str, Vector],
+    values: Mapping[str, Vector],
+) -> float:
+    """Return the cost of giving the names certain values."""
+    cost = sum(constraint.weight for constraint in constraints if not holds(constraint, values))
+    for name, vector in values.items():
+        if _is_known(own[name]) and not _agree(vector, own[name]):
+            cost += _NOT_FROM_CODE
+        cost += _UNUSUAL * _is_unusual(name, vector, usual)
+    for constraint in constraints:
+        for a, b in itertools.combinations(sorted(set(constraint.shapes[0].names)), 2):
+            cost += _EQUAL * (a in values and b in values and _agree(values[a], values[b]))
+    return cost
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """The cost of giving the names certain values."""
+def _is_unusual(name: str, vector: Vector, usual: Mapping[str, Vector]) -> bool:
+    """Return whether a name stands for what another name usually means, and not for its own meaning."""
+    meaning = usual_meaning(name)
 
-    constraints: Sequence[ShapeConstraint]
-    own: Mapping[str, Vector]
-    usual: Mapping[str, Vector]
+    def is_one_of(symbols: Sequence[str]) -> bool:
+        return any(_agree(vector, usual[symbol]) for symbol in symbols)
 
-    def __call__(self, values: Mapping[str, Vector]) -> float:
-        cost = sum(one.weight for one in self.constraints if not holds(one, values))
-        for name, vector in values.items():
-            if any(number is not None for number in self.own[name]) and not _agree(vector, self.own[name]):
-                cost += _NOT_FROM_CODE
-            cost += _UNUSUAL * self._is_unusual(name, vector)
-        for one in self.constraints:
-            for a, b in itertools.combinations(sorted(set(one.shapes[0].names)), 2):
-                cost += _EQUAL * (a in values and b in values and _agree(values[a], values[b]))
-        return cost
-
-    def _is_unusual(self, name: str, vector: Vector) -> bool:
-        """Return whether a name stands for what another name usually means, and not for its own meaning."""
-        meaning = usual_meaning(name)
-        if meaning is None or any(_agree(vector, self.usual[symbol]) for symbol in _SYMBOLS[meaning]):
-            return False
-        others = (symbol for other, symbols in _SYMBOLS.items() if other != meaning for symbol in symbols)
-        return any(_agree(vector, self.usual[symbol]) for symbol in others)
+    return meaning is not None and not is_one_of(_SYMBOLS[meaning]) and any(map(is_one_of, _SYMBOLS.values()))

@@ -26,7 +26,7 @@ Match = tuple[OutlineStep | None, OutlineStep | None]
 """An old step and the new one that corresponds to it; None if there is none."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Alignment:
     """The steps of both sides in one order, and the new counterparts of old steps and inputs."""
 
@@ -34,9 +34,16 @@ class Alignment:
     steps: tuple[Match, ...] = ()
     moved: frozenset[int] = frozenset()
     """The new numbers of the steps that moved."""
-    to_new: dict[int, int] = field(default_factory=dict)
+    to_new: Mapping[int, int] = field(default_factory=dict)
     """The new number of each old step that is still there."""
-    inputs_to_new: dict[str, str] = field(default_factory=dict)
+    inputs_to_new: Mapping[str, str] = field(default_factory=dict)
+
+    def on_new_side(self, old: Reference) -> Reference | None:
+        """Return an old reference as the new side's; None if its step is gone."""
+        if old.step is not None:
+            step = self.to_new.get(old.step)
+            return Reference(step=step, output=old.output) if step is not None else None
+        return Reference(input=self.inputs_to_new.get(old.input, old.input)) if old.input is not None else old
 
 
 def align(old: Outline, new: Outline) -> Alignment:
@@ -45,81 +52,42 @@ def align(old: Outline, new: Outline) -> Alignment:
     Steps are aligned first by what they are, then again by their neighbours in the data flow too, until nothing
     changes. The inner steps of a composite are aligned with those of its counterpart.
     """
-    old_inputs, new_inputs = ([_Features(one, one.expression) for one in side.inputs] for side in (old, new))
-    similarity = _Similarity(old_inputs, new_inputs)
-    ordered = list(_in_order(old_inputs, new_inputs, lambda one, other: similarity.score(one, other, 0.0)))
-    inputs = tuple(_with_moved(ordered, set()))
+    sides = [_Side(_Features(step, step.expression) for step in side.inputs) for side in (old, new)]
+    inputs = _aligned(sides, Alignment()).steps
     names = {a.outputs[0].name or "": b.outputs[0].name or "" for a, b in inputs if a is not None and b is not None}
-    sides = _Side(old), _Side(new)
-    similarity = _Similarity(sides[0].steps, sides[1].steps)
+    sides = [_Side(_Features(step, side.own_text(step)) for step in side.steps) for side in (old, new)]
     best = Alignment(inputs, inputs_to_new=names)
     for _ in range(_ROUNDS):
-        before = best.to_new
-        neighbours = _Neighbours(*sides, before, names)
-
-        def score(one: _Features, other: _Features, neighbours: _Neighbours = neighbours) -> float:
-            return similarity.score(one, other, neighbours.share(one.step, other.step))
-
-        best = _aligned(*sides, Alignment(inputs, inputs_to_new=names), score)
-        if best.to_new == before:
+        before, best = best, _aligned(sides, best)
+        if best.to_new == before.to_new:
             break
     return best
 
 
-# how similar two steps are
-
-
-@dataclass(frozen=True)
 class _Features:
-    """A step and the features that it is compared by, computed once."""
-
-    step: OutlineStep
-    own_text: str
-    """Its expression without its operands."""
-
-    @cached_property
-    def base(self) -> str:
-        """The operation, without the underscore of its in-place variant."""
-        return base_name(self.step.operation)
-
-    @cached_property
-    def names(self) -> tuple[str | None, ...]:
-        return tuple(output.name for output in self.step.outputs)
+    def __init__(self, step: OutlineStep, own_text: str) -> None:
+        """`own_text` is the step's expression without its operands."""
+        self.step, self.own_text = step, own_text
+        self.base = base_name(step.operation)
+        self.names = tuple(output.name for output in step.outputs)
+        self.signatures = tuple(output.signature for output in step.outputs)
+        # the name that the expression begins with, such as a module's
+        self.first_name = match[0] if (match := _WORD.match(own_text)) else ""
+        # equal for steps that weren't edited
+        self.key = (step.operation, own_text, self.names, self.signatures, len(step.uses))
+        # doesn't depend on the steps' positions
+        self.order = (step.expression, step.operation, *(name or "" for name in self.names), *self.signatures)
 
     @cached_property
-    def signatures(self) -> tuple[str, ...]:
-        return tuple(output.signature for output in self.step.outputs)
+    def tokens(self) -> Counter[str]:
+        return Counter(_TOKEN.findall(self.own_text))
 
     @cached_property
-    def tokens(self) -> tuple[str, ...]:
-        return tuple(_TOKEN.findall(self.own_text))
-
-    @cached_property
-    def token_counts(self) -> Counter[str]:
-        return Counter(self.tokens)
-
-    @cached_property
-    def skeleton(self) -> tuple[str, ...]:
+    def skeleton(self) -> list[str]:
         """The tokens with `_` in place of names, except the names of functions."""
-        following = (*self.tokens[1:], "")
-        pairs = zip(self.tokens, following, strict=False)
-        return tuple("_" if _WORD.fullmatch(one) and next_ != "(" else one for one, next_ in pairs)
-
-    @cached_property
-    def first_name(self) -> str:
-        """The name that the expression begins with, such as a module's."""
-        found = _WORD.match(self.own_text)
-        return found[0] if found else ""
-
-    @cached_property
-    def key(self) -> tuple[object, ...]:
-        """Equal for steps that weren't edited."""
-        return (self.step.operation, self.own_text, self.names, self.signatures, len(self.step.uses))
-
-    @cached_property
-    def order(self) -> tuple[str, ...]:
-        """An order that doesn't depend on the steps' positions."""
-        return (self.step.expression, self.step.operation, *(name or "" for name in self.names), *self.signatures)
+        tokens = _TOKEN.findall(self.own_text)
+        pairs = zip(tokens, [*tokens[1:], ""], strict=False)
+        return ["_" if _WORD.fullmatch(token) and following != "(" else token for token, following in pairs]
 
 
 _FeaturesMatch = tuple[_Features | None, _Features | None]
@@ -128,27 +96,44 @@ _SAMENESS: tuple[Callable[[_Features], object], ...] = (lambda one: one.key, lam
 """The keys by which very many steps are aligned first: unedited ones, then those of one kind."""
 
 
+class _Side:
+    """One outline's steps by the composite that they lie in, and the steps that read each."""
+
+    def __init__(self, steps: Iterable[_Features]) -> None:
+        self.steps = list(steps)
+        self.inner: dict[int | None, list[_Features]] = {}
+        self.readers: dict[int, list[int]] = {}
+        for features in self.steps:
+            self.inner.setdefault(features.step.parent, []).append(features)
+            for reference in features.step.uses:
+                if reference.step is not None:
+                    self.readers.setdefault(reference.step, []).append(features.step.index)
+
+    def all_inside(self, parent: int) -> Iterator[OutlineStep]:
+        for features in self.inner.get(parent, []):
+            yield features.step
+            yield from self.all_inside(features.step.index)
+
+
 class _Similarity:
-    """Scores how similar the steps of two outlines are."""
+    """Scores how similar the steps of two outlines are, with their neighbours as an alignment has them."""
 
-    def __init__(self, old: Iterable[_Features], new: Iterable[_Features]) -> None:
-        before, after = list(old), list(new)
-        self._names = {name for one in before for name in one.names} & {name for one in after for name in one.names}
-        self._first_names = {one.first_name for one in before} & {one.first_name for one in after}
+    def __init__(self, old: _Side, new: _Side, alignment: Alignment) -> None:
+        self._old, self._new, self._alignment = old, new, alignment
+        old_names, new_names = ({name for step in side.steps for name in step.names} for side in (old, new))
+        self._names = old_names & new_names - {None}
+        old_words, new_words = ({step.first_name for step in side.steps} for side in (old, new))
+        self._first_names = old_words & new_words - {""}
 
-    def score(self, old: _Features, new: _Features, neighbours: float) -> float:
-        """Return how similar two steps are; 0 if they don't correspond.
-
-        Args:
-            old: The old step.
-            new: The new step.
-            neighbours: The share of their neighbours in the data flow that correspond, from 0 to 1.
-        """
+    def score(self, old: _Features, new: _Features) -> float:
+        """Return how similar two steps are; 0 if they don't correspond."""
         same_names = old.names == new.names and any(old.names)
         same_signatures = old.signatures == new.signatures
-        common = _common_tokens(old, new)
-        if self._have_other_names(old.names, new.names):
+        # both sides have all of these names, so that neither was renamed
+        if old.names != new.names and old.names and new.names and self._names >= {*old.names, *new.names}:
             return 0.0
+        shared, tokens = (old.tokens & new.tokens).total(), old.tokens.total() + new.tokens.total()
+        common = 1.0 if old.own_text == new.own_text else 2 * shared / max(1, tokens)
         if old.base == new.base:
             if not (same_names or same_signatures or common >= _EDITED):
                 return 0.0
@@ -157,90 +142,49 @@ class _Similarity:
             if not (same_names or same_signatures):
                 return 0.0
             operation = 2.5
-        else:
+        elif same_names and same_signatures:
             # code reuses a name for different things, so its signature must agree too
-            if not (same_names and same_signatures):
-                return 0.0
             operation = 0.0
-        if old.first_name != new.first_name and {old.first_name, new.first_name} <= self._first_names - {""}:
+        else:
+            return 0.0
+        if old.first_name != new.first_name and {old.first_name, new.first_name} <= self._first_names:
             operation -= 3.0
         # the whole expression tells chains of equal calls apart
         same_expression = old.step.expression == new.step.expression
-        skeleton = 1.5 if old.skeleton == new.skeleton else 0.0
-        text = max(2.0 * common, skeleton) + 1.5 * same_expression
+        text = max(2.0 * common, 1.5 * (old.skeleton == new.skeleton)) + 1.5 * same_expression
+        neighbours = self._neighbours(old.step, new.step)
         return max(operation + 3.0 * same_names + 2.0 * same_signatures + text + 3.0 * neighbours, 0.0)
 
-    def _have_other_names(self, old: tuple[str | None, ...], new: tuple[str | None, ...]) -> bool:
-        """Return whether the outputs' names differ and both sides have all of them: then neither was renamed."""
-        return old != new and bool(old) and bool(new) and self._names - {None} >= {*old, *new}
-
-
-def _common_tokens(old: _Features, new: _Features) -> float:
-    if old.own_text == new.own_text:
-        return 1.0
-    shared = sum((old.token_counts & new.token_counts).values())
-    return 2 * shared / max(1, len(old.tokens) + len(new.tokens))
-
-
-class _Side:
-    """One outline's steps by the composite that they lie in, and the steps that read each."""
-
-    def __init__(self, outline: Outline) -> None:
-        self.steps: list[_Features] = []
-        self.inner: dict[int | None, list[_Features]] = {}
-        self.readers: dict[int, list[int]] = {}
-        for step in outline.steps:
-            self.steps.append(_Features(step, outline.own_text(step)))
-            self.inner.setdefault(step.parent, []).append(self.steps[-1])
-            for reference in step.uses:
-                if reference.step is not None:
-                    self.readers.setdefault(reference.step, []).append(step.index)
-
-    def all_inside(self, parent: int) -> Iterator[OutlineStep]:
-        for features in self.inner.get(parent, []):
-            yield features.step
-            yield from self.all_inside(features.step.index)
-
-
-class _Neighbours:
-    """Compares two steps' operands and readers through an alignment."""
-
-    def __init__(self, old: _Side, new: _Side, to_new: Mapping[int, int], inputs: Mapping[str, str]) -> None:
-        self._old, self._new = old, new
-        self._to_new, self._inputs = to_new, inputs
-
-    def share(self, old: OutlineStep, new: OutlineStep) -> float:
+    def _neighbours(self, old: OutlineStep, new: OutlineStep) -> float:
         """Return the share of neighbours that correspond, from 0 to 1; operands count twice as much as readers."""
-        operands = _shared([self._on_new_side(one) for one in old.uses], list(new.uses))
-        readers = [self._to_new.get(one) for one in self._old.readers.get(old.index, ())]
-        return (2 * operands + _shared(readers, self._new.readers.get(new.index, ()))) / 3
-
-    def _on_new_side(self, reference: Reference) -> Reference | None:
-        if reference.step is None:
-            name = self._inputs.get(reference.input or "")
-            return Reference(input=name) if name is not None else None
-        step = self._to_new.get(reference.step)
-        return Reference(step=step, output=reference.output) if step is not None else None
+        alignment = self._alignment
+        operands = [
+            alignment.on_new_side(use) if use.input is None or use.input in alignment.inputs_to_new else None
+            for use in old.uses
+        ]
+        readers = [alignment.to_new.get(reader) for reader in self._old.readers.get(old.index, ())]
+        return (2 * _shared(operands, new.uses) + _shared(readers, self._new.readers.get(new.index, ()))) / 3
 
 
 def _shared(old: Sequence[object], new: Sequence[object]) -> float:
-    common = Counter(one for one in old if one is not None) & Counter(new)
-    return sum(common.values()) / max(1, len(old), len(new))
+    common = Counter(neighbour for neighbour in old if neighbour is not None) & Counter(new)
+    return common.total() / max(1, len(old), len(new))
 
 
-# the alignment
-
-
-def _aligned(old: _Side, new: _Side, into: Alignment, score: _Score) -> Alignment:
-    moved: set[int] = set()
+def _aligned(sides: Sequence[_Side], before: Alignment) -> Alignment:
+    """Return the alignment of the best score, where `before` says which neighbours correspond."""
+    old, new = sides
+    score = _Similarity(old, new, before).score
     rows: list[Match] = []
+    moved: set[int] = set()
+    to_new: dict[int, int] = {}
 
     def align_inside(old_parent: int | None, new_parent: int | None) -> None:
-        before, after = old.inner.get(old_parent, []), new.inner.get(new_parent, [])
-        for one, other in _with_moved(list(_in_order(before, after, score)), moved):
+        matches = list(_in_order(old.inner.get(old_parent, []), new.inner.get(new_parent, []), score))
+        for one, other in _with_moved(matches, moved):
             rows.append((one, other))
             if one is not None and other is not None:
-                into.to_new[one.index] = other.index
+                to_new[one.index] = other.index
                 align_inside(one.index, other.index)
             elif one is not None:
                 rows.extend((inner, None) for inner in old.all_inside(one.index))
@@ -249,25 +193,25 @@ def _aligned(old: _Side, new: _Side, into: Alignment, score: _Score) -> Alignmen
 
     # this ends, since an outline numbers a composite before its inner steps
     align_inside(None, None)
-    into.steps, into.moved = tuple(rows), frozenset(moved)
-    return into
+    return Alignment(before.inputs, tuple(rows), frozenset(moved), to_new, before.inputs_to_new)
 
 
 def _with_moved(matches: list[_FeaturesMatch], moved: set[int]) -> Iterator[Match]:
     """Yield the matches, with each removed step moved to the added step that is identical."""
-    removed: dict[object, list[int]] = {}
-    for place, (one, other) in enumerate(matches):
+    removed: dict[object, list[_Features]] = {}
+    for one, other in matches:
         if one is not None and other is None:
-            removed.setdefault((one.key, one.step.expression), []).append(place)
-    origin: dict[int, int] = {}
-    for place, (one, other) in enumerate(matches):
-        if one is None and other is not None and (places := removed.get((other.key, other.step.expression))):
-            origin[place] = places.pop(0)
+            removed.setdefault((one.key, one.step.expression), []).append(one)
+    gone: set[_Features] = set()
+    rows: list[_FeaturesMatch] = []
+    for one, other in matches:
+        if one is None and other is not None and (steps := removed.get((other.key, other.step.expression))):
+            one = steps.pop(0)
+            gone.add(one)
             moved.add(other.step.index)
-    gone = set(origin.values())
-    for place, (one, other) in enumerate(matches):
-        one = matches[origin[place]][0] if place in origin else one
-        if place not in gone:
+        rows.append((one, other))
+    for one, other in rows:
+        if other is not None or one not in gone:
             yield one.step if one is not None else None, other.step if other is not None else None
 
 
@@ -285,10 +229,7 @@ def _in_order(old: Sequence[_Features], new: Sequence[_Features], score: _Score)
 
 
 def _between(
-    old: Sequence[_Features],
-    new: Sequence[_Features],
-    score: _Score,
-    keys: Sequence[Callable[[_Features], object]],
+    old: Sequence[_Features], new: Sequence[_Features], score: _Score, keys: Sequence[Callable[[_Features], object]]
 ) -> Iterator[_FeaturesMatch]:
     if len(old) * len(new) <= _MOST_PAIRS:
         yield from _best(old, new, score)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import starmap, zip_longest
 
 from attnshape.comparison.align import Alignment, Match, align
 from attnshape.comparison.outline import UNEXPLAINED, Outline
@@ -36,47 +37,38 @@ _TOKEN = re.compile(r"\w+|\S")
 
 
 class Renames:
-    """The one-to-one renames between two outlines."""
+    """The one-to-one renames that aligned steps show.
 
-    def __init__(self, pairs: Sequence[tuple[str, str]], words: Mapping[str, str]) -> None:
-        self._pairs = pairs
-        self._words = words
+    A word was renamed if only the old side has it, only the new side has the word in its place, and the two always
+    replace each other.
+    """
 
-    @staticmethod
-    def between(old: Outline, new: Outline, matches: Sequence[Match]) -> Renames:
-        """Return the renames that aligned steps show.
-
-        A word was renamed if only the old side has it, only the new side has the word in its place, and the two
-        always replace each other.
-        """
-        old_words, new_words = set(_words_of(old)), set(_words_of(new))
-        forward: dict[str, set[str]] = {}
-        backward: dict[str, set[str]] = {}
+    def __init__(self, old: Outline, new: Outline, matches: Sequence[Match]) -> None:
+        steps = [(one, other) for one, other in matches if one is not None and other is not None]
+        same_count = [pair for pair in steps if len(pair[0].outputs) == len(pair[1].outputs)]
+        outputs = [pair for one, other in same_count for pair in zip(one.outputs, other.outputs, strict=True)]
+        names = [(a.name, b.name) for a, b in outputs if a.name is not None and b.name is not None]
+        texts = [(one.expression, other.expression) for one, other in steps if one.operation == other.operation]
+        # calling another function does something else
         called = _called_operations(old) | _called_operations(new)
-        for one, other in _corresponding_words(matches):
-            # calling another function does something else
-            if one != other and not {one, other} & called:
-                forward.setdefault(one, set()).add(other)
-                backward.setdefault(other, set()).add(one)
-        words = {
-            one: other
-            for one, others in forward.items()
-            for other in others
-            if len(others) == len(backward[other]) == 1 and one not in new_words and other not in old_words
+        pairs = dict.fromkeys(pair for text in (*names, *texts) for pair in _words_in_same_places(*text))
+        replaced = [pair for pair in pairs if pair[0] != pair[1] and not called & set(pair)]
+        olds, news = Counter(word for word, _ in replaced), Counter(word for _, word in replaced)
+        old_words, new_words = set(_words_of(old)), set(_words_of(new))
+        self._words = {
+            word: other
+            for word, other in replaced
+            if olds[word] == news[other] == 1 and word not in new_words and other not in old_words
         }
-        names = [(one, other) for one, other in _corresponding_names(matches) if one != other]
-        listed = {word for pair in names for text in pair for word in _WORD.findall(text)}
-        others = [pair for pair in words.items() if not listed & set(pair)]
-        return Renames(list(dict.fromkeys([*names, *others])), words)
-
-    @property
-    def listed(self) -> tuple[Rename, ...]:
+        renamed = [pair for pair in names if pair[0] != pair[1]]
+        listed = {word for pair in renamed for text in pair for word in _WORD.findall(text)}
+        others = [pair for pair in self._words.items() if not listed & set(pair)]
+        self.listed = tuple(Rename(*pair) for pair in dict.fromkeys([*renamed, *others]))
         """Each rename once, in order of appearance."""
-        return tuple(Rename(one, other) for one, other in self._pairs)
 
     def same_text(self, old: str, new: str) -> bool:
         """Return whether two texts are equal apart from renames and whitespace."""
-        return [self._words.get(one, one) for one in _TOKEN.findall(old)] == _TOKEN.findall(new)
+        return [self._words.get(token, token) for token in _TOKEN.findall(old)] == _TOKEN.findall(new)
 
 
 def _called_operations(outline: Outline) -> set[str]:
@@ -85,29 +77,13 @@ def _called_operations(outline: Outline) -> set[str]:
     return {word for step in outline.steps for word in _CALLED.findall(step.expression) if word in operations}
 
 
-def _corresponding_names(matches: Sequence[Match]) -> Iterator[tuple[str, str]]:
-    for old, new in matches:
-        if old is not None and new is not None and len(old.outputs) == len(new.outputs):
-            for one, other in zip(old.outputs, new.outputs, strict=True):
-                if one.name is not None and other.name is not None:
-                    yield one.name, other.name
-
-
-def _corresponding_words(matches: Sequence[Match]) -> Iterator[tuple[str, str]]:
-    for one, other in _corresponding_names(matches):
-        yield from _words_in_same_places(one, other)
-    for old, new in matches:
-        if old is not None and new is not None and old.operation == new.operation:
-            yield from _words_in_same_places(old.expression, new.expression)
-
-
-def _words_in_same_places(old: str, new: str) -> Iterator[tuple[str, str]]:
-    """Yield the words in the same places of two texts that are equal apart from their words."""
+def _words_in_same_places(old: str, new: str) -> list[tuple[str, str]]:
+    """Return the words in the same places of two texts that are equal apart from their words."""
     before, after = _TOKEN.findall(old), _TOKEN.findall(new)
-    if len(before) == len(after):
-        pairs = list(zip(before, after, strict=True))
-        if all(one == other or (_WORD.fullmatch(one) and _WORD.fullmatch(other)) for one, other in pairs):
-            yield from (pair for pair in pairs if _WORD.fullmatch(pair[0]) and not _CONSTANTS & set(pair))
+    pairs = list(zip(before, after, strict=False))
+    if len(before) != len(after) or not all(a == b or (_WORD.fullmatch(a) and _WORD.fullmatch(b)) for a, b in pairs):
+        return []
+    return [pair for pair in pairs if _WORD.fullmatch(pair[0]) and not _CONSTANTS & set(pair)]
 
 
 def _words_of(outline: Outline) -> Iterator[str]:
@@ -115,73 +91,6 @@ def _words_of(outline: Outline) -> Iterator[str]:
         yield from _WORD.findall(step.expression)
         for output in step.outputs:
             yield from _WORD.findall(output.name or "")
-
-
-Origin = tuple[str, object, int]
-
-
-class Origins:
-    """Traces references of both sides back to tensors that both sides have.
-
-    An inserted step passes on what it reads: a view of its result counts as a view of the tensor that it read.
-    """
-
-    def __init__(self, old: Outline, new: Outline, alignment: Alignment) -> None:
-        self._alignment = alignment
-        self._old, self._new = ({step.index: step for step in side.steps} for side in (old, new))
-        self._kept = {index: index for index in alignment.to_new.values()}
-        old_parameters, new_parameters = _parameters(old), _parameters(new)
-        self._only_old = old_parameters - new_parameters
-        self._only_new = new_parameters - old_parameters
-
-    def same(self, old: Reference | None, new: Reference | None) -> bool:
-        """Return whether two references mean the same tensor, or one computed from it by a step of one side only."""
-        if old is None or new is None:
-            return old is new
-        if old.parameter is not None and new.parameter is not None:
-            renamed = old.parameter in self._only_old and new.parameter in self._only_new
-            return old.parameter == new.parameter or renamed
-        old_origins, new_origins = self._origins(old, new)
-        return bool(old_origins & new_origins) or old_origins == new_origins
-
-    def fully_same(self, old: Reference, new: Reference) -> bool:
-        """Return whether two references have all their origins in common: a sum isn't one of its terms."""
-        old_origins, new_origins = self._origins(old, new)
-        return old_origins == new_origins
-
-    def _origins(self, old: Reference, new: Reference) -> tuple[set[Origin], set[Origin]]:
-        alignment = self._alignment
-        return (
-            set(_trace_back(old, self._old, alignment.to_new, alignment.inputs_to_new, set())),
-            set(_trace_back(new, self._new, self._kept, {}, set())),
-        )
-
-
-def _trace_back(
-    reference: Reference,
-    steps: Mapping[int, OutlineStep],
-    to_new: Mapping[int, int],
-    inputs_to_new: Mapping[str, str],
-    visited: set[int],
-) -> Iterator[Origin]:
-    """Yield the inputs, parameters and outputs of common steps that a reference comes from, as the new side's."""
-    index = reference.step
-    if index is None:
-        if reference.input is not None:
-            yield "input", inputs_to_new.get(reference.input, reference.input), 0
-        else:
-            yield ("parameter", reference.parameter, 0) if reference.parameter is not None else ("constant", "", 0)
-    elif index in to_new:
-        yield "step", to_new[index], reference.output
-    elif index in steps and index not in visited:
-        visited.add(index)
-        for operand in steps[index].uses:
-            yield from _trace_back(operand, steps, to_new, inputs_to_new, visited)
-
-
-def _parameters(outline: Outline) -> set[str]:
-    outputs = (output for step in (*outline.inputs, *outline.steps) for output in step.outputs)
-    return {one.of.parameter for one in outputs if one.of is not None and one.of.parameter is not None}
 
 
 Sizes = Mapping[str, int]
@@ -205,19 +114,19 @@ def compare(old: Outline, new: Outline) -> Difference:
     comparison = _Comparison(old, new, alignment)
     inputs = tuple(map(comparison.step_change, alignment.inputs))
     steps = tuple(map(comparison.step_change, alignment.steps))
-    sizes = [SizeChange(one, old.sizes.get(one), new.sizes.get(one)) for one in {**new.sizes, **old.sizes}]
-    sizes = [one for one in sizes if one.old != one.new]
-    found: set[Kind] = {kind for one in (*inputs, *steps) for kind in one.kinds}
+    sizes = [SizeChange(symbol, old.sizes.get(symbol), new.sizes.get(symbol)) for symbol in {**new.sizes, **old.sizes}]
+    sizes = [size for size in sizes if size.old != size.new]
+    kinds: set[Kind] = {kind for change in (*inputs, *steps) for kind in change.kinds}
     # a symbol that only one side has belongs to an input or an axis of that side, where it is counted
-    if any(one.old is not None and one.new is not None for one in sizes):
-        found.add("size")
+    if any(size.old is not None and size.new is not None for size in sizes):
+        kinds.add("size")
     results = _result_changes(old, new, alignment)
     if results or not comparison.renames.same_text(old.failure or "", new.failure or ""):
-        found.add("steps")
+        kinds.add("steps")
     return Difference(
         old=Side(old.target, old.totals, old.sizes, old.failure),
         new=Side(new.target, new.totals, new.sizes, new.failure),
-        kinds=tuple(kind for kind in KINDS if kind in found),
+        kinds=tuple(kind for kind in KINDS if kind in kinds),
         sizes=tuple(sizes),
         renamed=comparison.renames.listed,
         inputs=inputs,
@@ -227,13 +136,18 @@ def compare(old: Outline, new: Outline) -> Difference:
 
 
 class _Comparison:
-    """Compares the aligned steps of two outlines."""
+    """Compares the aligned steps of two outlines.
+
+    References of both sides are traced back to their origins: tensors that both sides have. An inserted step passes on
+    what it reads: a view of its result counts as a view of the tensor that it read.
+    """
 
     def __init__(self, old: Outline, new: Outline, alignment: Alignment) -> None:
-        self._old, self._new = old, new
-        self._alignment = alignment
-        self._origins = Origins(old, new, alignment)
-        self.renames = Renames.between(old, new, (*alignment.inputs, *alignment.steps))
+        self._old, self._new, self._alignment = old, new, alignment
+        self._old_steps, self._new_steps = ({step.index: step for step in side.steps} for side in (old, new))
+        self._kept = set(alignment.to_new.values())
+        self._old_parameters, self._new_parameters = _parameters(old), _parameters(new)
+        self.renames = Renames(old, new, (*alignment.inputs, *alignment.steps))
 
     def step_change(self, match: Match) -> StepChange:
         """Return the difference of two steps that belong together."""
@@ -241,46 +155,87 @@ class _Comparison:
         if old is None or new is None:
             return StepChange(old=old, new=new, kinds=("steps",))
         facts = self._step_facts(old, new)
-        sizes = self._old.sizes, self._new.sizes
         outputs = tuple(
-            OutputChange(one, other, changed_facts(one, other, self._origins, sizes))
-            if one is not None and other is not None
-            else OutputChange(one, other)
-            for one, other in zip_longest(old.outputs, new.outputs)
+            OutputChange(a, b, self._changed_facts(a, b) if a is not None and b is not None else ())
+            for a, b in zip_longest(old.outputs, new.outputs)
         )
-        found = {kind for output in outputs for kind in kinds_of(output.changed)}
+        kinds = {kind for output in outputs for kind in kinds_of(output.changed)}
         if set(facts) - {"expression", "operands"}:
-            found.add("steps")
-        kinds = tuple(kind for kind in KINDS if kind in found)
-        return StepChange(old=old, new=new, changed=facts, outputs=outputs, kinds=kinds)
+            kinds.add("steps")
+        ordered = tuple(kind for kind in KINDS if kind in kinds)
+        return StepChange(old=old, new=new, changed=facts, outputs=outputs, kinds=ordered)
 
     def _step_facts(self, old: OutlineStep, new: OutlineStep) -> tuple[StepFact, ...]:
         old_text, new_text = self._old.own_text(old), self._new.own_text(new)
         rewritten = not self.renames.same_text(old_text, new_text)
-        same_uses = self._same_uses(old, new)
-        found: dict[StepFact, bool] = {
+        uses = list(zip(old.uses, new.uses, strict=False))
+        same_uses = len(old.uses) == len(new.uses) and all(self._same(a, b) for a, b in uses)
+        # under another text, it reads only some of what was combined, or the other way round: a sum isn't its terms
+        reads_part = same_uses and any(a != b for a, b in starmap(self._origins, uses))
+        facts: dict[StepFact, bool] = {
             "operation": old.operation != new.operation,
             "expression": rewritten,
             "numbers": rewritten
             and self.renames.same_text(_NUMBER.sub("0", old_text), _NUMBER.sub("0", new_text))
             and _other_numbers(old, old_text, new, new_text),
             "uses": not same_uses,
-            "operands": same_uses and self._reads_part(old, new),
+            "operands": reads_part and not self.renames.same_text(old.expression, new.expression),
             "loops": [loop.expression for loop in old.loops] != [loop.expression for loop in new.loops],
             "moved": new.index in self._alignment.moved,
             "outputs": len(old.outputs) != len(new.outputs),
         }
-        return tuple(fact for fact, differs in found.items() if differs)
+        return tuple(fact for fact, differs in facts.items() if differs)
 
-    def _same_uses(self, old: OutlineStep, new: OutlineStep) -> bool:
-        if len(old.uses) != len(new.uses):
-            return False
-        return all(self._origins.same(one, other) for one, other in zip(old.uses, new.uses, strict=True))
+    def _changed_facts(self, old: OutlineTensor, new: OutlineTensor) -> tuple[Fact, ...]:
+        unexplained = _unexplained(old) & _unexplained(new)
+        facts: dict[Fact, bool] = {
+            "signature": old.signature != new.signature,
+            "shape": _without(old.shape, unexplained) != _without(new.shape, unexplained),
+            "stride": not same_strides(old, new, (self._old.sizes, self._new.sizes)),
+            "storage": old.kind != new.kind or not self._same(old.of, new.of),
+            "dtype": old.dtype != new.dtype,
+            "bytes": old.bytes != new.bytes
+            and not (unexplained and old.signature == new.signature and old.dtype == new.dtype),
+        }
+        return tuple(fact for fact, differs in facts.items() if differs)
 
-    def _reads_part(self, old: OutlineStep, new: OutlineStep) -> bool:
-        """Return whether a step, under another text, reads only some of what was combined, or the other way round."""
-        whole = all(self._origins.fully_same(one, other) for one, other in zip(old.uses, new.uses, strict=True))
-        return not whole and not self.renames.same_text(old.expression, new.expression)
+    def _same(self, old: Reference | None, new: Reference | None) -> bool:
+        """Return whether two references mean the same tensor, or one computed from it by a step of one side only."""
+        if old is None or new is None:
+            return old is new
+        if old.parameter is not None and new.parameter is not None:
+            renamed = old.parameter not in self._new_parameters and new.parameter not in self._old_parameters
+            return old.parameter == new.parameter or renamed
+        old_origins, new_origins = self._origins(old, new)
+        return bool(old_origins & new_origins) or old_origins == new_origins
+
+    def _origins(self, old: Reference, new: Reference) -> tuple[set[Reference], set[Reference]]:
+        """Return the inputs, parameters and outputs of common steps that two references come from, on the new side."""
+
+        def on_new_side(reference: Reference) -> Reference | None:
+            return reference if reference.step is None or reference.step in self._kept else None
+
+        old_origins = _trace_back(old, self._old_steps, self._alignment.on_new_side)
+        return old_origins, _trace_back(new, self._new_steps, on_new_side)
+
+
+def _trace_back(
+    reference: Reference, steps: Mapping[int, OutlineStep], on_new_side: Callable[[Reference], Reference | None]
+) -> set[Reference]:
+    origins, visited, waiting = set(), set(), [reference]
+    while waiting:
+        reference = waiting.pop()
+        if (counterpart := on_new_side(reference)) is not None:
+            origins.add(counterpart)
+        elif (step := steps.get(reference.step or 0)) is not None and step.index not in visited:
+            visited.add(step.index)
+            waiting += step.uses
+    return origins
+
+
+def _parameters(outline: Outline) -> set[str]:
+    outputs = (output for step in (*outline.inputs, *outline.steps) for output in step.outputs)
+    return {output.of.parameter for output in outputs if output.of is not None and output.of.parameter is not None}
 
 
 def _other_numbers(old: OutlineStep, old_text: str, new: OutlineStep, new_text: str) -> bool:
@@ -289,32 +244,11 @@ def _other_numbers(old: OutlineStep, old_text: str, new: OutlineStep, new_text: 
         return False
     ranks = {len(output.shape) for step in (old, new) for output in step.outputs}
     pairs = zip(map(float, _NUMBER.findall(old_text)), map(float, _NUMBER.findall(new_text)), strict=False)
-    return any(one != other and not any(_same_axis(one, other, rank) for rank in ranks) for one, other in pairs)
+    return any(a != b and not any(_same_axis(a, b, rank) for rank in ranks) for a, b in pairs)
 
 
-def _same_axis(one: float, other: float, rank: int) -> bool:
-    axes = range(-rank, rank)
-    return one in axes and other in axes and one % rank == other % rank
-
-
-# tensors
-
-
-def changed_facts(
-    old: OutlineTensor, new: OutlineTensor, origins: Origins, sizes: tuple[Sizes, Sizes]
-) -> tuple[Fact, ...]:
-    """Return the facts that changed; `sizes` are those of the old side and of the new side."""
-    unexplained = _unexplained(old) & _unexplained(new)
-    found: dict[Fact, bool] = {
-        "signature": old.signature != new.signature,
-        "shape": _without(old.shape, unexplained) != _without(new.shape, unexplained),
-        "stride": not same_strides(old, new, sizes),
-        "storage": old.kind != new.kind or not origins.same(old.of, new.of),
-        "dtype": old.dtype != new.dtype,
-        "bytes": old.bytes != new.bytes
-        and not (unexplained and old.signature == new.signature and old.dtype == new.dtype),
-    }
-    return tuple(fact for fact, differs in found.items() if differs)
+def _same_axis(number: float, other: float, rank: int) -> bool:
+    return {number, other} <= {*range(-rank, rank)} and number % rank == other % rank
 
 
 def kinds_of(facts: tuple[Fact, ...]) -> frozenset[Kind]:
@@ -326,9 +260,8 @@ def kinds_of(facts: tuple[Fact, ...]) -> frozenset[Kind]:
 def _unexplained(tensor: OutlineTensor) -> frozenset[int]:
     """Return the axes whose sizes depend on the data, and so change with the seed."""
     words = tensor.signature.split()
-    if len(words) != len(tensor.shape):
-        return frozenset()
-    return frozenset(place for place, word in enumerate(words) if word == UNEXPLAINED)
+    same_rank = len(words) == len(tensor.shape)
+    return frozenset(place for place, word in enumerate(words) if same_rank and word == UNEXPLAINED)
 
 
 def _without(shape: tuple[int, ...], axes: frozenset[int]) -> list[int | None]:
@@ -344,17 +277,14 @@ def same_strides(old: OutlineTensor, new: OutlineTensor, sizes: tuple[Sizes, Siz
     """
     if old.contiguous != new.contiguous or len(old.stride) != len(new.stride):
         return False
-    if old.contiguous:
-        return True
-    order = _dense_order(old)
-    if order is not None and order == _dense_order(new):
+    dense = _dense_order(old)
+    if old.contiguous or (dense is not None and dense == _dense_order(new)):
         return True
     if _unexplained(old) & _unexplained(new) and _order(old) == _order(new):
         return True
     relevant = [place for place in range(len(new.stride)) if not old.shape[place] == new.shape[place] == 1]
-    if all(old.stride[place] == new.stride[place] for place in relevant):
-        return True
-    return all(_follows_from_sizes(old, new, place, sizes) for place in relevant)
+    same_numbers = all(old.stride[place] == new.stride[place] for place in relevant)
+    return same_numbers or all(_follows_from_sizes(old, new, place, sizes) for place in relevant)
 
 
 def _follows_from_sizes(old: OutlineTensor, new: OutlineTensor, place: int, sizes: tuple[Sizes, Sizes]) -> bool:
@@ -394,9 +324,6 @@ def _dense_order(tensor: OutlineTensor) -> list[int] | None:
     return order
 
 
-# what the code returns
-
-
 def _result_changes(old: Outline, new: Outline, alignment: Alignment) -> tuple[ResultChange, ...]:
     """Return the returned tensors that changed; none if a side failed, since it returned nothing.
 
@@ -405,36 +332,14 @@ def _result_changes(old: Outline, new: Outline, alignment: Alignment) -> tuple[R
     if old.failure is not None or new.failure is not None:
         return ()
 
-    def same(one: OutlineResult, other: OutlineResult) -> bool:
-        return _on_new_side(one.of, alignment) == other.of
+    def same(result: OutlineResult, other: OutlineResult) -> bool:
+        return alignment.on_new_side(result.of) == other.of
 
-    return tuple(
-        ResultChange(one, other)
-        for one, other in _paired(old.results, new.results, same)
-        if one is None or other is None or one.name != other.name or not same(one, other)
-    )
-
-
-def _on_new_side(old: Reference, alignment: Alignment) -> Reference | None:
-    """Return an old reference as the new side's; None if its tensor is gone."""
-    if old.step is not None:
-        step = alignment.to_new.get(old.step)
-        return Reference(step=step, output=old.output) if step is not None else None
-    if old.input is not None:
-        return Reference(input=alignment.inputs_to_new.get(old.input, old.input))
-    return old
-
-
-def _paired(
-    old: tuple[OutlineResult, ...],
-    new: tuple[OutlineResult, ...],
-    same: Callable[[OutlineResult, OutlineResult], bool],
-) -> list[tuple[OutlineResult | None, OutlineResult | None]]:
-    remaining = {one.name: one for one in new}
-    pairs: list[tuple[OutlineResult | None, OutlineResult | None]] = []
-    pairs += [(one, remaining.pop(one.name)) for one in old if one.name in remaining]
-    in_place = {one.name for one, _ in pairs if one is not None}
-    for one in (one for one in old if one.name not in in_place):
-        other = next((other for other in remaining.values() if same(one, other)), None)
-        pairs.append((one, remaining.pop(other.name) if other is not None else None))
-    return [*pairs, *((None, other) for other in remaining.values())]
+    remaining = {result.name: result for result in new.results}
+    in_place = [(result, remaining.pop(result.name)) for result in old.results if result.name in remaining]
+    changes = [ResultChange(result, other) for result, other in in_place if not same(result, other)]
+    names = {result.name for result, _ in in_place}
+    for result in (result for result in old.results if result.name not in names):
+        other = next((other for other in remaining.values() if same(result, other)), None)
+        changes.append(ResultChange(result, remaining.pop(other.name) if other is not None else None))
+    return (*changes, *(ResultChange(None, other) for other in remaining.values()))

@@ -74,33 +74,25 @@ class Outline(Struct, frozen=True, kw_only=True):
 
 
 def outline(trace: Trace, inner: bool = True) -> Outline:
-    """Return a trace's outline.
-
-    Args:
-        trace: The trace.
-        inner: Whether to keep the steps inside of libraries' functions and modules.
+    """Return a trace's outline, with the steps inside of libraries' functions and modules if `inner`.
 
     >>> import attnshape
     >>> made = outline(attnshape.trace("scaled-dot-product"))
     >>> [(step.operation, step.outputs[0].signature) for step in made.steps[:2]]
     [('transpose', 'B Dk Lk'), ('matmul', 'B Lq Lk')]
     """
-    selection = _Selection.all_steps(trace) if inner else _Selection.top_level(trace)
-    composites = trace.composites
-    failure = None
-    if trace.failure is not None:
-        failure = _text(trace.failure.expression or trace.failure.operation or "")
+    selection = _Selection({step.index: step.index for step in trace.steps}, {}) if inner else _top_level(trace)
+    composites, failure = trace.composites, trace.failure
+    # the caller allocated the inputs
+    inputs = [replace(_tensor(tensor, selection), bytes=0) for tensor in trace.inputs]
+    steps = [step for step in trace.steps if step.index in selection.numbers]
     return Outline(
         target=trace.target,
         sizes={symbol: size.size for symbol, size in trace.sizes.items()},
-        inputs=tuple(map(_input, trace.inputs)),
-        steps=tuple(
-            _step(step, selection, trace.loops, step.index in composites)
-            for step in trace.steps
-            if step.index in selection.numbers
-        ),
-        results=tuple(OutlineResult(_text(one.name), selection.reference(one.of)) for one in trace.outputs),
-        failure=failure,
+        inputs=tuple(map(input_step, inputs)),
+        steps=tuple(_step(step, selection, trace.loops, step.index in composites) for step in steps),
+        results=tuple(OutlineResult(_text(result.name), selection.reference(result.of)) for result in trace.outputs),
+        failure=_text(failure.expression or failure.operation or "") if failure is not None else None,
     )
 
 
@@ -113,47 +105,43 @@ class _Selection:
     replacements: Mapping[tuple[int, int], tuple[int, int]]
     """For each output that is left out, by step and position, the output of the composite around it."""
 
-    @staticmethod
-    def all_steps(trace: Trace) -> _Selection:
-        return _Selection({step.index: step.index for step in trace.steps}, {})
-
-    @staticmethod
-    def top_level(trace: Trace) -> _Selection:
-        outermost: dict[int, int] = {}
-        replacements: dict[tuple[int, int], tuple[int, int]] = {}
-        for step in trace.steps:
-            outermost[step.index] = outermost.get(step.parent, step.parent) if step.parent else step.index
-            for position, output in enumerate(step.outputs):
-                if output.inner is not None and output.inner.step is not None:
-                    around = replacements.get((step.index, position), (step.index, position))
-                    replacements[output.inner.step, output.inner.output] = around
-        for step in trace.steps:
-            if step.parent is not None:
-                for position in range(len(step.outputs)):
-                    replacements.setdefault((step.index, position), (outermost[step.index], 0))
-        kept = [step.index for step in trace.steps if step.parent is None]
-        return _Selection({index: number for number, index in enumerate(kept, 1)}, replacements)
-
     def reference(self, reference: Reference) -> Reference:
         """Return a trace's reference as the outline has it."""
         if reference.step is None:
-            given = reference.input is not None
-            parameter = None if given else reference.parameter
-            return Reference(input=reference.input, parameter=parameter, constant=not given and parameter is None)
+            is_input = reference.input is not None
+            parameter = None if is_input else reference.parameter
+            return Reference(input=reference.input, parameter=parameter, constant=not is_input and parameter is None)
         step, output = self.replacements.get((reference.step, reference.output), (reference.step, reference.output))
         return Reference(step=self.numbers[step], output=output)
 
 
+def _top_level(trace: Trace) -> _Selection:
+    outermost: dict[int, int] = {}
+    replacements: dict[tuple[int, int], tuple[int, int]] = {}
+    for step in trace.steps:
+        outermost[step.index] = outermost.get(step.parent, step.parent) if step.parent else step.index
+        for position, output in enumerate(step.outputs):
+            if output.inner is not None and output.inner.step is not None:
+                around = replacements.get((step.index, position), (step.index, position))
+                replacements[output.inner.step, output.inner.output] = around
+    for step in trace.steps:
+        if step.parent is not None:
+            for position in range(len(step.outputs)):
+                replacements.setdefault((step.index, position), (outermost[step.index], 0))
+    kept = [step.index for step in trace.steps if step.parent is None]
+    return _Selection({index: number for number, index in enumerate(kept, 1)}, replacements)
+
+
 def _step(step: Step, selection: _Selection, loops: tuple[Loop, ...], is_composite: bool) -> OutlineStep:
     around = sorted(_loops_around(step.index, loops), key=lambda loop: loop.first - loop.last)
-    read = [one for one in step.operands if one.step is not None or one.input is not None]
+    read = [operand for operand in step.operands if operand.step is not None or operand.input is not None]
     # an output of each iteration of a loop is read as often as the loop repeats, which depends on the sizes
-    repeated = {one for one in read if one.step is not None and set(_loops_around(one.step, loops)) - set(around)}
-    once = [one for place, one in enumerate(read) if one not in repeated or one not in read[:place]]
+    repeated = {use for use in read if use.step is not None and set(_loops_around(use.step, loops)) - set(around)}
+    once = [use for place, use in enumerate(read) if use not in repeated or use not in read[:place]]
     uses = list(map(selection.reference, once))
     if is_composite:
         # a library's function may use its operands in any order
-        uses = sorted(set(uses), key=lambda one: (one.step or 0, one.output, one.input or ""))
+        uses = sorted(set(uses), key=lambda use: (use.step or 0, use.output, use.input or ""))
     return OutlineStep(
         index=selection.numbers[step.index],
         parent=step.parent if step.parent in selection.numbers else None,
@@ -169,19 +157,13 @@ def _loops_around(index: int, loops: tuple[Loop, ...]) -> Iterator[Loop]:
     return (loop for loop in loops if loop.first <= index <= loop.last)
 
 
-def _input(given: NamedTensor) -> OutlineStep:
-    tensor = replace(_tensor(given, _Selection({}, {})), bytes=0)  # the caller allocated it
-    return input_step(tensor)
-
-
 def input_step(tensor: OutlineTensor) -> OutlineStep:
     """Return an input as the step that stands for it."""
     return OutlineStep(index=0, expression=tensor.name or "", operation=INPUT, outputs=(tensor,))
 
 
 def _tensor(named: NamedTensor, selection: _Selection) -> OutlineTensor:
-    record = named.tensor
-    storage = record.storage
+    record, storage = named.tensor, named.tensor.storage
     new = storage.kind == "new"
     return OutlineTensor(
         name=_text(named.name) if named.name is not None else None,
@@ -200,10 +182,10 @@ def _tensor(named: NamedTensor, selection: _Selection) -> OutlineTensor:
 
 def _signature(record: TensorRecord) -> str:
     words = record.signature.split()
-    if len(words) != len(record.axes) or not any(one.unexplained for one in record.axes):
+    unknown = [axis.unexplained and axis.known == "literal" for axis in record.axes]
+    if len(words) != len(unknown) or not any(unknown):
         return record.signature
-    known = (not (one.unexplained and one.known == "literal") for one in record.axes)
-    return " ".join(word if is_known else UNEXPLAINED for word, is_known in zip(words, known, strict=True))
+    return " ".join(UNEXPLAINED if is_unknown else word for word, is_unknown in zip(words, unknown, strict=True))
 
 
 def _text(expression: str) -> str:

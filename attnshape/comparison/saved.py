@@ -18,12 +18,7 @@ SUFFIXES = (".json", ".txt")
 
 
 def read_saved(path: Path) -> Trace | Outline:
-    """Return the saved trace or the snapshot in a file.
-
-    Raises:
-        AttnshapeError: The file is empty, or is neither.
-        OSError: The file can't be read.
-    """
+    """Return the saved trace or the snapshot in a file. Raises OSError, or AttnshapeError if it is neither."""
     content = path.read_bytes()
     if not content:
         raise AttnshapeError(f"{path} is empty, expected a saved trace", HOW_TO_SAVE)
@@ -35,7 +30,7 @@ def compare_saved(old: Trace | Outline, new: Trace | Outline) -> Difference:
     """Return the difference of traces or snapshots."""
     # a snapshot doesn't have the steps inside of libraries
     inner = isinstance(old, Trace) and isinstance(new, Trace)
-    return compare(*(outline(one, inner) if isinstance(one, Trace) else one for one in (old, new)))
+    return compare(*(outline(side, inner) if isinstance(side, Trace) else side for side in (old, new)))
 
 
 def compare_folders(old: Path, new: Path) -> FolderDifference:

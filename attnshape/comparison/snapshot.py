@@ -71,22 +71,14 @@ def is_snapshot(text: str) -> bool:
 
 
 def read_snapshot(text: str, name: str = "the text") -> Outline:
-    """Return the outline in a snapshot.
+    """Return the outline in a snapshot, of which `name` is the file.
 
-    Args:
-        text: The snapshot's text.
-        name: The file's name, for errors.
-
-    Raises:
-        AttnshapeError: The text isn't a snapshot, is damaged, or its table and data differ; with the line.
+    Raises AttnshapeError, with the line, if the text isn't a snapshot, is damaged, or its table and data differ.
     """
     try:
         return _read([line.rstrip() for line in text.rstrip().split("\n")])
     except _LineError as error:
         raise AttnshapeError(f"{name}:{error.number}: this isn't a valid snapshot: {error}", _AGAIN) from None
-
-
-# the table
 
 
 def _table(snapshot: Outline) -> Iterator[str]:
@@ -113,18 +105,14 @@ def _rows(step: OutlineStep) -> Iterator[tuple[str, ...]]:
     uses = ", ".join(map(_reference, step.uses))
     if len(step.outputs) == 1:
         (output,) = step.outputs
-        yield (number, _assigned(text, output), uses, *_tensor_cells(output))
+        name = _printable(output.name or "")
+        if output.name is not None and text:
+            text = f"{text} as {name}" if output.by_use else f"{name} = {text}"
+        yield (number, text or name, uses, *_tensor_cells(output))
         return
     yield (number, text, uses, *[""] * (len(COLUMNS) - 3))
     for output in step.outputs:
         yield ("", f"  {_printable(output.name or '')}", "", *_tensor_cells(output))
-
-
-def _assigned(text: str, output: OutlineTensor) -> str:
-    if output.name is None or not text:
-        return text or _printable(output.name or "")
-    name = _printable(output.name)
-    return f"{text} as {name}" if output.by_use else f"{name} = {text}"
 
 
 def _tensor_cells(tensor: OutlineTensor) -> tuple[str, ...]:
@@ -154,9 +142,6 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-# the data
-
-
 def _data(snapshot: Outline) -> Iterator[str]:
     lines = [_DataLine(trace=_Header(snapshot.target, snapshot.sizes, snapshot.failure))]
     lines += [_DataLine(input=output) for step in snapshot.inputs for output in step.outputs]
@@ -170,13 +155,13 @@ def _data(snapshot: Outline) -> Iterator[str]:
 def _read(lines: Sequence[str]) -> Outline:
     if lines[0] != FIRST_LINE:
         raise _LineError(1, f"expected {FIRST_LINE!r}, found {lines[0][:40]!r}")
-    for number, line in enumerate(lines, 1):
-        if line.startswith(("<<<<<<<", ">>>>>>>")):
+    for number, text in enumerate(lines, 1):
+        if text.startswith(("<<<<<<<", ">>>>>>>")):
             raise _LineError(number, "it contains an unresolved merge conflict")
     if _DATA not in lines:
         raise _LineError(len(lines), f"expected {_DATA!r} below the table")
     start = lines.index(_DATA) + 1
-    data = [(number, _decode(line, number)) for number, line in enumerate(lines[start:], start + 1) if line]
+    data = [(number, _decode(text, number)) for number, text in enumerate(lines[start:], start + 1) if text]
     header = next((line.trace for _, line in data if line.trace is not None), None)
     if header is None:
         raise _LineError(start + 1, "expected a line with the target and the sizes")
@@ -188,8 +173,8 @@ def _read(lines: Sequence[str]) -> Outline:
         results=tuple(line.returns for _, line in data if line.returns is not None),
         failure=header.failure,
     )
-    for number, data_line in data:
-        _check(data_line, number, snapshot.steps)
+    for number, line in data:
+        _check(line, number, snapshot.steps)
     _check_text(lines, start, snapshot)
     return snapshot
 
@@ -212,15 +197,14 @@ def _check(line: _DataLine, number: int, steps: Sequence[OutlineStep]) -> None:
         if len(tensor.stride) not in (0, len(tensor.shape)):
             raise _LineError(number, f"a tensor has {len(tensor.shape)} axes and {len(tensor.stride)} strides")
         if len(tensor.stride_formulas) not in (0, len(tensor.stride)):
-            raise _LineError(
-                number, f"a tensor has {len(tensor.stride)} strides and {len(tensor.stride_formulas)} formulas for them"
-            )
-    references = [*(step.uses if step is not None else ()), *(one.of for one in outputs if one.of is not None)]
-    for one in (*references, *([result.of] if result is not None else [])):
-        if one.step is not None and not (
-            0 < one.step <= len(steps) and 0 <= one.output < len(steps[one.step - 1].outputs)
-        ):
-            raise _LineError(number, f"it refers to output {one.output} of step {one.step}, which doesn't exist")
+            counts = f"{len(tensor.stride)} strides and {len(tensor.stride_formulas)} formulas for them"
+            raise _LineError(number, f"a tensor has {counts}")
+    references = [*(step.uses if step is not None else ()), *(tensor.of for tensor in outputs)]
+    for of in (*references, result.of if result is not None else None):
+        if of is None or of.step is None:
+            continue
+        if not (0 < of.step <= len(steps) and 0 <= of.output < len(steps[of.step - 1].outputs)):
+            raise _LineError(number, f"it refers to output {of.output} of step {of.step}, which doesn't exist")
 
 
 def _check_text(lines: Sequence[str], start: int, snapshot: Outline) -> None:

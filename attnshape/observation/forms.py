@@ -46,9 +46,7 @@ class ItemsForm:
 
 @dataclass(frozen=True)
 class OtherForm:
-    """Anything else, by the names of its types; `NoneType` alone where it was always None."""
-
-    types: frozenset[str]
+    """Anything else, or always None."""
 
 
 @dataclass(frozen=True)

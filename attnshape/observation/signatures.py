@@ -26,15 +26,7 @@ from attnshape.observation.forms import (
     OtherForm,
     TensorForm,
 )
-from attnshape.observation.watch import (
-    Invocation,
-    ItemsValue,
-    ObservedRun,
-    OtherValue,
-    TargetObservation,
-    TensorValue,
-    Value,
-)
+from attnshape.observation.watch import Invocation, ItemsValue, ObservedRun, TargetObservation, TensorValue, Value
 
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 _SPARE = "NMKPQ"
@@ -54,35 +46,34 @@ class CommonSymbols:
     """
 
     def __init__(self) -> None:
-        self._same_in_all_calls: set[str] = set()
+        self._same_in_all_calls: set[str | None] = set()
         """Symbols of expressions that all calls share."""
         self._differing_between_calls: list[Expressions] = []
         self._chosen: dict[Expressions, str] = {}
 
     def learn(self, texts: Sequence[str | None]) -> None:
         """Take note of an axis's expressions; every axis must be learned before the first symbol is chosen."""
-        for one in _parts(texts):
-            if len({text for text in one if text is not None}) == 1:
-                self._same_in_all_calls |= {text for text in one if text is not None}
-            elif one not in self._differing_between_calls:
-                self._differing_between_calls.append(one)
+        for symbols in _parts(texts):
+            different = set(symbols) - {None}
+            if len(different) == 1:
+                self._same_in_all_calls |= different
+            elif symbols not in self._differing_between_calls:
+                self._differing_between_calls.append(symbols)
 
     def choose(self, texts: Sequence[str | None]) -> str | None:
         """Return the expression that holds in all calls, None if there is none."""
         there = [text for text in texts if text is not None]
         if len(set(there)) == 1:
             return there[0]
-        parts = _parts(texts)
-        if not parts:
-            return None
-        names = iter([self._common(one) for one in parts])
-        return _SYMBOL.sub(lambda _: next(names), there[0])
+        common = [self._common(symbols) for symbols in _parts(texts)]
+        names = iter(common)
+        return _SYMBOL.sub(lambda _: next(names), there[0]) if common else None
 
     def _common(self, texts: Expressions) -> str:
         there = {text for text in texts if text is not None}
         if len(there) == 1:
             return there.pop()
-        whole = next((one for one in self._differing_between_calls if _fits(texts, one)), texts)
+        whole = next((symbols for symbols in self._differing_between_calls if _fits(texts, symbols)), texts)
         if whole not in self._chosen:
             self._chosen[whole] = self._new_symbol(whole)
         return self._chosen[whole]
@@ -91,15 +82,13 @@ class CommonSymbols:
         taken = self._same_in_all_calls | set(self._chosen.values())
         others = [one for one in self._differing_between_calls if one != texts and not _fits(one, texts)]
         shared = _prefix(texts)
-        if shared and shared not in taken and all(_prefix(one) != shared for one in others):
+        if shared and shared not in taken and all(_prefix(symbols) != shared for symbols in others):
             return shared
-        own = [text for text in texts if text is not None and not any(text in one for one in others)]
-        free = [text for text in dict.fromkeys(own) if text not in taken]
-        if free:
+        own = [text for text in texts if text is not None and not any(text in symbols for symbols in others)]
+        if free := [text for text in own if text not in taken]:
             return max(free, key=len)
-        return next(
-            f"{symbol}{number}" for number in range(1, 100) for symbol in _SPARE if f"{symbol}{number}" not in taken
-        )
+        spare = (f"{symbol}{number}" for number in range(1, 100) for symbol in _SPARE)
+        return next(symbol for symbol in spare if symbol not in taken)
 
 
 def _parts(texts: Sequence[str | None]) -> list[Expressions]:
@@ -107,15 +96,13 @@ def _parts(texts: Sequence[str | None]) -> list[Expressions]:
     there = [text for text in texts if text is not None]
     if len({_SYMBOL.sub("?", text) for text in there}) != 1:
         return []
-    symbols = [_SYMBOL.findall(text) if text is not None else None for text in texts]
     count = len(_SYMBOL.findall(there[0]))
-    return [tuple(one[place] if one is not None else None for one in symbols) for place in range(count)]
+    return list(zip(*(_SYMBOL.findall(text) if text is not None else [None] * count for text in texts), strict=True))
 
 
 def _fits(texts: Expressions, whole: Expressions) -> bool:
     """Return whether `whole` has the same symbol in every call in which `texts` has one."""
-    pairs = list(zip(texts, whole, strict=True))
-    return all(a is None or a == b for a, b in pairs)
+    return all(a is None or a == b for a, b in zip(texts, whole, strict=True))
 
 
 def _prefix(texts: Expressions) -> str:
@@ -150,132 +137,101 @@ class _Case:
 
 def infer_forms(observed: Sequence[TargetObservation]) -> list[FunctionForms]:
     """Return what holds of each function's variables in every call of every observed target."""
-    cases = [_Case(one, solver_for(one.variation)) for one in observed]
-    functions = dict.fromkeys(
-        call.function for case in cases for run in case.runs for call in run.invocations if run is not None
-    )
-    made = [_of_function(function, cases) for function in functions]
+    cases = [_Case(observation, solver_for(observation.variation)) for observation in observed]
+    functions = dict.fromkeys(call.function for case in cases for run in case.runs for call in run.invocations)
+    forms = [_of_function(function, cases) for function in functions]
     # every solver must take its turn, so that none loses its sums
     while sum(case.solver.again() for case in cases):
-        made = [_of_function(function, cases) for function in functions]
-    return made
+        forms = [_of_function(function, cases) for function in functions]
+    return forms
 
 
 def _of_function(function: FunctionId, cases: Sequence[_Case]) -> FunctionForms:
     calls = [(case, call) for case in cases for call in _calls(function, case)]
     symbols = CommonSymbols()
 
-    def gather(values_of: Callable[[Invocation], Iterable[tuple[_Key, Value]]]) -> dict[_Key, _Gathered]:
-        """Return what was held under each key in each call."""
-        keys = dict.fromkeys(key for _, call in calls for run in call for one in run for key, _ in values_of(one))
-        gathered = {}
-        for key in keys:
+    def gather(values_of: Callable[[Invocation], Iterable[tuple[_Key, Value]]]) -> dict[_Key, Callable[[], Form]]:
+        """Return, by key, what makes the form of the values under it; all must be gathered before any is made."""
+        forms = {}
+        ran = (invocation for _, call in calls for run in call for invocation in run)
+        for key in dict.fromkeys(key for invocation in ran for key, _ in values_of(invocation)):
             held = [
-                (case, [[value for one in run for own, value in values_of(one) if own == key] for run in call])
+                (case, [[value for own in run for other, value in values_of(own) if other == key] for run in call])
                 for case, call in calls
             ]
-            gathered[key] = _gather(held)
-            gathered[key].learn_into(symbols)
-        return gathered
+            forms[key] = _gather(held, symbols)
+        return forms
 
     arguments = gather(lambda call: call.arguments.items())
-    stores = gather(lambda call: (((one.line, one.column, one.name), one.value) for one in call.bindings))
+    stores = gather(lambda call: (((store.line, store.column, store.name), store.value) for store in call.bindings))
     results = gather(lambda call: call.results)
     whole = gather(lambda call: ((None, value) for _, value in call.results))
     return FunctionForms(
         function,
-        {name: one.form(symbols) for name, one in arguments.items()},
-        {place: one.form(symbols) for place, one in stores.items()},
-        {line: one.form(symbols) for line, one in results.items()},
-        whole[None].form(symbols) if whole else None,
+        {name: form() for name, form in arguments.items()},
+        {place: form() for place, form in stores.items()},
+        {line: form() for line, form in results.items()},
+        whole[None]() if whole else None,
     )
 
 
 def _calls(function: FunctionId, case: _Case) -> list[list[list[Invocation]]]:
     """Return a function's calls, each with its invocation in every run; as one call if the runs differ in number."""
-    by_run = [[one for one in run.invocations if one.function == function] for run in case.runs]
+    by_run = [[call for call in run.invocations if call.function == function] for run in case.runs]
     if len({len(calls) for calls in by_run}) == 1:
-        return [[[one] for one in call] for call in zip(*by_run, strict=True)]
+        return [[[invocation] for invocation in call] for call in zip(*by_run, strict=True)]
     return [by_run]
 
 
-@dataclass
-class _Gathered:
-    """What a variable held in each call, before common symbols are chosen."""
-
-    types: frozenset[str]
-    optional: bool
-    dtypes: frozenset[str] = frozenset()
-    axes: tuple[tuple[Formula | None, ...], ...] | None = None
-    """For a tensor, each axis's formula in each call; None for a call without the tensor."""
-    open_at: int | None = None
-    """The axis before which calls have any number of axes."""
-    items: tuple[_Gathered, ...] | None = None
-    kind: str = ""
-
-    def learn_into(self, symbols: CommonSymbols) -> None:
-        """Have the common symbols learn every axis's formulas."""
-        for axis in self.axes or ():
-            symbols.learn([one.text if one is not None else None for one in axis])
-        for item in self.items or ():
-            item.learn_into(symbols)
-
-    def form(self, symbols: CommonSymbols) -> Form:
-        """Return what holds in every call."""
-        if self.axes is not None:
-            axes = [_axis(axis, symbols) for axis in self.axes]
-            if self.open_at is not None:
-                axes.insert(self.open_at, AxisForm(ANY_NUMBER))
-            return Form(TensorForm(self.dtypes, tuple(axes)), self.optional)
-        if self.items is not None:
-            return Form(ItemsForm(self.kind, tuple(item.form(symbols) for item in self.items)), self.optional)
-        return Form(OtherForm(self.types), self.optional)
+_Axis = tuple[Formula | None, ...]
+"""An axis's formula in each call; None for a call without the tensor."""
 
 
-def _axis(formulas: tuple[Formula | None, ...], symbols: CommonSymbols) -> AxisForm:
-    there = [one for one in formulas if one is not None]
-    if not there or any(one.unsolved or one.condition is not None for one in there):
+def _texts(axis: _Axis) -> list[str | None]:
+    return [formula.text if formula is not None else None for formula in axis]
+
+
+def _axis(axis: _Axis, symbols: CommonSymbols) -> AxisForm:
+    formulas = [formula for formula in axis if formula is not None]
+    if not formulas or any(formula.unsolved or formula.condition is not None for formula in formulas):
         return AxisForm(None)
-    text = symbols.choose([one.text if one is not None else None for one in formulas])
-    sure = [one.known if not one.doubtful else "matched" for one in there]
+    sure = {"matched" if formula.doubtful else formula.known for formula in formulas}
     known: Known = "matched" if "matched" in sure else "verified" if "verified" in sure else "literal"
-    return AxisForm(text, known)
+    return AxisForm(symbols.choose(_texts(axis)), known)
 
 
-def _gather(calls: Sequence[tuple[_Case, HeldValues]]) -> _Gathered:
+def _gather(calls: Sequence[tuple[_Case, HeldValues]], symbols: CommonSymbols) -> Callable[[], Form]:
+    """Have the common symbols learn what a variable held in each call, and return what then makes its form."""
     values = [value for _, held in calls for run in held for value in run]
     present = [value for value in values if value is not None]
-    types = frozenset(_type(value) for value in present) or frozenset(["NoneType"])
-    gathered = _Gathered(types, len(present) < len(values))
+    optional = len(present) < len(values)
     tensors = [value for value in present if isinstance(value, TensorValue)]
     items = [value for value in present if isinstance(value, ItemsValue)]
     if tensors and len(tensors) == len(present):
-        gathered.dtypes = frozenset(one.dtype for one in tensors)
-        gathered.axes, gathered.open_at = _gather_axes(calls, {len(one.shape) for one in tensors})
-    elif items and len(items) == len(present) and len({(one.kind, len(one.items)) for one in items}) == 1:
-        gathered.kind = items[0].kind
-        gathered.items = tuple(
-            _gather([(case, _part(held, place)) for case, held in calls]) for place in range(len(items[0].items))
-        )
-    return gathered
+        dtypes = frozenset(tensor.dtype for tensor in tensors)
+        axes, open_at = _gather_axes(calls, {len(tensor.shape) for tensor in tensors})
+        for axis in axes:
+            symbols.learn(_texts(axis))
+
+        def tensor_form() -> Form:
+            forms = [_axis(axis, symbols) for axis in axes]
+            if open_at is not None:
+                forms.insert(open_at, AxisForm(ANY_NUMBER))
+            return Form(TensorForm(dtypes, tuple(forms)), optional)
+
+        return tensor_form
+    if items and len(items) == len(present) and len({(value.kind, len(value.items)) for value in items}) == 1:
+        places = range(len(items[0].items))
+        parts = [_gather([(case, _part(held, place)) for case, held in calls], symbols) for place in places]
+        return lambda: Form(ItemsForm(items[0].kind, tuple(form() for form in parts)), optional)
+    return lambda: Form(OtherForm(), optional)
 
 
 def _part(held: HeldValues, place: int) -> HeldValues:
     return [[value.items[place] for value in run if isinstance(value, ItemsValue)] for run in held]
 
 
-def _type(value: Value) -> str:
-    match value:
-        case TensorValue():
-            return "Tensor"
-        case ItemsValue(kind=name) | OtherValue(type=name):
-            return name
-    return type(value).__name__
-
-
-def _gather_axes(
-    calls: Sequence[tuple[_Case, HeldValues]], ranks: set[int]
-) -> tuple[tuple[tuple[Formula | None, ...], ...], int | None]:
+def _gather_axes(calls: Sequence[tuple[_Case, HeldValues]], ranks: set[int]) -> tuple[tuple[_Axis, ...], int | None]:
     """Return each axis's formulas; where ranks differ, of the axes on which all calls agree, and the gap's place."""
     least = min(ranks)
     front = [tuple(_formula(case, held, axis) for case, held in calls) for axis in range(least)]
@@ -287,9 +243,9 @@ def _gather_axes(
     return (*front[:kept], *back[least - behind :]), kept
 
 
-def _agree(formulas: Iterable[Formula | None]) -> bool:
-    known = [one for one in formulas if one is not None]
-    return len({one.text for one in known}) == 1 and not any(one.unsolved for one in known)
+def _agree(axis: _Axis) -> bool:
+    formulas = [formula for formula in axis if formula is not None]
+    return len({formula.text for formula in formulas}) == 1 and not any(formula.unsolved for formula in formulas)
 
 
 _DIFFERS = Formula("_", "literal", unsolved=True)
@@ -297,7 +253,7 @@ _DIFFERS = Formula("_", "literal", unsolved=True)
 
 def _formula(case: _Case, held: HeldValues, axis: int) -> Formula | None:
     """Return an axis's formula in one call, None if no run had a tensor."""
-    sizes = [{one.shape[axis] for one in run if isinstance(one, TensorValue)} for run in held]
+    sizes = [{value.shape[axis] for value in run if isinstance(value, TensorValue)} for run in held]
     if not any(sizes):
         return None
     if any(len(numbers) > 1 for numbers in sizes) or not sizes[-1]:

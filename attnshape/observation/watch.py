@@ -76,7 +76,11 @@ def summarize(value: object, depth: int = 2) -> Value:
     if value is None or kind is int:
         return value  # type: ignore[return-value]  # by `kind`, which mypy doesn't follow
     if issubclass(kind, Tensor):
-        return _summarize_tensor(value)  # type: ignore[arg-type]  # likewise
+        with torch._C.DisableTorchFunction():
+            tensor: Any = value
+            if tensor.is_nested:  # it has no single shape
+                return OtherValue(kind.__name__)
+            return TensorValue(tuple(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch."))
     # calls none of the value's own methods, which could have effects
     plain: Any = tuple if issubclass(kind, tuple) else list if issubclass(kind, list) else None
     if plain is not None and depth and plain.__len__(value) <= _MOST_ITEMS:
@@ -84,24 +88,11 @@ def summarize(value: object, depth: int = 2) -> Value:
     return OtherValue(kind.__name__)
 
 
-def _summarize_tensor(tensor: Tensor) -> TensorValue | OtherValue:
-    """Return a tensor's shape and dtype without calling torch functions; only its type's name where it is nested."""
-    with torch._C.DisableTorchFunction():
-        if tensor.is_nested:
-            return OtherValue(type(tensor).__name__)
-        return TensorValue(tuple(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch."))
-
-
-_Stores = dict[int, tuple[int, tuple[tuple[str, int], ...]]]
-"""By the offset of an instruction that binds variables: its line, and each variable's name and column."""
+_Store = tuple[int, list[tuple[str, int]]]
+"""What an instruction binds: its line, and each variable's name and column."""
 _RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NAMESPACES = ("self.args", "self.cfg", "self.config", "self", "args", "cfg", "config")
-"""Objects whose integers comments refer to by name: `# (B, n_head, T, T)` where `self.n_head` is one.
-
-The last object that has a name decides.
-"""
-
-
+"""Objects whose integers comments refer to by name, as `n_head` for `self.n_head`; the last that has a name decides."""
 NO_COLUMN = -1
 """Stands for a column that isn't known, as when Python runs with -X no_debug_ranges."""
 
@@ -114,8 +105,6 @@ class Binding:
     column: int
     name: str
     value: Value
-    order: int
-    """How many torch calls the recorder had counted by then."""
 
 
 @dataclass(slots=True)
@@ -134,6 +123,11 @@ class Invocation:
     ended: int | None = None
     """How many torch calls the recorder had counted when it returned; None if it didn't return."""
 
+    @property
+    def bound(self) -> list[tuple[str, Value]]:
+        """The arguments and every store to a variable, in order."""
+        return [*self.arguments.items(), *((store.name, store.value) for store in self.bindings)]
+
 
 class VariableWatch:
     """Records the calls of the functions that `wanted` accepts, within its context."""
@@ -141,7 +135,8 @@ class VariableWatch:
     def __init__(self, wanted: Callable[[CodeType], bool]) -> None:
         self._wanted = wanted
         self._recorded = 0
-        self._stores: dict[CodeType, _Stores] = {}
+        self._stores: dict[CodeType, dict[int, _Store]] = {}
+        """By the offset of the instruction."""
         self._resumed: dict[int, Invocation] = {}
         self.invocations: list[Invocation] = []
         self._before: Any = None
@@ -172,16 +167,16 @@ class VariableWatch:
         resumed = bool(code.co_flags & _RESUMABLE)
         invocation = self._resumed.get(id(frame)) if resumed and not _is_first_resume(frame) else None
         if invocation is None:
-            invocation = Invocation(_function(code), dict(_arguments(frame)), _numbers(frame), self._recorded)
+            name = code.co_qualname.replace(".<locals>", "")
+            function = FunctionId(code.co_filename, name, code.co_firstlineno)
+            invocation = Invocation(function, dict(_arguments(frame)), _numbers(frame), self._recorded)
             self.invocations.append(invocation)
             if resumed:
                 self._resumed[id(frame)] = invocation
-        return self._trace_frame(invocation, self._stores_of(code), not resumed)
-
-    def _trace_frame(
-        self, invocation: Invocation, stores: _Stores, returns: bool
-    ) -> Callable[[FrameType, str, object], Any]:
-        pending: tuple[int, tuple[tuple[str, int], ...]] | None = None
+        if code not in self._stores:
+            self._stores[code] = dict(_stores(code))
+        stores = self._stores[code]
+        pending: _Store | None = None
 
         def watched(frame: FrameType, event: str, value: object) -> Any:
             nonlocal pending
@@ -192,55 +187,41 @@ class VariableWatch:
                 if pending is not None:
                     line, names = pending
                     held = frame.f_locals
-                    for name, column in names:
-                        if name in held:
-                            kept = summarize(held[name])
-                            invocation.bindings.append(Binding(line, column, name, kept, self._recorded))
+                    present = [(name, column) for name, column in names if name in held]
+                    invocation.bindings += [Binding(line, at, name, summarize(held[name])) for name, at in present]
                 pending = stores.get(frame.f_lasti)
             elif event == "return":
                 pending = None
                 # a function that raises also "returns" None, from the instruction that raised
-                if returns and dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("RETURN_VALUE", "RETURN_CONST"):
+                if not resumed and dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("RETURN_VALUE", "RETURN_CONST"):
                     invocation.results.append((frame.f_lineno, summarize(value)))
                     invocation.ended = self._recorded
             return watched
 
         return watched
 
-    def _stores_of(self, code: CodeType) -> _Stores:
-        if code not in self._stores:
-            self._stores[code] = dict(_stores(code))
-        return self._stores[code]
 
-
-def _function(code: CodeType) -> FunctionId:
-    return FunctionId(code.co_filename, code.co_qualname.replace(".<locals>", ""), code.co_firstlineno)
-
-
-def _stores(code: CodeType) -> Iterator[tuple[int, tuple[int, tuple[tuple[str, int], ...]]]]:
-    """Yield the offset of each instruction that binds variables, with their line, names and columns."""
+def _stores(code: CodeType) -> Iterator[tuple[int, _Store]]:
+    """Yield the offset of each instruction that binds variables, with what it binds."""
     inlined: list[tuple[str, dis.Positions]] = []
-    for one in dis.get_instructions(code):
-        if one.positions is None:
+    for instruction in dis.get_instructions(code):
+        positions = instruction.positions
+        if positions is None:
             continue
-        if one.opname == "LOAD_FAST_AND_CLEAR":
-            inlined.append((one.argval, one.positions))
-        if not one.opname.startswith(("STORE_FAST", "STORE_DEREF")):
+        if instruction.opname == "LOAD_FAST_AND_CLEAR":
+            inlined.append((instruction.argval, positions))
+        if not instruction.opname.startswith(("STORE_FAST", "STORE_DEREF")):
             continue
-        line, column = one.positions.lineno or 0, one.positions.col_offset
+        line, column = positions.lineno or 0, positions.col_offset
         # from Python 3.13 on, one instruction may store twice, with the position of the first store, or store and load
-        first, *others = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        first, *others = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
         names = [(first, column if column is not None else NO_COLUMN)]
-        if "LOAD" not in one.opname:
+        if "LOAD" not in instruction.opname:
             names += [(name, _column_of_store(code.co_filename, line, column, name)) for name in others]
         # from Python 3.12 on, a comprehension binds its variables in the function around it
-        own = tuple(
-            (name, at)
-            for name, at in names
-            if not any(name == variable and _in(one.positions, within) for variable, within in inlined)
-        )
-        if own:
-            yield one.offset, (line, own)
+        comprehension = {name for name, within in inlined if _in(positions, within)}
+        if own := [(name, at) for name, at in names if name not in comprehension]:
+            yield instruction.offset, (line, own)
 
 
 def _column_of_store(file: str, line: int, column: int | None, name: str) -> int:
@@ -266,8 +247,7 @@ def _in(one: dis.Positions, other: dis.Positions) -> bool:
     (line, end, column, end_column), (first, last, left, right) = one, other
     if line is None or end is None or first is None or last is None:
         return one == other
-    behind = (first, left or 0) <= (line, column or 0)
-    return behind and (end, end_column or 0) <= (last, right or 0)
+    return (first, left or 0) <= (line, column or 0) and (end, end_column or 0) <= (last, right or 0)
 
 
 def _is_first_resume(frame: FrameType) -> bool:
@@ -281,30 +261,26 @@ def _arguments(frame: FrameType) -> Iterator[tuple[str, Value]]:
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     held = frame.f_locals
-    for name in code.co_varnames[:count]:
-        if name in held:
-            yield name, summarize(held[name])
+    yield from ((name, summarize(held[name])) for name in code.co_varnames[:count] if name in held)
 
 
 def _numbers(frame: FrameType) -> dict[str, int]:
     """Return the integers in scope by name; an inner scope wins over an outer one."""
-    found = {name: value for name, value in frame.f_globals.items() if type(value) is int}
     held = frame.f_locals
+    scopes = [frame.f_globals]
     for path in _NAMESPACES:
         first, _, rest = path.partition(".")
         holder = held.get(first)
-        holder = _attributes(holder).get(rest) if rest else holder
-        found |= {name: value for name, value in _attributes(holder).items() if type(value) is int}
-    return found | {name: value for name, value in held.items() if type(value) is int}
+        scopes.append(_attributes(_attributes(holder).get(rest) if rest else holder))
+    return {name: value for scope in (*scopes, held) for name, value in scope.items() if type(value) is int}
 
 
 def _attributes(value: object) -> dict[str, Any]:
     """Return an object's own attributes, without running any of its code."""
-    try:
-        found: dict[str, Any] = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return found
+    with contextlib.suppress(AttributeError):
+        attributes: dict[str, Any] = object.__getattribute__(value, "__dict__")
+        return attributes
+    return {}
 
 
 _STANDARD = sysconfig.get_path("stdlib")
@@ -329,8 +305,6 @@ class ObservedRun:
 class TargetObservation:
     """Several runs of one target."""
 
-    file: str | None
-    """The file of the called code; None if it has none."""
     variation: Samples
     small: tuple[ObservedRun, ...]
     """The runs at small sizes, in the order of `variation.every`, without those that failed while watched."""
@@ -342,57 +316,49 @@ def observe(target: Target, variation: Samples, options: RunOptions, limit: Time
 
     Raises whatever the target raises at the user's sizes.
     """
-    single = replace(options, device="cpu", dtype="float32")
-    actual = _run(target, variation.plan.sizes.numbers, single)
-    small = runs_at(target, [numbers for numbers, _ in variation.every], single, limit)
-    return TargetObservation(actual.file, variation, tuple(small), actual)
+    actual = _run(target, variation.plan.sizes.numbers, options)
+    small = runs_at(target, [numbers for numbers, _ in variation.every], options, limit)
+    return TargetObservation(variation, tuple(small), actual)
 
 
 def runs_at(
     target: Target, sizes: Iterable[Mapping[str, int]], options: RunOptions, limit: TimeLimit
 ) -> list[ObservedRun]:
     """Return a run at each of these sizes, without those at which the target fails or takes too long."""
-    single = replace(options, device="cpu", dtype="float32")
-    made = []
+    runs = []
     for numbers in sizes:
         with contextlib.suppress(TooLong), one_thread():
-            run = limit.run(lambda numbers=numbers: _unless_it_fails(target, numbers, single))  # type: ignore[misc]  # mypy can't type it
-            made += [run] if run is not None else []
-    return made
-
-
-def _unless_it_fails(target: Target, numbers: Mapping[str, int], options: RunOptions) -> ObservedRun | None:
-    try:
-        return _run(target, numbers, options)
-    except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
-        reraise_interruption(error)
-        return None
+            try:
+                runs.append(limit.run(functools.partial(_run, target, numbers, options)))
+            except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
+                reraise_interruption(error)
+    return runs
 
 
 def _run(target: Target, numbers: Mapping[str, int], options: RunOptions) -> ObservedRun:
     files: set[str | None] = set()
-    kinds: list[Frames] = []
+    frames: list[Frames] = []
     parameters: dict[str, tuple[int, ...]] = {}
 
     def wanted(code: CodeType) -> bool:
         file = code.co_filename
-        of_target = not _is_standard(file) and not file.startswith(_RECORDING)
-        return of_target and bool(kinds) and kinds[-1].kind(code) == "own"
+        if file.startswith(_RECORDING) or (file.startswith(_STANDARD) and installed_package(file) is None):
+            return False
+        return bool(frames) and frames[-1].kind(code) == "own"
 
     watch = VariableWatch(wanted)
 
     def build() -> Runnable:
-        kinds.clear()  # building the target isn't watched
-        runnable = target.build(numbers, options)
-        file = source_file(runnable.function)
-        files.add(file)
-        parameters.update(
-            (name, tuple(one.shape)) for name, one in parameters_within(runnable.function, runnable.bound())
-        )
-        kinds.append(Frames(frozenset({file} if file else ())))
+        frames.clear()  # building the target isn't watched
+        runnable = target.build(numbers, single)
+        files.add(file := source_file(runnable.function))
+        tensors = parameters_within(runnable.function, runnable.bound())
+        parameters.update((name, tuple(tensor.shape)) for name, tensor in tensors)
+        frames.append(Frames(frozenset({file} if file else ())))
         watch.clear()
         return runnable
 
+    single = replace(options, device="cpu", dtype="float32")
     with watch:
         raw = build_and_record(build, options.seed, on_step=watch.count_call)
     if raw.failure is not None:
@@ -402,14 +368,11 @@ def _run(target: Target, numbers: Mapping[str, int], options: RunOptions) -> Obs
 
 def symbols_of_other_numbers(function: FunctionId, runs: Iterable[ObservedRun]) -> set[str]:
     """Return the size symbols that a function has bound to other numbers, in some run."""
-    found = set()
-    for run in runs:
-        for call in (one for one in run.invocations if one.function == function):
-            bound = [*call.arguments.items(), *((one.name, one.value) for one in call.bindings)]
-            found |= {name for name, value in bound if type(value) is int and run.numbers.get(name, value) != value}
-    return found
-
-
-def _is_standard(file: str) -> bool:
-    """Return whether a file belongs to the standard library."""
-    return file.startswith(_STANDARD) and installed_package(file) is None
+    return {
+        name
+        for run in runs
+        for call in run.invocations
+        if call.function == function
+        for name, value in call.bound
+        if type(value) is int and run.numbers.get(name, value) != value
+    }

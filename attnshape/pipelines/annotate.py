@@ -81,7 +81,7 @@ def annotate_requests(
             "its code was made as it ran, or the file has changed since it was imported",
         )
     runs = [run for one in observations for run in (*one.small, one.actual)]
-    taken = {one.function: symbols_of_other_numbers(one.function, runs) for one in forms}
+    taken = [symbols_of_other_numbers(one.function, runs) for one in forms]
     forms, omissions = without_taken_symbols(forms, taken)
     if options.existing != "replace":
         forms, conflicting = without_conflicting_symbols(tree, forms)
@@ -151,7 +151,7 @@ def _find_file(
     Raises AttnshapeError if there is none.
     """
     ran = [one.function.file for one in forms]
-    own = observation.file
+    own = observation.actual.file
     files = [one for one in [own, *ran] if one is not None and one.endswith(".py") and Path(one).is_file()]
     if not files:
         where = f"in {own}" if own is not None else "not in a file of Python code"

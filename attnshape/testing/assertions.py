@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnshape.errors import AttnshapeError
@@ -11,7 +10,7 @@ from attnshape.errors import AttnshapeError
 if TYPE_CHECKING:
     import torch
 
-    from attnshape.model.trace import Failure, TensorRecord, Trace
+    from attnshape.model.trace import Failure, Reference, TensorRecord, Trace
 
 _EXAMPLE = 'for example "query: B Lq D, key: B Lk D -> B Lq D"'
 _KINDS = {"bool": ("bool",), "int": ("int", "uint"), "float": ("float", "bfloat")}
@@ -69,13 +68,13 @@ def assert_shapes(
     from attnshape.api import trace
 
     inputs, results = _parse(signature)
-    made = trace(
+    traced = trace(
         target,
         init=init,
         inputs=inputs,
         arguments=arguments,
         options=options,
-        expect={f"return[{place}]": result.signature for place, result in enumerate(results)},
+        expect={f"return[{place}]": dims for place, (dims, _) in enumerate(results)},
         device=device,
         dtype=dtype,
         seed=seed,
@@ -83,17 +82,13 @@ def assert_shapes(
         grad=False,
         **sizes,
     )
-    problem = _problem(made, results)
+    problem = _problem(traced, results)
     if problem is not None:
         raise AssertionError(problem)
 
 
-@dataclass(frozen=True)
-class _Result:
-    """The tensor that must be returned in one place."""
-
-    signature: str
-    kind: str | None
+_Result = tuple[str, str | None]
+"""The dims string and the type of a tensor that must be returned in one place."""
 
 
 def _parse(signature: str) -> tuple[dict[str, str], list[_Result]]:
@@ -116,58 +111,54 @@ def _result(part: str, signature: str) -> _Result:
     if not words:
         raise AttnshapeError(f"{signature!r} names no axes for a result", "a scalar is written (): " + _EXAMPLE)
     kind = words.pop(0) if words[0] in _KINDS else None
-    return _Result("" if words == ["()"] else " ".join(words), kind)
+    return "" if words == ["()"] else " ".join(words), kind
 
 
-def _problem(made: Trace, results: list[_Result]) -> str | None:
-    if made.failure is not None:
-        return _failed(made, made.failure)
-    if len(made.outputs) != len(results):
-        tensors = [_returned(made, place) for place in range(len(made.outputs))]
-        found = ", ".join(_quoted(tensor.signature) for tensor in tensors if tensor is not None)
-        count = len(made.outputs)
-        many = "1 tensor" if count == 1 else f"{count} tensors"
-        return f"{_name(made)} returns {many}, expected {len(results)}" + (f": it returns {found}" if found else "")
-    for place, (result, expectation) in enumerate(zip(results, made.expectations, strict=False)):
-        what = f"what {_name(made)} returns" + (f" in place {place}" if len(results) > 1 else "")
-        tensor = _returned(made, place)
+def _problem(trace: Trace, results: list[_Result]) -> str | None:
+    if trace.failure is not None:
+        return _failed(trace, trace.failure)
+    tensors = [_tensor(trace, output.of) for output in trace.outputs]
+    if len(tensors) != len(results):
+        listed = ", ".join(_quoted(tensor.signature) for tensor in tensors if tensor is not None)
+        many = "1 tensor" if len(tensors) == 1 else f"{len(tensors)} tensors"
+        return f"{_name(trace)} returns {many}, expected {len(results)}" + (f": it returns {listed}" if listed else "")
+    rows = zip(results, trace.expectations, tensors, strict=False)
+    for place, ((dims, kind), expectation, tensor) in enumerate(rows):
+        what = f"what {_name(trace)} returns" + (f" in place {place}" if len(results) > 1 else "")
         if not expectation.holds:
-            return f"{what} isn't {_quoted(result.signature)}: {expectation.why}{_actual(made, tensor)}"
-        if result.kind and tensor is not None and not tensor.dtype.startswith(_KINDS[result.kind]):
-            return f"{what} isn't {result.kind}: its dtype is {tensor.dtype}{_actual(made, tensor)}"
+            return f"{what} isn't {_quoted(dims)}: {expectation.why}{_actual(trace, tensor)}"
+        if kind and tensor is not None and not tensor.dtype.startswith(_KINDS[kind]):
+            return f"{what} isn't {kind}: its dtype is {tensor.dtype}{_actual(trace, tensor)}"
     return None
 
 
-def _failed(made: Trace, failure: Failure) -> str:
-    number = len(made.steps) + 1
+def _failed(trace: Trace, failure: Failure) -> str:
+    number = len(trace.steps) + 1
     step = f", `{failure.expression}`" if failure.expression else ""
     where = f" ({failure.source.file}:{failure.source.line})" if failure.source else ""
-    lines = [f"{_name(made)} fails at step {number}{step}{where}: {failure.explanation or failure.error}"]
+    lines = [f"{_name(trace)} fails at step {number}{step}{where}: {failure.explanation or failure.error}"]
     lines += [f"the library says: {failure.error}"] if failure.explanation else []
     lines += [f"hint: {failure.hint}"] if failure.hint else []
     return "\n".join(lines)
 
 
-def _actual(made: Trace, tensor: TensorRecord | None) -> str:
+def _actual(trace: Trace, tensor: TensorRecord | None) -> str:
     if tensor is None:
         return ""
-    sizes = ", ".join(f"{symbol}={size.size}" for symbol, size in made.sizes.items())
+    sizes = ", ".join(f"{symbol}={size.size}" for symbol, size in trace.sizes.items())
     shape = f"shape {' '.join(map(str, tensor.shape))}" if tensor.shape else "a scalar"
     return f"\nit is {_quoted(tensor.signature)}, {shape}, at {sizes}"
 
 
-def _name(made: Trace) -> str:
-    return made.target.rpartition(":")[2]
+def _name(trace: Trace) -> str:
+    return trace.target.rpartition(":")[2]
 
 
 def _quoted(signature: str) -> str:
     return repr(signature or "()")
 
 
-def _returned(made: Trace, place: int) -> TensorRecord | None:
-    of = made.outputs[place].of if place < len(made.outputs) else None
-    if of is None:
-        return None
+def _tensor(trace: Trace, of: Reference) -> TensorRecord | None:
     if of.step is not None:
-        return made.step(of.step).outputs[of.output].tensor
-    return next((given.tensor for given in made.inputs if given.name == of.input), None)
+        return trace.step(of.step).outputs[of.output].tensor
+    return next((named.tensor for named in trace.inputs if named.name == of.input), None)

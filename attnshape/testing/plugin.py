@@ -32,18 +32,9 @@ class Snapshots:
 
     def __init__(self) -> None:
         self.written: set[str] = set()
-        self.folders: set[Path] = set()
-        """The folders of snapshots of the modules that were collected."""
-        self.users: set[pytest.Item] = set()
         self.unused: set[str] = set()
-
-    def find_unused(self) -> None:
-        """Find the files in these folders that no collected test reads."""
-        stems: dict[Path, set[str]] = {folder: set() for folder in self.folders}
-        for item in self.users:
-            stems[_folder(item)].add(_stem(_name(item)))
-        for folder, known in stems.items():
-            self.unused |= {str(path) for path in folder.glob("*.txt") if path.stem.partition("@")[0] not in known}
+        self.known: dict[Path, set[str]] = {}
+        """By the folder of each module that was collected, the names of the snapshots that its tests use."""
 
 
 _KEY = pytest.StashKey[Snapshots]()
@@ -64,18 +55,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Note which tests use snapshots, also those that don't run."""
-    snapshots = item.config.stash[_KEY]
-    snapshots.folders.add(_folder(item))
+    known = item.config.stash[_KEY].known.setdefault(_folder(item), set())
     if "shape_snapshot" in getattr(item, "fixturenames", ()):
-        snapshots.users.add(item)
+        known.add(_stem(_name(item)))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Find unused snapshots, unless a part of a module was collected; a worker reports them to its controller."""
     snapshots = session.config.stash[_KEY]
     part = any("::" in argument for argument in session.config.args) or session.config.getoption("lf", False)
-    if not part:
-        snapshots.find_unused()
+    for folder, known in snapshots.known.items() if not part else ():
+        snapshots.unused |= {str(path) for path in folder.glob("*.txt") if path.stem.partition("@")[0] not in known}
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[_OUTPUT] = [sorted(snapshots.written), sorted(snapshots.unused)]
@@ -133,11 +123,8 @@ def shape_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
             # a snapshot of a failure would always pass
             pytest.fail(_failed(trace, update), pytrace=False)
         if update:
-            if _write(path, trace):
-                snapshots.written.add(str(path))
-            return
-        problem = _problem(path, trace, request.config)
-        if problem is not None:
+            snapshots.written |= {str(path)} if _write(path, trace) else set()
+        elif (problem := _problem(path, trace, request.config)) is not None:
             request.node.stash[_DIFFERS] = True
             pytest.fail(problem, pytrace=False)
 
@@ -190,10 +177,9 @@ def _problem(path: Path, trace: Trace, config: pytest.Config) -> str | None:
     (shown,) = _relative([str(path)], config)
     if not path.is_file():
         return f"there is no snapshot {shown}\nhint: pytest {FLAG} writes it; read it before you keep it"
+    text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        difference = compare(
-            read_snapshot(path.read_text(encoding="utf-8", errors="replace"), shown), snapshot_of(trace)
-        )
+        difference = compare(read_snapshot(text, shown), snapshot_of(trace))
     except AttnshapeError as error:
         return f"{error.message}\nhint: {error.hint}"
     if not difference:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from attnshape.annotate.changes import AnnotateContext
-from attnshape.annotate.source import PythonSource, decode_source
-from attnshape.annotate.styles import STYLES, Rewrite
+from attnshape.annotate.source import Edit, PythonSource, decode_source
+from attnshape.annotate.styles import Rewrite, rewrite_jaxtyping, rewrite_with_comments
 from attnshape.observation.forms import AxisForm, Form, FunctionForms, FunctionId, ItemsForm, OtherForm, TensorForm
 
+STYLES = {"jaxtyping": rewrite_jaxtyping, "comment": rewrite_with_comments}
 SIZES = ({"B": 2, "L": 5, "D": 12, "H": 3, "Dk": 4, "Lk": 7},)
 
 
@@ -21,7 +23,7 @@ def form(text: str) -> Form:
     optional = text.endswith(" | None")
     text = text.removesuffix(" | None")
     if text == "None":
-        return Form(OtherForm(frozenset(["NoneType"])))
+        return Form(OtherForm())
     if text.startswith("("):
         return Form(ItemsForm("tuple", tuple(form(part.strip()) for part in text[1:-1].split(","))), optional)
     words = text.split()
@@ -78,3 +80,14 @@ def written(
     """Return the file as it is with what is written into it."""
     made = rewritten(data, *forms, style=style, wanted=wanted)
     return made.files[0][0].edited(made.files[0][1]) if made.files else data
+
+
+def only_insert(edits: Iterable[Edit]) -> bool:
+    """Return whether edits only insert text."""
+    return all(edit.start == edit.end for edit in edits)
+
+
+def overlap(edits: Iterable[Edit]) -> bool:
+    """Return whether any two edits overlap."""
+    ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
+    return any(edit.end > other.start for edit, other in itertools.pairwise(ordered))

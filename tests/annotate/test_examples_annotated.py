@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from attnshape.annotate.source import only_insert
+from tests.annotate.form_strings import only_insert
 from tests.annotate.running import annotated, forget
 from tests.annotate.test_library_files import only_types_are_new
 from tests.examples.expectations import EXPECTED, asked

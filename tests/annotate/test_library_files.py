@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from attnshape.annotate.source import only_insert
 from attnshape.options.spec import TargetSpec
 from tests.annotate.copied_sources import COPIED, QUICK, Copied, lay_out
+from tests.annotate.form_strings import only_insert
 from tests.annotate.running import annotated, forget
 from tests.libraries.tracing_cases import HAND_WORKED
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape.annotate.source import decode_source, only_insert, overlap
+from attnshape.annotate.source import decode_source
 from attnshape.errors import AttnshapeError
-from tests.annotate.form_strings import known, rewritten, source
+from tests.annotate.form_strings import known, only_insert, overlap, rewritten, source
 
 NEWLINES = st.sampled_from(["\n", "\r\n"])
 SPACE = st.sampled_from(["", " ", "  ", "\t", " \t "])

@@ -22,8 +22,8 @@ def call(
     """Return a call at some sizes, with the whole numbers that are its arguments or that it binds one after another."""
     made = Invocation(FUNCTION, dict(arguments or {}), {}, 0)
     for name, values in bound.items():
-        made.bindings += [Binding(1, 0, name, value, 0) for value in values]
-    return FunctionCall(0, numbers, made, ())
+        made.bindings += [Binding(1, 0, name, value) for value in values]
+    return FunctionCall(numbers, made, ())
 
 
 def said(text: str, *shapes: Shape | list[Shape], weight: float = 1.0) -> ShapeConstraint:
@@ -49,7 +49,7 @@ def test_the_majority_is_right() -> None:
     assignment = unify(claims, CALLS)
     assert assignment.chosen == {"p": (5, 3), "q": (7, 13), "r": (11, 17)}
     assert wrong(claims, assignment) == [3]
-    assert (assignment.supported["p"], assignment.is_known("p", 1), assignment.is_known("p", 2)) == (2, True, False)
+    assert (assignment.supported["p"], assignment.is_known("p")) == (2, True)
 
 
 def test_the_code_s_own_number_is_right_against_a_majority() -> None:
@@ -259,7 +259,7 @@ def test_many_letters_take_no_long_time() -> None:
 
 def test_what_a_variable_is_counts_as_a_tensor() -> None:
     made = Invocation(FUNCTION, {"q": TensorValue((2,), "float32"), "n": 3}, {"m": 4, "q": 5}, 0)
-    one = FunctionCall(0, {}, made, ())
+    one = FunctionCall({}, made, ())
     assert (one.integers, one.tensors) == ({"m": 4, "n": 3}, {"q"})
 
 

@@ -141,19 +141,15 @@ def run_attempt(job: SandboxJob) -> AttemptResult:
         if job.standalone_file:
             _import_by_name(Path(job.standalone_file))
     options = RunOptions(seed=job.seed, train=job.train)
-    return AttemptResult(tuple(results for call in job.calls for results in _run_call(call, options)))
-
-
-def _run_call(call: TargetCall, options: RunOptions) -> list[tuple[ResultTensor, ...]]:
-    found = []
-    target = find_target(call.spec)
-    for numbers in call.numbers:
-        with isolated(), torch.no_grad():
-            runnable = target.build(numbers, options)
-            seed_all(options.seed)
-            value, _ = run_to_completion(runnable.call())
-            found.append(tuple(_result(path, tensor) for path, tensor in tensor_paths("output", value)))
-    return found
+    results = []
+    for target, sizes in ((find_target(call.spec), call.numbers) for call in job.calls):
+        for numbers in sizes:
+            with isolated(), torch.no_grad():
+                runnable = target.build(numbers, options)
+                seed_all(options.seed)
+                value, _ = run_to_completion(runnable.call())
+                results.append(tuple(_result(path, tensor) for path, tensor in tensor_paths("output", value)))
+    return AttemptResult(tuple(results))
 
 
 def _result(path: str, tensor: torch.Tensor) -> ResultTensor:
@@ -212,7 +208,11 @@ def explain_failure(error: BaseException, files: Collection[str]) -> AttemptFail
         if code.co_filename in files and not wrapped:
             return AttemptFailure("local", message, file=code.co_filename, line=line)
         if _is_jaxtyping(frame):
-            return _failure_of_signature(error, frame, message)
+            function, parameter = _checked_function(frame), _PARAMETER.search(str(error))
+            if "out" in frame.f_locals:
+                return AttemptFailure("result", message, function=function)
+            kind: Cause = "argument" if parameter is not None else "function"
+            return AttemptFailure(kind, message, function=function, name=parameter[1] if parameter is not None else "")
         if wrapped:
             break
         if (match := _BEARTYPE_WRAPPER.match(code.co_filename)) and not match["name"].startswith("__beartype"):
@@ -221,18 +221,7 @@ def explain_failure(error: BaseException, files: Collection[str]) -> AttemptFail
 
 
 def _is_jaxtyping(frame: FrameType) -> bool:
-    """Return whether jaxtyping checks a function in this frame."""
     return frame.f_code.co_filename.startswith(_JAXTYPING) and "fn" in frame.f_locals
-
-
-def _failure_of_signature(error: BaseException, frame: FrameType, message: str) -> AttemptFailure:
-    name = _checked_function(frame)
-    if "out" in frame.f_locals:
-        return AttemptFailure("result", message, function=name)
-    parameter = _PARAMETER.search(str(error))
-    if parameter is not None:
-        return AttemptFailure("argument", message, function=name, name=parameter[1])
-    return AttemptFailure("function", message, function=name)
 
 
 def _checked_function(frame: FrameType) -> str:

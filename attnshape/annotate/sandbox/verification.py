@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -14,11 +15,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-from attnshape.annotate.changes import AnnotateContext, Change, Omission, Place
+from attnshape.annotate.changes import AnnotateContext, Omission, Place
 from attnshape.annotate.enforcing import find_hook
 from attnshape.annotate.exclusions import parameters_refusing_none
 from attnshape.annotate.sandbox.attempt import AttemptFailure, AttemptResult, SandboxJob, TargetCall, serve_attempt
-from attnshape.annotate.source import Edit, PythonSource
+from attnshape.annotate.source import PythonSource
 from attnshape.annotate.styles import AnnotatedFile, Rewrite, rewrite_enforced, rewrite_jaxtyping
 from attnshape.annotate.syntax import parse
 from attnshape.errors import AttnshapeError
@@ -44,13 +45,8 @@ _ENVIRONMENT = {
 def run_in_sandbox(job: SandboxJob, libraries: Iterable[str] = (), time_limit: float = TIME_LIMIT) -> AttemptResult:
     """Run a job in a process of its own, which is gone when this returns, with all processes that it started.
 
-    Args:
-        job: what to run.
-        libraries: modules that the fork server imports when it starts, with the first job of this process.
-        time_limit: seconds after which the attempt is ended.
-
-    Raises:
-        AttnshapeError: where Python runs with -O, under which beartype checks nothing.
+    The fork server imports the `libraries` when it starts, with the first job of this process. Raises AttnshapeError
+    where Python runs with -O, under which beartype checks nothing.
     """
     if sys.flags.optimize or os.environ.get("PYTHONOPTIMIZE"):
         raise AttnshapeError(
@@ -66,16 +62,14 @@ def run_in_sandbox(job: SandboxJob, libraries: Iterable[str] = (), time_limit: f
         with _environment(), sender:
             process.start()
         try:
-            multiprocessing.connection.wait([receiver, process.sentinel], time_limit)
-            if receiver.poll():
-                result: AttemptResult = receiver.recv()
-                return result
-            process.join(0)
-            status = process.exitcode
-            why = "it took too long" if status is None else f"the process ended with status {status}"
-        except EOFError:
-            process.join()
-            why = f"the process ended with status {process.exitcode}"
+            why = "it took too long"
+            if multiprocessing.connection.wait([receiver, process.sentinel], time_limit):
+                with contextlib.suppress(EOFError):
+                    if receiver.poll():
+                        result: AttemptResult = receiver.recv()
+                        return result
+                process.join()
+                why = f"the process ended with status {process.exitcode}"
         finally:
             _end(process)
     return AttemptResult(failure=AttemptFailure("other", why))
@@ -83,17 +77,14 @@ def run_in_sandbox(job: SandboxJob, libraries: Iterable[str] = (), time_limit: f
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Set the environment in which the fork server starts."""
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    before = {name: os.environ.pop(name) for name in _ENVIRONMENT if name in os.environ}
     os.environ.update(_ENVIRONMENT)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in _ENVIRONMENT:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _end(process: BaseProcess) -> None:
@@ -113,7 +104,7 @@ def libraries_used_by(files: Iterable[str]) -> tuple[str, ...]:
     by_file = {file: module for module in list(sys.modules.values()) if (file := _file(module)) is not None}
     waiting = [by_file[file] for file in files if file in by_file]
     visited = set(waiting)
-    found: dict[str, None] = {}
+    libraries: dict[str, None] = {}
     while waiting:
         for used in _modules_used_by(waiting.pop()):
             file = _file(used)
@@ -121,22 +112,21 @@ def libraries_used_by(files: Iterable[str]) -> tuple[str, ...]:
                 continue
             visited.add(used)
             if installed_package(file) is not None:
-                found[used.__name__] = None
+                libraries[used.__name__] = None
             else:
                 waiting.append(used)
-    return tuple(found)
+    return tuple(libraries)
 
 
-def _modules_used_by(module: ModuleType) -> list[ModuleType]:
-    """Return the modules in which a module's values are defined."""
-    found = []
+def _modules_used_by(module: ModuleType) -> Iterator[ModuleType]:
+    """Yield the modules in which a module's values are defined."""
     for value in list(vars(module).values()):
         name = value.__name__ if isinstance(value, ModuleType) else None
         if isinstance(value, type | FunctionType):
             name = value.__module__
         used = sys.modules.get(name) if isinstance(name, str) else None
-        found += [used] if isinstance(used, ModuleType) else []
-    return found
+        if isinstance(used, ModuleType):
+            yield used
 
 
 def _file(module: object) -> str | None:
@@ -172,8 +162,7 @@ class SandboxVerification:
     def verify(self, options: AnnotateOptions, progress: ProgressCallback) -> AnnotatedFile:
         """Return the annotations that hold. Raises AttnshapeError if none can be verified."""
         rewrite_source = rewrite_enforced if options.enforce else rewrite_jaxtyping
-        attempts = 0
-        while True:
+        for attempt in itertools.count(1):
             if options.enforce:
                 self._uncheck_none_defaults()
             rewrite = rewrite_source(self._source, self._forms, self._context)
@@ -184,18 +173,13 @@ class SandboxVerification:
             result = self._run(self._job(checked))
             if result.failure is None:
                 break
-            attempts += 1
-            if attempts > _MOST_ATTEMPTS:
+            if attempt > _MOST_ATTEMPTS:
                 raise self._cannot_run(result.failure)
             self._leave_out(result.failure, checked)
         same = self._gives_same_results(result)
-        sizes = [
-            " ".join(f"{symbol}={size}" for symbol, size in numbers.items())
-            for call in self._calls
-            for numbers in call.numbers
-        ]
-        verified_at = tuple(dict.fromkeys(sizes))
-        return AnnotatedFile(self._source, options.style, rewrite, tuple(self._omitted), verified_at, same)
+        every = (numbers for call in self._calls for numbers in call.numbers)
+        sizes = dict.fromkeys(" ".join(f"{symbol}={size}" for symbol, size in numbers.items()) for numbers in every)
+        return AnnotatedFile(self._source, options.style, rewrite, tuple(self._omitted), tuple(sizes), same)
 
     def _run(self, job: SandboxJob) -> AttemptResult:
         return run_in_sandbox(job, self._libraries)
@@ -210,25 +194,23 @@ class SandboxVerification:
     def _uncheck_none_defaults(self) -> None:
         """Don't check functions that would refuse their own default of None, though no run passed it."""
         tree = parse(self._source)
-        made = rewrite_enforced(self._source, self._forms, self._context).annotations
-        changed = {(one.place.line, one.place.name) for one in made.changes if one.place.kind == "argument"}
-        for one in made.functions:
-            refusing = [name for name in parameters_refusing_none(one.node, tree) if (one.line, name) not in changed]
-            if refusing and one.name not in self._context.unchecked:
-                self._uncheck(one.name, f"{refusing[0]} is None by default, which its own annotation doesn't allow")
+        annotations = rewrite_enforced(self._source, self._forms, self._context).annotations
+        places = [change.place for change in annotations.changes if change.place.kind == "argument"]
+        changed = {(place.line, place.name) for place in places}
+        for function in annotations.functions:
+            refusing = [n for n in parameters_refusing_none(function, tree) if (function.line, n) not in changed]
+            if refusing and function.name not in self._context.unchecked:
+                why = f"{refusing[0]} is None by default, which its own annotation doesn't allow"
+                self._uncheck(function.name, why)
 
     def _job(self, checked: Rewrite | None) -> SandboxJob:
         files = {str(s.path): s.edited(edits) for s, edits in checked.files} if checked is not None else {}
+        job = SandboxJob(files, self._calls, self._settings.seed, self._settings.train)
+        if checked is None or not self._context.hook:
+            return job
         hook = find_hook(self._source.path)
-        hooked = checked is not None and self._context.hook
-        return SandboxJob(
-            files,
-            self._calls,
-            self._settings.seed,
-            self._settings.train,
-            module=hook.module if hooked else "",
-            standalone_file=str(self._source.path) if hooked and hook.package is None else "",
-        )
+        standalone = str(self._source.path) if hook.package is None else ""
+        return replace(job, module=hook.module, standalone_file=standalone)
 
     def _leave_out(self, failure: AttemptFailure, checked: Rewrite) -> None:
         """Leave out what failed. Raises AttnshapeError if the failure isn't one of the annotations'."""
@@ -252,35 +234,27 @@ class SandboxVerification:
 
     def _name(self, failure: AttemptFailure) -> str:
         """Return the name that the file has for the function that failed."""
-        names = [one.name for one in self._definitions]
-        function = failure.function
-        return next((name for name in names if function == name or function.endswith(f".{name}")), function)
+        names = (definition.name for definition in self._definitions)
+        return next((name for name in names if f".{failure.function}".endswith(f".{name}")), failure.function)
 
     def _place(self, failure: AttemptFailure, checked: Rewrite) -> Place | None:
         """Return the new annotation that failed, None if it is one of the author's own."""
-        edits = self._edits(checked)
-        for change in checked.annotations.changes:
-            place = change.place
+        for place in (change.place for change in checked.annotations.changes):
             if failure.kind == "local" and place.kind == "local":
-                if self._line(change, edits) == failure.line and failure.file == str(self._source.path):
+                line = self._source.line(place.offset) + self._lines_added_above(place.offset, checked)
+                if line == failure.line and failure.file == str(self._source.path):
                     return place
             elif failure.kind == place.kind and place.function == self._name(failure) and place.name == failure.name:
                 return place
         return None
 
-    def _edits(self, checked: Rewrite) -> list[Edit]:
-        return [edit for source, edits in checked.files if source is self._source for edit in edits]
-
-    def _line(self, change: Change, edits: Sequence[Edit]) -> int:
-        """Return the line of a change in the edited file."""
-        return self._source.line(change.place.offset) + _lines_added_above(change.place.offset, edits)
-
     def _original_line(self, failure: AttemptFailure, checked: Rewrite) -> int:
-        edits = self._edits(checked)
-        lines = range(1, failure.line + 1)
-        return next(
-            (one for one in lines if one + _lines_added_above(self._source.offset(one, 0), edits) == failure.line), 0
-        )
+        added = ((n, self._lines_added_above(self._source.offset(n, 0), checked)) for n in range(1, failure.line + 1))
+        return next((line for line, above in added if line + above == failure.line), 0)
+
+    def _lines_added_above(self, offset: int, checked: Rewrite) -> int:
+        edits = [edit for source, edits in checked.files if source is self._source for edit in edits]
+        return sum(edit.text.count("\n") or edit.text.count("\r") for edit in edits if edit.start <= offset)
 
     def _gives_same_results(self, annotated: AttemptResult) -> bool:
         """Return whether the results are bit for bit the original's; False if the original's own results vary.
@@ -306,7 +280,3 @@ class SandboxVerification:
 
     def _cannot_run(self, failure: AttemptFailure) -> AttnshapeError:
         return AttnshapeError(f"the annotated {self._file} doesn't run: {failure.message}", _NOTHING_WRITTEN)
-
-
-def _lines_added_above(offset: int, edits: Sequence[Edit]) -> int:
-    return sum(edit.text.count("\n") or edit.text.count("\r") for edit in edits if edit.start <= offset)
