@@ -24,11 +24,7 @@ TOPIC = "masks"
 _REPLACES = MASKS | MULTIPLICATIONS | TRIANGLES | ELEMENT_WRITES
 """What may put another number in the place of a score."""
 _SLIPS: dict[MaskMistake, tuple[str, str, str]] = {
-    "inverted": (
-        "AS401",
-        "is inverted: it hides the keys that it should keep",
-        "invert it: ~mask, or mask == 0",
-    ),
+    "inverted": ("AS401", "is inverted: it hides the keys that it should keep", "invert it: ~mask, or mask == 0"),
     "on queries": (
         "AS402",
         "is aligned with the query axis instead of the key axis",
