@@ -47,7 +47,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._mark: Callable[[], None] = _nothing
+        self._mark: Callable[[], None] = lambda: None
         self._disable: Callable[[], Sequence[Sequence[Any]]] | None = None
         self._segments: list[list[int]] = []
         self._marks = 0
@@ -153,10 +153,6 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have none
         return None
-
-
-def _nothing() -> None:
-    """Leave no mark: nothing is being measured."""
 
 
 SmallRun = Callable[[Mapping[str, int], Meter | None], RawTrace]

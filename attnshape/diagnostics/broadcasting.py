@@ -126,23 +126,20 @@ def _in_place(context: FailureContext) -> Diagnosis | None:
 
 
 def fixes_to_broadcast(small: FailedOperand, rank: int, is_mask: bool) -> Iterator[Fix]:
-    """Yield fixes that insert axes of size 1 into an operand, or reorder its axes, so that it may broadcast.
+    """Yield fixes that insert axes of size 1 into an operand, or reorder its axes, so that it may broadcast to a rank.
 
-    Args:
-        small: The operand.
-        rank: The rank that it should broadcast to.
-        is_mask: Whether it is a mask, whose last axis is that of the keys and stays last.
+    The last axis of a mask is that of the keys and stays last.
     """
-    seen: set[tuple[int, ...]] = set()
+    shapes: set[tuple[int, ...]] = set()
     for more in range(1, rank - small.rank + 1):
         for inserted in itertools.combinations(range(1, small.rank + more), more):
             index = tuple(None if place in inserted else slice(None) for place in range(small.rank + more))
             sizes = iter(small.shape)
             shape = tuple(1 if part is None else next(sizes) for part in index)
             # beside an axis of size 1, it doesn't matter on which side another is inserted
-            if (is_mask and index[-1] is None) or shape in seen:
+            if (is_mask and index[-1] is None) or shape in shapes:
                 continue
-            seen.add(shape)
+            shapes.add(shape)
             text = ", ".join("None" if part is None else ":" for part in index)
             yield from change_operand(small, f"[{text}]", partial(_indexed, index))
     yield from swap_axes(small, -2, -1, rank=2)
@@ -168,14 +165,9 @@ def _fused_mask(context: FailureContext) -> Diagnosis | None:
 def not_broadcast(
     operand: FailedOperand, shape: tuple[int, ...], symbols: Sequence[str], what: str, fixes: Iterable[Fix]
 ) -> Diagnosis | None:
-    """Return the diagnosis of an operand that doesn't broadcast to a shape; None if it does.
+    """Return the diagnosis of an operand that doesn't broadcast to the shape of the others; None if it does.
 
-    Args:
-        operand: The operand.
-        shape: The shape that the operation computes from its other operands.
-        symbols: The symbols of that shape.
-        what: What has that shape, in words.
-        fixes: Fixes to try.
+    `symbols` are those of that shape, and `what` says what has it.
     """
     _, axes, problem = _disagreement(symbols, shape, what.partition(" of ")[0], operand)
     explanation = f"{quoted(operand)} doesn't broadcast to {what}, {' '.join(symbols)}: {problem}"

@@ -120,9 +120,7 @@ class FailureContext:
     def formula(self, read: Callable[[RawCall], int], actual: int) -> str:
         """Return the formula of a number in the call, or the number itself if the small runs don't give one.
 
-        Args:
-            read: Reads the number from a call.
-            actual: The number in the user's run.
+        `read` reads the number from a call; `actual` is the number in the user's run.
         """
         calls = [failure.call for failure in self.similar.failures]
         try:

@@ -152,14 +152,9 @@ KINDS: tuple[Callable[[FailureContext], Diagnosis | None], ...] = (
 def failure_of(
     similar: SimilarFailures, inputs: Sequence[NamedTensor], steps: Sequence[Step], device: str, dtype: str
 ) -> Failure:
-    """Return the failure as the trace saves it.
+    """Return the failure as the trace saves it, from the trace's inputs and the steps before the failure.
 
-    Args:
-        similar: The failed call, and the small runs that failed alike.
-        inputs: The trace's inputs.
-        steps: The steps before the failure.
-        device: The run's device.
-        dtype: The run's default floating-point dtype.
+    `device` and `dtype` are the run's; the dtype is its default for floating-point numbers.
     """
     raw = similar.actual
     context = failure_context(similar, inputs, steps, device.partition(":")[0], dtype)
@@ -178,7 +173,7 @@ def failure_of(
 
 def diagnose(context: FailureContext) -> Diagnosis | None:
     """Return the diagnosis of the first kind that applies; None if none does."""
-    return next((found for kind in KINDS if (found := kind(context)) is not None), None)
+    return next((diagnosis for kind in KINDS if (diagnosis := kind(context)) is not None), None)
 
 
 def _explain(context: FailureContext) -> tuple[str | None, Mapping[int, tuple[int, ...]], str | None]:

@@ -35,10 +35,10 @@ def indices(context: FailureContext) -> Diagnosis | None:
         return _along(context)
     if context.operation in ("getitem", "setitem"):
         return _item(context)
-    if context.operation == "narrow" and (found := _NARROWED.search(context.message)):
+    if context.operation == "narrow" and (match := _NARROWED.search(context.message)):
         operand, axis = context.operand(0, "input"), context.argument(1, "dim")
         if operand is not None and type(axis) is int and -operand.rank <= axis < operand.rank:
-            return _out_of_range(operand, axis, f"narrow reads {found[1]} to {int(found[1]) + int(found[2]) - 1}")
+            return _out_of_range(operand, axis, f"narrow reads {match[1]} to {int(match[1]) + int(match[2]) - 1}")
     return None
 
 
@@ -143,15 +143,15 @@ def ranks(context: FailureContext) -> Diagnosis | None:
         return None
     operand = context.operands[0]
     has = has_axes(operand)
-    if found := _RANGE.search(context.message):
-        return Diagnosis(f"{has}: {context.operation} is given axis {found[3]}, which doesn't exist")
-    if found := _ORDER.search(context.message):
-        return Diagnosis(f"{has}: {context.operation} is given {count_axes(int(found[2]))}")
+    if match := _RANGE.search(context.message):
+        return Diagnosis(f"{has}: {context.operation} is given axis {match[3]}, which doesn't exist")
+    if match := _ORDER.search(context.message):
+        return Diagnosis(f"{has}: {context.operation} is given {count_axes(int(match[2]))}")
     if _TOO_MANY.search(context.message):
         return Diagnosis(f"{has}, and the index names more")
-    if found := _TAKES.search(context.message):
-        takes = found[1] or ("2 axes" if found[3] else "at most 2 axes")
-        return Diagnosis(f"{has}: {context.operation} takes {takes}{' input' if found[1] else ''}")
+    if match := _TAKES.search(context.message):
+        takes = match[1] or ("2 axes" if match[3] else "at most 2 axes")
+        return Diagnosis(f"{has}: {context.operation} takes {takes}{' input' if match[1] else ''}")
     if _SAME_RANK in context.message and len(context.operands) > 1:
         needs = f"the index of {context.operation} must have as many axes as the tensor that it indexes"
         return Diagnosis(f"{needs}: {has}, {has_axes(context.operands[1])}")

@@ -269,22 +269,22 @@ def multihead(context: FailureContext) -> Diagnosis | None:
     if context.operation != "multi_head_attention_forward":
         return None
     query, key, value = (context.operand(position, name) for position, name in enumerate(("query", "key", "value")))
-    if query is not None and (found := _WIDTH.search(context.message)):
-        last, width = query.rank - 1, int(found[1])
+    if query is not None and (match := _WIDTH.search(context.message)):
+        last, width = query.rank - 1, int(match[1])
         formula = sized(context.formula(lambda call: int(call.args[_WIDTH_POSITION]), width), width)
         problem = f"the attention was built for a width of {formula}: {axis_is(query, last)}"
         return Diagnosis(problem, {query.position: (last,)})
     padding = context.operand(None, "key_padding_mask")
-    if padding is not None and (found := _PADDING.search(context.message)):
-        axis = int(found[1])
+    if padding is not None and (match := _PADDING.search(context.message)):
+        axis = int(match[1])
         return Diagnosis(
-            f"a key padding mask has a batch axis and a key axis: {axis_is(padding, axis)}, not {found[2]}",
+            f"a key padding mask has a batch axis and a key axis: {axis_is(padding, axis)}, not {match[2]}",
             {padding.position: (axis,)},
             [replace(fix, inner=True) for fix in swap_axes(padding, 0, 1)],
         )
     mask = context.operand(None, "attn_mask")
-    if mask is not None and (found := _MASK.search(context.message)):
-        return _attention_mask(mask, [int(size) for size in re.findall(r"\d+", found[3])])
+    if mask is not None and (match := _MASK.search(context.message)):
+        return _attention_mask(mask, [int(size) for size in re.findall(r"\d+", match[3])])
     if key is not None and value is not None and "does not match value shape" in context.message:
         differing = _differing_axes(key.shape, value.shape)
         return Diagnosis(

@@ -217,11 +217,11 @@ def einops_pattern(context: FailureContext) -> Diagnosis | None:
     if type(context.failure.error).__name__ != "EinopsError" or len(context.operands) != 1:
         return None
     (operand,) = context.operands
-    if found := _RANK.search(context.message):
-        return Diagnosis(f"{has_axes(operand)}: the pattern names {found[1]}")
-    found = _CHUNKS.search(context.message)
-    if not found or operand.shape.count(int(found[1])) != 1:
+    if match := _RANK.search(context.message):
+        return Diagnosis(f"{has_axes(operand)}: the pattern names {match[1]}")
+    match = _CHUNKS.search(context.message)
+    if not match or operand.shape.count(int(match[1])) != 1:
         return None
-    axis = operand.shape.index(int(found[1]))
-    problem = f"{size_of(operand, axis)} of {quoted(operand)} isn't a multiple of {found[2]}"
+    axis = operand.shape.index(int(match[1]))
+    problem = f"{size_of(operand, axis)} of {quoted(operand)} isn't a multiple of {match[2]}"
     return Diagnosis(problem, {operand.position: (axis,)})

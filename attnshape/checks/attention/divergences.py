@@ -34,8 +34,8 @@ def scrambles(
     if event.name in JOINS or chosen:
         return False
     if summary is not None:
-        path = [made for start in summary.refs for made in between(subject.graph, start, tuple(event.producers))]
-        if any(made.name not in DATA_MOVEMENT for made in (summary, *path)):
+        path = [call for start in summary.refs for call in between(subject.graph, start, tuple(event.producers))]
+        if any(call.name not in DATA_MOVEMENT for call in (summary, *path)):
             return False
     if len(divergence.indices) > 1:
         return True

@@ -85,7 +85,7 @@ class MaskLines:
 
     def first_difference(self, name: str) -> OutputRef:
         """Return the difference of positions by which a table is read, else the call that applies it."""
-        sources = [source for event in self._path(name)[-1:] for given in self._given(event) for source in given]
+        sources = [source for event in self._path(name)[-1:] for operand in self._given(event) for source in operand]
         subtractions = ops.SUBTRACTIONS | ops.REVERSED_SUBTRACTIONS
         differences = [event for event in self._flow.upstream(tuple(sources)) if event.name in subtractions]
         return differences[-1].refs[0] if differences else self.laid_out(name)
@@ -94,7 +94,7 @@ class MaskLines:
         """Return the last product in a constant that is added to the scores, else the call that adds it."""
         for event in self.applying:
             for constants in self._constants(event):
-                products = [made for made in constants if made.name in ops.MULTIPLICATIONS | {"einsum"}]
+                products = [call for call in constants if call.name in ops.MULTIPLICATIONS | {"einsum"}]
                 if products:
                     return products[0].refs[0]
         return self.triangle()
@@ -105,7 +105,7 @@ class MaskLines:
         read: OutputRef | None = None
         for event in self.applying:
             for constants in self._constants(event):
-                built = [made for made in constants if made.name in triangles]
+                built = [call for call in constants if call.name in triangles]
                 if built:
                     return built[0].refs[0]
                 read = read or (constants[0].refs[0] if constants else None)
@@ -117,7 +117,7 @@ class MaskLines:
         """Yield for each operand of a call that isn't scores the calls that made it and don't depend on the data."""
         data = self._flow.depends_on_data
         for sources in self._given(event):
-            yield [made for made in self._flow.upstream(sources) if made.refs[0] not in data]
+            yield [call for call in self._flow.upstream(sources) if call.refs[0] not in data]
 
     def _given(self, event: ReplayedCall) -> list[tuple[Producer, ...]]:
         """Return the producers of a call's operands that aren't scores."""
@@ -132,9 +132,9 @@ class MaskLines:
                 break
         else:
             return []
-        made = {before.order: before for sources in self._given(event) for before in self._flow.upstream(sources)}
-        path = [before for before in made.values() if any(name in self._flow.origins(each) for each in before.sources)]
-        return [*sorted(path, key=lambda before: before.order), event]
+        calls = {call.order: call for sources in self._given(event) for call in self._flow.upstream(sources)}
+        path = [call for call in calls.values() if any(name in self._flow.origins(each) for each in call.sources)]
+        return [*sorted(path, key=lambda call: call.order), event]
 
     def _ref(self, events: list[ReplayedCall]) -> OutputRef:
         """Return the first event's result; the softmax if there is no event."""

@@ -56,12 +56,11 @@ class Subject:
     def _take_heads_from_products(self) -> None:
         """Take the number of heads from the axes that queries and keys share, if no symbol gives it."""
         batch = self.batch_size
-        shared = [{core.scores.result.shape[axis] for axis in core.scores.shared} - {1, batch} for core in self.cores]
-        queries = [core.tensor("query").shape for core in self.fused]
-        shared += [{shape[1]} - {1, batch} for shape in queries if len(shape) == 4]
-        sizes = set.union(*shared) if shared else set()
+        sizes = {core.scores.result.shape[axis] for core in self.cores for axis in core.scores.shared}
+        sizes |= {core.tensor("query").shape[1] for core in self.fused if core.tensor("query").ndim == 4}
+        sizes -= {1, batch}
         if len(sizes) == 1:
-            (heads,) = sizes
+            heads = sizes.pop()
             folded = batch > 1 and heads % batch == 0
             self.numbers["H"] = heads // batch if folded else heads
 

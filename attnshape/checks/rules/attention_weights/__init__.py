@@ -47,8 +47,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
 def _by_blocks(subject: Subject) -> Iterator[Outcome]:
     """Check a softmax that is computed block by block: if every value is one, so must be every result."""
     names = [name for name in subject.inputs if name.rpartition(".")[2].lower() in _VALUES]
-    made = {event.name for event in subject.base.events}
-    online = made & ops.EXPONENTIALS and made & (ops.MAXIMA | {"maximum"})
+    operations = {event.name for event in subject.base.events}
+    online = operations & ops.EXPONENTIALS and operations & (ops.MAXIMA | {"maximum"})
     if not online or len(names) != 1 or subject.base.state:
         yield Undecided(TOPIC, "no softmax was found")
         return
@@ -89,10 +89,10 @@ def _axis(subject: Subject, measured: MeasuredCore) -> Outcome | None:
 def _at_value(measured: MeasuredCore, axis: int) -> int | None:
     """Return the axis of the weights in the value product that corresponds to an axis of the softmax."""
     core, mapping = measured.core, measured.weights_map
-    made = core.softmax.event.values[0]
+    weights = core.softmax.event.values[0]
     if mapping is not None and mapping.elementwise:
-        return axis_after(mapping, tuple(made.shape), axis)
-    return axis if made.ndim == core.weights.ndim else None
+        return axis_after(mapping, tuple(weights.shape), axis)
+    return axis if weights.ndim == core.weights.ndim else None
 
 
 def _rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
@@ -109,9 +109,9 @@ def _rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
         return _violation("AS302", "the weights are logarithms, from log_softmax", core.softmax.ref, "use softmax")
     sums = distinct((core.weights.sum(core.key_axes) * 1e6).round() / 1e6)
     if len(sums) == len(core.key_axes) == 1 and sums[0] >= _TWO_SOFTMAXES and not dropout:
-        made = chain[-1].refs[0] if chain else core.softmax.ref
+        at = chain[-1].refs[0] if chain else core.softmax.ref
         hint = "take one softmax over all keys together"
-        return _violation("AS302", f"rows of weights sum to {sums[0]:.4g}", made, hint)
+        return _violation("AS302", f"rows of weights sum to {sums[0]:.4g}", at, hint)
     if mapping is None or not mapping.elementwise:
         return Undecided("rows of weights", "the code between the softmax and the values mixes weights")
     if bool((mapping.added != 0).any()):

@@ -155,19 +155,19 @@ def _flattened(subject: Subject, first: Divergence, symbol: str) -> OutputRef | 
 
 def _folded_otherwise(subject: Subject, diff: PerturbationDiff, first: Divergence, symbol: str) -> OutputRef | None:
     """Return where one operand of a product was folded with the heads first, and the other with the batch first."""
-    made = product(first.event, subject.graph)
+    matmul = product(first.event, subject.graph)
     number = subject.numbers[symbol]
-    if made is None:
+    if matmul is None:
         return None
-    for place in made.places:
-        shape, other = made.given(place).shape, made.given(made.other(place)).shape
+    for place in matmul.places:
+        shape, other = matmul.given(place).shape, matmul.given(matmul.other(place)).shape
         axis = next((a for a, size in enumerate(shape) if size > number and size % number == 0 and size in other), None)
-        if axis is None or not made.axes[place][axis] & made.shared:
+        if axis is None or not matmul.axes[place][axis] & matmul.shared:
             continue
-        after = diff.changed.events[made.first.order - 1].given[place]
-        changed = sorted(changed_indices(differs(made.given(place), after, 1e-9), axis))
+        after = diff.changed.events[matmul.first.order - 1].given[place]
+        changed = sorted(changed_indices(differs(matmul.given(place), after, 1e-9), axis))
         if len(changed) == shape[axis] // number and all(b - a == number for a, b in itertools.pairwise(changed)):
-            return _fold_of(subject, made.sources(place), shape[axis])
+            return _fold_of(subject, matmul.sources(place), shape[axis])
     return None
 
 

@@ -97,33 +97,33 @@ def _are_whole(subject: Subject, queries: int, keys: int) -> bool:
     return {queries, keys} <= known
 
 
-def _facts(subject: Subject, explanation: Explanation, found: Hypothesis) -> Iterator[Outcome]:
+def _facts(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) -> Iterator[Outcome]:
     """Yield which keys the queries attend to, if nothing is claimed about it."""
     queries, keys = explanation.visible.keys.shape[-2:]
-    if found.backwards:
+    if hypothesis.backwards:
         return
-    if found.window is not None:
-        side = "causal window" if found.offset is not None else "two-sided window"
-        yield Observation(f"attends to a {side} of {found.window} keys")
-    elif found.offset == keys - queries:
+    if hypothesis.window is not None:
+        side = "causal window" if hypothesis.offset is not None else "two-sided window"
+        yield Observation(f"attends to a {side} of {hypothesis.window} keys")
+    elif hypothesis.offset == keys - queries:
         yield Observation("attends causally")
-    elif found.offset is None and not found.masks and _are_whole(subject, queries, keys):
+    elif hypothesis.offset is None and not hypothesis.masks and _are_whole(subject, queries, keys):
         yield Observation("every query attends to every key")
-    elif found.offset is not None:
-        yield Observation(f"query i attends to the keys up to i{found.offset:+d}")
+    elif hypothesis.offset is not None:
+        yield Observation(f"query i attends to the keys up to i{hypothesis.offset:+d}")
 
 
-def _judged(subject: Subject, explanation: Explanation, found: Hypothesis) -> Iterator[Outcome]:
+def _judged(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) -> Iterator[Outcome]:
     right, window = explanation.right, subject.claims.window
     queries, keys = explanation.visible.keys.shape[-2:]
     lines = MaskLines(subject, explanation.visible.core)
-    if right.offset is not None and (found.offset != right.offset or found.backwards):
-        code, message, hint = _explain_offset(subject, found, keys - queries, keys)
+    if right.offset is not None and (hypothesis.offset != right.offset or hypothesis.backwards):
+        code, message, hint = _explain_offset(subject, hypothesis, keys - queries, keys)
         yield _violation(code, message, lines.triangle(), hint)
     elif right.offset is not None:
         yield Verification("attends causally")
-    if window is not None and found.window != right.window:
-        width = "all keys" if found.window is None else f"{found.window} keys"
+    if window is not None and hypothesis.window != right.window:
+        width = "all keys" if hypothesis.window is None else f"{hypothesis.window} keys"
         expected = window.text if window.text == str(right.window) else f"{window.text} = {right.window}"
         message = f"a query attends to a window of {width}, expected {expected}"
         yield _violation("AS505", message, lines.triangle(), "keep keys with 0 <= i - j < W")
@@ -131,10 +131,10 @@ def _judged(subject: Subject, explanation: Explanation, found: Hypothesis) -> It
         yield Verification(f"attends to a window of {window.text} keys")
 
 
-def _explain_offset(subject: Subject, found: Hypothesis, aligned: int, keys: int) -> tuple[str, str, str]:
+def _explain_offset(subject: Subject, hypothesis: Hypothesis, aligned: int, keys: int) -> tuple[str, str, str]:
     """Return the code, message and hint for a causal mask on another diagonal than `aligned`."""
-    offset = found.offset
-    if found.backwards:
+    offset = hypothesis.offset
+    if hypothesis.backwards:
         message = "the causal mask is inverted: queries attend to the future, and not to the past"
         return "AS501", message, "keep the lower triangle: torch.ones(L, L).tril()"
     if offset is None or offset >= keys - 1:

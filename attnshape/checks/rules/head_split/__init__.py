@@ -21,26 +21,26 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield Undecided(TOPIC, "there is only one head")
         return
     wanted = [
-        (operand, made)
+        (operand, ref)
         for operand in operands(subject)
-        if (made := projection(subject, operand.sources)) is not None and _head_axis(subject, operand) is not None
+        if (ref := projection(subject, operand.sources)) is not None and _head_axis(subject, operand) is not None
     ]
     if not wanted:
         yield Undecided(TOPIC, "no projection of queries, keys or values is split into an axis of heads")
         return
-    widths = {made: subject.base.value(made).shape[-1] for _, made in wanted}
-    shares = {made: sum(1 for _, other in wanted if other == made) for made in widths}
+    widths = {ref: subject.base.value(ref).shape[-1] for _, ref in wanted}
+    shares = {ref: sum(1 for _, other in wanted if other == ref) for ref in widths}
     first, second = ([_with_feature(subject, widths, shares, part, at) for part in range(3)] for at in (0, 1))
     judged = False
-    for operand, made in wanted:
-        for runs in list(zip(first, second, strict=True))[: 3 if shares[made] > 1 else 1]:
+    for operand, ref in wanted:
+        for runs in list(zip(first, second, strict=True))[: 3 if shares[ref] > 1 else 1]:
             if not all(run.follows(subject.base) for run in runs):
                 continue
             one, other = (_heads(subject, operand, run) for run in runs)
             if len(one) == len(other) == 1:
                 judged = True
                 if one != other:
-                    yield _violation(subject, operand, made)
+                    yield _violation(subject, operand, ref)
                     return
     if judged:
         yield Verification("each head gets adjacent features of its projection")
@@ -53,9 +53,9 @@ def _with_feature(
 ) -> ReplayRun:
     """Return a run with one feature of each projection changed: of each fused projection, in one third of it."""
     results = {
-        made: others_at(-1, (width // 3 * part if shares[made] > 1 else 0) + at)
-        for made, width in widths.items()
-        if part == 0 or shares[made] > 1
+        ref: others_at(-1, (width // 3 * part if shares[ref] > 1 else 0) + at)
+        for ref, width in widths.items()
+        if part == 0 or shares[ref] > 1
     }
     return subject.experiment.run(Intervention(results=results)) if results else subject.base
 
@@ -80,10 +80,10 @@ def _heads(subject: Subject, operand: AttentionOperand, run: ReplayRun) -> set[i
     return min(inside, outside, key=len)
 
 
-def _violation(subject: Subject, operand: AttentionOperand, made: OutputRef) -> Violation:
-    behind = subject.graph.behind(made)
-    later = (event for event in subject.base.events[made.order :] if event.refs[0] in behind)
-    split = next((event.refs[0] for event in later if subject.numbers["H"] in event.values[0].shape), made)
+def _violation(subject: Subject, operand: AttentionOperand, ref: OutputRef) -> Violation:
+    behind = subject.graph.behind(ref)
+    later = (event for event in subject.base.events[ref.order :] if event.refs[0] in behind)
+    split = next((event.refs[0] for event in later if subject.numbers["H"] in event.values[0].shape), ref)
     features = f"adjacent features of the {operand.role} projection end up in different heads"
     message = f"heads are split with H and Dk in the wrong order: {features}"
     hint = "put the heads before their width: .view(B, L, H, Dk)"

@@ -84,8 +84,8 @@ def _fused(subject: Subject) -> Violation | None:
             moved = subject.perturb(Intervention(results={start: others_at(-1, third * (width // 3), width // 3)}))
             if moved.has_no_effect:
                 at = next((source for source in same[1].sources if isinstance(source, OutputRef)), start)
-                made = (event for event in subject.graph.upstream((at,)) if event.order > start.order)
-                part = next((event.refs[0] for event in made if event.name in SELECTIONS | SPLITS), at)
+                later = (event for event in subject.graph.upstream((at,)) if event.order > start.order)
+                part = next((event.refs[0] for event in later if event.name in SELECTIONS | SPLITS), at)
                 message = f"{same[0].role} and {same[1].role} are the same third of the fused projection"
                 evidence = "changed each third of the projection"
                 return _violation(f"{message}, and another third is never used", part, evidence)

@@ -67,34 +67,34 @@ def compare_fused_with_oracle(core: FusedCore, tolerance: float) -> OracleMismat
     return _mismatch("context", context, core.event.values[0].double(), tolerance)
 
 
-def product(made: Product) -> Tensor | None:
+def product(observed: Product) -> Tensor | None:
     """Return a product computed by einsum over the axes that were found; None if these are ambiguous."""
     symbols = iter(string.ascii_letters)
-    out = {axis: next(symbols) for axis in range(made.result.ndim)}
-    summed = {place: list(made.contracted(place)) for place in made.places}
-    sizes = {place: [made.given(place).shape[a] for a in axes] for place, axes in summed.items()}
-    if sizes[made.left] != sizes[made.right] or len(set(sizes[made.left])) != len(sizes[made.left]):
+    out = {axis: next(symbols) for axis in range(observed.result.ndim)}
+    summed = {place: list(observed.contracted(place)) for place in observed.places}
+    sizes = {place: [observed.given(place).shape[a] for a in axes] for place, axes in summed.items()}
+    if sizes[observed.left] != sizes[observed.right] or len(set(sizes[observed.left])) != len(sizes[observed.left]):
         return None
-    shared = [next(symbols) for _ in summed[made.left]]
+    shared = [next(symbols) for _ in summed[observed.left]]
     terms = []
-    for place in made.places:
+    for place in observed.places:
         term = ""
-        for axis, stays in enumerate(made.axes[place]):
+        for axis, stays in enumerate(observed.axes[place]):
             if axis in summed[place]:
                 term += shared[summed[place].index(axis)]
             elif len(stays) == 1:
                 term += out[next(iter(stays))]
-            elif made.given(place).shape[axis] == 1:
+            elif observed.given(place).shape[axis] == 1:
                 term += next(symbols)
             else:
                 return None
         terms.append(term)
     wanted = [axis for axis in out if out[axis] in terms[0] + terms[1]]
-    if any(made.result.shape[axis] != 1 for axis in out if axis not in wanted):
+    if any(observed.result.shape[axis] != 1 for axis in out if axis not in wanted):
         return None
-    left, right = made.given(made.left).double(), made.given(made.right).double()
+    left, right = observed.given(observed.left).double(), observed.given(observed.right).double()
     result = torch.einsum(f"{terms[0]},{terms[1]}->{''.join(out[axis] for axis in wanted)}", left, right)
-    return result.reshape(made.result.shape)
+    return result.reshape(observed.result.shape)
 
 
 def _along(value: Tensor, source: Tensor, factor: Tensor) -> Tensor:

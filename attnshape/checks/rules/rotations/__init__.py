@@ -176,7 +176,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if same is None or same.tokens(query) is None or same.tokens(key) is None:
             continue
         judged = True
-        rotated = rotated or any(same.varies(one, same.tokens(one)) for one in (query, key))
+        rotated = rotated or any(same.varies(operand, same.tokens(operand)) for operand in (query, key))
         violation = next(_violations(same, query, key, value), None)
         if violation is not None:
             yield violation
@@ -198,21 +198,23 @@ def _violations(
     if same.varies(value, same.tokens(value)):
         message = "the value is rotated: the same vector differs between positions"
         yield _violation(same, value, "AS702", message, "rotate only the query and the key")
-    for one in (query, key):
-        for symbol, axis in same.others(one) if not same.varies(one, same.tokens(one)) else ():
-            if same.varies(one, axis):
+    for operand in (query, key):
+        for symbol, axis in same.others(operand) if not same.varies(operand, same.tokens(operand)) else ():
+            if same.varies(operand, axis):
                 differs = "the same vector differs there, not between positions"
-                message = f"the {one.role} is rotated along {symbol}: {differs}"
-                yield _violation(same, one, "AS701", message, "take the positions from the token axis")
-    for one in (query, key):
-        norms = same.lengths(one)
-        has_cache = same.new_rows(one) < one.value.shape[same.tokens(one) or 0]
+                message = f"the {operand.role} is rotated along {symbol}: {differs}"
+                yield _violation(same, operand, "AS701", message, "take the positions from the token axis")
+    for operand in (query, key):
+        norms = same.lengths(operand)
+        has_cache = same.new_rows(operand) < operand.value.shape[same.tokens(operand) or 0]
         if float((norms - norms[0]).abs().max()) > _SAME * float(norms[0].abs()) and not has_cache:
-            message = f"the {one.role}'s norm changes with its position, as with mixed layouts: it is not just rotated"
+            message = (
+                f"the {operand.role}'s norm changes with its position, as with mixed layouts: it is not just rotated"
+            )
             hint = "repeat the angles as features are paired: cat for halves, repeat_interleave for adjacent features"
-            doubled = _doubled(same, one)
+            doubled = _doubled(same, operand)
             at = _paired(same.subject, doubled) if doubled is not None else None
-            yield _violation(same, one, "AS704", message, hint, at)
+            yield _violation(same, operand, "AS704", message, hint, at)
     yield from _layouts(same, query, key)
     yield from _offsets(same, query, key)
 
@@ -223,14 +225,14 @@ def _layouts(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -
     layout, hint = "half", "pair feature 2i with 2i + 1"
     if claimed == "half":
         layout, hint = "interleaved", "pair feature i with i + Dk/2"
-    partners = [(one, same.partner(one)) for one in (query, key)]
-    wrong = [(one, with_) for one, with_ in partners if with_ is not None and (with_ == 1) == (claimed == "half")]
-    for one, partner in wrong:
-        rotated = f"feature 0 of the {one.role} is rotated with feature {partner}"
+    partners = [(operand, same.partner(operand)) for operand in (query, key)]
+    wrong = [pair for pair in partners if pair[1] is not None and (pair[1] == 1) == (claimed == "half")]
+    for operand, partner in wrong:
+        rotated = f"feature 0 of the {operand.role} is rotated with feature {partner}"
         message = f"{rotated}: the layout is {layout}, expected {claimed}"
         # if both are wrong, the mistake is in the function that both call, not in one of the calls
-        inside = _paired(same.subject, _first_rotation(same, one)) if len(wrong) == 2 else None
-        yield _violation(same, one, "AS704", message, hint, inside)
+        inside = _paired(same.subject, _first_rotation(same, operand)) if len(wrong) == 2 else None
+        yield _violation(same, operand, "AS704", message, hint, inside)
 
 
 def _offsets(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
@@ -244,7 +246,8 @@ def _offsets(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -
     new = same.new_rows(key)
     own = rows[rows + aligned >= k.shape[0] - new]
     if not own.numel() or bool((cosine[own, own + aligned] > 1 - _SAME).all()):
-        if _doubly(same, key, cosine):
+        # products of one vector with itself, rotated at two positions
+        if new == k.shape[0] and bool(((cosine[1:, 1:] - cosine[:-1, :-1]).abs() > _SAME).any()):
             depends = "the score of a query and a key depends on more than their distance"
             message = f"cached keys are rotated again: {depends}"
             yield _violation(same, key, "AS705", message, "rotate a key once, when it enters the cache")
@@ -259,25 +262,18 @@ def _offsets(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -
     yield _violation(same, shifted, "AS703", message, hint)
 
 
-def _starts_at_zero(same: UniformRun, one: AttentionOperand) -> bool:
+def _starts_at_zero(same: UniformRun, operand: AttentionOperand) -> bool:
     """Return whether the first new token isn't rotated."""
-    rows = same.rows(one)
+    rows = same.rows(operand)
     if rows is None:
         return False
-    first = rows[rows.shape[0] - same.new_rows(one)]
+    first = rows[rows.shape[0] - same.new_rows(operand)]
     return bool(torch.isclose(first, same.vector * (first[0] / same.vector[0]), rtol=1e-6).all())
 
 
 def _agree(cosine: Tensor, own: Tensor, offset: int, first: int) -> bool:
     inside = own[(own + offset >= first) & (own + offset < cosine.shape[1])]
     return inside.numel() > 1 and bool((cosine[inside, inside + offset] > 1 - _SAME).all())
-
-
-def _doubly(same: UniformRun, key: AttentionOperand, cosine: Tensor) -> bool:
-    """Return whether products of one vector with itself, rotated at two positions, depend on more than the distance."""
-    if same.new_rows(key) < cosine.shape[1]:
-        return False
-    return bool(((cosine[1:, 1:] - cosine[:-1, :-1]).abs() > _SAME).any())
 
 
 def _cached(subject: Subject) -> Violation | None:
@@ -288,8 +284,11 @@ def _cached(subject: Subject) -> Violation | None:
             continue
         axis = list(value.shape).index(past)
         for _, returned in subject.base.returned:
-            rows = _first_rows(returned, value, axis, past)
-            if rows is None or torch.allclose(rows, value, rtol=1e-6) or not _same_norms(rows, value):
+            longer = returned.ndim == value.ndim and returned.shape[axis] > past
+            rows = returned.narrow(axis, 0, past) if longer else value
+            if rows.shape != value.shape or torch.allclose(rows, value, rtol=1e-6):
+                continue
+            if not torch.allclose(rows.square().sum(-1), value.square().sum(-1), rtol=1e-6):
                 continue
             at = _after_concatenation(subject, name)
             place = helper_call(subject, at) if at is not None else None
@@ -300,14 +299,6 @@ def _cached(subject: Subject) -> Violation | None:
     return None
 
 
-def _first_rows(returned: Tensor, value: Tensor, axis: int, past: int) -> Tensor | None:
-    """Return the rows of a longer cache that correspond to those of a given one."""
-    if returned.ndim != value.ndim or returned.shape[axis] <= past:
-        return None
-    rows = returned.narrow(axis, 0, past)
-    return rows if rows.shape == value.shape else None
-
-
 def _after_concatenation(subject: Subject, name: str) -> OutputRef | None:
     """Return the first call that computes with the concatenation of a cache and new keys."""
     joined = {ref for ref in subject.graph.downstream({name}) if subject.base.event(ref).name in JOINS}
@@ -316,12 +307,8 @@ def _after_concatenation(subject: Subject, name: str) -> OutputRef | None:
     return min(later, default=None)
 
 
-def _same_norms(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a.square().sum(-1), b.square().sum(-1), rtol=1e-6)
-
-
 def _violation(
-    same: UniformRun, one: AttentionOperand, code: str, message: str, hint: str, at: OutputRef | None = None
+    same: UniformRun, operand: AttentionOperand, code: str, message: str, hint: str, at: OutputRef | None = None
 ) -> Violation:
     """Return the violation at a call inside a helper function, else where the first call that rotates is made.
 
@@ -329,19 +316,19 @@ def _violation(
     """
     place = None
     if at is None:
-        at = _first_rotation(same, one)
+        at = _first_rotation(same, operand)
         place = helper_call(same.subject, at)
     evidence = "gave every token, head and batch element the same vector"
     return Violation(code, message, at, hint, evidence, place=place)
 
 
-def _first_rotation(same: UniformRun, one: AttentionOperand) -> OutputRef:
-    return same.first_varying(one) or OutputRef(one.event.order)
+def _first_rotation(same: UniformRun, operand: AttentionOperand) -> OutputRef:
+    return same.first_varying(operand) or OutputRef(operand.event.order)
 
 
-def _doubled(same: UniformRun, one: AttentionOperand) -> OutputRef | None:
+def _doubled(same: UniformRun, operand: AttentionOperand) -> OutputRef | None:
     """Return the call that repeats the angles for both features of a pair."""
-    graph, at = same.subject.graph, same.first_varying(one)
+    graph, at = same.subject.graph, same.first_varying(operand)
     for sources in graph.node(at).sources if at is not None else ():
         for event in graph.upstream(sources):
             if event.refs[0] not in graph.depends_on_data and event.name in REPEATS | JOINS:

@@ -67,8 +67,7 @@ def known_factors(subject: Subject, width: int) -> Iterator[KnownFactor]:
 def expected_scale(subject: Subject, width: int) -> float:
     """Return the claimed scale for heads of a width, 1/sqrt(Dk) if none is claimed.
 
-    Raises:
-        AttnshapeError: The claim can't be evaluated to a number.
+    Raises AttnshapeError if the claim can't be evaluated to a number.
     """
     if subject.claims.scale is None:
         return 1 / math.sqrt(width)
@@ -189,18 +188,18 @@ def _widths_of(core: Core | FusedCore, query: AttentionOperand) -> set[int]:
 
 def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
     """Return the factor between a projection and the query or key that enters the product; None if there isn't one."""
-    made = projection(subject, operand.sources)
+    ref = projection(subject, operand.sources)
     names = sorted(subject.graph.origins(operand.sources) & set(subject.inputs))
-    if made is None and not names:
+    if ref is None and not names:
         return 1.0
-    width = (subject.base.value(made) if made is not None else subject.base.inputs[names[0]]).shape[-1]
+    width = (subject.base.value(ref) if ref is not None else subject.base.inputs[names[0]]).shape[-1]
     head = subject.numbers.get("Dk", 0) or operand.value.shape[_contracted(operand)[0]]
     starts = (0, head, width // 3, width // 3 * 2, width - 2 * head, width - head)
     features = dict.fromkeys(feature for feature in starts if 0 <= feature < width)
     for feature in features:
         change = Intervention(inputs=dict.fromkeys(names, _first_longer))
-        if made is not None:
-            change = Intervention(results={made: partial(_longer, feature)})
+        if ref is not None:
+            change = Intervention(results={ref: partial(_longer, feature)})
         run = subject.experiment.run(change)
         if not run.follows(subject.base):
             return None
@@ -236,7 +235,7 @@ def _place(subject: Subject, core: Core | FusedCore, at: OutputRef, own: tuple[A
     if isinstance(core, Core):
         paths.append(between(flow, core.scores.ref, core.softmax.sources))
     for operand in own:
-        made = projection(subject, operand.sources)
-        paths.append(between(flow, made, operand.sources) if made is not None else flow.upstream(operand.sources))
+        ref = projection(subject, operand.sources)
+        paths.append(between(flow, ref, operand.sources) if ref is not None else flow.upstream(operand.sources))
     scalings = (event for path in paths for event in path if event.name in SCALINGS)
     return next((event.refs[0] for event in scalings if sum(value.numel() > 1 for value in event.given) == 1), at)

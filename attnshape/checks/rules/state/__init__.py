@@ -95,8 +95,8 @@ def _written(subject: Subject, event: ReplayedCall) -> set[str]:
             while isinstance(owner, OutputRef):
                 maker = subject.base.event(owner)
                 memory = maker.outputs[owner.output].untyped_storage()._cdata
-                views = zip(maker.operands, maker.sources, strict=True)
-                owner = next((made[0] for viewed, made in views if viewed.untyped_storage()._cdata == memory), None)
+                views = [at for at, view in enumerate(maker.operands) if view.untyped_storage()._cdata == memory]
+                owner = maker.sources[views[0]][0] if views else None
             if owner is not None:
                 names.add(owner)
     return names

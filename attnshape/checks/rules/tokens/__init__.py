@@ -130,8 +130,8 @@ def _normalises(subject: Subject, divergence: Divergence) -> bool:
         return summary is not None
     if event.name in ops.MULTIPLICATIONS:
         behind = subject.graph.behind(summary.refs[0])
-        made = subject.graph.upstream(tuple(event.producers))
-        return any(before.name in _INVERSE and before.refs[0] in behind for before in made)
+        earlier = subject.graph.upstream(tuple(event.producers))
+        return any(before.name in _INVERSE and before.refs[0] in behind for before in earlier)
     if event.name in ops.SUBTRACTIONS:
         behind = subject.graph.behind(divergence.ref)
         return any(
@@ -165,5 +165,5 @@ def _before_attention(subject: Subject, event: ReplayedCall) -> bool:
 
 def _with_parameters(subject: Subject, event: ReplayedCall) -> bool:
     """Return whether one operand of a product depends on no input."""
-    made = product(event, subject.graph)
-    return made is not None and not all(subject.graph.carries_data(made.sources(place)) for place in made.places)
+    matmul = product(event, subject.graph)
+    return matmul is not None and not all(subject.graph.carries_data(matmul.sources(place)) for place in matmul.places)
