@@ -144,8 +144,8 @@ def failure_context(
         of = raw.tensor.of
         # inside a library, only an input or a keyword argument surely has this name in the user's own line
         certain = failure.own or (of is not None and of.input == name) or name == _passed_variable(raw, expression)
-        text = _text_in(expression, name) if certain else None
-        operands.append(FailedOperand(position, name, text, record, raw.extremes))
+        texts = (text for text in (name, f"self.{name}") if certain and _occurs_once(text, expression))
+        operands.append(FailedOperand(position, name, next(texts, None), record, raw.extremes))
     return FailureContext(failure, tuple(operands), tuple(steps), similar, device, dtype)
 
 
@@ -175,11 +175,6 @@ def _passed_variable(operand: RawOperand, expression: str) -> str | None:
         if keyword.arg == operand.parameter and isinstance(keyword.value, ast.Name):
             return keyword.value.id
     return None
-
-
-def _text_in(expression: str, name: str) -> str | None:
-    """Return the text of a name in an expression; None if it isn't there exactly once."""
-    return next((text for text in (name, f"self.{name}") if _occurs_once(text, expression)), None)
 
 
 def _occurs_once(text: str, expression: str) -> bool:

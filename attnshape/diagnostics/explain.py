@@ -38,7 +38,8 @@ def find_hint(context: FailureContext, fixes: Sequence[Fix]) -> str | None:
         working = [(fix, shapes) for fix in group if (shapes := _result_shapes(context, fix)) is not None]
         if working:
             (fix, shapes), *others = working
-            makes = "works" if fix.inner else f"makes it {_signature(context, shapes) or 'a scalar'}"
+            signature = " ".join(_axis(context, small, actual) for actual, *small in zip(*shapes, strict=True))
+            makes = "works" if fix.inner else f"makes it {signature or 'a scalar'}"
             return f"{fix.text} {makes} (tried)" if not others else None
     return None
 
@@ -105,10 +106,6 @@ def _elements(tensor: RawTensor) -> int:
     if not math.prod(tensor.shape):
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=False))
-
-
-def _signature(context: FailureContext, shapes: Sequence[Shape]) -> str:
-    return " ".join(_axis(context, small, actual) for actual, *small in zip(*shapes, strict=True))
 
 
 def _axis(context: FailureContext, small: Sequence[int], actual: int) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.products import Product, product_at
+from attnshape.checks.attention.products import Product
 from attnshape.checks.interventions.experiment import ReplayRun
 from attnshape.checks.interventions.replay import ReplayedCall
-from attnshape.inference.dataflow import DataFlow, OutputRef, Producer, Producers, match_softmax, reads_numbers
-from attnshape.tracing.operations import DATA_MOVEMENT, FUSED_ATTENTION, LOG_SOFTMAXES
+from attnshape.inference.dataflow import DataFlow, OutputRef, Producer, Producers, match_softmax
+from attnshape.tracing import operations as ops
 
 
 class RunGraph(DataFlow[ReplayedCall]):
@@ -44,23 +44,11 @@ def between(graph: RunGraph, start: OutputRef, sources: tuple[Producer, ...]) ->
     ]
 
 
-def unused_results(graph: RunGraph, start: Producer, returned: set[int]) -> Iterator[ReplayedCall]:
-    """Yield the calls on a producer whose results are neither read nor returned.
-
-    `returned` are the memory addresses of what the target returned.
-    """
-    for event, _ in graph.consumers.get(start, []):
-        read = any(map(reads_numbers, graph.readers(event)))
-        kept = returned & {output.untyped_storage()._cdata for output in event.outputs}
-        if not event.in_place and not read and not kept:
-            yield event
-
-
 def reaches_by_data_movement(graph: RunGraph, starts: Iterable[Producer], event: ReplayedCall) -> bool:
     """Return whether only data movement lies between one of some producers and a call that reads it."""
     reached = set(starts)
     for earlier in graph.nodes[: event.order - 1]:
-        if earlier.name in DATA_MOVEMENT and earlier.producers & reached:
+        if earlier.name in ops.DATA_MOVEMENT and earlier.producers & reached:
             reached.update(earlier.refs)
     return bool(event.producers & reached)
 
@@ -225,12 +213,21 @@ def cores(flow: RunGraph) -> list[Core]:
 
 def fused_cores(flow: RunGraph) -> list[FusedCore]:
     """Return every fused attention of a run."""
-    return [FusedCore(event) for event in flow.nodes if event.name in FUSED_ATTENTION and len(event.operands) >= 3]
+    return [FusedCore(event) for event in flow.nodes if event.name in ops.FUSED_ATTENTION and len(event.operands) >= 3]
 
 
 def product(event: ReplayedCall, flow: RunGraph) -> Product | None:
-    """Return the product that a call makes or begins."""
-    return product_at(event, lambda ref: [after for after, _ in flow.consumers.get(ref, [])])
+    """Return the product that a call makes, or that it begins: it multiplies, and the next call sums."""
+    if event.name in ops.PRODUCTS and len(event.given) >= 2:
+        # baddbmm and addmm have what they add in front
+        left = 1 if event.name in ops.PRODUCTS_WITH_ADDEND else 0
+        return Product(event, event, left, left + 1)
+    spreads = len(event.given) == 2 and event.numel > max(value.numel() for value in event.given)
+    if event.name in ops.MULTIPLICATIONS and spreads:
+        sums = [reader for reader, _ in flow.consumers.get(event.refs[0], []) if reader.name in ops.SUMS]
+        if len(sums) == 1:
+            return Product(event, sums[0], 0, 1)
+    return None
 
 
 def _scores(softmax: Softmax, flow: RunGraph) -> tuple[list[Product], list[Product]] | None:
@@ -281,7 +278,7 @@ def _value(softmax: Softmax, flow: RunGraph) -> tuple[Product, int] | None:
 
 def _axes_that_sum_to_one(event: ReplayedCall) -> frozenset[int]:
     """Return the axes along which the rows sum to one, empty rows aside."""
-    weights = event.values[0].exp() if event.name in LOG_SOFTMAXES else event.values[0]
+    weights = event.values[0].exp() if event.name in ops.LOG_SOFTMAXES else event.values[0]
     return frozenset(axis for axis, size in enumerate(weights.shape) if size > 1 and sum_to_one(weights, axis))
 
 

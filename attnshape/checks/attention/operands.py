@@ -38,6 +38,13 @@ class AttentionOperand:
         """The tensor's producers."""
         return self.event.sources[self.place]
 
+    @property
+    def contracted(self) -> tuple[int, ...]:
+        """The axes of the queries or keys over which their product sums."""
+        if isinstance(self.core, FusedCore):
+            return (self.value.ndim - 1,)
+        return self.core.scores.contracted(self.place)
+
     def of(self, run: ReplayRun) -> Tensor:
         """Return the tensor's value in another run."""
         return run.events[self.event.order - 1].given[self.place]
@@ -139,10 +146,7 @@ def head_change(subject: Subject, operand: AttentionOperand, head: int, heads: i
 
 
 def _width(operand: AttentionOperand) -> int:
-    if isinstance(operand.core, FusedCore):
-        return operand.value.shape[-1]
-    contracted = operand.core.scores.contracted(operand.place)
-    return operand.value.shape[contracted[0]] if contracted else operand.value.shape[-1]
+    return operand.value.shape[next(iter(operand.contracted), -1)]
 
 
 def _offset(subject: Subject, operand: AttentionOperand, ref: OutputRef, needed: int) -> int | None:

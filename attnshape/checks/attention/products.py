@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
-from attnshape.tracing.operations import MULTIPLICATIONS, PRODUCTS, PRODUCTS_WITH_ADDEND, SUMS
+from attnshape.tracing.operations import PRODUCTS_WITH_ADDEND
 
 
 @dataclass(frozen=True)
@@ -107,20 +107,6 @@ class Product:
         return self.right if place == self.left else self.left
 
 
-def product_at(event: ReplayedCall, following: Callable[[OutputRef], list[ReplayedCall]]) -> Product | None:
-    """Return the product that a call makes, or that it begins: it multiplies, and the next call sums."""
-    if event.name in PRODUCTS and len(event.given) >= 2:
-        # baddbmm and addmm have what they add in front
-        left = 1 if event.name in PRODUCTS_WITH_ADDEND else 0
-        return Product(event, event, left, left + 1)
-    spreads = len(event.given) == 2 and event.values[0].numel() > max(value.numel() for value in event.given)
-    if event.name in MULTIPLICATIONS and spreads:
-        sums = [reader for reader in following(event.refs[0]) if reader.name in SUMS]
-        if len(sums) == 1:
-            return Product(event, sums[0], 0, 1)
-    return None
-
-
 def recompute(event: ReplayedCall, replaced: Mapping[int, Tensor]) -> Tensor:
     """Return the result of a call with some operands replaced."""
     given = iter([replaced.get(place, value) for place, value in enumerate(event.given)])
@@ -140,5 +126,4 @@ def _dense(value: Tensor) -> Tensor:
 
 
 def _other(part: Tensor) -> Tensor:
-    """Return other numbers of the same kind."""
     return 1.7 * part + 0.9 if part.is_floating_point() else ~part if part.dtype == torch.bool else part + 1

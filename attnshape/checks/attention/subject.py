@@ -106,11 +106,6 @@ class Subject:
         return measure_cores(self.experiment, self.cores)
 
     @cached_property
-    def returned_memory(self) -> set[int]:
-        """The storages of the tensors that the target returned."""
-        return {tensor.untyped_storage()._cdata for tensor in self.base.results}
-
-    @cached_property
     def inputs(self) -> dict[str, Tensor]:
         """The inputs that carry data: floating-point tensors, else integer ones."""
         every = {

@@ -148,9 +148,9 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
     if heads > 1 and number not in lengths and number % heads == 0 and number // heads in lengths:
         raise UndecidableVisibilityError("queries and heads share one axis")
     layout = _Layout(subject, core.scores.ref, tuple(weights.shape), queries, core.key_axes[0])
-    empty = _unfilled(core.value.given(core.values_place), weights.shape[core.key_axes[0]])
     replaced = (factor == 0) & (added > HIDES)
-    return _without(empty, VisibleKeys(core, *(layout.canonical(t) for t in (added, replaced, dropped))))
+    visible = VisibleKeys(core, *(layout.canonical(tensor) for tensor in (added, replaced, dropped)))
+    return _without_unused_slots(visible, core.value.given(core.values_place))
 
 
 def visible_keys_fused(subject: Subject, core: FusedCore) -> VisibleKeys:
@@ -161,26 +161,21 @@ def visible_keys_fused(subject: Subject, core: FusedCore) -> VisibleKeys:
     layout = _Layout(subject, core.context, tuple(added.shape), added.ndim - 2, added.ndim - 1)
     nothing = torch.zeros(added.shape, dtype=torch.bool)
     visible = VisibleKeys(core, layout.canonical(added), layout.canonical(nothing), layout.canonical(nothing))
-    return _without(_unfilled(core.tensor("value"), added.shape[-1]), visible)
+    return _without_unused_slots(visible, core.tensor("value"))
 
 
-def _unfilled(values: Tensor, keys: int) -> int:
-    """Return how many of the last keys have all-zero values: the unused slots of a cache."""
+def _without_unused_slots(visible: VisibleKeys, values: Tensor) -> VisibleKeys:
+    """Return the visible keys without the last ones, if the values of these are zero and no query sees them."""
+    keys = visible.keys.shape[-1]
     axis = next((axis for axis in reversed(range(values.ndim)) if values.shape[axis] == keys), None)
     used = changed_indices(values != 0, axis) if axis is not None else set()
-    return keys - 1 - max(used) if used else 0
-
-
-def _without(empty: int, visible: VisibleKeys) -> VisibleKeys:
-    """Return the visible keys without the last ones, if no query sees any of these."""
-    if not empty or bool(visible.keys[..., -empty:].any()):
+    end = max(used) + 1 if used else keys
+    if end == keys or bool(visible.keys[..., end:].any()):
         return visible
-    parts = (visible.added, visible.replaced, visible.dropped)
-    return VisibleKeys(visible.core, *(part[..., :-empty] for part in parts))
+    return VisibleKeys(visible.core, *(part[..., :end] for part in (visible.added, visible.replaced, visible.dropped)))
 
 
 def _query_axis(subject: Subject, core: Core) -> int | None:
-    """Return the axis of the weights that holds the queries."""
     free = core.value.free(core.weights_place)
     axes = [axis for axis, stays in enumerate(core.value.axes[core.weights_place]) if stays & free]
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}

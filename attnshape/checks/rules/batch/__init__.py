@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 
 from attnshape.checks.attention.cores import product, reaches_by_data_movement
-from attnshape.checks.attention.divergences import splits_fused_projection
 from attnshape.checks.attention.perturbation import (
     Divergence,
     PerturbationDiff,
@@ -19,7 +18,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
-from attnshape.checks.rules.tokens import where, wrong_cut
+from attnshape.checks.rules.tokens import splits_fused_projection, where, wrong_cut
 from attnshape.tracing.operations import DATA_MOVEMENT
 
 CODES: tuple[str, ...] = ("AS101", "AS102", "AS105", "AS113", "AS114", "AS116")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 
 from attnshape.checks.attention.cores import Core, FusedCore, reaches_by_data_movement
-from attnshape.checks.attention.divergences import scrambles
 from attnshape.checks.attention.perturbation import (
     Divergence,
     changed_indices,
@@ -19,7 +18,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
-from attnshape.checks.rules.tokens import mixed, where
+from attnshape.checks.rules.tokens import mixed, scrambles, where
 from attnshape.tracing.operations import CASTS, DATA_MOVEMENT, DROPOUTS, JOINS, PRODUCTS
 
 CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS114", "AS115")

@@ -39,8 +39,8 @@ class UniformRun:
         last = operand.value.ndim - 1
         if isinstance(operand.core, FusedCore):
             return last
-        if operand.role != "value" and (contracted := operand.core.scores.contracted(operand.place)):
-            return contracted[0]
+        if operand.role != "value" and operand.contracted:
+            return operand.contracted[0]
         return next((axis for axis in range(last, -1, -1) if operand.value.shape[axis] == self.vector.numel()), last)
 
     def tokens(self, operand: AttentionOperand) -> int | None:
@@ -123,10 +123,9 @@ class UniformRun:
 def uniform_run(subject: Subject, own: Sequence[AttentionOperand]) -> UniformRun | None:
     """Return the run in which the queries, keys and values of one attention are the same vector everywhere."""
     query = own[0]
-    axes = (-1,) if isinstance(query.core, FusedCore) else query.core.scores.contracted(query.place)
-    if len(axes) != 1:
+    if len(query.contracted) != 1:
         return None
-    width = query.value.shape[axes[0]]
+    width = query.value.shape[query.contracted[0]]
     vector = torch.randn(width, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     fill = partial(_fill, vector)
     results: dict[OutputRef, Replace] = {}

@@ -140,13 +140,13 @@ def _inner(core: Core) -> float | None:
 
 def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: float) -> Outcome:
     query, key, _ = (operand for operand in operands(subject) if operand.core is core)
-    if len(_contracted(query)) != 1:
+    if len(query.contracted) != 1:
         return Undecided(TOPIC, "the product of queries and keys contracts more than one axis")
     lengths = _stretch(subject, query), _stretch(subject, key)
     if lengths[0] is None or lengths[1] is None:
         return Undecided(TOPIC, "queries or keys are not simply multiplied by one factor before their product")
     scale = abs(factor) * (lengths[0] * lengths[1])
-    width = query.value.shape[_contracted(query)[0]]
+    width = query.value.shape[query.contracted[0]]
     place = _place(subject, core, at, (query, key))
     claimed, expected = subject.claims.scale, expected_scale(subject, width)
 
@@ -193,7 +193,7 @@ def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
     if ref is None and not names:
         return 1.0
     width = (subject.base.value(ref) if ref is not None else subject.base.inputs[names[0]]).shape[-1]
-    head = subject.numbers.get("Dk", 0) or operand.value.shape[_contracted(operand)[0]]
+    head = subject.numbers.get("Dk", 0) or operand.value.shape[operand.contracted[0]]
     starts = (0, head, width // 3, width // 3 * 2, width - 2 * head, width - head)
     features = dict.fromkeys(feature for feature in starts if 0 <= feature < width)
     for feature in features:
@@ -204,18 +204,12 @@ def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
         if not run.follows(subject.base):
             return None
         difference = operand.of(run) - operand.value
-        lengths = difference.double().square().sum(_contracted(operand)).sqrt().flatten()
+        lengths = difference.double().square().sum(operand.contracted).sqrt().flatten()
         lengths = lengths[lengths > subject.experiment.tolerance]
         if lengths.numel():
             same = bool(torch.isclose(lengths, lengths[0], rtol=1e-4).all())
             return float(lengths[0]) if same else None
     return None
-
-
-def _contracted(operand: AttentionOperand) -> tuple[int, ...]:
-    if isinstance(operand.core, FusedCore):
-        return (operand.value.ndim - 1,)
-    return operand.core.scores.contracted(operand.place)
 
 
 def _first_longer(value: torch.Tensor) -> torch.Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnshape.checks.attention.cores import Core, between, unused_results
+from attnshape.checks.attention.cores import Core, between
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
+from attnshape.inference.dataflow import reads_numbers
 from attnshape.tracing.operations import MASKS, SCALINGS
 
 CODES: tuple[str, ...] = ("AS206", "AS404")
@@ -31,10 +32,13 @@ def unread(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
     starts: list[Producer] = [core.scores.ref, *(ref for event in path for ref in event.refs)]
     for place in core.scores.places:
         starts += core.scores.sources(place)
-    for start in dict.fromkeys(starts):
-        for event in unused_results(subject.graph, start, subject.returned_memory):
-            if event.name in MASKS | SCALINGS:
-                yield event
+    returned = {tensor.untyped_storage()._cdata for tensor in subject.base.results}
+    readers = [event for start in dict.fromkeys(starts) for event, _ in subject.graph.consumers.get(start, [])]
+    for event in readers:
+        read = any(map(reads_numbers, subject.graph.readers(event)))
+        kept = returned & {output.untyped_storage()._cdata for output in event.outputs}
+        if event.name in MASKS | SCALINGS and not event.in_place and not read and not kept:
+            yield event
 
 
 def _violation(event: ReplayedCall) -> Violation:
