@@ -96,9 +96,9 @@ def _from_mask(context: FailureContext, operand: FailedOperand) -> bool:
 def _disagreement(
     symbols: Sequence[str], shape: tuple[int, ...], what: str, operand: FailedOperand
 ) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    """Return the axes of a shape and of an operand that, counted from the right, don't broadcast, and a clause.
+    """Return the axes of a shape and of an operand that don't broadcast, and a clause with their sizes.
 
-    `what` has that shape and those symbols, in words.
+    `what` names the tensor that has this shape and these symbols.
     """
     backs = [
         back
@@ -167,7 +167,7 @@ def not_broadcast(
 ) -> Diagnosis | None:
     """Return the diagnosis of an operand that doesn't broadcast to the shape of the others; None if it does.
 
-    `symbols` are those of that shape, and `what` says what has it.
+    `symbols` are the symbols of that shape; `what` names the tensor that has it.
     """
     _, axes, problem = _disagreement(symbols, shape, what.partition(" of ")[0], operand)
     explanation = f"{quoted(operand)} doesn't broadcast to {what}, {' '.join(symbols)}: {problem}"

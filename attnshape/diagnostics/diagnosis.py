@@ -49,6 +49,7 @@ class Diagnosis:
     disagree: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """For each operand's position, the axes that disagree."""
     fixes: Iterable[Fix] = ()
+    """They can be iterated over only once."""
 
 
 def change_operand(

@@ -142,9 +142,8 @@ def scrambles(
     for beside in (index - 1, index + 1):
         if 0 <= beside < min(size, subject.numbers[symbol]):
             diff = subject.perturb(change(beside))
-            if diff.comparable and not changed_indices(diff.mask(divergence.ref), divergence.axis).isdisjoint(
-                divergence.indices
-            ):
+            changed = changed_indices(diff.mask(divergence.ref), divergence.axis) if diff.comparable else set()
+            if not changed.isdisjoint(divergence.indices):
                 return True
     return False
 
