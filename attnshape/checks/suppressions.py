@@ -15,7 +15,6 @@ from attnshape.runtime.files import ReadLines, source_lines
 _ALL = "ALL"
 _COMMENTS = "AS0"
 _COMMENT = re.compile(r"#\s*attnshape:\s*ignore(?:\s*\[(?P<codes>[^\[\]]*)\]|(?!\s*\[|[\w-]))", re.IGNORECASE)
-_BROKEN = (tokenize.TokenError, SyntaxError)
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,14 @@ def _longest(prefixes: tuple[str, ...], code: str) -> int:
 
 
 def _prefixes(field: str, texts: Iterable[str]) -> tuple[str, ...]:
-    words = [word.strip() for text in texts for word in text.split(",")]
-    found = []
-    for word in words:
+    prefixes: dict[str, None] = {}
+    for word in (word.strip() for text in texts for word in text.split(",")):
         prefix = PREFIX if word.upper() == _ALL else word.upper()
         if not codes_under(prefix):
             problem = f" names {word[:40]!r}, which is neither a code nor a family"
             raise AttnshapeError((Option(field), problem), suggest_code(word))
-        found.append(prefix)
-    return tuple(dict.fromkeys(found))
+        prefixes[prefix] = None
+    return tuple(prefixes)
 
 
 def split_suppressed(
@@ -98,12 +96,11 @@ def suppressed_lines(lines: Sequence[str]) -> dict[int, tuple[str, ...]]:
     >>> suppressed_lines(["x = (1 +\\n", "     2)  # attnshape: ignore[AS2]\\n"])
     {1: ('AS2',), 2: ('AS2',)}
     """
-    found: dict[int, tuple[str, ...]] = {}
+    suppressed: dict[int, tuple[str, ...]] = {}
     for first, last, comments in _statements(lines):
-        codes = tuple(code for comment in comments for code in _codes(comment))
-        if codes:
-            found |= dict.fromkeys(range(first, last + 1), codes)
-    return found
+        if codes := tuple(code for comment in comments for code in _codes(comment)):
+            suppressed |= dict.fromkeys(range(first, last + 1), codes)
+    return suppressed
 
 
 def _statements(lines: Sequence[str]) -> Iterator[tuple[int, int, list[str]]]:
@@ -121,14 +118,12 @@ def _statements(lines: Sequence[str]) -> Iterator[tuple[int, int, list[str]]]:
                 comments = []  # on a line of its own
             elif token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT) and first is None:
                 first = token.start[0]
-    except _BROKEN:
+    except (tokenize.TokenError, SyntaxError):
         return
 
 
 def _codes(comment: str) -> tuple[str, ...]:
     match = _COMMENT.search(comment)
-    if match is None:
-        return ()
-    if match["codes"] is None:
-        return ("",)
+    if match is None or match["codes"] is None:
+        return () if match is None else ("",)
     return tuple(code.strip().upper() for code in match["codes"].split(",") if code.strip())

@@ -57,7 +57,7 @@ def _where(step: RawStep | None) -> str:
 def _hint(estimate: PeakEstimate, free: int) -> Text:
     """Return sizes at which the run fits; where none does alone, the sizes that the peak depends on most."""
     meta = Option("device", "meta")
-    smaller = sorted(_smaller(estimate, free), key=lambda one: one[0], reverse=True)[:_SUGGESTED]
+    smaller = sorted(_smaller(estimate, free), key=lambda pair: pair[0], reverse=True)[:_SUGGESTED]
     if smaller:
         options = [part for _, option in smaller for part in (" or ", option)][1:]
         return (meta, " needs no memory; or give at most ", *options)

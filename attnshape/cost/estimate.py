@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from msgspec import UNSET, UnsetType
 
@@ -42,9 +42,15 @@ class MemoryChange:
     """A block that is allocated or freed."""
 
     block: Block
-    allocated: bool
+    sign: int
+    """1 if it is allocated, -1 if it is freed."""
     scratch: bool = False
     """Whether one step both allocates and frees it: a copy that a kernel makes, or its working memory."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether the block has a formula."""
+        return self.block.formula is not None
 
 
 @dataclass(frozen=True)
@@ -68,28 +74,26 @@ class Timeline:
     @property
     def kept_solved(self) -> bool:
         """Whether every block that outlives its step has a formula."""
-        return all(change.block.formula is not None or change.scratch for change in self._changes())
+        return all(change.solved or change.scratch for segment in self.segments for change in segment)
 
     @property
     def solved(self) -> bool:
         """Whether every block has a formula."""
-        return all(change.block.formula is not None for change in self._changes())
+        return all(change.solved for segment in self.segments for change in segment)
 
     def on_cuda(self) -> Timeline:
         """Return the timeline without scratch of no formula, which the CPU's kernels size by their processor alone."""
         segments = (
-            tuple(change for change in segment if change.block.formula is not None or not change.scratch)
-            for segment in self.segments
+            tuple(change for change in segment if change.solved or not change.scratch) for segment in self.segments
         )
         return replace(self, segments=tuple(segments), cuda=True)
 
     def is_in_scratch(self, moment: Moment) -> bool:
         """Return whether some scratch is held at a moment."""
-        held = self.segments[moment.segment][: moment.changes]
-        return sum(1 if change.allocated else -1 for change in held if change.scratch) > 0
+        return sum(change.sign for change in self._changes_of_segment(moment) if change.scratch) > 0
 
-    def _changes(self) -> Iterator[MemoryChange]:
-        return itertools.chain.from_iterable(self.segments)
+    def _changes_of_segment(self, moment: Moment) -> tuple[MemoryChange, ...]:
+        return self.segments[moment.segment][: moment.changes]
 
     def bytes_of(self, block: Block, numbers: Mapping[str, int]) -> int:
         """Return the bytes of a block at these sizes, as the allocator of the device rounds them."""
@@ -100,32 +104,27 @@ class Timeline:
         """Return the peak at these sizes; on CUDA that of what is held from the first step on."""
         held = 0
         best = Moment(0, 0, 0)
-        known: dict[Block, int] = {}
+        bytes_of = cache(lambda block: self.bytes_of(block, numbers))
         for position, segment in enumerate(self.segments):
             if position == 1 and (self.cuda or held > best.bytes):
                 best = Moment(held, 0, len(self.segments[0]))
             for count, change in enumerate(segment, 1):
-                size = known.get(change.block)
-                if size is None:
-                    size = known[change.block] = self.bytes_of(change.block, numbers)
-                held += size if change.allocated else -size
+                held += change.sign * bytes_of(change.block)
                 if held > best.bytes and (position > 0 or not self.cuda):
                     best = Moment(held, position, count)
         return best
 
     def held(self, numbers: Mapping[str, int]) -> int:
         """Return the bytes that are held once the target is built: parameters, buffers, inputs and constants."""
-        sizes = ((self.bytes_of(change.block, numbers), change.allocated) for change in self.segments[0])
-        return sum(size if allocated else -size for size, allocated in sizes)
+        return sum(change.sign * self.bytes_of(change.block, numbers) for change in self.segments[0])
 
     def formula(self, moment: Moment) -> str | None:
         """Return the peak as a sum of what is held then; None if a block has no formula."""
         counts: Counter[str] = Counter()
-        for position, segment in enumerate(self.segments[: moment.segment + 1]):
-            for change in segment[: moment.changes] if position == moment.segment else segment:
-                if change.block.formula is None:
-                    return None
-                counts[change.block.formula.text] += 1 if change.allocated else -1
+        for change in itertools.chain(*self.segments[: moment.segment], self._changes_of_segment(moment)):
+            if change.block.formula is None:
+                return None
+            counts[change.block.formula.text] += change.sign
         return _sum(counts)
 
 
@@ -145,44 +144,42 @@ def timeline(logs: Sequence[MemoryLog], solver: Solver) -> Timeline:
 
 def common_steps(logs: Sequence[MemoryLog]) -> int:
     """Return how many leading steps are the same in all runs."""
-    count = 0
-    for steps in zip(*(log.steps for log in logs), strict=False):
-        if any(step.key != steps[0].key for step in steps):
-            break
-        count += 1
-    return count
+    steps = zip(*(log.steps for log in logs), strict=False)
+    same = itertools.takewhile(lambda steps: all(step.key == steps[0].key for step in steps), steps)
+    return sum(1 for _ in same)
 
 
 def _segment(runs: Sequence[tuple[int, ...]], solver: Solver) -> tuple[MemoryChange, ...]:
     """Return one segment's changes; as a whole where a kernel took another number of blocks in another run."""
-    shapes = {tuple(change > 0 for change in run) for run in runs}
-    if len(shapes) == 1:
+    if len({tuple(change > 0 for change in run) for run in runs}) == 1:
         changes = list(zip(*runs, strict=True))
         scratch = _scratch(changes)
-        return tuple(
-            MemoryChange(_block([abs(change) for change in sizes], solver), sizes[0] > 0, position in scratch)
-            for position, sizes in enumerate(changes)
-        )
-    tops = _block([max(itertools.accumulate(run, initial=0)) for run in runs], solver)
+        return tuple(_change(sizes, solver, place in scratch) for place, sizes in enumerate(changes))
+    tops = [max(itertools.accumulate(run, initial=0)) for run in runs]
+    top = _change(tops, solver, scratch=True)
     rest = [sum(run) for run in runs]
-    kept = _block([abs(change) for change in rest], solver)
-    return (
-        MemoryChange(tops, True, scratch=True),
-        MemoryChange(tops, False, scratch=True),
-        MemoryChange(kept, sum(rest) > 0),
-    )
+    kept = MemoryChange(_block([abs(change) for change in rest], solver), _sign(sum(rest)))
+    return replace(top, sign=1), replace(top, sign=-1), kept
+
+
+def _change(sizes: Sequence[int], solver: Solver, scratch: bool) -> MemoryChange:
+    return MemoryChange(_block([abs(size) for size in sizes], solver), _sign(sizes[0]), scratch)
+
+
+def _sign(change: int) -> int:
+    return 1 if change > 0 else -1
 
 
 def _scratch(changes: Sequence[tuple[int, ...]]) -> set[int]:
     """Return the positions of the blocks that are allocated and freed again: those of equal bytes in every run."""
-    found: set[int] = set()
+    scratch: set[int] = set()
     waiting: dict[tuple[int, ...], list[int]] = {}
     for position, sizes in enumerate(changes):
         if sizes[0] > 0:
             waiting.setdefault(sizes, []).append(position)
         elif allocated := waiting.get(tuple(-size for size in sizes)):
-            found |= {allocated.pop(), position}
-    return found
+            scratch |= {allocated.pop(), position}
+    return scratch
 
 
 def _block(sizes: Sequence[int], solver: Solver) -> Block:
@@ -253,9 +250,9 @@ class PeakEstimate:
 
     def on_cuda(self, grad: bool) -> PeakEstimate:
         """Return the estimate for CUDA, from runs on the CPU: results have the same size there, scratch may not."""
-        made = self.timeline.on_cuda()
-        certain = self.certain and not grad and not made.is_in_scratch(made.peak(self.sizes.numbers))
-        return replace(self, timeline=made, certain=certain)
+        timeline = self.timeline.on_cuda()
+        certain = self.certain and not grad and not timeline.is_in_scratch(timeline.peak(self.sizes.numbers))
+        return replace(self, timeline=timeline, certain=certain)
 
     def bytes_at(self, numbers: Mapping[str, int]) -> int:
         """Return the peak at these sizes, in bytes on the device."""
@@ -351,27 +348,24 @@ def _from_proxy(
 
     def solve(samples: Samples) -> tuple[tuple[Sequence[MemoryLog], Timeline], bool]:
         logs, solver = _aligned(samples, runs, own)
-        made = timeline(logs, solver)
-        return (logs, made), made.kept_solved or not samples.complete
+        formulas = timeline(logs, solver)
+        return (logs, formulas), formulas.kept_solved or not samples.complete
 
-    samples, (logs, made) = sample_and_solve(small_runs, plan, run, solve)
-    fixed = tuple(one for one in samples.plan.fixed if proxy.records[one].size != sizes.records[one].size)
+    samples, (logs, formulas) = sample_and_solve(small_runs, plan, run, solve)
+    fixed = tuple(name for name in samples.plan.fixed if proxy.records[name].size != sizes.records[name].size)
     whole = samples.complete and common_steps(logs) == len(own.steps) and not fixed
-    certain = whole and made.kept_solved and run.failure is None and run.broken is None
-    wrong_at = _wrong_at(made, small_runs, samples, runs) if certain and made.solved else None
-    if not certain:
+    certain = whole and formulas.kept_solved and run.failure is None and run.broken is None
+    wrong_at = None
+    if certain and formulas.solved:
+        held_out = run_held_out(small_runs, samples, (), runs.tried)
+        log = runs.log(held_out.sizes) if held_out.run is not None else None
+        if log is not None and formulas.peak(held_out.sizes).bytes != log.peak:
+            wrong_at = held_out.sizes
+    elif not certain:
         # formulas from runs in which a size was fixed don't have it in them
-        made = guess_timeline(made if not fixed else Timeline((), ()), own, proxy.numbers)
+        formulas = guess_timeline(formulas if not fixed else Timeline((), ()), own, proxy.numbers)
     certain = certain and wrong_at is None
-    return PeakEstimate(made, own.steps, run, certain, sizes, samples.plan.constraints, fixed, wrong_at)
-
-
-def _wrong_at(made: Timeline, small_runs: SmallRuns, samples: Samples, runs: MeteredRuns) -> Mapping[str, int] | None:
-    """Return sizes from which no formula was inferred, and at which the peak isn't what the formulas give."""
-    held_out = run_held_out(small_runs, samples, (), runs.tried)
-    log = runs.log(held_out.sizes) if held_out.run is not None else None
-    wrong = log is not None and made.peak(held_out.sizes).bytes != log.peak
-    return held_out.sizes if wrong else None
+    return PeakEstimate(formulas, own.steps, run, certain, sizes, samples.plan.constraints, fixed, wrong_at)
 
 
 def _bounded(runs: MeteredRuns, plan: Plan, own: MemoryLog) -> Attempt:
@@ -408,42 +402,32 @@ def guess_timeline(known: Timeline, log: MemoryLog, numbers: Mapping[str, int]) 
 
     `numbers` are the run's sizes. A block as large as some tensor is assumed to grow as its axes do.
     """
-    texts = {math.prod(shape) * itemsize: _product(shape, itemsize, numbers) for shape, itemsize in _shapes(log)}
+    # of shapes of as many bytes, those of parameters and inputs take precedence
+    results = ((output.tensor.shape, output.tensor.itemsize) for step in log.steps for output in step.outputs)
+    texts: dict[int, str] = {}
+    for shape, itemsize in (*results, *log.held):
+        axes = (_axis(size, numbers) for size in shape)
+        texts[math.prod(shape) * itemsize] = "*".join([str(itemsize), *axes])
     blocks = {size: Block(parse_expression(text), size) for size, text in texts.items()}
     segments = list(known.segments)
     for place, changes in enumerate((log.building, *log.running)):
-        own = tuple(MemoryChange(blocks.get(abs(c), Block(None, abs(c))), c > 0) for c in changes)
+        own = tuple(MemoryChange(blocks.get(abs(c), Block(None, abs(c))), _sign(c)) for c in changes)
         if place >= len(segments):
             segments.append(own)
         elif len(segments[place]) == len(own):
             both = zip(segments[place], own, strict=True)
-            segments[place] = tuple(old if old.block.formula is not None else new for old, new in both)
+            segments[place] = tuple(old if old.solved else new for old, new in both)
     inputs = known.inputs or tuple(blocks.get(size, Block(None, size)) for size in log.inputs)
     return replace(known, segments=tuple(segments), inputs=inputs)
 
 
-def _shapes(log: MemoryLog) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield shape and bytes per element of every result, then of every parameter and input, which take precedence."""
-    for step in log.steps:
-        yield from ((output.tensor.shape, output.tensor.itemsize) for output in step.outputs)
-    yield from log.held
-
-
-def _product(shape: tuple[int, ...], itemsize: int, numbers: Mapping[str, int]) -> str:
-    return "*".join([str(itemsize), *(_axis(size, numbers) for size in shape)])
-
-
 def _axis(size: int, numbers: Mapping[str, int]) -> str:
     """Return the size, multiple of a size or product of two that equals an axis; else the number."""
-    free = {symbol: number for symbol, number in numbers.items() if number > 1}
-    for symbol, number in free.items():
-        if number == size:
-            return symbol
-    for (one, first), (other, second) in itertools.combinations(free.items(), 2):
-        if first * second == size:
-            return f"{one}*{other}"
-    for symbol, number in free.items():
-        for factor in _GUESSED_FACTORS:
-            if number * factor == size:
-                return f"{factor}*{symbol}"
-    return str(size)
+    free = [(symbol, number) for symbol, number in numbers.items() if number > 1]
+    pairs = itertools.combinations(free, 2)
+    guesses = itertools.chain(
+        free,
+        ((f"{one}*{other}", first * second) for (one, first), (other, second) in pairs),
+        ((f"{factor}*{symbol}", factor * number) for symbol, number in free for factor in _GUESSED_FACTORS),
+    )
+    return next((text for text, number in guesses if number == size), str(size))

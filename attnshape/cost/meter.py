@@ -47,7 +47,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._mark: Callable[[], None] = _nothing
+        self._mark: Callable[[], None] = lambda: None
         self._disable: Callable[[], Sequence[Sequence[Any]]] | None = None
         self._segments: list[list[int]] = []
         self._marks = 0
@@ -91,7 +91,7 @@ class Meter:
         What a step that is no longer there took, or gave back, counts to the next one.
         """
         single = sorted((step for step in steps if step.order is not None), key=lambda step: step.order or 0)
-        ends = [step.order for step in single if step.order is not None]
+        ends = [step.order or 0 for step in single]
         running = self._segments[self._before + 1 :]
         if self._inputs is None or len(running) < (ends[-1] if ends else 0) + 1:
             return None
@@ -141,8 +141,7 @@ def _segments(threads: Sequence[Sequence[Any]]) -> list[list[int]]:
     segments: list[list[int]] = [[]]
     for event in events:
         if event.kind() == "memory_alloc":
-            changed = event.cpu_memory_usage()
-            if changed:
+            if changed := event.cpu_memory_usage():
                 segments[-1].append(changed)
         elif event.kind() == "push" and event.name() == _MARK:
             segments.append([])
@@ -154,10 +153,6 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have none
         return None
-
-
-def _nothing() -> None:
-    """Leave no mark: nothing is being measured."""
 
 
 SmallRun = Callable[[Mapping[str, int], Meter | None], RawTrace]
@@ -182,14 +177,12 @@ class MeteredRuns:
         if raw.failure is not None and "rofiler is already enabled" in str(raw.failure.error):
             raw = self._run(numbers, None)  # the traced code profiles itself, and there can't be two profiles at once
         key = tuple(numbers.items())
-        self._logs[key] = meter.log(raw.steps)
-        self._made[key] = raw
-        return self._made[key]
+        self._logs[key], self._made[key] = meter.log(raw.steps), raw
+        return raw
 
     def reuse(self, numbers: Mapping[str, int]) -> RawTrace:
         """Return the last run at these sizes, the first time; else run the target again."""
-        made = self._made.pop(tuple(numbers.items()), None)
-        return made if made is not None else self._run(numbers, None)
+        return self._made.pop(tuple(numbers.items()), None) or self._run(numbers, None)
 
     def log(self, numbers: Mapping[str, int]) -> MemoryLog | None:
         """Return what the run at these sizes allocated; None if that couldn't be measured."""

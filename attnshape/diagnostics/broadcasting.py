@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from attnshape.diagnostics.context import FailedOperand, FailureContext, flat_integers
+from attnshape.diagnostics.context import FailedOperand, FailureContext
 from attnshape.diagnostics.diagnosis import (
-    Accepts,
     Diagnosis,
     Fix,
-    any_result,
     axes_of,
     axis_from_the_right,
     change_operand,
-    counted,
+    count_axes,
     has_axes,
     quoted,
     size_of,
@@ -27,8 +25,8 @@ from attnshape.diagnostics.diagnosis import (
     swap_axes,
     unsqueeze,
 )
+from attnshape.model.formatting import pluralize
 from attnshape.tracing.operations import ELEMENT_WRITES, EXPANSIONS, FUSED_ATTENTION, JOINS, PRODUCTS, REPEATS
-from attnshape.tracing.raw import RawCall
 
 _MASKS = {
     "masked_fill": (1, "mask"),
@@ -50,13 +48,22 @@ def broadcasting(context: FailureContext) -> Diagnosis | None:
     if context.operation in _NOT_POINTWISE or not any(words in context.message for words in _MESSAGES):
         return None
     mask = _mask(context)
-    for one, other in itertools.combinations(context.operands, 2):
-        if other.rank > one.rank or one is mask:
-            one, other = other, one
-        found = _differing(context, one, other, mask)
-        if found is not None:
-            return found
+    for large, small in itertools.combinations(context.operands, 2):
+        if small.rank > large.rank or large is mask:
+            large, small = small, large
+        large_axes, small_axes, problem = _disagreement(large.symbols, large.shape, quoted(large), small)
+        if problem:
+            return Diagnosis(
+                f"{quoted(large)} and {quoted(small)} don't broadcast in {context.operation}: {problem}",
+                {large.position: large_axes, small.position: small_axes},
+                _fixes_to_shape_of(large, small, small is mask),
+            )
     return _in_place(context)
+
+
+def _fixes_to_shape_of(large: FailedOperand, small: FailedOperand, is_mask: bool) -> Iterator[Fix]:
+    for fix in fixes_to_broadcast(small, large.rank, is_mask):
+        yield replace(fix, accepts=lambda shape, operands: shape == operands[large.position])
 
 
 def _mask(context: FailureContext) -> FailedOperand | None:
@@ -86,36 +93,24 @@ def _from_mask(context: FailureContext, operand: FailedOperand) -> bool:
     return False
 
 
-def _differing(
-    context: FailureContext, large: FailedOperand, small: FailedOperand, mask: FailedOperand | None
-) -> Diagnosis | None:
-    large_axes, small_axes = _incompatible_axes(large.shape, small.shape)
-    if not large_axes:
-        return None
-    parts = [
-        f"{axis_from_the_right(one, large.rank)} is {size_of(large, one)} in {quoted(large)} and "
-        f"{size_of(small, other)} in {quoted(small)}"
-        for one, other in zip(reversed(large_axes), reversed(small_axes), strict=True)
-    ]
-    return Diagnosis(
-        f"{quoted(large)} and {quoted(small)} don't broadcast in {context.operation}: {'; '.join(parts)}",
-        {large.position: large_axes, small.position: small_axes},
-        tuple(
-            fixes_to_broadcast(
-                small, large.rank, small is mask, lambda shape, operands: shape == operands[large.position]
-            )
-        ),
-    )
+def _disagreement(
+    symbols: Sequence[str], shape: tuple[int, ...], what: str, operand: FailedOperand
+) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """Return the axes of a shape and of an operand that don't broadcast, and a clause with their sizes.
 
-
-def _incompatible_axes(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes of each that, counted from the right, are neither equal nor 1."""
+    `what` names the tensor that has this shape and these symbols.
+    """
     backs = [
         back
-        for back in range(min(len(one), len(other)), 0, -1)
-        if one[-back] != other[-back] and 1 not in (one[-back], other[-back])
+        for back in range(1, min(len(shape), operand.rank) + 1)
+        if shape[-back] != operand.shape[-back] and 1 not in (shape[-back], operand.shape[-back])
     ]
-    return tuple(len(one) - back for back in backs), tuple(len(other) - back for back in backs)
+    problem = "; ".join(
+        f"{axis_from_the_right(len(shape) - back, len(shape))} is {sized(symbols[-back], shape[-back])} in {what} and "
+        f"{size_of(operand, -back)} in {quoted(operand)}"
+        for back in backs
+    )
+    return tuple(len(shape) - back for back in backs[::-1]), tuple(operand.rank - back for back in backs[::-1]), problem
 
 
 def _in_place(context: FailureContext) -> Diagnosis | None:
@@ -123,44 +118,35 @@ def _in_place(context: FailureContext) -> Diagnosis | None:
     if not context.operands or not (context.failure.operation or "").endswith("_"):
         return None
     target, *others = context.operands
-    for operand in others:
-        if math.prod(target.shape) < math.prod(operand.shape):
-            return Diagnosis(
-                f"an in-place operation can't change the shape of {quoted(target)}, which has {axes_of(target)}: "
-                f"{has_axes(operand)}"
-            )
-    return None
+    larger = next((operand for operand in others if math.prod(operand.shape) > math.prod(target.shape)), None)
+    if larger is None:
+        return None
+    problem = f"an in-place operation can't change the shape of {quoted(target)}, which has {axes_of(target)}"
+    return Diagnosis(f"{problem}: {has_axes(larger)}")
 
 
-def fixes_to_broadcast(small: FailedOperand, rank: int, is_mask: bool, accepts: Accepts) -> Iterator[Fix]:
-    """Yield fixes that insert axes of size 1 into an operand, or reorder its axes, so that it may broadcast.
+def fixes_to_broadcast(small: FailedOperand, rank: int, is_mask: bool) -> Iterator[Fix]:
+    """Yield fixes that insert axes of size 1 into an operand, or reorder its axes, so that it may broadcast to a rank.
 
-    Args:
-        small: The operand.
-        rank: The rank that it should broadcast to.
-        is_mask: Whether it is a mask, whose last axis is that of the keys and stays last.
-        accepts: Which results to accept.
+    The last axis of a mask is that of the keys and stays last.
     """
-    seen: set[tuple[int, ...]] = set()
+    shapes: set[tuple[int, ...]] = set()
     for more in range(1, rank - small.rank + 1):
         for inserted in itertools.combinations(range(1, small.rank + more), more):
             index = tuple(None if place in inserted else slice(None) for place in range(small.rank + more))
             sizes = iter(small.shape)
             shape = tuple(1 if part is None else next(sizes) for part in index)
             # beside an axis of size 1, it doesn't matter on which side another is inserted
-            if (is_mask and index[-1] is None) or shape in seen:
+            if (is_mask and index[-1] is None) or shape in shapes:
                 continue
-            seen.add(shape)
+            shapes.add(shape)
             text = ", ".join("None" if part is None else ":" for part in index)
-            for fix in change_operand(small, f"[{text}]", partial(_indexed, index)):
-                yield replace(fix, accepts=accepts)
-    reordered = swap_axes(small, -2, -1, rank=2)
+            yield from change_operand(small, f"[{text}]", partial(_indexed, index))
+    yield from swap_axes(small, -2, -1, rank=2)
     if small.rank == rank > 2:
-        reordered += swap_axes(small, 1, 2, rank=2)
+        yield from swap_axes(small, 1, 2, rank=2)
     if small.rank == 3:
-        reordered += change_operand(small, ".permute(2, 0, 1)", lambda tensor, _: tensor.permute(2, 0, 1), rank=3)
-    for fix in reordered:
-        yield replace(fix, accepts=accepts)
+        yield from change_operand(small, ".permute(2, 0, 1)", lambda tensor, _: tensor.permute(2, 0, 1), rank=3)
 
 
 def _indexed(index: tuple[slice | None, ...], tensor: Tensor, _: list[Tensor]) -> Tensor:
@@ -172,38 +158,20 @@ def _fused_mask(context: FailureContext) -> Diagnosis | None:
     query, key, mask = context.operand(0, "query"), context.operand(1, "key"), context.operand(3, "attn_mask")
     if query is None or key is None or mask is None or min(query.rank, key.rank) < 2:
         return None
-    scores = (*query.shape[:-1], key.shape[-2])
-    names = [axis.expression for axis in (*query.record.axes[:-1], key.record.axes[-2])]
-    fixes = list(fixes_to_broadcast(mask, len(scores), True, any_result))
-    return not_broadcast(mask, scores, names, "the scores", fixes)
+    scores, symbols = (*query.shape[:-1], key.shape[-2]), [*query.symbols[:-1], key.symbols[-2]]
+    return not_broadcast(mask, scores, symbols, "the scores", fixes_to_broadcast(mask, len(scores), True))
 
 
 def not_broadcast(
-    operand: FailedOperand, shape: tuple[int, ...], names: Sequence[str], what: str, fixes: Sequence[Fix]
+    operand: FailedOperand, shape: tuple[int, ...], symbols: Sequence[str], what: str, fixes: Iterable[Fix]
 ) -> Diagnosis | None:
-    """Return the diagnosis of an operand that doesn't broadcast to a shape; None if it does.
+    """Return the diagnosis of an operand that doesn't broadcast to the shape of the others; None if it does.
 
-    Args:
-        operand: The operand.
-        shape: The shape that the operation computes from its other operands.
-        names: The symbols of that shape.
-        what: What has that shape, in words.
-        fixes: Fixes to try.
+    `symbols` are the symbols of that shape; `what` names the tensor that has it.
     """
-    at_shape, at_operand = _incompatible_axes(shape, operand.shape)
-    if not at_operand:
-        return None
-    short = what.partition(" of ")[0]
-    parts = [
-        f"{axis_from_the_right(one, len(shape))} is {sized(names[one], shape[one])} in {short} and "
-        f"{size_of(operand, other)} in {quoted(operand)}"
-        for one, other in zip(reversed(at_shape), reversed(at_operand), strict=True)
-    ]
-    return Diagnosis(
-        f"{quoted(operand)} doesn't broadcast to {what}, {' '.join(names)}: {'; '.join(parts)}",
-        {operand.position: at_operand},
-        tuple(fixes),
-    )
+    _, axes, problem = _disagreement(symbols, shape, what.partition(" of ")[0], operand)
+    explanation = f"{quoted(operand)} doesn't broadcast to {what}, {' '.join(symbols)}: {problem}"
+    return Diagnosis(explanation, {operand.position: axes}, fixes) if problem else None
 
 
 # expand and repeat
@@ -211,46 +179,31 @@ def not_broadcast(
 
 def expanding(context: FailureContext) -> Diagnosis | None:
     """Explain an expand or a repeat whose sizes don't fit its operand."""
-    operand, new = context.operand(0, "input", "self"), _new_sizes(context.call)
+    operand, new = context.operand(0, "input", "self"), context.integers(1, "size", "sizes", "repeats")
     if context.operation not in EXPANSIONS | REPEATS or operand is None or new is None:
         return None
     if operand.rank > len(new):
-        return Diagnosis(f"{has_axes(operand)}: {context.operation} is given {counted(len(new), 'size', 'sizes')}")
+        return Diagnosis(f"{has_axes(operand)}: {context.operation} is given {pluralize(len(new), 'size')}")
     if context.operation in REPEATS:
         return None
     wrong = [
-        back
-        for back in range(1, operand.rank + 1)
-        if new[-back] not in (-1, operand.shape[-back]) and operand.shape[-back] != 1
+        axis
+        for axis, (size, (_, number)) in enumerate(zip(operand.shape, new[len(new) - operand.rank :], strict=True))
+        if number not in (-1, size) and size != 1
     ]
     if not wrong:
         return None
     parts = [
-        f"{axis_from_the_right(operand.rank - back, operand.rank)} of {quoted(operand)} is "
-        f"{size_of(operand, operand.rank - back)} and can't become "
-        f"{sized(context.formula(partial(_new_size, -back), new[-back]), new[-back])}"
-        for back in wrong
+        f"{axis_from_the_right(axis, operand.rank)} of {quoted(operand)} is {size_of(operand, axis)} and can't become "
+        f"{sized(*new[axis - operand.rank])}"
+        for axis in reversed(wrong)
     ]
-    one_axis_less = operand.rank + 1 == len(new)
+    axes = range(1, len(new)) if operand.rank + 1 == len(new) else ()
     return Diagnosis(
         f"{context.operation} only expands axes of size 1: {'; '.join(parts)}",
-        {operand.position: tuple(operand.rank - back for back in reversed(wrong))},
-        tuple(fix for axis in range(1, len(new) if one_axis_less else 1) for fix in unsqueeze(operand, axis)),
+        {operand.position: tuple(wrong)},
+        [fix for axis in axes for fix in unsqueeze(operand, axis)],
     )
-
-
-def _new_sizes(call: RawCall | None) -> list[int] | None:
-    if call is None:
-        return None
-    keywords = (call.keywords[word] for word in ("size", "sizes", "repeats") if word in call.keywords)
-    try:
-        return flat_integers(call.args[1:] or tuple(keywords))
-    except TypeError:
-        return None
-
-
-def _new_size(place: int, call: RawCall) -> int:
-    return (_new_sizes(call) or [])[place]
 
 
 # x[…] = y
@@ -264,26 +217,22 @@ def writing(context: FailureContext) -> Diagnosis | None:
     part = _indexed_axes(context, target) if target is not None else None
     if target is None or value is None or part is None:
         return None
+    where = f"the part of {quoted(target)} that it is assigned to"
     if value.rank > len(part):
-        return Diagnosis(
-            f"{has_axes(value)}: the part of {quoted(target)} that it is assigned to has "
-            f"{counted(len(part), 'axis', 'axes')}"
-        )
-    backs = [
-        back for back in range(1, value.rank + 1) if part[-back][1] != value.shape[-back] and value.shape[-back] != 1
-    ]
+        return Diagnosis(f"{has_axes(value)}: {where} has {count_axes(len(part))}")
+    backs = [back for back in range(1, value.rank + 1) if value.shape[-back] not in (1, part[-back][1])]
     if not backs:
         return None
     parts = [
         f"{axis_from_the_right(value.rank - back, value.rank)} is {part[-back][1]} in that part and "
-        f"{size_of(value, value.rank - back)} in {quoted(value)}"
+        f"{size_of(value, -back)} in {quoted(value)}"
         for back in backs
     ]
     return Diagnosis(
-        f"{quoted(value)} doesn't fit into the part of {quoted(target)} that it is assigned to: {'; '.join(parts)}",
+        f"{quoted(value)} doesn't fit into {where}: {'; '.join(parts)}",
         {
-            target.position: tuple(sorted(part[-back][0] for back in backs)),
-            value.position: tuple(value.rank - back for back in reversed(backs)),
+            target.position: tuple(part[-back][0] for back in backs[::-1]),
+            value.position: tuple(value.rank - back for back in backs[::-1]),
         },
     )
 
@@ -292,18 +241,14 @@ def _indexed_axes(context: FailureContext, target: FailedOperand) -> list[tuple[
     """Return each axis that an index of slices and integers keeps, with its size; None for other indices."""
     key = context.argument(1)
     parts = list(key) if isinstance(key, tuple) else [key]
-    given = sum(part is not Ellipsis for part in parts)
-    if Ellipsis in parts:
-        at = parts.index(Ellipsis)
-        parts[at : at + 1] = [slice(None)] * (target.rank - given)
-    parts += [slice(None)] * (target.rank - len(parts))
+    if Ellipsis not in parts:
+        parts.append(Ellipsis)
+    at = parts.index(Ellipsis)
+    parts[at : at + 1] = [slice(None)] * (target.rank - len(parts) + 1)
     if len(parts) != target.rank or not all(isinstance(part, slice) or type(part) is int for part in parts):
         return None
+    sliced = [(axis, part) for axis, part in enumerate(parts) if isinstance(part, slice)]
     try:
-        return [
-            (axis, len(range(*part.indices(target.shape[axis]))))
-            for axis, part in enumerate(parts)
-            if isinstance(part, slice)
-        ]
+        return [(axis, len(range(*part.indices(target.shape[axis])))) for axis, part in sliced]
     except TypeError:  # a bound of a slice is a tensor
         return None

@@ -6,10 +6,12 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from torch.utils._pytree import tree_leaves
 
 from attnshape.inference.assemble import SimilarFailures
 from attnshape.model.trace import NamedTensor, Step, TensorRecord
@@ -43,6 +45,11 @@ class FailedOperand:
     def rank(self) -> int:
         """The number of its axes."""
         return len(self.record.shape)
+
+    @property
+    def symbols(self) -> list[str]:
+        """The symbols of its axes, or their numbers."""
+        return [axis.expression for axis in self.record.axes]
 
 
 @dataclass(frozen=True)
@@ -80,48 +87,46 @@ class FailureContext:
         place = self.failure.location
         return _one_line(place.expression) if place is not None else ""
 
-    def argument(self, position: int, *keywords: str) -> Any:
+    def argument(self, position: int | None, *keywords: str) -> Any:
         """Return the argument at a position or under one of the keywords; None if it wasn't passed."""
         if self.call is None:
             return None
-        if position < len(self.call.args):
+        if position is not None and position < len(self.call.args):
             return self.call.args[position]
-        return self.keyword_argument(*keywords)
+        return next((self.call.keywords[word] for word in keywords if word in self.call.keywords), None)
 
-    def keyword_argument(self, *keywords: str) -> Any:
-        """Return the argument under one of the keywords; None if it wasn't passed."""
-        passed = self.call.keywords if self.call is not None else {}
-        return next((passed[word] for word in keywords if word in passed), None)
-
-    def operand(self, position: int, *keywords: str) -> FailedOperand | None:
+    def operand(self, position: int | None, *keywords: str) -> FailedOperand | None:
         """Return the operand at a position or under one of the keywords."""
-        return self._operand_of(self.argument(position, *keywords))
+        return self.operand_of(self.argument(position, *keywords))
 
-    def keyword_operand(self, *keywords: str) -> FailedOperand | None:
-        """Return the operand under one of the keywords."""
-        return self._operand_of(self.keyword_argument(*keywords))
+    def operand_of(self, argument: object) -> FailedOperand | None:
+        """Return the operand that an argument, or a part of one, stands for; None if it isn't a tensor."""
+        return self.operands[argument.operand] if isinstance(argument, TensorSlot) else None
 
-    def listed_operands(self, position: int, *keywords: str) -> list[FailedOperand]:
-        """Return the operands in the list at a position or under one of the keywords."""
-        value = self.argument(position, *keywords)
-        items = value if isinstance(value, (tuple, list)) else ()
-        return [self.operands[item.operand] for item in items if isinstance(item, TensorSlot)]
+    def integers(self, start: int, *keywords: str) -> list[tuple[str, int]] | None:
+        """Return the formulas and values of the call's `integer_arguments`; None if it has other arguments there."""
+        if self.call is None:
+            return None
+        try:
+            numbers = integer_arguments(self.call, start, *keywords)
+        except TypeError:
+            return None
 
-    def _operand_of(self, value: Any) -> FailedOperand | None:
-        return self.operands[value.operand] if isinstance(value, TensorSlot) else None
+        def formula(place: int, number: int) -> str:
+            return self.formula(lambda call: integer_arguments(call, start, *keywords)[place], number)
+
+        return [(formula(place, number), number) for place, number in enumerate(numbers)]
 
     def formula(self, read: Callable[[RawCall], int], actual: int) -> str:
         """Return the formula of a number in the call, or the number itself if the small runs don't give one.
 
-        Args:
-            read: Reads the number from a call.
-            actual: The number in the user's run.
+        `read` reads the number from a call; `actual` is the number in the user's run.
         """
         calls = [failure.call for failure in self.similar.failures]
         try:
             values = [read(call) for call in calls if call is not None]
         except (IndexError, KeyError, TypeError, AttributeError):
-            values = []
+            return str(actual)
         if len(values) != len(calls) or not values or actual <= 0:
             return str(actual)
         return self.similar.formula(values, actual).text
@@ -139,8 +144,8 @@ def failure_context(
         of = raw.tensor.of
         # inside a library, only an input or a keyword argument surely has this name in the user's own line
         certain = failure.own or (of is not None and of.input == name) or name == _passed_variable(raw, expression)
-        text = _text_in(expression, name) if certain else None
-        operands.append(FailedOperand(position, name, text, record, raw.extremes))
+        texts = (text for text in (name, f"self.{name}") if certain and _occurs_once(text, expression))
+        operands.append(FailedOperand(position, name, next(texts, None), record, raw.extremes))
     return FailureContext(failure, tuple(operands), tuple(steps), similar, device, dtype)
 
 
@@ -152,27 +157,24 @@ def _name(
         return passed or operand.name
     of = operand.tensor.of
     step = steps[of.step - 1] if of is not None and of.step is not None else None
-    is_output = of is not None and step is not None and step.outputs[of.output].tensor is record
-    if step is not None and is_output and len(step.outputs) == 1:
+    if of is None or step is None or step.outputs[of.output].tensor is not record:
+        step = None
+    elif len(step.outputs) == 1:
         text = _one_line(step.expression)
         if text and text != expression and len(text) <= _LONGEST_NAME and _occurs_once(text, expression):
             return text
     if operand.parameter is not None:
         return _passed_variable(operand, expression) or operand.parameter
-    return f"{RESULT_OF} {step.index}" if step is not None and is_output else None
+    return f"{RESULT_OF} {step.index}" if step is not None else None
 
 
 def _passed_variable(operand: RawOperand, expression: str) -> str | None:
     """Return the variable that the expression passes as the keyword argument that an operand was."""
     tree = parse_expression(expression) if operand.parameter is not None else None
-    keywords = tree.keywords if isinstance(tree, ast.Call) else []
-    found = (one.value.id for one in keywords if one.arg == operand.parameter and isinstance(one.value, ast.Name))
-    return next(found, None)
-
-
-def _text_in(expression: str, name: str) -> str | None:
-    """Return the text of a name in an expression; None if it isn't there exactly once."""
-    return next((text for text in (name, f"self.{name}") if _occurs_once(text, expression)), None)
+    for keyword in tree.keywords if isinstance(tree, ast.Call) else ():
+        if keyword.arg == operand.parameter and isinstance(keyword.value, ast.Name):
+            return keyword.value.id
+    return None
 
 
 def _occurs_once(text: str, expression: str) -> bool:
@@ -211,14 +213,15 @@ def flat_integers(values: object) -> list[int]:
     >>> flat_integers(((2, 3),))
     [2, 3]
     """
-    return list(_flat(values))
+    leaves = tree_leaves(values)
+    if any(type(leaf) is not int for leaf in leaves):
+        raise TypeError(values)
+    return leaves
 
 
-def _flat(value: object) -> Iterator[int]:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _flat(item)
-    elif type(value) is int:
-        yield value
-    else:
-        raise TypeError(value)
+def integer_arguments(call: RawCall, start: int, *keywords: str) -> list[int]:
+    """Return the integers among a call's arguments from a position on, else under the keywords.
+
+    Raises TypeError if there are other arguments.
+    """
+    return flat_integers(call.args[start:] or [call.keywords[word] for word in keywords if word in call.keywords])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -24,11 +24,6 @@ _SWAP_TEXTS = {
 _ORDINALS = ("last", "second", "third", "fourth", "fifth", "sixth")
 
 
-def any_result(shape: tuple[int, ...], operands: Shapes) -> bool:
-    """Accept every result."""
-    return True
-
-
 @dataclass(frozen=True)
 class Fix:
     """A change that might make the call succeed; it becomes a hint only after it was tried."""
@@ -41,7 +36,7 @@ class Fix:
     """Changes the call."""
     rank: int = 0
     """Lower is more usual. If several fixes of one rank work, none is shown."""
-    accepts: Accepts = any_result
+    accepts: Accepts = lambda shape, operands: True
     inner: bool = False
     """Whether to leave out the result's signature, which depends on the data or belongs to a library's inner call."""
 
@@ -53,7 +48,8 @@ class Diagnosis:
     explanation: str
     disagree: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """For each operand's position, the axes that disagree."""
-    fixes: tuple[Fix, ...] = ()
+    fixes: Iterable[Fix] = ()
+    """They can be iterated over only once."""
 
 
 def change_operand(
@@ -94,9 +90,7 @@ def unsqueeze(operand: FailedOperand, axis: int) -> list[Fix]:
 
 def call_instead(text: str | None, function: Callable[..., object], rank: int = 0) -> list[Fix]:
     """Return the fix that calls another function with the same arguments; none without a text for it."""
-    if text is None:
-        return []
-    return [Fix(text, call=lambda call: replace(call, function=function), rank=rank)]
+    return [Fix(text, call=lambda call: replace(call, function=function), rank=rank)] if text is not None else []
 
 
 def receiver(text: str) -> str:
@@ -161,9 +155,7 @@ def quoted(operand: FailedOperand) -> str:
 
 def axes_of(operand: FailedOperand) -> str:
     """Return the number of an operand's axes, and their symbols: "3 axes, B L D"."""
-    if operand.rank == 0:
-        return "no axes"
-    return f"{counted(operand.rank, 'axis', 'axes')}, {operand.record.signature}"
+    return f"{count_axes(operand.rank)}, {operand.record.signature}" if operand.rank else "no axes"
 
 
 def has_axes(operand: FailedOperand) -> str:
@@ -171,9 +163,9 @@ def has_axes(operand: FailedOperand) -> str:
     return f"{quoted(operand)} has {axes_of(operand)}"
 
 
-def counted(number: int, singular: str, plural: str) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {singular if number == 1 else plural}"
+def count_axes(number: int) -> str:
+    """Return a number of axes in words."""
+    return f"{number:,} {'axis' if number == 1 else 'axes'}"
 
 
 def product(expressions: Sequence[str]) -> str:
@@ -184,12 +176,3 @@ def product(expressions: Sequence[str]) -> str:
     """
     factors = [text if re.fullmatch(r"[\w*]+", text) else f"({text})" for text in expressions if text != "1"]
     return "*".join(factors) or "1"
-
-
-def joined(words: Sequence[str]) -> str:
-    """Return words as a list in a sentence.
-
-    >>> joined(["B", "H", "L"])
-    'B, H and L'
-    """
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from attnshape.diagnostics.broadcasting import fixes_to_broadcast
 from attnshape.diagnostics.context import FailedOperand, FailureContext
-from attnshape.diagnostics.diagnosis import Diagnosis, Fix, any_result, change_operand, joined, quoted, replaced
+from attnshape.diagnostics.diagnosis import Diagnosis, Fix, change_operand, quoted, replaced
 from attnshape.diagnostics.indexing import embedding_operands
+from attnshape.model.formatting import join_words
 
 _FUSED = "scaled_dot_product_attention"
 _MESSAGES = re.compile(
@@ -34,11 +35,11 @@ _INDICES = {"gather": (2, "index"), "index_select": (2, "index")}
 
 def devices(context: FailureContext) -> Diagnosis | None:
     """Explain operands on different devices."""
-    kinds = list(dict.fromkeys(operand.record.device for operand in context.operands))
-    if len(kinds) < 2 or "device" not in context.message.lower():
+    firsts = {operand.record.device: operand for operand in reversed(context.operands)}
+    if len(firsts) < 2 or "device" not in context.message.lower():
         return None
-    firsts = [next(operand for operand in context.operands if operand.record.device == kind) for kind in kinds]
-    named = joined([f"{quoted(operand)} is on {operand.record.device}" for operand in firsts])
+    in_order = sorted(firsts.values(), key=lambda operand: operand.position)
+    named = join_words([f"{quoted(operand)} is on {operand.record.device}" for operand in in_order])
     away = [operand for operand in context.operands if operand.record.device.partition(":")[0] != context.device]
     home = [operand for operand in context.operands if operand not in away and operand.text is not None]
     fixes: list[Fix] = []
@@ -50,7 +51,7 @@ def devices(context: FailureContext) -> Diagnosis | None:
             # its placeholder may be on the meta device
             lambda tensor, tensors: torch.zeros_like(tensor, device=tensors[home[0].position].device),
         )
-    return Diagnosis(f"the operands of {context.operation} are on different devices: {named}", {}, tuple(fixes))
+    return Diagnosis(f"the operands of {context.operation} are on different devices: {named}", fixes=fixes)
 
 
 def dtypes(context: FailureContext) -> Diagnosis | None:
@@ -61,25 +62,21 @@ def dtypes(context: FailureContext) -> Diagnosis | None:
 
 
 def _mask(context: FailureContext) -> Diagnosis | None:
-    place = _MASKS.get(context.operation)
-    mask = context.operand(*place) if place is not None else None
-    if mask is None or mask.record.dtype == "bool":
+    mask = context.operand(*_MASKS.get(context.operation, (None,)))
+    allowed = ["bool", *([context.operands[0].record.dtype] if context.operation == _FUSED else [])]
+    if mask is None or mask.record.dtype in allowed:
         return None
-    if context.operation == _FUSED and mask.record.dtype == context.operands[0].record.dtype:
-        return None
-    is_zeros_and_ones = mask.extremes is not None and set(mask.extremes) <= {0, 1}
     wanted = "bool" if context.operation != _FUSED else "bool, or have the queries' dtype"
     # for other numbers nobody knows which positions they hide
-    fixes = tuple(_as_bool(context, mask)) if is_zeros_and_ones else ()
-    return Diagnosis(
-        f"the mask of {context.operation} must be {wanted}: {quoted(mask)} is {mask.record.dtype}", {}, fixes
-    )
+    fixes = _as_bool(context, mask) if mask.extremes is not None and set(mask.extremes) <= {0, 1} else ()
+    problem = f"the mask of {context.operation} must be {wanted}: {quoted(mask)} is {mask.record.dtype}"
+    return Diagnosis(problem, fixes=fixes)
 
 
 def _as_bool(context: FailureContext, mask: FailedOperand) -> Iterator[Fix]:
     yield from change_operand(mask, ".bool()", lambda tensor, _: tensor.bool())
     rank = max(operand.rank for operand in context.operands)
-    for fix in fixes_to_broadcast(mask, rank, True, any_result):
+    for fix in fixes_to_broadcast(mask, rank, True):
         yield replace(fix, text=f"{fix.text}.bool()", tensors=partial(_then_bool, mask, fix), rank=fix.rank + 1)
 
 
@@ -89,9 +86,7 @@ def _then_bool(mask: FailedOperand, fix: Fix, tensors: list[Tensor]) -> list[Ten
 
 
 def _index(context: FailureContext) -> Diagnosis | None:
-    place = _INDICES.get(context.operation)
-    index = context.operand(*place) if place is not None else None
-    table = context.operands[0]
+    index, table = context.operand(*_INDICES.get(context.operation, (None,))), context.operands[0]
     if context.operation == "embedding":
         index, weight = embedding_operands(context)
         table = weight or table
@@ -99,11 +94,11 @@ def _index(context: FailureContext) -> Diagnosis | None:
         index = context.operands[1]
     if index is None or index.record.dtype in ("int64", "int32"):
         return None
-    in_range = index.extremes is not None and all(0 <= one < min(table.shape, default=0) for one in index.extremes)
+    rows = min(table.shape, default=0)
+    in_range = index.extremes is not None and all(0 <= extreme < rows for extreme in index.extremes)
     return Diagnosis(
         f"the indices of {context.operation} must be integers: {quoted(index)} is {index.record.dtype}",
-        {},
-        tuple(change_operand(index, ".long()", lambda tensor, _: tensor.long())) if in_range else (),
+        fixes=change_operand(index, ".long()", lambda tensor, _: tensor.long()) if in_range else (),
     )
 
 
@@ -113,8 +108,8 @@ def _mixed(context: FailureContext) -> Diagnosis | None:
         firsts.setdefault(operand.record.dtype, operand)
     if len(firsts) < 2:
         return None
-    named = joined([f"{quoted(operand)} is {dtype}" for dtype, operand in firsts.items()])
-    return Diagnosis(f"the operands of {context.operation} have different dtypes: {named}", {}, tuple(_casts(context)))
+    named = join_words([f"{quoted(operand)} is {dtype}" for dtype, operand in firsts.items()])
+    return Diagnosis(f"the operands of {context.operation} have different dtypes: {named}", fixes=_casts(context))
 
 
 def _casts(context: FailureContext) -> Iterator[Fix]:
@@ -132,7 +127,6 @@ def _not_implemented(context: FailureContext) -> Diagnosis | None:
         return None
     operand = context.operands[0]
     dtype = operand.record.dtype
-    fixes = change_operand(operand, ".float()", lambda tensor, _: tensor.float()) if "float" not in dtype else []
-    return Diagnosis(
-        f"{context.operation} isn't implemented for {dtype}, the dtype of {quoted(operand)}", {}, tuple(fixes)
-    )
+    fixes = change_operand(operand, ".float()", lambda tensor, _: tensor.float()) if "float" not in dtype else ()
+    problem = f"{context.operation} isn't implemented for {dtype}, the dtype of {quoted(operand)}"
+    return Diagnosis(problem, fixes=fixes)

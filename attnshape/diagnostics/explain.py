@@ -6,10 +6,10 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from attnshape.diagnostics import broadcasting, dtypes, indexing, joins, products, reshapes
 from attnshape.diagnostics.context import FailureContext, failure_context
@@ -32,17 +32,15 @@ def find_hint(context: FailureContext, fixes: Sequence[Fix]) -> str | None:
 
     A fix works if the call then succeeds at the user's sizes and at those of every small run that failed alike.
     """
-    unchanged = Fix("")
-    if context.call is None or not fixes or _result_shapes(context, unchanged) is not None:
+    if not fixes or _result_shapes(context, Fix("")) is not None:  # without any fix, the call must fail
         return None
     for _, group in itertools.groupby(sorted(fixes, key=lambda fix: fix.rank), key=lambda fix: fix.rank):
         working = [(fix, shapes) for fix in group if (shapes := _result_shapes(context, fix)) is not None]
-        if len(working) == 1:
-            fix, shapes = working[0]
-            makes = "works" if fix.inner else f"makes it {_signature(context, shapes) or 'a scalar'}"
-            return f"{fix.text} {makes} (tried)"
         if working:
-            return None
+            (fix, shapes), *others = working
+            signature = " ".join(_axis(context, small, actual) for actual, *small in zip(*shapes, strict=True))
+            makes = "works" if fix.inner else f"makes it {signature or 'a scalar'}"
+            return f"{fix.text} {makes} (tried)" if not others else None
     return None
 
 
@@ -64,52 +62,36 @@ def _result_shape(failure: RawFailure, device: str, fix: Fix) -> Shape | None:
     if call is None:
         return None
     tensors = [operand.tensor for operand in failure.operands]
-    kinds = [_device_kind(one.device) for one in tensors]
+    kinds = [tensor.device.partition(":")[0] for tensor in tensors]
     home = device if device in kinds else kinds[0]
-    small = sum(map(_elements, tensors)) <= _MOST_ELEMENTS and all(
-        size <= _LONGEST_AXIS for one in tensors for size in one.shape
-    )
-    shape: Shape | None = None
-    for real in (False, True):
-        # the meta device ignores some dtype errors; a real run needs memory for its result
-        if real and (not small or (shape is not None and math.prod(shape) > _MOST_ELEMENTS)):
-            return shape
+
+    def attempt(real: bool) -> Shape | None:
         # a tensor on another device than the run's gets the other kind of placeholder, so that the two still differ
-        placeholders = [_placeholder(one, real == (kind == home)) for one, kind in zip(tensors, kinds, strict=True)]
-        shape = _attempt(call, placeholders, fix)
-        if shape is None and not (small and not real):
-            return None
-    return shape
+        on_cpu = [real == (kind == home) for kind in kinds]
+        return _attempt(call, [_placeholder(*pair) for pair in zip(tensors, on_cpu, strict=True)], fix)
+
+    shape = attempt(real=False)
+    # the meta device ignores some dtype errors; a real run needs memory for its result
+    small = max(sum(map(_elements, tensors)), math.prod(shape or ())) <= _MOST_ELEMENTS
+    short = all(size <= _LONGEST_AXIS for tensor in tensors for size in tensor.shape)
+    return attempt(real=True) if small and short else shape
 
 
 def _attempt(call: RawCall, tensors: list[Tensor], fix: Fix) -> Shape | None:
+    def fill(value: object) -> object:
+        if isinstance(value, OpaqueArgument):
+            raise TypeError("an argument wasn't recorded")
+        return operands[value.operand] if isinstance(value, TensorSlot) else value
+
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fixed = fix.call(call)
-            operands = fix.tensors(tensors)
-            result = fixed.function(
-                *(_fill(value, operands) for value in fixed.args),
-                **{name: _fill(value, operands) for name, value in fixed.keywords.items()},
-            )
+            fixed, operands = fix.call(call), fix.tensors(tensors)
+            result = fixed.function(*tree_map(fill, fixed.args), **tree_map(fill, dict(fixed.keywords)))
     except Exception:  # noqa: BLE001 - whatever it raises, the fix doesn't work
         return None
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     return tuple(first.shape) if isinstance(first, Tensor) else None
-
-
-def _fill(value: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return an argument with the placeholders in it. Raises TypeError if an object wasn't recorded."""
-    match value:
-        case TensorSlot(operand=operand):
-            return tensors[operand]
-        case OpaqueArgument():
-            raise TypeError("an argument wasn't recorded")
-        case tuple() | list():
-            return type(value)(_fill(item, tensors) for item in value)
-        case dict():
-            return {key: _fill(item, tensors) for key, item in value.items()}
-    return value
 
 
 def _placeholder(tensor: RawTensor, on_cpu: bool) -> Tensor:
@@ -126,16 +108,7 @@ def _elements(tensor: RawTensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=False))
 
 
-def _device_kind(name: str) -> str:
-    return name.partition(":")[0]
-
-
-def _signature(context: FailureContext, shapes: Sequence[Shape]) -> str:
-    actual, *small = shapes
-    return " ".join(_axis(context, [shape[axis] for shape in small], size) for axis, size in enumerate(actual))
-
-
-def _axis(context: FailureContext, small: list[int], actual: int) -> str:
+def _axis(context: FailureContext, small: Sequence[int], actual: int) -> str:
     if small:
         return context.similar.formula(small, actual).text
     known = {
@@ -176,18 +149,13 @@ KINDS: tuple[Callable[[FailureContext], Diagnosis | None], ...] = (
 def failure_of(
     similar: SimilarFailures, inputs: Sequence[NamedTensor], steps: Sequence[Step], device: str, dtype: str
 ) -> Failure:
-    """Return the failure as the trace saves it.
+    """Return the failure as the trace saves it, from the trace's inputs and the steps before the failure.
 
-    Args:
-        similar: The failed call, and the small runs that failed alike.
-        inputs: The trace's inputs.
-        steps: The steps before the failure.
-        device: The run's device.
-        dtype: The run's default floating-point dtype.
+    `device` and `dtype` are the run's; the dtype is its default for floating-point numbers.
     """
     raw = similar.actual
     context = failure_context(similar, inputs, steps, device.partition(":")[0], dtype)
-    explanation, disagree, hint = _explained(context)
+    explanation, disagree, hint = _explain(context)
     place = raw.location
     return Failure(
         expression=place.expression or None if place else None,
@@ -202,18 +170,18 @@ def failure_of(
 
 def diagnose(context: FailureContext) -> Diagnosis | None:
     """Return the diagnosis of the first kind that applies; None if none does."""
-    return next((found for kind in KINDS if (found := kind(context)) is not None), None)
+    return next((diagnosis for kind in KINDS if (diagnosis := kind(context)) is not None), None)
 
 
-def _explained(context: FailureContext) -> tuple[str | None, dict[int, tuple[int, ...]], str | None]:
+def _explain(context: FailureContext) -> tuple[str | None, Mapping[int, tuple[int, ...]], str | None]:
     try:
-        found = diagnose(context)
-        if found is not None:
-            uneven = joins.uneven_parts(context) if found.disagree else None
-            explanation = f"{found.explanation}; {uneven}" if uneven else found.explanation
+        diagnosis = diagnose(context)
+        if diagnosis is not None:
+            uneven = joins.uneven_parts(context) if diagnosis.disagree else None
+            explanation = f"{diagnosis.explanation}; {uneven}" if uneven else diagnosis.explanation
             # a fix inside a library's call doesn't show that the rest of the call succeeds
-            fixes = [one for one in found.fixes if context.failure.own or one.inner]
-            return explanation, dict(found.disagree), find_hint(context, fixes)
+            fixes = [fix for fix in diagnosis.fixes if context.failure.own or fix.inner]
+            return explanation, diagnosis.disagree, find_hint(context, fixes)
     except Exception:  # noqa: BLE001 - without an explanation, a failure still has its line and its operands
         pass
     return None, {}, None

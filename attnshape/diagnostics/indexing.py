@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from typing import Any
 
 from attnshape.diagnostics.context import FailedOperand, FailureContext
-from attnshape.diagnostics.diagnosis import Diagnosis, axis_is, counted, has_axes, quoted, size_of, swap_axes
-from attnshape.tracing.raw import TensorSlot
+from attnshape.diagnostics.diagnosis import Diagnosis, axis_is, count_axes, has_axes, quoted, size_of, swap_axes
 
 _ALONG = {
     **dict.fromkeys(
@@ -35,10 +35,10 @@ def indices(context: FailureContext) -> Diagnosis | None:
         return _along(context)
     if context.operation in ("getitem", "setitem"):
         return _item(context)
-    if context.operation == "narrow" and (found := _NARROWED.search(context.message)):
+    if context.operation == "narrow" and (match := _NARROWED.search(context.message)):
         operand, axis = context.operand(0, "input"), context.argument(1, "dim")
         if operand is not None and type(axis) is int and -operand.rank <= axis < operand.rank:
-            return _out_of_range(operand, axis, f"narrow reads {found[1]} to {int(found[1]) + int(found[2]) - 1}")
+            return _out_of_range(operand, axis, f"narrow reads {match[1]} to {int(match[1]) + int(match[2]) - 1}")
     return None
 
 
@@ -62,13 +62,9 @@ def _embedding(context: FailureContext) -> Diagnosis | None:
     if ids is None or table is None or ids.record.dtype not in ("int64", "int32") or not table.rank:
         return None
     outside = _outside(ids, 0, table.shape[0])
-    if outside is None:
-        return None
-    return Diagnosis(
-        f"{quoted(ids)} contains {outside}: the table {quoted(table)} has {size_of(table, 0)} rows, "
-        f"0 to {table.shape[0] - 1}",
-        {table.position: (0,)},
-    )
+    rows = f"{size_of(table, 0)} rows, 0 to {table.shape[0] - 1}"
+    explanation = f"{quoted(ids)} contains {outside}: the table {quoted(table)} has {rows}"
+    return Diagnosis(explanation, {table.position: (0,)}) if outside is not None else None
 
 
 def _along(context: FailureContext) -> Diagnosis | None:
@@ -83,7 +79,7 @@ def _along(context: FailureContext) -> Diagnosis | None:
 
 def _outside(index: FailedOperand, start: int, stop: int) -> int | None:
     """Return the largest, else the smallest of some indices, if it isn't in a range."""
-    return next((int(one) for one in reversed(index.extremes or ()) if not start <= int(one) < stop), None)
+    return next((int(extreme) for extreme in reversed(index.extremes or ()) if not start <= int(extreme) < stop), None)
 
 
 def _item(context: FailureContext) -> Diagnosis | None:
@@ -97,9 +93,9 @@ def _item(context: FailureContext) -> Diagnosis | None:
         length = operand.shape[axis]
         if type(part) is int and not -length <= part < length:
             return _out_of_range(operand, axis, f"the index is {part}")
-        if isinstance(part, TensorSlot):
-            index = context.operands[part.operand]
-            outside = _outside(index, -length, length) if index.record.dtype != "bool" else None
+        index = context.operand_of(part)
+        if index is not None and index.record.dtype != "bool":
+            outside = _outside(index, -length, length)
             if outside is not None:
                 return _out_of_range(operand, axis, f"{quoted(index)} contains {outside}")
     return None
@@ -107,7 +103,7 @@ def _item(context: FailureContext) -> Diagnosis | None:
 
 def _mask(context: FailureContext, operand: FailedOperand, parts: list[Any]) -> Diagnosis | None:
     for start, part in _parts_by_axis(context, operand, parts):
-        mask = context.operands[part.operand] if isinstance(part, TensorSlot) else None
+        mask = context.operand_of(part)
         if mask is None or mask.record.dtype != "bool":
             continue
         axes = range(min(mask.rank, operand.rank - start))
@@ -119,7 +115,7 @@ def _mask(context: FailureContext, operand: FailedOperand, parts: list[Any]) -> 
                 f"{quoted(operand)}",
                 {mask.position: wrong, operand.position: tuple(start + axis for axis in wrong)},
                 # the number of selected elements depends on the data
-                tuple(replace(fix, inner=True) for fix in swap_axes(mask, 0, 1)) if mask.rank == 2 else (),
+                [replace(fix, inner=True) for fix in swap_axes(mask, 0, 1)] if mask.rank == 2 else (),
             )
     return None
 
@@ -127,25 +123,18 @@ def _mask(context: FailureContext, operand: FailedOperand, parts: list[Any]) -> 
 def _parts_by_axis(context: FailureContext, operand: FailedOperand, parts: list[Any]) -> list[tuple[int, Any]]:
     """Return each part of an index with the first axis that it indexes."""
     counts = [_axes_indexed(context, part) for part in parts]
-    found = []
-    axis = 0
-    for part, count in zip(parts, counts, strict=True):
-        if part is Ellipsis:
-            axis += operand.rank - sum(counts)
-            continue
-        if count and axis < operand.rank:
-            found.append((axis, part))
-        axis += count
-    return found
+    rest = operand.rank - sum(counts)
+    taken = [rest if part is Ellipsis else count for part, count in zip(parts, counts, strict=True)]
+    indexed = zip(itertools.accumulate(taken, initial=0), parts, counts, strict=False)
+    return [(axis, part) for axis, part, count in indexed if count and axis < operand.rank]
 
 
 def _axes_indexed(context: FailureContext, part: Any) -> int:
     """Return the number of axes that one part of an index takes."""
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
-    if isinstance(part, TensorSlot) and context.operands[part.operand].record.dtype == "bool":
-        return context.operands[part.operand].rank
-    return 1
+    index = context.operand_of(part)
+    return index.rank if index is not None and index.record.dtype == "bool" else 1
 
 
 def ranks(context: FailureContext) -> Diagnosis | None:
@@ -154,18 +143,16 @@ def ranks(context: FailureContext) -> Diagnosis | None:
         return None
     operand = context.operands[0]
     has = has_axes(operand)
-    if found := _RANGE.search(context.message):
-        return Diagnosis(f"{has}: {context.operation} is given axis {found[3]}, which doesn't exist")
-    if found := _ORDER.search(context.message):
-        return Diagnosis(f"{has}: {context.operation} is given {counted(int(found[2]), 'axis', 'axes')}")
+    if match := _RANGE.search(context.message):
+        return Diagnosis(f"{has}: {context.operation} is given axis {match[3]}, which doesn't exist")
+    if match := _ORDER.search(context.message):
+        return Diagnosis(f"{has}: {context.operation} is given {count_axes(int(match[2]))}")
     if _TOO_MANY.search(context.message):
         return Diagnosis(f"{has}, and the index names more")
-    if found := _TAKES.search(context.message):
-        takes = found[1] or ("2 axes" if found[3] else "at most 2 axes")
-        return Diagnosis(f"{has}: {context.operation} takes {takes}{' input' if found[1] else ''}")
+    if match := _TAKES.search(context.message):
+        takes = match[1] or ("2 axes" if match[3] else "at most 2 axes")
+        return Diagnosis(f"{has}: {context.operation} takes {takes}{' input' if match[1] else ''}")
     if _SAME_RANK in context.message and len(context.operands) > 1:
-        return Diagnosis(
-            f"the index of {context.operation} must have as many axes as the tensor that it indexes: {has}, "
-            f"{has_axes(context.operands[1])}"
-        )
+        needs = f"the index of {context.operation} must have as many axes as the tensor that it indexes"
+        return Diagnosis(f"{needs}: {has}, {has_axes(context.operands[1])}")
     return None

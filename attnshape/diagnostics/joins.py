@@ -13,29 +13,26 @@ from attnshape.diagnostics.diagnosis import (
     Fix,
     axis_is,
     axis_name,
-    counted,
     has_axes,
-    joined,
     quoted,
     size_of,
     swap_axes,
     unsqueeze,
 )
+from attnshape.model.formatting import join_words, pluralize
 from attnshape.tracing.operations import JOINS, SPLITS, base_name
 from attnshape.tracing.raw import RawCall
 
-_TOO_MANY = re.compile(r"too many values to unpack \(expected (\d+)")
-_TOO_FEW = re.compile(r"not enough values to unpack \(expected (\d+), got (\d+)\)")
+_UNPACKED = re.compile(r"(?:too many|not enough) values to unpack \(expected (\d+)")
 
 
 def joining(context: FailureContext) -> Diagnosis | None:
     """Explain tensors that can't be concatenated or stacked."""
-    operands = context.listed_operands(0, "tensors")
-    given = context.argument(1, "dim", "axis")
-    dim = given if type(given) is int else 0
-    if context.operation not in JOINS or len(operands) < 2:
+    tensors, dim = context.argument(0, "tensors"), context.argument(1, "dim", "axis")
+    if context.operation not in JOINS or not isinstance(tensors, (tuple, list)) or len(tensors) < 2:
         return None
-    first, *others = operands
+    first, *others = [context.operands[tensor.operand] for tensor in tensors]
+    dim = dim if type(dim) is int else 0
     along = None if context.operation == "stack" or not -first.rank <= dim < first.rank else dim % first.rank
     for other in others:
         if other.rank != first.rank:
@@ -43,29 +40,22 @@ def joining(context: FailureContext) -> Diagnosis | None:
             axes = range(large.rank) if small.rank + 1 == large.rank else ()
             return Diagnosis(
                 f"{context.operation} needs equal numbers of axes: {has_axes(first)}; {has_axes(other)}",
-                {},
-                tuple(fix for axis in axes for fix in unsqueeze(small, axis)),
+                fixes=[fix for axis in axes for fix in unsqueeze(small, axis)],
             )
         wrong = tuple(axis for axis in range(first.rank) if axis != along and first.shape[axis] != other.shape[axis])
         if wrong:
-            return _other_sizes(context, first, other, wrong, along)
+            parts = [
+                f"{axis_name(axis, first.rank)} is {size_of(first, axis)} in {quoted(first)} and "
+                f"{size_of(other, axis)} in {quoted(other)}"
+                for axis in wrong
+            ]
+            but = f" except {axis_name(along, first.rank)}" if along is not None else ""
+            return Diagnosis(
+                f"{context.operation} needs equal sizes in all axes{but}: {'; '.join(parts)}",
+                {first.position: wrong, other.position: wrong},
+                _fixes_to_join(context, first, other, along),
+            )
     return None
-
-
-def _other_sizes(
-    context: FailureContext, first: FailedOperand, other: FailedOperand, wrong: tuple[int, ...], along: int | None
-) -> Diagnosis:
-    parts = [
-        f"{axis_name(axis, first.rank)} is {size_of(first, axis)} in {quoted(first)} and "
-        f"{size_of(other, axis)} in {quoted(other)}"
-        for axis in wrong
-    ]
-    but = f" except {axis_name(along, first.rank)}" if along is not None else ""
-    return Diagnosis(
-        f"{context.operation} needs equal sizes in all axes{but}: {'; '.join(parts)}",
-        {first.position: wrong, other.position: wrong},
-        tuple(_fixes_to_join(context, first, other, along)),
-    )
 
 
 def _fixes_to_join(
@@ -73,9 +63,9 @@ def _fixes_to_join(
 ) -> Iterator[Fix]:
     """Yield fixes that concatenate along another axis, or swap two axes of a tensor."""
     if along is not None:
-        given = context.argument(1, "dim", "axis")
+        dim = context.argument(1, "dim", "axis")
         for axis in range(first.rank):
-            number = axis - first.rank if type(given) is int and given < 0 else axis
+            number = axis - first.rank if type(dim) is int and dim < 0 else axis
             text = re.sub(r"((?:dim|axis)\s*=\s*|[)\]]\s*,\s*)-?\d+\)$", rf"\g<1>{number})", context.expression)
             if axis != along and text != context.expression:
                 yield Fix(text, call=partial(_along, axis))
@@ -93,33 +83,32 @@ def _along(axis: int, call: RawCall) -> RawCall:
 def split_sizes(context: FailureContext) -> Diagnosis | None:
     """Explain a split into sizes whose sum isn't the axis's size."""
     operand, dim = context.operand(0, "tensor", "input"), context.argument(2, "dim")
-    if context.operation not in ("split", "split_with_sizes") or "sum exactly" not in context.message:
-        return None
-    if operand is None:
+    splits = context.operation in ("split", "split_with_sizes") and "sum exactly" in context.message
+    if not splits or operand is None:
         return None
     try:
         sizes = flat_integers(context.argument(1, "split_size_or_sections", "split_sizes", "split_size"))
     except TypeError:
         return None
     axis = (dim if type(dim) is int else 0) % operand.rank
-    return Diagnosis(
-        f"the sizes of the split, {joined(list(map(str, sizes)))}, add up to {sum(sizes):,}: {axis_is(operand, axis)}",
-        {operand.position: (axis,)},
-    )
+    total = f"the sizes of the split, {join_words(list(map(str, sizes)))}, add up to {sum(sizes):,}"
+    return Diagnosis(f"{total}: {axis_is(operand, axis)}", {operand.position: (axis,)})
 
 
 def unpacking(context: FailureContext) -> Diagnosis | None:
     """Explain a shape, a tensor or a split that is unpacked into another number of names."""
-    found = _TOO_MANY.search(context.message) or _TOO_FEW.search(context.message)
-    if context.failure.operation is not None or not isinstance(context.failure.error, ValueError) or not found:
+    expected = _UNPACKED.search(context.message)
+    if context.failure.operation is not None or not isinstance(context.failure.error, ValueError) or not expected:
         return None
-    names = counted(int(found[1]), "name", "names")
+    names = pluralize(int(expected[1]), "name")
     if parts := _unpacked_parts(context, names):
         return parts
-    operand = context.operands[0] if context.operands else None
-    if operand is not None and re.search(r"\.(shape|size\(\))\s*(#.*)?$", context.expression):
+    if not context.operands:
+        return None
+    operand = context.operands[0]
+    if re.search(r"\.(shape|size\(\))\s*(#.*)?$", context.expression):
         return Diagnosis(f"{has_axes(operand)}: its sizes are unpacked into {names}")
-    if operand is not None and operand.rank and context.expression.endswith(f"= {operand.name}"):
+    if operand.rank and context.expression.endswith(f"= {operand.name}"):
         return Diagnosis(f"{quoted(operand)} is unpacked into {names}: {axis_is(operand, 0)}", {operand.position: (0,)})
     return None
 
@@ -135,9 +124,8 @@ def _unpacked_parts(context: FailureContext, names: str) -> Diagnosis | None:
     operation = base_name(last.operation)
     if operation not in SPLITS or f"{operation}(" not in context.expression:
         return None
-    parts = [output.tensor for output in last.outputs]
-    signatures = joined(list(dict.fromkeys(tensor.signature or "a scalar" for tensor in parts)))
-    returned = counted(len(parts), "tensor", "tensors")
+    signatures = join_words(list(dict.fromkeys(output.tensor.signature or "a scalar" for output in last.outputs)))
+    returned = pluralize(len(last.outputs), "tensor")
     return Diagnosis(f"{operation} returns {returned}, {signatures}, which are unpacked into {names}")
 
 
@@ -150,7 +138,7 @@ def uneven_parts(context: FailureContext) -> str | None:
             shapes = [output.tensor.shape for output in step.outputs]
             if base_name(step.operation) in SPLITS and len(set(shapes[:-1])) == 1 and shapes[-1] < shapes[0]:
                 (axis,) = (axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1)
-                sizes = joined([str(shape[axis]) for shape in shapes])
+                sizes = join_words([str(shape[axis]) for shape in shapes])
                 return f"step {step.index}, {' '.join(step.expression.split())}, returns parts of {sizes}"
             of = step.outputs[of.output].tensor.storage.of
     return None
@@ -161,7 +149,7 @@ def assertion(context: FailureContext) -> Diagnosis | None:
     values = context.failure.values
     if not isinstance(context.failure.error, AssertionError) or context.failure.operation is not None or not values:
         return None
-    numbers = joined([f"{name} is {number:,}" for name, number in values.items()])
+    numbers = join_words([f"{name} is {number:,}" for name, number in values.items()])
     remainder = ""
     for whole, part in re.findall(r"([\w.\[\]-]+) % ([\w.\[\]-]+)", context.expression):
         if whole in values and values.get(part) and values[whole] % values[part]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from attnshape.diagnostics.diagnosis import (
     axis_is,
     call_instead,
     change_operand,
-    counted,
+    count_axes,
     has_axes,
     quoted,
     receiver,
@@ -29,6 +29,7 @@ from attnshape.diagnostics.diagnosis import (
     sized,
     swap_axes,
 )
+from attnshape.model.formatting import pluralize
 from attnshape.tracing.operations import FUSED_ATTENTION, NORMS, PRODUCTS_WITH_ADDEND
 from attnshape.tracing.raw import RawCall
 
@@ -70,8 +71,7 @@ def _ranks(context: FailureContext, first: FailedOperand, second: FailedOperand)
     is_called = text != context.expression and context.operation in ("bmm", "mm")
     return Diagnosis(
         f"{context.operation} takes {wanted} axes: {'; '.join(map(has_axes, wrong))}",
-        {},
-        tuple(call_instead(text, torch.matmul)) if is_called else (),
+        fixes=call_instead(text, torch.matmul) if is_called else (),
     )
 
 
@@ -80,22 +80,15 @@ def _contracted_axes(context: FailureContext, first: FailedOperand, second: Fail
     other = second.rank - 1 if context.operation in _CONTRACTS_LAST_AXES else max(second.rank - 2, 0)
     if first.shape[one] == second.shape[other]:
         return None
-    return _contraction_of(context, first, one, second, other, tuple(_transpositions(context, first, second)))
+    what = f"the axes that {context.operation} contracts differ"
+    return _differ(what, first, one, second, other, _transpositions(context, first, second))
 
 
-def _contraction_of(
-    context: FailureContext,
-    first: FailedOperand,
-    one: int,
-    second: FailedOperand,
-    other: int,
-    fixes: tuple[Fix, ...] = (),
+def _differ(
+    what: str, first: FailedOperand, one: int, second: FailedOperand, other: int, fixes: Iterable[Fix] = ()
 ) -> Diagnosis:
-    return Diagnosis(
-        f"the axes that {context.operation} contracts differ: {axis_is(first, one)}, {axis_is(second, other)}",
-        {first.position: (one,), second.position: (other,)},
-        fixes,
-    )
+    disagree = {first.position: (one,), second.position: (other,)}
+    return Diagnosis(f"{what}: {axis_is(first, one)}, {axis_is(second, other)}", disagree, fixes)
 
 
 def _transpositions(context: FailureContext, first: FailedOperand, second: FailedOperand) -> Iterator[Fix]:
@@ -107,12 +100,11 @@ def _transpositions(context: FailureContext, first: FailedOperand, second: Faile
             yield from change_operand(first, merged, lambda tensor, _: tensor.transpose(1, 2).flatten(2))
             yield from change_operand(first, ".flatten(2)", lambda tensor, _: tensor.flatten(2))
         return
-    if first.text and second.text and context.operation == "matmul":
-        text = _with_factors_exchanged(context.expression, first.text, second.text)
-        if text is not None:
+    for start, middle, end in (("", " @ ", ""), ("torch.matmul(", ", ", ")")):
+        if context.operation == "matmul" and context.expression == f"{start}{first.text}{middle}{second.text}{end}":
             yield Fix(
-                text,
-                partial(_exchanged, first, second),
+                f"{start}{second.text}{middle}{first.text}{end}",
+                partial(_exchange, first, second),
                 rank=1,
                 # weights and values in the wrong order: the result has the axes of the values
                 accepts=lambda shape, operands: shape == operands[first.position],
@@ -124,16 +116,8 @@ def _transpositions(context: FailureContext, first: FailedOperand, second: Faile
         yield from swap_axes(second, 1, 2, rank=3)
 
 
-def _exchanged(one: FailedOperand, other: FailedOperand, tensors: list[Tensor]) -> list[Tensor]:
+def _exchange(one: FailedOperand, other: FailedOperand, tensors: list[Tensor]) -> list[Tensor]:
     return replaced(replaced(tensors, one, tensors[other.position]), other, tensors[one.position])
-
-
-def _with_factors_exchanged(expression: str, first: str, second: str) -> str | None:
-    """Return `b @ a` for `a @ b`, and `torch.matmul(b, a)` for `torch.matmul(a, b)`; None for other expressions."""
-    for start, middle, end in (("", " @ ", ""), ("torch.matmul(", ", ", ")")):
-        if expression == f"{start}{first}{middle}{second}{end}":
-            return f"{start}{second}{middle}{first}{end}"
-    return None
 
 
 def _keys_and_values(context: FailureContext) -> Diagnosis | None:
@@ -141,12 +125,8 @@ def _keys_and_values(context: FailureContext) -> Diagnosis | None:
     key, value = context.operand(1, "key"), context.operand(2, "value")
     if key is None or value is None or min(key.rank, value.rank) < 2 or key.shape[-2] == value.shape[-2]:
         return None
-    one, other = key.rank - 2, value.rank - 2
-    return Diagnosis(
-        f"there must be as many values as keys: {axis_is(key, one)}, {axis_is(value, other)}",
-        {key.position: (one,), value.position: (other,)},
-        tuple(swap_axes(value, 1, 2)),
-    )
+    what = "there must be as many values as keys"
+    return _differ(what, key, key.rank - 2, value, value.rank - 2, swap_axes(value, 1, 2))
 
 
 def _batch_axes(context: FailureContext, first: FailedOperand, second: FailedOperand) -> Diagnosis | None:
@@ -162,12 +142,12 @@ def _batch_axes(context: FailureContext, first: FailedOperand, second: FailedOpe
                 f"axis {one} of {quoted(first)} is {size_of(first, one)}, "
                 f"axis {other} of {quoted(second)} is {size_of(second, other)}",
                 {first.position: (one,), second.position: (other,)},
-                tuple(_aligned_batch_axes(context, first, second, one, other)),
+                _fixes_to_batch_axes(context, first, second, one, other),
             )
     return None
 
 
-def _aligned_batch_axes(
+def _fixes_to_batch_axes(
     context: FailureContext, first: FailedOperand, second: FailedOperand, one: int, other: int
 ) -> Iterator[Fix]:
     """Yield the fixes that repeat key heads for the query heads of their group, or put axes in order."""
@@ -187,14 +167,11 @@ def _repeated_heads(first: FailedOperand, second: FailedOperand, one: int, other
     if first.text is None or second.text is None:
         return []
     times = f"{receiver(first.text)}.shape[{one}] // {receiver(second.text)}.shape[{other}]"
-    return change_operand(
-        second,
-        f".repeat_interleave({times}, dim={other})",
-        lambda tensor, tensors: tensor.repeat_interleave(
-            tensors[first.position].shape[one] // tensor.shape[other], dim=other
-        ),
-        rank=1,
-    )
+
+    def repeat(tensor: Tensor, tensors: list[Tensor]) -> Tensor:
+        return tensor.repeat_interleave(tensors[first.position].shape[one] // tensor.shape[other], dim=other)
+
+    return change_operand(second, f".repeat_interleave({times}, dim={other})", repeat, rank=1)
 
 
 def _added(context: FailureContext, first: FailedOperand, second: FailedOperand) -> Diagnosis | None:
@@ -202,20 +179,19 @@ def _added(context: FailureContext, first: FailedOperand, second: FailedOperand)
     added = context.operand(0, "input")
     if added is None:
         return None
-    shape = (*first.shape[:-1], second.shape[-1])
-    names = [axis.expression for axis in (*first.record.axes[:-1], second.record.axes[-1])]
-    return not_broadcast(
-        added, shape, names, f"the product of {quoted(first)} and {quoted(second)}", swap_axes(added, -2, -1)
-    )
+    shape, symbols = (*first.shape[:-1], second.shape[-1]), [*first.symbols[:-1], second.symbols[-1]]
+    what = f"the product of {quoted(first)} and {quoted(second)}"
+    return not_broadcast(added, shape, symbols, what, swap_axes(added, -2, -1))
 
 
 def tensordot(context: FailureContext) -> Diagnosis | None:
     """Explain a tensordot over axes of different sizes."""
-    found = _TENSORDOT.search(context.message)
-    if context.operation != "tensordot" or not found or len(context.operands) < 2:
+    axes = _TENSORDOT.search(context.message)
+    if context.operation != "tensordot" or not axes or len(context.operands) < 2:
         return None
     first, second = context.operands[:2]
-    return _contraction_of(context, first, int(found[1]) % first.rank, second, int(found[2]) % second.rank)
+    what = "the axes that tensordot contracts differ"
+    return _differ(what, first, int(axes[1]) % first.rank, second, int(axes[2]) % second.rank)
 
 
 # einsum
@@ -228,22 +204,20 @@ def einsum(context: FailureContext) -> Diagnosis | None:
         return None
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     if len(terms) != len(context.operands):
-        return Diagnosis(
-            f"the equation has {counted(len(terms), 'term', 'terms')} for "
-            f"{counted(len(context.operands), 'operand', 'operands')}"
-        )
+        numbers = f"{pluralize(len(terms), 'term')} for {pluralize(len(context.operands), 'operand')}"
+        return Diagnosis(f"the equation has {numbers}")
     pairs = list(zip(terms, context.operands, strict=True))
     for term, operand in pairs:
         if "." not in term and len(term) != operand.rank:
-            return Diagnosis(f"the term {term} names {counted(len(term), 'axis', 'axes')}, and {has_axes(operand)}")
+            return Diagnosis(f"the term {term} names {count_axes(len(term))}, and {has_axes(operand)}")
     return _letter_of_two_sizes(equation, pairs)
 
 
 def _letter_of_two_sizes(equation: str, pairs: list[tuple[str, FailedOperand]]) -> Diagnosis | None:
-    seen: dict[str, tuple[FailedOperand, int]] = {}
+    firsts: dict[str, tuple[FailedOperand, int]] = {}
     for term, operand in pairs:
         for axis, letter in _letters(term, operand.rank):
-            earlier, earlier_axis = seen.setdefault(letter, (operand, axis))
+            earlier, earlier_axis = firsts.setdefault(letter, (operand, axis))
             if len({earlier.shape[earlier_axis], operand.shape[axis]} - {1}) < 2:
                 continue
             marked: dict[int, tuple[int, ...]] = {earlier.position: (earlier_axis,)}
@@ -252,7 +226,7 @@ def _letter_of_two_sizes(equation: str, pairs: list[tuple[str, FailedOperand]]) 
                 f"the axes that einsum calls {letter} differ: "
                 f"{axis_is(earlier, earlier_axis)}, {axis_is(operand, axis)}",
                 marked,
-                tuple(_with_letters_exchanged(equation, [term for term, _ in pairs])),
+                _with_letters_exchanged(equation, [term for term, _ in pairs]),
             )
     return None
 
@@ -286,7 +260,6 @@ def _with_equation(equation: str, call: RawCall) -> RawCall:
 _WIDTH = re.compile(r"was expecting embedding dimension of (\d+), but got (\d+)")
 _PADDING = re.compile(r"key_padd(?:ed|ing)_mask\.shape\[(\d)\] to be (\d+), but got (\d+)")
 _MASK = re.compile(r"The shape of the (\d)D attn_mask is torch\.Size\(\[(.*?)\]\), but should be \((.*?)\)")
-_VALUES = "does not match value shape"
 _WIDTH_POSITION, _HEADS_POSITION = 3, 4
 """The positions of the width and of the number of heads among the arguments."""
 
@@ -296,25 +269,23 @@ def multihead(context: FailureContext) -> Diagnosis | None:
     if context.operation != "multi_head_attention_forward":
         return None
     query, key, value = (context.operand(position, name) for position, name in enumerate(("query", "key", "value")))
-    if query is not None and (found := _WIDTH.search(context.message)):
-        last, width = query.rank - 1, int(found[1])
-        formula = context.formula(lambda call: int(call.args[_WIDTH_POSITION]), width)
+    if query is not None and (match := _WIDTH.search(context.message)):
+        last, width = query.rank - 1, int(match[1])
+        formula = sized(context.formula(lambda call: int(call.args[_WIDTH_POSITION]), width), width)
+        problem = f"the attention was built for a width of {formula}: {axis_is(query, last)}"
+        return Diagnosis(problem, {query.position: (last,)})
+    padding = context.operand(None, "key_padding_mask")
+    if padding is not None and (match := _PADDING.search(context.message)):
+        axis = int(match[1])
         return Diagnosis(
-            f"the attention was built for a width of {sized(formula, width)}: {axis_is(query, last)}",
-            {query.position: (last,)},
-        )
-    padding = context.keyword_operand("key_padding_mask")
-    if padding is not None and (found := _PADDING.search(context.message)):
-        axis = int(found[1])
-        return Diagnosis(
-            f"a key padding mask has a batch axis and a key axis: {axis_is(padding, axis)}, not {found[2]}",
+            f"a key padding mask has a batch axis and a key axis: {axis_is(padding, axis)}, not {match[2]}",
             {padding.position: (axis,)},
-            tuple(replace(fix, inner=True) for fix in swap_axes(padding, 0, 1)),
+            [replace(fix, inner=True) for fix in swap_axes(padding, 0, 1)],
         )
-    mask = context.keyword_operand("attn_mask")
-    if mask is not None and (found := _MASK.search(context.message)):
-        return _attention_mask(mask, [int(one) for one in re.findall(r"\d+", found[3])])
-    if key is not None and value is not None and _VALUES in context.message:
+    mask = context.operand(None, "attn_mask")
+    if mask is not None and (match := _MASK.search(context.message)):
+        return _attention_mask(mask, [int(size) for size in re.findall(r"\d+", match[3])])
+    if key is not None and value is not None and "does not match value shape" in context.message:
         differing = _differing_axes(key.shape, value.shape)
         return Diagnosis(
             f"there must be as many values as keys: {has_axes(key)}, {has_axes(value)}",
@@ -331,12 +302,9 @@ def _attention_mask(mask: FailedOperand, wanted: list[int]) -> Diagnosis:
     wrong = _differing_axes(mask.shape, tuple(wanted))
     problem = ", ".join(axis_is(mask, axis) for axis in wrong) or has_axes(mask)
     heads = ", with a mask for each head of each sequence" if mask.rank == 3 else ""
-    fixes = _mask_for_each_head(mask, wanted) if wrong == (0,) and mask.rank == 3 else []
-    return Diagnosis(
-        f"the shape of the mask must be {' '.join(map(str, wanted))}{heads}: {problem}",
-        {mask.position: wrong},
-        tuple(fixes),
-    )
+    fixes = _mask_for_each_head(mask, wanted) if wrong == (0,) and mask.rank == 3 else ()
+    explanation = f"the shape of the mask must be {' '.join(map(str, wanted))}{heads}: {problem}"
+    return Diagnosis(explanation, {mask.position: wrong}, fixes)
 
 
 def _mask_for_each_head(mask: FailedOperand, wanted: list[int]) -> list[Fix]:
@@ -344,18 +312,19 @@ def _mask_for_each_head(mask: FailedOperand, wanted: list[int]) -> list[Fix]:
     if mask.text is None or not mask.shape[0] or wanted[0] % mask.shape[0]:
         return []
     text = f"{receiver(mask.text)}.repeat_interleave({wanted[0] // mask.shape[0]}, dim=0)"
-    return [
-        Fix(text, call=lambda call: replace(call, function=partial(_with_repeated_mask, call.function)), inner=True)
-    ]
 
+    def repeat_mask(call: RawCall) -> RawCall:
+        def function(*args: Any, attn_mask: Tensor, **keywords: Any) -> Any:
+            return call.function(*args, attn_mask=attn_mask.repeat_interleave(args[_HEADS_POSITION], dim=0), **keywords)
 
-def _with_repeated_mask(function: Callable[..., Any], *args: Any, attn_mask: Tensor, **keywords: Any) -> Any:
-    return function(*args, attn_mask=attn_mask.repeat_interleave(args[_HEADS_POSITION], dim=0), **keywords)
+        return replace(call, function=function)
+
+    return [Fix(text, call=repeat_mask, inner=True)]
 
 
 # normalizations and convolutions
 
-_CHANNELS = re.compile(r"to have (\d+) channels, but got (\d+) channels")
+_CHANNELS = re.compile(r"to have \d+ channels, but got \d+ channels")
 
 
 def normalized(context: FailureContext) -> Diagnosis | None:
@@ -368,9 +337,7 @@ def normalized(context: FailureContext) -> Diagnosis | None:
     except TypeError:
         return None
     if len(widths) > operand.rank:
-        return Diagnosis(
-            f"{context.operation} normalizes {counted(len(widths), 'axis', 'axes')}, and {has_axes(operand)}"
-        )
+        return Diagnosis(f"{context.operation} normalizes {count_axes(len(widths))}, and {has_axes(operand)}")
     wrong = [back for back in range(1, len(widths) + 1) if widths[-back] != operand.shape[-back]]
     if not wrong:
         return None
@@ -381,21 +348,20 @@ def normalized(context: FailureContext) -> Diagnosis | None:
     parts = ", ".join(f"{width(back)}: {axis_is(operand, operand.rank - back)}" for back in wrong)
     return Diagnosis(
         f"{context.operation} normalizes a width of {parts}",
-        {operand.position: tuple(sorted(operand.rank - back for back in wrong))},
-        tuple(swap_axes(operand, 1, 2)) if operand.rank == 3 else (),
+        {operand.position: tuple(operand.rank - back for back in wrong[::-1])},
+        swap_axes(operand, 1, 2) if operand.rank == 3 else (),
     )
 
 
 def channels(context: FailureContext) -> Diagnosis | None:
     """Explain a convolution over another number of channels than the input has."""
-    found = _CHANNELS.search(context.message)
     operand, weight = context.operand(0, "input"), context.operand(1, "weight")
-    if not found or operand is None or weight is None or operand.rank < 2:
+    if not _CHANNELS.search(context.message) or operand is None or weight is None or operand.rank < 2:
         return None
     axis = 1 if operand.rank == weight.rank else 0
     return Diagnosis(
         f"{context.operation} takes {sized(weight.record.axes[1].expression, weight.shape[1])} channels: "
         f"axis {axis} of {quoted(operand)} is {size_of(operand, axis)}",
         {operand.position: (axis,), weight.position: (1,)},
-        tuple(swap_axes(operand, 1, 2)) if operand.rank == 3 else (),
+        swap_axes(operand, 1, 2) if operand.rank == 3 else (),
     )

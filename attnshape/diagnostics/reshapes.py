@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from attnshape.diagnostics.context import FailedOperand, FailureContext, flat_integers, parse_expression
+from attnshape.diagnostics.context import FailedOperand, FailureContext, integer_arguments, parse_expression
 from attnshape.diagnostics.diagnosis import (
     Diagnosis,
     Fix,
@@ -19,60 +19,56 @@ from attnshape.diagnostics.diagnosis import (
     axis_is,
     call_instead,
     has_axes,
-    joined,
     product,
     quoted,
     size_of,
     sized,
 )
+from attnshape.model.formatting import join_words
 from attnshape.model.trace import Reference, Step, TensorRecord
 from attnshape.tracing.operations import RESHAPES_TO_SIZES
 from attnshape.tracing.raw import RawCall
 
+_SHAPE = (1, "shape", "size")
+"""The position and the keywords of the new shape among the arguments."""
+
 
 def wrong_number(context: FailureContext) -> Diagnosis | None:
     """Explain a new shape whose number of elements differs from the old one's."""
-    operand, new = context.operand(0, "input", "self"), _new_shape(context.call)
-    if operand is None or not new or context.operation not in RESHAPES_TO_SIZES:
+    operand, named = context.operand(0, "input", "self"), _named_sizes(context, *_SHAPE)
+    if operand is None or not named or context.operation not in RESHAPES_TO_SIZES:
         return None
+    new = [number for _, number in named]
     old, known = math.prod(operand.shape), _known_product(new)
     if new.count(-1) > 1 or (old == known if -1 not in new else known and old % known == 0):
         return None
-    texts = [str(one) if one < 2 else context.formula(partial(_new_size, axis), one) for axis, one in enumerate(new)]
-    before = _equation(product([axis.expression for axis in operand.record.axes]), old)
-    after = _equation(product([text for text, one in zip(texts, new, strict=True) if one != -1]), known)
+    before, after = _equation(zip(operand.symbols, operand.shape, strict=True)), _equation(named)
     changed, new_axes = _changed_axes(operand, new)
     wanted = f"the new shape has {after}" if -1 not in new else f"which isn't a multiple of {after}"
-    remainder = _remainder(operand, changed, [(texts[axis], new[axis]) for axis in new_axes])
+    remainder = _remainder(operand, changed, [named[axis] for axis in new_axes])
     return Diagnosis(
         f"{context.operation} keeps the number of elements: "
         f"{quoted(operand)} has {before} elements, {wanted}{remainder}",
         {operand.position: changed},
-        tuple(_with_one_inferred(context, operand, new)) if -1 not in new else (),
+        _with_one_inferred(context, operand, new) if -1 not in new else (),
     )
 
 
-def _known_product(sizes: Sequence[int]) -> int:
-    return math.prod(one for one in sizes if one != -1)
+def _named_sizes(context: FailureContext, start: int, *keywords: str) -> list[tuple[str, int]]:
+    """Return the sizes among the arguments with their formulas; -1, 0 and 1 stand for themselves."""
+    sizes = context.integers(start, *keywords) or []
+    return [(text if number > 1 else str(number), number) for text, number in sizes]
 
 
-def _equation(text: str, number: int) -> str:
+def _known_product(sizes: Iterable[int]) -> int:
+    return math.prod(size for size in sizes if size != -1)
+
+
+def _equation(sizes: Iterable[tuple[str, int]]) -> str:
+    """Return the product of sizes, -1 left out, and its value."""
+    known = [(text, number) for text, number in sizes if number != -1]
+    text, number = product([text for text, _ in known]), math.prod(number for _, number in known)
     return f"{number:,}" if text.replace("*", "").isdecimal() else f"{text} = {number:,}"
-
-
-def _new_shape(call: RawCall | None) -> list[int] | None:
-    """Return the shape that a reshape is given; None if it isn't all integers."""
-    if call is None:
-        return None
-    keywords = (call.keywords[word] for word in ("shape", "size") if word in call.keywords)
-    try:
-        return flat_integers(call.args[1:] or tuple(keywords))
-    except TypeError:
-        return None
-
-
-def _new_size(axis: int, call: RawCall) -> int:
-    return (_new_shape(call) or [])[axis]
 
 
 def _changed_axes(operand: FailedOperand, new: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
@@ -90,7 +86,7 @@ def _remainder(operand: FailedOperand, changed: Sequence[int], parts: Sequence[t
         return ""
     whole = operand.shape[changed[0]]
     for text, number in parts:
-        others = math.prod(other for name, other in parts if (name, other) != (text, number))
+        others = math.prod(other for part, other in parts if (part, other) != (text, number))
         if number > 1 and whole % number and whole // number == others:
             return f"; {size_of(operand, changed[0])} isn't a multiple of {sized(text, number)}"
     return ""
@@ -104,7 +100,7 @@ def _with_one_inferred(context: FailureContext, operand: FailedOperand, new: Seq
     sizes: Sequence[ast.expr] = tree.args if len(context.call.args) == len(tree.args) + 1 else tree.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
         sizes = sizes[0].elts
-    if len(sizes) != len(new) or any(isinstance(one, ast.Starred) for one in sizes):
+    if len(sizes) != len(new) or any(isinstance(size, ast.Starred) for size in sizes):
         return
     for axis, node in enumerate(sizes):
         text = f"{context.expression[: node.col_offset]}-1{context.expression[node.end_col_offset :]}"
@@ -114,9 +110,7 @@ def _with_one_inferred(context: FailureContext, operand: FailedOperand, new: Seq
 
 
 def _infer_axis(axis: int, call: RawCall) -> RawCall:
-    shape = _new_shape(call)
-    if shape is None:
-        return call
+    shape = integer_arguments(call, *_SHAPE)
     return replace(call, args=(call.args[0], (*shape[:axis], -1, *shape[axis + 1 :])), keywords={})
 
 
@@ -127,32 +121,12 @@ def unflattened(context: FailureContext) -> Diagnosis | None:
         return None
     if not any(words in context.message for words in ("multiply up", "don't divide", "divis")):
         return None
-    parts = _unflatten_sizes(context.call)
-    if parts is None or not -operand.rank <= axis < operand.rank:
+    parts = _named_sizes(context, 2, "sizes")
+    if not parts or not -operand.rank <= axis < operand.rank:
         return None
     axis %= operand.rank
-    texts = [
-        str(one) if one < 2 else context.formula(partial(_unflatten_size, at), one) for at, one in enumerate(parts)
-    ]
-    named = list(zip(texts, parts, strict=True))
-    total = _equation(product([text for text, one in named if one != -1]), _known_product(parts))
-    return Diagnosis(
-        f"the product of the sizes is {total}: {axis_is(operand, axis)}{_remainder(operand, [axis], named)}",
-        {operand.position: (axis,)},
-    )
-
-
-def _unflatten_sizes(call: RawCall | None) -> list[int] | None:
-    if call is None:
-        return None
-    try:
-        return flat_integers(call.args[2] if len(call.args) > 2 else call.keywords.get("sizes"))
-    except TypeError:
-        return None
-
-
-def _unflatten_size(at: int, call: RawCall) -> int:
-    return (_unflatten_sizes(call) or [])[at]
+    problem = f"the product of the sizes is {_equation(parts)}: {axis_is(operand, axis)}"
+    return Diagnosis(f"{problem}{_remainder(operand, [axis], parts)}", {operand.position: (axis,)})
 
 
 # views that strides forbid
@@ -172,20 +146,16 @@ def strides(context: FailureContext) -> Diagnosis | None:
         which = f"step {step.index}{source}" if text == operand.name else f"step {step.index}, {text}{source},"
         why = f"{which} made {quoted(operand)} non-contiguous"
     apart = tuple(sorted({at for axis in _gaps(context, operand) for at in (axis, axis + 1)}))
-    names = joined([operand.record.axes[axis].expression for axis in apart]) if apart else ""
-    problem = f"join {names}, which aren't adjacent in memory" if apart else f"regroup {axes_of(operand)}"
-    return Diagnosis(
-        f"view can't {problem}: {why}",
-        {operand.position: apart},
-        (
-            *call_instead(_with_method(context.expression, "reshape"), torch.Tensor.reshape),
-            *call_instead(_with_method(context.expression, "contiguous().view"), _view_of_copy, rank=1),
-        ),
+    problem = f"regroup {axes_of(operand)}"
+    if apart:
+        problem = f"join {join_words([operand.symbols[axis] for axis in apart])}, which aren't adjacent in memory"
+    reshaped = call_instead(_with_method(context.expression, "reshape"), torch.Tensor.reshape)
+    copied = call_instead(
+        _with_method(context.expression, "contiguous().view"),
+        lambda tensor, *shape: tensor.contiguous().view(*shape),
+        rank=1,
     )
-
-
-def _view_of_copy(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
-    return tensor.contiguous().view(*shape)
+    return Diagnosis(f"view can't {problem}: {why}", {operand.position: apart}, reshaped + copied)
 
 
 def _non_contiguous_since(context: FailureContext, operand: FailedOperand) -> Step | None:
@@ -214,9 +184,9 @@ def _non_contiguous_source(context: FailureContext, step: Step, tensor: TensorRe
 
 def _gaps(context: FailureContext, operand: FailedOperand) -> list[int]:
     """Return the axes that the view joins with the next one although they aren't adjacent in memory."""
-    new = _new_shape(context.call) or []
-    known = _known_product(new)
-    changed, _ = _changed_axes(operand, [math.prod(operand.shape) // known if one == -1 else one for one in new])
+    new = [number for _, number in context.integers(*_SHAPE) or ()]
+    inferred = math.prod(operand.shape) // _known_product(new)
+    changed, _ = _changed_axes(operand, [inferred if size == -1 else size for size in new])
     stride, shape = operand.record.stride, operand.shape
     return [
         axis
@@ -247,13 +217,11 @@ def einops_pattern(context: FailureContext) -> Diagnosis | None:
     if type(context.failure.error).__name__ != "EinopsError" or len(context.operands) != 1:
         return None
     (operand,) = context.operands
-    if found := _RANK.search(context.message):
-        return Diagnosis(f"{has_axes(operand)}: the pattern names {found[1]}")
-    if found := _CHUNKS.search(context.message):
-        split = tuple(axis for axis, number in enumerate(operand.shape) if number == int(found[1]))
-        if len(split) == 1:
-            return Diagnosis(
-                f"{size_of(operand, split[0])} of {quoted(operand)} isn't a multiple of {found[2]}",
-                {operand.position: split},
-            )
-    return None
+    if match := _RANK.search(context.message):
+        return Diagnosis(f"{has_axes(operand)}: the pattern names {match[1]}")
+    match = _CHUNKS.search(context.message)
+    if not match or operand.shape.count(int(match[1])) != 1:
+        return None
+    axis = operand.shape.index(int(match[1]))
+    problem = f"{size_of(operand, axis)} of {quoted(operand)} isn't a multiple of {match[2]}"
+    return Diagnosis(problem, {operand.position: (axis,)})

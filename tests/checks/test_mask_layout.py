@@ -95,6 +95,6 @@ def test_repeated_heads_in_the_wrong_order(batch, heads):
     bias = normal(heads, 2, 3)
     laid_out = spread.lay_out(bias, ["h", "q", "k"])
     outside = bias.repeat_interleave(batch, 0).view(batch, heads, 2, 3)
-    assert torch.equal(spread.heads_misordered(laid_out, True), outside)
+    assert torch.equal(spread.misordered(laid_out, True, of_heads=True), outside)
     inside = bias.repeat(batch, 1, 1).view(heads, batch, 2, 3).transpose(0, 1)
-    assert torch.equal(spread.heads_misordered(laid_out, False), inside)
+    assert torch.equal(spread.misordered(laid_out, False, of_heads=True), inside)

@@ -173,7 +173,7 @@ def test_operands_are_replaced_wherever_they_stand():
     assert torch.equal(recompute(found.first, {}), found.result)
     assert recompute(found.first, {1: torch.zeros(4, 3, dtype=torch.float64)}).eq(0).all()
     other = normal(5, 3, seed=2)
-    assert torch.allclose(found.with_operand(0, other), other @ normal(4, 3, seed=1).mT)
+    assert torch.allclose(found.with_operands({0: other}), other @ normal(4, 3, seed=1).mT)
 
 
 def test_masks_and_whole_numbers_have_axes_too():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnshape.checks.attention.cores import softmaxes
+from attnshape.checks.interventions.replay import OutputRef
 from tests.checks.subjects import flow_of, normal
 
 KEEP = torch.ones(4, 6, dtype=torch.bool).tril(2)
@@ -83,7 +84,7 @@ def test_one_call_is_one_softmax(function):
     assert not found.late
     assert found.base == 1
     assert torch.equal(found.given, 2 * scores())
-    assert found.sources == (found.logits,)
+    assert found.sources == (OutputRef(1),)
 
 
 @pytest.mark.parametrize("function", SPELLED, ids=lambda one: one.__name__)
@@ -93,8 +94,7 @@ def test_one_spelled_out_is_found_with_its_scores(function):
     assert found.axes == {2}
     assert not found.late
     assert found.event.values[0].shape == scores().shape
-    assert found.logits is not None
-    assert found.logits.order == 1
+    assert found.sources[-1] == OutputRef(1)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,6 @@ def test_the_base_is_that_of_the_exponential():
 
 def test_scores_that_are_given_have_no_call():
     (found,) = found_in(spelled, s=scores())
-    assert found.logits is None
     assert found.sources == ("s",)
 
 

@@ -65,7 +65,6 @@ def test_a_mask_that_is_applied_is_right(layout, meaning):
     found = explainer(keys, (f"mask={meaning}",), mask=given_as).explain()
     assert found.hypothesis == found.right == Hypothesis((("mask", None),))
     assert torch.equal(found.wanted, keys)
-    assert found.hypothesis.mistakes == 0
     assert found.context.shape == (B, H, L, 2)
 
 
@@ -104,7 +103,6 @@ def test_each_slip_is_explained(layout, slip):
     mask, keys = slipped(layout, slip)
     found = explained(keys, ("mask=keep",), mask=mask)
     assert found == Hypothesis((("mask", slip),))
-    assert found.mistakes == 1
 
 
 @pytest.mark.parametrize(("layout", "slip"), [one for one in SLIPS if one[1] != "on queries"])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.products import Product, product_at
+from attnshape.checks.attention.products import Product
 from attnshape.checks.interventions.experiment import ReplayRun
 from attnshape.checks.interventions.replay import ReplayedCall
-from attnshape.inference.dataflow import DataFlow, OutputRef, Producer, Producers, match_softmax, reads_numbers
-from attnshape.tracing.operations import DATA_MOVEMENT, FUSED_ATTENTION, LOG_SOFTMAXES
+from attnshape.inference.dataflow import DataFlow, OutputRef, Producer, Producers, match_softmax
+from attnshape.tracing import operations as ops
 
 
 class RunGraph(DataFlow[ReplayedCall]):
@@ -22,7 +22,6 @@ class RunGraph(DataFlow[ReplayedCall]):
     def __init__(self, run: ReplayRun, data: set[str]) -> None:
         """`data` are the inputs that carry what is attended over."""
         super().__init__(run.events)
-        self.run = run
         self.data = data
 
     @cached_property
@@ -32,7 +31,7 @@ class RunGraph(DataFlow[ReplayedCall]):
 
     def carries_data(self, producers: Producers) -> bool:
         """Return whether a tensor with these producers depends on the data."""
-        return any(one in self.depends_on_data if isinstance(one, OutputRef) else one in self.data for one in producers)
+        return any(producer in self.data or producer in self.depends_on_data for producer in producers)
 
 
 def between(graph: RunGraph, start: OutputRef, sources: tuple[Producer, ...]) -> list[ReplayedCall]:
@@ -45,25 +44,13 @@ def between(graph: RunGraph, start: OutputRef, sources: tuple[Producer, ...]) ->
     ]
 
 
-def unused_results(graph: RunGraph, start: Producer, returned: set[int]) -> Iterator[ReplayedCall]:
-    """Yield the calls on a producer whose results are neither read nor returned.
-
-    `returned` are the memory addresses of what the target returned.
-    """
-    for event, _ in graph.consumers.get(start, []):
-        read = any(reads_numbers(reader) for a in event.refs for reader, _ in graph.consumers.get(a, []))
-        kept = returned & {output.untyped_storage()._cdata for output in event.outputs}
-        if not event.in_place and not read and not kept:
-            yield event
-
-
 def reaches_by_data_movement(graph: RunGraph, starts: Iterable[Producer], event: ReplayedCall) -> bool:
     """Return whether only data movement lies between one of some producers and a call that reads it."""
     reached = set(starts)
-    for one in graph.nodes[: event.order - 1]:
-        if one.name in DATA_MOVEMENT and any(source in reached for every in one.sources for source in every):
-            reached.update(one.refs)
-    return any(source in reached for every in event.sources for source in every)
+    for earlier in graph.nodes[: event.order - 1]:
+        if earlier.name in ops.DATA_MOVEMENT and earlier.producers & reached:
+            reached.update(earlier.refs)
+    return bool(event.producers & reached)
 
 
 _FAR = 40
@@ -104,12 +91,6 @@ class Softmax:
         """The producers of the scores that it reads."""
         return self.owner.sources[self.place]
 
-    @property
-    def logits(self) -> OutputRef | None:
-        """The reference to the scores that it reads; None if no call made them."""
-        made = [source for source in self.sources if isinstance(source, OutputRef)]
-        return made[-1] if made else None
-
 
 @dataclass(frozen=True)
 class Core:
@@ -146,6 +127,9 @@ class Core:
         return self.value.contracted(self.weights_place)
 
 
+_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
 @dataclass(frozen=True)
 class FusedCore:
     """One fused attention of torch, which never shows its scores."""
@@ -155,25 +139,23 @@ class FusedCore:
     @cached_property
     def arguments(self) -> dict[str, object]:
         """The arguments by parameter."""
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-        given: dict[str, object] = dict(zip(names, self.event.args, strict=False))
-        given |= self.event.keywords
-        values = {id(operand): self.event.given[place] for place, operand in enumerate(self.event.operands)}
-        return {name: values.get(id(value), value) for name, value in given.items()}
+        return dict(zip(_PARAMETERS, self.event.args, strict=False)) | dict(self.event.keywords)
+
+    def place(self, name: str) -> int | None:
+        """Return the place of an argument among the operands; None if it isn't a tensor."""
+        value = self.arguments.get(name)
+        return next((place for place, operand in enumerate(self.event.operands) if operand is value), None)
 
     def tensor(self, name: str) -> Tensor:
-        """Return an argument that is a tensor."""
-        value = self.arguments[name]
-        assert isinstance(value, Tensor)
-        return value
+        """Return the value of an argument that is a tensor."""
+        place = self.place(name)
+        assert place is not None
+        return self.event.given[place]
 
     def sources(self, name: str) -> tuple[Producer, ...]:
-        """Return the producers of an argument that is a tensor."""
-        names = ("query", "key", "value", "attn_mask")
-        value = self.event.keywords.get(name)
-        if value is None and names.index(name) < len(self.event.args):
-            value = self.event.args[names.index(name)]
-        return next((self.event.sources[at] for at, one in enumerate(self.event.operands) if one is value), ())
+        """Return the producers of an argument; none if it isn't a tensor."""
+        place = self.place(name)
+        return self.event.sources[place] if place is not None else ()
 
     @property
     def context(self) -> OutputRef:
@@ -189,59 +171,63 @@ class FusedCore:
     @property
     def hides_its_mask(self) -> bool:
         """Whether the mask has no numbers of its own, as those of `torch.nn.attention.bias`."""
-        mask = self.arguments.get("attn_mask")
-        return isinstance(mask, Tensor) and type(mask) not in (Tensor, torch.nn.Parameter)
+        place = self.place("attn_mask")
+        return place is not None and type(self.event.given[place]) not in (Tensor, torch.nn.Parameter)
 
     @cached_property
     def added(self) -> Tensor:
         """What is added to the scores, (…, queries, keys): a float mask, and minus infinity where a key is hidden."""
-        query, key = self.tensor("query"), self.tensor("key")
-        shape = (*query.shape[:-1], key.shape[-2])
+        shape = (*self.tensor("query").shape[:-1], self.tensor("key").shape[-2])
         added = torch.zeros(shape, dtype=torch.float64)
-        mask = self.arguments.get("attn_mask")
-        if isinstance(mask, Tensor):
-            hidden = (
-                torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
-                if (mask.dtype == torch.bool)
-                else mask.double()
-            )
-            added = added + hidden
+        if self.place("attn_mask") is not None:
+            mask = self.tensor("attn_mask")
+            if mask.dtype == torch.bool:
+                mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+            added = added + mask.double()
         if self.arguments.get("is_causal"):
-            visible = torch.ones(shape[-2:], dtype=torch.bool).tril()
-            added = added.masked_fill(~visible, -torch.inf)
+            added = added.masked_fill(~torch.ones(shape[-2:], dtype=torch.bool).tril(), -torch.inf)
         return added
 
 
 def softmaxes(graph: RunGraph) -> list[Softmax]:
     """Return every softmax of a run, in order."""
-    found = []
+    result = []
     for event in graph.nodes:
         match = match_softmax(event, graph) if event.values[0].is_floating_point() else None
         if match is not None:
             axes = frozenset[int]() if match.late else _axes_that_sum_to_one(event)
-            found.append(Softmax(event, match.owner, match.place, axes, match.masked, match.late, match.base))
-    return found
+            result.append(Softmax(event, match.owner, match.place, axes, match.masked, match.late, match.base))
+    return result
 
 
 def cores(flow: RunGraph) -> list[Core]:
     """Return every attention of a run whose scores, weights and values can be found."""
-    found = []
+    result = []
     for softmax in softmaxes(flow):
-        made = _scores(softmax, flow)
-        value = _value(softmax, flow)
-        if made is not None and value is not None:
-            found.append(Core(made[0][0], softmax, *value, tuple(made[0][1:]), tuple(made[1])))
-    return found
+        scores, value = _scores(softmax, flow), _value(softmax, flow)
+        if scores is not None and value is not None:
+            (first, *more), positional = scores
+            result.append(Core(first, softmax, *value, tuple(more), tuple(positional)))
+    return result
 
 
 def fused_cores(flow: RunGraph) -> list[FusedCore]:
     """Return every fused attention of a run."""
-    return [FusedCore(event) for event in flow.nodes if event.name in FUSED_ATTENTION and len(event.operands) >= 3]
+    return [FusedCore(event) for event in flow.nodes if event.name in ops.FUSED_ATTENTION and len(event.operands) >= 3]
 
 
 def product(event: ReplayedCall, flow: RunGraph) -> Product | None:
-    """Return the product that a call makes or begins."""
-    return product_at(event, lambda ref: [after for after, _ in flow.consumers.get(ref, [])])
+    """Return the product that a call makes, or that it begins: it multiplies, and the next call sums."""
+    if event.name in ops.PRODUCTS and len(event.given) >= 2:
+        # baddbmm and addmm have what they add in front
+        left = 1 if event.name in ops.PRODUCTS_WITH_ADDEND else 0
+        return Product(event, event, left, left + 1)
+    spreads = len(event.given) == 2 and event.numel > max(value.numel() for value in event.given)
+    if event.name in ops.MULTIPLICATIONS and spreads:
+        sums = [reader for reader, _ in flow.consumers.get(event.refs[0], []) if reader.name in ops.SUMS]
+        if len(sums) == 1:
+            return Product(event, sums[0], 0, 1)
+    return None
 
 
 def _scores(softmax: Softmax, flow: RunGraph) -> tuple[list[Product], list[Product]] | None:
@@ -254,21 +240,19 @@ def _scores(softmax: Softmax, flow: RunGraph) -> tuple[list[Product], list[Produ
             break
         if event.order in hidden:
             continue
-        found = product(event, flow)
-        if found is None or event.name == "linear":
+        candidate = product(event, flow)
+        if candidate is None or event.name == "linear":
             continue
+        sources = [candidate.sources(place) for place in candidate.places]
         # products from which its operands were computed aren't scores
-        hidden |= {
-            before.order for place in (found.left, found.right) for before in flow.upstream(found.sources(place))
-        }
-        data = [flow.carries_data(found.sources(place)) for place in (found.left, found.right)]
-        if all(data):
-            both.append(found)
-        elif any(data):
-            one.append(found)
-            mixes = [p for p, d in zip((found.left, found.right), data, strict=True) if d]
+        hidden |= {before.order for producers in sources for before in flow.upstream(producers)}
+        data = [producers for producers in sources if flow.carries_data(producers)]
+        if len(data) == 2:
+            both.append(candidate)
+        elif data:
+            one.append(candidate)
             # talking heads: a product of the scores and a parameter, computed after the scores
-            hidden -= {before.order for before in flow.upstream(found.sources(mixes[0]))}
+            hidden -= {before.order for before in flow.upstream(data[0])}
     if both:
         return both[::-1], one
     return (one[-1:], one[:-1]) if one else None
@@ -277,28 +261,29 @@ def _scores(softmax: Softmax, flow: RunGraph) -> tuple[list[Product], list[Produ
 def _value(softmax: Softmax, flow: RunGraph) -> tuple[Product, int] | None:
     """Return the product with the values, and the place of the weights among its operands."""
     behind = flow.behind(softmax.ref)
-    reached: set[OutputRef] = {softmax.ref}
+    reached: set[Producer] = {softmax.ref}
     for event in flow.nodes[softmax.event.order :]:
-        places = [at for at, sources in enumerate(event.sources) if any(s in reached for s in sources)]
-        if not places:
+        if not event.producers & reached:
             continue
-        found = product(event, flow)
-        if found is not None and event.name != "linear":
-            for place in (found.left, found.right):
-                other = found.sources(found.other(place))
-                if place in places and not any(s in behind for s in other) and flow.carries_data(other):
-                    return found, place
+        candidate = product(event, flow)
+        if candidate is not None and event.name != "linear":
+            for place in candidate.places:
+                other = candidate.sources(candidate.other(place))
+                weights = not reached.isdisjoint(candidate.sources(place))
+                if weights and behind.isdisjoint(other) and flow.carries_data(other):
+                    return candidate, place
         reached.update(event.refs)
     return None
 
 
 def _axes_that_sum_to_one(event: ReplayedCall) -> frozenset[int]:
     """Return the axes along which the rows sum to one, empty rows aside."""
-    weights = event.values[0].exp() if event.name in LOG_SOFTMAXES else event.values[0]
-    found = []
-    for axis, size in enumerate(weights.shape):
-        sums = weights.sum(axis)
-        sums = sums[torch.isfinite(sums) & (sums != 0)]
-        if size > 1 and sums.numel() and bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-4).all()):
-            found.append(axis)
-    return frozenset(found)
+    weights = event.values[0].exp() if event.name in ops.LOG_SOFTMAXES else event.values[0]
+    return frozenset(axis for axis, size in enumerate(weights.shape) if size > 1 and sum_to_one(weights, axis))
+
+
+def sum_to_one(weights: Tensor, axes: int | tuple[int, ...]) -> bool | None:
+    """Return whether rows of weights along some axes sum to one, empty rows aside; None if every row is empty."""
+    sums = weights.sum(axes)
+    sums = sums[torch.isfinite(sums) & (sums != 0)]
+    return bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-4).all()) if sums.numel() else None

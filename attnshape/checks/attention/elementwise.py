@@ -41,14 +41,8 @@ class ElementwiseMap:
     def common_factor(self) -> float | None:
         """The factor, if it is the same everywhere."""
         factors = self.factor[self.known]
-        if not factors.numel() or not bool(torch.isclose(factors, factors[0], rtol=1e-6).all()):
-            return None
-        return float(factors[0])
-
-    @property
-    def hidden(self) -> Tensor:
-        """Where what is added hides the key."""
-        return ~(self.added > HIDES)
+        same = factors.numel() and bool(torch.isclose(factors, factors[0], rtol=1e-6).all())
+        return float(factors[0]) if same else None
 
 
 def measure_maps(
@@ -64,19 +58,15 @@ def measure_maps(
         results = {start: lambda t, own=own: make(t) + own for start, own in starts}
         return experiment.run(Intervention(results=results))
 
-    runs = (
-        *(numbers(partial(torch.full_like, fill_value=number)) for number in (0.0, 1.0, 2.0)),
-        numbers(lambda t: _shuffled(t.numel()).to(t.dtype).reshape(t.shape)),
-    )
-    found: list[ElementwiseMap | None] = []
+    runs = [numbers(partial(torch.full_like, fill_value=number)) for number in (0.0, 1.0, 2.0)]
+    runs.append(numbers(lambda t: _shuffled(t.numel()).to(t.dtype).reshape(t.shape)))
+    maps: list[ElementwiseMap | None] = []
     for (start, _), (order, place) in zip(starts, read, strict=True):
-        same = all(
-            len(run.events) >= order and run.events[order - 1].operation == experiment.base.events[order - 1].operation
-            for run in runs
-        )
+        operation = experiment.base.events[order - 1].operation
+        same = all(len(run.events) >= order and run.events[order - 1].operation == operation for run in runs)
         given = [run.events[order - 1].given[place] for run in runs] if same else []
-        found.append(_map_of(experiment.base.value(start), *given) if same else None)
-    return found
+        maps.append(_map_of(experiment.base.value(start), *given) if same else None)
+    return maps
 
 
 def _shuffled(count: int) -> Tensor:
@@ -88,30 +78,29 @@ def _map_of(start: Tensor, zero: Tensor, one: Tensor, two: Tensor, flat: Tensor)
     zero, one, two, flat = (tensor.double() for tensor in (zero, one, two, flat))
     hidden = ~(zero > HIDES)
     factor = (one - zero).masked_fill(hidden, torch.nan)
-    factor = torch.where(factor.abs() < _NOTHING, torch.zeros_like(factor), factor)
+    factor = torch.where(factor.abs() < _NOTHING, 0.0, factor)
     straight = torch.isclose(two - zero, 2 * factor, rtol=1e-4, atol=1e-7) | hidden
     source = (flat - zero) / factor
     whole = source.round()
     certain = torch.isfinite(source) & torch.isclose(source, whole, rtol=1e-6, atol=1e-3)
     certain &= (whole >= 0) & (whole < start.numel())
-    place = torch.empty(start.numel(), dtype=torch.long)
-    place[_shuffled(start.numel())] = torch.arange(start.numel())
-    found = torch.where(certain, whole, torch.zeros_like(whole)).nan_to_num(0).long()
-    index = torch.where(certain, place[found], torch.full_like(found, -1))
+    place = _shuffled(start.numel()).argsort()
+    number = torch.where(certain, whole, 0.0).nan_to_num(0).long()
+    index = torch.where(certain, place[number], -1)
     visible = torch.isfinite(factor) & (factor != 0)
     return ElementwiseMap(factor, zero, index, bool(straight.all()) and bool((certain | ~visible).all()))
 
 
 def axis_after(mapping: ElementwiseMap, start: tuple[int, ...], axis: int) -> int | None:
     """Return the axis of a map's operand that corresponds to an axis of the result at its start."""
-    for candidate in range(mapping.source.ndim):
-        if mapping.source.shape[candidate] != start[axis]:
-            continue
-        places = torch.stack(torch.unravel_index(mapping.source.clamp(min=0), start))
-        known = mapping.source >= 0
-        along = torch.arange(start[axis]).reshape([-1 if a == candidate else 1 for a in range(mapping.source.ndim)])
-        if bool(known.any()) and bool((places[axis] == along)[known].all()):
-            return candidate
+    source = mapping.source
+    known = source >= 0
+    place = torch.unravel_index(source.clamp(min=0), start)[axis]
+    for candidate in range(source.ndim):
+        if source.shape[candidate] == start[axis] and bool(known.any()):
+            along = torch.arange(start[axis]).reshape([-1 if a == candidate else 1 for a in range(source.ndim)])
+            if bool((place == along)[known].all()):
+                return candidate
     return None
 
 
@@ -127,19 +116,20 @@ class MeasuredCore:
 
     def axis_of_scores(self, axis: int) -> int | None:
         """Return the axis of the scores' product that corresponds to an axis of the weights."""
-        for first in range(self.core.scores.result.ndim):
-            at_softmax = self._axis(self.scores_map, self.core.scores.result, first, self.core.softmax.given)
+        core = self.core
+
+        def after(mapping: ElementwiseMap | None, start: Tensor, axis: int, end: Tensor) -> int | None:
+            if mapping is not None and mapping.elementwise:
+                return axis_after(mapping, tuple(start.shape), axis)
+            return axis if start.shape == end.shape else None
+
+        for first in range(core.scores.result.ndim):
+            at_softmax = after(self.scores_map, core.scores.result, first, core.softmax.given)
             if at_softmax is None:
                 continue
-            if self._axis(self.weights_map, self.core.softmax.event.values[0], at_softmax, self.core.weights) == axis:
+            if after(self.weights_map, core.softmax.event.values[0], at_softmax, core.weights) == axis:
                 return first
         return None
-
-    @staticmethod
-    def _axis(mapping: ElementwiseMap | None, start: Tensor, axis: int, end: Tensor) -> int | None:
-        if mapping is not None and mapping.elementwise:
-            return axis_after(mapping, tuple(start.shape), axis)
-        return axis if start.shape == end.shape else None
 
 
 def measure_cores(experiment: Experiment, cores: list[Core]) -> list[MeasuredCore]:
@@ -156,7 +146,7 @@ def measure_cores(experiment: Experiment, cores: list[Core]) -> list[MeasuredCor
         [(core.softmax.ref, 0.0) for core in cores],
         [(core.value.first.order, core.weights_place) for core in cores],
     )
-    return [MeasuredCore(*every) for every in zip(cores, before, after, strict=True)]
+    return list(map(MeasuredCore, cores, before, after))
 
 
 def distinct(values: Tensor) -> list[float]:

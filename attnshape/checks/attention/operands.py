@@ -11,7 +11,7 @@ from torch import Tensor
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.elementwise import MeasuredCore
 from attnshape.checks.attention.perturbation import others_at
-from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.tracing.operations import PRODUCTS
@@ -38,14 +38,19 @@ class AttentionOperand:
         """The tensor's producers."""
         return self.event.sources[self.place]
 
+    @property
+    def contracted(self) -> tuple[int, ...]:
+        """The axes of the queries or keys over which their product sums."""
+        if isinstance(self.core, FusedCore):
+            return (self.value.ndim - 1,)
+        return self.core.scores.contracted(self.place)
+
     def of(self, run: ReplayRun) -> Tensor:
         """Return the tensor's value in another run."""
         return run.events[self.event.order - 1].given[self.place]
 
 
-def operands(subject: Subject) -> list[AttentionOperand]:
-    """Return the queries, keys and values of every attention, one attention after the other."""
-    return subject.cached(_operands)
+_ROLES: tuple[OperandRole, ...] = ("query", "key", "value")
 
 
 def by_attention(subject: Subject) -> list[tuple[AttentionOperand, AttentionOperand, AttentionOperand]]:
@@ -54,25 +59,22 @@ def by_attention(subject: Subject) -> list[tuple[AttentionOperand, AttentionOper
     return list(zip(every[::3], every[1::3], every[2::3], strict=True))
 
 
-_ROLES: tuple[OperandRole, ...] = ("query", "key", "value")
-
-
-def _operands(subject: Subject) -> list[AttentionOperand]:
-    found: list[AttentionOperand] = []
+@once
+def operands(subject: Subject) -> list[AttentionOperand]:
+    """Return the queries, keys and values of every attention, one attention after the other."""
+    result: list[AttentionOperand] = []
     for measured in subject.measured:
         core = measured.core
         query, key = query_and_key(measured)
-        found.append(AttentionOperand("query", core, core.scores.first, query))
-        found.append(AttentionOperand("key", core, core.scores.first, key))
-        found.append(AttentionOperand("value", core, core.value.first, core.values_place))
+        result.append(AttentionOperand("query", core, core.scores.first, query))
+        result.append(AttentionOperand("key", core, core.scores.first, key))
+        result.append(AttentionOperand("value", core, core.value.first, core.values_place))
     for fused in subject.fused:
         for role in _ROLES:
-            tensor = fused.event.keywords.get(role)
-            if tensor is None:
-                tensor = fused.event.args[_ROLES.index(role)]
-            place = next(at for at, one in enumerate(fused.event.operands) if one is tensor)
-            found.append(AttentionOperand(role, fused, fused.event, place))
-    return found
+            place = fused.place(role)
+            assert place is not None
+            result.append(AttentionOperand(role, fused, fused.event, place))
+    return result
 
 
 def query_and_key(measured: MeasuredCore) -> tuple[int, int]:
@@ -99,19 +101,17 @@ def projection(subject: Subject, sources: tuple[Producer, ...]) -> OutputRef | N
 
 def projections(subject: Subject, sources: tuple[Producer, ...]) -> set[OutputRef]:
     """Return every product with parameters from which a tensor comes: several where their results are joined."""
-    found: set[OutputRef] = set()
-    wanted = {source for source in sources if isinstance(source, OutputRef)}
-    while wanted:
-        ref = max(wanted)
+    products: set[OutputRef] = set()
+    wanted: set[Producer] = set(sources)
+    while refs := subject.graph.depends_on_data & wanted:
+        ref = max(refs)
         wanted.discard(ref)
         event = subject.base.event(ref)
-        if ref not in subject.graph.depends_on_data:
-            continue
         if event.name in PRODUCTS and len(event.given) >= 2:
-            found.add(OutputRef(event.order))
+            products.add(OutputRef(event.order))
         else:
-            wanted |= {s for every in event.sources for s in every if isinstance(s, OutputRef)}
-    return found
+            wanted |= event.producers
+    return products
 
 
 @dataclass(frozen=True)
@@ -129,48 +129,34 @@ class HeadChange:
 def head_change(subject: Subject, operand: AttentionOperand, head: int, heads: int) -> HeadChange | None:
     """Return the change of one head of an operand that has `heads` heads before any repeat, or None."""
     width = operand.value.shape[-1] if operand.role == "value" else _width(operand)
-    made = projection(subject, operand.sources)
-    if made is not None:
-        offset = _offset(subject, operand, made, heads * width)
+    ref = projection(subject, operand.sources)
+    if ref is not None:
+        offset = _offset(subject, operand, ref, heads * width)
         if offset is None:
             return None
         begin = offset + head * width
-        return HeadChange(
-            made,
-            results={made: others_at(-1, begin, width)},
-            one_feature=Intervention(results={made: others_at(-1, begin)}),
-        )
+        one_feature = Intervention(results={ref: others_at(-1, begin)})
+        return HeadChange(ref, results={ref: others_at(-1, begin, width)}, one_feature=one_feature)
     names = sorted(subject.graph.origins(operand.sources) & set(subject.inputs))
     if len(names) != 1:
         return None
     value = subject.base.inputs[names[0]]
-    axis = next((a for a, size in enumerate(value.shape[:-1]) if size == heads), None)
-    if axis is None:
-        return None
-    return HeadChange(None, inputs={names[0]: others_at(axis, head)})
+    axis = next((axis for axis, size in enumerate(value.shape[:-1]) if size == heads), None)
+    return HeadChange(None, inputs={names[0]: others_at(axis, head)}) if axis is not None else None
 
 
 def _width(operand: AttentionOperand) -> int:
-    if isinstance(operand.core, FusedCore):
-        return operand.value.shape[-1]
-    contracted = operand.core.scores.contracted(operand.place)
-    return operand.value.shape[contracted[0]] if contracted else operand.value.shape[-1]
+    return operand.value.shape[next(iter(operand.contracted), -1)]
 
 
-def _offset(subject: Subject, operand: AttentionOperand, made: OutputRef, needed: int) -> int | None:
+def _offset(subject: Subject, operand: AttentionOperand, ref: OutputRef, needed: int) -> int | None:
     """Return at which feature of a projection, which may be shared, the heads of an operand begin."""
-    total = subject.base.value(made).shape[-1]
+    total = subject.base.value(ref).shape[-1]
     if total == needed:
         return 0
-    own = [one for one in operands(subject) if one.core is operand.core and projection(subject, one.sources) == made]
+    own = [other for other in operands(subject) if other.core is operand.core]
+    roles = [other.role for other in own if projection(subject, other.sources) == ref]
     heads, shared = subject.numbers.get("H", 0), subject.numbers.get("Hkv", 0)
-    width = _width(operand)
-    sizes = {one.role: (heads if one.role == "query" else shared or heads) * width for one in own}
-    if sum(sizes.values()) != total:
-        return None
-    offset = 0
-    for role in ("query", "key", "value"):
-        if role == operand.role:
-            return offset
-        offset += sizes.get(role, 0)
-    return None
+    sizes = {role: (heads if role == "query" else shared or heads) * _width(operand) for role in roles}
+    before = _ROLES[: _ROLES.index(operand.role)]
+    return sum(sizes.get(role, 0) for role in before) if sum(sizes.values()) == total else None

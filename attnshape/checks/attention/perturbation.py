@@ -35,24 +35,15 @@ def other_numbers(value: Tensor) -> Tensor:
     return (value + 1) % (int(value.max()) + 1) if int(value.max()) > 0 else value + 1
 
 
-def others_at(axis: int, begin: int, count: int = 1) -> Replace:
-    """Return a replacement that changes `count` indices of an axis, from `begin` on."""
+def others_at(axis: int, begin: int, count: int = 1, outside: bool = False) -> Replace:
+    """Return a replacement that changes `count` indices of an axis, from `begin` on; with `outside`, all but these."""
 
     def change(value: Tensor) -> Tensor:
         part = value.narrow(axis, begin, count)
-        part.copy_(other_numbers(part))
-        return value
-
-    return change
-
-
-def others_except(axis: int, begin: int, count: int = 1) -> Replace:
-    """Return a replacement that changes all indices of an axis except `count` of them, from `begin` on."""
-
-    def change(value: Tensor) -> Tensor:
-        kept = value.narrow(axis, begin, count).clone()
-        value.copy_(other_numbers(value))
-        value.narrow(axis, begin, count).copy_(kept)
+        kept = part.clone() if outside else other_numbers(part)
+        if outside:
+            value.copy_(other_numbers(value))
+        part.copy_(kept)
         return value
 
     return change
@@ -82,9 +73,10 @@ class PerturbationDiff:
         """Return whether any element of a result differs."""
         return bool(self.mask(ref).any())
 
-    def indices(self, ref: OutputRef, axis: int) -> set[int]:
-        """Return the indices of an axis at which any element differs."""
-        return changed_indices(self.mask(ref), axis)
+    @property
+    def has_no_effect(self) -> bool:
+        """Whether the change leaves the calls and all tensors that the target returned as they were."""
+        return self.comparable and not any(bool(mask.any()) for _, mask in self.returned())
 
     def returned(self) -> list[tuple[str, Tensor]]:
         """Return for each tensor that the target returned, with its path, which elements differ."""
@@ -109,8 +101,8 @@ def differs(before: Tensor, after: Tensor, tolerance: float) -> Tensor:
 
 def changed_indices(mask: Tensor, axis: int) -> set[int]:
     """Return the indices of an axis at which a mask has a true element."""
-    others = [one for one in range(mask.ndim) if one != axis]
-    return {int(one) for one in (mask.any(dim=others) if others else mask).nonzero().flatten()}
+    others = [other for other in range(mask.ndim) if other != axis % mask.ndim]
+    return set((mask.any(dim=others) if others else mask).nonzero().flatten().tolist())
 
 
 @dataclass(frozen=True)
@@ -143,25 +135,23 @@ def is_at_one_index(mask: Tensor, symbol: str, index: int, numbers: Mapping[str,
     for axis, size in enumerate(mask.shape):
         if not involves(size, symbol, numbers):
             continue
-        found = changed_indices(mask, axis)
+        changed = changed_indices(mask, axis)
         number = numbers[symbol]
         rest = size // number
-        if any(
-            rest % inner == 0 and {one // inner % number for one in found} == {index} for inner in range(1, rest + 1)
-        ):
+        # the axis may fold the symbol's with others, outside and inside it
+        strides = (inner for inner in range(1, rest + 1) if rest % inner == 0)
+        if any({place // inner % number for place in changed} == {index} for inner in strides):
             return True, axis
         if wrong is None or size == number:
             wrong = axis
     if wrong is None:
         return None, -1
-    others = [
+    others = (
         axis
         for axis, size in enumerate(mask.shape)
-        if size > numbers[symbol] and not any(involves(size, one, numbers) for one in numbers)
-    ]
-    if any(len(changed_indices(mask, axis)) == 1 for axis in others):
-        return True, wrong
-    return False, wrong
+        if size > numbers[symbol] and not any(involves(size, other, numbers) for other in numbers)
+    )
+    return any(len(changed_indices(mask, axis)) == 1 for axis in others), wrong
 
 
 def divergences(
@@ -175,27 +165,20 @@ def divergences(
     diverged: set[Producer] = set()
     summaries: dict[Producer, ReplayedCall] = {}
     for event in diff.base.events:
-        sources = {source for every in event.sources for source in every}
-        if not sources & (aligned | diverged):
+        producers = event.producers
+        if not producers & (aligned | diverged):
             continue
-        behind = bool(sources & diverged)
-        for ref in event.refs:
-            if not diff.any(ref):
-                continue
-            if behind:
+        summary = next((summaries[producer] for producer in producers if producer in summaries), None)
+        for ref in filter(diff.any, event.refs):
+            if producers & diverged:
                 diverged.add(ref)
                 continue
-            mask = diff.mask(ref)
-            alone, axis = is_at_one_index(mask, symbol, index, numbers)
-            summary = next((summaries[source] for source in sources if source in summaries), None)
-            if summary is not None and event.name in EXPANSIONS:
-                aligned.add(ref)
-                summaries[ref] = summary
-                continue
-            if alone is False:
-                yield Divergence(event, ref, axis, tuple(sorted(changed_indices(mask, axis))), summary)
+            alone, axis = is_at_one_index(diff.mask(ref), symbol, index, numbers)
+            expands = summary is not None and event.name in EXPANSIONS
+            if alone is False and not expands:
+                yield Divergence(event, ref, axis, tuple(sorted(changed_indices(diff.mask(ref), axis))), summary)
                 diverged.add(ref)
                 continue
             aligned.add(ref)
-            if alone is None:
+            if alone is None or expands:
                 summaries[ref] = summary or event

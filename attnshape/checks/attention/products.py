@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
-from attnshape.tracing.operations import MULTIPLICATIONS, PRODUCTS, PRODUCTS_WITH_ADDEND, SUMS
+from attnshape.tracing.operations import PRODUCTS_WITH_ADDEND
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Product:
     left: int
     """The places of the two operands among those of the first call."""
     right: int
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """The places of both operands."""
+        return self.left, self.right
 
     @property
     def ref(self) -> OutputRef:
@@ -47,12 +53,7 @@ class Product:
         """What the call adds to the product, as baddbmm and addmm do."""
         if self.last.name not in PRODUCTS_WITH_ADDEND:
             return 0.0
-        return self.with_operand(self.left, torch.zeros_like(self.given(self.left)))
-
-    def with_operand(self, place: int, value: Tensor) -> Tensor:
-        """Return the product with an operand replaced."""
-        made = recompute(self.first, {place: value})
-        return made if self.last is self.first else recompute(self.last, {0: made})
+        return self.with_operands({self.left: torch.zeros_like(self.given(self.left))})
 
     @cached_property
     def axes(self) -> dict[int, tuple[frozenset[int], ...]]:
@@ -60,36 +61,29 @@ class Product:
 
         A contracted axis maps to none.
         """
-        return {place: self._axes(place) for place in (self.left, self.right)}
+        return {place: tuple(self._axes(place)) for place in self.places}
 
-    def _axes(self, place: int) -> tuple[frozenset[int], ...]:
+    def _axes(self, place: int) -> Iterator[frozenset[int]]:
         value = self.given(place)
         # zeros in the other operand, as in masked weights, would hide changes
-        dense = _dense(self.given(self.other(place)))
-        base = self._with(place, value, dense)
-        found: list[frozenset[int]] = []
+        dense = {self.other(place): _dense(self.given(self.other(place)))}
+        base = self.with_operands(dense)
         for axis, size in enumerate(value.shape):
             if size == 1:
-                found.append(frozenset())
+                yield frozenset()
                 continue
-            index = size // 2
             changed = value.clone()
-            part = changed.select(axis, index)
+            part = changed.select(axis, size // 2)
             part.copy_(_other(part))
-            differs = ~torch.isclose(self._with(place, changed, dense), base, rtol=1e-9, atol=1e-12, equal_nan=True)
-            found.append(
-                frozenset(
-                    out
-                    for out, length in enumerate(differs.shape)
-                    if length == size and _changed(differs, out) == {index}
-                )
-            )
-        return tuple(found)
+            result = self.with_operands({place: changed, **dense})
+            differs = ~torch.isclose(result, base, rtol=1e-9, atol=1e-12, equal_nan=True)
+            same_size = [out for out, length in enumerate(differs.shape) if length == size]
+            yield frozenset(out for out in same_size if changed_indices(differs, out) == {size // 2})
 
-    def _with(self, place: int, value: Tensor, other: Tensor) -> Tensor:
-        """Return the product of two other tensors."""
-        made = recompute(self.first, {place: value, self.other(place): other})
-        return made if self.last is self.first else recompute(self.last, {0: made})
+    def with_operands(self, replaced: Mapping[int, Tensor]) -> Tensor:
+        """Return the product with some operands replaced."""
+        product = recompute(self.first, replaced)
+        return product if self.last is self.first else recompute(self.last, {0: product})
 
     def contracted(self, place: int) -> tuple[int, ...]:
         """Return an operand's contracted axes."""
@@ -113,38 +107,15 @@ class Product:
         return self.right if place == self.left else self.left
 
 
-def product_at(event: ReplayedCall, following: Callable[[OutputRef], list[ReplayedCall]]) -> Product | None:
-    """Return the product that a call makes, or that it begins: it multiplies, and the next call sums."""
-    if event.name in PRODUCTS and len(event.given) >= 2:
-        # baddbmm and addmm have what they add in front
-        left = 1 if event.name in PRODUCTS_WITH_ADDEND else 0
-        return Product(event, event, left, left + 1)
-    spreads = len(event.given) == 2 and event.values[0].numel() > max(one.numel() for one in event.given)
-    if event.name in MULTIPLICATIONS and spreads:
-        summed = [one for one in following(event.refs[0]) if one.name in SUMS]
-        if len(summed) == 1:
-            return Product(event, summed[0], 0, 1)
-    return None
-
-
-def recompute(event: ReplayedCall, replaced: dict[int, Tensor]) -> Tensor:
+def recompute(event: ReplayedCall, replaced: Mapping[int, Tensor]) -> Tensor:
     """Return the result of a call with some operands replaced."""
     given = iter([replaced.get(place, value) for place, value in enumerate(event.given)])
+    args, keywords = tree_map(
+        lambda value: next(given) if isinstance(value, Tensor) else value, (event.args, dict(event.keywords))
+    )
     with torch.no_grad():
-        result = event.function(*_filled(event.args, given), **_filled(dict(event.keywords), given))
+        result = event.function(*args, **keywords)
     return result if isinstance(result, Tensor) else result[0]
-
-
-def _filled(value: Any, given: Iterator[Tensor]) -> Any:
-    """Return a call's arguments with their tensors replaced, in the order of the operands."""
-    if isinstance(value, Tensor):
-        return next(given)
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        items = [_filled(item, given) for item in value]
-        return type(value)(*items) if hasattr(value, "_make") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: _filled(item, given) for key, item in value.items()}
-    return value
 
 
 def _dense(value: Tensor) -> Tensor:
@@ -155,11 +126,4 @@ def _dense(value: Tensor) -> Tensor:
 
 
 def _other(part: Tensor) -> Tensor:
-    """Return other numbers of the same kind."""
     return 1.7 * part + 0.9 if part.is_floating_point() else ~part if part.dtype == torch.bool else part + 1
-
-
-def _changed(differs: Tensor, axis: int) -> set[int]:
-    others = [one for one in range(differs.ndim) if one != axis]
-    on_axis = differs.any(dim=others) if others else differs
-    return {int(one) for one in on_axis.nonzero().flatten()}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
-import torch
 from torch import Tensor
 
 from attnshape.checks.attention.cores import Core, FusedCore, RunGraph, cores, fused_cores
 from attnshape.checks.attention.elementwise import MeasuredCore, measure_cores
-from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, others_at, others_except
-from attnshape.checks.interventions.experiment import Experiment, Intervention, ReplayRun
+from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, others_at
+from attnshape.checks.interventions.experiment import UNCHANGED, Experiment, Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.interventions.small_sizes import LENGTHS, involves
 from attnshape.model.trace import Source
@@ -21,9 +20,21 @@ from attnshape.options.claims import Claims
 from attnshape.runtime.files import display_path, installed_package
 from attnshape.tracing.raw import RawStep, SourceLocation
 
-Cached = TypeVar("Cached")
+Result = TypeVar("Result")
 _PACKAGE = Path(__file__).resolve().parents[2]
 _WIDTHS = ("D", "H", "Hkv", "G", "Dk", "Dv")
+
+
+def once(function: Callable[[Subject], Result]) -> Callable[[Subject], Result]:
+    """Make a function compute its result only once for each subject."""
+
+    @wraps(function)
+    def cached(subject: Subject) -> Result:
+        if function not in subject.cache:
+            subject.cache[function] = function(subject)
+        return cast(Result, subject.cache[function])
+
+    return cached
 
 
 class Subject:
@@ -37,28 +48,21 @@ class Subject:
         self.numbers = dict(experiment.numbers)
         if {"Hkv", "G"} <= self.numbers.keys():
             self.numbers["H"] = self.numbers["Hkv"] * self.numbers["G"]
-        self._kept: dict[Callable[[Subject], Any], Any] = {}
+        self.cache: dict[Callable[[Subject], object], object] = {}
+        """The results of functions of the subject; see `once`."""
         if "H" not in self.numbers:
             self._take_heads_from_products()
 
     def _take_heads_from_products(self) -> None:
         """Take the number of heads from the axes that queries and keys share, if no symbol gives it."""
-        batch = self.numbers.get(self.batch or "", 0)
-        shared = [{core.scores.result.shape[axis] for axis in core.scores.shared} - {1, batch} for core in self.cores]
-        queries = [core.tensor("query").shape for core in self.fused]
-        shared += [{shape[1]} - {1, batch} for shape in queries if len(shape) == 4]
-        sizes = set.union(*shared) if shared else set()
+        batch = self.batch_size
+        sizes = {core.scores.result.shape[axis] for core in self.cores for axis in core.scores.shared}
+        sizes |= {core.tensor("query").shape[1] for core in self.fused if core.tensor("query").ndim == 4}
+        sizes -= {1, batch}
         if len(sizes) == 1:
-            (heads,) = sizes
+            heads = sizes.pop()
             folded = batch > 1 and heads % batch == 0
             self.numbers["H"] = heads // batch if folded else heads
-
-    def cached(self, make: Callable[[Subject], Cached]) -> Cached:
-        """Return a function's result for the subject, computed only once."""
-        if make not in self._kept:
-            self._kept[make] = make(self)
-        made: Cached = self._kept[make]
-        return made
 
     @property
     def base(self) -> ReplayRun:
@@ -68,8 +72,7 @@ class Subject:
     @cached_property
     def is_deterministic(self) -> bool:
         """Whether a second unchanged run gives the same numbers."""
-        again = PerturbationDiff(self.base, self.experiment.run(), self.experiment.tolerance)
-        return again.comparable and not any(bool(mask.any()) for _, mask in again.returned())
+        return self.perturb(UNCHANGED).has_no_effect
 
     @cached_property
     def graph(self) -> RunGraph:
@@ -95,7 +98,7 @@ class Subject:
     def head_sizes(self) -> set[int]:
         """The sizes of axes that hold heads: alone, or folded with the batch."""
         heads = {self.numbers.get("H", 0), self.numbers.get("Hkv", 0)} - {0, 1}
-        return heads | {one * self.numbers.get(self.batch or "", 0) for one in heads}
+        return heads | {number * self.batch_size for number in heads}
 
     @cached_property
     def measured(self) -> list[MeasuredCore]:
@@ -103,23 +106,17 @@ class Subject:
         return measure_cores(self.experiment, self.cores)
 
     @cached_property
-    def returned_memory(self) -> set[int]:
-        """The storages of the tensors that the target returned."""
-        return {tensor.untyped_storage()._cdata for tensor in self.base.results}
-
-    @cached_property
     def inputs(self) -> dict[str, Tensor]:
         """The inputs that carry data: floating-point tensors, else integer ones."""
-        masks = {name for name, meaning in self.claims.arguments.items()}
         every = {
             name: value
             for name, value in self.base.inputs.items()
-            if name not in masks and value.numel() and not is_pattern(value)
+            if name not in self.claims.arguments and value.numel() and not is_pattern(value)
         }
         floating = {name: value for name, value in every.items() if value.is_floating_point()}
         # if some tensors have a batch axis, those without one are weights
         batched = {n: v for n, v in floating.items() if any(involves(size, "B", self.numbers) for size in v.shape)}
-        return batched or floating or {name: value for name, value in every.items() if value.dtype != torch.bool}
+        return batched or floating or every
 
     @cached_property
     def batch(self) -> str | None:
@@ -128,63 +125,51 @@ class Subject:
             return self._symbol(1)
         return "B" if "B" in self.numbers else self._symbol(0)
 
+    @property
+    def batch_size(self) -> int:
+        """The size of the batch; 0 if it has no symbol."""
+        return self.numbers.get(self.batch or "", 0)
+
     @cached_property
     def lengths(self) -> tuple[str, ...]:
         """The symbols of the lengths that inputs have."""
         if self.claims.seq_first:
-            found = [self._symbol(0)]
+            symbols = [self._symbol(0)]
         else:
-            found = [symbol for symbol in LENGTHS if symbol in self.numbers]
-            found = found or [self._symbol(1) or self._unnamed_length()]
-        return tuple(symbol for symbol in found if symbol is not None and symbol != self.batch)
+            symbols = [symbol for symbol in LENGTHS if symbol in self.numbers]
+            symbols = symbols or [self._symbol(1) or self._unnamed_length()]
+        return tuple(symbol for symbol in symbols if symbol is not None and symbol != self.batch)
 
     def _unnamed_length(self) -> str | None:
         """Give the axis after the batch the symbol L, if it has none."""
-        for value in self.inputs.values():
-            if value.ndim == 3:
-                self.numbers["L"] = value.shape[1]
-                return "L"
-        return None
+        value = next((value for value in self.inputs.values() if value.ndim == 3), None)
+        if value is None:
+            return None
+        self.numbers["L"] = value.shape[1]
+        return "L"
 
     def _symbol(self, axis: int) -> str | None:
         """Return the symbol of an axis of the first input with three axes or more."""
-        for value in self.inputs.values():
-            if value.ndim >= 3:
-                return next(
-                    (
-                        symbol
-                        for symbol, number in self.numbers.items()
-                        if number == value.shape[axis] and symbol not in _WIDTHS
-                    ),
-                    None,
-                )
-        return None
+        size = next((value.shape[axis] for value in self.inputs.values() if value.ndim >= 3), None)
+        return next((name for name, number in self.numbers.items() if number == size and name not in _WIDTHS), None)
 
-    def at_index(self, symbol: str, index: int) -> dict[str, Replace]:
-        """Return replacements of all inputs that have a symbol's axis, which change one index of it."""
-        return self._changes(symbol, index, others_at)
+    def at_index(self, symbol: str, index: int, outside: bool = False) -> dict[str, Replace]:
+        """Return replacements of all inputs that have a symbol's axis.
 
-    def except_index(self, symbol: str, index: int) -> dict[str, Replace]:
-        """Return replacements of all inputs that have a symbol's axis, which change every index of it but one."""
-        return self._changes(symbol, index, others_except)
-
-    def _changes(self, symbol: str, index: int, of: Callable[[int, int, int], Replace]) -> dict[str, Replace]:
-        found: dict[str, Replace] = {}
+        They change one index of the axis; with `outside`, all but this one.
+        """
+        replacements: dict[str, Replace] = {}
+        number = self.numbers[symbol]
         for name, value in self.inputs.items():
-            axis = self.axis_of(value, symbol)
-            folded = axis is not None and value.shape[axis] != self.numbers[symbol]
-            # in which order tokens were folded with something else can't be known
-            if axis is not None and not (folded and symbol != self.batch):
-                fold = value.shape[axis] // self.numbers[symbol]
-                found[name] = of(axis, index * fold, fold)
-        return found
-
-    def axis_of(self, value: Tensor, symbol: str) -> int | None:
-        """Return the axis of a tensor that has a symbol's size, else a multiple of it."""
-        sizes = list(value.shape)
-        if self.numbers.get(symbol) in sizes:
-            return sizes.index(self.numbers[symbol])
-        return next((axis for axis, size in enumerate(sizes) if involves(size, symbol, self.numbers)), None)
+            sizes = list(value.shape)
+            if number in sizes:
+                replacements[name] = others_at(sizes.index(number), index, 1, outside)
+            elif symbol == self.batch:  # in which order tokens were folded with something else can't be known
+                axis = next((axis for axis, size in enumerate(sizes) if involves(size, symbol, self.numbers)), None)
+                if axis is not None:
+                    fold = sizes[axis] // number
+                    replacements[name] = others_at(axis, index * fold, fold, outside)
+        return replacements
 
     def perturb(self, change: Intervention) -> PerturbationDiff:
         """Run with an intervention, and return which elements of the results differ."""
@@ -199,8 +184,7 @@ class Subject:
 
     def place(self, ref: OutputRef | None) -> SourceLocation | None:
         """Return a call's location in the source."""
-        step = self.step(ref)
-        return step.location if step is not None else None
+        return step.location if (step := self.step(ref)) is not None else None
 
     def source(self, ref: OutputRef | None) -> Source | None:
         """Return a call's location in the source, as it is reported."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -15,7 +15,7 @@ from torch import Tensor
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.elementwise import HIDES, MeasuredCore
 from attnshape.checks.attention.perturbation import changed_indices
-from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 
@@ -33,25 +33,19 @@ class MaskLayout:
         """Return the role of each axis: b, h, q, k, or bh for a folded one; None if the sizes are ambiguous."""
         roles: list[str] = []
         square = self.queries == self.keys
-        lengths = sum(size == self.keys for size in shape)
+        # where two sizes are equal, the first of these roles is meant
+        sizes = {"q": self.queries, "b": self.batch, "h": self.heads, "bh": self.batch * self.heads}
         for size in shape:
             if size == 1:
                 roles.append("")
-            elif size == self.keys and (not square or lengths == 1 or "q" in roles):
+            elif size == self.keys and (not square or shape.count(size) == 1 or "q" in roles):
                 roles.append("k")
-            elif size == self.queries:
-                roles.append("q")
-            elif size == self.batch:
-                roles.append("b")
-            elif size == self.heads:
-                roles.append("h")
-            elif size == self.batch * self.heads:
-                roles.append("bh")
+            elif (role := next((role for role, number in sizes.items() if number == size), None)) is not None:
+                roles.append(role)
             else:
                 return None
-        named = [role for role in roles if role]
-        twice = len(set(named)) < len(named) or ("bh" in named and {"b", "h"} & set(named))
-        return None if twice else roles
+        named = "".join(roles)
+        return roles if len(set(named)) == len(named) else None
 
     def lay_out(self, value: Tensor, roles: Sequence[str] | None) -> Tensor | None:
         """Return a tensor as (B, H, queries, keys), given its axes' roles; None if the sizes don't fit."""
@@ -59,29 +53,29 @@ class MaskLayout:
             return None
         present = [role for role in roles if role]
         value = value.reshape([size for size, role in zip(value.shape, roles, strict=True) if role])
-        order = [role for role in ("b", "bh", "h", "q", "k") if role in present]
+        order = sorted(present, key=("b", "bh", "h", "q", "k").index)
         value = value.permute([present.index(role) for role in order])
         if "bh" in order:
             value = value.reshape(self.batch, self.heads, *value.shape[1:])
-            order = ["b", "h", *order[1:]]
-        for place, role in enumerate(("b", "h", "q", "k")):
-            if role not in order:
+        for place, role in enumerate("bhqk"):
+            if role not in "".join(order):
                 value = value.unsqueeze(place)
         sizes = (self.batch, self.heads, self.queries, self.keys)
         fits = all(have in (1, want) for have, want in zip(value.shape, sizes, strict=True))
         return value.expand(sizes) if fits else None
 
-    def misordered(self, value: Tensor, batch_outside: bool) -> Tensor:
-        """Return a mask whose batch elements are assigned in the wrong order of batch and heads."""
+    def misordered(self, value: Tensor, batch_outside: bool, of_heads: bool = False) -> Tensor:
+        """Return a mask whose batch elements, or a bias whose heads, are assigned in the wrong order of both."""
         b, h = torch.arange(self.batch)[:, None], torch.arange(self.heads)[None, :]
-        wrong = (b * self.heads + h) % self.batch if batch_outside else (h * self.batch + b) // self.heads
-        return value[wrong, torch.zeros_like(wrong)]
+        row, count = (b * self.heads + h, self.batch) if batch_outside else (h * self.batch + b, self.heads)
+        wrong = row % count if batch_outside != of_heads else row // count
+        zero = torch.zeros_like(wrong)
+        return value[zero, wrong] if of_heads else value[wrong, zero]
 
-    def heads_misordered(self, value: Tensor, batch_outside: bool) -> Tensor:
-        """Return a bias whose heads are assigned in the wrong order of batch and heads."""
-        b, h = torch.arange(self.batch)[:, None], torch.arange(self.heads)[None, :]
-        wrong = (b * self.heads + h) // self.batch if batch_outside else (h * self.batch + b) % self.heads
-        return value[torch.zeros_like(wrong), wrong]
+
+def swap_queries_and_keys(roles: Sequence[str]) -> list[str]:
+    """Return the roles of axes with queries and keys exchanged."""
+    return [{"q": "k", "k": "q"}.get(role, role) for role in roles]
 
 
 class UndecidableVisibilityError(Exception):
@@ -105,8 +99,7 @@ class VisibleKeys:
         """Where a key is visible: what is added isn't far below the largest that is added in its row."""
         most = self.added.nan_to_num(posinf=1e300).amax(-1, keepdim=True)
         behind = self.added.nan_to_num(posinf=1e300, neginf=-1e300) - most
-        empty = most <= HIDES
-        return ((behind > HIDES) | empty) & ~self.dropped
+        return ((behind > HIDES) | (most <= HIDES)) & ~self.dropped
 
     @property
     def weak(self) -> Tensor:
@@ -146,18 +139,18 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
         added, factor = added.flatten()[index], factor.flatten()[index]
     if added.shape != weights.shape:
         raise UndecidableVisibilityError("the code after the softmax mixes the weights")
-    free = core.value.free(core.weights_place)
     queries = _query_axis(subject, core)
     if queries is None:
+        free = core.value.free(core.weights_place)
         raise UndecidableVisibilityError(f"no axis of the weights stands for queries ({len(free)} do)")
     heads, lengths = subject.numbers.get("H", 0), {subject.numbers[symbol] for symbol in subject.lengths}
     number = weights.shape[queries]
     if heads > 1 and number not in lengths and number % heads == 0 and number // heads in lengths:
         raise UndecidableVisibilityError("queries and heads share one axis")
     layout = _Layout(subject, core.scores.ref, tuple(weights.shape), queries, core.key_axes[0])
-    empty = _unfilled(core.value.given(core.values_place), weights.shape[core.key_axes[0]])
     replaced = (factor == 0) & (added > HIDES)
-    return _without(empty, VisibleKeys(core, *(layout.canonical(t) for t in (added, replaced, dropped))))
+    visible = VisibleKeys(core, *(layout.canonical(tensor) for tensor in (added, replaced, dropped)))
+    return _without_unused_slots(visible, core.value.given(core.values_place))
 
 
 def visible_keys_fused(subject: Subject, core: FusedCore) -> VisibleKeys:
@@ -168,33 +161,25 @@ def visible_keys_fused(subject: Subject, core: FusedCore) -> VisibleKeys:
     layout = _Layout(subject, core.context, tuple(added.shape), added.ndim - 2, added.ndim - 1)
     nothing = torch.zeros(added.shape, dtype=torch.bool)
     visible = VisibleKeys(core, layout.canonical(added), layout.canonical(nothing), layout.canonical(nothing))
-    return _without(_unfilled(core.tensor("value"), added.shape[-1]), visible)
+    return _without_unused_slots(visible, core.tensor("value"))
 
 
-def _unfilled(values: Tensor, keys: int) -> int:
-    """Return how many of the last keys have all-zero values: the unused slots of a cache."""
+def _without_unused_slots(visible: VisibleKeys, values: Tensor) -> VisibleKeys:
+    """Return the visible keys without the last ones, if the values of these are zero and no query sees them."""
+    keys = visible.keys.shape[-1]
     axis = next((axis for axis in reversed(range(values.ndim)) if values.shape[axis] == keys), None)
-    if axis is None:
-        return 0
-    rest = [one for one in range(values.ndim) if one != axis]
-    used = (values != 0).any(dim=rest).nonzero().flatten()
-    return keys - 1 - int(used[-1]) if used.numel() else 0
-
-
-def _without(empty: int, visible: VisibleKeys) -> VisibleKeys:
-    """Return the visible keys without the last ones, if no query sees any of these."""
-    if not empty or bool(visible.keys[..., -empty:].any()):
+    used = changed_indices(values != 0, axis) if axis is not None else set()
+    end = max(used) + 1 if used else keys
+    if end == keys or bool(visible.keys[..., end:].any()):
         return visible
-    left = slice(None, -empty)
-    return VisibleKeys(visible.core, visible.added[..., left], visible.replaced[..., left], visible.dropped[..., left])
+    return VisibleKeys(visible.core, *(part[..., :end] for part in (visible.added, visible.replaced, visible.dropped)))
 
 
 def _query_axis(subject: Subject, core: Core) -> int | None:
-    """Return the axis of the weights that holds the queries."""
-    stays = core.value.axes[core.weights_place]
     free = core.value.free(core.weights_place)
-    axes = [axis for axis, found in enumerate(stays) if found & free]
-    tokens = [axis for axis in axes if core.weights.shape[axis] in {subject.numbers[one] for one in subject.lengths}]
+    axes = [axis for axis, stays in enumerate(core.value.axes[core.weights_place]) if stays & free]
+    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    tokens = [axis for axis in axes if core.weights.shape[axis] in lengths]
     return next(iter([*tokens, *axes[::-1]]), None)
 
 
@@ -206,7 +191,7 @@ class _Layout:
         self._scores = scores
         self._shape = shape
         self._order = [axis for axis in range(len(shape)) if axis not in (queries, keys)]
-        batch = subject.numbers.get(subject.batch or "", 0)
+        batch = subject.batch_size
         exact = next((axis for axis in self._order if shape[axis] == batch), None)
         if exact is not None:
             self._order.remove(exact)
@@ -221,11 +206,10 @@ class _Layout:
         subject, symbol = self._subject, self._subject.batch
         if symbol is None:
             return False
-        diff = subject.perturb(Intervention(inputs=subject.at_index(symbol, 1)))
-        mask = diff.mask(self._scores)
-        axis = next((a for a, size in enumerate(mask.shape) if size == self._shape[self._order[0]]), None)
-        found = sorted(changed_indices(mask, axis)) if axis is not None else []
-        return len(found) > 1 and found[1] - found[0] > 1
+        mask = subject.perturb(Intervention(inputs=subject.at_index(symbol, 1))).mask(self._scores)
+        axis = next((axis for axis, size in enumerate(mask.shape) if size == self._shape[self._order[0]]), None)
+        changed = sorted(changed_indices(mask, axis)) if axis is not None else []
+        return len(changed) > 1 and changed[1] - changed[0] > 1
 
     def canonical(self, value: Tensor) -> Tensor:
         """Return a tensor of the weights' shape as (B, H, queries, keys)."""
@@ -240,6 +224,8 @@ MaskMistake = Literal["inverted", "on queries", "transposed", "batch order", "ba
 """What may be wrong with a mask."""
 _FEWEST = 0.1
 """The least fraction of the rows for which a hypothesis must leave a visible key."""
+EVIDENCE = "set the scores to 0, and read which keys get weight: those that this mistake leaves"
+"""How a hypothesis is shown to hold, in a finding."""
 
 
 @dataclass(frozen=True)
@@ -254,11 +240,6 @@ class Hypothesis:
     """Whether it sees the keys from i + offset on instead."""
     window: int | None = None
     """How many keys a query sees, its own included; None: all."""
-
-    @property
-    def mistakes(self) -> int:
-        """How many masks have a mistake."""
-        return sum(slip is not None for _, slip in self.masks)
 
 
 @dataclass(frozen=True)
@@ -298,8 +279,8 @@ class VisibilityExplainer:
     def explain(self) -> Explanation:
         """Return the hypothesis with the fewest mistakes."""
         every = itertools.chain([self.right], self._others())
-        found = next((hypothesis for hypothesis in every if self._makes(hypothesis)), None)
-        return Explanation(self._visible, self.right, found, self.expected(self.right), self._context())
+        first = next(filter(self._makes, every), None)
+        return Explanation(self._visible, self.right, first, self.expected(self.right), self._context())
 
     def _context(self) -> Tensor | None:
         """Return the weighted values, if their axes are batch, heads and queries in this order."""
@@ -321,8 +302,7 @@ class VisibilityExplainer:
             keys = keys & (j >= i + hypothesis.offset if hypothesis.backwards else j <= i + hypothesis.offset)
         if hypothesis.window is not None:
             distance = i + self.aligned - j
-            causal = hypothesis.offset is not None
-            keys = keys & ((distance if causal else distance.abs()) < hypothesis.window)
+            keys = keys & ((distance if hypothesis.offset is not None else distance.abs()) < hypothesis.window)
         return keys
 
     def _makes(self, hypothesis: Hypothesis) -> bool:
@@ -344,9 +324,7 @@ class VisibilityExplainer:
     def _padded(self) -> Tensor:
         """Return the queries whose own key a mask hides; what such padding sees doesn't matter."""
         hidden = torch.zeros(self._visible.empty.shape, dtype=torch.bool)
-        if self._queries != self._keys:
-            return hidden
-        for name in self.masks:
+        for name in self.masks if self._queries == self._keys else ():
             kept = self._kept(name, None)
             if kept is not None and bool((kept == kept[:, :, :1]).all()):
                 hidden = hidden | ~kept[:, :, 0]
@@ -354,8 +332,14 @@ class VisibilityExplainer:
 
     def _others(self) -> Iterator[Hypothesis]:
         """Yield hypotheses with one mistake, then with two; without claims, those that the author may have meant."""
+        # every offset of a causal mask, those nearest to the right one first
+        near = sorted(range(-self._queries, self._keys), key=lambda offset: (abs(offset - self.aligned), offset))
+        offsets, windows = (None, *near), range(1, self._keys + 1)
         if self.right == Hypothesis():
-            yield from self._meanings()
+            yield from (Hypothesis(offset=offset) for offset in offsets)
+            for window in windows:
+                yield Hypothesis(window=window)
+                yield Hypothesis(offset=self.aligned, window=window)
             return
         slips: tuple[MaskMistake, ...] = get_args(MaskMistake)
         one_mask = [
@@ -365,27 +349,13 @@ class VisibilityExplainer:
         ]
         yield from one_mask
         for base in (self.right, *one_mask):
-            for offset in self._offsets():
+            for offset in offsets:
                 yield replace(base, offset=offset)
                 yield replace(base, offset=offset, backwards=True)
             if self.right.window is not None:
-                for window in (None, *range(1, self._keys + 1)):
-                    yield replace(base, window=window)
-                for offset, width in itertools.product(self._offsets(), (None, *range(1, self._keys + 1))):
+                yield from (replace(base, window=width) for width in (None, *windows))
+                for offset, width in itertools.product(offsets, (None, *windows)):
                     yield replace(base, offset=offset, window=width)
-
-    def _meanings(self) -> Iterator[Hypothesis]:
-        for offset in self._offsets():
-            yield Hypothesis(offset=offset)
-        for window in range(1, self._keys + 1):
-            yield Hypothesis(window=window)
-            yield Hypothesis(offset=self.aligned, window=window)
-
-    def _offsets(self) -> list[int | None]:
-        """Return every offset of a causal mask, those nearest to the right one first."""
-        every = range(-self._queries, self._keys)
-        near = sorted(every, key=lambda offset: (abs(offset - self.aligned), offset))
-        return [None, *near]
 
     def _kept(self, name: str, slip: MaskMistake | None) -> Tensor | None:
         """Return which keys a mask keeps, (B, H, queries, keys), with or without a mistake."""
@@ -394,46 +364,31 @@ class VisibilityExplainer:
         mask = self.masks[name]
         meaning = self._subject.claims.arguments[name]
         kept = mask > HIDES if meaning == "add" else mask > 0.5 if mask.dtype != torch.bool else mask
-        if meaning == "drop":
-            kept = ~kept
-        if slip == "inverted":
+        if (meaning == "drop") != (slip == "inverted"):
             kept = ~kept
         roles = self._layout.roles(tuple(kept.shape))
         if roles is None:
             return None
-        if slip == "on queries":
-            if "q" in roles:
+        if slip in ("on queries", "transposed"):
+            if ("q" in roles) != (slip == "transposed"):
                 return None
-            roles = ["q" if role == "k" else role for role in roles]
-        if slip == "transposed":
-            if "q" not in roles:
-                return None
-            swap = {"q": "k", "k": "q"}
-            roles = [swap.get(role, role) for role in roles]
+            roles = swap_queries_and_keys(roles)
         laid_out = self._layout.lay_out(kept, roles)
         if laid_out is None or slip not in ("batch order", "batch order, heads outside"):
             return laid_out
         return self._layout.misordered(laid_out, slip == "batch order") if {"b", "bh"} & set(roles) else None
 
 
-Visibility = tuple[list[Explanation], list[str]]
-
-
-def explain_visibility(subject: Subject) -> Visibility:
+@once
+def explain_visibility(subject: Subject) -> tuple[list[Explanation], list[str]]:
     """Return the explanation for each attention, and the reasons why some attentions have none."""
-    return subject.cached(_explain_visibility)
-
-
-def _explain_visibility(subject: Subject) -> Visibility:
     explained: list[Explanation] = []
-    undecidable: list[str] = []
-    attempts: list[Callable[[], VisibleKeys]] = [
-        *(lambda one=one: visible_keys(subject, one) for one in subject.measured),
-        *(lambda one=one: visible_keys_fused(subject, one) for one in subject.fused),
-    ]
-    for attempt in attempts:
+    undecidable: dict[str, None] = {}
+    attentions: list[MeasuredCore | FusedCore] = [*subject.measured, *subject.fused]
+    for core in attentions:
         try:
-            explained.append(VisibilityExplainer(subject, attempt()).explain())
+            visible = visible_keys_fused(subject, core) if isinstance(core, FusedCore) else visible_keys(subject, core)
+            explained.append(VisibilityExplainer(subject, visible).explain())
         except UndecidableVisibilityError as error:
-            undecidable.append(str(error))
-    return explained, list(dict.fromkeys(undecidable))
+            undecidable[str(error)] = None
+    return explained, list(undecidable)

@@ -30,41 +30,30 @@ _LARGEST = 1e4
 _SPREAD = 0.3
 
 
-@dataclass(frozen=True)
-class InitialState:
-    """The parameters and buffers of the first build, which every later build gets."""
+def _initial_state(named: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the parameters and buffers that every build gets, from those of the first one.
 
-    values: dict[str, Tensor]
+    Parameters that are zero or uninitialized get random numbers, since they would hide every change.
+    """
+    generator = torch.Generator().manual_seed(1)
+    values = _copies(named)
+    for name, tensor in named:
+        value = values[name]
+        if value.is_floating_point() and value.numel() and _hides(tensor, value):
+            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            values[name] = (noise * _SPREAD).to(value.dtype)
+    return values
 
-    @classmethod
-    def of(cls, named: Sequence[tuple[str, Tensor]]) -> InitialState:
-        """Return the state for every build.
 
-        Parameters that are zero or uninitialized get random numbers, since they would hide every change.
-        """
-        generator = torch.Generator().manual_seed(1)
-        values = {}
-        for name, tensor in named:
-            value = tensor.detach().clone()
-            if value.is_floating_point() and value.numel() and _hides(tensor, value):
-                noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-                value = (noise * _SPREAD).to(value.dtype)
-            values[name] = value
-        return cls(values)
-
-    def restore(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Give the state to a new build."""
-        for name, tensor in named:
-            value = self.values.get(name)
-            if value is not None and value.shape == tensor.shape and value.dtype == tensor.dtype:
-                tensor.data = value.clone()
+def _copies(named: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in named}
 
 
 def _hides(tensor: Tensor, value: Tensor) -> bool:
     if not isinstance(tensor, nn.Parameter):
         return not bool(torch.isfinite(value).any())
-    wild = not bool(torch.isfinite(value).all()) or bool(value.abs().max() > _LARGEST)
-    return wild or not bool(value.any())
+    # NaN isn't below the limit either
+    return not bool((value.abs() <= _LARGEST).all()) or not bool(value.any())
 
 
 class OutOfTimeError(Exception):
@@ -122,21 +111,18 @@ class ReplayRun:
     results: tuple[Tensor, ...] = ()
     """The returned tensors themselves."""
 
-    def value(self, address: OutputRef) -> Tensor:
+    def value(self, ref: OutputRef) -> Tensor:
         """Return a result's value right after its call."""
-        return self.events[address.order - 1].values[address.output]
+        return self.event(ref).values[ref.output]
 
-    def event(self, address: OutputRef) -> ReplayedCall:
+    def event(self, ref: OutputRef) -> ReplayedCall:
         """Return the call that returned a result."""
-        return self.events[address.order - 1]
+        return self.events[ref.order - 1]
 
     def follows(self, other: ReplayRun) -> bool:
         """Return whether the run made the same calls as another one, and ended the same way."""
-        return (
-            (self.error is None) == (other.error is None)
-            and len(self.events) == len(other.events)
-            and all(a.operation == b.operation for a, b in zip(self.events, other.events, strict=True))
-        )
+        operations, others = ([event.operation for event in run.events] for run in (self, other))
+        return (self.error is None) == (other.error is None) and operations == others
 
 
 class Experiment:
@@ -150,7 +136,7 @@ class Experiment:
         self.budget = budget
         self._options = options
         self._limit = limit
-        self._settled: InitialState | None = None
+        self._state: dict[str, Tensor] | None = None
         self._default = torch_dtype(options)
         self.base = self._first()
 
@@ -159,7 +145,7 @@ class Experiment:
         """The names of the parameters, buffers left out."""
         with isolated():
             _, state = _named(self._build())
-            return frozenset(name for name, tensor in state if isinstance(tensor, nn.Parameter))
+        return frozenset(name for name, tensor in state if isinstance(tensor, nn.Parameter))
 
     @property
     def bytes(self) -> int:
@@ -179,11 +165,8 @@ class Experiment:
     @cached_property
     def tolerance(self) -> float:
         """The relative difference up to which two numbers count as equal."""
-        exact = self.dtype == torch.float64 and not any(
-            value.dtype in (torch.float32, torch.float16, torch.bfloat16)
-            for event in self.base.events
-            for value in event.values
-        )
+        dtypes = {value.dtype for event in self.base.events for value in event.values}
+        exact = self.dtype == torch.float64 and dtypes.isdisjoint((torch.float32, torch.float16, torch.bfloat16))
         return 1e-9 if exact else 2e-5
 
     @cached_property
@@ -213,24 +196,23 @@ class Experiment:
 
         def both() -> tuple[ReplayRun, ReplayRun] | None:
             with isolated():
-                first, second = self._build(), self._build()
-                runs = [self._called(first)]
+                target, again = self._build(), self._build()
+                first = self._called(target)
                 if other is not None:
                     between = self.target.build(other, self._options)
-                    self._called(Runnable(first.function, between.args, between.kwargs))
-                runs.append(self._called(Runnable(first.function, second.args, second.kwargs)))
-                return (runs[0], runs[1]) if runs[0].error is None and runs[1].error is None else None
+                    self._called(Runnable(target.function, between.args, between.kwargs))
+                second = self._called(Runnable(target.function, again.args, again.kwargs))
+                return (first, second) if first.error is None and second.error is None else None
 
         with one_thread():
             return self._limit.run(both)
 
     def _first(self) -> ReplayRun:
         """Return the first run that works: with float64 as torch's default dtype, with float32, or all in float32."""
-        options = self._options
-        tries = [(options, torch.float64), (options, torch.float32)]
-        tries.append((replace(options, dtype="float32"), torch.float32))
+        options, single = self._options, replace(self._options, dtype="float32")
+        tries = [(options, torch.float64), (options, torch.float32), (single, torch.float32)]
         for self._options, self._default in tries:
-            self._settled = None
+            self._state = None
             run = self.run()
             if run.error is None:
                 break
@@ -242,9 +224,12 @@ class Experiment:
         if not self.target.varies:  # they are the caller's own
             runnable = Runnable(runnable.function, *copy.deepcopy((runnable.args, runnable.kwargs)))
         named = parameters_within(runnable.function, {})
-        if self._settled is None:
-            self._settled = InitialState.of(named)
-        self._settled.restore(named)
+        if self._state is None:
+            self._state = _initial_state(named)
+        for name, tensor in named:
+            value = self._state.get(name)
+            if value is not None and value.shape == tensor.shape and value.dtype == tensor.dtype:
+                tensor.data = value.clone()
         return runnable
 
     def _run(self, change: Intervention) -> ReplayRun:
@@ -263,29 +248,27 @@ class Experiment:
             new = change.inputs.get(name) or change.parameters.get(name)
             if new is not None:
                 tensor.data = new(tensor.detach().clone())
-        before = {name: tensor.detach().clone() for name, tensor in inputs}
-        state = {name: tensor.detach().clone() for name, tensor in parameters}
+        before, state = _copies(inputs), _copies(parameters)
         file = source_file(runnable.function)
         frames = Frames(frozenset({file} if file else ())) if change is UNCHANGED else None
         replay = Replay(inputs + parameters, change.results, frames)
         failure: BaseException | None = None
-        results: tuple[Tensor, ...] = ()
+        results: list[tuple[str, Tensor]] = []
         returned: list[tuple[str, Tensor]] = []
         seed_all(self._options.seed + change.seed)
         try:
             with torch.no_grad(), force_eager(), replay:
                 result, _ = run_to_completion(runnable.call())
-            found = list(tensor_paths("output", result))
-            results = tuple(tensor for _, tensor in found)
-            returned = [(path, tensor.detach().clone()) for path, tensor in found]
+            results = list(tensor_paths("output", result))
+            returned = [(path, tensor.detach().clone()) for path, tensor in results]
         except BaseException as raised:
             reraise_interruption(raised)
             failure = raised
             if isinstance(raised, TooLong):
                 raise
-        after = {name: tensor.detach().clone() for name, tensor in inputs}
-        state_after = {name: tensor.detach().clone() for name, tensor in parameters}
-        return ReplayRun(replay.events, returned, before, after, state, state_after, failure, results)
+        after, state_after = _copies(inputs), _copies(parameters)
+        tensors = tuple(tensor for _, tensor in results)
+        return ReplayRun(replay.events, returned, before, after, state, state_after, failure, tensors)
 
 
 def _named(runnable: Runnable) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
@@ -293,11 +276,11 @@ def _named(runnable: Runnable) -> tuple[list[tuple[str, Tensor]], list[tuple[str
     bound = runnable.bound()
     inputs = [item for name, value in bound.items() for item in tensor_paths(name, value)]
     taken = {name for name, _ in inputs}
-    found = parameters_within(runnable.function, bound)
-    return _once(inputs), _once([(f"self.{name}" if name in taken else name, t) for name, t in found])
+    parameters = parameters_within(runnable.function, bound)
+    return _once(inputs), _once([(f"self.{name}" if name in taken else name, t) for name, t in parameters])
 
 
 def _once(named: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     """Return each tensor once, under its first name."""
-    seen: set[int] = set()
-    return [(name, t) for name, t in named if id(t) not in seen and not seen.add(id(t))]  # type: ignore[func-returns-value]
+    first = {id(tensor): name for name, tensor in reversed(named)}
+    return [(name, tensor) for name, tensor in named if first.pop(id(tensor), None) == name]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from attnshape.inference.dataflow import OutputRef as OutputRef
 from attnshape.inference.dataflow import Producer as Producer
@@ -56,6 +57,11 @@ class ReplayedCall:
         return short_name(self.operation)
 
     @property
+    def producers(self) -> set[Producer]:
+        """The producers of all operands."""
+        return {producer for sources in self.sources for producer in sources}
+
+    @property
     def numel(self) -> int:
         """How many elements its first result has."""
         return self.values[0].numel()
@@ -84,9 +90,9 @@ class Replay(CallMode):
         self._made: dict[int, Producer] = {}
         """The producer of each tensor, by the tensor's id."""
         self._named = [tensor for _, tensor in named]  # held, so that their ids stay their own
-        self._owners: dict[int, Producer] = {}
+        self._owners: dict[int | None, Producer] = {}
         """What allocated each storage."""
-        self._writes: dict[int, list[OutputRef]] = {}
+        self._writes: dict[int | None, list[OutputRef]] = {}
         """Which calls wrote to each storage in place."""
         for name, tensor in named:
             self._made.setdefault(id(tensor), name)
@@ -108,24 +114,20 @@ class Replay(CallMode):
     ) -> Any:
         """Keep the call, and return its result or what replaces it."""
         sources = [self._sources(operand) for operand in call.operands]
-        references = [OutputRef(self.count, place) for place in range(len(outputs))]
         for place, output in enumerate(outputs):
-            replace = self._patches.get(references[place])
-            if replace is None:
-                continue
-            new = replace(output.detach().clone())
-            if output is written:
-                output.copy_(new)
-            else:
-                result = _with(result, output, new)
-                outputs[place] = new
-        for reference, output in zip(references, outputs, strict=True):
-            self._made[id(output)] = reference
-            memory = memory_of(output)
-            if memory is not None:
-                self._owners.setdefault(memory, reference)
+            ref = OutputRef(self.count, place)
+            if (replace := self._patches.get(ref)) is not None:
+                new = replace(output.detach().clone())
                 if output is written:
-                    self._writes.setdefault(memory, []).append(reference)
+                    output.copy_(new)
+                else:
+                    result = _with(result, output, new)
+                    output = outputs[place] = new
+            self._made[id(output)] = ref
+            if (memory := memory_of(output)) is not None:
+                self._owners.setdefault(memory, ref)
+                if output is written:
+                    self._writes.setdefault(memory, []).append(ref)
         event = ReplayedCall(
             order=self.count,
             operation=call.name,
@@ -138,30 +140,27 @@ class Replay(CallMode):
             outputs=outputs,
             values=[_copy(output) for output in outputs],
             in_place=written is not None,
-            calls=self._own_frames(frame) if self._frames is not None else (),
+            calls=self._own_frames(frame),
         )
         self.events.append(event)
         return result
 
     def _own_frames(self, start: FrameType) -> tuple[FramePosition, ...]:
         """Return where the traced code's own frames are now, the innermost first."""
-        found = []
+        frames: list[FramePosition] = []
         frame: FrameType | None = start
-        while frame is not None and frame is not self._stop:
-            if self._frames is not None and self._frames.kind(frame.f_code) == "own":
-                found.append(FramePosition.of(frame))
+        while self._frames is not None and frame is not None and frame is not self._stop:
+            if self._frames.kind(frame.f_code) == "own":
+                frames.append(FramePosition.of(frame))
             frame = frame.f_back
-        return tuple(found)
+        return tuple(frames)
 
     def _sources(self, operand: Tensor) -> tuple[Producer, ...]:
         """Return an operand's producer, and the calls that have written to its memory since."""
         memory = memory_of(operand)
-        held = self._made.get(id(operand))
-        if held is None:
-            held = self._owners.get(memory, "constant") if memory is not None else "constant"
-        since = held.order if isinstance(held, OutputRef) else 0
-        writes = self._writes.get(memory, []) if memory is not None else []
-        return (held, *(write for write in writes if write.order > since))
+        producer = self._made.get(id(operand)) or self._owners.get(memory, "constant")
+        since = producer.order if isinstance(producer, OutputRef) else 0
+        return (producer, *(write for write in self._writes.get(memory, []) if write.order > since))
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -171,12 +170,4 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _with(result: Any, old: Tensor, new: Tensor) -> Any:
     """Return a call's result with one tensor replaced."""
-    if result is old:
-        return new
-    if isinstance(result, (tuple, list)):
-        items = [_with(item, old, new) for item in result]
-        # torch's named results take one sequence, Python's named tuples their items one by one
-        return type(result)(*items) if hasattr(result, "_make") else type(result)(items)
-    if isinstance(result, dict):
-        return {key: _with(item, old, new) for key, item in result.items()}
-    return result
+    return tree_map(lambda item: new if item is old else item, result)

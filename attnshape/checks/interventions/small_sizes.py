@@ -62,8 +62,7 @@ def other_lengths(plan: Plan, numbers: Mapping[str, int]) -> dict[str, int] | No
     lengths = [name for name in plan.unknowns if name in LENGTHS]
     if not lengths or any(name not in numbers for name in plan.unknowns):
         return None
-    chosen = {name: numbers[name] + 2 * (name in lengths) for name in plan.unknowns}
-    return plan.at(chosen)
+    return plan.at({name: numbers[name] + 2 * (name in lengths) for name in plan.unknowns})
 
 
 def _cheapest(plan: Plan, primes: Sequence[int], group: int, unlike: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -85,26 +84,24 @@ def _cheapest(plan: Plan, primes: Sequence[int], group: int, unlike: Mapping[str
         chosen = dict(zip(unknowns, order, strict=True)) | groups
         in_order = all(chosen[a] < chosen[b] for a, b in itertools.pairwise(lengths))
         kept = unlike is not None and any(unlike[name] == chosen[name] for name in unknowns)
-        if not in_order or kept or taken & set(order):
-            continue
-        cost = _cost(plan, chosen)
-        if cost < least and not _coincide(plan.at(chosen)):
-            best, least = chosen, cost
+        if in_order and not kept and taken.isdisjoint(order):
+            cost = _cost(plan, chosen)
+            if cost < least and not _coincide(plan.at(chosen)):
+                best, least = chosen, cost
     return best or turned
 
 
 def _coincide(numbers: Mapping[str, int]) -> bool:
     """Return whether a size is also a number that code derives from lengths, such as `2 * L - 1` or `L + 1`."""
     lengths = [numbers[name] for name in numbers if name in LENGTHS]
-    made = {made for n in lengths for made in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
-    made |= {a + b for a, b in itertools.combinations(lengths, 2)}
-    return any(number in made for number in numbers.values())
+    derived = {number for n in lengths for number in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
+    derived |= {a + b for a, b in itertools.combinations(lengths, 2)}
+    return not derived.isdisjoint(numbers.values())
 
 
 def _cost(plan: Plan, chosen: Mapping[str, int]) -> float:
     """Estimate the cost of a run: its largest tensor, and the weights, which are widths squared."""
-    known = [name for name in chosen if _symbol_in(name) in SYMBOLS_BY_NAME]
-    width = math.prod(chosen[name] for name in known if _symbol_in(name) in _WIDTHS)
+    width = math.prod(number for name, number in chosen.items() if _symbol_in(name) in _WIDTHS)
     tensor = math.prod(number ** plan.power(name) for name, number in chosen.items())
     return float(tensor + width**2)
 

@@ -53,10 +53,10 @@ def page(code: str) -> Page:
     >>> page("as201").title
     "scores are scaled by the model's width"
     """
-    found = code.strip().upper()
-    if found not in codes():
-        raise AttnshapeError(f"there is no rule {code[:40]!r}", suggest_code(found))
-    return _read(found)
+    wanted = code.strip().upper()
+    if wanted not in codes():
+        raise AttnshapeError(f"there is no rule {code[:40]!r}", suggest_code(wanted))
+    return _read(wanted)
 
 
 def suggest_code(word: str) -> str:

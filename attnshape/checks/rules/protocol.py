@@ -12,7 +12,7 @@ from attnshape.model.report import Shown
 from attnshape.tracing.raw import SourceLocation
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Violation:
     """A mistake, at the call that makes it. It becomes a finding if a second set of sizes confirms it."""
 
@@ -20,12 +20,12 @@ class Violation:
     message: str
     at: OutputRef | None
     """The call whose line the finding names; None if the target as a whole is at fault."""
-    place: SourceLocation | None = None
-    """The place to name instead of the line of that call."""
     hint: str
     evidence: str
     """What was changed, or which numbers were reproduced."""
     shown: Shown = "intervention"
+    place: SourceLocation | None = None
+    """The place to name instead of the line of that call."""
 
 
 @dataclass(frozen=True)

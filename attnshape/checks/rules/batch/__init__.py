@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from itertools import pairwise
 
 from attnshape.checks.attention.cores import product, reaches_by_data_movement
-from attnshape.checks.attention.divergences import splits_fused_projection
 from attnshape.checks.attention.perturbation import (
     Divergence,
     PerturbationDiff,
@@ -19,7 +18,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
-from attnshape.checks.rules.tokens import wrong_cut
+from attnshape.checks.rules.tokens import splits_fused_projection, where, wrong_cut
 from attnshape.tracing.operations import DATA_MOVEMENT
 
 CODES: tuple[str, ...] = ("AS101", "AS102", "AS105", "AS113", "AS114", "AS116")
@@ -45,12 +44,11 @@ def check(subject: Subject) -> Iterator[Outcome]:
         return
     alone = _changes_alone(subject, diff, symbol, index)
     if False not in alone:
-        other = _reaching(subject, symbol, index)
-        if other is None:
-            holds = True in alone
-            yield Verification(INDEPENDENT) if holds else Undecided(TOPIC, f"no result has an axis {symbol}")
+        affecting = _affecting(subject, symbol, index)
+        if affecting is None:
+            yield Verification(INDEPENDENT) if True in alone else Undecided(TOPIC, f"no result has an axis {symbol}")
             return
-        index, change, diff = other
+        index, change, diff = affecting
     first = next(divergences(diff, symbol, index, subject.numbers, change), None)
     if first is None:
         yield Undecided(TOPIC, "batch elements affect each other, but the call that mixes them was not identified")
@@ -60,24 +58,23 @@ def check(subject: Subject) -> Iterator[Outcome]:
     yield _violation(subject, diff, first, symbol, index, next(iter(change)))
 
 
-def _reaching(subject: Subject, symbol: str, index: int) -> tuple[int, dict[str, Replace], PerturbationDiff] | None:
+def _affecting(subject: Subject, symbol: str, index: int) -> tuple[int, dict[str, Replace], PerturbationDiff] | None:
     """Return an element that affects others, with its change and the effect, if changing all others changes one.
 
     A maximum over the batch, for example, changes with an element only if that one holds the maximum.
     """
-    every = subject.perturb(Intervention(inputs=subject.except_index(symbol, index)))
+    others = subject.perturb(Intervention(inputs=subject.at_index(symbol, index, outside=True)))
     number = subject.numbers[symbol]
-    reached = every.comparable and any(
-        index in changed_indices(mask, axis)
-        for _, mask in every.returned()
-        for axis, size in enumerate(mask.shape)
-        if size == number and mask.shape.count(size) == 1 and mask.any()
+    reached = others.comparable and any(
+        index in changed_indices(mask, list(mask.shape).index(number))
+        for _, mask in others.returned()
+        if mask.shape.count(number) == 1 and mask.any()
     )
-    for one in range(number) if reached else ():
-        change = subject.at_index(symbol, one)
+    for element in range(number) if reached else ():
+        change = subject.at_index(symbol, element)
         diff = subject.perturb(Intervention(inputs=change))
-        if diff.comparable and False in _changes_alone(subject, diff, symbol, one):
-            return one, change, diff
+        if diff.comparable and False in _changes_alone(subject, diff, symbol, element):
+            return element, change, diff
     return None
 
 
@@ -89,98 +86,62 @@ def _changes_alone(subject: Subject, diff: PerturbationDiff, symbol: str, index:
 def _violation(
     subject: Subject, diff: PerturbationDiff, first: Divergence, symbol: str, index: int, name: str
 ) -> Violation:
-    reached = ", ".join(str(one) for one in first.indices if one != index) or "others"
+    reached = ", ".join(str(element) for element in first.indices if element != index) or "others"
     evidence = f"changed batch element {index} of {name}"
     folded = _folded_otherwise(subject, diff, first, symbol)
     if folded is not None:
-        return Violation(
-            code="AS116",
-            message=f"batch and heads are folded in a different order here than in the product's other operand: batch "
-            f"element {index} meets {reached}",
-            at=folded,
-            hint=_ONE_ORDER,
-            evidence=evidence,
-        )
+        order = "batch and heads are folded in a different order here than in the product's other operand"
+        return Violation("AS116", f"{order}: batch element {index} meets {reached}", folded, _ONE_ORDER, evidence)
     flat = _flattened(subject, first, symbol)
+    affects = f"batch element {index} affects {reached}"
     if flat is not None:
-        return Violation(
-            code="AS101",
-            message=f"batch and tokens are merged into one axis, and attention runs over it: batch element {index} "
-            f"affects {reached}",
-            at=flat,
-            hint="keep a separate batch axis: (B, L, D)",
-            evidence=evidence,
-        )
+        message = f"batch and tokens are merged into one axis, and attention runs over it: {affects}"
+        return Violation("AS101", message, flat, "keep a separate batch axis: (B, L, D)", evidence)
     products = {order for core in subject.cores for order in (core.scores.first.order, core.scores.last.order)}
     if first.event.order in products | {core.event.order for core in subject.fused}:
-        return Violation(
-            code="AS102",
-            message=f"attention runs over the batch: it treats {symbol} as the sequence, so batch element {index} "
-            f"affects {reached}",
-            at=first.ref,
-            hint="pass batch_first=True, or transpose the first two axes before and after",
-            evidence=evidence,
-        )
+        message = f"attention runs over the batch: it treats {symbol} as the sequence, so {affects}"
+        hint = "pass batch_first=True, or transpose the first two axes before and after"
+        return Violation("AS102", message, first.ref, hint, evidence)
     if first.event.name in DATA_MOVEMENT:
         return _misplaced(subject, first, symbol, index, evidence)
     summary = first.summary or first.event
-    return Violation(
-        code="AS101",
-        message=f"batch element {index} affects {reached}: {summary.short_name} runs over the batch",
-        at=summary.refs[0],
-        hint=f"let {summary.short_name} run over the last axis instead of {symbol}",
-        evidence=evidence,
-    )
+    hint = f"let {summary.short_name} run over the last axis instead of {symbol}"
+    return Violation("AS101", f"{affects}: {summary.short_name} runs over the batch", summary.refs[0], hint, evidence)
 
 
 def _misplaced(subject: Subject, first: Divergence, symbol: str, index: int, evidence: str) -> Violation:
     """Return the violation for a layout operation that puts a batch element at the indices of others."""
-    where = f"axis {first.axis} has the size of {symbol}, but batch element {index} ends up at"
     if _merges(subject, first.event):
-        return Violation(
-            code="AS114",
-            message=f"heads are merged without transposing back: {where} {first.indices_text}",
-            at=first.ref,
-            hint="transpose the axes back before the view, in the order in which they were folded",
-            evidence=evidence,
-        )
-    if not _has_heads(subject, first.event):
-        return Violation(
-            code="AS105",
-            message=f"tokens and batch are scrambled: {where} {first.indices_text}",
-            at=first.ref,
-            hint="transpose the first two axes; a view doesn't swap them",
-            evidence=evidence,
-        )
-    if splits_fused_projection(subject, first):
+        code, what = "AS114", "heads are merged without transposing back"
+        hint = "transpose the axes back before the view, in the order in which they were folded"
+    elif not _has_heads(subject, first.event):
+        code, what = "AS105", "tokens and batch are scrambled"
+        hint = "transpose the first two axes; a view doesn't swap them"
+    elif splits_fused_projection(subject, first):
         return wrong_cut(first.ref, symbol, first, f"batch element {index}", evidence)
-    return Violation(
-        code="AS116",
-        message=f"batch and heads are unfolded in a different order than folded: {where} {first.indices_text}",
-        at=first.ref,
-        hint=_ONE_ORDER,
-        evidence=evidence,
-    )
+    else:
+        code, what, hint = "AS116", "batch and heads are unfolded in a different order than folded", _ONE_ORDER
+    message = f"{what}: {where(first, symbol, f'batch element {index}')}"
+    return Violation(code, message, first.ref, hint, evidence)
 
 
 def _merges(subject: Subject, event: ReplayedCall) -> bool:
     """Return whether a call only rearranges contexts, and leaves no axis of heads."""
     contexts = [core.context for core in subject.attentions]
-    return not subject.head_sizes & set(event.values[0].shape) and reaches_by_data_movement(
-        subject.graph, contexts, event
-    )
+    has_heads = bool(subject.head_sizes & set(event.values[0].shape))
+    return not has_heads and reaches_by_data_movement(subject.graph, contexts, event)
 
 
 def _has_heads(subject: Subject, event: ReplayedCall) -> bool:
     """Return whether heads are an axis of an operand or result, alone or folded with the batch."""
-    shapes = [*(tuple(one.shape) for one in event.given), *(tuple(one.shape) for one in event.values)]
-    given = event.given[0].shape[-1] if event.given and event.given[0].ndim else 0
-    return any(subject.head_sizes & set(shape) for shape in shapes) or given % 3 == 0
+    sizes = {size for value in (*event.given, *event.values) for size in value.shape}
+    last = event.given[0].shape[-1] if event.given and event.given[0].ndim else 0
+    return bool(subject.head_sizes & sizes) or last % 3 == 0
 
 
 def _flattened(subject: Subject, first: Divergence, symbol: str) -> OutputRef | None:
     """Return the call that merges the batch and the tokens into one axis, if attention runs over that axis."""
-    sizes = {subject.numbers[symbol] * subject.numbers[one] for one in subject.lengths}
+    sizes = {subject.numbers[symbol] * subject.numbers[length] for length in subject.lengths}
     for core in subject.cores:
         size = core.weights.shape[core.key_axes[0]] if core.key_axes else 0
         if first.event.order == core.scores.first.order and size in sizes:
@@ -193,27 +154,23 @@ def _flattened(subject: Subject, first: Divergence, symbol: str) -> OutputRef | 
 
 def _folded_otherwise(subject: Subject, diff: PerturbationDiff, first: Divergence, symbol: str) -> OutputRef | None:
     """Return where one operand of a product was folded with the heads first, and the other with the batch first."""
-    made = product(first.event, subject.graph)
+    matmul = product(first.event, subject.graph)
     number = subject.numbers[symbol]
-    if made is None:
+    if matmul is None:
         return None
-    for place in (made.left, made.right):
-        shape, other = made.given(place).shape, made.given(made.other(place)).shape
+    for place in matmul.places:
+        shape, other = matmul.given(place).shape, matmul.given(matmul.other(place)).shape
         axis = next((a for a, size in enumerate(shape) if size > number and size % number == 0 and size in other), None)
-        if axis is None or not made.axes[place][axis] & made.shared:
+        if axis is None or not matmul.axes[place][axis] & matmul.shared:
             continue
-        after = diff.changed.events[made.first.order - 1].given[place]
-        found = sorted(changed_indices(differs(made.given(place), after, 1e-9), axis))
-        if len(found) == shape[axis] // number and all(b - a == number for a, b in pairwise(found)):
-            return _fold_of(subject, made.sources(place), shape[axis])
+        after = diff.changed.events[matmul.first.order - 1].given[place]
+        changed = sorted(changed_indices(differs(matmul.given(place), after, 1e-9), axis))
+        if len(changed) == shape[axis] // number and all(b - a == number for a, b in itertools.pairwise(changed)):
+            return _fold_of(subject, matmul.sources(place), shape[axis])
     return None
 
 
 def _fold_of(subject: Subject, sources: tuple[Producer, ...], size: int) -> OutputRef | None:
     """Return the call that folded an axis of this size."""
-    found = None
-    for event in subject.graph.upstream(sources):
-        if size not in event.values[0].shape:
-            break
-        found = event.refs[0]
-    return found
+    has_axis = itertools.takewhile(lambda event: size in event.values[0].shape, subject.graph.upstream(sources))
+    return next((event.refs[0] for event in reversed(list(has_axis))), None)

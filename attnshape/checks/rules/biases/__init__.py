@@ -6,15 +6,16 @@ key j.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import Explanation, MaskLayout, explain_visibility
-from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.attention.visibility import MaskLayout, VisibleKeys, explain_visibility, swap_queries_and_keys
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 
 CODES: tuple[str, ...] = ("AS706", "AS707")
@@ -30,76 +31,68 @@ def check(subject: Subject) -> Iterator[Outcome]:
     explained, unseen = explain_visibility(subject)
     for why in unseen:
         yield Undecided(TOPIC, why)
-    for one in explained:
-        lines = MaskLines(subject, one.visible.core)
+    for explanation in explained:
+        lines = MaskLines(subject, explanation.visible.core)
         for name in names:
-            yield _bias(subject, one, lines, name)
+            yield _bias(subject, explanation.visible, lines, name)
         if claims.alibi:
-            yield _alibi(one, lines)
+            yield _alibi(explanation.visible, lines)
 
 
-def _bias(subject: Subject, one: Explanation, lines: MaskLines, name: str) -> Outcome:
+def _bias(subject: Subject, visible: VisibleKeys, lines: MaskLines, name: str) -> Outcome:
     if name not in subject.base.inputs:
         return Undecided(TOPIC, f"{name} is claimed, but there is no such input")
     bias = subject.base.inputs[name].double()
-    batch, heads, queries, keys = one.visible.added.shape
-    layout = MaskLayout(batch, heads, queries, keys)
-    seen = one.visible.keys
-    right = layout.lay_out(bias, layout.roles(tuple(bias.shape)))
+    layout = MaskLayout(*visible.added.shape)
+    roles = layout.roles(tuple(bias.shape))
+    right = layout.lay_out(bias, roles)
     if right is None and subject.claims.arguments[name] == "relative-bias":
-        return _table(layout, one, lines, name, bias)
-    if right is None:
+        return _table(visible, lines, name, bias)
+    if roles is None or right is None:
         return Undecided(TOPIC, f"the shape of {name} doesn't determine the meaning of its axes")
-    if _same(one.visible.added, right, seen):
+    if _is_added(visible, right):
         return Verification(f"{name} is added along the right axes")
-    roles = layout.roles(tuple(bias.shape)) or []
-    swap = {"q": "k", "k": "q"}
-    swapped = layout.lay_out(bias, [swap.get(role, role) for role in roles])
-    if swapped is not None and _same(one.visible.added, swapped, seen):
+    swapped = layout.lay_out(bias, swap_queries_and_keys(roles))
+    if swapped is not None and _is_added(visible, swapped):
         if "q" in roles:
             message = f"{name} is transposed: its query axis is aligned with the keys"
-            return _violation(
-                "AS706", message, lines.transposed(name), "remove the transpose: queries come before keys"
-            )
+            hint = "remove the transpose: queries come before keys"
+            return _violation("AS706", message, lines.transposed(name), hint)
         message = f"{name} is aligned with the query axis, expected the key axis"
         return _violation("AS707", message, lines.laid_out(name), "put the key axis last: bias[:, None, None, :]")
-    for outside in (True, False):
-        if _same(one.visible.added, layout.misordered(right, outside), seen) or _same(
-            one.visible.added, layout.heads_misordered(right, outside), seen
-        ):
+    for batch_outside, of_heads in itertools.product((True, False), repeat=2):
+        if _is_added(visible, layout.misordered(right, batch_outside, of_heads)):
             message = f"{name} is repeated in a different order than batch and heads are folded in"
             hint = "use repeat(B, 1, 1) for an axis (B H): bias[head] belongs to row batch*H + head"
             return _violation("AS707", message, lines.repeated(name), hint)
     return Undecided(TOPIC, f"what is added to the scores doesn't match {name} along any axis")
 
 
-def _table(layout: MaskLayout, one: Explanation, lines: MaskLines, name: str, table: Tensor) -> Outcome:
+def _table(visible: VisibleKeys, lines: MaskLines, name: str, table: Tensor) -> Outcome:
     """Check a table of relative biases, with an entry for each distance from 1 - Lk to Lq - 1."""
-    _, heads, queries, keys = one.visible.added.shape
+    _, heads, queries, keys = visible.added.shape
     length = queries + keys - 1
-    axis = next((a for a, size in enumerate(table.shape) if size == length), None)
+    axis = next((axis for axis, size in enumerate(table.shape) if size == length), None)
     if axis is None or table.ndim > 2:
         return Undecided(TOPIC, f"the shape of {name} doesn't determine the meaning of its axes")
     rows = table.movedim(axis, -1).reshape(-1, length)
     if rows.shape[0] not in (1, heads):
         return Undecided(TOPIC, f"{name} has neither one row nor one for each head")
     i, j = torch.arange(queries)[:, None], torch.arange(keys)[None, :]
-    for forwards in (True, False):
-        distance = (i - j + keys - 1) if forwards else (j - i + queries - 1)
-        if _same(one.visible.added, rows[:, distance][None], one.visible.keys):
-            if forwards:
-                return Observation(f"{name} is indexed by the query position minus the key position")
-            text = f"{name} is indexed by the key position minus the query position"
-            return Observation(text, lines.first_difference(name))
+    if _is_added(visible, rows[:, i - j + keys - 1][None]):
+        return Observation(f"{name} is indexed by the query position minus the key position")
+    if _is_added(visible, rows[:, j - i + queries - 1][None]):
+        text = f"{name} is indexed by the key position minus the query position"
+        return Observation(text, lines.first_difference(name))
     return Undecided(TOPIC, f"what is added to the scores doesn't match {name} indexed by distance")
 
 
-def _alibi(one: Explanation, lines: MaskLines) -> Outcome:
+def _alibi(visible: VisibleKeys, lines: MaskLines) -> Outcome:
     """Look at how the bias changes from one key to the next, up to the query."""
-    added, seen = one.visible.added, one.visible.keys
+    added, keep = visible.added, visible.keys
     queries, keys = added.shape[-2:]
     past = torch.arange(keys)[None, 1:] <= torch.arange(queries)[:, None] + keys - queries
-    both = seen[..., 1:] & seen[..., :-1] & past
+    both = keep[..., 1:] & keep[..., :-1] & past
     steps = (added[..., 1:] - added[..., :-1])[both]
     if not steps.numel():
         return Undecided(TOPIC, "no query attends to two keys")
@@ -108,25 +101,18 @@ def _alibi(one: Explanation, lines: MaskLines) -> Outcome:
     if bool((steps < 0).all()):
         message = "the bias rises with distance: it favours far keys over near ones"
         return _violation("AS706", message, lines.constant(), "subtract slope * (i - j)")
-    if bool((steps == 0).all()) and bool((added[seen] != 0).any()):
-        message = (
-            "the bias is aligned with the query axis: it is equal for all keys of a query, so the softmax cancels it"
-        )
+    if bool((steps == 0).all()) and bool((added[keep] != 0).any()):
+        equal = "it is equal for all keys of a query, so the softmax cancels it"
+        message = f"the bias is aligned with the query axis: {equal}"
         hint = "put the positions along the keys: slopes[:, None, None] * positions[None, None, :]"
         return _violation("AS707", message, lines.constant(), hint)
     return Undecided(TOPIC, "the bias neither falls nor rises with distance")
 
 
-def _same(added: Tensor, expected: Tensor, seen: Tensor) -> bool:
-    return bool(torch.isclose(added, expected.expand_as(added), rtol=1e-5, atol=1e-7)[seen].all())
+def _is_added(visible: VisibleKeys, bias: Tensor) -> bool:
+    """Return whether a bias is what is added to the scores of the visible keys."""
+    added = visible.added
+    return bool(torch.isclose(added, bias.expand_as(added), rtol=1e-5, atol=1e-7)[visible.keys].all())
 
 
-def _violation(code: str, message: str, at: OutputRef, hint: str) -> Violation:
-    return Violation(
-        code=code,
-        message=message,
-        at=at,
-        hint=hint,
-        shown="reproduced",
-        evidence="set the scores to 0, and read the bias at the softmax",
-    )
+_violation = partial(Violation, evidence="set the scores to 0, and read the bias at the softmax", shown="reproduced")

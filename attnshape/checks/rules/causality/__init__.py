@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -12,9 +13,8 @@ from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.operands import operands
 from attnshape.checks.attention.perturbation import changed_indices, divergences
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import Explanation, explain_visibility
+from attnshape.checks.attention.visibility import EVIDENCE, Explanation, Hypothesis, explain_visibility
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Observation, Outcome, Verification, Violation
 from attnshape.tracing.operations import JOINS
 
@@ -25,24 +25,22 @@ TOPIC = "causality"
 def check(subject: Subject) -> Iterator[Outcome]:
     """Compare the keys that queries attend to with causal masks of every offset and windows of every width."""
     outcomes = list(_outcomes(subject))
-    wrong = any(isinstance(one, Violation) for one in outcomes)
-    yield from (one for one in outcomes if not (wrong and isinstance(one, Verification)))
+    wrong = any(isinstance(outcome, Violation) for outcome in outcomes)
+    yield from (outcome for outcome in outcomes if not (wrong and isinstance(outcome, Verification)))
 
 
 def _outcomes(subject: Subject) -> Iterator[Outcome]:
     explained, _ = explain_visibility(subject)
     yield from _past_attention(subject, explained)
-    for one in explained:
-        claims = subject.claims
-        if one.visible.is_weak:
+    for explanation in explained:
+        if explanation.visible.is_weak:
             continue
-        if one.hypothesis is None:
-            yield from _unexplained(subject, one)
-            continue
-        if not claims.causal and claims.window is None:
-            yield from _facts(subject, one)
-            continue
-        yield from _judged(subject, one)
+        if explanation.hypothesis is None:
+            yield from _unexplained(subject, explanation)
+        elif subject.claims.causal or subject.claims.window is not None:
+            yield from _judged(subject, explanation, explanation.hypothesis)
+        else:
+            yield from _facts(subject, explanation, explanation.hypothesis)
 
 
 def _past_attention(subject: Subject, explained: list[Explanation]) -> Iterator[Outcome]:
@@ -64,96 +62,79 @@ def _past_attention(subject: Subject, explained: list[Explanation]) -> Iterator[
             ]
             if not earlier or min(earlier) >= index:
                 continue
-            if any(one.hypothesis != one.right for one in explained):
+            if any(explanation.hypothesis != explanation.right for explanation in explained):
                 return  # attention itself leaks it, which has findings of its own
             parted = divergences(moved, symbol, index, subject.numbers, change)
             at = next((one.ref for one in parted if one.indices and one.indices[0] < index), None)
-            yield _violation(
-                "AS501",
-                f"the future leaks past attention: token {index} affects position {min(earlier)}",
-                at,
-                "let every position depend only on itself and earlier positions",
-                f"changed token {index} of {next(iter(change))}",
-            )
+            message = f"the future leaks past attention: token {index} affects position {min(earlier)}"
+            hint = "let every position depend only on itself and earlier positions"
+            yield Violation("AS501", message, at, hint, f"changed token {index} of {next(iter(change))}")
             return
 
 
-def _unexplained(subject: Subject, one: Explanation) -> Iterator[Violation]:
+def _unexplained(subject: Subject, explanation: Explanation) -> Iterator[Violation]:
     """Look for keys later than their query in a pattern that no causal mask or window explains."""
-    queries, keys = one.visible.keys.shape[-2:]
+    visible = explanation.visible
+    queries, keys = visible.keys.shape[-2:]
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}
     known = lengths | {subject.numbers.get("Lp", 0) + length for length in lengths}
     if not subject.claims.causal or queries not in lengths or keys not in known:
         return  # these are blocks of queries and keys
     later = torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
-    leaks = one.visible.keys & later & ~one.visible.empty.unsqueeze(-1)
+    leaks = visible.keys & later & ~visible.empty.unsqueeze(-1)
     if bool(leaks.any()):
-        yield _violation(
-            "AS501",
-            f"the future leaks: {int(leaks.any(0).any(0).sum())} pairs of a query and a later key get weight",
-            MaskLines(subject, one.visible.core).triangle(),
-            "keep keys with j <= i",
-        )
+        pairs = int(leaks.any(0).any(0).sum())
+        message = f"the future leaks: {pairs} pairs of a query and a later key get weight"
+        yield _violation("AS501", message, MaskLines(subject, visible.core).triangle(), "keep keys with j <= i")
 
 
-def _are_whole(subject: Subject, one: Explanation) -> bool:
-    """Return whether the queries and keys of a core are those of a whole sequence or image, not of a block."""
+def _are_whole(subject: Subject, queries: int, keys: int) -> bool:
+    """Return whether queries and keys are those of a whole sequence or image, not of a block."""
     lengths = [subject.numbers[symbol] for symbol in subject.lengths]
     past = subject.numbers.get("Lp", 0)
     known = {math.prod(some) for count in (1, 2) for some in itertools.combinations(lengths, count)}
     known |= {past + length for length in lengths}
-    return set(one.visible.keys.shape[-2:]) <= known
+    return {queries, keys} <= known
 
 
-def _facts(subject: Subject, one: Explanation) -> Iterator[Outcome]:
+def _facts(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) -> Iterator[Outcome]:
     """Yield which keys the queries attend to, if nothing is claimed about it."""
-    found = one.hypothesis
-    queries, keys = one.visible.keys.shape[-2:]
-    if found is None or found.backwards:
+    queries, keys = explanation.visible.keys.shape[-2:]
+    if hypothesis.backwards:
         return
-    if found.window is not None:
-        side = "causal window" if found.offset is not None else "two-sided window"
-        yield Observation(f"attends to a {side} of {found.window} keys")
-    elif found.offset == keys - queries:
+    if hypothesis.window is not None:
+        side = "causal window" if hypothesis.offset is not None else "two-sided window"
+        yield Observation(f"attends to a {side} of {hypothesis.window} keys")
+    elif hypothesis.offset == keys - queries:
         yield Observation("attends causally")
-    elif found.offset is None and not found.masks and _are_whole(subject, one):
+    elif hypothesis.offset is None and not hypothesis.masks and _are_whole(subject, queries, keys):
         yield Observation("every query attends to every key")
-    elif found.offset is not None:
-        yield Observation(f"query i attends to the keys up to i{found.offset:+d}")
+    elif hypothesis.offset is not None:
+        yield Observation(f"query i attends to the keys up to i{hypothesis.offset:+d}")
 
 
-def _judged(subject: Subject, one: Explanation) -> Iterator[Outcome]:
-    found, right = one.hypothesis, one.right
-    queries, keys = one.visible.keys.shape[-2:]
-    lines = MaskLines(subject, one.visible.core)
-    assert found is not None
-    if right.offset is not None and (found.offset != right.offset or found.backwards):
-        code, message, hint = _explain_offset(subject, found.offset, found.backwards, keys - queries, keys)
+def _judged(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) -> Iterator[Outcome]:
+    right, window = explanation.right, subject.claims.window
+    queries, keys = explanation.visible.keys.shape[-2:]
+    lines = MaskLines(subject, explanation.visible.core)
+    if right.offset is not None and (hypothesis.offset != right.offset or hypothesis.backwards):
+        code, message, hint = _explain_offset(subject, hypothesis, keys - queries, keys)
         yield _violation(code, message, lines.triangle(), hint)
     elif right.offset is not None:
         yield Verification("attends causally")
-    if right.window is not None and found.window != right.window:
-        width = "all keys" if found.window is None else f"{found.window} keys"
-        yield _violation(
-            "AS505",
-            f"a query attends to a window of {width}, expected {_window(subject, right.window)}",
-            lines.triangle(),
-            "keep keys with 0 <= i - j < W",
-        )
-    elif right.window is not None:
-        yield Verification(f"attends to a window of {subject.claims.window.text if subject.claims.window else ''} keys")
+    if window is not None and hypothesis.window != right.window:
+        width = "all keys" if hypothesis.window is None else f"{hypothesis.window} keys"
+        expected = window.text if window.text == str(right.window) else f"{window.text} = {right.window}"
+        message = f"a query attends to a window of {width}, expected {expected}"
+        yield _violation("AS505", message, lines.triangle(), "keep keys with 0 <= i - j < W")
+    elif window is not None:
+        yield Verification(f"attends to a window of {window.text} keys")
 
 
-def _window(subject: Subject, number: int) -> str:
-    text = subject.claims.window.text if subject.claims.window is not None else ""
-    return str(number) if text == str(number) else f"{text} = {number}"
-
-
-def _explain_offset(
-    subject: Subject, offset: int | None, backwards: bool, aligned: int, keys: int
-) -> tuple[str, str, str]:
-    """Return the code, message and hint for a causal mask on the diagonal `offset` instead of `aligned`."""
-    if backwards:
+def _explain_offset(subject: Subject, hypothesis: Hypothesis, aligned: int, keys: int) -> tuple[str, str, str]:
+    """Return the code, message and hint for a causal mask on another diagonal than `aligned`."""
+    offset = hypothesis.offset
+    if hypothesis.backwards:
         message = "the causal mask is inverted: queries attend to the future, and not to the past"
         return "AS501", message, "keep the lower triangle: torch.ones(L, L).tril()"
     if offset is None or offset >= keys - 1:
@@ -175,16 +156,8 @@ def _explain_offset(
 
 def _joins_keys(subject: Subject) -> bool:
     """Return whether keys are concatenated, as cached and new ones are."""
-    keys = [one for one in operands(subject) if one.role == "key"]
-    return any(event.name in JOINS for one in keys for event in subject.graph.upstream(one.sources))
+    keys = [operand for operand in operands(subject) if operand.role == "key"]
+    return any(event.name in JOINS for key in keys for event in subject.graph.upstream(key.sources))
 
 
-def _violation(code: str, message: str, at: OutputRef | None, hint: str, changed: str = "") -> Violation:
-    return Violation(
-        code=code,
-        message=message,
-        at=at,
-        hint=hint,
-        shown="intervention" if changed else "reproduced",
-        evidence=changed or "set the scores to 0, and read which keys get weight: those that this mistake leaves",
-    )
+_violation = partial(Violation, evidence=EVIDENCE, shown="reproduced")

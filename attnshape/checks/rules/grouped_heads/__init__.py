@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnshape.checks.attention.cores import between
 from attnshape.checks.attention.operands import AttentionOperand, HeadChange, by_attention, head_change
-from attnshape.checks.attention.perturbation import PerturbationDiff
+from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
@@ -44,32 +44,30 @@ def check(subject: Subject) -> Iterator[Outcome]:
 def _judge(
     subject: Subject, query: AttentionOperand, other: AttentionOperand, heads: int, shared: int
 ) -> Violation | bool:
+    """Return the violation if there is one, else whether the heads could be changed."""
     group = heads // shared
     queries = {head: head_change(subject, query, head, heads) for head in (0, 1, group, shared)}
     shared_head = head_change(subject, other, 0, shared)
-    if shared_head is None or any(change is None for change in queries.values()):
+    if shared_head is None or None in queries.values():
         return False
-    at = query.core.context
-    moved = _mask(subject, at, shared_head)
+    moved = _mask(subject, query, shared_head)
     if moved is None:
         return False
     shares = {}
     for head, change in queries.items():
-        mask = _mask(subject, at, change) if change is not None else None
+        mask = _mask(subject, query, change)
         if mask is None or not bool(mask.any()):
             return False
         shares[head] = bool((mask & moved).any())
     if shares[0] and shares[1] and not shares[group]:
         return _one_feature(subject, other, shared_head, heads, shared) or True
     if shares[0] and not shares[1] and shares[shared]:
-        return Violation(
-            code="AS601",
-            message=f"{other.role} heads are repeated in the wrong order: query heads 0 and {shared} share "
-            f"{other.role} head 0, expected query heads 0 and 1",
-            at=_repeat(subject, other, shared_head) or _repeat(subject, query, queries[0]) or other.core.context,
-            hint="use k.repeat_interleave(G, dim=1) instead of k.repeat(1, G, 1, 1): query head h uses key head h // G",
-            evidence=f"changed query heads 0, 1, {group} and {shared}, and {other.role} head 0",
-        )
+        expected = f"query heads 0 and {shared} share {other.role} head 0, expected query heads 0 and 1"
+        message = f"{other.role} heads are repeated in the wrong order: {expected}"
+        at = _repeat(subject, other, shared_head) or _repeat(subject, query, queries[0]) or other.core.context
+        hint = "use k.repeat_interleave(G, dim=1) instead of k.repeat(1, G, 1, 1): query head h uses key head h // G"
+        evidence = f"changed query heads 0, 1, {group} and {shared}, and {other.role} head 0"
+        return Violation("AS601", message, at, hint, evidence)
     return False
 
 
@@ -77,34 +75,28 @@ def _one_feature(
     subject: Subject, other: AttentionOperand, shared_head: HeadChange, heads: int, shared: int
 ) -> Violation | None:
     """Return a violation if features are repeated instead of heads, so that one doesn't affect all heads of a group."""
-    change = shared_head.one_feature
+    if shared_head.one_feature is None:
+        return None
+    run = subject.experiment.run(shared_head.one_feature)
+    if not run.follows(subject.base) or heads not in other.value.shape:
+        return None
+    affected = changed_indices(~(other.of(run) == other.value), list(other.value.shape).index(heads))
+    if len(affected) >= heads // shared:
+        return None
+    only = f"head {', '.join(map(str, sorted(affected)))}, expected heads 0 to {heads // shared - 1}"
+    feature = f"one feature of {other.role} head 0"
+    message = f"{other.role}s are repeated along the wrong axis: {feature} affects only {only}"
+    at = _repeat(subject, other, shared_head) or other.core.context
+    hint = "repeat the head axis: k.repeat_interleave(G, dim=1) for (B, Hkv, L, Dk)"
+    return Violation("AS602", message, at, hint, f"changed {feature}")
+
+
+def _mask(subject: Subject, query: AttentionOperand, change: HeadChange | None) -> Tensor | None:
+    """Return which elements of the context differ when a head is changed; None if that can't be compared."""
     if change is None:
         return None
-    run = subject.experiment.run(change)
-    if not run.follows(subject.base):
-        return None
-    value = other.value
-    axis = next((a for a in range(value.ndim) if value.shape[a] == heads), None)
-    if axis is None:
-        return None
-    moved = ~(other.of(run) == value)
-    rest = [a for a in range(value.ndim) if a != axis]
-    found = {int(one) for one in moved.any(dim=rest).nonzero().flatten()}
-    if len(found) >= heads // shared:
-        return None
-    return Violation(
-        code="AS602",
-        message=f"{other.role}s are repeated along the wrong axis: one feature of {other.role} head 0 affects only "
-        f"head {', '.join(map(str, sorted(found)))}, expected heads 0 to {heads // shared - 1}",
-        at=_repeat(subject, other, shared_head) or other.core.context,
-        hint="repeat the head axis: k.repeat_interleave(G, dim=1) for (B, Hkv, L, Dk)",
-        evidence=f"changed one feature of {other.role} head 0",
-    )
-
-
-def _mask(subject: Subject, at: OutputRef, change: HeadChange) -> Tensor | None:
-    moved: PerturbationDiff = subject.perturb(Intervention(inputs=change.inputs, results=change.results))
-    return moved.mask(at) if moved.comparable else None
+    moved = subject.perturb(Intervention(inputs=change.inputs, results=change.results))
+    return moved.mask(query.core.context) if moved.comparable else None
 
 
 def _repeat(subject: Subject, operand: AttentionOperand, change: HeadChange | None) -> OutputRef | None:
@@ -115,8 +107,8 @@ def _repeat(subject: Subject, operand: AttentionOperand, change: HeadChange | No
         chain = between(subject.graph, change.start, operand.sources)
     else:
         chain = list(subject.graph.upstream(operand.sources))[::-1]
-    found = [event for event in chain if event.name in REPEATS | EXPANSIONS | JOINS]
-    if not found and operand.role == "query":
+    repeats = [event for event in chain if event.name in REPEATS | EXPANSIONS | JOINS]
+    if not repeats and operand.role == "query":
         grouped = {subject.numbers.get("Hkv"), subject.numbers.get("G")}
-        found = [event for event in chain if grouped <= set(event.values[0].shape)]
-    return found[0].refs[0] if found else None
+        repeats = [event for event in chain if grouped <= set(event.values[0].shape)]
+    return repeats[0].refs[0] if repeats else None

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 
 from attnshape.checks.attention.cores import Core, FusedCore, reaches_by_data_movement
-from attnshape.checks.attention.divergences import scrambles
 from attnshape.checks.attention.perturbation import (
     Divergence,
     changed_indices,
@@ -17,9 +16,9 @@ from attnshape.checks.attention.perturbation import (
 )
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
+from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
-from attnshape.checks.rules.tokens import mixed
+from attnshape.checks.rules.tokens import mixed, scrambles, where
 from attnshape.tracing.operations import CASTS, DATA_MOVEMENT, DROPOUTS, JOINS, PRODUCTS
 
 CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS114", "AS115")
@@ -31,18 +30,14 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if not subject.attentions:
         yield Undecided(TOPIC, "no attention with a softmax was found")
         return
-    for core in subject.attentions:
-        violation = _tokens(subject, core) or _heads(subject, core)
-        if violation is not None:
-            yield violation
-            return
-    yield Verification("heads are merged token by token, in order")
+    violations = (_tokens(subject, core) or _heads(subject, core) for core in subject.attentions)
+    yield next(filter(None, violations), None) or Verification("heads are merged token by token, in order")
 
 
 def _tokens(subject: Subject, core: Core | FusedCore) -> Violation | None:
     context = subject.base.value(core.context)
     for axis in _query_axes(core):
-        symbol = next((one for one in subject.lengths if subject.numbers[one] == context.shape[axis]), None)
+        symbol = next((length for length in subject.lengths if subject.numbers[length] == context.shape[axis]), None)
         if symbol is None:
             continue
         index = subject.numbers[symbol] // 2
@@ -53,9 +48,8 @@ def _tokens(subject: Subject, core: Core | FusedCore) -> Violation | None:
             evidence = f"changed the context of query {index}"
             if divergence.event.name not in DATA_MOVEMENT:
                 return mixed(subject, divergence, index, evidence)
-            if not scrambles(subject, divergence, symbol, index, partial(_of_query, core, axis)):
-                return None
-            return _scrambled(subject, core, divergence, symbol, index, evidence)
+            wrong = scrambles(subject, divergence, symbol, index, partial(_of_query, core, axis))
+            return _scrambled(subject, core, divergence, symbol, index, evidence) if wrong else None
     return None
 
 
@@ -69,33 +63,26 @@ def _scrambled(
 ) -> Violation:
     cat = _join_before(subject, core, divergence.event)
     heads = subject.numbers.get("H", 0)
-    folded = heads * subject.numbers.get(subject.batch or "", 0)
     shape = subject.base.value(core.context).shape
     code, how = "AS105", "a layout operation scrambles tokens"
-    if not reaches_by_data_movement(subject.graph, [core.context], divergence.event):
-        pass
-    elif cat is not None and len(subject.attentions) >= heads > 1:
-        code, how = "AS115", "heads are concatenated along the wrong axis"
-    elif heads > 1 and (heads in shape or folded in shape):
-        code, how = "AS114", "heads are merged without transposing back"
-    return Violation(
-        code=code,
-        message=f"{how}: axis {divergence.axis} has the size of {symbol}, but the context of query {index} ends up at "
-        f"{divergence.indices_text}",
-        at=cat if cat is not None and code == "AS115" else divergence.ref,
-        hint="torch.cat(heads, dim=-1)" if code == "AS115" else ".transpose(1, 2).reshape(B, L, D)",
-        evidence=evidence,
-    )
+    at, hint = divergence.ref, ".transpose(1, 2).reshape(B, L, D)"
+    if heads > 1 and reaches_by_data_movement(subject.graph, [core.context], divergence.event):
+        if cat is not None and len(subject.attentions) >= heads:
+            code, how = "AS115", "heads are concatenated along the wrong axis"
+            at, hint = cat, "torch.cat(heads, dim=-1)"
+        elif heads in shape or heads * subject.batch_size in shape:
+            code, how = "AS114", "heads are merged without transposing back"
+    return Violation(code, f"{how}: {where(divergence, symbol, f'the context of query {index}')}", at, hint, evidence)
 
 
 def _join_before(subject: Subject, core: Core | FusedCore, event: ReplayedCall) -> OutputRef | None:
     """Return the concatenation of heads between a context and a later call, which may be that call."""
-    reached = {core.context}
-    for one in subject.base.events[core.context.order : event.order]:
-        if any(source in reached for every in one.sources for source in every):
-            reached.update(one.refs)
-            if one.name in JOINS:
-                return one.refs[0]
+    reached: set[Producer] = {core.context}
+    for later in subject.base.events[core.context.order : event.order]:
+        if later.producers & reached:
+            reached.update(later.refs)
+            if later.name in JOINS:
+                return later.refs[0]
     return None
 
 
@@ -106,7 +93,7 @@ def _heads(subject: Subject, core: Core | FusedCore) -> Violation | None:
     if heads < 2:
         return None
     width = context.shape[-1]
-    axis = next((a for a in range(context.ndim - 1) if context.shape[a] == heads), None)
+    axis = next((axis for axis, size in enumerate(context.shape[:-1]) if size == heads), None)
     every = subject.attentions
     changes: list[dict[OutputRef, Replace]]
     if axis is not None:
@@ -119,39 +106,32 @@ def _heads(subject: Subject, core: Core | FusedCore) -> Violation | None:
     if read is None:
         return None
     event, place = read
-    found = []
+    features = []
     for change in changes:
         run = subject.experiment.run(Intervention(results=change))
         if not run.follows(subject.base):
             return None
         before, after = event.given[place], run.events[event.order - 1].given[place]
-        found.append(changed_indices(differs(before, after, subject.experiment.tolerance), before.ndim - 1))
-    if not all(found[head] == set(range(head, heads * width, heads)) for head in (0, 1)):
+        features.append(changed_indices(differs(before, after, subject.experiment.tolerance), -1))
+    if features != [set(range(head, heads * width, heads)) for head in (0, 1)]:
         return None
     behind = subject.graph.behind(core.context)
-    layout = [
-        one
-        for one in subject.base.events[core.context.order : event.order - 1]
-        if one.name in DATA_MOVEMENT and one.refs[0] in behind
-    ]
-    joined = next((one for one in layout if one.name in JOINS), None)
-    last = joined or next((one for one in layout if one.values[0].shape[-1] == heads * width), event)
-    return Violation(
-        code="AS115",
-        message=f"heads are merged in the wrong order: head 0 ends up in features 0, {heads}, {2 * heads}, …, expected "
-        f"0 to {width - 1}",
-        at=last.refs[0],
-        hint="permute the axes to (B, L, H, Dk) before the reshape",
-        evidence="changed the contexts of heads 0 and 1",
-    )
+    between = subject.base.events[core.context.order : event.order - 1]
+    layout = [later for later in between if later.name in DATA_MOVEMENT and later.refs[0] in behind]
+    joined = next((later for later in layout if later.name in JOINS), None)
+    merges = joined or next((later for later in layout if later.values[0].shape[-1] == heads * width), event)
+    ends = f"head 0 ends up in features 0, {heads}, {2 * heads}, …, expected 0 to {width - 1}"
+    message = f"heads are merged in the wrong order: {ends}"
+    hint = "permute the axes to (B, L, H, Dk) before the reshape"
+    return Violation("AS115", message, merges.refs[0], hint, "changed the contexts of heads 0 and 1")
 
 
 def _projection(subject: Subject, start: OutputRef, width: int) -> tuple[ReplayedCall, int] | None:
     """Return the projection of the merged heads, if only layout operations precede it, and which operand they are."""
-    reached = {start}
+    reached: set[Producer] = {start}
     for event in subject.base.events[start.order :]:
         for place, sources in enumerate(event.sources):
-            if not any(source in reached for source in sources):
+            if reached.isdisjoint(sources):
                 continue
             if event.name in PRODUCTS:
                 return (event, place) if event.given[place].shape[-1] == width else None

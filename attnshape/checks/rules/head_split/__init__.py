@@ -21,29 +21,27 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield Undecided(TOPIC, "there is only one head")
         return
     wanted = [
-        (operand, made)
+        (operand, ref)
         for operand in operands(subject)
-        if (made := projection(subject, operand.sources)) is not None and _head_axis(subject, operand) is not None
+        if (ref := projection(subject, operand.sources)) is not None and _head_axis(subject, operand) is not None
     ]
     if not wanted:
         yield Undecided(TOPIC, "no projection of queries, keys or values is split into an axis of heads")
         return
-    widths = {made: subject.base.value(made).shape[-1] for _, made in wanted}
-    shares = {made: sum(1 for _, other in wanted if other == made) for made in widths}
+    widths = {ref: subject.base.value(ref).shape[-1] for _, ref in wanted}
+    shares = {ref: sum(1 for _, other in wanted if other == ref) for ref in widths}
     first, second = ([_with_feature(subject, widths, shares, part, at) for part in range(3)] for at in (0, 1))
-    judged = 0
-    for operand, made in wanted:
-        for part in range(3 if shares[made] > 1 else 1):
-            runs = (first[part], second[part])
+    judged = False
+    for operand, ref in wanted:
+        for runs in list(zip(first, second, strict=True))[: 3 if shares[ref] > 1 else 1]:
             if not all(run.follows(subject.base) for run in runs):
                 continue
-            found = [_heads(subject, operand, run) for run in runs]
-            if not all(len(one) == 1 for one in found):
-                continue
-            judged += 1
-            if found[0] != found[1]:
-                yield _violation(subject, operand, made)
-                return
+            one, other = (_heads(subject, operand, run) for run in runs)
+            if len(one) == len(other) == 1:
+                judged = True
+                if one != other:
+                    yield _violation(subject, operand, ref)
+                    return
     if judged:
         yield Verification("each head gets adjacent features of its projection")
     else:
@@ -54,24 +52,20 @@ def _with_feature(
     subject: Subject, widths: dict[OutputRef, int], shares: dict[OutputRef, int], part: int, at: int
 ) -> ReplayRun:
     """Return a run with one feature of each projection changed: of each fused projection, in one third of it."""
-
     results = {
-        made: others_at(-1, (width // 3 * part if shares[made] > 1 else 0) + at)
-        for made, width in widths.items()
-        if part == 0 or shares[made] > 1
+        ref: others_at(-1, (width // 3 * part if shares[ref] > 1 else 0) + at)
+        for ref, width in widths.items()
+        if part == 0 or shares[ref] > 1
     }
     return subject.experiment.run(Intervention(results=results)) if results else subject.base
 
 
 def _head_axis(subject: Subject, operand: AttentionOperand) -> int | None:
     """Return the head axis, or the axis that heads are folded into."""
-    shape = operand.value.shape
     heads = (subject.numbers["H"], subject.numbers.get("Hkv"))
-    exact = next((axis for axis, size in enumerate(shape) if size in heads), None)
-    if exact is not None:
-        return exact
-    folded = subject.numbers["H"] * subject.numbers.get(subject.batch or "", 0)
-    return next((axis for axis, size in enumerate(shape) if size == folded), None)
+    exact = [axis for axis, size in enumerate(operand.value.shape) if size in heads]
+    folded = [axis for axis, size in enumerate(operand.value.shape) if size == heads[0] * subject.batch_size]
+    return next(iter(exact + folded), None)
 
 
 def _heads(subject: Subject, operand: AttentionOperand, run: ReplayRun) -> set[int]:
@@ -79,30 +73,18 @@ def _heads(subject: Subject, operand: AttentionOperand, run: ReplayRun) -> set[i
     axis = _head_axis(subject, operand)
     assert axis is not None
     mask = differs(operand.value, operand.of(run), subject.experiment.tolerance)
-    size = operand.value.shape[axis]
-    heads = subject.numbers["H"]
-    found = changed_indices(mask, axis)
-    if size <= heads:
-        return found
-    by_fold = ({one % heads for one in found}, {one // (size // heads) for one in found})
-    return min(by_fold, key=len)
+    heads, changed = subject.numbers["H"], changed_indices(mask, axis)
+    if mask.shape[axis] <= heads:
+        return changed
+    inside, outside = {row % heads for row in changed}, {row // (mask.shape[axis] // heads) for row in changed}
+    return min(inside, outside, key=len)
 
 
-def _violation(subject: Subject, operand: AttentionOperand, made: OutputRef) -> Violation:
-    heads = subject.numbers["H"]
-    split = next(
-        (
-            event
-            for event in subject.base.events[made.order :]
-            if heads in event.values[0].shape and event.refs[0] in subject.graph.behind(made)
-        ),
-        None,
-    )
-    return Violation(
-        code="AS112",
-        message=f"heads are split with H and Dk in the wrong order: adjacent features of the {operand.role} projection "
-        "end up in different heads",
-        at=split.refs[0] if split is not None else made,
-        hint="put the heads before their width: .view(B, L, H, Dk)",
-        evidence="changed features 0 and 1 of the projection",
-    )
+def _violation(subject: Subject, operand: AttentionOperand, ref: OutputRef) -> Violation:
+    behind = subject.graph.behind(ref)
+    later = (event for event in subject.base.events[ref.order :] if event.refs[0] in behind)
+    split = next((event.refs[0] for event in later if subject.numbers["H"] in event.values[0].shape), ref)
+    features = f"adjacent features of the {operand.role} projection end up in different heads"
+    message = f"heads are split with H and Dk in the wrong order: {features}"
+    hint = "put the heads before their width: .view(B, L, H, Dk)"
+    return Violation("AS112", message, split, hint, "changed features 0 and 1 of the projection")

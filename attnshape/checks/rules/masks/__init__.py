@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.cores import Core
+from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.elementwise import HIDES, distinct
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.perturbation import is_pattern, other_numbers
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import Explanation, Hypothesis, MaskMistake, explain_visibility
+from attnshape.checks.attention.visibility import EVIDENCE, Explanation, Hypothesis, MaskMistake, explain_visibility
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
@@ -24,11 +25,7 @@ TOPIC = "masks"
 _REPLACES = MASKS | MULTIPLICATIONS | TRIANGLES | ELEMENT_WRITES
 """What may put another number in the place of a score."""
 _SLIPS: dict[MaskMistake, tuple[str, str, str]] = {
-    "inverted": (
-        "AS401",
-        "is inverted: it hides the keys that it should keep",
-        "invert it: ~mask, or mask == 0",
-    ),
+    "inverted": ("AS401", "is inverted: it hides the keys that it should keep", "invert it: ~mask, or mask == 0"),
     "on queries": (
         "AS402",
         "is aligned with the query axis instead of the key axis",
@@ -66,72 +63,67 @@ def check(subject: Subject) -> Iterator[Outcome]:
     for name in masks:
         if name not in subject.base.inputs:
             yield Undecided(TOPIC, f"{name} is claimed, but there is no such input")
-    for one in explained:
-        yield from _of_core(subject, one)
+    for explanation in explained:
+        yield from _of_core(subject, explanation)
 
 
-def _of_core(subject: Subject, one: Explanation) -> Iterator[Outcome]:
-    lines = MaskLines(subject, one.visible.core)
-    weak = _too_small(subject, one, lines)
+def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:
+    core, hypothesis = explanation.visible.core, explanation.hypothesis
+    lines = MaskLines(subject, core)
+    weak = _too_small(subject, explanation, lines)
     if weak is not None:
         yield weak
         return
-    rows = _empty_rows(subject, one, lines)
+    rows = _empty_rows(subject, explanation, lines)
     if rows is not None:
         yield rows
-    if one.hypothesis is None:
+    if hypothesis is None:
         why = "neither the claims nor any known mistake explain which keys are hidden"
-        yield Undecided(TOPIC, why if one.right != Hypothesis() else "something that isn't claimed hides keys")
+        yield Undecided(TOPIC, why if explanation.right != Hypothesis() else "something that isn't claimed hides keys")
         return
-    for name, slip in one.hypothesis.masks:
+    for name, slip in hypothesis.masks:
         if slip is None:
             yield Verification(f"{name} hides exactly the keys that it should")
-            continue
-        if slip == "ignored" and isinstance(one.visible.core, Core) and any(unread(subject, one.visible.core)):
-            continue
-        code, what, hint = _SLIPS[slip]
-        yield _violation(code, f"{name} {what}", _line(lines, name, slip), hint)
+        elif slip != "ignored" or isinstance(core, FusedCore) or not any(unread(subject, core)):
+            code, what, hint = _SLIPS[slip]
+            yield _violation(code, f"{name} {what}", _line(lines, name, slip), hint)
 
 
 def _line(lines: MaskLines, name: str, slip: MaskMistake) -> OutputRef:
-    if slip == "inverted":
-        return lines.changed(name)
-    if slip == "transposed":
-        return lines.transposed(name)
-    if slip == "on queries":
-        return lines.laid_out(name)
-    return lines.softmax if slip == "ignored" else lines.repeated(name)
+    if slip == "ignored":
+        return lines.softmax
+    find = {"inverted": lines.changed, "transposed": lines.transposed, "on queries": lines.laid_out}
+    return find.get(slip, lines.repeated)(name)
 
 
-def _too_small(subject: Subject, one: Explanation, lines: MaskLines) -> Violation | None:
+def _too_small(subject: Subject, explanation: Explanation, lines: MaskLines) -> Violation | None:
     """Return a violation if a fill value, or an added number, leaves masked keys with weight."""
-    seen = one.visible
+    visible, expected = explanation.visible, explanation.wanted
     if "dropout" in subject.claims.arguments.values():
         return None  # a dropped score is not a masked one
-    if seen.is_weak and _is_constant(subject, one):
-        fills = distinct(seen.added[seen.weak])
+    if visible.is_weak and _is_constant(subject, explanation):
+        fills = distinct(visible.added[visible.weak])
         at = next((event.refs[0] for event in lines.applying if event.name in _REPLACES), lines.softmax)
         message = f"masked scores become {fills[0]:.4g}, which still gives their keys weight"
         return _violation("AS405", message, at, "fill with -inf: scores.masked_fill(~mask, -torch.inf)")
-    expected = one.wanted
-    if expected is None or one.hypothesis == one.right:
+    if expected is None or explanation.hypothesis == explanation.right:
         return None
-    hidden = ~expected & ~seen.empty.unsqueeze(-1) & expected.any(-1, keepdim=True)
-    if not bool(hidden.any()) or not bool(seen.keys[hidden].all()):
+    hidden = ~expected & ~visible.empty.unsqueeze(-1) & expected.any(-1, keepdim=True)
+    if not bool(hidden.any()) or not bool(visible.keys[hidden].all()):
         return None
-    fills, kept = distinct(seen.added[hidden]), distinct(seen.added[expected])
+    fills, kept = distinct(visible.added[hidden]), distinct(visible.added[expected])
     if len(fills) != 1 or len(kept) != 1 or not HIDES < fills[0] < kept[0]:
         return None
-    names = [name for name, _ in one.right.masks]
+    names = [name for name, _ in explanation.right.masks]
     at = lines.changed(names[0]) if names else lines.triangle()
     message = f"masked scores get {fills[0]:.4g} added, which still gives their keys weight"
     return _violation("AS405", message, at, "add -inf, or the dtype's smallest number: torch.finfo(scores.dtype).min")
 
 
-def _is_constant(subject: Subject, one: Explanation) -> bool:
+def _is_constant(subject: Subject, explanation: Explanation) -> bool:
     """Return whether the replaced scores are the same number for all inputs."""
-    core = one.visible.core
-    fills = distinct(one.visible.added[one.visible.weak])
+    core = explanation.visible.core
+    fills = distinct(explanation.visible.added[explanation.visible.weak])
     if not isinstance(core, Core) or len(fills) != 1:
         return False
     run = subject.experiment.run(Intervention(inputs=dict.fromkeys(subject.inputs, other_numbers)))
@@ -142,43 +134,31 @@ def _is_constant(subject: Subject, one: Explanation) -> bool:
     return bool((same & torch.isclose(before.double(), torch.tensor(fills[0], dtype=torch.float64))).any())
 
 
-def _empty_rows(subject: Subject, one: Explanation, lines: MaskLines) -> Violation | None:
+def _empty_rows(subject: Subject, explanation: Explanation, lines: MaskLines) -> Violation | None:
     """Return a violation if a query without any visible key has a context other than zero."""
-    if not subject.claims.zero_masked_rows or one.context is None:
+    if not subject.claims.zero_masked_rows or explanation.context is None or explanation.wanted is None:
         return None
-    expected = one.wanted
-    if expected is None:
-        return None
-    empty = ~expected.any(-1)
-    if not bool(empty.any()):
-        return None
-    contexts = one.context[empty]
-    if not bool(((contexts != 0) | torch.isnan(contexts)).any()) or not _reaches(subject, one, empty):
+    empty = ~explanation.wanted.any(-1)
+    contexts = explanation.context[empty]
+    # NaN differs from 0 too
+    if not bool((contexts != 0).any()) or not _reaches(subject, explanation.visible.core.context, empty):
         return None
     what = "NaN" if bool(torch.isnan(contexts).any()) else "the mean of all values"
-    names = [name for name, _ in one.right.masks]
-    at = lines.changed(names[0]) if names and not hasattr(one.visible.core, "softmax") else lines.softmax
+    names = [name for name, _ in explanation.right.masks]
+    at = lines.changed(names[0]) if names and isinstance(explanation.visible.core, FusedCore) else lines.softmax
     message = f"a query without any visible key gets {what}, expected zeros"
     hint = "set the weights of such rows to 0 after the softmax: weights.masked_fill(~mask, 0)"
     return _violation("AS406", message, at, hint)
 
 
-def _reaches(subject: Subject, one: Explanation, empty: Tensor) -> bool:
+def _reaches(subject: Subject, ref: OutputRef, empty: Tensor) -> bool:
     """Return whether the contexts of such rows reach the target's results."""
-    context = subject.base.value(one.visible.core.context)
+    context = subject.base.value(ref)
     rows = empty.reshape(*context.shape[:-1], 1).expand_as(context)
     if bool(torch.isnan(context[rows]).any()):
         return any(bool(torch.isnan(value).any()) for _, value in subject.base.returned)
-    change = {one.visible.core.context: lambda t: torch.where(rows, other_numbers(t), t)}
-    return any(bool(mask.any()) for _, mask in subject.perturb(Intervention(results=change)).returned())
+    change = Intervention(results={ref: lambda t: torch.where(rows, other_numbers(t), t)})
+    return any(bool(mask.any()) for _, mask in subject.perturb(change).returned())
 
 
-def _violation(code: str, message: str, at: OutputRef, hint: str) -> Violation:
-    return Violation(
-        code=code,
-        message=message,
-        at=at,
-        hint=hint,
-        shown="reproduced",
-        evidence="set the scores to 0, and read which keys get weight: those that this mistake leaves",
-    )
+_violation = partial(Violation, evidence=EVIDENCE, shown="reproduced")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -10,9 +11,8 @@ from attnshape.checks.attention.operands import by_attention, projection
 from attnshape.checks.attention.perturbation import others_at
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
-from attnshape.checks.rules.unused_inputs import has_no_effect
 from attnshape.tracing.operations import PRODUCTS, RESHAPES, SELECTIONS, SPLITS, TRANSPOSES
 
 CODES: tuple[str, ...] = ("AS805",)
@@ -34,34 +34,34 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if len(events) > 1 and twin is not None and _is_called_once(subject, events):
             yield _violation(f"{name} is used twice, and {twin} never", events[1].refs[0], f"nothing reads {twin}")
             return
-    for found in (_fused(subject), _sliced(subject), _all_the_same(subject)):
-        if found is not None:
-            yield found
-            return
-    if users:
+    violations = (_fused(subject), _sliced(subject), _all_the_same(subject))
+    violation = next(filter(None, violations), None)
+    if violation is not None:
+        yield violation
+    elif users:
         yield Verification("no projection is used in place of another")
 
 
 def _users(subject: Subject) -> dict[str, list[ReplayedCall]]:
     """Return the products that read each parameter, as it is or through layout operations."""
-    found: dict[str, list[ReplayedCall]] = {}
+    users: dict[str, list[ReplayedCall]] = {}
     for event in subject.base.events:
-        if event.name not in PRODUCTS:
-            continue
-        for sources in event.sources:
-            for name in _parameters(subject, sources[0]):
-                found.setdefault(name, []).append(event)
-    return found
+        for sources in event.sources if event.name in PRODUCTS else ():
+            if (name := _parameter(subject, sources)) is not None:
+                users.setdefault(name, []).append(event)
+    return users
 
 
-def _parameters(subject: Subject, source: OutputRef | str) -> set[str]:
+def _parameter(subject: Subject, sources: tuple[Producer, ...]) -> str | None:
+    """Return the parameter with two axes or more that an operand is, perhaps after layout operations."""
+    source = sources[0]
     while isinstance(source, OutputRef):
         event = subject.base.event(source)
         if event.name not in _OF_WEIGHTS or not event.sources:
-            return set()
+            return None
         source = event.sources[0][0]
     value = subject.base.state.get(source)
-    return {source} if value is not None and value.ndim >= 2 else set()
+    return source if value is not None and value.ndim >= 2 else None
 
 
 def _is_called_once(subject: Subject, events: list[ReplayedCall]) -> bool:
@@ -73,25 +73,22 @@ def _is_called_once(subject: Subject, events: list[ReplayedCall]) -> bool:
 def _fused(subject: Subject) -> Violation | None:
     """Find a third of a fused projection that no result depends on, while another is used twice."""
     for query, key, value in by_attention(subject):
-        made = {projection(subject, one.sources) for one in (query, key, value)}
-        start = next(iter(made))
-        if len(made) > 1 or start is None:
+        start, *others = {projection(subject, operand.sources) for operand in (query, key, value)}
+        if others or start is None:
             continue
         same = next(((a, b) for a, b in ((query, key), (key, value), (query, value)) if _equal(a.value, b.value)), None)
         width = subject.base.value(start).shape[-1]
         if same is None or width % 3:
             continue
-        for part in range(3):
-            moved = subject.perturb(Intervention(results={start: others_at(-1, part * (width // 3), width // 3)}))
-            if has_no_effect(moved):
-                at = next((one for one in same[1].sources if isinstance(one, OutputRef)), start)
-                first = next((one for one in subject.graph.upstream((at,)) if _takes_part(one, start)), None)
-                return _violation(
-                    f"{same[0].role} and {same[1].role} are the same third of the fused projection, and another third "
-                    "is never used",
-                    first.refs[0] if first is not None else at,
-                    "changed each third of the projection",
-                )
+        for third in range(3):
+            moved = subject.perturb(Intervention(results={start: others_at(-1, third * (width // 3), width // 3)}))
+            if moved.has_no_effect:
+                at = next((source for source in same[1].sources if isinstance(source, OutputRef)), start)
+                later = (event for event in subject.graph.upstream((at,)) if event.order > start.order)
+                part = next((event.refs[0] for event in later if event.name in SELECTIONS | SPLITS), at)
+                message = f"{same[0].role} and {same[1].role} are the same third of the fused projection"
+                evidence = "changed each third of the projection"
+                return _violation(f"{message}, and another third is never used", part, evidence)
     return None
 
 
@@ -100,58 +97,39 @@ def _sliced(subject: Subject) -> Violation | None:
     users: dict[str, list[tuple[ReplayedCall, Tensor]]] = {}
     for event in subject.base.events:
         if event.name in PRODUCTS and len(event.given) > 1:
-            for place in (0, 1):
-                for name in _sources_of_weights(subject, event.sources[place]):
-                    users.setdefault(name, []).append((event, event.given[place]))
+            for sources, weight in zip(event.sources[:2], event.given, strict=False):
+                if (name := _parameter(subject, sources)) is not None:
+                    users.setdefault(name, []).append((event, weight))
     for name, uses in users.items():
         rows = subject.base.state[name].shape[0]
-        same = next(
-            (b for n, (_, a) in enumerate(uses) for b, w in uses[n + 1 :] if _equal(a, w) and a.shape[0] * 3 == rows),
-            None,
-        )
-        if same is None:
-            continue
-        for part in range(3):
+        pairs = itertools.combinations(uses, 2)
+        second = next((event for (_, a), (event, b) in pairs if _equal(a, b) and a.shape[0] * 3 == rows), None)
+        for part in range(3) if second is not None else ():
             moved = subject.perturb(Intervention(parameters={name: others_at(0, part * (rows // 3), rows // 3)}))
-            if has_no_effect(moved):
-                return _violation(
-                    f"one third of {name} is used twice, and another never",
-                    same.refs[0],
-                    f"changed each third of {name}",
-                )
+            if moved.has_no_effect and second is not None:
+                message = f"one third of {name} is used twice, and another never"
+                return _violation(message, second.refs[0], f"changed each third of {name}")
     return None
-
-
-def _sources_of_weights(subject: Subject, sources: tuple[OutputRef | str, ...]) -> set[str]:
-    return {name for source in sources[:1] for name in _parameters(subject, source)}
 
 
 def _all_the_same(subject: Subject) -> Violation | None:
     """Find one parameter that projects queries, keys and values alike."""
-    for operands_of_one in by_attention(subject):
-        made = [projection(subject, one.sources) for one in operands_of_one]
-        weights = [_weight(subject, one) for one in made if one is not None]
-        first, last = weights[0] if weights else None, made[-1]
-        if last is None or first is None or len(set(made)) < 3 or len(weights) < 3:
+    for attention in by_attention(subject):
+        refs = [ref for operand in attention if (ref := projection(subject, operand.sources)) is not None]
+        weights = [weight for ref in refs if (weight := _weight(subject, ref)) is not None]
+        if len(set(refs)) < 3 or len(weights) < 3:
             continue
-        if all(other is not None and _equal(first[1], other[1]) for other in weights):
-            return _violation(f"{first[0]} projects query, key and value alike", last, "found no other projection")
+        name, first = weights[0]
+        if all(_equal(first, other) for _, other in weights):
+            return _violation(f"{name} projects query, key and value alike", refs[-1], "found no other projection")
     return None
 
 
-def _weight(subject: Subject, made: OutputRef) -> tuple[str, Tensor] | None:
+def _weight(subject: Subject, ref: OutputRef) -> tuple[str, Tensor] | None:
     """Return the name of a projection's parameter, and the part of it that the projection uses."""
-    event = subject.base.event(made)
-    for place, sources in enumerate(event.sources):
-        for name in _sources_of_weights(subject, sources):
-            return name, event.given[place]
-    return None
-
-
-def _takes_part(event: ReplayedCall, start: OutputRef) -> bool:
-    """Return whether a call after a projection takes a part of it."""
-    parts = SELECTIONS | SPLITS
-    return event.order > start.order and event.name in parts
+    event = subject.base.event(ref)
+    named = ((_parameter(subject, sources), part) for sources, part in zip(event.sources, event.given, strict=True))
+    return next(((name, part) for name, part in named if name is not None), None)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -160,10 +138,5 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _violation(message: str, at: OutputRef, evidence: str) -> Violation:
-    return Violation(
-        code="AS805",
-        message=message,
-        at=at,
-        hint="use each projection once: one each for query, key, value and output",
-        evidence=evidence,
-    )
+    hint = "use each projection once: one each for query, key, value and output"
+    return Violation("AS805", message, at, hint, evidence)

@@ -35,25 +35,24 @@ def compare_with_oracle(measured: MeasuredCore, tolerance: float) -> OracleMisma
     if before is None or after is None or not before.elementwise or not after.elementwise:
         return "scores or weights are changed on their way by more than a factor and a sum"
     plain = core.scores.result.double() - core.scores.added
-    scores = scores * _factor(plain, scores)
-    if not _same(scores, plain, tolerance):
-        return OracleMismatch("scores", float((scores - plain).abs().max()))
+    # the factor that the product's own call applies, such as the alpha of baddbmm
+    ratio = (plain / scores).flatten()
+    mismatch = _mismatch("scores", scores * ratio[torch.isfinite(ratio)].median(), plain, tolerance)
+    if mismatch is not None:
+        return mismatch
     logits = _along(plain, before.source, before.factor) + before.added
     if len(core.softmax.axes) != 1 or core.softmax.late:
         return "the softmax isn't one call over one axis"
     axis = next(iter(core.softmax.axes))
     powers = (logits - logits.amax(axis, keepdim=True)).mul(core.softmax.base).exp()
     weights = powers / powers.sum(axis, keepdim=True)
-    made = core.softmax.event.values[0].double()
-    if not _same(weights, made, tolerance):
-        return OracleMismatch("weights", float((weights - made).nan_to_num().abs().max()))
+    mismatch = _mismatch("weights", weights, core.softmax.event.values[0].double(), tolerance)
+    if mismatch is not None:
+        return mismatch
     context = product(core.value)
     if context is None:
         return "the axes of the value product can't be told apart"
-    actual = core.value.result.double() - core.value.added
-    return (
-        None if _same(context, actual, tolerance) else OracleMismatch("context", float((context - actual).abs().max()))
-    )
+    return _mismatch("context", context, core.value.result.double() - core.value.added, tolerance)
 
 
 def compare_fused_with_oracle(core: FusedCore, tolerance: float) -> OracleMismatch | None:
@@ -65,46 +64,37 @@ def compare_fused_with_oracle(core: FusedCore, tolerance: float) -> OracleMismat
     powers = (logits - logits.amax(-1, keepdim=True)).exp()
     weights = (powers / powers.sum(-1, keepdim=True)).nan_to_num()  # a row without keys is zeros
     context = torch.einsum("...ij,...jd->...id", weights, value)
-    actual = core.event.values[0].double()
-    return (
-        None if _same(context, actual, tolerance) else OracleMismatch("context", float((context - actual).abs().max()))
-    )
+    return _mismatch("context", context, core.event.values[0].double(), tolerance)
 
 
-def product(made: Product) -> Tensor | None:
+def product(observed: Product) -> Tensor | None:
     """Return a product computed by einsum over the axes that were found; None if these are ambiguous."""
     symbols = iter(string.ascii_letters)
-    out = {axis: next(symbols) for axis in range(made.result.ndim)}
-    summed = {place: list(made.contracted(place)) for place in (made.left, made.right)}
-    sizes = {place: [made.given(place).shape[a] for a in axes] for place, axes in summed.items()}
-    if sizes[made.left] != sizes[made.right] or len(set(sizes[made.left])) != len(sizes[made.left]):
+    out = {axis: next(symbols) for axis in range(observed.result.ndim)}
+    summed = {place: list(observed.contracted(place)) for place in observed.places}
+    sizes = {place: [observed.given(place).shape[a] for a in axes] for place, axes in summed.items()}
+    if sizes[observed.left] != sizes[observed.right] or len(set(sizes[observed.left])) != len(sizes[observed.left]):
         return None
-    shared = [next(symbols) for _ in summed[made.left]]
+    shared = [next(symbols) for _ in summed[observed.left]]
     terms = []
-    for place in (made.left, made.right):
+    for place in observed.places:
         term = ""
-        for axis, stays in enumerate(made.axes[place]):
+        for axis, stays in enumerate(observed.axes[place]):
             if axis in summed[place]:
                 term += shared[summed[place].index(axis)]
             elif len(stays) == 1:
                 term += out[next(iter(stays))]
-            elif made.given(place).shape[axis] == 1:
+            elif observed.given(place).shape[axis] == 1:
                 term += next(symbols)
             else:
                 return None
         terms.append(term)
     wanted = [axis for axis in out if out[axis] in terms[0] + terms[1]]
-    if any(made.result.shape[axis] != 1 for axis in out if axis not in wanted):
+    if any(observed.result.shape[axis] != 1 for axis in out if axis not in wanted):
         return None
-    left, right = made.given(made.left).double(), made.given(made.right).double()
+    left, right = observed.given(observed.left).double(), observed.given(observed.right).double()
     result = torch.einsum(f"{terms[0]},{terms[1]}->{''.join(out[axis] for axis in wanted)}", left, right)
-    return result.reshape(made.result.shape)
-
-
-def _factor(plain: Tensor, scores: Tensor) -> Tensor:
-    """Return the factor that a product's own call applies, such as the alpha of baddbmm."""
-    ratio = (plain / scores).flatten()
-    return ratio[torch.isfinite(ratio)].median()
+    return result.reshape(observed.result.shape)
 
 
 def _along(value: Tensor, source: Tensor, factor: Tensor) -> Tensor:
@@ -113,10 +103,13 @@ def _along(value: Tensor, source: Tensor, factor: Tensor) -> Tensor:
     return torch.where(source >= 0, arranged * factor.nan_to_num(), torch.zeros_like(arranged))
 
 
-def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    return a.shape == b.shape and bool(
-        torch.isclose(a, b, rtol=max(tolerance, 1e-7), atol=max(tolerance, 1e-9), equal_nan=True).all()
-    )
+def _mismatch(what: str, expected: Tensor, actual: Tensor, tolerance: float) -> OracleMismatch | None:
+    rtol, atol = max(tolerance, 1e-7), max(tolerance, 1e-9)
+    if expected.shape == actual.shape and torch.allclose(expected, actual, rtol=rtol, atol=atol, equal_nan=True):
+        return None
+    difference = expected - actual
+    # the weights of an empty row are NaN on one side only
+    return OracleMismatch(what, float((difference.nan_to_num() if what == "weights" else difference).abs().max()))
 
 
 CODES: tuple[str, ...] = ()
@@ -126,19 +119,14 @@ TOPIC = "attention as a whole"
 def check(subject: Subject) -> Iterator[Outcome]:
     """Compute scores, weights and contexts independently in float64, and compare."""
     if not subject.measured and not subject.fused:
-        yield Undecided(
-            TOPIC, "no attention with a softmax was found, so only inputs could be changed and results compared"
-        )
+        why = "no attention with a softmax was found, so only inputs could be changed and results compared"
+        yield Undecided(TOPIC, why)
         return
-    verdicts: list[OracleMismatch | str | None] = [
-        *(compare_with_oracle(one, subject.experiment.tolerance) for one in subject.measured),
-        *(
-            "a mask has no tensor to read"
-            if one.hides_its_mask
-            else compare_fused_with_oracle(one, subject.experiment.tolerance)
-            for one in subject.fused
-        ),
-    ]
+    tolerance = subject.experiment.tolerance
+    verdicts = [compare_with_oracle(measured, tolerance) for measured in subject.measured]
+    for fused in subject.fused:
+        hidden = "a mask has no tensor to read" if fused.hides_its_mask else None
+        verdicts.append(hidden or compare_fused_with_oracle(fused, tolerance))
     if all(verdict is None for verdict in verdicts):
         yield Verification("scores, weights and contexts agree with an independent computation in float64")
     for verdict in dict.fromkeys(verdicts):

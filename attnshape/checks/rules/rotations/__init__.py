@@ -6,7 +6,8 @@ Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864, equ
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from attnshape.checks.attention.cores import FusedCore
 from attnshape.checks.attention.mistake_lines import helper_call
 from attnshape.checks.attention.operands import AttentionOperand, by_attention, projections
+from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace
@@ -34,54 +36,47 @@ class UniformRun:
 
     def width(self, operand: AttentionOperand) -> int:
         """Return the axis of an operand that holds one vector."""
+        last = operand.value.ndim - 1
         if isinstance(operand.core, FusedCore):
-            return operand.value.ndim - 1
-        contracted = operand.core.scores.contracted(operand.place) if operand.role != "value" else ()
-        if contracted:
-            return contracted[0]
-        size = self.vector.numel()
-        return next(
-            (a for a in reversed(range(operand.value.ndim)) if operand.value.shape[a] == size), operand.value.ndim - 1
-        )
+            return last
+        if operand.role != "value" and operand.contracted:
+            return operand.contracted[0]
+        return next((axis for axis in range(last, -1, -1) if operand.value.shape[axis] == self.vector.numel()), last)
 
     def tokens(self, operand: AttentionOperand) -> int | None:
         """Return the axis of an operand that holds its tokens."""
         numbers = {self.subject.numbers[symbol] for symbol in self.subject.lengths}
         known = set(self.subject.numbers.values()) - numbers
-        axes = [axis for axis in range(operand.value.ndim) if axis != self.width(operand)]
-        exact = [axis for axis in axes if operand.value.shape[axis] in numbers]
-        others = [axis for axis in axes if operand.value.shape[axis] not in known and operand.value.shape[axis] > 1]
+        shape = operand.value.shape
+        axes = [axis for axis in range(len(shape)) if axis != self.width(operand)]
+        exact = [axis for axis in axes if shape[axis] in numbers]
+        others = [axis for axis in axes if shape[axis] not in known and shape[axis] > 1]
         # part of a length may be as long as there are heads
-        twice = [axis for axis in axes if operand.value.shape[axis] in operand.value.shape[:axis]]
+        twice = [axis for axis in axes if shape[axis] in shape[:axis]]
         return next(iter([*exact, *others, *twice]), None)
 
     def others(self, operand: AttentionOperand) -> list[tuple[str, int]]:
         """Return the axes that hold heads or the batch, with their symbols."""
-        found = []
-        for axis, size in enumerate(operand.value.shape):
-            if axis in (self.width(operand), self.tokens(operand)) or size < 2:
-                continue
-            symbols = [symbol for symbol in ("H", "Hkv", "B") if self.subject.numbers.get(symbol) == size]
-            found.append((symbols[0] if symbols else str(size), axis))
-        return found
+        symbols = {self.subject.numbers.get(symbol): symbol for symbol in ("B", "Hkv", "H")}
+        known = (self.width(operand), self.tokens(operand))
+        sizes = [(axis, size) for axis, size in enumerate(operand.value.shape) if axis not in known and size > 1]
+        return [(symbols.get(size, str(size)), axis) for axis, size in sizes]
 
     def new_rows(self, operand: AttentionOperand) -> int:
         """Return how many tokens of an operand aren't from a cache: the last ones."""
         axis = self.tokens(operand)
         size = operand.value.shape[axis] if axis is not None else 0
         past = self.subject.numbers.get("Lp", 0)
-        given = size in {past + self.subject.numbers.get(symbol, 0) for symbol in ("L", "Lq", "Lk")}
-        return size - past if past and given and size > past else size
+        has_cache = size in {past + self.subject.numbers.get(symbol, 0) for symbol in ("L", "Lq", "Lk")}
+        return size - past if has_cache and size > past else size
 
     def varies(self, operand: AttentionOperand, axis: int | None) -> bool:
         """Return whether the vectors differ along an axis."""
         if axis is None:
             return False
         value = operand.of(self.run)
-        if axis == self.tokens(operand):
-            rows = self.new_rows(operand)
-            value = value.narrow(axis, value.shape[axis] - rows, rows)
-        return _differs(value, axis)
+        rows = self.new_rows(operand) if axis == self.tokens(operand) else value.shape[axis]
+        return _differs(value.narrow(axis, value.shape[axis] - rows, rows), axis)
 
     def rows(self, operand: AttentionOperand) -> Tensor | None:
         """Return the vectors of the first head and batch element, (tokens, width)."""
@@ -97,33 +92,30 @@ class UniformRun:
         assert rows is not None
         return rows[rows.shape[0] - self.new_rows(operand) :].square().sum(-1).sqrt()
 
-    def partner(self, subject: Subject, operand: AttentionOperand) -> int | None:
+    def partner(self, operand: AttentionOperand) -> int | None:
         """Return the feature with which the first one is rotated; None if there is none, or several."""
-        rows = self.rows(operand)
-        nudged = {ref: _nudged(replace, self.vector.numel()) for ref, replace in self.change.results.items()}
-        inputs = {name: _nudged(replace, self.vector.numel()) for name, replace in self.change.inputs.items()}
-        run = subject.experiment.run(Intervention(inputs=inputs, results=nudged))
-        if rows is None or not run.follows(subject.base):
+        before, width = self.rows(operand), self.vector.numel()
+        results = {ref: partial(_nudge, fill, width) for ref, fill in self.change.results.items()}
+        inputs = {name: partial(_nudge, fill, width) for name, fill in self.change.inputs.items()}
+        run = self.subject.experiment.run(Intervention(inputs=inputs, results=results))
+        after = replace(self, run=run).rows(operand) if run.follows(self.subject.base) else None
+        if before is None or after is None:
             return None
-        after = UniformRun(subject, run, self.change, self.vector).rows(operand)
-        if after is None:
-            return None
-        moved = (after - rows).abs() > _MOST
-        found = {int(feature) for feature in moved.any(0).nonzero().flatten()} - {0}
-        return next(iter(found)) if len(found) == 1 else None
+        features = changed_indices((after - before).abs() > _MOST, -1) - {0}
+        return features.pop() if len(features) == 1 else None
 
-    def first_varying(self, subject: Subject, operand: AttentionOperand) -> OutputRef | None:
+    def first_varying(self, operand: AttentionOperand) -> OutputRef | None:
         """Return the first call before an operand whose result differs along an axis where it shouldn't."""
-        behind = subject.graph.downstream(set(self.change.inputs))
-        behind |= {ref for start in self.change.results for ref in subject.graph.behind(start) - {start}}
-        for event in reversed(list(subject.graph.upstream(operand.sources))):
+        graph = self.subject.graph
+        behind = graph.downstream(set(self.change.inputs))
+        behind |= {ref for start in self.change.results for ref in graph.behind(start) - {start}}
+        for event in reversed(list(graph.upstream(operand.sources))):
             ref = event.refs[0]
             value = self.run.value(ref)
             if event.name in DATA_MOVEMENT or not (value.is_floating_point() or value.is_complex()):
                 continue
-            if ref in behind and any(
-                size > 1 and axis < value.ndim - 1 and _differs(value, axis) for axis, size in enumerate(value.shape)
-            ):
+            axes = [axis for axis, size in enumerate(value.shape[:-1]) if size > 1]
+            if ref in behind and any(_differs(value, axis) for axis in axes):
                 return ref
         return None
 
@@ -131,48 +123,35 @@ class UniformRun:
 def uniform_run(subject: Subject, own: Sequence[AttentionOperand]) -> UniformRun | None:
     """Return the run in which the queries, keys and values of one attention are the same vector everywhere."""
     query = own[0]
-    axis = query.value.ndim - 1
-    if not isinstance(query.core, FusedCore):
-        contracted = query.core.scores.contracted(query.place)
-        if len(contracted) != 1:
-            return None
-        axis = contracted[0]
-    width = query.value.shape[axis]
+    if len(query.contracted) != 1:
+        return None
+    width = query.value.shape[query.contracted[0]]
     vector = torch.randn(width, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    fill = partial(_fill, vector)
     results: dict[OutputRef, Replace] = {}
     inputs: dict[str, Replace] = {}
-    for one in own:
-        every = projections(subject, one.sources)
-        if any(subject.base.value(made).shape[-1] % width for made in every):
+    for operand in own:
+        refs = projections(subject, operand.sources)
+        names = subject.graph.origins(operand.sources) & set(subject.inputs) if not refs else set()
+        values = [*map(subject.base.value, refs), *(subject.inputs[name] for name in names)]
+        if any(value.shape[-1] % width for value in values):
             return None
-        results |= dict.fromkeys(every, _filled(vector))
-        if every:
-            continue
-        for name in subject.graph.origins(one.sources) & set(subject.inputs):
-            if subject.inputs[name].shape[-1] % width:
-                return None
-            if subject.numbers.get("Lp") not in subject.inputs[name].shape:
-                inputs[name] = _filled(vector)
+        results |= dict.fromkeys(refs, fill)
+        past = subject.numbers.get("Lp")
+        inputs |= dict.fromkeys((name for name in names if past not in subject.inputs[name].shape), fill)
     change = Intervention(inputs=inputs, results=results)
     run = subject.experiment.run(change)
     return UniformRun(subject, run, change, vector) if run.follows(subject.base) else None
 
 
-def _filled(vector: Tensor) -> Replace:
-    def fill(value: Tensor) -> Tensor:
-        repeated = vector.to(value.dtype).repeat(value.shape[-1] // vector.numel())
-        return repeated.expand(value.shape).clone()
-
-    return fill
+def _fill(vector: Tensor, value: Tensor) -> Tensor:
+    return vector.to(value.dtype).repeat(value.shape[-1] // vector.numel()).expand(value.shape).clone()
 
 
-def _nudged(replace: Replace, width: int) -> Replace:
-    def nudge(value: Tensor) -> Tensor:
-        filled = replace(value)
-        filled[..., ::width] += 0.5
-        return filled
-
-    return nudge
+def _nudge(fill: Replace, width: int, value: Tensor) -> Tensor:
+    filled = fill(value)
+    filled[..., ::width] += 0.5
+    return filled
 
 
 def _differs(value: Tensor, axis: int) -> bool:
@@ -196,16 +175,15 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if same is None or same.tokens(query) is None or same.tokens(key) is None:
             continue
         judged = True
-        rotated = rotated or any(same.varies(one, same.tokens(one)) for one in (query, key))
+        rotated = rotated or any(same.varies(operand, same.tokens(operand)) for operand in (query, key))
         violation = next(_violations(same, query, key, value), None)
         if violation is not None:
             yield violation
             return
-    again = list(_cached(subject))
-    yield from again
-    if again:
-        return
-    if judged and not rotated:
+    violation = _cached(subject)
+    if violation is not None:
+        yield violation
+    elif judged and not rotated:
         yield Undecided(TOPIC, "no query or key is rotated: the same vector is equal at every position")
     elif judged:
         yield Verification(f"queries and keys are rotated by their positions, in the {subject.claims.rope} layout")
@@ -219,20 +197,23 @@ def _violations(
     if same.varies(value, same.tokens(value)):
         message = "the value is rotated: the same vector differs between positions"
         yield _violation(same, value, "AS702", message, "rotate only the query and the key")
-    for one in (query, key):
-        for symbol, axis in same.others(one) if not same.varies(one, same.tokens(one)) else ():
-            if same.varies(one, axis):
-                message = (
-                    f"the {one.role} is rotated along {symbol}: the same vector differs there, not between positions"
-                )
-                yield _violation(same, one, "AS701", message, "take the positions from the token axis")
-    for one in (query, key):
-        norms = same.lengths(one)
-        has_cache = same.new_rows(one) < one.value.shape[same.tokens(one) or 0]
+    for operand in (query, key):
+        for symbol, axis in same.others(operand) if not same.varies(operand, same.tokens(operand)) else ():
+            if same.varies(operand, axis):
+                differs = "the same vector differs there, not between positions"
+                message = f"the {operand.role} is rotated along {symbol}: {differs}"
+                yield _violation(same, operand, "AS701", message, "take the positions from the token axis")
+    for operand in (query, key):
+        norms = same.lengths(operand)
+        has_cache = same.new_rows(operand) < operand.value.shape[same.tokens(operand) or 0]
         if float((norms - norms[0]).abs().max()) > _SAME * float(norms[0].abs()) and not has_cache:
-            message = f"the {one.role}'s norm changes with its position, as with mixed layouts: it is not just rotated"
+            message = (
+                f"the {operand.role}'s norm changes with its position, as with mixed layouts: it is not just rotated"
+            )
             hint = "repeat the angles as features are paired: cat for halves, repeat_interleave for adjacent features"
-            yield _violation(same, one, "AS704", message, hint, at=_doubled(same, one))
+            doubled = _doubled(same, operand)
+            at = _paired(same.subject, doubled) if doubled is not None else None
+            yield _violation(same, operand, "AS704", message, hint, at)
     yield from _layouts(same, query, key)
     yield from _offsets(same, query, key)
 
@@ -240,15 +221,17 @@ def _violations(
 def _layouts(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
     """Compare the feature that feature 0 is rotated with to its partner in the claimed layout."""
     claimed = same.subject.claims.rope
-    partners = {one.role: same.partner(same.subject, one) for one in (query, key)}
-    wrong = [one for one in (query, key) if (p := partners[one.role]) is not None and (p == 1) == (claimed == "half")]
-    for one in wrong:
-        found = "interleaved" if claimed == "half" else "half"
-        partner = f"feature 0 of the {one.role} is rotated with feature {partners[one.role]}"
-        message = f"{partner}: the layout is {found}, expected {claimed}"
-        hint = "pair feature i with i + Dk/2" if claimed == "half" else "pair feature 2i with 2i + 1"
+    layout, hint = "half", "pair feature 2i with 2i + 1"
+    if claimed == "half":
+        layout, hint = "interleaved", "pair feature i with i + Dk/2"
+    partners = [(operand, same.partner(operand)) for operand in (query, key)]
+    wrong = [pair for pair in partners if pair[1] is not None and (pair[1] == 1) == (claimed == "half")]
+    for operand, partner in wrong:
+        rotated = f"feature 0 of the {operand.role} is rotated with feature {partner}"
+        message = f"{rotated}: the layout is {layout}, expected {claimed}"
         # if both are wrong, the mistake is in the function that both call, not in one of the calls
-        yield _violation(same, one, "AS704", message, hint, inside=len(wrong) == 2)
+        inside = _paired(same.subject, _first_rotation(same, operand)) if len(wrong) == 2 else None
+        yield _violation(same, operand, "AS704", message, hint, inside)
 
 
 def _offsets(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
@@ -262,32 +245,28 @@ def _offsets(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -
     new = same.new_rows(key)
     own = rows[rows + aligned >= k.shape[0] - new]
     if not own.numel() or bool((cosine[own, own + aligned] > 1 - _SAME).all()):
-        if _doubly(same, key, cosine):
-            message = (
-                "cached keys are rotated again: the score of a query and a key depends on more than their distance"
-            )
+        # products of one vector with itself, rotated at two positions
+        if new == k.shape[0] and bool(((cosine[1:, 1:] - cosine[:-1, :-1]).abs() > _SAME).any()):
+            depends = "the score of a query and a key depends on more than their distance"
+            message = f"cached keys are rotated again: {depends}"
             yield _violation(same, key, "AS705", message, "rotate a key once, when it enters the cache")
         return
-    shifts = [
-        shift
-        for shift in range(-k.shape[0], k.shape[0])
-        if shift and _agree(cosine, own, aligned + shift, k.shape[0] - new)
-    ]
-    by = f"by {shifts[0]:+d} positions" if shifts else "by no constant number of positions"
+    shifts = (shift for shift in range(-k.shape[0], k.shape[0]) if shift)
+    shift = next((shift for shift in shifts if _agree(cosine, own, aligned + shift, k.shape[0] - new)), None)
+    by = f"by {shift:+d} positions" if shift is not None else "by no constant number of positions"
     from_zero = _starts_at_zero(same, query) and not _starts_at_zero(same, key)
     shifted = query if from_zero and "Lp" in same.subject.numbers else key
     message = f"query and key are rotated by different offsets, {by}: at the same position the same vector differs"
-    yield _violation(
-        same, shifted, "AS703", message, "rotate both by the same positions: with a cache both start at Lp"
-    )
+    hint = "rotate both by the same positions: with a cache both start at Lp"
+    yield _violation(same, shifted, "AS703", message, hint)
 
 
-def _starts_at_zero(same: UniformRun, one: AttentionOperand) -> bool:
+def _starts_at_zero(same: UniformRun, operand: AttentionOperand) -> bool:
     """Return whether the first new token isn't rotated."""
-    rows = same.rows(one)
+    rows = same.rows(operand)
     if rows is None:
         return False
-    first = rows[rows.shape[0] - same.new_rows(one)]
+    first = rows[rows.shape[0] - same.new_rows(operand)]
     return bool(torch.isclose(first, same.vector * (first[0] / same.vector[0]), rtol=1e-6).all())
 
 
@@ -296,96 +275,62 @@ def _agree(cosine: Tensor, own: Tensor, offset: int, first: int) -> bool:
     return inside.numel() > 1 and bool((cosine[inside, inside + offset] > 1 - _SAME).all())
 
 
-def _doubly(same: UniformRun, key: AttentionOperand, cosine: Tensor) -> bool:
-    """Return whether products of one vector with itself, rotated at two positions, depend on more than the distance."""
-    if same.new_rows(key) < cosine.shape[1]:
-        return False
-    return bool(((cosine[1:, 1:] - cosine[:-1, :-1]).abs() > _SAME).any())
-
-
-def _cached(subject: Subject) -> Iterator[Outcome]:
+def _cached(subject: Subject) -> Violation | None:
     """Compare the cached keys that a call returns with those that it received: they must be equal."""
     past = subject.numbers.get("Lp", 0)
-    if past < 2:
-        return
-    for name, value in (*subject.base.inputs.items(), *subject.base.state.items()):
+    for name, value in (*subject.base.inputs.items(), *subject.base.state.items()) if past > 1 else ():
         if past not in value.shape or value.ndim < 3:
             continue
         axis = list(value.shape).index(past)
         for _, returned in subject.base.returned:
-            rows = _first_rows(returned, value, axis, past)
-            if rows is None or bool(torch.isclose(rows, value, rtol=1e-6).all()) or not _same_norms(rows, value):
+            longer = returned.ndim == value.ndim and returned.shape[axis] > past
+            rows = returned.narrow(axis, 0, past) if longer else value
+            if rows.shape != value.shape or torch.allclose(rows, value, rtol=1e-6):
+                continue
+            if not torch.allclose(rows.square().sum(-1), value.square().sum(-1), rtol=1e-6):
                 continue
             at = _after_concatenation(subject, name)
-            yield Violation(
-                code="AS705",
-                message=f"cached keys are rotated again: the call returns those of {name} rotated once more",
-                at=at,
-                place=helper_call(subject, at) if at is not None else None,
-                hint="rotate a key once, when it enters the cache: torch.cat((past_key, rotate(k)), dim=2)",
-                evidence=f"compared {name} with the first {past} returned keys",
-            )
-            return
-
-
-def _first_rows(returned: Tensor, value: Tensor, axis: int, past: int) -> Tensor | None:
-    """Return the rows of a longer cache that correspond to those of a given one."""
-    if returned.ndim != value.ndim or returned.shape[axis] <= past:
-        return None
-    rows = returned.narrow(axis, 0, past)
-    return rows if rows.shape == value.shape else None
+            place = helper_call(subject, at) if at is not None else None
+            message = f"cached keys are rotated again: the call returns those of {name} rotated once more"
+            hint = "rotate a key once, when it enters the cache: torch.cat((past_key, rotate(k)), dim=2)"
+            evidence = f"compared {name} with the first {past} returned keys"
+            return Violation("AS705", message, at, hint, evidence, place=place)
+    return None
 
 
 def _after_concatenation(subject: Subject, name: str) -> OutputRef | None:
     """Return the first call that computes with the concatenation of a cache and new keys."""
-    joined = {address for address in subject.graph.downstream({name}) if subject.base.event(address).name in JOINS}
-    behind = {address for start in joined for address in subject.graph.behind(start)}
-    later = sorted(address for address in behind - joined if subject.base.event(address).name not in DATA_MOVEMENT)
-    return later[0] if later else None
-
-
-def _same_norms(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.isclose(a.square().sum(-1), b.square().sum(-1), rtol=1e-6).all())
+    joined = {ref for ref in subject.graph.downstream({name}) if subject.base.event(ref).name in JOINS}
+    behind = {ref for start in joined for ref in subject.graph.behind(start)}
+    later = (ref for ref in behind - joined if subject.base.event(ref).name not in DATA_MOVEMENT)
+    return min(later, default=None)
 
 
 def _violation(
-    same: UniformRun,
-    one: AttentionOperand,
-    code: str,
-    message: str,
-    hint: str,
-    inside: bool = False,
-    at: OutputRef | None = None,
+    same: UniformRun, operand: AttentionOperand, code: str, message: str, hint: str, at: OutputRef | None = None
 ) -> Violation:
-    """Return the violation at the first call that rotates an operand.
+    """Return the violation at a call inside a helper function, else where the first call that rotates is made.
 
-    It names the line where a helper function is called, unless the mistake is inside the function.
+    If that call is in a helper function, it is the line that calls the function.
     """
-    subject = same.subject
-    inside = inside or at is not None
-    at = at or same.first_varying(subject, one) or OutputRef(one.event.order)
-    if inside:
-        at = _paired(subject, at)
-    return Violation(
-        code=code,
-        message=message,
-        at=at,
-        place=None if inside else helper_call(subject, at),
-        hint=hint,
-        evidence="gave every token, head and batch element the same vector",
-    )
-
-
-def _doubled(same: UniformRun, one: AttentionOperand) -> OutputRef | None:
-    """Return the call that repeats the angles for both features of a pair."""
-    subject = same.subject
-    at = same.first_varying(subject, one)
+    place = None
     if at is None:
-        return None
-    data = subject.graph.depends_on_data
-    for sources in subject.base.event(at).sources:
-        for event in subject.graph.upstream(sources):
-            if event.refs[0] not in data and event.name in REPEATS | JOINS:
+        at = _first_rotation(same, operand)
+        place = helper_call(same.subject, at)
+    evidence = "gave every token, head and batch element the same vector"
+    return Violation(code, message, at, hint, evidence, place=place)
+
+
+def _first_rotation(same: UniformRun, operand: AttentionOperand) -> OutputRef:
+    return same.first_varying(operand) or OutputRef(operand.event.order)
+
+
+def _doubled(same: UniformRun, operand: AttentionOperand) -> OutputRef | None:
+    """Return the call that repeats the angles for both features of a pair."""
+    graph, at = same.subject.graph, same.first_varying(operand)
+    for sources in graph.node(at).sources if at is not None else ():
+        for event in graph.upstream(sources):
+            if event.refs[0] not in graph.depends_on_data and event.name in REPEATS | JOINS:
                 return event.refs[0]
     return None
 

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,7 +19,7 @@ from attnshape.checks.attention.cores import Core, FusedCore, between
 from attnshape.checks.attention.operands import AttentionOperand, operands, projection
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
+from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.errors import AttnshapeError, Option
 from attnshape.tracing.operations import PRODUCTS_WITH_ADDEND, SCALINGS
@@ -66,8 +67,7 @@ def known_factors(subject: Subject, width: int) -> Iterator[KnownFactor]:
 def expected_scale(subject: Subject, width: int) -> float:
     """Return the claimed scale for heads of a width, 1/sqrt(Dk) if none is claimed.
 
-    Raises:
-        AttnshapeError: The claim can't be evaluated to a number.
+    Raises AttnshapeError if the claim can't be evaluated to a number.
     """
     if subject.claims.scale is None:
         return 1 / math.sqrt(width)
@@ -83,15 +83,15 @@ def expected_scale(subject: Subject, width: int) -> float:
 
 def _other_widths(subject: Subject, width: int) -> dict[str, int]:
     """Return the widths that a model may have besides that of one head, by name."""
-    found = {}
+    widths = {}
     if "D" in subject.numbers:
-        found["D"] = subject.numbers["D"]
+        widths["D"] = subject.numbers["D"]
     elif "H" in subject.numbers:
-        found["H*Dk"] = subject.numbers["H"] * width
+        widths["H*Dk"] = subject.numbers["H"] * width
     for name, value in subject.inputs.items():
-        if value.ndim >= 2 and value.is_floating_point() and value.shape[-1] not in (*found.values(), width):
-            found[f"the width of {name}"] = value.shape[-1]
-    return {name: number for name, number in found.items() if number not in (width, 1)}
+        if value.ndim >= 2 and value.is_floating_point() and value.shape[-1] not in widths.values():
+            widths[f"the width of {name}"] = value.shape[-1]
+    return {name: number for name, number in widths.items() if number not in (width, 1)}
 
 
 CODES: tuple[str, ...] = ("AS201", "AS202", "AS203", "AS204", "AS205", "AS207")
@@ -106,145 +106,105 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if not subject.measured and not subject.fused:
         yield Undecided(TOPIC, "no attention with a softmax was found")
         return
-    seen: set[tuple[str, object]] = set()
-    for core, at, factor, why in _factors(subject):
-        outcome = _judge(subject, core, at, factor, why)
+    outcomes: dict[object, Outcome] = {}
+    for outcome in _outcomes(subject):
         place = subject.source(outcome.at) if isinstance(outcome, Violation) else None
-        key = (getattr(outcome, "code", str(outcome)), place)
-        if key not in seen:
-            seen.add(key)
-            yield outcome
+        outcomes.setdefault((getattr(outcome, "code", str(outcome)), place), outcome)
+    yield from outcomes.values()
 
 
-def _factors(subject: Subject) -> Iterator[tuple[Core | FusedCore, OutputRef, float | None, str]]:
-    """Yield each core with the factor between its products and the softmax, or why there is no single one."""
+def _outcomes(subject: Subject) -> Iterator[Outcome]:
     for measured in subject.measured:
-        core = measured.core
-        mapping = measured.scores_map
+        core, mapping = measured.core, measured.scores_map
         inner = _inner(core)
         if mapping is None or not mapping.elementwise:
-            yield (
-                core,
-                core.scores.ref,
-                None,
-                "the scores are not a multiple of the products: they are capped, or heads are mixed",
-            )
+            why = "the scores are not a multiple of the products: they are capped, or heads are mixed"
+            yield Undecided(TOPIC, why)
         elif mapping.common_factor is None or inner is None:
-            yield core, core.scores.ref, None, "the factor differs between scores"
+            yield Undecided(TOPIC, "the factor differs between scores")
         else:
-            yield core, core.scores.ref, mapping.common_factor * inner * core.softmax.base, ""
+            yield _judge(subject, core, core.scores.ref, mapping.common_factor * inner * core.softmax.base)
     for fused in subject.fused:
-        yield fused, fused.context, fused.scale, ""
+        yield _judge(subject, fused, fused.context, fused.scale)
 
 
 def _inner(core: Core) -> float | None:
     """Return the factor within the product itself: baddbmm and addmm have one."""
-    made = core.scores
-    if made.last.name not in PRODUCTS_WITH_ADDEND:
+    scores = core.scores
+    if scores.last.name not in PRODUCTS_WITH_ADDEND:
         return 1.0
-    plain = torch.matmul(made.given(made.left), made.given(made.right))
-    ratio = ((made.result - made.added) / plain).flatten()
+    plain = torch.matmul(scores.given(scores.left), scores.given(scores.right))
+    ratio = ((scores.result - scores.added) / plain).flatten()
     return float(ratio.median()) if bool(torch.isclose(ratio, ratio.median(), rtol=1e-5).all()) else None
 
 
-def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: float | None, why: str) -> Outcome:
-    if factor is None:
-        return Undecided(TOPIC, why)
-    own = [one for one in operands(subject) if one.core is core]
-    query, key = own[0], own[1]
-    if len(_contracted(query)) != 1:
+def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: float) -> Outcome:
+    query, key, _ = (operand for operand in operands(subject) if operand.core is core)
+    if len(query.contracted) != 1:
         return Undecided(TOPIC, "the product of queries and keys contracts more than one axis")
-    lengths = [_stretch(subject, query), _stretch(subject, key)]
-    if any(length is None for length in lengths):
+    lengths = _stretch(subject, query), _stretch(subject, key)
+    if lengths[0] is None or lengths[1] is None:
         return Undecided(TOPIC, "queries or keys are not simply multiplied by one factor before their product")
-    scale = abs(factor) * math.prod(length for length in lengths if length is not None)
-    width = query.value.shape[_contracted(query)[0]]
-    widths = _widths_of(core, query)
+    scale = abs(factor) * (lengths[0] * lengths[1])
+    width = query.value.shape[query.contracted[0]]
     place = _place(subject, core, at, (query, key))
-    expected = expected_scale(subject, width)
-    if subject.claims.scale is not None:
-        if math.isclose(scale, expected, rel_tol=_CLOSE):
-            return Verification(f"scores are scaled by {subject.claims.scale}, as claimed")
-    elif (kinds := _kinds(scale, widths)) is not None:
-        width_formula = f"{kinds}*Dk" if kinds > 1 else "Dk"
-        return Observation(f"scores are scaled by 1/sqrt({width_formula})")
-    if math.isclose(scale, 1.0, rel_tol=_CLOSE):
-        return _unscaled(subject, place, expected)
-    found = next(
-        (known for known in known_factors(subject, width) if math.isclose(scale, known.value, rel_tol=_CLOSE)), None
-    )
-    if found is None and subject.claims.scale is None:
+    claimed, expected = subject.claims.scale, expected_scale(subject, width)
+
+    def is_scale(number: float) -> bool:
+        return math.isclose(scale, number, rel_tol=_CLOSE)
+
+    if claimed is not None and is_scale(expected):
+        return Verification(f"scores are scaled by {claimed}, as claimed")
+    # how many kinds of score are added
+    for kinds in range(1, _MOST_KINDS + 1) if claimed is None else ():
+        if any(is_scale(1 / math.sqrt(kinds * width)) for width in _widths_of(core, query)):
+            return Observation(f"scores are scaled by 1/sqrt({f'{kinds}*Dk' if kinds > 1 else 'Dk'})")
+    if is_scale(1.0):
+        if claimed is None:
+            return Observation("scores are not scaled", place)
+        message = f"scores are not scaled, expected {claimed} = {expected:.4g}"
+        evidence = "replaced the products by 0, 1 and 2, and read 0, 1 and 2 at the softmax"
+        return Violation("AS204", message, place, "divide by math.sqrt(Dk)", evidence, "reproduced")
+    known = next((known for known in known_factors(subject, width) if is_scale(known.value)), None)
+    if known is None and claimed is None:
         return Observation(f"scores are scaled by {scale:.4g}, which is no known function of the sizes", place)
-    return _violation(subject, place, scale, expected, found)
-
-
-def _unscaled(subject: Subject, place: OutputRef, expected: float) -> Outcome:
-    if subject.claims.scale is None:
-        return Observation("scores are not scaled", place)
-    return Violation(
-        code="AS204",
-        message=f"scores are not scaled, expected {subject.claims.scale} = {expected:.4g}",
-        at=place,
-        hint="divide by math.sqrt(Dk)",
-        shown="reproduced",
-        evidence="replaced the products by 0, 1 and 2, and read 0, 1 and 2 at the softmax",
-    )
-
-
-def _violation(subject: Subject, place: OutputRef, scale: float, expected: float, found: KnownFactor | None) -> Outcome:
-    formula = subject.claims.scale or "1/sqrt(Dk)"
-    text = f"{found.formula} = {scale:.4g}" if found is not None else f"{scale:.4g}"
-    return Violation(
-        code=found.code if found is not None else "AS207",
-        message=f"scores are scaled by {text}, expected {formula} = {expected:.4g}",
-        at=place,
-        hint=found.hint if found is not None else f"multiply by {formula}",
-        shown="reproduced",
-        evidence="replaced products and projections by known numbers, and read them at the softmax",
-    )
-
-
-def _kinds(scale: float, widths: set[int]) -> int | None:
-    """Return the number of kinds of score, added together, for which a scale is right; None if it is for none."""
-    for kinds in range(1, _MOST_KINDS + 1):
-        if any(math.isclose(scale, 1 / math.sqrt(kinds * width), rel_tol=_CLOSE) for width in widths):
-            return kinds
-    return None
+    known = known or KnownFactor("AS207", "", scale, f"multiply by {claimed}")
+    by = f"{known.formula} = {scale:.4g}" if known.formula else f"{scale:.4g}"
+    message = f"scores are scaled by {by}, expected {claimed or '1/sqrt(Dk)'} = {expected:.4g}"
+    evidence = "replaced products and projections by known numbers, and read them at the softmax"
+    return Violation(known.code, message, place, known.hint, evidence, "reproduced")
 
 
 def _widths_of(core: Core | FusedCore, query: AttentionOperand) -> set[int]:
     """Return how many features a score sums over: in each product, and in all products that are added."""
     if isinstance(core, FusedCore):
         return {query.value.shape[-1]}
-    every = [
-        math.prod(one.given(one.left).shape[axis] for axis in one.contracted(one.left))
-        for one in (core.scores, *core.more_scores)
+    widths = [
+        math.prod(product.given(product.left).shape[axis] for axis in product.contracted(product.left))
+        for product in (core.scores, *core.more_scores)
     ]
-    return {*every, sum(every)}
+    return {*widths, sum(widths)}
 
 
 def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
     """Return the factor between a projection and the query or key that enters the product; None if there isn't one."""
-    made = projection(subject, operand.sources)
+    ref = projection(subject, operand.sources)
     names = sorted(subject.graph.origins(operand.sources) & set(subject.inputs))
-    if made is None and not names:
+    if ref is None and not names:
         return 1.0
-    width = (subject.base.value(made) if made is not None else subject.base.inputs[names[0]]).shape[-1]
-    head = subject.numbers.get("Dk", 0) or operand.value.shape[_contracted(operand)[0]]
+    width = (subject.base.value(ref) if ref is not None else subject.base.inputs[names[0]]).shape[-1]
+    head = subject.numbers.get("Dk", 0) or operand.value.shape[operand.contracted[0]]
     starts = (0, head, width // 3, width // 3 * 2, width - 2 * head, width - head)
     features = dict.fromkeys(feature for feature in starts if 0 <= feature < width)
     for feature in features:
-        longer = _longer(feature)
-        change = (
-            Intervention(results={made: longer})
-            if made is not None
-            else Intervention(inputs=dict.fromkeys(names, _first_longer))
-        )
+        change = Intervention(inputs=dict.fromkeys(names, _first_longer))
+        if ref is not None:
+            change = Intervention(results={ref: partial(_longer, feature)})
         run = subject.experiment.run(change)
         if not run.follows(subject.base):
             return None
         difference = operand.of(run) - operand.value
-        lengths = difference.double().square().sum(_contracted(operand)).sqrt().flatten()
+        lengths = difference.double().square().sum(operand.contracted).sqrt().flatten()
         lengths = lengths[lengths > subject.experiment.tolerance]
         if lengths.numel():
             same = bool(torch.isclose(lengths, lengths[0], rtol=1e-4).all())
@@ -252,23 +212,14 @@ def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
     return None
 
 
-def _contracted(operand: AttentionOperand) -> tuple[int, ...]:
-    if isinstance(operand.core, FusedCore):
-        return (operand.value.ndim - 1,)
-    return operand.core.scores.contracted(operand.place)
-
-
 def _first_longer(value: torch.Tensor) -> torch.Tensor:
     value[(0,) * value.ndim] += 1
     return value
 
 
-def _longer(feature: int) -> Replace:
-    def change(value: torch.Tensor) -> torch.Tensor:
-        value[..., feature] += 1
-        return value
-
-    return change
+def _longer(feature: int, value: torch.Tensor) -> torch.Tensor:
+    value[..., feature] += 1
+    return value
 
 
 def _place(subject: Subject, core: Core | FusedCore, at: OutputRef, own: tuple[AttentionOperand, ...]) -> OutputRef:
@@ -278,10 +229,7 @@ def _place(subject: Subject, core: Core | FusedCore, at: OutputRef, own: tuple[A
     if isinstance(core, Core):
         paths.append(between(flow, core.scores.ref, core.softmax.sources))
     for operand in own:
-        made = projection(subject, operand.sources)
-        paths.append(between(flow, made, operand.sources) if made is not None else flow.upstream(operand.sources))
-    return next((event.refs[0] for path in paths for event in path if _scales(event)), at)
-
-
-def _scales(event: ReplayedCall) -> bool:
-    return event.name in SCALINGS and sum(one.numel() > 1 for one in event.given) == 1
+        ref = projection(subject, operand.sources)
+        paths.append(between(flow, ref, operand.sources) if ref is not None else flow.upstream(operand.sources))
+    scalings = (event for path in paths for event in path if event.name in SCALINGS)
+    return next((event.refs[0] for event in scalings if sum(value.numel() > 1 for value in event.given) == 1), at)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from attnshape.checks.attention.cores import product
-from attnshape.checks.attention.divergences import scrambles, splits_fused_projection
-from attnshape.checks.attention.perturbation import Divergence, divergences
+from attnshape.checks.attention.cores import between, product
+from attnshape.checks.attention.perturbation import Divergence, changed_indices, divergences
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
-from attnshape.tracing.operations import (
-    CONVOLUTIONS,
-    DATA_MOVEMENT,
-    DIVISIONS,
-    MULTIPLICATIONS,
-    NORMS,
-    PRODUCTS,
-    REVERSED_DIVISIONS,
-    SPLITS,
-    SUBTRACTIONS,
-)
+from attnshape.tracing import operations as ops
 
 CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS111", "AS113", "AS602")
 TOPIC = "tokens before attention"
-_INVERSE = DIVISIONS | REVERSED_DIVISIONS | {"rsqrt", "reciprocal", "pow"}
+_DIVISIONS = ops.DIVISIONS | ops.REVERSED_DIVISIONS
+_INVERSE = _DIVISIONS | {"rsqrt", "reciprocal", "pow"}
 _NEAR = 4
 """The most calls between subtracting the mean and dividing by the standard deviation."""
 
@@ -33,9 +23,9 @@ _NEAR = 4
 def check(subject: Subject) -> Iterator[Outcome]:
     """Change one token of the inputs, and find the first call after which other positions change."""
     comparable, mixing = False, None
-    scores = [one for core in subject.cores for one in (core.scores, *core.more_scores, *core.positional)]
-    mixed_by = [*(one.ref for one in scores), *(core.context for core in subject.fused)]
-    behind = {address for start in mixed_by for address in subject.graph.behind(start)}
+    scores = [product for core in subject.cores for product in (core.scores, *core.more_scores, *core.positional)]
+    mixed_by = [*(product.ref for product in scores), *(core.context for core in subject.fused)]
+    behind = {ref for start in mixed_by for ref in subject.graph.behind(start)}
     for symbol in subject.lengths:
         index = subject.numbers[symbol] // 2
         change = subject.at_index(symbol, index)
@@ -65,86 +55,97 @@ def check(subject: Subject) -> Iterator[Outcome]:
 
 
 def _violation(subject: Subject, divergence: Divergence, symbol: str, index: int, name: str) -> Violation | None:
-    event = divergence.event
+    def change(index: int) -> Intervention:
+        return Intervention(inputs=subject.at_index(symbol, index))
+
     evidence = f"changed token {index} of {name}"
-    if event.name in DATA_MOVEMENT:
-        if not scrambles(
-            subject, divergence, symbol, index, lambda i: Intervention(inputs=subject.at_index(symbol, i))
-        ):
-            return None
-        return _scrambled(subject, divergence, symbol, index, evidence)
-    if not _before_attention(subject, event):
-        return None
-    return mixed(subject, divergence, index, evidence)
+    if divergence.event.name in ops.DATA_MOVEMENT:
+        wrong = scrambles(subject, divergence, symbol, index, change)
+        return _scrambled(subject, divergence, symbol, index, evidence) if wrong else None
+    return mixed(subject, divergence, index, evidence) if _before_attention(subject, divergence.event) else None
 
 
 def mixed(subject: Subject, divergence: Divergence, index: int, evidence: str) -> Violation | None:
     """Return the violation if a call other than attention mixes tokens and shouldn't."""
     event, which = divergence.event, divergence.summary or divergence.event
-    if event.name in NORMS or _normalises(subject, divergence):
-        return Violation(
-            code="AS104",
-            message=f"{which.short_name} runs over the tokens: token {index} changes all others",
-            at=which.refs[0],
-            hint="normalise each token by itself, over the last axis",
-            evidence=evidence,
-        )
-    if (event.name in PRODUCTS and _with_parameters(subject, event)) or _is_wide_convolution(divergence):
-        return Violation(
-            code="AS103",
-            message=f"{event.short_name} mixes tokens outside attention: token {index} affects "
-            f"{divergence.indices_text}",
-            at=divergence.ref,
-            hint="apply the weights to the last axis, the features of a token",
-            evidence=evidence,
-        )
+    if event.name in ops.NORMS or _normalises(subject, divergence):
+        message = f"{which.short_name} runs over the tokens: token {index} changes all others"
+        hint = "normalise each token by itself, over the last axis"
+        return Violation("AS104", message, which.refs[0], hint, evidence)
+    if (event.name in ops.PRODUCTS and _with_parameters(subject, event)) or _is_wide_convolution(divergence):
+        affects = f"token {index} affects {divergence.indices_text}"
+        message = f"{event.short_name} mixes tokens outside attention: {affects}"
+        hint = "apply the weights to the last axis, the features of a token"
+        return Violation("AS103", message, divergence.ref, hint, evidence)
     return None
 
 
 def _scrambled(subject: Subject, divergence: Divergence, symbol: str, index: int, evidence: str) -> Violation:
-    shape = tuple(divergence.event.values[divergence.ref.output].shape)
-    summary = divergence.summary
-    where = f"axis {divergence.axis} has the size of {symbol}, but token {index} ends up at {divergence.indices_text}"
+    at, summary = divergence.ref, divergence.summary
     repeat = _repeat(subject, divergence)
     if repeat is not None:
-        return Violation(
-            code="AS602",
-            message=f"key and value heads are repeated along the wrong axis: {where}",
-            at=repeat,
-            hint="repeat the head axis: k.repeat_interleave(G, dim=1) for (B, Hkv, L, Dk)",
-            evidence=evidence,
-        )
-    if summary is not None and summary.name in SPLITS:
+        at, code, what = repeat, "AS602", "key and value heads are repeated along the wrong axis"
+        hint = "repeat the head axis: k.repeat_interleave(G, dim=1) for (B, Hkv, L, Dk)"
+    elif summary is not None and summary.name in ops.SPLITS:
         return wrong_cut(summary.refs[0], symbol, divergence, f"token {index}", evidence)
-    if splits_fused_projection(subject, divergence):
-        return wrong_cut(divergence.ref, symbol, divergence, f"token {index}", evidence)
-    if subject.head_sizes & set(shape):
-        return Violation(
-            code="AS111",
-            message=f"heads are split without a transpose: {where}",
-            at=divergence.ref,
-            hint=".view(B, L, H, Dk).transpose(1, 2)",
-            evidence=evidence,
-        )
-    return Violation(
-        code="AS105",
-        message=f"a layout operation scrambles tokens: {where}",
-        at=divergence.ref,
-        hint="transpose first; reshape may only split an axis or merge adjacent ones",
-        evidence=evidence,
-    )
+    elif splits_fused_projection(subject, divergence):
+        return wrong_cut(at, symbol, divergence, f"token {index}", evidence)
+    elif subject.head_sizes & set(divergence.event.values[at.output].shape):
+        code, what = "AS111", "heads are split without a transpose"
+        hint = ".view(B, L, H, Dk).transpose(1, 2)"
+    else:
+        code, what = "AS105", "a layout operation scrambles tokens"
+        hint = "transpose first; reshape may only split an axis or merge adjacent ones"
+    return Violation(code, f"{what}: {where(divergence, symbol, f'token {index}')}", at, hint, evidence)
 
 
 def wrong_cut(at: OutputRef, symbol: str, divergence: Divergence, changed: str, evidence: str) -> Violation:
     """Return the violation for a fused projection that is cut along another axis than its last one."""
-    return Violation(
-        code="AS113",
-        message=f"the fused projection is cut along the wrong axis: axis {divergence.axis} has the size of {symbol}, "
-        f"but {changed} ends up at {divergence.indices_text}",
-        at=at,
-        hint="cut the last axis: query, key, value = qkv.chunk(3, dim=-1)",
-        evidence=evidence,
-    )
+    message = f"the fused projection is cut along the wrong axis: {where(divergence, symbol, changed)}"
+    return Violation("AS113", message, at, "cut the last axis: query, key, value = qkv.chunk(3, dim=-1)", evidence)
+
+
+def where(divergence: Divergence, symbol: str, changed: str) -> str:
+    """Return a clause that says at which indices of the symbol's axis a change ends up."""
+    return f"axis {divergence.axis} has the size of {symbol}, but {changed} ends up at {divergence.indices_text}"
+
+
+def splits_fused_projection(subject: Subject, divergence: Divergence) -> bool:
+    """Return whether a layout operation splits a projection that holds queries, keys and values, or keys and values."""
+    event = divergence.event
+    shape = event.values[divergence.ref.output].shape
+    width = subject.numbers.get("H", 0) * subject.numbers.get("Dk", 0) or subject.numbers.get("D", 0)
+    last = event.given[0].shape[-1] if event.given and event.given[0].ndim else 0
+    return width > 0 and any(last == parts * width and (parts in shape or event.name in ops.SPLITS) for parts in (2, 3))
+
+
+def scrambles(
+    subject: Subject, divergence: Divergence, symbol: str, index: int, change: Callable[[int], Intervention]
+) -> bool:
+    """Return whether a call moves one token to several places, or two tokens to one place.
+
+    A token that is alone at another place was moved as a whole, as by a shift.
+    """
+    event, summary = divergence.event, divergence.summary
+    data = subject.graph.depends_on_data
+    # the data decides what is selected, as when tokens are sorted or sent to experts
+    chosen = event.name in ops.SELECTIONS and any(not data.isdisjoint(sources) for sources in event.sources[1:])
+    if event.name in ops.JOINS or chosen:
+        return False
+    if summary is not None:
+        path = [call for start in summary.refs for call in between(subject.graph, start, tuple(event.producers))]
+        if any(call.name not in ops.DATA_MOVEMENT for call in (summary, *path)):
+            return False
+    if len(divergence.indices) > 1:
+        return True
+    size = event.values[divergence.ref.output].shape[divergence.axis]
+    for beside in (index - 1, index + 1):
+        if 0 <= beside < min(size, subject.numbers[symbol]):
+            diff = subject.perturb(change(beside))
+            changed = changed_indices(diff.mask(divergence.ref), divergence.axis) if diff.comparable else set()
+            if not changed.isdisjoint(divergence.indices):
+                return True
+    return False
 
 
 def _repeat(subject: Subject, divergence: Divergence) -> OutputRef | None:
@@ -152,7 +153,7 @@ def _repeat(subject: Subject, divergence: Divergence) -> OutputRef | None:
     if subject.numbers.get("Hkv", 0) < 2 and "G" not in subject.numbers:
         return None
     for event in (divergence.event, *subject.graph.upstream(divergence.event.sources[0])):
-        if event.name not in DATA_MOVEMENT:
+        if event.name not in ops.DATA_MOVEMENT:
             return None
         if event.values[0].numel() > event.given[0].numel():
             return event.refs[0]
@@ -161,26 +162,21 @@ def _repeat(subject: Subject, divergence: Divergence) -> OutputRef | None:
 
 def _normalises(subject: Subject, divergence: Divergence) -> bool:
     """Return whether a call is part of a normalisation by a statistic over the tokens."""
-    event = divergence.event
-    if event.name in DIVISIONS | REVERSED_DIVISIONS:
-        return divergence.summary is not None
-    if divergence.summary is None:
-        return False
-    if event.name in MULTIPLICATIONS:
-        behind = subject.graph.behind(divergence.summary.refs[0])
-        return any(
-            one.name in _INVERSE and one.refs[0] in behind
-            for every in event.sources
-            for one in subject.graph.upstream(every)
-        )
-    if event.name in SUBTRACTIONS:
+    event, summary = divergence.event, divergence.summary
+    if summary is None or event.name in _DIVISIONS:
+        return summary is not None
+    if event.name in ops.MULTIPLICATIONS:
+        behind = subject.graph.behind(summary.refs[0])
+        earlier = subject.graph.upstream(tuple(event.producers))
+        return any(before.name in _INVERSE and before.refs[0] in behind for before in earlier)
+    if event.name in ops.SUBTRACTIONS:
         behind = subject.graph.behind(divergence.ref)
         return any(
-            one.name in DIVISIONS | REVERSED_DIVISIONS
-            and len(one.given) == 2
-            and one.sources[0][0] in behind
-            and one.given[1].shape == divergence.summary.values[0].shape
-            for one in subject.base.events[event.order : event.order + _NEAR]
+            later.name in _DIVISIONS
+            and len(later.given) == 2
+            and later.sources[0][0] in behind
+            and later.given[1].shape == summary.values[0].shape
+            for later in subject.base.events[event.order : event.order + _NEAR]
         )
     return False
 
@@ -188,26 +184,23 @@ def _normalises(subject: Subject, divergence: Divergence) -> bool:
 def _is_wide_convolution(divergence: Divergence) -> bool:
     """Return whether a convolution takes tokens for channels, so that it affects more positions than its kernel has."""
     event = divergence.event
-    return event.name in CONVOLUTIONS and len(event.given) > 1 and len(divergence.indices) > event.given[1].shape[-1]
+    return (
+        event.name in ops.CONVOLUTIONS and len(event.given) > 1 and len(divergence.indices) > event.given[1].shape[-1]
+    )
 
 
 def _before_attention(subject: Subject, event: ReplayedCall) -> bool:
     """Return whether scores over tokens depend on a call."""
     behind = subject.graph.behind(OutputRef(event.order))
+    others = set(subject.numbers.values()) - {subject.numbers[symbol] for symbol in subject.lengths}
     for core in subject.cores:
         parts = {OutputRef(core.scores.first.order), OutputRef(core.value.first.order)}
-        if parts & behind and any(_is_length(subject, core.weights.shape[axis]) for axis in core.key_axes):
+        if parts & behind and any(core.weights.shape[axis] not in others for axis in core.key_axes):
             return True
     return any(core.context in behind for core in subject.fused)
 
 
-def _is_length(subject: Subject, size: int) -> bool:
-    return any(size == subject.numbers[symbol] for symbol in subject.lengths) or size not in subject.numbers.values()
-
-
 def _with_parameters(subject: Subject, event: ReplayedCall) -> bool:
     """Return whether one operand of a product depends on no input."""
-    made = product(event, subject.graph)
-    return made is not None and not all(
-        subject.graph.carries_data(made.sources(place)) for place in (made.left, made.right)
-    )
+    matmul = product(event, subject.graph)
+    return matmul is not None and not all(subject.graph.carries_data(matmul.sources(place)) for place in matmul.places)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from attnshape.checks.attention.cores import FusedCore, softmaxes
 from attnshape.checks.attention.elementwise import HIDES
-from attnshape.checks.attention.operands import AttentionOperand, OperandRole, operands, projection
-from attnshape.checks.attention.perturbation import PerturbationDiff, other_numbers
+from attnshape.checks.attention.operands import AttentionOperand, operands, projection
+from attnshape.checks.attention.perturbation import other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
@@ -17,7 +18,13 @@ from attnshape.tracing.operations import JOINS, SHAPE_FROM_SECOND
 
 CODES: tuple[str, ...] = ("AS801", "AS802", "AS803", "AS804")
 TOPIC = "unused inputs"
-_CODES: dict[str, str] = {"query": "AS801", "key": "AS802", "value": "AS803", "memory": "AS804"}
+_ROLES = {
+    "query": ("AS801", "the query"),
+    "key": ("AS802", "the keys"),
+    "value": ("AS803", "the values"),
+    "memory": ("AS804", "the memory"),
+}
+"""The code and the name of each role."""
 _NAMES: tuple[tuple[str, str], ...] = (
     ("value", r"(^|_)(v|vs|values?)($|_)|value"),
     ("key", r"(^|_)(k|ks|keys?)($|_)|key"),
@@ -29,7 +36,11 @@ _PADS = re.compile(r"mask|pad|pos|bias|cos|sin|freq|emb|rope|rotary|time|scale|w
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Change each input as a whole, then each operand of attention, and check whether any result changes."""
-    unused = [name for name in subject.inputs if _is_sequence(subject, name) and not _matters(subject, name)]
+    unused = []
+    for name in filter(partial(_is_sequence, subject), subject.inputs):
+        moved = subject.perturb(Intervention(inputs={name: other_numbers}))
+        if moved.has_no_effect and moved.returned():
+            unused.append(name)
     roles = {name: _role(subject, name) for name in unused}
     if {"query", "key"} <= set(roles.values()):
         # the scores have no effect, which is one mistake
@@ -41,37 +52,30 @@ def check(subject: Subject) -> Iterator[Outcome]:
             yield _violation(role, name, _line(subject, name, role), f"changed all of {name}")
     if unused:
         return
-    inner = list(_inside(subject))
-    yield from inner
-    if not inner:
-        if subject.inputs:
-            yield Verification("the result depends on every input, and attention on its queries, keys and values")
-        else:
-            yield Undecided(TOPIC, "no input is a floating-point tensor")
+    violation = _inside(subject)
+    if violation is not None:
+        yield violation
+    elif subject.inputs:
+        yield Verification("the result depends on every input, and attention on its queries, keys and values")
+    else:
+        yield Undecided(TOPIC, "no input is a floating-point tensor")
+
+
+def _last_name(name: str) -> str:
+    """Return an input's name as a word, without brackets and quotation marks."""
+    return re.sub(r"[\[\]'\".]+", "_", name).strip("_").lower()
 
 
 def _is_sequence(subject: Subject, name: str) -> bool:
     """Return whether an input is a sequence of vectors, not a mask, a position or a weight."""
     value = subject.inputs[name]
-    last = re.sub(r"[\[\]'\".]+", "_", name).strip("_").lower()
-    return value.ndim >= 3 and value.is_floating_point() and not _PADS.search(last)
-
-
-def _matters(subject: Subject, name: str) -> bool:
-    moved = subject.perturb(Intervention(inputs={name: other_numbers}))
-    return not has_no_effect(moved) or not moved.returned()
-
-
-def has_no_effect(moved: PerturbationDiff) -> bool:
-    """Return whether a change leaves the steps and all results of the target as they were."""
-    return moved.comparable and not any(bool(mask.any()) for _, mask in moved.returned())
+    return value.ndim >= 3 and value.is_floating_point() and not _PADS.search(_last_name(name))
 
 
 def _role(subject: Subject, name: str) -> str | None:
     """Return the role of an input by its name, else by its length; None if neither tells."""
-    last = re.sub(r"[\[\]'\".]+", "_", name).strip("_").lower()
     for role, pattern in _NAMES:
-        if re.search(pattern, last):
+        if re.search(pattern, _last_name(name)):
             return role
     if len(subject.inputs) < 2:
         return None
@@ -89,45 +93,37 @@ def _line(subject: Subject, name: str, role: str) -> OutputRef | None:
     shapes = [event for event in readers if event.name in SHAPE_FROM_SECOND | {"zeros_like"}]
     if shapes:
         return shapes[-1].refs[0]
-    every = operands(subject)
-    own = [one for one in every if one.role == ("key" if role == "memory" else role)]
+    own = [operand for operand in operands(subject) if operand.role == ("key" if role == "memory" else role)]
     if not own:
         softmax = softmaxes(subject.graph)
         return softmax[-1].ref if softmax else None
     last = own[-1]
     if role == "memory" and isinstance(last.core, FusedCore):
         return last.core.context
-    made = projection(subject, last.sources)
-    if _holds_past(subject, name):
+    if subject.numbers.get("Lp") in subject.inputs[name].shape:  # a cache
         joins = [event for event in subject.graph.upstream(last.sources) if event.name in JOINS]
         if joins:
             return joins[0].refs[0]
-    if readers or made is None:
-        return OutputRef(last.event.order)
-    return made
+    read = OutputRef(last.event.order)
+    return read if readers else projection(subject, last.sources) or read
 
 
-def _holds_past(subject: Subject, name: str) -> bool:
-    """Return whether an input is a cache."""
-    return subject.numbers.get("Lp") in subject.inputs[name].shape
-
-
-def _inside(subject: Subject) -> Iterator[Violation]:
+def _inside(subject: Subject) -> Violation | None:
     """Change the queries, keys and values of each attention just before their product, and look at its result."""
     for operand in operands(subject):
-        source = next((one for one in operand.sources if isinstance(one, OutputRef)), None)
+        source = next((producer for producer in operand.sources if isinstance(producer, OutputRef)), None)
         if source is None or source.order >= operand.core.context.order or not _chooses(operand):
             continue
         moved = subject.perturb(Intervention(results={source: other_numbers}))
         if moved.comparable and not moved.any(operand.core.context):
-            yield _inner_violation(operand)
-            return
-    for operand in operands(subject):
+            evidence = f"changed the {operand.role} of this product"
+            return _violation(operand.role, "", OutputRef(operand.event.order), evidence)
+    for operand in operands(subject)[:1]:
         context = operand.core.context
         moved = subject.perturb(Intervention(results={context: other_numbers}))
-        if has_no_effect(moved) and moved.returned():
-            yield _violation("value", "", context, "changed the context: no result changes")
-        return
+        if moved.has_no_effect and moved.returned():
+            return _violation("value", "", context, "changed the context: no result changes")
+    return None
 
 
 def _chooses(operand: AttentionOperand) -> bool:
@@ -136,23 +132,12 @@ def _chooses(operand: AttentionOperand) -> bool:
     if operand.role == "value":
         return True
     if isinstance(core, FusedCore):
-        if core.hides_its_mask:
-            return False
-        return bool(((core.added > HIDES).sum(-1) > 1).any())
-    return bool(((core.weights.nan_to_num() > 0).sum(core.key_axes) > 1).any()) if core.key_axes else False
+        return not core.hides_its_mask and bool(((core.added > HIDES).sum(-1) > 1).any())
+    return bool(core.key_axes) and bool(((core.weights.nan_to_num() > 0).sum(core.key_axes) > 1).any())
 
 
-def _inner_violation(operand: AttentionOperand) -> Violation:
-    return _violation(operand.role, "", OutputRef(operand.event.order), f"changed the {operand.role} of this product")
-
-
-def _violation(role: str | OperandRole, name: str, at: OutputRef | None, evidence: str) -> Violation:
-    what = {"query": "the query", "key": "the keys", "value": "the values", "memory": "the memory"}[role]
-    given = f", {name}" if name else ""
-    return Violation(
-        code=_CODES[role],
-        message=f"the result does not depend on {what}{given}",
-        at=at,
-        hint=f"use {name} here, or remove the argument" if name else f"use {what} in this product",
-        evidence=evidence,
-    )
+def _violation(role: str, name: str, at: OutputRef | None, evidence: str) -> Violation:
+    code, what = _ROLES[role]
+    message = f"the result does not depend on {what}{f', {name}' if name else ''}"
+    hint = f"use {name} here, or remove the argument" if name else f"use {what} in this product"
+    return Violation(code, message, at, hint, evidence)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnshape.checks.attention.cores import Core, between, unused_results
+from attnshape.checks.attention.cores import Core, between
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
+from attnshape.inference.dataflow import reads_numbers
 from attnshape.tracing.operations import MASKS, SCALINGS
 
 CODES: tuple[str, ...] = ("AS206", "AS404")
@@ -19,34 +20,29 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if not subject.cores:
         yield Undecided(TOPIC, "the code computes no scores of its own")
         return
-    found = False
-    for core in subject.cores:
-        for event in unread(subject, core):
-            found = True
-            yield _violation(subject, event)
-    if not found:
+    events = [event for core in subject.cores for event in unread(subject, core)]
+    yield from map(_violation, events)
+    if not events:
         yield Verification("scaled and masked scores are used")
 
 
 def unread(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
     """Yield the calls that scale or mask an attention's scores into a result that nothing reads."""
     path = between(subject.graph, core.scores.ref, core.softmax.sources)
-    starts: list[Producer] = [core.scores.ref, *(address for event in path for address in event.refs)]
-    for place in (core.scores.left, core.scores.right):
+    starts: list[Producer] = [core.scores.ref, *(ref for event in path for ref in event.refs)]
+    for place in core.scores.places:
         starts += core.scores.sources(place)
-    for start in dict.fromkeys(starts):
-        for event in unused_results(subject.graph, start, subject.returned_memory):
-            if event.name in MASKS | SCALINGS:
-                yield event
+    returned = {tensor.untyped_storage()._cdata for tensor in subject.base.results}
+    readers = [event for start in dict.fromkeys(starts) for event, _ in subject.graph.consumers.get(start, [])]
+    for event in readers:
+        read = any(map(reads_numbers, subject.graph.readers(event)))
+        kept = returned & {output.untyped_storage()._cdata for output in event.outputs}
+        if event.name in MASKS | SCALINGS and not event.in_place and not read and not kept:
+            yield event
 
 
-def _violation(subject: Subject, event: ReplayedCall) -> Violation:
-    masks = event.name in MASKS
-    what = "masked" if masks else "scaled"
-    return Violation(
-        code="AS404" if masks else "AS206",
-        message=f"the {what} scores are computed but never used: the softmax gets the others",
-        at=OutputRef(event.order),
-        hint=f"assign the result of {event.short_name}: scores = scores.{event.short_name}(…)",
-        evidence="no other call reads this result",
-    )
+def _violation(event: ReplayedCall) -> Violation:
+    code, what = ("AS404", "masked") if event.name in MASKS else ("AS206", "scaled")
+    message = f"the {what} scores are computed but never used: the softmax gets the others"
+    hint = f"assign the result of {event.short_name}: scores = scores.{event.short_name}(…)"
+    return Violation(code, message, OutputRef(event.order), hint, "no other call reads this result")
