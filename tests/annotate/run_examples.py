@@ -1,4 +1,4 @@
-"""Runs an annotated example beside the plain one, in a process of its own: is the hook set, are the bits the same."""
+"""Runs an annotated and a plain example in a separate process; prints whether the hook is set and the results match."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from tests.examples.expectations import asked
 
 
 def run(name: str, package: str) -> list[object]:
-    """Return the bytes of each result at three sets of sizes, with the example of one of the two packages."""
+    """Return the bytes of each result at three sets of sizes, for the example in one of the two packages."""
     request = asked(name)
     target = find_target(replace(request, target=request.target.replace("examples/", f"{package}/")))
     sizes = target.sizes

@@ -1,4 +1,4 @@
-"""A published worked example, figure by figure."""
+"""A published worked example, number by number."""
 
 import json
 import sys
@@ -42,24 +42,24 @@ def assert_figures(actual, rows, tolerance=ROUNDED):
 
 
 @pytest.mark.parametrize("case", ["unbatched", "batched"])
-def test_dot_product(case):
+def test_dot_product_matches_the_example(case):
     X = tensor(EXAMPLE["X"])
     figures = EXAMPLE["dot-product"]
     sizes = (3, 5) if case == "unbatched" else (1, 3, 5)
     target, _, kwargs = load("dot-product")[case](*sizes)
     output, kept = run_and_keep_locals(lambda x: target(x, **kwargs), "dot_product", X.reshape(sizes))
-    found = {
+    computed = {
         "S = X X^T": kept["scores"],
         "W = softmax(S, keys)": kept["weights"],
         "Y = W X": output,
     }
-    assert found.keys() == figures.keys()
+    assert computed.keys() == figures.keys()
     for name, rows in figures.items():
-        assert_figures(found[name].reshape(3, -1), rows)
+        assert_figures(computed[name].reshape(3, -1), rows)
 
 
 @pytest.mark.parametrize("case", ["unbatched", "batched"])
-def test_causal_single_head(case):
+def test_causal_single_head_matches_the_example(case):
     X = tensor(EXAMPLE["X"])
     figures = EXAMPLE["single-head, causal"]
     V = tensor(figures["V (given)"])
@@ -72,7 +72,7 @@ def test_causal_single_head(case):
         # The example gives its values, not their matrix: three rows of X are independent, so one reproduces them.
         head.W_V.weight.copy_((torch.linalg.pinv(X) @ V).T)
     output, kept = run_and_keep_locals(head, "forward", X.reshape(sizes))
-    found = {
+    computed = {
         "K = X W_K": kept["key"],
         "Q = X W_Q": kept["query"],
         "S = Q K^T": kept["scores"],
@@ -82,7 +82,7 @@ def test_causal_single_head(case):
         "V (given)": kept["value"],
         "R = W V": output,
     }
-    assert found.keys() == figures.keys()
+    assert computed.keys() == figures.keys()
     for name, rows in figures.items():
-        # R was made of the unrounded V, which isn't given.
-        assert_figures(found[name].reshape(3, -1), rows, ROUNDED_TWICE if name == "R = W V" else ROUNDED)
+        # R was computed from the unrounded V, which isn't published.
+        assert_figures(computed[name].reshape(3, -1), rows, ROUNDED_TWICE if name == "R = W V" else ROUNDED)
