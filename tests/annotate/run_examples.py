@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from attnshape.options.spec import RunOptions
 from attnshape.targets.find import find_target
-from tests.examples.expectations import asked
+from tests.examples.expectations import example_spec
 
 
 def run(name: str, package: str) -> list[object]:
     """Return the bytes of each result at three sets of sizes, for the example in one of the two packages."""
-    request = asked(name)
+    request = example_spec(name)
     target = find_target(replace(request, target=request.target.replace("examples/", f"{package}/")))
     sizes = target.sizes
     results: list[object] = []

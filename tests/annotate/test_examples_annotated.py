@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from attnshape.annotate.source import only_insert
 from tests.annotate.running import annotated, forget
 from tests.annotate.test_library_files import assert_only_types_changed
-from tests.examples.expectations import EXPECTED, asked
+from tests.examples.expectations import EXPECTED, example_spec
 from tests.sampling import sampled
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_annotated_example_is_checked_and_gives_identical_results(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    request = asked(name)
+    request = example_spec(name)
     request = replace(request, target=request.target.replace("examples/", "edited/"))
     first = annotated([request], folder, enforce=True)
     assert len(first.changes) >= 3

@@ -18,15 +18,15 @@ LENGTHS = ("L", "Lq", "Lk", "Lp")
 
 
 def plan(numbers, constraints=(), follows=None):
-    expressions = {letter: parse_expression(text) for letter, text in (follows or {}).items()}
+    expressions = {symbol: parse_expression(text) for symbol, text in (follows or {}).items()}
     every = dict(numbers)
-    for letter, expression in expressions.items():
-        every[letter] = expression.evaluate(every)
-    return Plan(Sizes({letter: Size(size, "given") for letter, size in every.items()}, expressions), tuple(constraints))
+    for symbol, expression in expressions.items():
+        every[symbol] = expression.evaluate(every)
+    return Plan(Sizes({symbol: Size(size, "given") for symbol, size in every.items()}, expressions), tuple(constraints))
 
 
 def has_few_lengths(numbers):
-    return sum(letter in (*LENGTHS, "W") for letter in numbers) < 3
+    return sum(symbol in (*LENGTHS, "W") for symbol in numbers) < 3
 
 
 few = st.dictionaries(st.sampled_from(SYMBOLS), st.integers(1, 99), min_size=1, max_size=5).filter(has_few_lengths)
@@ -45,7 +45,7 @@ def test_sizes_are_different_primes(numbers):
 @given(few)
 def test_lengths_keep_the_users_order(numbers):
     for chosen in small_sizes(plan(numbers))[:2]:
-        for one, other in itertools.permutations([letter for letter in numbers if letter in (*LENGTHS, "W")], 2):
+        for one, other in itertools.permutations([symbol for symbol in numbers if symbol in (*LENGTHS, "W")], 2):
             if numbers[one] < numbers[other]:
                 assert chosen[one] < chosen[other]
 
@@ -54,37 +54,37 @@ def test_lengths_keep_the_users_order(numbers):
 @given(few)
 def test_both_sets_differ_in_every_size(numbers):
     first, second, *rounds = small_sizes(plan(numbers))
-    assert all(first[letter] != second[letter] for letter in numbers)
+    assert all(first[symbol] != second[symbol] for symbol in numbers)
     assert rounds == [plan(numbers).numbers(0), plan(numbers).numbers(1)]
 
 
 def test_six_sizes_differ_and_twelve_still_get_sizes():
-    six = plan({letter: 10 + place for place, letter in enumerate(SYMBOLS[:6])})
+    six = plan({symbol: 10 + place for place, symbol in enumerate(SYMBOLS[:6])})
     first, second, *_ = small_sizes(six)
-    assert all(first[letter] != second[letter] for letter in SYMBOLS[:6])
-    many = plan({letter: 10 + place for place, letter in enumerate((*SYMBOLS, "C", "E", "F"))})
+    assert all(first[symbol] != second[symbol] for symbol in SYMBOLS[:6])
+    many = plan({symbol: 10 + place for place, symbol in enumerate((*SYMBOLS, "C", "E", "F"))})
     assert all(len(set(chosen.values())) == 12 for chosen in small_sizes(many))
 
 
 @pytest.mark.parametrize("lengths", [("Lp", "L", "W"), ("Lp", "Lq", "Lk", "L", "W")])
 def test_derived_lengths_coincide_with_no_size(lengths):
-    first, second, *_ = small_sizes(plan({letter: 10 + place for place, letter in enumerate(lengths)}))
+    first, second, *_ = small_sizes(plan({symbol: 10 + place for place, symbol in enumerate(lengths)}))
     for chosen in (first, second):
         derived = {size for n in chosen.values() for size in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
         assert not derived & set(chosen.values())
-    assert all(first[letter] != second[letter] for letter in lengths)
+    assert all(first[symbol] != second[symbol] for symbol in lengths)
 
 
 def test_seven_sizes_differ():
-    first, second, *_ = small_sizes(plan({letter: 10 + place for place, letter in enumerate(SYMBOLS[:7])}))
-    assert all(first[letter] != second[letter] for letter in SYMBOLS[:7])
+    first, second, *_ = small_sizes(plan({symbol: 10 + place for place, symbol in enumerate(SYMBOLS[:7])}))
+    assert all(first[symbol] != second[symbol] for symbol in SYMBOLS[:7])
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), factor=st.sampled_from((2, 3, 8)), times=st.integers(2, 5))
 def test_constraints_are_kept(data, factor, times):
-    letters = data.draw(st.permutations(SYMBOLS))[:4]
-    even, part, whole, equal = letters
+    symbols = data.draw(st.permutations(SYMBOLS))[:4]
+    even, part, whole, equal = symbols
     numbers = {even: factor * 4, part: 5, whole: 5 * times, equal: factor * 4}
     constraints = [Multiple(even, factor), Multiple(whole, 1, part), Equal(equal, even)]
     for chosen in small_sizes(plan(numbers, constraints))[:2]:
@@ -120,7 +120,7 @@ def test_no_size_is_a_sum_of_others():
 def test_no_size_is_derived_from_a_length(numbers):
     """A table of all distances has 2*L - 1 rows, and a sequence with one more token has L + 1."""
     for chosen in small_sizes(plan(numbers))[:2]:
-        lengths = [chosen[letter] for letter in numbers if letter in LENGTHS]
+        lengths = [chosen[symbol] for symbol in numbers if symbol in LENGTHS]
         derived = {size for n in lengths for size in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
         assert not derived & set(chosen.values())
 
@@ -138,7 +138,7 @@ def test_size_with_a_high_power_is_small():
 
 
 def test_fixed_sizes_never_vary():
-    every = [Fixed(letter) for letter in ("B", "L")]
+    every = [Fixed(symbol) for symbol in ("B", "L")]
     assert all(chosen == {"B": 2, "L": 10} for chosen in small_sizes(plan({"B": 2, "L": 10}, every)))
 
 
@@ -148,11 +148,11 @@ def test_other_lengths_change_only_lengths(numbers):
     sizes_plan = plan(numbers)
     chosen = small_sizes(sizes_plan)[0]
     other = other_lengths(sizes_plan, chosen)
-    lengths = [letter for letter in numbers if letter in LENGTHS]
+    lengths = [symbol for symbol in numbers if symbol in LENGTHS]
     if not lengths:
         assert other is None
     else:
-        assert {letter for letter in numbers if other[letter] != chosen[letter]} == set(lengths)
+        assert {symbol for symbol in numbers if other[symbol] != chosen[symbol]} == set(lengths)
 
 
 def test_other_lengths_recompute_derived_sizes():

@@ -1,4 +1,4 @@
-"""Masks and biases of every layout are aligned with batch, heads, queries and keys, in the right and the wrong order."""
+"""Masks and biases of every layout are aligned with batch, heads, queries and keys, in right and wrong order."""
 
 import itertools
 

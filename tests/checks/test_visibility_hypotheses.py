@@ -92,11 +92,11 @@ def with_mistake(layout, mistake, seed=0):
     raise AssertionError(mistake)
 
 
-SLIPS = [(layout, slip) for layout in SHAPES for slip in ("inverted", "ignored")]
+SLIPS = [(layout, mistake) for layout in SHAPES for mistake in ("inverted", "ignored")]
 SLIPS += [(layout, "on queries") for layout in PADDING]
 SLIPS += [(layout, "transposed") for layout in SHAPES if layout not in PADDING]
 ORDERS = ("batch order", "batch order, heads outside")
-SLIPS += [(layout, slip) for layout in SHAPES if "B" in layout and "H" not in layout for slip in ORDERS]
+SLIPS += [(layout, mistake) for layout in SHAPES if "B" in layout and "H" not in layout for mistake in ORDERS]
 
 
 @pytest.mark.parametrize(("layout", "mistake"), SLIPS)

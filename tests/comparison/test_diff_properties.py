@@ -1,4 +1,4 @@
-"""Properties of every comparison."""
+"""Properties of comparisons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Matches = list[tuple[str, int, int]]
 
 
 def matches(difference: Difference) -> Matches:
-    """Return which steps belong together, by their numbers; 0 where one side has none."""
+    """Return the numbers of the matched steps; 0 if one side has none."""
     return [("same", one.old.index if one.old else 0, one.new.index if one.new else 0) for one in difference.steps]
 
 
@@ -30,11 +30,12 @@ def test_nothing_differs_from_itself(outline: Outline) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(code(), code())
-def test_exchanged_sides_exchange_added_and_removed_steps(old: Outline, new: Outline) -> None:
-    there, back = compare(old, new), compare(new, old)
-    assert sorted((new, old) for _, old, new in matches(there)) == sorted((old, new) for _, old, new in matches(back))
-    assert there.kinds == back.kinds
-    assert {(one.old, one.new) for one in there.renamed} == {(one.new, one.old) for one in back.renamed}
+def test_swapped_sides_swap_added_and_removed_steps(old: Outline, new: Outline) -> None:
+    forward, backward = compare(old, new), compare(new, old)
+    swapped = sorted((new, old) for _, old, new in matches(forward))
+    assert swapped == sorted((old, new) for _, old, new in matches(backward))
+    assert forward.kinds == backward.kinds
+    assert {(one.old, one.new) for one in forward.renamed} == {(one.new, one.old) for one in backward.renamed}
 
 
 @settings(deadline=None, max_examples=40)
@@ -48,7 +49,7 @@ def test_each_step_appears_once_and_in_order(old: Outline, new: Outline) -> None
 
 @settings(deadline=None, max_examples=100)
 @given(code(), st.data())
-def test_inserted_steps_are_additions_and_nothing_else(outline: Outline, data: st.DataObject) -> None:
+def test_inserted_steps_are_only_additions(outline: Outline, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.integers(1, len(outline.steps) + 1), max_size=4))
     difference = compare(outline, inserted(outline, places))
     shown = [one for one in difference.steps if one.shown]
@@ -59,7 +60,7 @@ def test_inserted_steps_are_additions_and_nothing_else(outline: Outline, data: s
 
 @settings(deadline=None, max_examples=50)
 @given(code(), st.integers(0, 11))
-def test_a_removed_step_is_one_removal(outline: Outline, place: int) -> None:
+def test_removed_step_is_one_removal(outline: Outline, place: int) -> None:
     longer = inserted(outline, [place % (len(outline.steps) + 1) + 1])
     difference = compare(longer, outline)
     assert [one.new is None for one in difference.steps if one.shown] == [True]
@@ -74,5 +75,5 @@ def test_any_two_outlines_can_be_compared_shown_and_saved(old: Outline, new: Out
 
 
 @given(code())
-def test_another_target_name_is_no_difference(outline: Outline) -> None:
+def test_another_target_name_makes_no_difference(outline: Outline) -> None:
     assert not compare(outline, replace(outline, target="another"))

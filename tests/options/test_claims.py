@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from attnshape.errors import AttnshapeError
 from attnshape.options.claims import Claims, claim_texts, parse_claims
-from tests.checks.subjects import asked, placement
+from tests.checks.subjects import run_options, target_and_sizes
 
 
 def test_nothing_is_claimed_by_default():
@@ -165,7 +165,7 @@ def test_a_case_returns_its_claims_as_a_fourth_value(said):
         x = torch.zeros(B, L, 3)
         return (lambda x, mask: x), (x,), {"mask": torch.ones(B, L, dtype=torch.bool)}, said
 
-    target, sizes = asked(case, {})
-    runnable = target.build(sizes.numbers, placement())
+    target, sizes = target_and_sizes(case, {})
+    runnable = target.build(sizes.numbers, run_options())
     assert set(runnable.claims) == {"causal", "mask=keep"}
     assert runnable.named_inputs()[0][1].dtype == torch.float64
