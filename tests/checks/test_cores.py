@@ -145,8 +145,8 @@ def test_talking_heads_are_mixed_on_the_path():
         return weights @ v
 
     q, k, v = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 7, seed=2)
-    mixes = {"before": normal(3, 3, seed=3), "behind": normal(3, 3, seed=4)}
-    flow = flow_of(talking, "before", "behind", q=q, k=k, v=v, **mixes)
+    mixes = {"before": normal(3, 3, seed=3), "after": normal(3, 3, seed=4)}
+    flow = flow_of(talking, "before", "after", q=q, k=k, v=v, **mixes)
     (core,) = cores(flow)
     assert torch.equal(core.scores.given(core.scores.left), q)
     assert torch.equal(core.value.given(core.values_place), v)

@@ -115,11 +115,11 @@ def test_not_an_axis(text: str) -> None:
     assert parse_axis(text) is None
 
 
-@pytest.mark.parametrize(("text", "names"), [("(h d)", ("h", "d")), ("T*C/nh", ("T", "C", "nh")), ("2*H'", ("H'",))])
-def test_names_of_an_axis(text: str, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("text", "letters"), [("(h d)", ("h", "d")), ("T*C/nh", ("T", "C", "nh")), ("2*H'", ("H'",))])
+def test_names_of_an_axis(text: str, letters: tuple[str, ...]) -> None:
     axis = parse_axis(text)
     assert axis is not None
-    assert axis.names == names
+    assert axis.names == letters
 
 
 FORMATTERS = {

@@ -1,4 +1,4 @@
-"""Each example is traced completely, with variable names from its source, verified axes, and the expected signatures."""
+"""Each example is traced completely: variable names from its source, verified axes, and expected signatures."""
 
 import shlex
 from functools import cache

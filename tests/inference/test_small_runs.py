@@ -16,8 +16,8 @@ from attnshape.tracing.raw import RawStep, RawTrace
 GROUPED = ("B", "H", "Hkv", "G", "Lp", "L", "D", "Dk")
 
 
-def plan(symbols=GROUPED, **given):
-    return Plan(resolve(set(symbols), given))
+def plan(letters=GROUPED, **given):
+    return Plan(resolve(set(letters), given))
 
 
 def test_square_weight_is_taken_into_account():
@@ -33,10 +33,10 @@ def test_largest_tensor_is_taken_into_account():
     assert chosen.elements({"B": 2, "L": 5}) == 2 * 5**3
 
 
-@pytest.mark.parametrize("symbols", [GROUPED, ("B", "H", "L", "D", "Dk", "W"), ("B", "L"), ("B", "L", "W", "Lp", "Lq")])
+@pytest.mark.parametrize("letters", [GROUPED, ("B", "H", "L", "D", "Dk", "W"), ("B", "L"), ("B", "L", "W", "Lp", "Lq")])
 @pytest.mark.parametrize("choose", [reversed_sizes, large_sizes, mixed_sizes])
-def test_validation_sizes_exist_and_are_within_bounds(symbols, choose):
-    chosen = plan(symbols)
+def test_validation_sizes_exist_and_are_within_bounds(letters, choose):
+    chosen = plan(letters)
     numbers = list(choose(chosen))
     assert numbers
     assert all(chosen.elements(one) <= 10**6 for one in numbers)
