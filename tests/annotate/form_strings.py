@@ -44,8 +44,10 @@ def forms_of(
     """Return the forms of a function in a source; each store to a name has the form given for that name."""
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     tree = ast.parse(data.decode(encoding))  # from text, as Python counts columns in UTF-8
-    node = next(one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == name.split(".")[-1])
-    line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    node = next(
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name.split(".")[-1]
+    )
+    line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     bindings = {
         (one.lineno, one.col_offset, one.id): form(stores[one.id])
         for one in ast.walk(node)
@@ -57,7 +59,7 @@ def forms_of(
         FunctionId("m.py", name, line),
         {one: form(text) for one, text in (arguments or {}).items()},
         bindings,
-        {one: returned for one in returns if returned is not None},
+        {number: returned for number in returns if returned is not None},
         returned,
     )
 

@@ -28,7 +28,7 @@ def main() -> None:
                     tensors = [
                         one for one in (result if isinstance(result, tuple) else (result,)) if torch.is_tensor(one)
                     ]
-                    results.append([(str(one.dtype), one.shape, one.numpy().tobytes()) for one in tensors])
+                    results.append([(str(tensor.dtype), tensor.shape, tensor.numpy().tobytes()) for tensor in tensors])
                 same.append(results[0] == results[1] and bool(results[0]))
         copy = importlib.import_module(f"annotated.{name}")
         functions = [

@@ -23,7 +23,7 @@ def run(name: str, package: str) -> list[object]:
         with torch.no_grad():
             result = target.build(numbers, RunOptions(seed=factor)).call()
         tensors = result if isinstance(result, tuple) else (result,)
-        results.append([(str(one.dtype), one.shape, one.numpy().tobytes()) for one in tensors])
+        results.append([(str(tensor.dtype), tensor.shape, tensor.numpy().tobytes()) for tensor in tensors])
     return results
 
 

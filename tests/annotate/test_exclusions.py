@@ -16,7 +16,9 @@ def annotated(own: str) -> tuple[str, list[str]]:
     forms = forms_of(data, "f", arguments={"q": "B L D", "n": "L D"}, stores={"s": "L"})
     tree = parse(source(data))
     cleared, left_out = without_conflicting_symbols(tree, [forms])
-    return rewritten_text(data, *cleared).decode().splitlines()[3], [f"{one.what}: {one.why}" for one in left_out]
+    return rewritten_text(data, *cleared).decode().splitlines()[3], [
+        f"{omission.what}: {omission.why}" for omission in left_out
+    ]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,10 @@ def three(first: dict[str, int], second: dict[str, int]) -> list[dict[str, int]]
 
 @pytest.mark.parametrize(
     "one",
-    [pytest.param(one, id=one.module, marks=() if one.module in QUICK else pytest.mark.slow) for one in COPIED],
+    [
+        pytest.param(copied, id=copied.module, marks=() if copied.module in QUICK else pytest.mark.slow)
+        for copied in COPIED
+    ],
 )
 def test_only_types_change_in_an_annotated_file(one: Copied, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
@@ -89,8 +92,10 @@ def assert_only_types_changed(before: bytes, edits: object, after: bytes) -> Non
 
 
 def test_annotated_files_are_checked_and_give_identical_results(folder: Path) -> None:
-    annotated_copies = [one for one in COPIED if b"@jaxtyped" in (folder / "annotated" / f"{one.name}.py").read_bytes()]
-    sizes_of = {one.name: sizes(one) for one in annotated_copies}
+    annotated_copies = [
+        copied for copied in COPIED if b"@jaxtyped" in (folder / "annotated" / f"{copied.name}.py").read_bytes()
+    ]
+    sizes_of = {copied.name: sizes(copied) for copied in annotated_copies}
     done = subprocess.run(
         [sys.executable, "-P", str(RUN)],
         input=json.dumps(sizes_of),

@@ -50,7 +50,7 @@ def test_replaced_file_keeps_its_permissions(repository: Path) -> None:
     saving.save([(read(path), b"x = 2\r\n")])
     assert path.read_bytes() == b"x = 2\r\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o754
-    assert [one.name for one in repository.iterdir() if one.name != ".git"] == ["m.py"]
+    assert [path.name for path in repository.iterdir() if path.name != ".git"] == ["m.py"]
 
 
 @pytest.mark.parametrize("change", ["modified", "staged", "untracked", "ignored"])
@@ -173,7 +173,7 @@ def test_failure_writes_no_file_at_all(repository: Path, monkeypatch: pytest.Mon
     with pytest.raises(AttnshapeError, match="No space left"):
         saving.save(changed)
     assert [path.read_bytes() for path in paths] == [b"x = 1\r\n", b"y = 1\n"]
-    assert sorted(one.name for one in repository.iterdir()) == [".git", "m.py", "n.py"]
+    assert sorted(path.name for path in repository.iterdir()) == [".git", "m.py", "n.py"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -57,7 +57,7 @@ def test_generated_annotation_that_fails_is_left_out(
 
     def wrong(self, place, edits, change):  # type: ignore[no-untyped-def]
         if place.kind == kind and place.name in ("", "x", "z"):
-            edits = [one.__class__(one.start, one.end, one.text.replace(' "', ' "7 ')) for one in edits]
+            edits = [edit.__class__(edit.start, edit.end, edit.text.replace(' "', ' "7 ')) for edit in edits]
         return original(self, place, edits, change)
 
     monkeypatch.setattr(jaxtyping_style._FunctionAnnotator, "_change", wrong)
@@ -66,7 +66,7 @@ def test_generated_annotation_that_fails_is_left_out(
     assert '"7 ' not in written
     assert text not in written
     assert 'w: Float[Tensor, "B D"]' in written
-    assert [one.what.split()[:3] for one in result.omissions] == [["no", "annotation", "for"]]
+    assert [omission.what.split()[:3] for omission in result.omissions] == [["no", "annotation", "for"]]
     assert "Error" in result.omissions[0].why or "Violation" in result.omissions[0].why
 
 
@@ -99,7 +99,9 @@ def test_function_whose_own_annotations_fail_is_not_checked(folder: Path, head: 
     written = annotation.files[0][1].decode()
     assert 'z: Float[Tensor, "B D"]' in written
     unchecked = "g" if "g(None)" in head else "f"
-    assert [one.what for one in annotation.omissions] == [f"no check of the arguments and the result of {unchecked}"]
+    assert [omission.what for omission in annotation.omissions] == [
+        f"no check of the arguments and the result of {unchecked}"
+    ]
     assert why in annotation.omissions[0].why
     assert f"@jaxtyped(typechecker=None)\ndef {unchecked}(" in written
     assert ("@jaxtyped(typechecker=beartype)" in written) is (unchecked == "g")
@@ -122,7 +124,7 @@ def test_string_annotations_are_checked(folder: Path) -> None:
     assert b'y: Float[Tensor, "L D"]) -> Float[Tensor, "B D"]' in annotation.files[0][1]
     wrong = future + PLAIN.replace("(x, y)", "(x: int, y: 'torch.Tensor')").replace("def f", "import torch\n\n\ndef f")
     annotation = annotated([model_request(folder, wrong)], folder, enforce=True)
-    assert [one.what for one in annotation.omissions] == ["no check of the arguments and the result of f"]
+    assert [omission.what for omission in annotation.omissions] == ["no check of the arguments and the result of f"]
     assert b"y: 'Float[torch.Tensor, \"L D\"]'" in annotation.files[0][1]
 
 
@@ -186,7 +188,7 @@ def test_nondeterministic_results_are_not_an_error(folder: Path) -> None:
     text = "import os\n\n" + PLAIN.replace("return w", "return w + int.from_bytes(os.urandom(3))")
     annotation = annotated([model_request(folder, text)], folder)
     assert annotation.files
-    assert any("differ from each other" in one.why for one in annotation.omissions)
+    assert any("differ from each other" in omission.why for omission in annotation.omissions)
     summary = list(annotation_summary(annotation, written=False))
     assert any(line.startswith("verified: runs and passes its checks at ") for line in summary)
     assert not any("same bits" in line for line in summary)
@@ -218,7 +220,7 @@ def test_sandbox_reports_every_kind_of_failure(folder: Path, text: str, message:
     assert message in blame.message
     again = run_in_sandbox(SandboxJob({}, (call,), 0, False))
     assert again.failure is None
-    assert [one.shape for one in again.results[0]] == [(2, 4)]
+    assert [result.shape for result in again.results[0]] == [(2, 4)]
 
 
 def sandboxed(folder: Path, text: str, **options: float) -> AttemptResult:
@@ -269,8 +271,8 @@ def test_sandbox_ignores_cached_bytecode(folder: Path, module: str) -> None:
     new = PLAIN.replace("return w", "return w.mT").encode()
     module_file = str(path) if module else ""
     answer = run_in_sandbox(SandboxJob({str(path): new}, (call,), 0, False, module, module_file))
-    assert [one.shape for one in answer.results[0]] == [(4, 2)]
-    assert [one.shape for one in run_in_sandbox(SandboxJob({}, (call,), 0, False)).results[0]] == [(2, 4)]
+    assert [result.shape for result in answer.results[0]] == [(4, 2)]
+    assert [result.shape for result in run_in_sandbox(SandboxJob({}, (call,), 0, False)).results[0]] == [(2, 4)]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ def test_default_of_none_is_not_rejected(folder: Path, annotation: str, allows: 
     written = result.files[0][1].decode()
     assert f"more: {annotation} = None" in written
     assert f"@jaxtyped(typechecker={'beartype' if allows else 'None'})\ndef helper(" in written
-    assert any("more is None by default" in one.why for one in result.omissions) is not allows
+    assert any("more is None by default" in omission.why for omission in result.omissions) is not allows
 
 
 @pytest.mark.parametrize("module", ["typing", "typing_extensions"])

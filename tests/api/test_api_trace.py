@@ -140,7 +140,7 @@ def test_custom_size_symbols() -> None:
 
 def test_expectations_have_verdicts() -> None:
     trace = attnshape.trace(attention, inputs=QKV, expect={"scores": "B H Lq Lk", "output": "B H Lk Dv"})
-    assert [one.holds for one in trace.expectations] == [True, False]
+    assert [expectation.holds for expectation in trace.expectations] == [True, False]
     assert trace.found_something
 
 

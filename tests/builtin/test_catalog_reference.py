@@ -22,7 +22,7 @@ VALUES = [{"mask_value": -math.inf}, {"mask_value": -1e9}, {"mask_value": -1.5}]
 
 
 def options(*alternatives):
-    """Return every combination of the alternatives, one of each."""
+    """Return every combination with one option of each alternative."""
     combined = [{}]
     for alternative in alternatives:
         combined = [first | second for first in combined for second in alternative]
@@ -157,7 +157,7 @@ SCALED = [
 
 
 @pytest.mark.parametrize(
-    ("case", "sizes", "chosen"), [(case, sizes, one) for case, sizes, many in SCALED for one in many], ids=str
+    ("case", "sizes", "chosen"), [(case, sizes, option) for case, sizes, many in SCALED for option in many], ids=str
 )
 def test_scaled_dot_product_against_torch(case, sizes, chosen):
     target, args, kwargs = in_float64("scaled-dot-product", case, *sizes, **chosen)
@@ -169,7 +169,7 @@ def test_scaled_dot_product_against_torch(case, sizes, chosen):
 
 
 @pytest.mark.parametrize(
-    ("case", "sizes", "chosen"), [(c, s, one) for c, s, many in SCALED for one in options(many, VALUES)], ids=str
+    ("case", "sizes", "chosen"), [(c, s, option) for c, s, many in SCALED for option in options(many, VALUES)], ids=str
 )
 def test_scaled_dot_product_by_loops(case, sizes, chosen):
     target, args, kwargs = in_float64("scaled-dot-product", case, *sizes, **chosen)

@@ -27,7 +27,7 @@ def test_mechanism_has_no_findings(target: str) -> None:
     assert report.findings == ()
     assert ("batch elements don't affect each other" in report.verified) != target.endswith(":unbatched")
     assert "tokens keep their positions up to the scores" in report.verified
-    assert not [one for one in report.not_checked if "failed" in one.why]
+    assert not [entry for entry in report.not_checked if "failed" in entry.why]
 
 
 def test_claims_of_a_causal_mechanism_are_verified() -> None:

@@ -71,7 +71,7 @@ def test_unseeded_randomness_is_reported(tmp_path: Path) -> None:
     assert codes(report) == []
     assert [fact.text for fact in report.facts] == ["the result is random even with a fixed seed"]
     assert report.verified == ()
-    assert [one.what for one in report.not_checked] == ["everything"]
+    assert [entry.what for entry in report.not_checked] == ["everything"]
 
 
 def test_seeded_noise_is_a_fact(tmp_path: Path) -> None:
@@ -157,13 +157,13 @@ def test_time_limit_keeps_partial_results(tmp_path: Path) -> None:
         limit=4.0,
     )
     assert time.monotonic() - started < 12
-    assert "the time limit was reached" in {one.why for one in report.not_checked}
+    assert "the time limit was reached" in {entry.why for entry in report.not_checked}
     assert codes(report) == []
 
 
 def test_claim_about_a_missing_input_is_reported(tmp_path: Path) -> None:
     report = checked(tmp_path, "pass", claims=("mask=keep", "bias=bias"))
-    whys = {one.why for one in report.not_checked}
+    whys = {entry.why for entry in report.not_checked}
     assert "mask is claimed, but there is no such input" in whys
     assert "bias is claimed, but there is no such input" in whys
 
@@ -186,7 +186,7 @@ def test_uninitialised_and_zero_parameters_hide_no_mistakes(tmp_path: Path) -> N
 
 def test_scale_with_an_unknown_symbol_is_reported(tmp_path: Path) -> None:
     report = checked(tmp_path, "pass", claims=("scale=1/sqrt(Dz)",))
-    assert any("Dz" in one.why for one in report.not_checked)
+    assert any("Dz" in entry.why for entry in report.not_checked)
 
 
 SIZES: list[dict[str, Any]] = [{"B": 1}, {"B": 2, "L": 5, "H": 3, "D": 12}, {"L": 64, "H": 2, "D": 16}]

@@ -38,7 +38,7 @@ def test_sizes_are_different_primes(numbers):
     for chosen in small_sizes(plan(numbers))[:2]:
         assert chosen.keys() == numbers.keys()
         assert len(set(chosen.values())) == len(chosen)
-        assert all(size >= 5 and all(size % one for one in range(2, size)) for size in chosen.values())
+        assert all(size >= 5 and all(size % divisor for divisor in range(2, size)) for size in chosen.values())
 
 
 @settings(max_examples=60, deadline=None)

@@ -78,8 +78,8 @@ def fused(q, k, v):
     return F.scaled_dot_product_attention(q, k, v)
 
 
-LAYOUTS = [(one, HEADS) for one in (heads_first, keys_first, values_first, folded, added_within, swapped)]
-LAYOUTS += [(one, HEADS) for one in (summed, spelled, late, fused)]
+LAYOUTS = [(attention, HEADS) for attention in (heads_first, keys_first, values_first, folded, added_within, swapped)]
+LAYOUTS += [(attention, HEADS) for attention in (summed, spelled, late, fused)]
 LAYOUTS += [(heads_last, LAST), (grouped, GROUPED)]
 
 
@@ -87,7 +87,7 @@ LAYOUTS += [(heads_last, LAST), (grouped, GROUPED)]
 def test_queries_keys_and_values_are_identified(function, inputs):
     subject = subject_of(function, inputs)
     ((query, key, value),) = by_attention(subject)
-    assert [one.role for one in (query, key, value)] == ["query", "key", "value"]
+    assert [attention.role for attention in (query, key, value)] == ["query", "key", "value"]
     for one, name in zip((query, key, value), "qkv", strict=True):
         assert subject.graph.origins(one.sources) == {name}
         assert one.value.numel() == subject.base.inputs[name].numel()
@@ -150,7 +150,7 @@ def test_talking_heads_are_mixed_on_the_path():
     (core,) = cores(flow)
     assert torch.equal(core.scores.given(core.scores.left), q)
     assert torch.equal(core.value.given(core.values_place), v)
-    assert [one.first.name for one in core.positional] == ["einsum"]
+    assert [product.first.name for product in core.positional] == ["einsum"]
     assert core.more_scores == ()
     assert core.key_axes == (3,)
 
@@ -177,7 +177,7 @@ def test_two_products_of_inputs_are_both_scores():
     q, k, v = normal(2, 4, 5), normal(2, 6, 5, seed=1), normal(2, 6, 7, seed=2)
     (core,) = cores(flow_of(twice, q=q, k=k, v=v, p=normal(2, 4, 5, seed=3)))
     assert torch.equal(core.scores.given(0), q)
-    assert [one.given(0).equal(normal(2, 4, 5, seed=3)) for one in core.more_scores] == [True]
+    assert [product.given(0).equal(normal(2, 4, 5, seed=3)) for product in core.more_scores] == [True]
 
 
 def test_softmax_without_values_is_not_attention():

@@ -168,7 +168,7 @@ def test_stacked_attentions_are_measured_in_the_same_runs():
 
     subject = subject_of(stacked, {**HEADS}, **SIZES)
     before = subject.experiment.budget.runs
-    assert [one.scores_map.common_factor for one in subject.measured] == [2, 3, 5]
+    assert [attention.scores_map.common_factor for attention in subject.measured] == [2, 3, 5]
     assert subject.experiment.budget.runs == before + 8
 
 

@@ -34,7 +34,7 @@ OF_ONE_SEQUENCE = [layout for layout in LAYOUTS if "q" not in layout or "k" in l
 
 
 @pytest.mark.parametrize(
-    ("layout", "sizes"), [(one, SIZES) for one in LAYOUTS] + [(o, SQUARE) for o in OF_ONE_SEQUENCE]
+    ("layout", "sizes"), [(layout, SIZES) for layout in LAYOUTS] + [(o, SQUARE) for o in OF_ONE_SEQUENCE]
 )
 def test_layout_is_inferred_from_sizes(layout, sizes):
     roles = layout.split()

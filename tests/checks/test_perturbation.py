@@ -119,7 +119,7 @@ def test_results_after_a_divergence_are_skipped():
         return rolled.roll(1, 1), x.flip(1)
 
     found = divergences_of(twice, "L", 3, 1, 5, 11, 2)
-    assert [one.event.name for one in found] == ["roll", "flip"]
+    assert [divergence.event.name for divergence in found] == ["roll", "flip"]
 
 
 def test_broadcast_summary_is_named():
@@ -141,7 +141,7 @@ def test_change_is_followed_from_a_result():
 
     diff = perturbation_diff(function, 3, 1, x=normal(5, 11, 2))
     found = list(divergences(diff, "L", 3, NUMBERS, [diff.base.events[0].refs[0]]))
-    assert [one.event.name for one in found] == ["flip"]
+    assert [divergence.event.name for divergence in found] == ["flip"]
 
 
 def test_perturbation_diff_has_the_changed_indices():

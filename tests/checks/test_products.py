@@ -90,7 +90,7 @@ def test_product_is_recomputed_from_its_axes(equation):
 )
 def test_axes_of_each_kind_of_product(function, x, y, axes):
     found = product_of(lambda x, y: function(x, y), x=normal(*x), y=normal(*y, seed=1))
-    assert [[set(one) for one in found.axes[place]] for place in (found.left, found.right)] == list(axes)
+    assert [[set(axis) for axis in found.axes[place]] for place in (found.left, found.right)] == list(axes)
 
 
 def test_axis_of_size_one_is_not_contracted():

@@ -206,8 +206,8 @@ def test_softmaxes_are_found_in_order():
         return (less_maximum(s.softmax(-1) * 3) + 1).softmax(1)
 
     found = found_in(function, s=scores())
-    assert [sorted(one.axes) for one in found] == [[2], [2], [1]]
-    assert [one.event.order for one in found] == sorted(one.event.order for one in found)
+    assert [sorted(softmax.axes) for softmax in found] == [[2], [2], [1]]
+    assert [softmax.event.order for softmax in found] == sorted(softmax.event.order for softmax in found)
 
 
 def test_log_softmax_without_exp_is_a_softmax():

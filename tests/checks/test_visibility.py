@@ -173,5 +173,5 @@ def test_every_attention_in_a_stack_is_explained():
 
     explained, unmeasured = explain_visibility(subject_of(stacked, {**HEADS, **PADDING}, ("mask=keep",), **SIZES))
     assert unmeasured == []
-    slips = sorted(str(one.hypothesis.masks[0][1]) for one in explained)
+    slips = sorted(str(visibility.hypothesis.masks[0][1]) for visibility in explained)
     assert slips == ["None", "ignored", "ignored"]

@@ -107,7 +107,7 @@ def test_each_mistake_is_explained(layout, mistake):
     assert found.mistakes == 1
 
 
-@pytest.mark.parametrize(("layout", "mistake"), [one for one in SLIPS if one[1] != "on queries"])
+@pytest.mark.parametrize(("layout", "mistake"), [case for case in SLIPS if case[1] != "on queries"])
 def test_mistake_is_explained_next_to_a_causal_mask(layout, mistake):
     mask, keys = with_mistake(layout, mistake, seed=5)
     causal = triangle(L, L, 0)

@@ -38,7 +38,7 @@ class Result:
         """Every named tensor, including inputs; of several with one name, the last."""
         trace = self.trace
         named = [*trace["inputs"], *(output for step in trace["steps"] for output in step["outputs"])]
-        return {one["name"]: one["tensor"] for one in named if one["name"]}
+        return {tensor["name"]: tensor["tensor"] for tensor in named if tensor["name"]}
 
 
 Attnshape = Callable[..., Result]

@@ -82,25 +82,25 @@ def test_every_axis_is_verified_and_every_step_checked(
     assert trace["verified_at"] >= 3
     assert {letter: trace["sizes"][letter]["size"] for letter in case.sizes} == {s: numbers[s] for s in case.sizes}
 
-    tensors = [one for step in trace["steps"] for one in step["outputs"]] + trace["inputs"]
-    for one in tensors:
-        tensor = one["tensor"]
+    tensors = [output for step in trace["steps"] for output in step["outputs"]] + trace["inputs"]
+    for output in tensors:
+        tensor = output["tensor"]
         values = [evaluated(axis["expression"], numbers) for axis in tensor["axes"]]
-        assert values == tensor["shape"], one
-        assert [evaluated(stride, numbers) for stride in tensor["strides"]] == tensor["stride"], one
+        assert values == tensor["shape"], output
+        assert [evaluated(stride, numbers) for stride in tensor["strides"]] == tensor["stride"], output
         for axis in tensor["axes"]:
             literal = axis["expression"].lstrip("-").isdigit()
-            assert axis["known"] == ("literal" if literal else "verified"), one
+            assert axis["known"] == ("literal" if literal else "verified"), output
         # the only axes without a size symbol: those that unsqueeze adds, and the one feature of additive scores
         assert all(size == 1 for size, axis in zip(tensor["shape"], tensor["axes"], strict=True) if not_a_size(axis))
-        assert tensor["checked"], one
+        assert tensor["checked"], output
 
-    declared = [one for one in tensors if one["tensor"]["declared"]]
+    declared = [output for output in tensors if output["tensor"]["declared"]]
     assert declared
-    for one in declared:
-        assert one["tensor"]["checked"] == "declared", one
-        assert (one["name"], one["tensor"]["declared"]) in annotated(name)
-        assert one["tensor"]["signature"] in signatures_in_case(case, one["tensor"]["declared"])
+    for output in declared:
+        assert output["tensor"]["checked"] == "declared", output
+        assert (output["name"], output["tensor"]["declared"]) in annotated(name)
+        assert output["tensor"]["signature"] in signatures_in_case(case, output["tensor"]["declared"])
 
 
 def evaluated(expression: str, numbers: dict[str, int]) -> int:
@@ -135,7 +135,7 @@ def test_every_annotated_variable_is_in_the_trace(name: str, attnshape: Attnshap
             if name == LOOPS and (words or case.name != "cross_attention"):
                 continue
             result = run(attnshape, name, case, "large", words)
-            names |= {one["name"] for step in result.trace["steps"] for one in step["outputs"]}
+            names |= {output["name"] for step in result.trace["steps"] for output in step["outputs"]}
     # without a mask `logits` is `scores` under a second name, and no operation makes it
     assert {variable for variable, _ in annotated(name)} - ({"logits"} if name == LOOPS else set()) <= names
 

@@ -255,7 +255,7 @@ def test_damaged_file_in_a_folder_is_listed_and_the_others_are_compared(attnshap
     assert "- not compared: broken.json: after/broken.json isn't JSON, or not all of it" in result.out
     assert "- not compared: empty.json: before/empty.json is empty" in result.out
     failed = json.loads(attnshape("diff before after --format json").out)["not_compared"]
-    assert [one["name"] for one in failed] == ["broken.json", "empty.json"]
+    assert [entry["name"] for entry in failed] == ["broken.json", "empty.json"]
     assert "not compared: broken.json" in attnshape("diff before after --format table").out
 
 

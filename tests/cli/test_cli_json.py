@@ -166,7 +166,7 @@ def test_order_of_roles(attnshape: Attnshape):
 def test_inputs_operands_and_sources(attnshape: Attnshape, folder: Path):
     (folder / "own.py").write_text(OWN)
     trace = attnshape("trace own.py:many --input 'x: B L 2*D' --format json").trace
-    assert [one["name"] for one in trace["inputs"]] == ["x"]
+    assert [named["name"] for named in trace["inputs"]] == ["x"]
     assert trace["inputs"][0]["tensor"]["signature"] == "B L 2*D"
     chunk, add = trace["steps"][:2]
     assert [output["name"] for output in chunk["outputs"]] == ["first", "second"]

@@ -35,7 +35,7 @@ def several(x):
 
 
 def verdicts(attnshape: Attnshape, line: str, *expected: str) -> dict[str, tuple[bool, str | None]]:
-    words = [word for one in expected for word in ("--expect", one)]
+    words = [word for expectation in expected for word in ("--expect", expectation)]
     result = attnshape(*shlex.split(line), *words, "--format", "json")
     found = {f"{e['name']}: {e['signature']}": (e["holds"], e["why"]) for e in result.trace["expectations"]}
     assert result.status == (0 if all(holds for holds, _ in found.values()) else 1)

@@ -103,7 +103,7 @@ def test_select_and_ignore_codes(attnshape: Attnshape, folder: Path, options: st
 def test_full_check_has_the_finding(attnshape: Attnshape, folder: Path) -> None:
     write_model(SWAPPED)
     done = attnshape("check model.py:case --format json")
-    assert [one["code"] for one in json.loads(done.out)["findings"]] == ["AS002"]
+    assert [finding["code"] for finding in json.loads(done.out)["findings"]] == ["AS002"]
 
 
 MARKUP = [
@@ -228,7 +228,7 @@ def test_internal_error_is_reported_as_not_checked(
     whole = check_request(TargetSpec("model.py:case"), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
     why = f"the comparison failed: {type(error).__name__}: {error}"
     for report in (alone, whole):
-        assert (("shape comments", why)) in [(one.what, one.why) for one in report.not_checked]
+        assert (("shape comments", why)) in [(entry.what, entry.why) for entry in report.not_checked]
         assert report.findings == ()
     assert len(whole.verified) > 3
 

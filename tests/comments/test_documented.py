@@ -16,9 +16,9 @@ def documented_in(docstring: str, parameters: str = "query, key, mask=None") -> 
     node = ast.parse(source).body[0]
     assert isinstance(node, ast.FunctionDef)
     return [
-        (one.of, one.parameter, documented.text)
-        for one in docstring_entries(node, None)
-        for documented in (*find_shapes(one.text), *find_bare_shapes(one.text))
+        (entry.of, entry.parameter, documented.text)
+        for entry in docstring_entries(node, None)
+        for documented in (*find_shapes(entry.text), *find_bare_shapes(entry.text))
         if len(documented.axes) > 1
     ]
 
@@ -139,8 +139,8 @@ def test_roles_of_shapes_in_a_docstring(docstring: str, expected: list[tuple[str
 def test_listed_results_are_separate_items() -> None:
     node = ast.parse(f'def f(query, key):\n    """{HEADINGS}"""').body[0]
     assert isinstance(node, ast.FunctionDef)
-    listed = [one for one in docstring_entries(node, None) if one.of == "result" and one.listed]
-    assert len({one.item for one in listed}) == 2
+    listed = [entry for entry in docstring_entries(node, None) if entry.of == "result" and entry.listed]
+    assert len({entry.item for entry in listed}) == 2
 
 
 @pytest.mark.parametrize("name", ["forward", "__call__"])
@@ -150,11 +150,11 @@ def test_class_docstring_documents_forward(name: str) -> None:
     assert isinstance(owner, ast.ClassDef)
     node = owner.body[1]
     assert isinstance(node, ast.FunctionDef)
-    assert [(one.of, one.parameter) for one in docstring_entries(node, owner) if "(B" in one.text] == [
+    assert [(entry.of, entry.parameter) for entry in docstring_entries(node, owner) if "(B" in entry.text] == [
         ("parameter", "x")
     ]
     node.name = "other"
-    assert not [one for one in docstring_entries(node, owner) if "(B" in one.text]
+    assert not [entry for entry in docstring_entries(node, owner) if "(B" in entry.text]
 
 
 def test_function_without_a_docstring() -> None:
@@ -167,13 +167,16 @@ def test_function_without_a_docstring() -> None:
 def test_escaped_newlines_do_not_shift_the_line() -> None:
     node = ast.parse('def f(x):\n    """A.\\n\\n\\n\n    x: (B, T)"""').body[0]
     assert isinstance(node, ast.FunctionDef)
-    assert [one.line for one in docstring_entries(node, None) if one.parameter == "x"] == [3]
+    assert [entry.line for entry in docstring_entries(node, None) if entry.parameter == "x"] == [3]
 
 
 def annotated(source: str) -> list[tuple[str, str, str | None, int | None]]:
     node = ast.parse(textwrap.dedent(source)).body[0]
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    return [(one.kind, one.dims, one.parameter, one.item) for one in find_annotations(node)]
+    return [
+        (annotation.kind, annotation.dims, annotation.parameter, annotation.item)
+        for annotation in find_annotations(node)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from attnshape.comments.grammar import CommentClaim, parse_comment
 
 
 def roles(text: str) -> list[tuple[str, str]]:
-    return [(one.role, one.shapes[0].text) for one in parse_comment(text)]
+    return [(claim.role, claim.shapes[0].text) for claim in parse_comment(text)]
 
 
 def only(text: str) -> CommentClaim:
@@ -69,17 +69,17 @@ def test_labels(text: str, names: tuple[str, ...], firm: bool) -> None:
 
 def test_several_labels() -> None:
     claims = parse_comment("q: (B, T), k: (B, S)")
-    assert [(one.label.names, one.shapes[0].text) for one in claims] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
+    assert [(claim.label.names, claim.shapes[0].text) for claim in claims] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
 
 
 def test_several_results() -> None:
     claims = parse_comment("(B, T), (B, S)")
-    assert [(one.shapes[0].text, one.place, one.of) for one in claims] == [("(B, T)", 0, 2), ("(B, S)", 1, 2)]
+    assert [(claim.shapes[0].text, claim.place, claim.of) for claim in claims] == [("(B, T)", 0, 2), ("(B, S)", 1, 2)]
 
 
 def test_names_and_shapes_are_paired() -> None:
     claims = parse_comment("q, k: (B, T), (B, S)")
-    assert [(one.label.names, one.shapes[0].text) for one in claims] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
+    assert [(claim.label.names, claim.shapes[0].text) for claim in claims] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
 
 
 @pytest.mark.parametrize("between", [" or ", " / ", " | ", ", or "])
@@ -160,8 +160,8 @@ def test_position_of_each_comment(file: SourceFile) -> None:
         return lines[statement.lineno - 1].strip().partition("  #")[0] if statement is not None else ""
 
     placed = {
-        one.text.strip(): (one.where, at(one.statement), at(one.before), [at(b) for b in one.block])
-        for one in comments_in(file, node)
+        comment.text.strip(): (comment.where, at(comment.statement), at(comment.before), [at(b) for b in comment.block])
+        for comment in comments_in(file, node)
     }
     assert placed == {
         "of x": ("signature", "", "", []),
@@ -178,7 +178,7 @@ def test_position_of_each_comment(file: SourceFile) -> None:
         "in two lines": ("above", "a = 1", "", ["a = 1", "b = 2"]),
         "trailing return": ("trailing", "return a", "", []),
     }
-    assert [one.parameter for one in comments_in(file, node) if one.text.strip() == "of x"] == ["x"]
+    assert [comment.parameter for comment in comments_in(file, node) if comment.text.strip() == "of x"] == ["x"]
 
 
 def test_invalid_or_missing_file_is_none(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -14,7 +14,7 @@ NAMES = ("B", "T", "nh", "hs", "d_model", "seq_len", "n_heads", "batch", "bsz", 
 
 def texts(documented: ShapeText | None) -> list[str]:
     assert documented is not None
-    return [one.text for one in documented.axes]
+    return [axis.text for axis in documented.axes]
 
 
 @pytest.mark.parametrize(

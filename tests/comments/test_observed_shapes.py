@@ -32,7 +32,7 @@ def checked(folder: Path, body: str, parameters: str = "x") -> CommentVerificati
 def found(folder: Path, body: str, parameters: str = "x") -> list[tuple[int, str]]:
     """Return the line within the body, from 1, and the code of each finding."""
     findings: tuple[Finding, ...] = checked(folder, body, parameters).findings
-    return [(one.source.line - 2 if one.source is not None else 0, one.code) for one in findings]
+    return [(finding.source.line - 2 if finding.source is not None else 0, finding.code) for finding in findings]
 
 
 RIGHT = [

@@ -70,16 +70,16 @@ KNOWN_MISSES = [fault for fault in FAULTS if fault.reason is not None]
 @pytest.mark.parametrize("name", sampled(NAMES, QUICK))
 def test_each_fault_is_the_only_finding_at_its_line(name: str, tmp_path: Path) -> None:
     copy = Copy(name, tmp_path)
-    assert [(one.source.line, one.message) for one in copy.unchanged.findings if one.source] == []
+    assert [(finding.source.line, finding.message) for finding in copy.unchanged.findings if finding.source] == []
     assert copy.unchanged.holding >= MIN_HOLDING[name]
     assert copy.unchanged.runs >= 2
     wrong = []
-    for fault in (one for one in FAULTS if one.file == name and one.reason is None):
+    for fault in (fault for fault in FAULTS if fault.file == name and fault.reason is None):
         with copy.planted(fault) as found:
-            lines = {one.source.line if one.source is not None else None for one in found}
-            codes = {one.code for one in found}
+            lines = {finding.source.line if finding.source is not None else None for finding in found}
+            codes = {finding.code for finding in found}
             if lines != {fault.line} or not codes <= FITTING_CODES[fault.kind]:
-                wrong.append((fault.line, fault.wrong, [(one.code, one.message) for one in found]))
+                wrong.append((fault.line, fault.wrong, [(finding.code, finding.message) for finding in found]))
     assert wrong == []
 
 
@@ -87,9 +87,9 @@ def test_each_fault_is_the_only_finding_at_its_line(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", dict.fromkeys(fault.file for fault in KNOWN_MISSES))
 def test_known_misses_are_still_missed(name: str, tmp_path: Path) -> None:
     copy = Copy(name, tmp_path)
-    for fault in (one for one in KNOWN_MISSES if one.file == name):
+    for fault in (fault for fault in KNOWN_MISSES if fault.file == name):
         with copy.planted(fault) as found:
-            messages = [one.message for one in found if one.source and one.source.line == fault.line]
+            messages = [finding.message for finding in found if finding.source and finding.source.line == fault.line]
             assert messages == [], f"it is found now: remove the reason below {fault.wrong!r} from planted/{name}.txt"
 
 
@@ -106,7 +106,7 @@ def test_every_fault_changes_only_comments() -> None:
     for name in NAMES:
         text = (FOLDER / "sources" / f"{name}.py").read_text(encoding="utf-8")
         code = _code(text)
-        for fault in (one for one in FAULTS if one.file == name):
+        for fault in (fault for fault in FAULTS if fault.file == name):
             lines = text.split("\n")
             assert lines[fault.line - 1].endswith(fault.right), fault
             assert fault.wrong != fault.right

@@ -29,7 +29,7 @@ def call(
 def claim(text: str, *shapes: Shape | list[Shape], weight: float = 1.0) -> ShapeConstraint:
     """Return the constraint of a documented shape and the tensor's shape in each call; a list has candidate tensors."""
     written = list(find_shapes(text))
-    return constrain(written, [[[one] if isinstance(one, tuple) else one] for one in shapes], weight)
+    return constrain(written, [[[shape] if isinstance(shape, tuple) else shape] for shape in shapes], weight)
 
 
 def wrong_claims(constraints: Sequence[ShapeConstraint], assignment: NameAssignment) -> list[int]:
@@ -130,8 +130,8 @@ def test_unconstrained_names_are_unknown() -> None:
 def test_numbers_of_one_configuration_match_anything() -> None:
     varied = claim("(B, 12, T)", (5, 2, 7), (3, 4, 13))
     constant = claim("(B, 12, T)", (5, 2, 7), (3, 2, 13))
-    assert [one.kind for one in varied.shapes[0].axes] == ["name", "any", "name"]
-    assert [one.kind for one in constant.shapes[0].axes] == ["name", "number", "name"]
+    assert [axis.kind for axis in varied.shapes[0].axes] == ["name", "any", "name"]
+    assert [axis.kind for axis in constant.shapes[0].axes] == ["name", "number", "name"]
     assert claim("(B, 1, T)", (5, 2, 7), (3, 4, 13)).shapes[0].axes[1].kind == "number"
 
 
@@ -234,9 +234,9 @@ def test_swapped_axes_among_three_claims_are_found(
     ]
     assume(pairs)
     one, other = data.draw(st.sampled_from(pairs))
-    written = [list(shape) for shape in shapes]
-    written[place][one], written[place][other] = written[place][other], written[place][one]
-    claims = constraints(written, shapes, names)
+    documented = [list(shape) for shape in shapes]
+    documented[place][one], documented[place][other] = documented[place][other], documented[place][one]
+    claims = constraints(documented, shapes, names)
     assert place in wrong_claims(claims, unify(claims, CALLS))
 
 

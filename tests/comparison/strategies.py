@@ -113,11 +113,11 @@ def code(draw: st.DrawFn, longest: int = 12) -> Outline:
     for index in range(1, draw(st.integers(0, longest)) + 1):
         operation = draw(st.sampled_from(["view", "reshape", "transpose", "matmul", "softmax", "mul"]))
         read = draw(st.lists(st.integers(0, index - 1), min_size=1, max_size=2))
-        texts = [names[one] for one in read]
+        texts = [names[index] for index in read]
         name = draw(st.none() | st.sampled_from(["q", "k", "v", "scores", "weights"]))
         expression = f"{operation}({', '.join(texts)})"
         names[index] = name or expression
-        uses = tuple(Reference(step=one) if one else Reference(input="x") for one in read)
+        uses = tuple(Reference(step=index) if index else Reference(input="x") for index in read)
         steps.append(step(index, expression, operation, uses, name, draw(st.sampled_from(WORDS))))
     input_step = OutlineStep(index=0, expression="x", operation=INPUT, outputs=(tensor("x", "B L D"),))
     return Outline(target="code", sizes={"B": 2}, inputs=(input_step,), steps=tuple(steps))

@@ -35,7 +35,7 @@ def test_another_seed_makes_no_difference(function: Any) -> None:
     assert old.steps[-1].outputs[0].tensor.shape != new.steps[-1].outputs[0].tensor.shape
     difference = attnshape.diff(old, new)
     assert difference.kinds == ()
-    assert not any(one.shown for one in difference.steps)
+    assert not any(change.shown for change in difference.steps)
     assert not compare(read_snapshot(write_snapshot(snapshot_of(old))), snapshot_of(new))
 
 

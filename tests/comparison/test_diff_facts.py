@@ -46,7 +46,7 @@ def laid_out(shape: tuple[int, ...], stride: tuple[int, ...], formulas: str = ""
         # the stride of an axis of size one doesn't matter
         (laid_out((1, 10, 5), (99, 1, 20)), laid_out((1, 10, 5), (7, 1, 20)), True),
         (laid_out((2, 10, 5), (99, 1, 20)), laid_out((2, 10, 5), (7, 1, 20)), False),
-        # another number of axes, and none at all
+        # another number of axes, and no strides
         (laid_out((10, 64), (1, 10)), laid_out((10, 8, 8), (1, 10, 80)), False),
         (laid_out((10, 64), ()), laid_out((10, 64), ()), True),
     ],
@@ -95,7 +95,7 @@ X = (Reference(input="x"),)
 
 
 def read(*steps: int) -> tuple[Reference, ...]:
-    return tuple(Reference(step=one) for one in steps)
+    return tuple(Reference(step=index) for index in steps)
 
 
 def test_view_of_an_inserted_step_keeps_its_storage() -> None:
@@ -104,7 +104,7 @@ def test_view_of_an_inserted_step_keeps_its_storage() -> None:
     doubled = step(2, "w(x) * 2", "mul", read(1), None, "B L D")
     new = code(first, doubled, view_of(step(3, "(w(x) * 2).view()", "view", read(2), "q", "B H L"), read(2)[0]))
     difference = compare(old, new)
-    assert [(one.old is None, one.kinds) for one in difference.steps if one.shown] == [(True, ("steps",))]
+    assert [(change.old is None, change.kinds) for change in difference.steps if change.shown] == [(True, ("steps",))]
 
 
 def test_view_of_an_inserted_sum_counts_as_a_view_of_its_terms() -> None:
@@ -113,9 +113,9 @@ def test_view_of_an_inserted_sum_counts_as_a_view_of_its_terms() -> None:
     total = step(3, "a + b", "add", read(1, 2), "total", "B L D")
     new = code(first, second, total, view_of(step(4, "total.view()", "view", read(3), "q", "B H L"), read(3)[0]))
     difference = compare(old, new)
-    assert [(one.old is None, one.kinds) for one in difference.steps if one.kinds] == [(True, ("steps",))]
-    # it reads more than before, which is shown
-    assert [one.changed for one in difference.steps if one.shown] == [(), ("operands",)]
+    assert [(change.old is None, change.kinds) for change in difference.steps if change.kinds] == [(True, ("steps",))]
+    # the additional operand is displayed
+    assert [change.changed for change in difference.steps if change.shown] == [(), ("operands",)]
 
 
 def test_view_of_another_tensor_changes_the_storage() -> None:
@@ -125,7 +125,7 @@ def test_view_of_another_tensor_changes_the_storage() -> None:
     difference = compare(
         code(first, second, view_of(viewed, read(1)[0])), code(first, second, view_of(other, read(2)[0]))
     )
-    (changed,) = (one for one in difference.steps if one.shown)
+    (changed,) = (change for change in difference.steps if change.shown)
     assert changed.kinds == ("storage", "steps")
     assert changed.changed == ("uses",)
 
@@ -154,7 +154,7 @@ def test_names_on_both_sides_are_not_renamed() -> None:
     new = code(step(1, "f(x)", "f", X, "b", "B L"), step(2, "f(x)", "f", X, "a", "B L"))
     difference = compare(old, new)
     assert difference.renamed == ()
-    assert [one.changed for one in difference.steps if one.shown] == [("moved",)]
+    assert [change.changed for change in difference.steps if change.shown] == [("moved",)]
 
 
 def test_renamed_argument_does_not_count() -> None:
@@ -162,7 +162,7 @@ def test_renamed_argument_does_not_count() -> None:
     new = code(step(1, "f(x, scale=Dk)", "f", X, "a", "B L"), step(2, "g(x, D, Dk)", "g", X, "b", "B L"))
     difference = compare(old, new)
     assert (difference.kinds, difference.renamed) == ((), ())
-    assert [one.changed for one in difference.steps] == [("expression",), ()]
+    assert [change.changed for change in difference.steps] == [("expression",), ()]
     assert "no difference; 1 step only rewritten" in str(difference)
 
 
@@ -196,7 +196,11 @@ def test_own_text_leaves_out_operands() -> None:
         step(2, "(w(x)).view(B)", "view", read(1), "q", "B"),
         step(3, "f(q, q_len) + w(x)", "add", read(2, 1), None, "B"),
     )
-    assert [code_outline.own_text(one) for one in code_outline.steps] == ["w(…)", "….view(B)", "f(…, q_len) + …"]
+    assert [code_outline.own_text(outline_step) for outline_step in code_outline.steps] == [
+        "w(…)",
+        "….view(B)",
+        "f(…, q_len) + …",
+    ]
 
 
 class Looped:

@@ -16,7 +16,10 @@ Matches = list[tuple[str, int, int]]
 
 def matches(difference: Difference) -> Matches:
     """Return the numbers of the matched steps; 0 if one side has none."""
-    return [("same", one.old.index if one.old else 0, one.new.index if one.new else 0) for one in difference.steps]
+    return [
+        ("same", change.old.index if change.old else 0, change.new.index if change.new else 0)
+        for change in difference.steps
+    ]
 
 
 @settings(deadline=None, max_examples=40)
@@ -25,7 +28,7 @@ def test_nothing_differs_from_itself(outline: Outline) -> None:
     difference = compare(outline, outline)
     assert (difference.kinds, difference.sizes, difference.renamed) == ((), (), ())
     assert not any(one.shown for one in (*difference.inputs, *difference.steps))
-    assert [(one.old, one.new) for one in difference.steps] == [(one, one) for one in outline.steps]
+    assert [(change.old, change.new) for change in difference.steps] == [(change, change) for change in outline.steps]
 
 
 @settings(deadline=None, max_examples=40)
@@ -35,7 +38,9 @@ def test_swapped_sides_swap_added_and_removed_steps(old: Outline, new: Outline) 
     swapped = sorted((new, old) for _, old, new in matches(forward))
     assert swapped == sorted((old, new) for _, old, new in matches(backward))
     assert forward.kinds == backward.kinds
-    assert {(one.old, one.new) for one in forward.renamed} == {(one.new, one.old) for one in backward.renamed}
+    assert {(rename.old, rename.new) for rename in forward.renamed} == {
+        (rename.new, rename.old) for rename in backward.renamed
+    }
 
 
 @settings(deadline=None, max_examples=40)
@@ -52,9 +57,11 @@ def test_each_step_appears_once_and_in_order(old: Outline, new: Outline) -> None
 def test_inserted_steps_are_only_additions(outline: Outline, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.integers(1, len(outline.steps) + 1), max_size=4))
     difference = compare(outline, inserted(outline, places))
-    shown = [one for one in difference.steps if one.shown]
+    shown = [change for change in difference.steps if change.shown]
     assert len(shown) == len(places)
-    assert all(one.old is None and one.new is not None and "inserted" in one.new.expression for one in shown)
+    assert all(
+        change.old is None and change.new is not None and "inserted" in change.new.expression for change in shown
+    )
     assert difference.kinds == (("steps",) if places else ())
 
 
@@ -63,7 +70,7 @@ def test_inserted_steps_are_only_additions(outline: Outline, data: st.DataObject
 def test_removed_step_is_one_removal(outline: Outline, place: int) -> None:
     longer = inserted(outline, [place % (len(outline.steps) + 1) + 1])
     difference = compare(longer, outline)
-    assert [one.new is None for one in difference.steps if one.shown] == [True]
+    assert [change.new is None for change in difference.steps if change.shown] == [True]
 
 
 @settings(deadline=None, max_examples=50)

@@ -27,7 +27,7 @@ def compared(old: Trace, new: Trace) -> Difference:
     difference, back = attnshape.diff(old, new), attnshape.diff(new, old)
     assert difference.kinds == back.kinds
     assert sorted(row for row in change_rows(back) if row[0] != "changed") == swapped_rows(change_rows(difference))
-    assert [(one.new, one.old) for one in back.sizes] == [(one.old, one.new) for one in difference.sizes]
+    assert [(size.new, size.old) for size in back.sizes] == [(size.old, size.new) for size in difference.sizes]
     return difference
 
 
@@ -39,9 +39,9 @@ def test_renamed_variables_are_listed_and_are_no_difference() -> None:
     assert difference.kinds == ()
     assert not difference
     assert change_rows(difference) == []
-    renames = {(one.old, one.new) for one in difference.renamed}
+    renames = {(rename.old, rename.new) for rename in difference.renamed}
     assert {("x", "hidden"), ("q", "query"), ("scores", "att"), ("Wq", "q_proj"), ("heads", "n_head")} <= renames
-    assert all(one.old != one.new for one in difference.renamed)
+    assert all(rename.old != rename.new for rename in difference.renamed)
 
 
 def test_renamed_variables_of_an_example(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_renamed_variables_of_an_example(tmp_path: Path) -> None:
     new = example(tmp_path / "new", "self_attention.py", "CausalSelfAttention", *names)
     difference = compared(old, new)
     assert (difference.kinds, change_rows(difference)) == ((), [])
-    renames = [(one.old, one.new) for one in difference.renamed]
+    renames = [(rename.old, rename.new) for rename in difference.renamed]
     assert renames == [("query", "q"), ("masked", "logits"), ("merged", "joined"), ("Wq", "to_q")]
 
 
@@ -98,7 +98,7 @@ def test_step_added_to_an_example(tmp_path: Path, text: str, addition: str, adde
 def test_changed_size_changes_no_signature_or_stride(name: str) -> None:
     difference = compared(version(name), version(name, L=20, B=3))
     assert difference.kinds == ("size",)
-    assert [(one.symbol, one.old, one.new) for one in difference.sizes] == [("B", 2, 3), ("L", 10, 20)]
+    assert [(size.symbol, size.old, size.new) for size in difference.sizes] == [("B", 2, 3), ("L", 10, 20)]
     assert {fact for _, _, facts in change_rows(difference) for fact in facts} == {"shape", "bytes"}
     assert {how for how, _, _ in change_rows(difference)} == {"changed"}
 
@@ -126,7 +126,7 @@ def test_changed_size_in_a_library(target: str, how: dict[str, object], monkeypa
     old, new = (attnshape.trace(target, L=length, **how) for length in (10, 24))  # type: ignore[arg-type]
     difference = compared(old, new)
     assert difference.kinds == ("size",)
-    assert [(one.symbol, one.old, one.new) for one in difference.sizes] == [("L", 10, 24)]
+    assert [(size.symbol, size.old, size.new) for size in difference.sizes] == [("L", 10, 24)]
     assert {how for how, _, _ in change_rows(difference)} == {"changed"}
 
 
@@ -179,12 +179,12 @@ def test_fused_projections() -> None:
 
 
 def test_fused_projections_of_an_example(tmp_path: Path) -> None:
-    three = "".join(f"        self.W{one} = nn.Linear(d_model, d_model)\n" for one in "qkv")
+    three = "".join(f"        self.W{letter} = nn.Linear(d_model, d_model)\n" for letter in "qkv")
     new = example(tmp_path / "new", "fused_qkv.py", "FusedSelfAttention")
     edits = [
         ("        self.Wqkv = nn.Linear(d_model, 3 * d_model)\n", three),
         ("        qkv = self.Wqkv(x)\n        q, k, v = qkv.chunk(3, dim=-1)\n", ""),
-        *((f"{one}.view", f"self.W{one}(x).view") for one in "qkv"),
+        *((f"{letter}.view", f"self.W{letter}(x).view") for letter in "qkv"),
     ]
     old = example(tmp_path / "old", "fused_qkv.py", "FusedSelfAttention", *edits)
     assert_fused(compared(old, new), "Wqkv(x)", "qkv.chunk(3, dim=-1)")
@@ -224,8 +224,8 @@ def test_moved_step_is_reported_only_as_moved() -> None:
 
 def test_other_operands_of_the_same_shapes_are_a_difference() -> None:
     difference = attnshape.diff(version("Separate"), version("Misled"))
-    used = [one for one in difference.steps if "uses" in one.changed and one.new is not None]
-    assert [one.new.expression for one in used if one.new is not None] == ["weights @ k"]
+    used = [change for change in difference.steps if "uses" in change.changed and change.new is not None]
+    assert [change.new.expression for change in used if change.new is not None] == ["weights @ k"]
     assert "steps" in difference.kinds
 
 
@@ -250,7 +250,7 @@ def test_same_code_in_another_folder_with_another_seed_is_no_difference(tmp_path
 
 
 def test_reformatted_code_is_no_difference(tmp_path: Path) -> None:
-    rows = "".join(f"            {one},\n" for one in ("B", "L", "self.H", "self.Dk"))
+    rows = "".join(f"            {name},\n" for name in ("B", "L", "self.H", "self.Dk"))
     long = f"self.Wq(x).view(\n{rows}        ).transpose(1, 2)"
     edit = ("self.Wq(x).view(B, L, self.H, self.Dk).transpose(1, 2)", long)
     old = example(tmp_path / "old", "self_attention.py", "CausalSelfAttention")

@@ -99,7 +99,7 @@ def test_steps_inside_libraries_are_left_out() -> None:
     top = [step for step in trace.steps if step.parent is None]
     assert len(trace.steps) > len(outline.steps) == len(top)
     assert [step.operation for step in outline.steps] == ["layer_norm", "MultiheadAttention", "add"]
-    assert [one.step for one in outline.steps[2].uses if one.step] == [2]
+    assert [reference.step for reference in outline.steps[2].uses if reference.step] == [2]
 
 
 def test_changed_steps_inside_torch_are_no_difference() -> None:

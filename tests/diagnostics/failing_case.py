@@ -36,7 +36,7 @@ class Failing:
         """The command line without `--format`."""
         words = ["trace", f"{file.name}:{self.target}", *self.options]
         words += ["--init", self.init] if self.init is not None else []
-        return words + [word for one in self.inputs for word in ("--input", one)]
+        return words + [word for text in self.inputs for word in ("--input", text)]
 
     def text(self) -> str:
         """The whole file."""
@@ -59,7 +59,7 @@ def check(case: Failing, attnshape: Attnshape, folder: Path) -> None:
     assert failure["source"]["file"] == "model.py"
     assert failure["error"].startswith(case.error)
     assert failure["explanation"] == case.explanation
-    operands = {one["name"]: marked(one) for one in failure["operands"]}
+    operands = {operand["name"]: marked(operand) for operand in failure["operands"]}
     assert operands.items() >= case.operands.items()
     assert case.others or operands == case.operands
     assert failure["hint"] == case.hint

@@ -61,8 +61,8 @@ def codes_table() -> str:
 
 def unusual_table() -> str:
     kinds: dict[str, list[str]] = {}
-    for one in UNUSUAL:
-        kinds.setdefault(one.file.rpartition("/")[2].removesuffix(".py"), []).append(one.name.replace("_", " "))
+    for unusual in UNUSUAL:
+        kinds.setdefault(unusual.file.rpartition("/")[2].removesuffix(".py"), []).append(unusual.name.replace("_", " "))
     lines = ["| about | | which |", "| --- | --: | --- |"]
     lines += [f"| {kind} | {len(names)} | {', '.join(names)} |" for kind, names in kinds.items()]
     return "\n".join([*lines, "", f"{len(UNUSUAL)} in all, none with a finding.", ""])
@@ -111,7 +111,7 @@ def test_claims_of_a_code_match_its_mutants(code: str) -> None:
 
 def test_every_claim_is_in_the_table() -> None:
     claims = parse_claims(example.strip("`") for _, _, example in rows("claim"))
-    assert [one.name for one in fields(Claims) if not getattr(claims, one.name)] == []
+    assert [field.name for field in fields(Claims) if not getattr(claims, field.name)] == []
     assert len(claims.texts) == len({example.partition("=")[0] for _, _, example in rows("claim")})
 
 
@@ -127,5 +127,9 @@ def test_documented_library_findings_are_found() -> None:
         pytest.importorskip(module)
         case = f"tests/libraries/cases/efficient_cases.py:{module.partition('_')[0]}"
         report = check_request(TargetSpec(case), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
-        places = [(one.code, one.source.file, one.source.line) for one in report.findings if one.source is not None]
+        places = [
+            (finding.code, finding.source.file, finding.source.line)
+            for finding in report.findings
+            if finding.source is not None
+        ]
         assert places == [(code, f"{module}/{module}.py", int(line))]

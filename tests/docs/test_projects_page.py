@@ -61,5 +61,5 @@ def test_examples_of_keys_are_valid() -> None:
 
 
 def test_every_format_is_in_the_table() -> None:
-    named = [one.strip("` ") for cells in rows("format") for one in cells[0].split(",")]
+    named = [name.strip("` ") for cells in rows("format") for name in cells[0].split(",")]
     assert sorted(named) == sorted({*formats_for("traces"), *formats_for("reports")})

@@ -220,5 +220,7 @@ def test_kind_of_a_dtype(dtype, name):
 def test_verdict_at_one_size_says_so(tmp_path):
     source = "def f(q):\n    assert q.shape[1] > 5000\n    a = q @ q.mT\n    return a"
     traced = trace(tmp_path, source, "q: L Dk", expect=("a: L L",), L=8, Dk=6000)
-    assert [(one.holds, one.why) for one in traced.expectations] == [(True, "at this run's sizes only")]
+    assert [(expectation.holds, expectation.why) for expectation in traced.expectations] == [
+        (True, "at this run's sizes only")
+    ]
     assert "matched only" in " ".join(traced.notes)

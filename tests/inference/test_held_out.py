@@ -52,7 +52,7 @@ def sizes_run(monkeypatch):
 
 def checked_summary(traced: Trace) -> str:
     """Return the summary's text about checked signatures."""
-    return next(one.text for one in trace_footer(traced, len(traced.steps)) if "signature" in one.text).partition(
+    return next(line.text for line in trace_footer(traced, len(traced.steps)) if "signature" in line.text).partition(
         " · "
     )[2]
 
@@ -87,7 +87,9 @@ def test_every_signature_is_checked_at_held_out_sizes(tmp_path, sizes_run):
 def test_wrong_axis_is_dropped(right, wrong, given, tmp_path, plant):
     plant(right, wrong)
     traced = trace(tmp_path, SCORES, *INPUTS, **given)
-    tensors = [one.tensor for one in traced.inputs] + [one.tensor for step in traced.steps for one in step.outputs]
+    tensors = [one.tensor for one in traced.inputs] + [
+        output.tensor for step in traced.steps for output in step.outputs
+    ]
     truth = {"q": "B Lq Dk", "k": "B Lk Dk", "k.mT": "B Dk Lk", "scores": "B Lq Lk", "out": "B Lk Lq"}
     for tensor, (name, signature) in zip(tensors, truth.items(), strict=True):
         for axis, symbol, size in zip(tensor.axes, signature.split(), tensor.shape, strict=True):
@@ -238,7 +240,7 @@ def test_held_out_sizes_meet_the_constraints_and_are_new(chosen):
     assert found
     for numbers in found:
         for symbol in chosen.symbols:
-            assert numbers[symbol] not in [one[symbol] for one in used]
+            assert numbers[symbol] not in [numbers[symbol] for numbers in used]
         for constraint in chosen.constraints:
             match constraint:
                 case Fixed(symbol=symbol):

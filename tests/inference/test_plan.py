@@ -36,10 +36,10 @@ def test_primes_are_distinct_and_keep_the_order(numbers, round_):
     assert set(primes) == set(numbers)
     assert all(is_prime(prime) and prime >= 5 for prime in primes.values())
     assert len(set(primes.values())) == len(primes)
-    for one in numbers:
+    for first_symbol in numbers:
         for other in numbers:
-            if numbers[one] < numbers[other]:
-                assert primes[one] < primes[other]
+            if numbers[first_symbol] < numbers[other]:
+                assert primes[first_symbol] < primes[other]
     assert plan.numbers(round_) == primes
 
 

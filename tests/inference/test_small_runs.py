@@ -39,15 +39,15 @@ def test_validation_sizes_exist_and_are_within_bounds(letters, choose):
     chosen = plan(letters)
     numbers = list(choose(chosen))
     assert numbers
-    assert all(chosen.elements(one) <= 10**6 for one in numbers)
+    assert all(chosen.elements(first_symbol) <= 10**6 for first_symbol in numbers)
 
 
 def test_validation_sizes_stay_small_without_measured_powers():
     """For example a module of width 2*H*Dk that fails at its first call."""
     chosen = plan(("B", "H", "L", "Dk"))
-    assert max(size for one in large_sizes(chosen) for size in one.values()) < 30
+    assert max(size for sizes in large_sizes(chosen) for size in sizes.values()) < 30
     known = Plan(chosen.sizes, powers={"B": 1, "L": 1, "H": 0, "Dk": 0})
-    assert max(size for one in large_sizes(known) for size in one.values()) > 100
+    assert max(size for sizes in large_sizes(known) for size in sizes.values()) > 100
 
 
 def test_multiples_of_multiples_find_smaller_validation_sizes():

@@ -38,4 +38,4 @@ def test_library_module_has_no_false_positives(case: str) -> None:
     request = TargetSpec(target_of(case), sizes=HAND_WORKED[case].sizes[0])
     report = check_request(request, RunOptions(command=case), Claims(), 60.0, contextlib.nullcontext)
     assert [finding.code for finding in report.findings] == REAL.get(case, []), report.findings
-    assert not [one for one in report.not_checked if one.why.startswith("the check failed")]
+    assert not [entry for entry in report.not_checked if entry.why.startswith("the check failed")]

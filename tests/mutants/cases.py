@@ -97,4 +97,4 @@ def _unusual(file: str) -> list[Unusual]:
 
 
 PAIRS: tuple[Pair, ...] = tuple(pair for file in _files("pairs") for pair in _pairs(file))
-UNUSUAL: tuple[Unusual, ...] = tuple(one for file in _files("unusual") for one in _unusual(file))
+UNUSUAL: tuple[Unusual, ...] = tuple(unusual for file in _files("unusual") for unusual in _unusual(file))

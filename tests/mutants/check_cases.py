@@ -46,4 +46,4 @@ def check(entry: Pair | Unusual, case: str, size: int, seed: int) -> Report:
 
 def failed_rules(report: Report) -> list[str]:
     """Return the reasons of rules that failed internally."""
-    return [one.why for one in report.not_checked if one.why.startswith("the check failed")]
+    return [entry.why for entry in report.not_checked if entry.why.startswith("the check failed")]

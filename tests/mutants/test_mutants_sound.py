@@ -136,7 +136,7 @@ def test_wrong_version_differs_only_in_values(pair: Pair) -> None:
             assert difference > 1e-6, f"{sizes}, seed {seed}: {difference}"
 
 
-@pytest.mark.parametrize("one", [one for one in UNUSUAL if one.reference], ids=str)
+@pytest.mark.parametrize("one", [unusual for unusual in UNUSUAL if unusual.reference], ids=str)
 def test_unusual_code_matches_its_reference(one: Unusual) -> None:
     assert one.reference is not None
     for sizes in one.sizes:
@@ -144,7 +144,7 @@ def test_unusual_code_matches_its_reference(one: Unusual) -> None:
             assert_matches_reference(one, one.case, one.reference, sizes, seed)
 
 
-@pytest.mark.parametrize("one", [one for one in UNUSUAL if not one.reference], ids=str)
+@pytest.mark.parametrize("one", [unusual for unusual in UNUSUAL if not unusual.reference], ids=str)
 def test_unusual_code_runs(one: Unusual) -> None:
     for sizes in one.sizes:
         called, args, kwargs, _ = built(one, one.case, sizes)

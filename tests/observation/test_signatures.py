@@ -47,7 +47,7 @@ def text(form: Form | None) -> str:
 
 def function(folder: Path, source: str, name: str, *cases: str) -> FunctionForms:
     forms = infer_forms([observed(folder, source, case) for case in cases or ["case"]])
-    return next(one for one in forms if one.function.name == name)
+    return next(form for form in forms if form.function.name == name)
 
 
 def variables(forms: FunctionForms) -> dict[str, str]:
@@ -87,7 +87,7 @@ def test_axes_are_formulas(tmp_path: Path) -> None:
     }
     assert variables(forms) == {"scores": "float32[B H Lq Lk]", "weights": "float32[B H Lq Lk]"}
     assert text(forms.result) == "tuple(float32[B H Lq Dk], float32[B H Lq Lk])"
-    assert [text(one) for one in forms.results.values()] == [text(forms.result)]
+    assert [text(form) for form in forms.results.values()] == [text(forms.result)]
 
 
 def test_calls_with_two_lengths_share_one_symbol(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_failing_runs_are_left_out(tmp_path: Path) -> None:
         target = find_target(TargetSpec(f"{path}:case"))
         runs = runs_at(target, [{"B": 2, "L": 3}, {"B": 2, "L": 5}, {"B": 3, "L": 7}], CPU, TimeLimit())
     assert [run.numbers for run in runs] == [{"B": 2, "L": 3}, {"B": 3, "L": 7}]
-    assert [[one.function.name for one in run.invocations] for run in runs] == [["f"], ["f"]]
+    assert [[invocation.function.name for invocation in run.invocations] for run in runs] == [["f"], ["f"]]
 
 
 def test_calls_in_the_constructor_are_ignored(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_calls_in_the_constructor_are_ignored(tmp_path: Path) -> None:
         return M(D), (torch.randn(B, D),)
     """
     found = observed(tmp_path, source)
-    assert [one.function.name for one in found.actual.invocations] == ["M.forward", "helper"]
+    assert [invocation.function.name for invocation in found.actual.invocations] == ["M.forward", "helper"]
     assert found.file == str(tmp_path / "observed_code.py")
     assert set(found.actual.parameters.values()) >= {(found.actual.numbers["D"],)}
 

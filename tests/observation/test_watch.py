@@ -30,7 +30,7 @@ def observed_calls(source: str, call: str) -> list[Invocation]:
 
 def bound(source: str, call: str = "f()") -> list[tuple[int, str, Value]]:
     """Return the line, the name and the value of each binding in the first call."""
-    return [(one.line, one.name, one.value) for one in observed_calls(source, call)[0].bindings]
+    return [(binding.line, binding.name, binding.value) for binding in observed_calls(source, call)[0].bindings]
 
 
 def names(source: str, call: str = "f()") -> dict[str, Value]:
@@ -46,7 +46,10 @@ def test_stores_have_position_and_value() -> None:
         return z
     """
     (call,) = observed_calls(source, "f(3)")
-    assert [(one.line, one.column, one.name, one.value) for one in call.bindings] == [(3, 4, "y", 4), (4, 4, "z", 8)]
+    assert [(binding.line, binding.column, binding.name, binding.value) for binding in call.bindings] == [
+        (3, 4, "y", 4),
+        (4, 4, "z", 8),
+    ]
     assert (call.arguments, call.results, call.function.name, call.function.line) == ({"x": 3}, [(6, 8)], "f", 2)
 
 
@@ -78,7 +81,10 @@ def test_unpacked_names_have_their_own_columns(tmp_path: Path) -> None:
     with VariableWatch(lambda code: code.co_filename == str(file)) as watch:
         space["f"]()
     lines = file.read_text().splitlines()
-    found = [(one.name, lines[one.line - 1][one.column], one.value) for one in watch.invocations[0].bindings]
+    found = [
+        (binding.name, lines[binding.line - 1][binding.column], binding.value)
+        for binding in watch.invocations[0].bindings
+    ]
     pairs = [("q", 1), ("k", 2), ("v", 3), ("a", 1), ("b", 1), ("i", 4), ("j", 5), ("c", 4)]
     assert found == [*((name, name, value) for name, value in pairs), ("y", "y", ItemsValue("list", (5,)))]
 
@@ -115,7 +121,7 @@ def test_caught_exception() -> None:
         return d
     """
     (call,) = observed_calls(source, "f()")
-    found = {one.name for one in call.bindings}
+    found = {binding.name for binding in call.bindings}
     assert found >= {"a", "c", "d", "error"}
     assert "b" not in found
     assert call.results == [(10, 3)]
@@ -139,7 +145,7 @@ def test_function_that_raises_has_no_result() -> None:
 
 def test_recursive_calls_are_separate() -> None:
     calls = observed_calls("def f(n):\n  d = n\n  return f(n - 1) + d if n else d", "f(3)")
-    assert [(one.arguments, one.bindings[0].value, one.results) for one in calls] == [
+    assert [(call.arguments, call.bindings[0].value, call.results) for call in calls] == [
         ({"n": 3}, 3, [(3, 6)]),
         ({"n": 2}, 2, [(3, 3)]),
         ({"n": 1}, 1, [(3, 1)]),
@@ -161,8 +167,8 @@ def test_nested_functions_are_separate() -> None:
     """
     f, inner = observed_calls(source, "f()")
     assert (f.function.name, inner.function.name) == ("f", "f.inner")
-    assert {one.name: one.value for one in f.bindings}["cell"] == 1
-    assert {one.name: one.value for one in inner.bindings} == {"cell": 5, "own": 6}
+    assert {binding.name: binding.value for binding in f.bindings}["cell"] == 1
+    assert {binding.name: binding.value for binding in inner.bindings} == {"cell": 5, "own": 6}
 
 
 def test_comprehensions_and_lambdas_bind_no_outer_names() -> None:
@@ -176,7 +182,7 @@ def test_comprehensions_and_lambdas_bind_no_outer_names() -> None:
         return (lambda y: y)(1)
     """
     (call,) = observed_calls(source, "f()")
-    assert [one.name for one in call.bindings] == ["i", "a", "b", "c", "i"]
+    assert [binding.name for binding in call.bindings] == ["i", "a", "b", "c", "i"]
     assert call.bindings[-1].value == ItemsValue("list", (0, 1, 2))
 
 
@@ -211,7 +217,7 @@ def f():
 
 def test_interleaved_generators_are_one_call_each() -> None:
     calls = observed_calls(GENERATORS, "f()")
-    found = [(one.function.name, [b.value for b in one.bindings]) for one in calls if one.function.name != "f"]
+    found = [(call.function.name, [b.value for b in call.bindings]) for call in calls if call.function.name != "f"]
     assert found == [
         ("numbers", [1, 2]),
         ("numbers", [10, 11]),
@@ -243,7 +249,7 @@ def test_closed_generator_is_one_call() -> None:
         for _ in g(5): break
     """
     _, first, second = observed_calls(source, "f()")
-    assert [[one.value for one in call.bindings] for call in (first, second)] == [[1, 2], [5, 6]]
+    assert [[binding.value for binding in call.bindings] for call in (first, second)] == [[1, 2], [5, 6]]
 
 
 def test_coroutines_are_one_call_each() -> None:
@@ -258,7 +264,7 @@ def test_coroutines_are_one_call_each() -> None:
         d = await inner(5)
     """
     calls = observed_calls(source, "asyncio.run(f())")
-    assert [(one.function.name, [b.value for b in one.bindings]) for one in calls] == [
+    assert [(call.function.name, [b.value for b in call.bindings]) for call in calls] == [
         ("f", [4, 6]),
         ("inner", [3, 4]),
         ("inner", [5, 6]),

@@ -72,7 +72,7 @@ def test_sets_of_sizes(toml: str, sets: tuple[dict[str, int], ...]) -> None:
     found = decode(toml).sets()
     assert found == sets
     # always in canonical order
-    assert [list(one) for one in found] == [list(one) for one in sets]
+    assert [list(one) for one in found] == [list(sizes) for sizes in sets]
 
 
 @pytest.mark.parametrize(
@@ -191,4 +191,4 @@ def test_any_entry_is_decoded_or_refused_with_a_hint(name: str, value: dict[str,
     assert spec.target.strip()
     assert all(type(text) is str for texts in (spec.inputs, spec.arguments) for text in texts.values())
     assert all(type(text) is str for pair in spec.expect for text in pair)
-    assert all(type(size) is int and size >= 1 for one in found.sets() for size in one.values())
+    assert all(type(size) is int and size >= 1 for sizes in found.sets() for size in sizes.values())

@@ -41,13 +41,13 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("option", "python", "flags", "toml"), OPTIONS, ids=[one[1] for one in OPTIONS])
+@pytest.mark.parametrize(("option", "python", "flags", "toml"), OPTIONS, ids=[option[1] for option in OPTIONS])
 def test_option_in_the_syntax_of_each_surface(option: Option, python: str, flags: str, toml: str) -> None:
     assert (python_syntax(option), flag_syntax(option), toml_syntax(option)) == (python, flags, toml)
 
 
 @pytest.mark.parametrize(
-    "option", [one[0] for one in OPTIONS if one[0].value is not None and one[0].field != "time_limit"]
+    "option", [option[0] for option in OPTIONS if option[0].value is not None and option[0].field != "time_limit"]
 )
 def test_suggested_syntax_parses_to_the_option(option: Option) -> None:
     if option.field != "claims":
@@ -65,11 +65,11 @@ def given_by(spec: TargetSpec, run: RunOptions) -> Iterator[Option]:
 
 def test_every_pyproject_key_has_a_flag_and_vice_versa() -> None:
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    flags = {flag for verb in ("trace", "check") for one in verbs[verb].params for flag in one.opts}
+    flags = {flag for verb in ("trace", "check") for parameter in verbs[verb].params for flag in parameter.opts}
     words = {"inputs": "input", "claims": "claim"}
     assert {f"--{words.get(key, key)}" for key in KEYS} - {"--target", "--sizes"} <= flags
     assert {symbol.flag.removeprefix("--") for symbol in SYMBOLS} <= {*KEYS}
-    shared = {flag for one in verbs["diff"].params for flag in one.opts if flag.startswith("--")}
+    shared = {flag for parameter in verbs["diff"].params for flag in parameter.opts if flag.startswith("--")}
     assert shared - {"--fail-on", "--format", "--output"} <= {f"--{words.get(key, key)}" for key in KEYS}
 
 

@@ -36,14 +36,18 @@ def test_all_targets_at_all_their_sizes_in_order(attnshape: Attnshape) -> None:
     result = attnshape("trace --all --format json")
     assert (result.status, result.err) == (0, "")
     found = results(result.out)
-    assert [(one["name"], one["sizes"]) for one in found] == [
+    assert [(result["name"], result["sizes"]) for result in found] == [
         ("attention", {"B": 2, "L": 10}),
         ("attention", {"B": 1, "L": 1}),
         ("double", {}),
     ]
-    assert [sizes_of(one["trace"], "BL") for one in found[:2]] == [{"B": 2, "L": 10}, {"B": 1, "L": 1}]
+    assert [sizes_of(result["trace"], "BL") for result in found[:2]] == [{"B": 2, "L": 10}, {"B": 1, "L": 1}]
     assert sizes_of(found[2]["trace"], "BT") == {"B": 2, "T": 4}
-    assert [one["trace"]["target"] for one in found] == ["model.py:Attention", "model.py:Attention", "model.py:double"]
+    assert [result["trace"]["target"] for result in found] == [
+        "model.py:Attention",
+        "model.py:Attention",
+        "model.py:double",
+    ]
 
 
 def test_target_with_several_sets_runs_each(attnshape: Attnshape) -> None:
@@ -63,7 +67,7 @@ def test_target_with_one_set_is_a_single_trace(attnshape: Attnshape, folder: Pat
 
 def test_each_result_has_its_own_command(attnshape: Attnshape) -> None:
     found = results(attnshape("trace --all --seed 3 --train --format json").out)
-    commands = [one["trace"]["command"] for one in found]
+    commands = [result["trace"]["command"] for result in found]
     assert commands[1] == "attnshape trace attention --batch 1 --length 1 --seed 3 --train"
     for one, command in zip(found, commands, strict=True):
         words = shlex.split(command)[1:]
@@ -73,8 +77,8 @@ def test_each_result_has_its_own_command(attnshape: Attnshape) -> None:
 
 def test_typed_sizes_win_individually(attnshape: Attnshape) -> None:
     found = results(attnshape("trace attention --batch 5 --format json").out)
-    assert [one["sizes"] for one in found] == [{"L": 10}, {"L": 1}]
-    assert [sizes_of(one["trace"], "BL") for one in found] == [{"B": 5, "L": 10}, {"B": 5, "L": 1}]
+    assert [result["sizes"] for result in found] == [{"L": 10}, {"L": 1}]
+    assert [sizes_of(result["trace"], "BL") for result in found] == [{"B": 5, "L": 10}, {"B": 5, "L": 1}]
 
 
 def test_sets_made_equal_by_typed_sizes_are_merged(attnshape: Attnshape) -> None:
@@ -87,9 +91,9 @@ def test_custom_symbols_are_typed_or_listed(attnshape: Attnshape, folder: Path) 
         DOUBLE.replace("B T", "U T").replace("T = 4", 'T = 4, U = "2*T"') + "sizes = [{ T = 3 }, { U = 5 }]"
     )
     found = results(attnshape("trace double --format json").out)
-    assert [sizes_of(one["trace"], "TU") for one in found] == [{"T": 3, "U": 6}, {"T": 4, "U": 5}]
+    assert [sizes_of(result["trace"], "TU") for result in found] == [{"T": 3, "U": 6}, {"T": 4, "U": 5}]
     found = results(attnshape("trace double --dim T=7 --format json").out)
-    assert [sizes_of(one["trace"], "TU") for one in found] == [{"T": 7, "U": 14}, {"T": 7, "U": 5}]
+    assert [sizes_of(result["trace"], "TU") for result in found] == [{"T": 7, "U": 14}, {"T": 7, "U": 5}]
 
 
 @pytest.mark.parametrize(
@@ -149,11 +153,11 @@ def test_check_all(attnshape: Attnshape, folder: Path) -> None:
     result = attnshape("check --all --format json")
     found = {one["name"]: one for one in results(result.out)}
     assert result.status == 2
-    assert [one["code"] for one in found["attention"]["report"]["findings"]] == ["AS201"]
+    assert [result["code"] for result in found["attention"]["report"]["findings"]] == ["AS201"]
     assert found["double"]["report"]["findings"] == []
     assert found["missing"]["error"]["message"] == "there is no file nosuch.py"
     ignored = attnshape("check --all --ignore AS2 --format json")
-    assert [one["code"] for one in results(ignored.out)[0]["report"]["suppressed"]] == ["AS201"]
+    assert [result["code"] for result in results(ignored.out)[0]["report"]["suppressed"]] == ["AS201"]
 
 
 def test_invalid_claim_is_reported_with_its_target(attnshape: Attnshape, folder: Path) -> None:
@@ -301,7 +305,7 @@ def test_internal_error_fails_only_its_target(attnshape: Attnshape, monkeypatch:
         "message": "attnshape itself failed: ZeroDivisionError: a [red]mistake[/red]\n",
         "hint": "report it, with the output of: attnshape trace attention --batch 2 --length 10",
     }
-    assert [one["trace"]["complete"] for one in others] == [True, True]
+    assert [result["trace"]["complete"] for result in others] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_packages_of_the_same_name_in_folders(attnshape: Attnshape, folder: Path
         )
     (folder / "pyproject.toml").write_text(entries(a="a/pkg/model.py:f", b="b/pkg/model.py:f"))
     found = results(attnshape("trace --all --format json").out)
-    assert [expression(one) for one in found.values()] == ["x * 2", "x * 3"]
+    assert [expression(result) for result in found.values()] == ["x * 2", "x * 3"]
 
 
 def test_project_modules_are_imported_once(attnshape: Attnshape, folder: Path) -> None:

@@ -41,7 +41,7 @@ def tensor(
     numbers: dict[str, int] | None = None,
 ) -> TensorRecord:
     symbols = signature.split()
-    shape = tuple(int(one) if one.isdecimal() else (numbers or NUMBERS)[one] for one in symbols)
+    shape = tuple(int(symbol) if symbol.isdecimal() else (numbers or NUMBERS)[symbol] for symbol in symbols)
     actual = stride if stride is not None else row_major(shape)
     return TensorRecord(
         signature=signature,
@@ -50,7 +50,7 @@ def tensor(
         shape=shape,
         stride=actual,
         offset=0,
-        axes=tuple(Axis(one, "literal" if one.isdecimal() else "verified") for one in symbols),
+        axes=tuple(Axis(symbol, "literal" if symbol.isdecimal() else "verified") for symbol in symbols),
         strides=tuple(strides.split() or map(str, actual)),
         contiguous=actual == row_major(shape),
         bytes=4 * prod(shape),
@@ -70,7 +70,7 @@ def step(
     line: int = 20,
     module: str | None = None,
 ) -> Step:
-    references = tuple(Reference(step=one) if isinstance(one, int) else one for one in operands)
+    references = tuple(Reference(step=operand) if isinstance(operand, int) else operand for operand in operands)
     return Step(
         index=index,
         expression=expression,

@@ -31,7 +31,7 @@ def test_json_has_each_trace_or_its_error() -> None:
         "0.1.0",
         "attnshape trace --all",
     )
-    assert [(one["name"], one["sizes"]) for one in content["results"]] == [
+    assert [(result["name"], result["sizes"]) for result in content["results"]] == [
         ("multi", {"B": 2, "L": 10}),
         ("multi", {"B": 1, "L": 1}),
         ("cross", {}),
@@ -58,9 +58,13 @@ def test_sarif_has_each_finding_once_and_the_errors() -> None:
     assert [result["ruleId"] for result in run["results"]] == ["AS201", "AS405"]
     (invocation,) = run["invocations"]
     assert invocation["executionSuccessful"] is False
-    errors = [one["message"]["text"] for one in invocation["toolExecutionNotifications"] if one["level"] == "error"]
+    errors = [
+        notification["message"]["text"]
+        for notification in invocation["toolExecutionNotifications"]
+        if notification["level"] == "error"
+    ]
     assert errors == ["of another branch: can't be carried out: there is no file models/nosuch.py"]
-    assert [one["name"] for one in run["properties"]["targets"]] == ["multi, B=2 L=10", "multi, B=1 L=1", "cross"]
+    assert [target["name"] for target in run["properties"]["targets"]] == ["multi, B=2 L=10", "multi, B=1 L=1", "cross"]
 
 
 def test_workflow_commands_have_each_finding_once() -> None:
@@ -84,14 +88,14 @@ def test_workflow_commands_have_each_finding_once() -> None:
     ],
 )
 def test_worst_status_wins(made: list[Report | None], status: ExitStatus) -> None:
-    assert BatchResult("", "", tuple(BatchItem("x", result=one) for one in made)).status == status
+    assert BatchResult("", "", tuple(BatchItem("x", result=result) for result in made)).status == status
 
 
 @settings(deadline=None, max_examples=200)
 @given(TEXT, st.sampled_from([24, 40, 80, 200]))
 def test_text_fits_its_width_without_control_characters(name: str, width: int) -> None:
     every = samples.hostile(name)
-    drawn = "".join(text.batch_heading(one, Screen(width)) for one in every.items)
+    drawn = "".join(text.batch_heading(item, Screen(width)) for item in every.items)
     drawn += text.batch_summary(every, Screen(width))
     for line in drawn.split("\n"):
         assert cell_len(line) <= width
@@ -105,7 +109,7 @@ def test_markdown_has_only_headings_and_one_table(name: str) -> None:
     parsed = tokens(
         "\n".join(
             [
-                *(markdown.batch_heading(one, Screen(80)) for one in every.items),
+                *(markdown.batch_heading(item, Screen(80)) for item in every.items),
                 markdown.batch_summary(every, Screen(80)),
             ]
         )

@@ -101,4 +101,4 @@ def test_functions_are_not_listed_as_renamed() -> None:
     assert attnshape.diff(old, new).renamed == ()
     assert attnshape.diff(old, new).kinds == ("steps",)
     other = attnshape.trace(renamed, inputs={"query": "B L D"})
-    assert [(one.old, one.new) for one in attnshape.diff(old, other).renamed] == [("q", "query")]
+    assert [(rename.old, rename.new) for rename in attnshape.diff(old, other).renamed] == [("q", "query")]

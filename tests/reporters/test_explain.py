@@ -136,8 +136,8 @@ def test_ambiguous_permutations_name_no_axes() -> None:
 
 @pytest.mark.parametrize("trace", [multi_head(), fused()], ids=["multi_head", "fused"])
 def test_every_step_is_one_sentence(trace: Trace) -> None:
-    for one in trace.steps:
-        explanation = explain(trace, one)
+    for explained in trace.steps:
+        explanation = explain(trace, explained)
         assert explanation.endswith(".")
         assert "None" not in explanation
         assert ". " not in explanation

@@ -17,7 +17,7 @@ def labels(*expressions: str, name: str | None = None) -> list[str]:
         step(index, text, "view", None, tensor("B Lq D"), index - 1, name=name if index == last else None)
         for index, text in enumerate(expressions, 1)
     )
-    return [step_label(trace_of(steps), one, EVERY) for one in steps]
+    return [step_label(trace_of(steps), step, EVERY) for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_one_line(text: str, expected: str) -> None:
 
 def test_previous_row_is_not_repeated() -> None:
     trace = multi_head()
-    assert [step_label(trace, one, EVERY) for one in trace.steps[:3]] == [
+    assert [step_label(trace, step, EVERY) for step in trace.steps[:3]] == [
         "Wq(input)",
         "….view(B, Lq, H, Dk)",
         "query = ….transpose(1, 2)",

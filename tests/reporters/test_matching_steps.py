@@ -21,7 +21,7 @@ def nested() -> Trace:
 
 
 def matched_indices(trace: Trace, match: str | None) -> list[int]:
-    return [one.index for one in matching_steps(trace, match)]
+    return [step.index for step in matching_steps(trace, match)]
 
 
 @pytest.mark.parametrize(

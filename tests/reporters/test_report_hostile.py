@@ -48,7 +48,7 @@ def test_message_in_markdown_is_unchanged(text_: str) -> None:
         return  # text between backticks is code
     parsed = [text_of(token) for token in tokens(report_markdown(hostile(text_))) if token.type == "inline"]
     text = visible(text_).strip()
-    assert any(one.endswith(text) and one.startswith(text) for one in parsed)
+    assert any(token.endswith(text) and token.startswith(text) for token in parsed)
 
 
 @settings(deadline=None, max_examples=200)

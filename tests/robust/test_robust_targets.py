@@ -244,12 +244,12 @@ def test_arguments_of_a_partial(code: Path):
 
 def test_tensors_in_arguments_and_results(code: Path):
     traced = trace_json("cached", "--batch", "2", "--past", "3", "--length", "5", "--d-model", "8")
-    assert [one["name"] for one in traced["inputs"]] == ["x", "cache.keys[0]", "cos_sin[0]", "cos_sin[1]"]
-    assert [one["tensor"]["signature"] for one in traced["inputs"]] == ["B L D", "B Lp D", "D", "D"]
+    assert [named["name"] for named in traced["inputs"]] == ["x", "cache.keys[0]", "cos_sin[0]", "cos_sin[1]"]
+    assert [named["tensor"]["signature"] for named in traced["inputs"]] == ["B L D", "B Lp D", "D", "D"]
     operands = [operand for step in traced["steps"] for operand in step["operands"]]
     assert {"input": "cache.keys[0]"} in operands
     assert {"parameter": "layer.weight"} in operands
-    assert [one["name"] for one in traced["outputs"]] == [
+    assert [named["name"] for named in traced["outputs"]] == [
         "output.result.pair.keys",
         "output.result.more['nested'][0]['x']",
     ]

@@ -25,7 +25,7 @@ def snippet(one: Page, name: str) -> str:
 
 
 def test_pages_are_in_order_of_code() -> None:
-    assert [one.code for one in pages()] == sorted(CODES)
+    assert [page_.code for page_ in pages()] == sorted(CODES)
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -68,7 +68,7 @@ def test_page_is_plain_markdown(code: str) -> None:
 
 def test_claims_in_pages_are_valid() -> None:
     known = {"causal", "window", "alibi", "zero-masked-rows", "seq-first", "rope", "scale", "mask", "keep", "NAME"}
-    named = {claim for one in pages() for claim in CLAIMS.findall(one.sections["How it is detected"])}
+    named = {claim for page_ in pages() for claim in CLAIMS.findall(page_.sections["How it is detected"])}
     assert named <= known
     assert {"causal", "window", "mask", "rope", "scale"} <= named
 

@@ -71,8 +71,8 @@ def test_failing_rule_is_reported_and_the_others_run(monkeypatch: pytest.MonkeyP
     whole = _checked()
     monkeypatch.setattr(RULES[0], "check", broken)
     report = _checked()
-    failed = [one for one in report.not_checked if one.what == RULES[0].TOPIC]
-    assert [one.why for one in failed] == ["the check failed: ValueError: no [red]such[/red] axis\n| there"]
+    failed = [entry for entry in report.not_checked if entry.what == RULES[0].TOPIC]
+    assert [entry.why for entry in failed] == ["the check failed: ValueError: no [red]such[/red] axis\n| there"]
     assert set(report.verified) == set(whole.verified) - {"batch elements don't affect each other"}
     assert report.findings == ()
 

@@ -30,7 +30,10 @@ def test_every_page_has_a_context() -> None:
 def test_wrong_snippet_gets_its_code(code: str, tmp_path: Path) -> None:
     report, snippet = checked(code, "Wrong", tmp_path)
     assert {finding.code for finding in report.findings} == {code}, report
-    assert all(one.source is None or one.source.line in snippet for one in report.findings), (report, snippet)
+    assert all(finding.source is None or finding.source.line in snippet for finding in report.findings), (
+        report,
+        snippet,
+    )
 
 
 @pytest.mark.parametrize("code", mostly_slow(2))

@@ -430,7 +430,7 @@ def test_case_with_a_list_argument(model: str, attnshape: Attnshape):
 def test_annotations_serve_as_inputs(model: str, attnshape: Attnshape):
     result = attnshape("trace model.py:annotated --heads 3 --d-head 5 --queries 4 --keys 6 --format json")
     assert result.status == 0, result.err
-    found = {one["name"]: (one["tensor"]["shape"], one["tensor"]["dtype"]) for one in result.trace["inputs"]}
+    found = {named["name"]: (named["tensor"]["shape"], named["tensor"]["dtype"]) for named in result.trace["inputs"]}
     assert found["query"] == ([2, 3, 4, 5], "float32")
     assert found["mask"] == ([4, 6], "bool")
     assert found["ids"][0] == [2, 4]
@@ -443,7 +443,7 @@ def test_annotations_of_forward(model: str, attnshape: Attnshape):
 
 def test_parameters_with_defaults_are_left_out(model: str, attnshape: Attnshape):
     result = attnshape("trace model.py:optional --format json")
-    assert [one["name"] for one in result.trace["inputs"]] == ["x"]
+    assert [named["name"] for named in result.trace["inputs"]] == ["x"]
 
 
 def test_inputs_win_over_annotations(model: str, attnshape: Attnshape):
@@ -492,7 +492,7 @@ def test_contents_dtype_and_device_of_arguments(model: str, attnshape: Attnshape
         )
         assert result.status == 0, result.err
         assert result.trace["complete"] is True
-        assert {one["tensor"]["device"] for one in result.trace["inputs"]} == {device}
+        assert {named["tensor"]["device"] for named in result.trace["inputs"]} == {device}
 
 
 def test_same_seed_gives_the_same_run(folder: Path, attnshape: Attnshape):
@@ -532,7 +532,7 @@ def test_custom_width_divisible_by_heads(model: str, attnshape: Attnshape):
     assert heads["shape"] == [2, 5, 3, 4]
     assert [axis["expression"] for axis in heads["axes"]] == ["B", "T", "nh", "C//nh"]
     assert {axis["known"] for axis in heads["axes"]} == {"verified"}
-    assert any("nh" in one and "C" in one for one in result.trace["preconditions"])
+    assert any("nh" in named and "C" in named for named in result.trace["preconditions"])
 
 
 def test_custom_symbol_in_terms_of_built_in_ones(model: str, attnshape: Attnshape):

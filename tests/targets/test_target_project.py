@@ -65,7 +65,7 @@ def test_named_target_has_all_its_options(attnshape: Attnshape):
     trace = result.trace
     assert (trace["target"], trace["dtype"]) == ("model_p.py:Cross", "float64")
     assert {symbol: trace["sizes"][symbol]["size"] for symbol in ("H", "D")} == {"H": 3, "D": 12}
-    assert [(one["name"], one["holds"]) for one in trace["expectations"]] == [("scores", True)]
+    assert [(expectation["name"], expectation["holds"]) for expectation in trace["expectations"]] == [("scores", True)]
     assert trace["command"] == "attnshape trace cross --format json"
 
 
@@ -75,7 +75,9 @@ def test_typed_flags_win(attnshape: Attnshape):
     assert result.status == 1
     assert {symbol: result.trace["sizes"][symbol]["size"] for symbol in "BHD"} == {"B": 7, "H": 4, "D": 12}
     assert result.trace["dtype"] == "float32"
-    assert [(one["name"], one["holds"]) for one in result.trace["expectations"]] == [("output", False)]
+    assert [(expectation["name"], expectation["holds"]) for expectation in result.trace["expectations"]] == [
+        ("output", False)
+    ]
 
 
 def test_typed_inputs_replace_those_of_the_entry(attnshape: Attnshape):
