@@ -49,15 +49,15 @@ def forms_of(
     )
     line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     bindings = {
-        (one.lineno, one.col_offset, one.id): form(stores[one.id])
-        for one in ast.walk(node)
-        if stores and isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one.id in stores
+        (child.lineno, child.col_offset, child.id): form(stores[child.id])
+        for child in ast.walk(node)
+        if stores and isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store) and child.id in stores
     }
     returned = form(result) if result is not None else None
-    returns = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)]
+    returns = [child.lineno for child in ast.walk(node) if isinstance(child, ast.Return)]
     return FunctionForms(
         FunctionId("m.py", name, line),
-        {one: form(text) for one, text in (arguments or {}).items()},
+        {child: form(text) for child, text in (arguments or {}).items()},
         bindings,
         {number: returned for number in returns if returned is not None},
         returned,

@@ -137,14 +137,14 @@ def test_existing_check_reports_what_check_as0_reports(attnshape: Attnshape, fol
         "    c = b @ k  # (B, L, L) x (B, L, D) -> (B, D, L)",
         "    return c  # (B, L, D)",
     ]
-    (folder / "said.py").write_text("\n".join(lines))
-    arguments = ("said.py:f", "--input", "q: B L D", "--input", "k: B L D")
+    (folder / "documented.py").write_text("\n".join(lines))
+    arguments = ("documented.py:f", "--input", "q: B L D", "--input", "k: B L D")
     done = attnshape("annotate", *arguments, "--style", style, "--existing", "check")
-    found = [line for line in done.err.splitlines() if line.startswith("said.py:") and "documented as" in line]
+    found = [line for line in done.err.splitlines() if line.startswith("documented.py:") and "documented as" in line]
     assert [line.split(":")[1] for line in found] == ["3", "5"]
     assert done.status == 1
     checked = attnshape("check", *arguments, "--select", "AS0")
-    assert [line for line in (3, 5) if f"said.py:{line}" in checked.out] == [3, 5]
+    assert [line for line in (3, 5) if f"documented.py:{line}" in checked.out] == [3, 5]
     default = attnshape("annotate", *arguments, "--style", style)
     assert (default.status, "documented as" in default.err) == (0, False)
 
@@ -355,7 +355,7 @@ def test_symbol_with_another_value_in_the_code_is_not_written(attnshape: Attnsha
     done = attnshape("annotate", "pixels.py:case", "--style", style, "--write")
     assert done.status == 0, done.err
     assert "left out: axes of H in Pixels.forward: H is another number in its code" in done.err
-    written = (folder / "pixels.py").read_text()
-    assert " H " not in "".join(line for line in written.splitlines() if "weights" in line)
+    annotated = (folder / "pixels.py").read_text()
+    assert " H " not in "".join(line for line in annotated.splitlines() if "weights" in line)
     checked = attnshape("check", "pixels.py:case", "--select", "AS0", "--format", "text")
     assert checked.status == 0, checked.out

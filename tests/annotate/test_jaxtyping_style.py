@@ -67,8 +67,8 @@ def test_annotation_of_a_parameter(before: str, after: str) -> None:
 )
 def test_plain_tensor_annotation_gets_the_shape(annotation: str, form: str, expected: str) -> None:
     data = f"import typing\n\nimport torch\n\n\ndef f() -> {annotation}:\n    return g()\n".encode()
-    made = rewritten_text(data, forms_of(data, "f", result=form)).decode()
-    assert f"def f() -> {expected}:" in made
+    result = rewritten_text(data, forms_of(data, "f", result=form)).decode()
+    assert f"def f() -> {expected}:" in result
 
 
 @pytest.mark.parametrize(

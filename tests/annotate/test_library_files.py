@@ -38,9 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     forget(root)
 
 
-def sizes(one: Copied) -> dict[str, list[dict[str, int]]]:
+def sizes(copied: Copied) -> dict[str, list[dict[str, int]]]:
     """Return three sets of sizes for each case of a copy."""
-    return {name: three(*HAND_WORKED[f"{one.cases}:{name}"].sizes) for name in one.names}
+    return {name: three(*HAND_WORKED[f"{copied.cases}:{name}"].sizes) for name in copied.names}
 
 
 def three(first: dict[str, int], second: dict[str, int]) -> list[dict[str, int]]:
@@ -48,20 +48,20 @@ def three(first: dict[str, int], second: dict[str, int]) -> list[dict[str, int]]
 
 
 @pytest.mark.parametrize(
-    "one",
+    "copied",
     [
         pytest.param(copied, id=copied.module, marks=() if copied.module in QUICK else pytest.mark.slow)
         for copied in COPIED
     ],
 )
-def test_only_types_change_in_an_annotated_file(one: Copied, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_types_change_in_an_annotated_file(copied: Copied, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    sizes_of = {name: HAND_WORKED[f"{one.cases}:{name}"].sizes[0] for name in one.names}
-    requests = [TargetSpec(f"annotated_{one.name}.py:{name}", sizes=numbers) for name, numbers in sizes_of.items()]
+    sizes_of = {name: HAND_WORKED[f"{copied.cases}:{name}"].sizes[0] for name in copied.names}
+    requests = [TargetSpec(f"annotated_{copied.name}.py:{name}", sizes=numbers) for name, numbers in sizes_of.items()]
     first = annotated(requests, folder, enforce=True)
     assert len(first.changes) >= 4
     assert first.verified_at
-    file = folder / "annotated" / f"{one.name}.py"
+    file = folder / "annotated" / f"{copied.name}.py"
     before = file.read_bytes()
     for (source, edits), (_, data) in zip(first.rewrite.files, first.files, strict=True):
         if source.path == file:
@@ -107,7 +107,7 @@ def test_annotated_files_are_checked_and_give_identical_results(folder: Path) ->
     assert done.returncode == 0, done.stderr[-3000:]
     outcomes = json.loads(done.stdout)
     assert outcomes.keys() == sizes_of.keys()
-    for name, one in outcomes.items():
-        assert one["hooked"], name
-        assert one["decorated"], name
-        assert one["same"] == [True] * 3 * len(sizes_of[name]), name
+    for name, outcome in outcomes.items():
+        assert outcome["hooked"], name
+        assert outcome["decorated"], name
+        assert outcome["same"] == [True] * 3 * len(sizes_of[name]), name

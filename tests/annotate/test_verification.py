@@ -96,16 +96,16 @@ def test_annotation_that_cannot_be_evaluated_is_left_out(folder: Path, monkeypat
 def test_function_whose_own_annotations_fail_is_not_checked(folder: Path, head: str, why: str) -> None:
     text = PLAIN.replace("def f(x, y):", head) + "\n\ndef g(n: int):\n    return n\n"
     annotation = annotated([model_request(folder, text)], folder, enforce=True)
-    written = annotation.files[0][1].decode()
-    assert 'z: Float[Tensor, "B D"]' in written
+    annotated_text = annotation.files[0][1].decode()
+    assert 'z: Float[Tensor, "B D"]' in annotated_text
     unchecked = "g" if "g(None)" in head else "f"
     assert [omission.what for omission in annotation.omissions] == [
         f"no check of the arguments and the result of {unchecked}"
     ]
     assert why in annotation.omissions[0].why
-    assert f"@jaxtyped(typechecker=None)\ndef {unchecked}(" in written
-    assert ("@jaxtyped(typechecker=beartype)" in written) is (unchecked == "g")
-    (folder / "model.py").write_text(written)
+    assert f"@jaxtyped(typechecker=None)\ndef {unchecked}(" in annotated_text
+    assert ("@jaxtyped(typechecker=beartype)" in annotated_text) is (unchecked == "g")
+    (folder / "model.py").write_text(annotated_text)
     again = annotated([request(f"{folder}/model.py:f", "--input", "x: B L", "--input", "y: L D")], folder, enforce=True)
     assert again.files == []
 
@@ -304,7 +304,7 @@ def test_default_of_none_is_not_rejected(folder: Path, annotation: str, allows: 
 @pytest.mark.parametrize("module", ["typing", "typing_extensions"])
 def test_overloads_are_unchanged(folder: Path, module: str) -> None:
     overloads = "@overload\ndef f(x, y: int): ...\n@overload\ndef f(x, y: None): ...\n"
-    made = annotated(
+    result = annotated(
         [model_request(folder, f"from {module} import overload\n{overloads}{PLAIN}")], folder, enforce=True
     )
-    assert f"{overloads}@jaxtyped(typechecker=beartype)\ndef f(x: " in made.files[0][1].decode()
+    assert f"{overloads}@jaxtyped(typechecker=beartype)\ndef f(x: " in result.files[0][1].decode()

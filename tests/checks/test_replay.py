@@ -163,14 +163,14 @@ def test_later_writes_to_shared_memory_are_sources():
         return row + 1, total + 1, total[0] + 1
 
     run = replayed(function, x=normal(3, 4))
-    made, row, added, written, of_row, of_total, again, _ = run.events
+    zeros_like, row, added, setitem, of_row, of_total, again, _ = run.events
     assert [event.name for event in run.events] == [
         *("zeros_like", "getitem", "add", "setitem", "add", "add", "getitem", "add")
     ]
-    assert of_row.sources == [(row.refs[0], added.refs[0], written.refs[0])]
-    assert of_total.sources == [(written.refs[0],)]
-    assert again.sources == [(written.refs[0],)]
-    assert made.refs[0] not in of_row.sources[0]
+    assert of_row.sources == [(row.refs[0], added.refs[0], setitem.refs[0])]
+    assert of_total.sources == [(setitem.refs[0],)]
+    assert again.sources == [(setitem.refs[0],)]
+    assert zeros_like.refs[0] not in of_row.sources[0]
 
 
 def test_writes_before_a_view_are_not_its_sources():
@@ -204,13 +204,13 @@ def test_operands_have_their_values_before_the_call():
 
     x = normal(2, 3)
     run = replayed(function, x=x.clone())
-    multiplied, written, doubled = run.events[1:]
+    multiplied, setitem, doubled = run.events[1:]
     assert torch.equal(multiplied.given[0], x)
     assert torch.equal(multiplied.values[0], 3 * x)
-    assert torch.equal(written.given[0], 3 * x)
-    assert written.values[0][0].eq(0).all()
-    assert torch.equal(doubled.given[0], written.values[0])
-    assert torch.equal(doubled.given[1], written.values[0])
+    assert torch.equal(setitem.given[0], 3 * x)
+    assert setitem.values[0][0].eq(0).all()
+    assert torch.equal(doubled.given[0], setitem.values[0])
+    assert torch.equal(doubled.given[1], setitem.values[0])
     assert all(event.in_place for event in run.events[1:])
     assert not run.events[0].in_place
 

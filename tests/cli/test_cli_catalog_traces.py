@@ -65,8 +65,8 @@ def annotated(name: str) -> frozenset[tuple[str, str]]:
 
 def run(attnshape: Attnshape, name: str, case: CaseDescription, sizes: str, words: list[str]) -> Result:
     numbers = SIZES[sizes]
-    given = [word for letter in case.sizes for word in (FLAGS[letter], str(numbers[letter]))]
-    return attnshape("trace", f"{name}:{case.name}", *given, *words, "--format", "json")
+    flags = [word for symbol in case.sizes for word in (FLAGS[symbol], str(numbers[symbol]))]
+    return attnshape("trace", f"{name}:{case.name}", *flags, *words, "--format", "json")
 
 
 @pytest.mark.parametrize(("name", "case", "sizes", "words"), variants())
@@ -80,7 +80,7 @@ def test_every_axis_is_verified_and_every_step_checked(
     assert trace["preconditions"] == []
     assert trace["notes"] == [] or (name == LOOPS and all("H" in note for note in trace["notes"]))
     assert trace["verified_at"] >= 3
-    assert {letter: trace["sizes"][letter]["size"] for letter in case.sizes} == {s: numbers[s] for s in case.sizes}
+    assert {symbol: trace["sizes"][symbol]["size"] for symbol in case.sizes} == {s: numbers[s] for s in case.sizes}
 
     tensors = [output for step in trace["steps"] for output in step["outputs"]] + trace["inputs"]
     for output in tensors:

@@ -276,7 +276,7 @@ def test_every_flag_sets_its_symbol(attnshape: Attnshape, folder: Path):
     # the symbol that each flag sets
     expected = {"B": 3, "H": 10, "Hkv": 5, "G": 2, "Lp": 4, "L": 6, "Lq": 7, "Lk": 8, "D": 11, "Dk": 12, "Dv": 13}
     expected["W"] = 9
-    assert {letter: record["size"] for letter, record in result.trace["sizes"].items()} == expected
+    assert {symbol: record["size"] for symbol, record in result.trace["sizes"].items()} == expected
     assert {record["from"] for record in result.trace["sizes"].values()} == {"given"}
 
 

@@ -103,7 +103,7 @@ def steps_with_outputs(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_cross_attention(attnshape: Attnshape):
     trace = attnshape("trace --batch 2 --heads 8 --d-model 512 --queries 30 --keys 50 --format json").trace
-    sizes = {letter: record["size"] for letter, record in trace["sizes"].items()}
+    sizes = {symbol: record["size"] for symbol, record in trace["sizes"].items()}
     assert sizes == {"B": 2, "H": 8, "Lq": 30, "Lk": 50, "D": 512, "Dk": 64}
     assert trace["sizes"]["Dk"] == {"size": 64, "from": "derived", "expression": "D//H"}
     assert trace["sizes"]["Lq"] == {"size": 30, "from": "given"}

@@ -153,7 +153,7 @@ def test_unusual_code_runs(one: Unusual) -> None:
 
 @pytest.mark.parametrize("entry", (*PAIRS, *UNUSUAL), ids=str)
 def test_case_runs_at_prime_sizes(entry: Pair | Unusual) -> None:
-    sizes = {letter: PRIMES[letter] for letter in entry.sizes[0]}
+    sizes = {symbol: PRIMES[symbol] for symbol in entry.sizes[0]}
     if all(given.get("Dk", 1) % 2 == 0 for given in entry.sizes):
         sizes["Dk"] *= 2  # rotary embeddings need an even width
     for case in (entry.right, entry.wrong) if isinstance(entry, Pair) else (entry.case,):

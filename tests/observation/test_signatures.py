@@ -37,12 +37,12 @@ def text(form: Form | None) -> str:
         return "-"
     match form.of:
         case TensorForm(dtypes=dtypes, axes=axes):
-            shown = f"{'|'.join(sorted(dtypes))}[{' '.join(axis.text or '_' for axis in axes)}]"
+            text_of_form = f"{'|'.join(sorted(dtypes))}[{' '.join(axis.text or '_' for axis in axes)}]"
         case ItemsForm(kind=kind, items=items):
-            shown = f"{kind}({', '.join(map(text, items))})"
+            text_of_form = f"{kind}({', '.join(map(text, items))})"
         case OtherForm(types=types):
-            shown = "|".join(sorted(types))
-    return shown + (" or None" if form.optional else "")
+            text_of_form = "|".join(sorted(types))
+    return text_of_form + (" or None" if form.optional else "")
 
 
 def function(folder: Path, source: str, name: str, *cases: str) -> FunctionForms:

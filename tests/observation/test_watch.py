@@ -322,20 +322,20 @@ def test_clear_removes_invocations() -> None:
 
 
 def test_tensors_are_not_kept_alive() -> None:
-    made: list[weakref.ref[Tensor]] = []
+    references: list[weakref.ref[Tensor]] = []
     source = "def f(keep):\n  a = keep()\n  return None"
     space: dict[str, Any] = {}
     exec(compile(source, "watched.py", "exec"), space)
 
     def keep() -> Tensor:
         tensor = torch.ones(3)
-        made.append(weakref.ref(tensor))
+        references.append(weakref.ref(tensor))
         return tensor
 
     with VariableWatch(lambda code: code.co_filename == "watched.py") as watch:
         space["f"](keep)
     gc.collect()
-    assert made[0]() is None
+    assert references[0]() is None
     assert watch.invocations[0].bindings[0].value == TensorValue((3,), "float32")
 
 

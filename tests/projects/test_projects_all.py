@@ -69,10 +69,10 @@ def test_each_result_has_its_own_command(attnshape: Attnshape) -> None:
     found = results(attnshape("trace --all --seed 3 --train --format json").out)
     commands = [result["trace"]["command"] for result in found]
     assert commands[1] == "attnshape trace attention --batch 1 --length 1 --seed 3 --train"
-    for one, command in zip(found, commands, strict=True):
+    for entry, command in zip(found, commands, strict=True):
         words = shlex.split(command)[1:]
         alone = attnshape(*words, "--format", "json").trace
-        assert {**alone, "command": ""} == {**one["trace"], "command": ""}
+        assert {**alone, "command": ""} == {**entry["trace"], "command": ""}
 
 
 def test_typed_sizes_win_individually(attnshape: Attnshape) -> None:
@@ -138,7 +138,7 @@ def test_contradictory_sizes_fail_only_their_run(attnshape: Attnshape, folder: P
 def test_invalid_entry_does_not_affect_the_others(broken: str, attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(broken + DOUBLE)
     result = attnshape("trace --all --format json")
-    found = {one["name"]: one for one in results(result.out)}
+    found = {entry["name"]: entry for entry in results(result.out)}
     assert result.status == 2
     assert "pyproject.toml: target 'broken'" in found["broken"]["error"]["message"]
     assert found["double"]["trace"]["complete"] is True
@@ -151,7 +151,7 @@ def test_check_all(attnshape: Attnshape, folder: Path) -> None:
     (folder / "model.py").write_text(WRONG)
     (folder / "pyproject.toml").write_text(ENTRY + MISSING + DOUBLE)
     result = attnshape("check --all --format json")
-    found = {one["name"]: one for one in results(result.out)}
+    found = {entry["name"]: entry for entry in results(result.out)}
     assert result.status == 2
     assert [result["code"] for result in found["attention"]["report"]["findings"]] == ["AS201"]
     assert found["double"]["report"]["findings"] == []
@@ -176,8 +176,8 @@ def test_check_at_several_sizes_in_every_format(form: str, attnshape: Attnshape,
     result = attnshape(f"check attention --format {form}")
     assert (result.status, result.err) == (1, "")
     assert "AS201" in result.out
-    written = attnshape(f"check attention --format {form} --output all.txt")
-    assert (written.status, written.out, written.err) == (1, "", "")
+    saved = attnshape(f"check attention --format {form} --output all.txt")
+    assert (saved.status, saved.out, saved.err) == (1, "", "")
     assert (folder / "all.txt").read_text() == result.out.replace(
         f"--format {form}", f"--format {form} --output all.txt"
     )
@@ -273,7 +273,7 @@ def test_hostile_target_names(name: str, form: str, attnshape: Attnshape, folder
     assert result.status == 2
     assert all(line.isprintable() for line in (*result.out.splitlines(), *result.err.splitlines()))
     if form == "json":
-        assert [one["name"] for one in results(result.out)] == [name, name, "missing"]
+        assert [entry["name"] for entry in results(result.out)] == [name, name, "missing"]
         command = shlex.split(results(result.out)[0]["trace"]["command"])[1:]
         assert attnshape(command[0], "--format", "json", *command[1:]).status == 0
 

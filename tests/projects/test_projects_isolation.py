@@ -30,11 +30,11 @@ def entries(**targets: str) -> str:
 
 
 def results(text: str) -> dict[str, dict[str, Any]]:
-    return {one["name"]: one for one in json.loads(text)["results"]}
+    return {entry["name"]: entry for entry in json.loads(text)["results"]}
 
 
-def expression(one: dict[str, Any]) -> str:
-    return str(one["trace"]["steps"][-1]["expression"])
+def expression(entry: dict[str, Any]) -> str:
+    return str(entry["trace"]["steps"][-1]["expression"])
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -87,7 +87,7 @@ def test_files_of_the_same_name_import_from_their_own_folder(attnshape: Attnshap
     result = attnshape("trace --all --format json")
     found = results(result.out)
     assert result.status == 0
-    assert {name: expression(one) for name, one in found.items()} == {
+    assert {name: expression(entry) for name, entry in found.items()} == {
         "a": "x * 2",
         "b": "x * 3",
         "c": "x * 5",
@@ -164,10 +164,10 @@ def slow(folder: Path) -> Path:
 @pytest.mark.slow
 def test_progress_is_shown_and_erased(slow: Path) -> None:
     process, leader = start(slow, "trace", "--all")
-    written = read_all(leader)
+    output = read_all(leader)
     assert process.wait() == 0
-    assert "attnshape: 1 of 3: slow, B=4 L=1: run" in written
-    lines = screen(written)
+    assert "attnshape: 1 of 3: slow, B=4 L=1: run" in output
+    lines = screen(output)
     assert not any("attnshape: " in line for line in lines)
     assert [line for line in lines if set(line) == {"="}] == ["=" * 13, "=" * 9, "=" * 6, "=" * 7]
     assert lines[-2:] == ["3 results: 3 fine", ""]
@@ -176,15 +176,15 @@ def test_progress_is_shown_and_erased(slow: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_ends_the_whole_batch(slow: Path) -> None:
     process, leader = start(slow, "trace", "--all")
-    written = ""
+    output = ""
     until = time.monotonic() + 60
-    while "1 of 3" not in written and time.monotonic() < until:
-        written += os.read(leader, 65536).decode()
+    while "1 of 3" not in output and time.monotonic() < until:
+        output += os.read(leader, 65536).decode()
     process.send_signal(signal.SIGINT)
-    written += read_all(leader)
+    output += read_all(leader)
     assert process.wait() == 130
-    assert "Traceback" not in written
-    assert "double" not in written
+    assert "Traceback" not in output
+    assert "double" not in output
 
 
 def test_ctrl_c_leaves_no_partial_file(slow: Path) -> None:

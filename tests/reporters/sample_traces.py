@@ -232,7 +232,7 @@ def fused() -> Trace:
         (NamedTensor("x", tensor("B T C", numbers=sizes)),),
         target="model.py:CausalSelfAttention",
         command='attnshape trace model.py:CausalSelfAttention --init "D, H" --input "x: B T C"',
-        sizes={letter: Size(number, "given") for letter, number in sizes.items()},
+        sizes={symbol: Size(number, "given") for symbol, number in sizes.items()},
     )
 
 

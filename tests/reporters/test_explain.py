@@ -77,7 +77,7 @@ def test_scaling_by_another_number_has_no_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "operation", "result", "operands", "said"),
+    ("expression", "operation", "result", "operands", "expected"),
     [
         ("x.unsqueeze(1)", "unsqueeze", "B 1 Lk", ("B Lk",), "Adds an axis of size 1: B Lk becomes B 1 Lk"),
         ("x.squeeze(1)", "squeeze", "B Lk", ("B 1 Lk",), "Drops an axis of size 1: B 1 Lk becomes B Lk"),
@@ -112,9 +112,9 @@ def test_scaling_by_another_number_has_no_reason() -> None:
     ],
 )
 def test_explanations_of_operations(
-    expression: str, operation: str, result: str, operands: tuple[str, ...], said: str
+    expression: str, operation: str, result: str, operands: tuple[str, ...], expected: str
 ) -> None:
-    assert sentence(expression, operation, result, *operands).startswith(said)
+    assert sentence(expression, operation, result, *operands).startswith(expected)
 
 
 def test_root_of_an_axis_that_is_not_contracted_has_no_reason() -> None:

@@ -82,7 +82,7 @@ def test_expression_of_a_named_row_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "shown"),
+    ("expression", "expected"),
     [
         ("n += f(x)", "n += f(x)"),  # n was a number
         ("n //= f(x)", "n //= f(x)"),
@@ -90,9 +90,9 @@ def test_expression_of_a_named_row_is_kept() -> None:
         ("n.f(x)", "n = n.f(x)"),
     ],
 )
-def test_augmented_assignment_is_not_assigned_again(expression: str, shown: str) -> None:
+def test_augmented_assignment_is_not_assigned_again(expression: str, expected: str) -> None:
     one = step(1, expression, "f", None, tensor("B"), name="n")
-    assert step_label(trace_of((one,)), one, EVERY) == shown
+    assert step_label(trace_of((one,)), one, EVERY) == expected
 
 
 def test_self_is_omitted() -> None:

@@ -51,8 +51,8 @@ def attnshape(*words: str) -> Outcome:
     finally:
         sys.stdout, sys.stderr, sys.argv, sys.path[:] = saved_streams
         display_path.cache_clear()
-    written = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-    return Outcome(status, *written)
+    outputs = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return Outcome(status, *outputs)
 
 
 def assert_refused(done: Outcome) -> None:
@@ -96,11 +96,11 @@ def _assert_markdown(text: str) -> None:
             widths.append(0)
         elif token.type in ("th_open", "td_open"):
             widths[-1] += 1
-    written = [line for line in text.split("\n") if line.startswith("|")]
+    rows = [line for line in text.split("\n") if line.startswith("|")]
     assert len(set(widths)) <= 1, text
     # the parser drops excess cells, so the source rows are counted too
-    assert len(widths) == max(len(written) - 1, 0), text
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in written} <= {widths[0] + 1 if widths else 0}, text
+    assert len(widths) == max(len(rows) - 1, 0), text
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} <= {widths[0] + 1 if widths else 0}, text
 
 
 def _assert_table(text: str, width: int, explained: bool) -> None:

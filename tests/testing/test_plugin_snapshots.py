@@ -16,7 +16,7 @@ from attnshape.model.trace import Trace
 from tests.reporters.sample_traces import failed, multi_head
 
 ROOT = Path(__file__).parents[2]
-READS = """
+HEADER = """
 import sys
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class Run:
         monkeypatch.setenv("COLUMNS", "100")
 
     def write(self, tests: str, trace: Trace) -> None:
-        (self.folder / "test_it.py").write_text(READS + tests)
+        (self.folder / "test_it.py").write_text(HEADER + tests)
         self.save(trace)
 
     def save(self, trace: Trace, name: str = "trace") -> None:
