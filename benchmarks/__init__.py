@@ -1,1 +1,1 @@
-"""What attnshape costs, as ratios against named baselines: `python -m benchmarks`."""
+"""Benchmarks of attnshape, as ratios against named baselines: `python -m benchmarks`."""

@@ -21,7 +21,7 @@ def _machine() -> str:
 
 
 def main() -> int:
-    """Run the benchmarks asked for and print their tables."""
+    """Run the given benchmarks and print their tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=sys.modules["benchmarks"].__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a quarter of the rounds: to try out, not to quote")

@@ -1,4 +1,4 @@
-"""Start to end of whole processes: a check against the trace of the same module, and how many runs it adds."""
+"""Time of whole processes: `check` against `trace` of the same module, and the number of additional runs."""
 
 import importlib.util
 import json
@@ -16,11 +16,11 @@ SUBJECTS = {
     "nn.MultiheadAttention": ("torch", "tests/libraries/cases/torch_cases.py:mha_self"),
     "Llama's attention": ("transformers", "tests/libraries/cases/transformers_text_cases.py:llama"),
 }
-"""What is checked: the package that it needs, and the case."""
+"""The checked modules: the required package and the case."""
 
 
 def run(options: Options) -> list[Table]:
-    """Measure each subject in rounds of its own."""
+    """Measure each subject in separate rounds."""
     return [_of(options, name, *subject) for name, subject in SUBJECTS.items()]
 
 
@@ -45,7 +45,7 @@ def _of(options: Options, name: str, package: str, case: str) -> Table:
 
 
 def _runs(options: Options, case: str) -> str:
-    """Return how many runs a check takes beyond those of a trace, in words."""
+    """Return the number of additional runs of a check, as text."""
     try:
         report = json.loads(output_of((*options.attnshape, "check", case, "--format", "json")))
         return f", {report['runs']} extra runs"

@@ -1,4 +1,4 @@
-"""Interleaved rounds of whole processes, since a machine's speed drifts while it is measured."""
+"""Interleaved rounds of whole processes, since a machine's speed drifts during the measurement."""
 
 import os
 import subprocess
@@ -15,19 +15,19 @@ TIME_LIMIT = 300
 Sample = TypeVar("Sample")
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""Installed packages have their bytecode; without it each run would compile this one anew."""
+"""Enables bytecode, as installed packages have it; without it each run would compile attnshape again."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     quick: bool
     attnshape: tuple[str, ...]
     """The command that runs attnshape."""
 
     def rounds(self, usual: int) -> int:
-        """Return how often to repeat what is usually repeated `usual` times."""
+        """Return the number of rounds: `usual`, or fewer with --quick."""
         return max(2, usual // 4) if self.quick else usual
 
 
@@ -37,14 +37,14 @@ class NotMeasuredError(Exception):
 
 @dataclass(frozen=True)
 class Measured(Generic[Sample]):
-    """The samples of what worked, one a round, and the reason for what did not."""
+    """The samples of each successful task, one per round, and the reason for each failure."""
 
     samples: Mapping[str, Sequence[Sample]]
     missing: Mapping[str, str]
 
 
 def output_of(command: Sequence[str]) -> str:
-    """Run a command in the project's folder and return what it printed."""
+    """Run a command in the project's folder and return its output."""
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=TIME_LIMIT
@@ -60,14 +60,14 @@ def output_of(command: Sequence[str]) -> str:
 
 
 def wall_time(command: Sequence[str]) -> float:
-    """Return the seconds that a whole process takes, its output read through a pipe."""
+    """Return the seconds that a whole process takes, with its output read through a pipe."""
     start = time.perf_counter()
     output_of(command)
     return time.perf_counter() - start
 
 
 def interleaved(tasks: Mapping[str, Callable[[], Sample]], rounds: int) -> Measured[Sample]:
-    """Take one sample of each task a round, after a round that only warms the file caches up."""
+    """Take one sample of each task per round, after a round that only warms up the file caches."""
     samples: dict[str, list[Sample]] = {label: [] for label in tasks}
     missing: dict[str, str] = {}
     for number in range(rounds + 1):

@@ -1,6 +1,6 @@
-"""One tool looks at the subject, in a process of its own: `python -m benchmarks.peer once|warm NAME [CALLS]`.
+"""Runs one tool on the subject in a separate process: `python -m benchmarks.peer once|warm NAME [CALLS]`.
 
-`once` prints what the tool shows; `warm` prints the median seconds of a plain and of a traced call, as JSON.
+`once` prints the tool's output; `warm` prints the median seconds of a plain and of a traced call, as JSON.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import subject
 
 Trace = Callable[[Any, tuple[Any, ...]], Any]
-"""From a module and its inputs to whatever the tool makes of a call."""
+"""A function from a module and its inputs to the tool's result."""
 
 WARMING_CALLS = 3
 
@@ -69,13 +69,13 @@ def _seconds(call: Callable[[], Any], calls: int) -> float:
 
 
 def once(name: str) -> None:
-    """Trace the subject and print what comes of it."""
+    """Trace the subject and print the result."""
     trace = PEERS[name]()
     print(trace(*subject.build()))
 
 
 def warm(name: str, calls: int) -> None:
-    """Time the plain calls first, since a tool may leave torch patched behind it."""
+    """Time the plain calls first, since a tool may leave torch patched."""
     model, inputs = subject.build()
     plain = _seconds(lambda: model(*inputs), calls)
     trace = PEERS[name]()

@@ -1,4 +1,4 @@
-"""The same module before each tool of the field: one whole process, and a traced call against a plain one."""
+"""The same module traced by each comparable tool: a whole process, and a traced call against a plain one."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ SUBJECT = (
 
 
 def run(options: Options) -> list[Table]:
-    """Measure those that are installed, and list those that are not."""
+    """Measure the installed tools, and list the missing ones."""
     absent = {name: "not installed" for name in NAMES if importlib.util.find_spec(name.partition(".")[0]) is None}
     present = [name for name in NAMES if name not in absent]
     return [_one_shot(options, present, absent), _warm(options, present, absent)]

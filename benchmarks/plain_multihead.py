@@ -1,4 +1,4 @@
-"""What one would write without attnshape: multi-head attention in plain torch, its shapes printed by hand."""
+"""The alternative without attnshape: multi-head attention in plain torch that prints its shapes."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class MultiHead(nn.Module):
-    """Multi-head self-attention that prints the shape of everything it makes."""
+    """Multi-head self-attention that prints the shape of every intermediate tensor."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From timings to a table of medians, minima and ratios. Pure: it neither runs nor measures anything."""
+"""Formats timings as a table of medians, minima and ratios; nothing here runs or measures anything."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Budget:
-    """What a row may cost: at most `limit` times the baseline `against`, or `limit` seconds where that is None."""
+    """The limit of a row: `limit` times the baseline `against`, or `limit` seconds if that is None."""
 
     limit: float
     against: str | None = None
@@ -15,7 +15,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that was timed, in seconds, and what it is compared with: baseline's name to its timings."""
+    """The timings of one task in seconds, and those of its baselines by name."""
 
     label: str
     seconds: Sequence[float]
@@ -25,7 +25,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one measurement, and what could not be measured, with the reason."""
+    """The rows of one measurement, and the reason for each task that couldn't be measured."""
 
     title: str
     rows: Sequence[Row]
@@ -33,7 +33,7 @@ class Table:
 
 
 def paired_ratio(seconds: Sequence[float], baseline: Sequence[float]) -> float:
-    """Return the median of the ratios of each round, so that a machine that slows down slows both.
+    """Return the median of the ratios of each round, in which a slowdown of the machine affects both timings.
 
     >>> paired_ratio([1.0, 2.0, 9.0], [1.0, 1.0, 3.0])
     2.0
@@ -53,7 +53,7 @@ def least_ratio(seconds: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it.
+    """Return a time in a suitable unit.
 
     >>> duration(1.234), duration(0.0456), duration(0.000012)
     ('1.234 s', '45.6 ms', '12.0 µs')
@@ -64,7 +64,7 @@ def duration(seconds: float) -> str:
 
 
 def factor(ratio: float) -> str:
-    """Return a ratio with three digits at least.
+    """Return a ratio with at least three digits.
 
     >>> factor(1.0449), factor(23.96), factor(160.2)
     ('1.04', '24.0', '160')
@@ -73,7 +73,7 @@ def factor(ratio: float) -> str:
 
 
 def verdict(row: Row) -> str:
-    """Return what the row's budget is and whether the median keeps it; nothing where there is none."""
+    """Return the row's budget and whether the median keeps it, or an empty string without a budget."""
     if row.budget is None:
         return ""
     if row.budget.against is None:
@@ -88,7 +88,7 @@ def verdict(row: Row) -> str:
 
 
 def render(table: Table) -> str:
-    """Return the table as aligned text: a ratio of medians, and that of the minima in parentheses."""
+    """Return the table as aligned text, with the ratio of the medians and, in parentheses, that of the minima."""
     columns = list(dict.fromkeys(name for row in table.rows for name in row.baselines))
     heading = "budget" if any(row.budget for row in table.rows) else ""
     cells = [["", "median", "min", *(f"× {name}" for name in columns), heading]]

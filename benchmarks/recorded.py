@@ -1,7 +1,7 @@
-"""One measurement of the recorder, in a process of its own: `python -m benchmarks.recorded SUBJECT SIZE [TOOL]`.
+"""One measurement of the recorder, in a separate process: `python -m benchmarks.recorded SUBJECT SIZE [TOOL]`.
 
-It prints the seconds of a plain call and of a watched one, the watched call's steps, and what it added to the peak of
-the process's memory, as JSON. TOOL is `attnshape` (the default) or a peer.
+It prints as JSON the seconds of a plain and of a recorded call, the number of recorded steps, and the increase of the
+process's peak memory. TOOL is `attnshape` (the default) or a peer.
 """
 
 import gc
@@ -23,17 +23,17 @@ Subject = tuple[nn.Module, tuple[Any, ...]]
 
 
 class Attention(nn.Module):
-    """Self-attention in plain Python, over and over."""
+    """Self-attention in plain Python, repeated."""
 
-    def __init__(self, turns: int) -> None:
+    def __init__(self, repeats: int) -> None:
         super().__init__()
-        self.turns = turns
+        self.repeats = repeats
         self.Wq, self.Wk, self.Wv = (nn.Linear(8, 8) for _ in range(3))
         self.norm = nn.LayerNorm(8)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend."""
-        for _ in range(self.turns):
+        for _ in range(self.repeats):
             query = self.Wq(x).view(2, 4, 2, 4).transpose(1, 2)
             key = self.Wk(x).view(2, 4, 2, 4).transpose(1, 2)
             value = self.Wv(x).view(2, 4, 2, 4).transpose(1, 2)
@@ -54,7 +54,7 @@ def _attention(steps: int) -> Subject:
 def _encoder(width: int) -> Subject:
     layers = 24 if width >= 1024 else 6
     layer = nn.TransformerEncoderLayer(width, 8, batch_first=True)
-    # the fast path would be one call
+    # the fast path would be a single call
     encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).train()
     for module in encoder.modules():
         if isinstance(module, nn.Dropout):
@@ -66,7 +66,7 @@ SUBJECTS: dict[str, Callable[[int], Subject]] = {"attention": _attention, "encod
 
 
 def least(call: Callable[[], object], calls: int) -> float:
-    """Return the seconds of the fastest of some calls, after one that isn't timed."""
+    """Return the seconds of the fastest of several calls, after one that isn't timed."""
     call()
     taken = []
     for _ in range(calls):
@@ -98,7 +98,7 @@ def main(subject: str, size: int, tool: str) -> dict[str, float]:
 
     gc.freeze()  # as the command line does
     calls = 3 if size == 10000 or (subject, size) == ("encoder", 1024) else CALLS
-    record(Runnable(Attention(1), (torch.randn(2, 4, 8),)), seed=0)  # the source is parsed once, whatever the steps
+    record(Runnable(Attention(1), (torch.randn(2, 4, 8),)), seed=0)  # parses the source, which happens only once
     plain_seconds = least(plain, calls)
     before = _peak()
     if tool == "attnshape":

@@ -1,4 +1,4 @@
-"""What watching a call costs: a step, a whole model, and as the number of steps grows."""
+"""The overhead of recording a call: per step, for a whole model, and with a growing number of steps."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ PEERS = ("torchlens", "torch.export")
 
 
 class Sample(TypedDict):
-    """What `benchmarks.recorded` prints."""
+    """The output of `benchmarks.recorded`."""
 
     plain: float
     watched: float
@@ -30,7 +30,7 @@ class Sample(TypedDict):
 
 
 def run(options: Options) -> list[Table]:
-    """Measure the recorder, and the peers that are installed."""
+    """Measure the recorder and the installed peers."""
     rounds = options.rounds(ROUNDS)
     absent = {name: "not installed" for name in PEERS if importlib.util.find_spec(name.partition(".")[0]) is None}
     tasks: dict[str, Callable[[], Sample]] = {
@@ -41,12 +41,12 @@ def run(options: Options) -> list[Table]:
     }
     measured = interleaved(tasks, rounds)
     samples, missing = measured.samples, {**measured.missing, **absent}
-    each = {label: [(one["watched"] - one["plain"]) / one["steps"] for one in of] for label, of in samples.items()
+    each = {label: [(s["watched"] - s["plain"]) / s["steps"] for s in of_label] for label, of_label in samples.items()
             if label not in PEERS}  # fmt: skip
     shortest = {SHORTEST: each[SHORTEST]} if SHORTEST in each else {}
     return [
         Table(
-            f"recording: what watching adds to a step, {rounds} rounds, each the fastest of several calls",
+            f"recording: overhead per step, {rounds} rounds, each the fastest of several calls",
             [
                 Row(f"{label}{_memory(label, samples[label])}", seconds, shortest, Budget(A_STEP))
                 for label, seconds in each.items()
@@ -73,13 +73,15 @@ def run(options: Options) -> list[Table]:
 
 
 def _against_plain(label: str, samples: Sequence[Sample], budget: Budget | None = None) -> Row:
-    return Row(label, [one["watched"] for one in samples], {PLAIN: [one["plain"] for one in samples]}, budget)
+    return Row(
+        label, [sample["watched"] for sample in samples], {PLAIN: [sample["plain"] for sample in samples]}, budget
+    )
 
 
 def _memory(label: str, samples: Sequence[Sample]) -> str:
-    if "encoder" in label:  # too short: what the library's parsed source takes would count
+    if "encoder" in label:  # too few steps: the memory of the library's parsed source would dominate
         return ""
-    return f", {median(one['memory'] / one['steps'] for one in samples) / 1024:.1f} KiB a step"
+    return f", {median(sample['memory'] / sample['steps'] for sample in samples) / 1024:.1f} KiB a step"
 
 
 def _sample(subject: str, size: int, tool: str = "attnshape") -> Sample:

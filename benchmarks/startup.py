@@ -1,4 +1,4 @@
-"""Start to end of whole processes: the default trace against a plain script, and what needs no torch."""
+"""Time of whole processes: the default trace against a plain script, and commands that don't need torch."""
 
 import sys
 import tempfile
@@ -17,7 +17,7 @@ WITHOUT_TORCH_ROUNDS = 20
 
 
 def run(options: Options) -> list[Table]:
-    """Measure both groups, each in rounds of its own."""
+    """Measure both groups in separate rounds."""
     return [_with_torch(options), _without_torch(options)]
 
 

@@ -1,4 +1,4 @@
-"""What the peers are given to look at: a cross-attention with 21 intermediate tensors."""
+"""The module that all tools trace: cross-attention with 21 intermediate tensors."""
 
 import math
 

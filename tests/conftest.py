@@ -1,4 +1,4 @@
-"""What all tests share: the options of the command line, marks, and a process that tests can rely on."""
+"""Options, marks and fixtures for all tests, and a reproducible process environment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ pytest.register_assert_rewrite("tests.goldens")
 
 from tests.goldens import set_updating  # noqa: E402  # so that its assertion shows what differs
 
-# the tests' tensors are small, and two workers with several threads each would wait for one another
+# the tensors are small, and the threads of several workers would compete for the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
-# the same width whatever terminal the tests are started from
+# the same width in every terminal
 os.environ["COLUMNS"] = "80"
 
 
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    # -n alone distributes tests one by one, and each worker would make what a group of tests shares
+    # -n alone distributes tests one by one, so that each worker would create the fixtures of a group
     if config.getoption("numprocesses", None) and config.option.dist == "no":
         config.option.dist = "loadgroup"
 
@@ -49,6 +49,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _interruptible() -> None:
-    """Make SIGINT work here and in child processes even in a shell's background job, which starts with it ignored."""
+    """Enable SIGINT here and in child processes, even in a shell's background job, which starts with it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Goldens: the text that a test expects, in a file beside it. `pytest --update-goldens` rewrites them."""
+"""Goldens: expected output in files beside the tests. `pytest --update-goldens` rewrites them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples: of many values to test, some that run by default; the others are marked as slow."""
+"""Parametrises a test with many values, of which only some run by default."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from _pytest.mark import ParameterSet
 
 
 def sampled(values: Iterable[str], quick: Collection[str]) -> list[ParameterSet]:
-    """Return a parameter for each value; those that are not in `quick` are marked as slow."""
-    chosen = [pytest.param(value, id=value, marks=() if value in quick else pytest.mark.slow) for value in values]
-    missing = set(quick) - {str(one.id) for one in chosen}
+    """Return a parameter for each value, and mark those that are not in `quick` as slow."""
+    parameters = [pytest.param(value, id=value, marks=() if value in quick else pytest.mark.slow) for value in values]
+    missing = set(quick) - {str(parameter.id) for parameter in parameters}
     assert not missing, f"no such values: {missing}"
-    return chosen
+    return parameters

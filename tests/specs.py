@@ -1,4 +1,4 @@
-"""What command lines ask for, as typed options."""
+"""Parses command lines into target specs and run options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnshape.options.spec import RunOptions, TargetSpec, parse_expect
 
 
 def spec_of(*words: str) -> tuple[TargetSpec, RunOptions]:
-    """Return what a target and its flags ask for; one line is split as a shell would split it."""
+    """Return the spec and the run options of a command line; a single string is split as a shell would."""
     arguments = shlex.split(words[0]) if len(words) == 1 else list(words)
     found: list[tuple[TargetSpec, RunOptions]] = []
 

@@ -1,15 +1,15 @@
-"""Reads what a process writes to a pseudo-terminal."""
+"""Reads the output of a process on a pseudo-terminal."""
 
 import os
 
 
 def read_all(leader: int) -> str:
-    """Return everything that is written to a terminal until the other end is closed, and close this one."""
+    """Return all output on a terminal until the other end is closed, then close this end."""
     chunks = []
     while True:
         try:
             chunk = os.read(leader, 65536)
-        except OSError:  # Linux says so where the other end is closed
+        except OSError:  # Linux raises it once the other end is closed
             break
         if not chunk:
             break

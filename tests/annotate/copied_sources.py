@@ -1,4 +1,4 @@
-"""Attention modules of other libraries, copied into a temporary project, with cases that run the copies."""
+"""Attention modules of other libraries, copied into a temporary project, and cases that run the copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Copied:
     cases: str
     names: tuple[str, ...]
     public: str = ""
-    """The package from which the cases import its classes too."""
+    """The package from which the cases also import its classes."""
 
     @property
     def name(self) -> str:
@@ -92,14 +92,14 @@ def source_of(module: str) -> bytes:
 
 
 def lay_out(folder: Path, package: str, copied: Sequence[Copied]) -> None:
-    """Make a package of the copies, and beside it the cases, which build them from it."""
+    """Write a package of the copies, and beside it the cases that build modules from it."""
     (folder / package).mkdir()
     (folder / package / "__init__.py").write_text('"""Copies."""\n')
-    for one in copied:
-        (folder / package / f"{one.name}.py").write_bytes(source_of(one.module))
-        text = (CASES / f"{one.cases}.py").read_text()
-        names = "|".join(re.escape(name) for name in (one.module, one.public) if name)
-        text = re.sub(rf"^from ({names}) import", f"from {package}.{one.name} import", text, flags=re.MULTILINE)
-        if one.module.startswith("torch.nn"):
-            text = text.replace("from torch import nn\n", f"from {package} import {one.name} as nn\n")
-        (folder / f"{package}_{one.name}.py").write_text(text)
+    for module in copied:
+        (folder / package / f"{module.name}.py").write_bytes(source_of(module.module))
+        text = (CASES / f"{module.cases}.py").read_text()
+        names = "|".join(re.escape(name) for name in (module.module, module.public) if name)
+        text = re.sub(rf"^from ({names}) import", f"from {package}.{module.name} import", text, flags=re.MULTILINE)
+        if module.module.startswith("torch.nn"):
+            text = text.replace("from torch import nn\n", f"from {package} import {module.name} as nn\n")
+        (folder / f"{package}_{module.name}.py").write_text(text)

@@ -1,4 +1,4 @@
-"""Parses the forms of variables from short strings: `"B L D"`, `"int64 B L"`, `"B L D | None"`, `"(B L, B)"`."""
+"""Parses the forms of variables from strings such as `"B L D"`, `"int64 B L"`, `"B L D | None"`, `"(B L, B)"`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = ({"B": 2, "L": 5, "D": 12, "H": 3, "Dk": 4, "Lk": 7},)
 
 
 def form(text: str) -> Form:
-    """Return a form: an axis that ends in `?` is only matched, `_` isn't known."""
+    """Return a form: an axis that ends in `?` is only matched, and `_` is unknown."""
     optional = text.endswith(" | None")
     text = text.removesuffix(" | None")
     if text == "None":
@@ -36,30 +36,32 @@ def _known(word: str) -> str:
     return "matched" if word.endswith("?") else "literal" if word.isdecimal() else "verified"
 
 
-def known(
+def forms_of(
     data: bytes,
     name: str,
     arguments: Mapping[str, str] | None = None,
     stores: Mapping[str, str] | None = None,
     result: str | None = None,
 ) -> FunctionForms:
-    """Return what holds of a function in a source; each store to a name is of the form said for the name."""
+    """Return the forms of a function in a source; each store to a name has the form given for that name."""
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     tree = ast.parse(data.decode(encoding))  # from text, as Python counts columns in UTF-8
-    node = next(one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == name.split(".")[-1])
-    line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    node = next(
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name.split(".")[-1]
+    )
+    line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     bindings = {
-        (one.lineno, one.col_offset, one.id): form(stores[one.id])
-        for one in ast.walk(node)
-        if stores and isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one.id in stores
+        (child.lineno, child.col_offset, child.id): form(stores[child.id])
+        for child in ast.walk(node)
+        if stores and isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store) and child.id in stores
     }
     returned = form(result) if result is not None else None
-    returns = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)]
+    returns = [child.lineno for child in ast.walk(node) if isinstance(child, ast.Return)]
     return FunctionForms(
         FunctionId("m.py", name, line),
-        {one: form(text) for one, text in (arguments or {}).items()},
+        {child: form(text) for child, text in (arguments or {}).items()},
         bindings,
-        {one: returned for one in returns if returned is not None},
+        {number: returned for number in returns if returned is not None},
         returned,
     )
 
@@ -69,17 +71,17 @@ def source(data: bytes) -> PythonSource:
 
 
 def rewritten(
-    data: bytes, *forms: FunctionForms, style: str = "jaxtyping", wanted: AnnotateContext | None = None
+    data: bytes, *forms: FunctionForms, style: str = "jaxtyping", context: AnnotateContext | None = None
 ) -> Rewrite:
-    return STYLES[style](source(data), forms, wanted or AnnotateContext(sizes=SIZES))
+    return STYLES[style](source(data), forms, context or AnnotateContext(sizes=SIZES))
 
 
-def written(
-    data: bytes, *forms: FunctionForms, style: str = "jaxtyping", wanted: AnnotateContext | None = None
+def rewritten_text(
+    data: bytes, *forms: FunctionForms, style: str = "jaxtyping", context: AnnotateContext | None = None
 ) -> bytes:
-    """Return the file as it is with what is written into it."""
-    made = rewritten(data, *forms, style=style, wanted=wanted)
-    return made.files[0][0].edited(made.files[0][1]) if made.files else data
+    """Return the rewritten file."""
+    rewrite = rewritten(data, *forms, style=style, context=context)
+    return rewrite.files[0][0].edited(rewrite.files[0][1]) if rewrite.files else data
 
 
 def only_insert(edits: Iterable[Edit]) -> bool:

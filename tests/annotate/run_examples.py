@@ -1,4 +1,4 @@
-"""Runs an annotated example beside the plain one, in a process of its own: is the hook set, are the bits the same."""
+"""Runs an annotated and a plain example in a separate process; prints whether the hook is set and the results match."""
 
 import json
 import sys
@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from attnshape.options.spec import RunOptions
 from attnshape.targets.find import find_target
-from tests.examples.expectations import asked
+from tests.examples.expectations import example_spec
 
 
 def run(name: str, package: str) -> list[object]:
-    """Return the bytes of each result at three sets of sizes, with the example of one of the two packages."""
-    request = asked(name)
+    """Return the bytes of each result at three sets of sizes, for the example in one of the two packages."""
+    request = example_spec(name)
     target = find_target(replace(request, target=request.target.replace("examples/", f"{package}/")))
     sizes = target.sizes
     results: list[object] = []
@@ -23,7 +23,7 @@ def run(name: str, package: str) -> list[object]:
         with torch.no_grad():
             result = target.build(numbers, RunOptions(seed=factor)).call()
         tensors = result if isinstance(result, tuple) else (result,)
-        results.append([(str(one.dtype), one.shape, one.numpy().tobytes()) for one in tensors])
+        results.append([(str(tensor.dtype), tensor.shape, tensor.numpy().tobytes()) for tensor in tensors])
     return results
 
 

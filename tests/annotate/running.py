@@ -1,4 +1,4 @@
-"""Annotates inside the test's own process, which saves the second that importing torch takes."""
+"""Runs `annotate` in the test's own process, which saves the second that importing torch takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.specs import spec_of
 
 
 def request(target: str, *arguments: str) -> TargetSpec:
-    """Return what is asked for by a target and its flags as they are typed."""
+    """Return the spec of a target and its flags, given as on the command line."""
     words = shlex.split(arguments[0]) if len(arguments) == 1 else list(arguments)
     return spec_of(target, *words)[0] if words else spec_of(shlex.quote(target))[0]
 
@@ -29,14 +29,14 @@ def annotated(
     include_matched: bool = False,
     enforce: bool = False,
 ) -> AnnotatedFile:
-    """Return what annotating comes to, of sources as they are on the disk now."""
+    """Annotate the sources as they are on disk now, and return the result."""
     forget(folder)
-    how = AnnotateOptions(style, existing, include_matched, enforce)  # type: ignore[arg-type]  # one of the three
-    return annotate_requests(requests, RunOptions(), how, Project(folder))
+    options = AnnotateOptions(style, existing, include_matched, enforce)  # type: ignore[arg-type]  # one of the three
+    return annotate_requests(requests, RunOptions(), options, Project(folder))
 
 
 def forget(folder: Path) -> None:
-    """Forget the modules of a folder, so that they are imported anew."""
+    """Drop the modules of a folder, so that they are imported again."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is not None and Path(file).is_relative_to(folder):

@@ -1,4 +1,4 @@
-"""The command as it is typed: what goes where, what is refused, and what a project looks like afterwards."""
+"""The `annotate` command: its output, the errors it reports, and the project's files afterwards."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def model(folder: Path) -> Path:
     return path
 
 
-def test_the_diff_alone_goes_to_standard_output(attnshape: Attnshape, model: Path) -> None:
+def test_stdout_has_only_the_diff(attnshape: Attnshape, model: Path) -> None:
     done = attnshape("annotate", *SELF)
     assert done.status == 0
     assert done.out.startswith("--- a/model.py\n+++ b/model.py\n@@ ")
@@ -71,7 +71,7 @@ def test_the_diff_alone_goes_to_standard_output(attnshape: Attnshape, model: Pat
     assert model.read_text() != MODEL
 
 
-def test_writing_and_writing_again(attnshape: Attnshape, model: Path) -> None:
+def test_second_write_changes_nothing(attnshape: Attnshape, model: Path) -> None:
     done = attnshape("annotate", *SELF, "--write")
     assert (done.status, done.out) == (0, "")
     assert "2 local variables annotated" in done.err
@@ -86,27 +86,27 @@ def test_writing_and_writing_again(attnshape: Attnshape, model: Path) -> None:
     assert model.read_text() == once
 
 
-def test_what_is_written_with_comments(attnshape: Attnshape, model: Path) -> None:
+def test_comment_style_diff(attnshape: Attnshape, model: Path) -> None:
     done = attnshape("annotate", *SELF, "--style", "comment")
     assert "+        q, k, v = self.qkv(x).chunk(3, dim=-1)  # q, k, v: (B, L, D)\n" in done.out
     assert "+        return (weights @ self.split(v)).transpose(1, 2).flatten(2)  # (B, L, D)\n" in done.out
 
 
 @pytest.mark.slow
-def test_several_cases_write_what_holds_for_all(attnshape: Attnshape, model: Path) -> None:
-    alone = attnshape("annotate", "model.py:one")
-    assert '+def attend(query: Float[torch.Tensor, "B L Dk"], key: Float[torch.Tensor, "B L Dk"])' in alone.out
+def test_annotations_of_several_cases_hold_for_all_of_them(attnshape: Attnshape, model: Path) -> None:
+    first = attnshape("annotate", "model.py:one")
+    assert '+def attend(query: Float[torch.Tensor, "B L Dk"], key: Float[torch.Tensor, "B L Dk"])' in first.out
     both = attnshape("annotate", "model.py:one", "--case", "model.py:other")
     tensor = 'Float[torch.Tensor, "B ... Dk"]'
-    holds = f'query: {tensor}, key: {tensor}) -> Float[torch.Tensor, "B ..."]:'
-    assert f"+def attend({holds}\n" in both.out
+    signature = f'query: {tensor}, key: {tensor}) -> Float[torch.Tensor, "B ..."]:'
+    assert f"+def attend({signature}\n" in both.out
     assert '+    scores: Float[torch.Tensor, "B ..."] = query' in both.out
-    backwards = attnshape("annotate", "model.py:other", "--case", "model.py:one")
+    reversed_order = attnshape("annotate", "model.py:other", "--case", "model.py:one")
     changed = [line for line in both.out.splitlines() if line.startswith("+ ")]
-    assert changed == [line for line in backwards.out.splitlines() if line.startswith("+ ")]
+    assert changed == [line for line in reversed_order.out.splitlines() if line.startswith("+ ")]
 
 
-def test_a_case_of_a_class_takes_the_options_that_are_typed(attnshape: Attnshape, model: Path) -> None:
+def test_case_of_a_class_uses_the_typed_flags(attnshape: Attnshape, model: Path) -> None:
     model.write_text(
         MODEL
         + "\n\ndef masked(B, L, D, H):\n    return Attention(D, H), (torch.randn(B, L, D), torch.ones(L, L) > 2)\n"
@@ -115,7 +115,7 @@ def test_a_case_of_a_class_takes_the_options_that_are_typed(attnshape: Attnshape
     assert 'mask: Bool[torch.Tensor, "L L"] | None = None' in done.out
 
 
-def test_a_signature_that_is_wrong_is_found(attnshape: Attnshape, model: Path) -> None:
+def test_existing_check_reports_a_wrong_signature(attnshape: Attnshape, model: Path) -> None:
     text = MODEL.replace("def split(self, x):", 'def split(self, x: Float[torch.Tensor, "B D L"]):')
     text = text.replace(
         "def forward(self, x, mask=None)", 'def forward(self, x: Float[torch.Tensor, "B L"], mask=None)'
@@ -128,7 +128,7 @@ def test_a_signature_that_is_wrong_is_found(attnshape: Attnshape, model: Path) -
 
 
 @pytest.mark.parametrize("style", ["jaxtyping", "comment"])
-def test_what_a_check_of_comments_finds_is_found(attnshape: Attnshape, folder: Path, style: str) -> None:
+def test_existing_check_reports_what_check_as0_reports(attnshape: Attnshape, folder: Path, style: str) -> None:
     lines = [
         "def f(q, k):",
         "    B, L, D = q.shape",
@@ -137,21 +137,21 @@ def test_what_a_check_of_comments_finds_is_found(attnshape: Attnshape, folder: P
         "    c = b @ k  # (B, L, L) x (B, L, D) -> (B, D, L)",
         "    return c  # (B, L, D)",
     ]
-    (folder / "said.py").write_text("\n".join(lines))
-    asked = ("said.py:f", "--input", "q: B L D", "--input", "k: B L D")
-    done = attnshape("annotate", *asked, "--style", style, "--existing", "check")
-    found = [line for line in done.err.splitlines() if line.startswith("said.py:") and "documented as" in line]
+    (folder / "documented.py").write_text("\n".join(lines))
+    arguments = ("documented.py:f", "--input", "q: B L D", "--input", "k: B L D")
+    done = attnshape("annotate", *arguments, "--style", style, "--existing", "check")
+    found = [line for line in done.err.splitlines() if line.startswith("documented.py:") and "documented as" in line]
     assert [line.split(":")[1] for line in found] == ["3", "5"]
     assert done.status == 1
-    checked = attnshape("check", *asked, "--select", "AS0")
-    assert [line for line in (3, 5) if f"said.py:{line}" in checked.out] == [3, 5]
-    kept = attnshape("annotate", *asked, "--style", style)
-    assert (kept.status, "documented as" in kept.err) == (0, False)
+    checked = attnshape("check", *arguments, "--select", "AS0")
+    assert [line for line in (3, 5) if f"documented.py:{line}" in checked.out] == [3, 5]
+    default = attnshape("annotate", *arguments, "--style", style)
+    assert (default.status, "documented as" in default.err) == (0, False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("existing", "status"), [("check", 1), ("replace", 0)])
-def test_a_signature_that_is_wrong_and_enforced(attnshape: Attnshape, model: Path, existing: str, status: int) -> None:
+def test_wrong_signature_under_enforce(attnshape: Attnshape, model: Path, existing: str, status: int) -> None:
     attnshape("annotate", "model.py:one", "--enforce", "--write")
     right = model.read_text()
     wrong = right.replace('key: Float[torch.Tensor, "B L Dk"]', 'key: Float[torch.Tensor, "L B Dk"]')
@@ -165,7 +165,7 @@ def test_a_signature_that_is_wrong_and_enforced(attnshape: Attnshape, model: Pat
 
 
 @pytest.mark.parametrize(
-    ("head", "body", "said"),
+    ("head", "body", "expected"),
     [
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor\n", "return x", "x in f"),
         ("import torch\nTensor = torch.Tensor\n", "return x", "x in f"),
@@ -177,16 +177,18 @@ def test_a_signature_that_is_wrong_and_enforced(attnshape: Attnshape, model: Pat
         ),
     ],
 )
-def test_what_is_passed_over_is_said(attnshape: Attnshape, folder: Path, head: str, body: str, said: str) -> None:
+def test_left_out_annotations_are_reported(
+    attnshape: Attnshape, folder: Path, head: str, body: str, expected: str
+) -> None:
     text = f"from __future__ import annotations\n{head}\ndef f(x: Tensor):\n    {body}\n"
     (folder / "passed.py").write_text(text)
     done = attnshape("annotate", "passed.py:f", "--input", "x: B L")
     assert done.status == 0, done.err
-    assert f"left out: {said}" in done.err
+    assert f"left out: {expected}" in done.err
 
 
 @pytest.mark.parametrize("style", ["jaxtyping", "comment"])
-def test_a_number_that_no_size_varies_is_noted(attnshape: Attnshape, folder: Path, style: str) -> None:
+def test_constant_axis_is_noted(attnshape: Attnshape, folder: Path, style: str) -> None:
     text = "def f(x):\n    mem = x.new_ones(x.shape[0], 16)\n    two = x.new_ones(x.shape[0], 2)\n    return x\n"
     (folder / "numbered.py").write_text(text)
     done = attnshape("annotate", "numbered.py:f", "--input", "x: B L", "--style", style)
@@ -194,14 +196,14 @@ def test_a_number_that_no_size_varies_is_noted(attnshape: Attnshape, folder: Pat
     assert notes == ["note: no size determines the 16 in mem: other arguments may need another number"]
 
 
-def test_output_goes_to_a_file(attnshape: Attnshape, model: Path) -> None:
+def test_output_flag_writes_the_diff_to_a_file(attnshape: Attnshape, model: Path) -> None:
     done = attnshape("annotate", *SELF, "--output", "new.diff")
     assert done.out == ""
     assert (model.parent / "new.diff").read_text().startswith("--- a/model.py\n")
 
 
 @pytest.mark.parametrize("output", ["model.py", "link.py", "./model.py", "cases.py", "holder/attention.py"])
-def test_the_code_is_not_overwritten_with_the_diff(attnshape: Attnshape, model: Path, output: str) -> None:
+def test_output_refuses_to_overwrite_the_annotated_code(attnshape: Attnshape, model: Path, output: str) -> None:
     package = model.parent / "holder"
     package.mkdir()
     (package / "attention.py").write_text(MODEL)
@@ -216,7 +218,7 @@ def test_the_code_is_not_overwritten_with_the_diff(attnshape: Attnshape, model: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "no target is given"),
         (("model.py:Attention", "--style", "pretty"), "--style is 'pretty'"),
@@ -235,24 +237,26 @@ def test_the_code_is_not_overwritten_with_the_diff(attnshape: Attnshape, model: 
         ((*SELF, "--output", "new.diff", "--write"), "with --write there is none"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done(attnshape: Attnshape, model: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_an_error_with_a_hint(
+    attnshape: Attnshape, model: Path, arguments: tuple[str, ...], message: str
+) -> None:
     model.write_text(MODEL + "\n\nexec('def made(x):\\n    return x + 1')\n")
     done = attnshape("annotate", *arguments)
     assert done.status == 2, done.err
     assert done.out == ""
-    assert said in done.err
+    assert message in done.err
     assert "Traceback" not in done.err
     assert "hint: " in done.err
 
 
-def test_a_file_that_has_changed_since_it_was_imported(attnshape: Attnshape, model: Path) -> None:
+def test_file_changed_since_import_is_an_error(attnshape: Attnshape, model: Path) -> None:
     model.write_text(MODEL + f"\n\nfrom pathlib import Path\nPath({str(model)!r}).write_text('# nothing\\n')\n")
     done = attnshape("annotate", *SELF)
     assert done.status == 2
     assert "none of the functions that ran is in model.py" in done.err
 
 
-def test_hostile_names_are_only_text(attnshape: Attnshape, folder: Path) -> None:
+def test_hostile_names_are_escaped(attnshape: Attnshape, folder: Path) -> None:
     package = folder / "we [red]ird\x1b[31m"
     package.mkdir()
     (package / "m`|.py").write_text("def f(x):\n    y, ﬁ = x, x  # \u202e\n    return y\n")
@@ -264,7 +268,7 @@ def test_hostile_names_are_only_text(attnshape: Attnshape, folder: Path) -> None
     subprocess.run(["git", "apply", "-"], input=done.out.encode(), cwd=folder, check=True)
 
 
-def test_what_the_code_prints_is_not_in_the_diff(attnshape: Attnshape, model: Path) -> None:
+def test_printed_output_is_not_in_the_diff(attnshape: Attnshape, model: Path) -> None:
     loud = "import os, threading, time; print('loud'); os.write(1, b'loud\\n'); "
     late = "threading.Thread(target=lambda: (time.sleep(0.2), os.write(1, b'loud\\n'))).start()"
     model.write_text(MODEL.replace("    scores = query", f"    {loud}{late}\n    scores = query"))
@@ -281,12 +285,12 @@ attend(torch.ones(2, 3), torch.ones(4, 3))
 
 
 @pytest.mark.slow
-def test_with_enforce_a_wrong_local_annotation_raises(attnshape: Attnshape, folder: Path) -> None:
+def test_enforced_wrong_local_annotation_raises(attnshape: Attnshape, folder: Path) -> None:
     package = folder / "package"
     package.mkdir()
     (package / "__init__.py").write_text('"""The package."""\nfrom package.model import attend\n')
     (package / "model.py").write_text("def attend(query, key):\n    scores = query @ key.mT\n    return scores\n")
-    asked = (
+    arguments = (
         "annotate",
         "package.model:attend",
         "--input",
@@ -296,7 +300,7 @@ def test_with_enforce_a_wrong_local_annotation_raises(attnshape: Attnshape, fold
         "--enforce",
         "--write",
     )
-    done = attnshape(*asked)
+    done = attnshape(*arguments)
     assert done.status == 0, done.err
     assert 'beartype_package("package.model")' in (package / "__init__.py").read_text()
     run = [sys.executable, "-c", PACKAGE_TEST]
@@ -308,7 +312,7 @@ def test_with_enforce_a_wrong_local_annotation_raises(attnshape: Attnshape, fold
     assert 'local variable "scores"' in wrong.stderr
 
 
-def test_a_lone_file_is_told_how_to_set_the_hook(attnshape: Attnshape, model: Path) -> None:
+def test_enforce_on_a_single_file_prints_the_hook(attnshape: Attnshape, model: Path) -> None:
     done = attnshape("annotate", "model.py:one", "--enforce", "--write")
     assert done.status == 0
     lines = [line.strip() for line in done.err.splitlines() if line.startswith("  ")]
@@ -346,14 +350,12 @@ def case(B, H, D, Lq, Lk):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["comment", "jaxtyping"])
-def test_a_letter_that_is_another_number_in_the_code_is_not_written(
-    attnshape: Attnshape, folder: Path, style: str
-) -> None:
+def test_symbol_with_another_value_in_the_code_is_not_written(attnshape: Attnshape, folder: Path, style: str) -> None:
     (folder / "pixels.py").write_text("import torch\n" + IMAGE)
     done = attnshape("annotate", "pixels.py:case", "--style", style, "--write")
     assert done.status == 0, done.err
     assert "left out: axes of H in Pixels.forward: H is another number in its code" in done.err
-    written = (folder / "pixels.py").read_text()
-    assert " H " not in "".join(line for line in written.splitlines() if "weights" in line)
+    annotated = (folder / "pixels.py").read_text()
+    assert " H " not in "".join(line for line in annotated.splitlines() if "weights" in line)
     checked = attnshape("check", "pixels.py:case", "--select", "AS0", "--format", "text")
     assert checked.status == 0, checked.out

@@ -1,4 +1,4 @@
-"""Comments behind assignments, parameters and return statements."""
+"""Shape comments after assignments, parameters and return statements."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 
 from attnshape.annotate.changes import AnnotateContext
 from attnshape.annotate.comment_style import find_shapes_only
-from tests.annotate.form_strings import SIZES, known, rewritten, written
+from tests.annotate.form_strings import SIZES, forms_of, rewritten, rewritten_text
 
 
 def commented(data: str, **forms: object) -> str:
     raw = data.encode()
-    return written(raw, known(raw, "f", **forms), style="comment").decode()  # type: ignore[arg-type]
+    return rewritten_text(raw, forms_of(raw, "f", **forms), style="comment").decode()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def commented(data: str, **forms: object) -> str:
         ("y, n = x", "y, n = x  # y: (B, L)"),
     ],
 )
-def test_an_assignment(before: str, after: str) -> None:
+def test_comment_of_an_assignment(before: str, after: str) -> None:
     head, tail = "def f(x):\n    ", "\n    g()\n"
     stores = {"y": "B L", "z": "B L", "w": "B 3*D _"}
     assert commented(f"{head}{before}{tail}", stores=stores) == f"{head}{after}{tail}"
@@ -53,37 +53,37 @@ def test_an_assignment(before: str, after: str) -> None:
         ("(B L, B L)", "(B, L) each"),
     ],
 )
-def test_a_result(form: str, text: str) -> None:
+def test_comment_of_a_result(form: str, text: str) -> None:
     assert commented("def f(x):\n    return x\n", result=form) == f"def f(x):\n    return x  # {text}\n"
 
 
-def test_arguments_stand_behind_the_colon_or_each_behind_its_parameter() -> None:
-    said = {"arguments": {"x": "B L", "m": "L L"}}
-    assert commented("def f(x, m): # why\n    g()\n", **said) == (
+def test_argument_comments_follow_the_colon_or_each_parameter() -> None:
+    forms = {"arguments": {"x": "B L", "m": "L L"}}
+    assert commented("def f(x, m): # why\n    g()\n", **forms) == (
         "def f(x, m): # why  # x: (B, L), m: (L, L)\n    g()\n"
     )
-    assert commented("def f(\n    x,\n    m = None, # why\n    n=1\n) -> int :\n    g()\n", **said) == (
+    assert commented("def f(\n    x,\n    m = None, # why\n    n=1\n) -> int :\n    g()\n", **forms) == (
         "def f(\n    x,  # (B, L)\n    m = None, # why  # (L, L)\n    n=1\n) -> int :\n    g()\n"
     )
-    assert commented("def f(\n    x, m\n):\n    g()\n", **said) == (
+    assert commented("def f(\n    x, m\n):\n    g()\n", **forms) == (
         "def f(\n    x, m\n):  # x: (B, L), m: (L, L)\n    g()\n"
     )
 
 
-def test_a_second_run_changes_nothing() -> None:
+def test_second_run_changes_nothing() -> None:
     data = "def f(x, m):\n    y, z = x  # so\n    a = b = x\n    return y\n"
-    said = {"arguments": {"x": "B L", "m": "L"}, "stores": {"y": "B L", "z": "B", "a": "B", "b": "B"}, "result": "B L"}
-    once = commented(data, **said)
+    forms = {"arguments": {"x": "B L", "m": "L"}, "stores": {"y": "B L", "z": "B", "a": "B", "b": "B"}, "result": "B L"}
+    once = commented(data, **forms)
     assert once.count("#") == 5
-    assert commented(once, **said) == once
+    assert commented(once, **forms) == once
 
 
 @pytest.mark.parametrize("existing", ["keep", "replace", "check"])
-def test_a_shape_comment_that_is_there(existing: str) -> None:
+def test_existing_shape_comment(existing: str) -> None:
     data = b"def f(x):\n    y = x  # keep this  # (B, D)\n    z = x # (b, T)\n    w = x # (z, y, w)\n"
-    forms = known(data, "f", stores={"y": "B L", "z": "B L", "w": "B L"})
-    made = rewritten(data, forms, style="comment", wanted=AnnotateContext(existing, sizes=SIZES))  # type: ignore[arg-type]
-    text = made.files[0][0].edited(made.files[0][1]).decode()
+    forms = forms_of(data, "f", stores={"y": "B L", "z": "B L", "w": "B L"})
+    rewrite = rewritten(data, forms, style="comment", context=AnnotateContext(existing, sizes=SIZES))  # type: ignore[arg-type]
+    text = rewrite.files[0][0].edited(rewrite.files[0][1]).decode()
     assert "w = x # (z, y, w)  # (B, L)" in text
     replaced = existing == "replace"
     assert ("y = x  # keep this  # (B, L)\n" in text) is replaced
@@ -105,12 +105,12 @@ def test_a_shape_comment_that_is_there(existing: str) -> None:
     ],
 )
 @pytest.mark.parametrize("existing", ["keep", "replace", "check"])
-def test_a_comment_that_claims_a_shape_is_a_signature(comment: str, alone: bool, existing: str) -> None:
+def test_comment_with_a_shape_counts_as_a_signature(comment: str, alone: bool, existing: str) -> None:
     data = f"def f(x):\n    y = x  {comment}\n    return y  {comment}\n".encode()
-    forms = known(data, "f", stores={"y": "B L"}, result="B L")
-    text = written(data, forms, style="comment", wanted=AnnotateContext(existing, sizes=SIZES)).decode()  # type: ignore[arg-type]
-    left = "# (B, L)" if alone and existing == "replace" else comment
-    assert text == f"def f(x):\n    y = x  {left}\n    return y  {left}\n"
+    forms = forms_of(data, "f", stores={"y": "B L"}, result="B L")
+    text = rewritten_text(data, forms, style="comment", context=AnnotateContext(existing, sizes=SIZES)).decode()  # type: ignore[arg-type]
+    expected = "# (B, L)" if alone and existing == "replace" else comment
+    assert text == f"def f(x):\n    y = x  {expected}\n    return y  {expected}\n"
 
 
 @pytest.mark.parametrize(
@@ -127,5 +127,5 @@ def test_a_comment_that_claims_a_shape_is_a_signature(comment: str, alone: bool,
         "# noqa: E501",
     ],
 )
-def test_prose_is_no_shape(prose: str) -> None:
+def test_prose_is_not_a_shape(prose: str) -> None:
     assert find_shapes_only(prose, {"B", "L", "D"}, {4}) is None

@@ -1,4 +1,4 @@
-"""Every example: annotated and enforced it runs checked at three sets of sizes, gives the same bits, and is stable."""
+"""Annotated with --enforce, every example passes its checks at three sets of sizes with bit-identical results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from tests.annotate.form_strings import only_insert
 from tests.annotate.running import annotated, forget
-from tests.annotate.test_library_files import only_types_are_new
-from tests.examples.expectations import EXPECTED, asked
+from tests.annotate.test_library_files import assert_only_types_changed
+from tests.examples.expectations import EXPECTED, example_spec
 from tests.sampling import sampled
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ RUN = Path(__file__).parent / "run_examples.py"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A project with the examples twice: `edited`, which is annotated, and `plain`, which isn't."""
+    """A project with two copies of the examples: `edited`, which is annotated, and `plain`, which isn't."""
     root = tmp_path_factory.mktemp("examples").resolve()
     for package in ("edited", "plain"):
         shutil.copytree(
@@ -40,11 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.xdist_group("annotated examples")
 @pytest.mark.parametrize("name", sampled(EXPECTED, ["examples/own_dims.py"]))
-def test_an_annotated_example_is_checked_as_it_runs_and_gives_the_same_bits(
+def test_annotated_example_is_checked_and_gives_identical_results(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    request = asked(name)
+    request = example_spec(name)
     request = replace(request, target=request.target.replace("examples/", "edited/"))
     first = annotated([request], folder, enforce=True)
     assert len(first.changes) >= 3
@@ -53,7 +53,7 @@ def test_an_annotated_example_is_checked_as_it_runs_and_gives_the_same_bits(
         if source.path.stem == "__init__":
             assert only_insert(edits)
         else:
-            only_types_are_new(source.data, edits, data)
+            assert_only_types_changed(source.data, edits, data)
         source.path.write_bytes(data)
     assert annotated([request], folder, enforce=True).files == []
 

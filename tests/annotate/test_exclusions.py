@@ -1,4 +1,4 @@
-"""Letters by which an author's own annotations mean another size than what would be written."""
+"""Size symbols to which the author's own annotations give another meaning."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import pytest
 
 from attnshape.annotate.exclusions import without_conflicting_symbols
 from attnshape.annotate.syntax import parse
-from tests.annotate.form_strings import known, source, written
+from tests.annotate.form_strings import forms_of, rewritten_text, source
 
 HEAD = "from torch import Tensor\nfrom jaxtyping import Float\n\n"
 
 
 def annotated(own: str) -> tuple[str, list[str]]:
     data = f"{HEAD}def f(q, n: {own}):\n    s = q\n".encode()
-    forms = known(data, "f", arguments={"q": "B L D", "n": "L D"}, stores={"s": "L"})
+    forms = forms_of(data, "f", arguments={"q": "B L D", "n": "L D"}, stores={"s": "L"})
     tree = parse(source(data))
     cleared, left_out = without_conflicting_symbols(tree, [forms])
-    return written(data, *cleared).decode().splitlines()[3], [f"{one.what}: {one.why}" for one in left_out]
+    return rewritten_text(data, *cleared).decode().splitlines()[3], [
+        f"{omission.what}: {omission.why}" for omission in left_out
+    ]
 
 
 @pytest.mark.parametrize(
-    ("own", "q", "letters"),
+    ("own", "q", "symbols"),
     [
         ('Float[Tensor, "L D"]', "B L D", ""),
         ('Float[Tensor, "length width"]', "B L D", ""),
@@ -36,9 +38,9 @@ def annotated(own: str) -> tuple[str, list[str]]:
         ("'not parsed['", "B L D", ""),
     ],
 )
-def test_a_letter_of_another_size_is_not_written(own: str, q: str, letters: str) -> None:
-    line, said = annotated(own)
+def test_conflicting_symbol_is_not_written(own: str, q: str, symbols: str) -> None:
+    line, reported = annotated(own)
     assert f'q: Float[Tensor, "{q}"]' in line
-    verb = "mean" if "," in letters else "means"
-    why = f"axes of {letters} in f: {letters} {verb} another size in its own annotations"
-    assert said == ([why] if letters else [])
+    verb = "mean" if "," in symbols else "means"
+    why = f"axes of {symbols} in f: {symbols} {verb} another size in its own annotations"
+    assert reported == ([why] if symbols else [])

@@ -1,4 +1,4 @@
-"""The imports that annotations need: where they are put, and under which names."""
+"""The imports that annotations need: their position and their names."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import ast
 
 import pytest
 
-from tests.annotate.form_strings import known, written
+from tests.annotate.form_strings import forms_of, rewritten_text
 
 DEF = "\n\ndef f(x):\n    return x\n"
-SAID = {"arguments": {"x": "B L"}, "result": "bool B"}
+FORMS = {"arguments": {"x": "B L"}, "result": "bool B"}
 
 
 def head(before: str) -> str:
-    """Return what becomes of a file's lines above the function."""
+    """Return the lines above the function after the rewrite."""
     data = (before + DEF).encode()
-    made = written(data, known(data, "f", **SAID)).decode()  # type: ignore[arg-type]
-    ast.parse(made)
-    return made.partition("\n\ndef f")[0]
+    text = rewritten_text(data, forms_of(data, "f", **FORMS)).decode()  # type: ignore[arg-type]
+    ast.parse(text)
+    return text.partition("\n\ndef f")[0]
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def head(before: str) -> str:
         ),
     ],
 )
-def test_where_they_are_put(before: str, after: str) -> None:
-    made = head(before)
+def test_position_of_added_imports(before: str, after: str) -> None:
+    text = head(before)
     if before.startswith("try"):  # `Tensor` may be anything there
-        assert "import torch" in made
-        assert "from jaxtyping import Bool, Float" in made
+        assert "import torch" in text
+        assert "from jaxtyping import Bool, Float" in text
     else:
-        assert made.strip("\n") == after.strip("\n")
+        assert text.strip("\n") == after.strip("\n")
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,16 @@ def test_where_they_are_put(before: str, after: str) -> None:
         ("class Tensor: pass\n", 'Float[torch.Tensor, "B L"]'),
     ],
 )
-def test_under_which_names(before: str, argument: str) -> None:
+def test_imported_names_are_reused(before: str, argument: str) -> None:
     data = (before + DEF).encode()
-    made = written(data, known(data, "f", **SAID)).decode()  # type: ignore[arg-type]
-    assert f"def f(x: {argument})" in made
+    text = rewritten_text(data, forms_of(data, "f", **FORMS)).decode()  # type: ignore[arg-type]
+    assert f"def f(x: {argument})" in text
     names: dict[str, object] = {}
-    exec(compile(made, "m.py", "exec", dont_inherit=True), names)
+    exec(compile(text, "m.py", "exec", dont_inherit=True), names)
     assert names["f"].__annotations__["x"].dim_str == "B L"  # type: ignore[attr-defined]
 
 
-def test_lines_end_as_the_others_do() -> None:
+def test_line_endings_are_kept() -> None:
     data = ("import torch\r\n" + DEF.replace("\n", "\r\n")).encode()
-    made = written(data, known(data, "f", **SAID))  # type: ignore[arg-type]
-    assert made.count(b"\n") == made.count(b"\r\n") == data.count(b"\n") + 1
+    new = rewritten_text(data, forms_of(data, "f", **FORMS))  # type: ignore[arg-type]
+    assert new.count(b"\n") == new.count(b"\r\n") == data.count(b"\n") + 1

@@ -1,4 +1,4 @@
-"""Which libraries the proving process imports before it runs anything."""
+"""The libraries that the sandbox imports before it runs anything."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import pytest
 from attnshape.annotate.sandbox.verification import libraries_used_by
 
 
-def test_those_that_the_code_has_names_of_directly_or_by_way_of_its_own_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_imported_directly_or_through_local_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "heads_beside.py").write_text("from einops import rearrange\nimport heads_above\nimport math\n")
     (tmp_path / "heads_above.py").write_text(
         "import torch.nn as nn, heads_beside as own, sys\nfrom pathlib import Path\n"

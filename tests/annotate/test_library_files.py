@@ -1,6 +1,6 @@
-"""Source files of attention that others wrote: annotated, checked as they run, the same bits, stable, and no byte else.
+"""Attention code of published libraries: annotated, then checked as it runs, with bit-identical results.
 
-What is annotated is run once more here, apart from the tool's own proof.
+These tests run the annotated code once more, apart from the tool's own sandbox.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from tests.libraries.tracing_cases import HAND_WORKED
 RUN = Path(__file__).parent / "run_checked.py"
 
 
-# the last test runs what the others have written
+# the last test runs the files that the other tests have written
 pytestmark = [pytest.mark.libraries, pytest.mark.xdist_group("annotated copies")]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A project with the copies: `bed`, which is annotated, and `plain`, which isn't."""
-    made = tmp_path_factory.mktemp("copies").resolve()
-    lay_out(made, "bed", COPIED)
-    lay_out(made, "plain", COPIED)
+    """A project with two sets of copies: `annotated`, which is annotated, and `plain`, which isn't."""
+    root = tmp_path_factory.mktemp("copies").resolve()
+    lay_out(root, "annotated", COPIED)
+    lay_out(root, "plain", COPIED)
     path = list(sys.path)
-    yield made
+    yield root
     sys.path[:] = path
-    forget(made)
+    forget(root)
 
 
-def sizes(one: Copied) -> dict[str, list[dict[str, int]]]:
+def sizes(copied: Copied) -> dict[str, list[dict[str, int]]]:
     """Return three sets of sizes for each case of a copy."""
-    return {name: three(*HAND_WORKED[f"{one.cases}:{name}"].sizes) for name in one.names}
+    return {name: three(*HAND_WORKED[f"{copied.cases}:{name}"].sizes) for name in copied.names}
 
 
 def three(first: dict[str, int], second: dict[str, int]) -> list[dict[str, int]]:
@@ -48,23 +48,24 @@ def three(first: dict[str, int], second: dict[str, int]) -> list[dict[str, int]]
 
 
 @pytest.mark.parametrize(
-    "one",
-    [pytest.param(one, id=one.module, marks=() if one.module in QUICK else pytest.mark.slow) for one in COPIED],
+    "copied",
+    [
+        pytest.param(copied, id=copied.module, marks=() if copied.module in QUICK else pytest.mark.slow)
+        for copied in COPIED
+    ],
 )
-def test_a_file_is_annotated_and_stays_as_it_was_elsewhere(
-    one: Copied, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_types_change_in_an_annotated_file(copied: Copied, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    given = {name: HAND_WORKED[f"{one.cases}:{name}"].sizes[0] for name in one.names}
-    requests = [TargetSpec(f"bed_{one.name}.py:{name}", sizes=numbers) for name, numbers in given.items()]
+    sizes_of = {name: HAND_WORKED[f"{copied.cases}:{name}"].sizes[0] for name in copied.names}
+    requests = [TargetSpec(f"annotated_{copied.name}.py:{name}", sizes=numbers) for name, numbers in sizes_of.items()]
     first = annotated(requests, folder, enforce=True)
     assert len(first.changes) >= 4
     assert first.verified_at
-    file = folder / "bed" / f"{one.name}.py"
+    file = folder / "annotated" / f"{copied.name}.py"
     before = file.read_bytes()
     for (source, edits), (_, data) in zip(first.rewrite.files, first.files, strict=True):
         if source.path == file:
-            only_types_are_new(before, edits, data)
+            assert_only_types_changed(before, edits, data)
         else:
             assert only_insert(edits)
         source.path.write_bytes(data)
@@ -72,39 +73,41 @@ def test_a_file_is_annotated_and_stays_as_it_was_elsewhere(
     assert again.files == []
 
 
-def only_types_are_new(before: bytes, edits: object, after: bytes) -> None:
-    """Take what was put in out again, and put what it replaced back."""
-    kept, done = b"", 0
+def assert_only_types_changed(before: bytes, edits: object, after: bytes) -> None:
+    """Assert that undoing the edits restores the old source, and that they replace nothing but types."""
+    restored, consumed = b"", 0
     position = 0
     for edit in sorted(edits, key=lambda each: (each.start, each.end)):  # type: ignore[call-overload]
         piece = before[position : edit.start]
-        assert after[done : done + len(piece)] == piece
-        done += len(piece) + len(edit.text.encode())
-        kept += piece + before[edit.start : edit.end]
+        assert after[consumed : consumed + len(piece)] == piece
+        consumed += len(piece) + len(edit.text.encode())
+        restored += piece + before[edit.start : edit.end]
         if edit.end > edit.start:
             old = before[edit.start : edit.end].decode()
             assert "Tensor" in old
             assert "\n" not in old
         position = edit.end
-    assert after[done:] == before[position:]
-    assert kept + before[position:] == before
+    assert after[consumed:] == before[position:]
+    assert restored + before[position:] == before
 
 
-def test_annotated_files_are_checked_as_they_run_and_give_the_same_bits(folder: Path) -> None:
-    done_before = [one for one in COPIED if b"@jaxtyped" in (folder / "bed" / f"{one.name}.py").read_bytes()]
-    wanted = {one.name: sizes(one) for one in done_before}
+def test_annotated_files_are_checked_and_give_identical_results(folder: Path) -> None:
+    annotated_copies = [
+        copied for copied in COPIED if b"@jaxtyped" in (folder / "annotated" / f"{copied.name}.py").read_bytes()
+    ]
+    sizes_of = {copied.name: sizes(copied) for copied in annotated_copies}
     done = subprocess.run(
         [sys.executable, "-P", str(RUN)],
-        input=json.dumps(wanted),
+        input=json.dumps(sizes_of),
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(done.stdout)
-    assert said.keys() == wanted.keys()
-    for name, one in said.items():
-        assert one["hooked"], name
-        assert one["decorated"], name
-        assert one["same"] == [True] * 3 * len(wanted[name]), name
+    outcomes = json.loads(done.stdout)
+    assert outcomes.keys() == sizes_of.keys()
+    for name, outcome in outcomes.items():
+        assert outcome["hooked"], name
+        assert outcome["decorated"], name
+        assert outcome["same"] == [True] * 3 * len(sizes_of[name]), name

@@ -1,4 +1,4 @@
-"""`--write`: whole files or none, only the project's, and none that git couldn't bring back."""
+"""`--write` writes all files or none, only in the project, and only files that git can restore."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def read(path: Path) -> PythonSource:
     return decode_source(path, path.read_bytes())
 
 
-def test_a_file_is_replaced_with_its_permissions(repository: Path) -> None:
+def test_replaced_file_keeps_its_permissions(repository: Path) -> None:
     path = repository / "m.py"
     path.chmod(0o754)
     saving.save([(read(path), b"x = 2\r\n")])
     assert path.read_bytes() == b"x = 2\r\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o754
-    assert [one.name for one in repository.iterdir() if one.name != ".git"] == ["m.py"]
+    assert [path.name for path in repository.iterdir() if path.name != ".git"] == ["m.py"]
 
 
 @pytest.mark.parametrize("change", ["modified", "staged", "untracked", "ignored"])
-def test_what_git_has_not_seen_is_refused(repository: Path, change: str) -> None:
+def test_uncommitted_changes_are_refused(repository: Path, change: str) -> None:
     path = repository / ("m.py" if change in ("modified", "staged") else "n.py")
     path.write_text("x = 3\n")
     if change == "staged":
@@ -68,7 +68,7 @@ def test_what_git_has_not_seen_is_refused(repository: Path, change: str) -> None
     saving.check_writable([path], project, force=True)
 
 
-def test_what_is_committed_is_allowed(repository: Path) -> None:
+def test_committed_file_is_allowed(repository: Path) -> None:
     saving.check_writable([repository / "m.py"], current_project(), force=False)
     (repository / "other.py").write_text("")
     saving.check_writable([repository / "m.py"], current_project(), force=False)
@@ -76,7 +76,7 @@ def test_what_is_committed_is_allowed(repository: Path) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("way", ["beside", "link", "linked folder", "site-packages"])
-def test_a_file_outside_is_refused_with_force_too(
+def test_file_outside_the_project_is_refused_even_with_force(
     repository: Path, tmp_path_factory: pytest.TempPathFactory, way: str, force: bool
 ) -> None:
     outside = tmp_path_factory.mktemp("outside").resolve()
@@ -96,15 +96,13 @@ def test_a_file_outside_is_refused_with_force_too(
         saving.check_writable([path], current_project(), force)
 
 
-def test_from_a_folder_within_the_whole_repository_is_the_project(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subfolder_uses_the_whole_repository_as_project(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "inner").mkdir()
     monkeypatch.chdir(repository / "inner")
     saving.check_writable([repository / "m.py"], current_project(), force=False)
 
 
-def test_without_git_the_current_folder_is_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_folder_is_the_project_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.py").write_text("x = 1\n")
@@ -116,7 +114,7 @@ def test_without_git_the_current_folder_is_the_project(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("here", ["above", "another repository"])
-def test_the_repository_of_the_file_is_asked(repository: Path, monkeypatch: pytest.MonkeyPatch, here: str) -> None:
+def test_nested_repository_of_the_file_is_used(repository: Path, monkeypatch: pytest.MonkeyPatch, here: str) -> None:
     inner = repository / "inner"
     if here == "above":
         outer = repository.rename(repository.with_name(f"{repository.name}-outer"))
@@ -135,30 +133,30 @@ def test_the_repository_of_the_file_is_asked(repository: Path, monkeypatch: pyte
         saving.check_writable([inner / "m.py"], current_project(), force=False)
 
 
-def test_where_git_fails_in_a_repository_the_file_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_refused_if_git_fails(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(AttnshapeError, match="git can't say"):
         saving.check_writable([repository / "m.py"], current_project(), force=False)
 
 
-def test_a_file_that_may_not_be_written_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_file_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(AttnshapeError, match="permission denied"):
         saving.check_writable([repository / "m.py"], current_project(), force=False)
 
 
-def test_a_file_that_has_changed_meanwhile_is_left(repository: Path) -> None:
+def test_file_changed_meanwhile_is_not_overwritten(repository: Path) -> None:
     path = repository / "m.py"
-    one = read(path)
+    source = read(path)
     path.write_bytes(b"x = 4\n")
     with pytest.raises(AttnshapeError, match="has changed since"):
-        saving.save([(one, b"x = 2\n")])
+        saving.save([(source, b"x = 2\n")])
     assert path.read_bytes() == b"x = 4\n"
     assert len(list(repository.iterdir())) == 2
 
 
 @pytest.mark.parametrize("when", ["write", "replace"])
-def test_all_files_or_none(repository: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_failure_writes_no_file_at_all(repository: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     paths = [repository / "m.py", repository / "n.py"]
     paths[1].write_bytes(b"y = 1\n")
     changed = [(read(path), b"new = 1\n") for path in paths]
@@ -175,11 +173,11 @@ def test_all_files_or_none(repository: Path, monkeypatch: pytest.MonkeyPatch, wh
     with pytest.raises(AttnshapeError, match="No space left"):
         saving.save(changed)
     assert [path.read_bytes() for path in paths] == [b"x = 1\r\n", b"y = 1\n"]
-    assert sorted(one.name for one in repository.iterdir()) == [".git", "m.py", "n.py"]
+    assert sorted(path.name for path in repository.iterdir()) == [".git", "m.py", "n.py"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_that_is_killed_leaves_the_old_file_or_the_new(tmp_path: Path, number: signal.Signals) -> None:
+def test_killed_process_leaves_the_old_or_the_new_file(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "m.py"
     old, new = b"old = 1\n" * 100_000, b"new = 1\n" * 100_000
     path.write_bytes(old)

@@ -1,4 +1,4 @@
-"""Whatever a file's layout: what was put in, taken out again, gives the same bytes."""
+"""Edits insert text and keep every other byte, whatever the file's layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attnshape.annotate.source import decode_source
 from attnshape.errors import AttnshapeError
-from tests.annotate.form_strings import known, only_insert, overlap, rewritten, source
+from tests.annotate.form_strings import forms_of, only_insert, overlap, rewritten, source
 
 NEWLINES = st.sampled_from(["\n", "\r\n"])
 SPACE = st.sampled_from(["", " ", "  ", "\t", " \t "])
@@ -25,7 +25,7 @@ COMMENTS = st.sampled_from(["", "# ", "#é ü", "# (B, L)", "# noqa", "#\t"])
 
 @st.composite
 def files(draw: st.DrawFn) -> str:
-    """Return a file with a function `f` of some statements, laid out as nobody would."""
+    """Return a file with a function `f` of some statements, in an unusual layout."""
     lines = [draw(st.sampled_from(["", "# -*- coding: utf-8 -*-", "import torch", '"""Doc."""', "\x0c"]))]
     if draw(st.booleans()):
         lines.append("from torch import Tensor" + draw(SPACE) + draw(COMMENTS))
@@ -45,7 +45,7 @@ def files(draw: st.DrawFn) -> str:
     return "".join(line.replace("\n", end or "\n") + end for line, end in zip(lines, ends, strict=True))
 
 
-SAID = {
+FORMS = {
     "arguments": {"x": "B L", "k": "B"},
     "stores": {"x": "B L", "größe": "B", "变量": "L L", "y1": "3 B"},
     "result": "B L",
@@ -54,46 +54,46 @@ SAID = {
 
 @settings(max_examples=150, deadline=None)
 @given(files(), st.sampled_from(["jaxtyping", "comment"]), st.booleans())
-def test_only_what_was_put_in_is_new(text: str, style: str, mark: bool) -> None:
+def test_edits_only_insert_text(text: str, style: str, mark: bool) -> None:
     data = (codecs.BOM_UTF8 if mark else b"") + text.encode()
     ast.parse(data)
-    made = rewritten(data, known(text.encode(), "f", **SAID), style=style)  # type: ignore[arg-type]
-    for one, edits in made.files:
-        new = one.edited(edits)
+    rewrite = rewritten(data, forms_of(text.encode(), "f", **FORMS), style=style)  # type: ignore[arg-type]
+    for edited, edits in rewrite.files:
+        new = edited.edited(edits)
         assert only_insert(edits)
         assert not overlap(edits)
-        left, place = b"", 0
+        expected, position = b"", 0
         for edit in sorted(edits, key=lambda each: each.start):
-            left += one.utf8[place : edit.start] + edit.text.encode()
-            place = edit.start
-        assert new.removeprefix(codecs.BOM_UTF8) == left + one.utf8[place:]
+            expected += edited.utf8[position : edit.start] + edit.text.encode()
+            position = edit.start
+        assert new.removeprefix(codecs.BOM_UTF8) == expected + edited.utf8[position:]
         assert new.startswith(codecs.BOM_UTF8) is mark
         code = ast.parse(new)
         if style == "comment":
             assert ast.dump(code) == ast.dump(ast.parse(data))
-        assert not rewritten(new, known(new.removeprefix(codecs.BOM_UTF8), "f", **SAID), style=style).files  # type: ignore[arg-type]
+        assert not rewritten(new, forms_of(new.removeprefix(codecs.BOM_UTF8), "f", **FORMS), style=style).files  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-8", "shift_jis"])
-def test_an_encoding_is_kept(encoding: str) -> None:
+def test_encoding_is_kept(encoding: str) -> None:
     text = f"# -*- coding: {encoding} -*-\n# äö\n".replace("äö", "アイ" if encoding == "shift_jis" else "äö")
     data = (text + "def f(x):\n    y = 'é'; z = x\n".replace("é", "ア" if encoding == "shift_jis" else "é")).encode(
         encoding
     )
-    made = rewritten(data, known(data, "f", stores={"z": "B L"}), style="comment")
-    new = made.files[0][0].edited(made.files[0][1])
+    rewrite = rewritten(data, forms_of(data, "f", stores={"z": "B L"}), style="comment")
+    new = rewrite.files[0][0].edited(rewrite.files[0][1])
     assert new == data.replace(b"z = x\n", b"z = x  # z: (B, L)\n")
 
 
-def test_a_letter_that_the_encoding_lacks_is_an_error() -> None:
+def test_character_outside_the_encoding_is_an_error() -> None:
     data = b"# coding: latin-1\ndef f(x):\n    y = x\n"
-    made = rewritten(data, known(data, "f", stores={"y": "λ"}), style="comment")
+    rewrite = rewritten(data, forms_of(data, "f", stores={"y": "λ"}), style="comment")
     with pytest.raises(AttnshapeError, match=r"iso-8859-1, which lacks 'λ'"):
-        made.files[0][0].edited(made.files[0][1])
+        rewrite.files[0][0].edited(rewrite.files[0][1])
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"# coding: nonsense\n", "can't be read as text"),
         (b"x = '\xff'\n", "can't be read as text"),
@@ -101,13 +101,13 @@ def test_a_letter_that_the_encoding_lacks_is_an_error() -> None:
         (b"# coding: utf-7\nx = '+AGE-'\n", "byte for byte"),
     ],
 )
-def test_what_is_no_text_is_an_error(data: bytes, said: str) -> None:
-    with pytest.raises(AttnshapeError, match=said):
+def test_undecodable_source_is_an_error(data: bytes, message: str) -> None:
+    with pytest.raises(AttnshapeError, match=message):
         decode_source(Path("m.py"), data)
 
 
-def test_lines_and_offsets() -> None:
-    one = source("é\r\nab\n\nc".encode())
-    assert [one.offset(1, 2), one.offset(2, 1), one.offset(4, 0), one.offset(9, 0)] == [2, 5, 8, -1]
-    assert [one.line(offset) for offset in (0, 3, 4, 6, 7, 8)] == [1, 1, 2, 2, 3, 4]
-    assert one.newline == "\n"
+def test_lines_and_offsets_of_a_source() -> None:
+    parsed = source("é\r\nab\n\nc".encode())
+    assert [parsed.offset(1, 2), parsed.offset(2, 1), parsed.offset(4, 0), parsed.offset(9, 0)] == [2, 5, 8, -1]
+    assert [parsed.line(offset) for offset in (0, 3, 4, 6, 7, 8)] == [1, 1, 2, 2, 3, 4]
+    assert parsed.newline == "\n"

@@ -1,4 +1,4 @@
-"""The words of an annotation: jaxtyping takes every one of them, and computes those whose symbols it knows."""
+"""The axes of an annotation: jaxtyping accepts all of them, and checks those whose symbols are bound."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from attnshape.dims.expressions import parse_expression
 from attnshape.observation.forms import AxisForm
 
 SIZES = {"B": 2, "L": 3, "D": 8, "Dk": 4, "H": 2, "nh": 5}
-LETTERS = st.sampled_from(sorted(SIZES))
+SYMBOL_NAMES = st.sampled_from(sorted(SIZES))
 TEXTS = st.one_of(
-    LETTERS,
+    SYMBOL_NAMES,
     st.integers(1, 9).map(str),
-    st.tuples(LETTERS, st.sampled_from("*+"), LETTERS).map("".join),
-    LETTERS.map(lambda one: f"3*{one}"),
-    LETTERS.map(lambda one: f"({one} + 1) // 2"),
-    LETTERS.map(lambda one: f"-(-{one} // 4)"),
+    st.tuples(SYMBOL_NAMES, st.sampled_from("*+"), SYMBOL_NAMES).map("".join),
+    SYMBOL_NAMES.map(lambda one: f"3*{one}"),
+    SYMBOL_NAMES.map(lambda one: f"({one} + 1) // 2"),
+    SYMBOL_NAMES.map(lambda one: f"-(-{one} // 4)"),
 )
 AXES = st.lists(st.tuples(TEXTS, st.sampled_from(["verified", "matched", "literal"])), max_size=4)
 
 
-@given(AXES, st.sets(LETTERS), st.booleans())
-def test_what_is_written_holds_for_what_it_was_written_of(
+@given(AXES, st.sets(SYMBOL_NAMES), st.booleans())
+def test_formatted_dims_match_the_shape_they_describe(
     axes: list[tuple[str, str]], bound: set[str], matched: bool
 ) -> None:
     forms = [AxisForm(text, how) for text, how in axes]  # type: ignore[arg-type]
-    made = format_dims(forms, bound, matched)
+    dims = format_dims(forms, bound, matched)
     shape = tuple(parse_expression(text).evaluate(SIZES) for text, _ in axes)
     with jaxtyped("context"):
-        for letter in bound:
-            assert isinstance(torch.empty(SIZES[letter]), Float[Tensor, letter])
-        assert isinstance(torch.empty(shape), Float[Tensor, made.text])
-        assert all(isinstance(torch.empty(SIZES[letter]), Float[Tensor, letter]) for letter in made.binds)
-        for letter in made.binds - bound:
-            assert not isinstance(torch.empty(SIZES[letter] + 1), Float[Tensor, letter])
-    assert len(made.words) == len(axes)
+        for symbol in bound:
+            assert isinstance(torch.empty(SIZES[symbol]), Float[Tensor, symbol])
+        assert isinstance(torch.empty(shape), Float[Tensor, dims.text])
+        assert all(isinstance(torch.empty(SIZES[symbol]), Float[Tensor, symbol]) for symbol in dims.binds)
+        for symbol in dims.binds - bound:
+            assert not isinstance(torch.empty(SIZES[symbol] + 1), Float[Tensor, symbol])
+    assert len(dims.words) == len(axes)
     if matched:
-        for (text, _), word in zip(axes, made.words, strict=True):
+        for (text, _), word in zip(axes, dims.words, strict=True):
             known = set(parse_expression(text).symbols) <= bound
             assert not (known and word.startswith("_"))
 
 
-def test_what_jaxtyping_does_not_take_is_why_words_are_as_they_are() -> None:
+def test_jaxtyping_rejects_unbound_expressions() -> None:
     with pytest.raises(AnnotationError), jaxtyped("context"):
         isinstance(torch.empty(8), Float[Tensor, "3*D"])
     assert isinstance(torch.empty(8), Float[Tensor, "_HDk"])
@@ -69,18 +69,18 @@ def test_what_jaxtyping_does_not_take_is_why_words_are_as_they_are() -> None:
         ("größe", "größe"),
     ],
 )
-def test_a_word_without_bound_symbols(text: str, word: str) -> None:
-    made = format_dims([AxisForm(text, "verified")], set(), False)
-    assert made.words == (word,)
-    assert made.binds == ({word} if word.isidentifier() and word[0] != "_" else set())
+def test_axis_without_bound_symbols(text: str, word: str) -> None:
+    dims = format_dims([AxisForm(text, "verified")], set(), False)
+    assert dims.words == (word,)
+    assert dims.binds == ({word} if word.isidentifier() and word[0] != "_" else set())
 
 
-def test_a_symbol_that_jaxtyping_never_checks_is_never_bound() -> None:
-    made = format_dims([AxisForm("_own", "verified"), AxisForm("B", "verified")], set(), False)
-    assert made.binds == {"B"}
+def test_symbol_that_jaxtyping_never_checks_is_never_bound() -> None:
+    dims = format_dims([AxisForm("_own", "verified"), AxisForm("B", "verified")], set(), False)
+    assert dims.binds == {"B"}
 
 
-def test_functions_are_no_symbols() -> None:
+def test_function_names_are_not_symbols() -> None:
     assert format_dims([AxisForm("min(L, W)", "verified")], {"L", "W"}, False).text == "min(L,W)"
     assert format_dims([AxisForm("min(L, W)", "verified")], {"L"}, False).text == "_"
     with jaxtyped("context"):
@@ -100,5 +100,5 @@ def test_functions_are_no_symbols() -> None:
         (["qint8"], "Shaped"),
     ],
 )
-def test_kinds(dtypes: list[str], name: str) -> None:
+def test_kind_of_dtypes(dtypes: list[str], name: str) -> None:
     assert kind_of_dtypes(dtypes) == name

@@ -1,4 +1,4 @@
-"""What is written was verified before: what doesn't hold is left out, what can't run is an error."""
+"""The sandbox verifies annotations before they are written, and leaves out those that fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.cli.running import folder
 __all__ = ["folder"]
 
 
-def asked(folder: Path, text: str, name: str = "model") -> TargetSpec:
+def model_request(folder: Path, text: str, name: str = "model") -> TargetSpec:
     (folder / f"{name}.py").write_text(text)
     return request(f"{folder}/{name}.py:f", "--input", "x: B L", "--input", "y: L D")
 
@@ -33,11 +33,11 @@ def asked(folder: Path, text: str, name: str = "model") -> TargetSpec:
 PLAIN = "def f(x, y):\n    z = x @ y\n    w = z + 1\n    return w\n"
 
 
-def test_what_runs_is_what_would_be_written(folder: Path) -> None:
-    made = annotated([asked(folder, PLAIN)], folder, enforce=True)
-    text = made.files[0][1].decode()
+def test_annotations_that_pass_are_written(folder: Path) -> None:
+    annotation = annotated([model_request(folder, PLAIN)], folder, enforce=True)
+    text = annotation.files[0][1].decode()
     assert 'z: Float[Tensor, "B D"]' in text
-    assert len(made.verified_at) == 3
+    assert len(annotation.verified_at) == 3
 
 
 @pytest.mark.parametrize(
@@ -49,36 +49,40 @@ def test_what_runs_is_what_would_be_written(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("enforce", [False, True])
-def test_an_annotation_of_ours_that_does_not_hold_is_left_out(
+def test_generated_annotation_that_fails_is_left_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, text: str, enforce: bool
 ) -> None:
-    """As if there were a bug: every type of the one kind says another number of axes."""
+    """Simulate a bug: every type of one kind has a wrong number of axes."""
     original = jaxtyping_style._FunctionAnnotator._change
 
-    def wrong(self, place, edits, made):  # type: ignore[no-untyped-def]
+    def wrong(self, place, edits, change):  # type: ignore[no-untyped-def]
         if place.kind == kind and place.name in ("", "x", "z"):
-            edits = [one.__class__(one.start, one.end, one.text.replace(' "', ' "7 ')) for one in edits]
-        return original(self, place, edits, made)
+            edits = [edit.__class__(edit.start, edit.end, edit.text.replace(' "', ' "7 ')) for edit in edits]
+        return original(self, place, edits, change)
 
     monkeypatch.setattr(jaxtyping_style._FunctionAnnotator, "_change", wrong)
-    made = annotated([asked(folder, PLAIN)], folder, enforce=enforce)
-    written = made.files[0][1].decode()
+    result = annotated([model_request(folder, PLAIN)], folder, enforce=enforce)
+    written = result.files[0][1].decode()
     assert '"7 ' not in written
     assert text not in written
     assert 'w: Float[Tensor, "B D"]' in written
-    assert [one.what.split()[:3] for one in made.omissions] == [["no", "annotation", "for"]]
-    assert "Error" in made.omissions[0].why or "Violation" in made.omissions[0].why
+    assert [omission.what.split()[:3] for omission in result.omissions] == [["no", "annotation", "for"]]
+    assert "Error" in result.omissions[0].why or "Violation" in result.omissions[0].why
 
 
-def test_an_annotation_that_cannot_be_computed_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_annotation_that_cannot_be_evaluated_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unbound(form: Form, *rest: object) -> TypeText | None:
-        made = format_type(form, *rest)  # type: ignore[arg-type]
-        return TypeText(made.text.replace('"B D"', '"B 2*Q"'), made.kinds, made.binds) if made is not None else None
+        type_text = format_type(form, *rest)  # type: ignore[arg-type]
+        return (
+            TypeText(type_text.text.replace('"B D"', '"B 2*Q"'), type_text.kinds, type_text.binds)
+            if type_text is not None
+            else None
+        )
 
     monkeypatch.setattr(jaxtyping_style, "format_type", unbound)
-    made = annotated([asked(folder, PLAIN)], folder)
-    assert made.omissions
-    assert all(b"z: Float" not in data and b"w: Float" not in data for _, data in made.files)
+    result = annotated([model_request(folder, PLAIN)], folder)
+    assert result.omissions
+    assert all(b"z: Float" not in data and b"w: Float" not in data for _, data in result.files)
 
 
 @pytest.mark.parametrize(
@@ -89,41 +93,43 @@ def test_an_annotation_that_cannot_be_computed_is_left_out(folder: Path, monkeyp
         ("def f(x: int, y):", "'x'"),
     ],
 )
-def test_a_function_whose_own_annotations_do_not_hold_is_not_checked(folder: Path, head: str, why: str) -> None:
+def test_function_whose_own_annotations_fail_is_not_checked(folder: Path, head: str, why: str) -> None:
     text = PLAIN.replace("def f(x, y):", head) + "\n\ndef g(n: int):\n    return n\n"
-    made = annotated([asked(folder, text)], folder, enforce=True)
-    written = made.files[0][1].decode()
-    assert 'z: Float[Tensor, "B D"]' in written
+    annotation = annotated([model_request(folder, text)], folder, enforce=True)
+    annotated_text = annotation.files[0][1].decode()
+    assert 'z: Float[Tensor, "B D"]' in annotated_text
     unchecked = "g" if "g(None)" in head else "f"
-    assert [one.what for one in made.omissions] == [f"no check of the arguments and the result of {unchecked}"]
-    assert why in made.omissions[0].why
-    assert f"@jaxtyped(typechecker=None)\ndef {unchecked}(" in written
-    assert ("@jaxtyped(typechecker=beartype)" in written) is (unchecked == "g")
-    (folder / "model.py").write_text(written)
+    assert [omission.what for omission in annotation.omissions] == [
+        f"no check of the arguments and the result of {unchecked}"
+    ]
+    assert why in annotation.omissions[0].why
+    assert f"@jaxtyped(typechecker=None)\ndef {unchecked}(" in annotated_text
+    assert ("@jaxtyped(typechecker=beartype)" in annotated_text) is (unchecked == "g")
+    (folder / "model.py").write_text(annotated_text)
     again = annotated([request(f"{folder}/model.py:f", "--input", "x: B L", "--input", "y: L D")], folder, enforce=True)
     assert again.files == []
 
 
-def test_where_a_local_annotation_of_the_author_does_not_hold_there_is_no_hook(folder: Path) -> None:
+def test_failing_local_annotation_of_the_author_disables_the_hook(folder: Path) -> None:
     text = PLAIN.replace("w = z + 1", "w = z + 1\n    n: int = 'text'")
-    made = annotated([asked(folder, text)], folder, enforce=True)
-    assert made.rewrite.hook is None
-    assert "the annotation in line 4 of model.py doesn't hold" in made.omissions[0].what
+    annotation = annotated([model_request(folder, text)], folder, enforce=True)
+    assert annotation.rewrite.hook is None
+    assert "the annotation in line 4 of model.py doesn't hold" in annotation.omissions[0].what
 
 
-def test_annotations_that_are_strings_are_checked_too(folder: Path) -> None:
+def test_string_annotations_are_checked(folder: Path) -> None:
     future = "from __future__ import annotations\n\n"
-    made = annotated([asked(folder, future + PLAIN)], folder, enforce=True)
-    assert made.omissions == ()
-    assert b'y: Float[Tensor, "L D"]) -> Float[Tensor, "B D"]' in made.files[0][1]
+    annotation = annotated([model_request(folder, future + PLAIN)], folder, enforce=True)
+    assert annotation.omissions == ()
+    assert b'y: Float[Tensor, "L D"]) -> Float[Tensor, "B D"]' in annotation.files[0][1]
     wrong = future + PLAIN.replace("(x, y)", "(x: int, y: 'torch.Tensor')").replace("def f", "import torch\n\n\ndef f")
-    made = annotated([asked(folder, wrong)], folder, enforce=True)
-    assert [one.what for one in made.omissions] == ["no check of the arguments and the result of f"]
-    assert b"y: 'Float[torch.Tensor, \"L D\"]'" in made.files[0][1]
+    annotation = annotated([model_request(folder, wrong)], folder, enforce=True)
+    assert [omission.what for omission in annotation.omissions] == ["no check of the arguments and the result of f"]
+    assert b"y: 'Float[torch.Tensor, \"L D\"]'" in annotation.files[0][1]
 
 
 @pytest.mark.slow
-def test_checks_are_on_whatever_the_environment_says(folder: Path) -> None:
+def test_jaxtyping_disable_does_not_disable_the_checks(folder: Path) -> None:
     text = PLAIN.replace("f(x,", "f(x: int,")
     (folder / "model.py").write_text(text)
     command = [sys.executable, "-m", "attnshape", "annotate", "model.py:f", "--input", "x: B L", "--input", "y: L D"]
@@ -139,20 +145,20 @@ def test_checks_are_on_whatever_the_environment_says(folder: Path) -> None:
     assert "left out: no check of the arguments and the result of f" in done.stderr
 
 
-def test_without_beartype_s_checks_nothing_is_verified(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_optimize_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
     with pytest.raises(AttnshapeError, match="can't be verified with -O or PYTHONOPTIMIZE"):
-        annotated([asked(folder, PLAIN)], folder)
+        annotated([model_request(folder, PLAIN)], folder)
 
 
-def test_decorators_above_stay_above(folder: Path) -> None:
+def test_order_of_decorators_is_kept(folder: Path) -> None:
     text = (
         "import torch\n\n\nclass M:\n    @staticmethod\n    @torch.no_grad()\n    def g(x, y):\n        z = x @ y\n"
         "        return torch.cat((z, z), -1)\n\n\ndef f(x, y):\n    return M.g(x, y)\n"
     )
-    made = annotated([asked(folder, text)], folder, enforce=True)
-    written = made.files[0][1].decode()
-    assert made.omissions == ()
+    annotation = annotated([model_request(folder, text)], folder, enforce=True)
+    written = annotation.files[0][1].decode()
+    assert annotation.omissions == ()
     above = [
         "@staticmethod",
         "@jaxtyped(typechecker=None)",
@@ -164,38 +170,38 @@ def test_decorators_above_stay_above(folder: Path) -> None:
     assert '-> Float[torch.Tensor, "B 2*D"]:' in written
 
 
-def test_what_changes_the_results_is_an_error(folder: Path) -> None:
-    """A function that looks at its own annotations."""
+def test_annotations_that_change_the_results_are_an_error(folder: Path) -> None:
+    """The function reads its own annotations."""
     text = PLAIN.replace("return w", "return w + len(f.__annotations__)")
     with pytest.raises(AttnshapeError, match="gives other results"):
-        annotated([asked(folder, text)], folder)
+        annotated([model_request(folder, text)], folder)
 
 
-def test_what_runs_only_beside_the_tool_is_an_error(folder: Path) -> None:
-    """What is in no other process, and is only missed where the file isn't annotated."""
+def test_code_that_runs_only_in_the_tools_process_is_an_error(folder: Path) -> None:
+    """The code needs a module that no other process has, unless the file is annotated."""
     text = PLAIN + "\n\nimport sys\nassert 'tests.annotate.running' in sys.modules or f.__annotations__\n"
     with pytest.raises(AttnshapeError, match="as it is doesn't run in a process of its own"):
-        annotated([asked(folder, text)], folder)
+        annotated([model_request(folder, text)], folder)
 
 
-def test_results_that_differ_by_themselves_are_no_error(folder: Path) -> None:
+def test_nondeterministic_results_are_not_an_error(folder: Path) -> None:
     text = "import os\n\n" + PLAIN.replace("return w", "return w + int.from_bytes(os.urandom(3))")
-    made = annotated([asked(folder, text)], folder)
-    assert made.files
-    assert any("differ from each other" in one.why for one in made.omissions)
-    said = list(annotation_summary(made, written=False))
-    assert any(line.startswith("verified: runs and passes its checks at ") for line in said)
-    assert not any("same bits" in line for line in said)
+    annotation = annotated([model_request(folder, text)], folder)
+    assert annotation.files
+    assert any("differ from each other" in omission.why for omission in annotation.omissions)
+    summary = list(annotation_summary(annotation, written=False))
+    assert any(line.startswith("verified: runs and passes its checks at ") for line in summary)
+    assert not any("same bits" in line for line in summary)
 
 
-def test_a_file_that_looks_at_its_own_source_is_an_error_or_runs(folder: Path) -> None:
+def test_file_that_asserts_its_own_source_is_an_error(folder: Path) -> None:
     text = PLAIN + "\n\nfrom pathlib import Path\nassert 'Float' not in __import__('inspect').getsource(f)\n"
     with pytest.raises(AttnshapeError, match="doesn't run: AssertionError"):
-        annotated([asked(folder, text)], folder)
+        annotated([model_request(folder, text)], folder)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import os\nos._exit(3)\n", "ended with status 3"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "ended with status -9"),
@@ -203,7 +209,7 @@ def test_a_file_that_looks_at_its_own_source_is_an_error_or_runs(folder: Path) -
         ("def f(:\n", "SyntaxError"),
     ],
 )
-def test_whatever_the_code_does_there_is_an_answer(folder: Path, text: str, said: str) -> None:
+def test_sandbox_reports_every_kind_of_failure(folder: Path, text: str, message: str) -> None:
     (folder / "bad.py").write_text(PLAIN)
     call = TargetCall(
         request(f"{folder}/bad.py:f", "--input", "x: B L", "--input", "y: L D"), ({"B": 2, "L": 3, "D": 4},)
@@ -211,14 +217,14 @@ def test_whatever_the_code_does_there_is_an_answer(folder: Path, text: str, said
     blame = run_in_sandbox(SandboxJob({str(folder / "bad.py"): text.encode()}, (call,), 0, False)).failure
     assert blame is not None
     assert blame.kind == "other"
-    assert said in blame.message
+    assert message in blame.message
     again = run_in_sandbox(SandboxJob({}, (call,), 0, False))
     assert again.failure is None
-    assert [one.shape for one in again.results[0]] == [(2, 4)]
+    assert [result.shape for result in again.results[0]] == [(2, 4)]
 
 
 def sandboxed(folder: Path, text: str, **options: float) -> AttemptResult:
-    """Return what comes of a file with this text in the sandbox, where the file on disk is a plain one."""
+    """Run this text in the sandbox in place of the plain file on disk, and return the result."""
     (folder / "bad.py").write_text(PLAIN)
     call = TargetCall(
         request(f"{folder}/bad.py:f", "--input", "x: B L", "--input", "y: L D"), ({"B": 2, "L": 3, "D": 4},)
@@ -227,8 +233,8 @@ def sandboxed(folder: Path, text: str, **options: float) -> AttemptResult:
 
 
 @pytest.mark.slow
-def test_an_attempt_that_takes_too_long_is_ended(folder: Path) -> None:
-    """Even where it is stuck in C, where no Python signal handler runs."""
+def test_attempt_is_ended_at_the_time_limit(folder: Path) -> None:
+    """Even if it is stuck in C code, where no Python signal handler runs."""
     began = time.monotonic()
     text = "import ctypes\nctypes.PyDLL(None).sleep(60)\n" + PLAIN  # holds the interpreter's lock
     failure = sandboxed(folder, text, time_limit=8.0).failure
@@ -237,8 +243,8 @@ def test_an_attempt_that_takes_too_long_is_ended(folder: Path) -> None:
     assert time.monotonic() - began < 30
 
 
-def test_an_attempt_leaves_nothing_behind(folder: Path) -> None:
-    """Neither modules, nor processes that it started, even if these hold its pipes open."""
+def test_attempt_leaves_no_modules_or_processes(folder: Path) -> None:
+    """Even if the processes that it started hold its pipes open."""
     text = f"""import subprocess, sys
 sys.marked = getattr(sys, "marked", 0) + 1
 assert sys.marked == 1
@@ -257,16 +263,16 @@ open({str(folder / "pid")!r}, "w").write(str(sleeping.pid))
 
 
 @pytest.mark.parametrize("module", ["", "cached"])
-def test_bytecode_of_the_file_on_the_disk_is_not_taken_for_it(folder: Path, module: str) -> None:
+def test_sandbox_ignores_cached_bytecode(folder: Path, module: str) -> None:
     path = folder / "cached.py"
     path.write_text(PLAIN)
     py_compile.compile(str(path))
     call = TargetCall(request(f"{path}:f", "--input", "x: B L", "--input", "y: L D"), ({"B": 2, "L": 3, "D": 4},))
     new = PLAIN.replace("return w", "return w.mT").encode()
-    alone = str(path) if module else ""
-    answer = run_in_sandbox(SandboxJob({str(path): new}, (call,), 0, False, module, alone))
-    assert [one.shape for one in answer.results[0]] == [(4, 2)]
-    assert [one.shape for one in run_in_sandbox(SandboxJob({}, (call,), 0, False)).results[0]] == [(2, 4)]
+    module_file = str(path) if module else ""
+    answer = run_in_sandbox(SandboxJob({str(path): new}, (call,), 0, False, module, module_file))
+    assert [result.shape for result in answer.results[0]] == [(4, 2)]
+    assert [result.shape for result in run_in_sandbox(SandboxJob({}, (call,), 0, False)).results[0]] == [(2, 4)]
 
 
 @pytest.mark.parametrize(
@@ -282,21 +288,23 @@ def test_bytecode_of_the_file_on_the_disk_is_not_taken_for_it(folder: Path, modu
         ("Any", True),
     ],
 )
-def test_a_default_of_none_is_not_refused(folder: Path, annotation: str, allows: bool) -> None:
+def test_default_of_none_is_not_rejected(folder: Path, annotation: str, allows: bool) -> None:
     head = "from typing import Any, Optional, Union\nfrom torch import Tensor\n\n"
     text = (
         f"{head}def f(x, y):\n    return helper(x, y)\n\n\n"
         f"def helper(x, y, more: {annotation} = None):\n    return x @ y\n"
     )
-    made = annotated([asked(folder, text)], folder, enforce=True)
-    written = made.files[0][1].decode()
+    result = annotated([model_request(folder, text)], folder, enforce=True)
+    written = result.files[0][1].decode()
     assert f"more: {annotation} = None" in written
     assert f"@jaxtyped(typechecker={'beartype' if allows else 'None'})\ndef helper(" in written
-    assert any("more is None by default" in one.why for one in made.omissions) is not allows
+    assert any("more is None by default" in omission.why for omission in result.omissions) is not allows
 
 
 @pytest.mark.parametrize("module", ["typing", "typing_extensions"])
-def test_overloads_are_left_as_they_are(folder: Path, module: str) -> None:
+def test_overloads_are_unchanged(folder: Path, module: str) -> None:
     overloads = "@overload\ndef f(x, y: int): ...\n@overload\ndef f(x, y: None): ...\n"
-    made = annotated([asked(folder, f"from {module} import overload\n{overloads}{PLAIN}")], folder, enforce=True)
-    assert f"{overloads}@jaxtyped(typechecker=beartype)\ndef f(x: " in made.files[0][1].decode()
+    result = annotated(
+        [model_request(folder, f"from {module} import overload\n{overloads}{PLAIN}")], folder, enforce=True
+    )
+    assert f"{overloads}@jaxtyped(typechecker=beartype)\ndef f(x: " in result.files[0][1].decode()

@@ -1,4 +1,4 @@
-"""Consoles: code that was typed, with and without a source that can be read."""
+"""Code typed at a console, with and without readable source."""
 
 import json
 import linecache
@@ -30,7 +30,7 @@ SIGNATURES = ["B Dk Lk", "B Lq Lk", "B Lq Lk"]
 
 @pytest.fixture
 def cells() -> Iterator[dict[str, Trace]]:
-    """Run each text as a cell of a notebook does: under a name of its own, its lines in the cache."""
+    """Run each text as a notebook cell: under its own file name, with its lines in `linecache`."""
     names: dict[str, Trace] = {}
     files = []
     for place, text in enumerate((DEFINITION, RECORDING, TRACING)):
@@ -43,7 +43,7 @@ def cells() -> Iterator[dict[str, Trace]]:
         del linecache.cache[file]
 
 
-def test_cells_of_a_notebook_have_names_and_expressions(cells: dict[str, Trace]) -> None:
+def test_notebook_cells_have_names_and_expressions(cells: dict[str, Trace]) -> None:
     for trace in (cells["recorded"], cells["traced"]):
         assert [step.expression for step in trace.steps] == ["key.mT", "query @ key.mT", "scores.softmax(-1)"]
         assert [step.outputs[0].tensor.signature for step in trace.steps] == SIGNATURES
@@ -54,7 +54,7 @@ def test_cells_of_a_notebook_have_names_and_expressions(cells: dict[str, Trace])
 
 
 @pytest.mark.parametrize("name", ["<stdin>", "<string>"])
-def test_steps_whose_source_cannot_be_read_go_by_their_operations(name: str) -> None:
+def test_steps_without_source_use_operation_names(name: str) -> None:
     names: dict[str, Trace] = {}
     exec(compile(DEFINITION + RECORDING, name, "exec"), names)
     trace = names["recorded"]
@@ -68,7 +68,7 @@ def test_steps_whose_source_cannot_be_read_go_by_their_operations(name: str) -> 
     assert f"the source of {name} can't be read: its steps go by their operations" in trace.notes
 
 
-def test_the_interactive_interpreter_shows_the_table() -> None:
+def test_interactive_interpreter_prints_the_table() -> None:
     typed = (
         f"{DEFINITION}\n{RECORDING.replace('weights = attend(query, key)', 'weights = attend(query, key)' + chr(10))}"
     )
@@ -85,8 +85,8 @@ def test_the_interactive_interpreter_shows_the_table() -> None:
     assert "Error" not in done.stderr
 
 
-def test_code_of_exec_is_not_taken_for_the_text_of_the_command_line() -> None:
-    """Python 3.13 keeps the text of `python -c` under the name `<string>`, which code of `exec` has too."""
+def test_exec_code_is_not_confused_with_the_command_line() -> None:
+    """Python 3.13 keeps the text of `python -c` under the name `<string>`, which `exec` also uses."""
     outer = f"""
 import json
 def other(query, key):

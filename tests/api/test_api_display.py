@@ -1,4 +1,4 @@
-"""How a trace shows and saves itself."""
+"""A trace's representations as text, HTML, Markdown and JSON."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from tests.reporters.test_trace_hostile import NASTY, TEXT
 TAGS = {"div", "p", "code", "strong", "table", "thead", "tbody", "tr", "th", "td", "ul", "li"}
 
 
-class Read(HTMLParser):
-    """The tags of a text, whether they match, and the text of each cell, item and paragraph."""
+class ParsedHtml(HTMLParser):
+    """Parse HTML: its tags, whether they match, and the text of each cell, item and paragraph."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -53,41 +53,41 @@ class Read(HTMLParser):
 
 @settings(deadline=None, max_examples=150)
 @given(TEXT, st.booleans())
-def test_html_shows_any_name_as_the_text_itself(text: str, explained: bool) -> None:
-    shown = trace_view(samples.hostile(text), ViewOptions(explain=explained))
-    read = Read(trace_html(shown))
-    assert not read.open
-    assert read.tags <= TAGS
-    assert read.attributes <= {"class", "style", "colspan", "cellpadding"}
-    cells = [visible(cell) for row in shown.rows for cell in row.cells]
-    sentences = {row.explanation[1] for row in shown.rows if row.explanation} | {""}
-    assert [cell for cell in read.texts["td"] if cell not in sentences] == [c for c in cells if c not in sentences]
-    assert read.texts["th"] == list(shown.names)
-    tensors = [tensor for line in shown.footer for tensor in line.tensors]
-    assert len(read.texts["li"]) == len(shown.footer) + len(tensors)
+def test_html_escapes_any_name(text: str, explained: bool) -> None:
+    view = trace_view(samples.hostile(text), ViewOptions(explain=explained))
+    parsed = ParsedHtml(trace_html(view))
+    assert not parsed.open
+    assert parsed.tags <= TAGS
+    assert parsed.attributes <= {"class", "style", "colspan", "cellpadding"}
+    cells = [visible(cell) for row in view.rows for cell in row.cells]
+    sentences = {row.explanation[1] for row in view.rows if row.explanation} | {""}
+    assert [cell for cell in parsed.texts["td"] if cell not in sentences] == [c for c in cells if c not in sentences]
+    assert parsed.texts["th"] == list(view.names)
+    tensors = [tensor for line in view.footer for tensor in line.tensors]
+    assert len(parsed.texts["li"]) == len(view.footer) + len(tensors)
     if not tensors:
-        assert read.texts["li"] == [line.text for line in shown.footer]
-    page = Read(trace_page(shown).removeprefix("<!DOCTYPE html>").replace('<meta charset="utf-8">', ""))
+        assert parsed.texts["li"] == [line.text for line in view.footer]
+    page = ParsedHtml(trace_page(view).removeprefix("<!DOCTYPE html>").replace('<meta charset="utf-8">', ""))
     assert not page.open
     assert page.tags <= {*TAGS, "html", "head", "title", "body"}
-    assert page.texts == read.texts
+    assert page.texts == parsed.texts
 
 
 @pytest.mark.parametrize("sample", [samples.multi_head, samples.fused, samples.failed, samples.verified])
 def test_html_has_every_row(sample: Callable[[], Trace]) -> None:
-    shown = trace_view(sample(), ViewOptions())
-    drawn = sample()._repr_html_()
-    assert Read(drawn).texts["th"] == ["#", "step", "signature", "shape", "stride", "storage"]
-    headings = [row.heading for row in shown.rows if row.heading]
-    assert drawn.count("<tr>") == 1 + len(shown.rows) + len(headings)
-    assert all(f"<strong>{heading}</strong>" in drawn for heading in headings)
+    view = trace_view(sample(), ViewOptions())
+    html = sample()._repr_html_()
+    assert ParsedHtml(html).texts["th"] == ["#", "step", "signature", "shape", "stride", "storage"]
+    headings = [row.heading for row in view.rows if row.heading]
+    assert html.count("<tr>") == 1 + len(view.rows) + len(headings)
+    assert all(f"<strong>{heading}</strong>" in html for heading in headings)
 
 
-def test_formulas_are_not_typeset() -> None:
+def test_html_disables_mathjax() -> None:
     assert 'class="attnshape tex2jax_ignore mathjax_ignore"' in samples.hostile("$x$")._repr_html_()
 
 
-def test_consoles_show_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_str_and_repr_are_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     trace = samples.multi_head()
     wide = str(trace)
@@ -98,25 +98,25 @@ def test_consoles_show_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, str(trace).splitlines())) <= 60
 
 
-def test_markdown_is_what_the_command_line_writes() -> None:
+def test_repr_markdown_is_a_markdown_table() -> None:
     assert "| --: |" in samples.multi_head()._repr_markdown_().replace("-----", "--").replace("---:", "--:")
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_no_name_keeps_a_trace_from_showing_itself(text: str) -> None:
+def test_hostile_names_do_not_break_the_representations(text: str) -> None:
     trace = samples.hostile(text)
     assert str(trace)
     assert trace._repr_html_()
     assert trace._repr_markdown_()
 
 
-def test_json_is_read_back_as_the_same_trace() -> None:
+def test_json_round_trip() -> None:
     trace = attnshape.trace("scaled-dot-product", Lk=7)
     assert Trace.from_json(trace.to_json()) == trace
     assert Trace.from_json(trace.to_json().encode()) == trace
 
 
-def test_a_recorded_trace_is_saved_too() -> None:
+def test_json_round_trip_of_a_recorded_trace() -> None:
     import torch
 
     x = torch.ones(2, 3)
@@ -128,13 +128,13 @@ def test_a_recorded_trace_is_saved_too() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "{}", '{"schema": "attnshape/trace/9"}', b"\xff\xfe", "[" * 99999]
 )
-def test_what_is_no_trace_is_refused(text: str | bytes) -> None:
+def test_invalid_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(AttnshapeError) as caught:
         Trace.from_json(text)
     assert caught.value.hint
 
 
-def test_a_trace_is_immutable() -> None:
+def test_trace_is_immutable() -> None:
     trace = samples.multi_head()
     with pytest.raises((AttributeError, dataclasses.FrozenInstanceError)):
         trace.target = "other"  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What `attnshape.trace` and `attnshape.record` leave of the caller's process: everything as it was."""
+"""`attnshape.trace` and `attnshape.record` leave the state of the caller's process unchanged."""
 
 import random
 import subprocess
@@ -12,7 +12,7 @@ from torch import Tensor
 import attnshape
 
 
-def rude(x: Tensor) -> Tensor:
+def changes_global_state(x: Tensor) -> Tensor:
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
@@ -37,26 +37,26 @@ def state() -> tuple[object, ...]:
     )
 
 
-def test_global_state_is_as_before() -> None:
+def test_trace_restores_global_state() -> None:
     before = state()
-    attnshape.trace(rude, inputs={"x": "B L"})
+    attnshape.trace(changes_global_state, inputs={"x": "B L"})
     assert state() == before
     assert torch.ones(1).device.type == "cpu"
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_default_device_stays_set(device: str) -> None:
+def test_default_device_stays_set(device: str) -> None:
     torch.set_default_device(device)
     try:
-        attnshape.trace(rude, inputs={"x": "B L"})
+        attnshape.trace(changes_global_state, inputs={"x": "B L"})
         assert torch.ones(1).device.type == device
     finally:
         torch.set_default_device(None)
 
 
-def test_state_is_as_before_where_the_request_is_refused() -> None:
+def test_refused_request_restores_global_state() -> None:
     def case(B: int) -> None:
-        rude(torch.ones(B))
+        changes_global_state(torch.ones(B))
         raise ValueError("no")
 
     before = state()
@@ -65,34 +65,34 @@ def test_state_is_as_before_where_the_request_is_refused() -> None:
     assert state() == before
 
 
-def test_what_the_code_prints_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    attnshape.trace(rude, inputs={"x": "B L"})
+def test_printed_output_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    attnshape.trace(changes_global_state, inputs={"x": "B L"})
     print("printed by the caller")
     captured = capsys.readouterr()
     assert captured.out == "printed by the caller\n"
     assert "printed by the code" in captured.err
 
 
-def test_a_recording_leaves_what_is_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recording_does_not_redirect_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     with attnshape.record():
         print("printed inside")
     assert capsys.readouterr().out == "printed inside\n"
 
 
-def test_grad_mode_is_the_callers_inside_a_recording() -> None:
+def test_recording_keeps_the_callers_grad_mode() -> None:
     weight = torch.ones(3, requires_grad=True)
     with attnshape.record(sizes={"D": 3}):
         (weight * 2).sum().backward()
     assert weight.grad is not None
 
 
-def test_a_recording_takes_no_random_numbers() -> None:
+def test_recording_draws_no_random_numbers() -> None:
     torch.manual_seed(3)
     plain = torch.randn(4)
     torch.manual_seed(3)
     with attnshape.record(sizes={"D": 4}) as recording:
-        watched = torch.randn(4)
-    assert torch.equal(plain, watched)
+        recorded = torch.randn(4)
+    assert torch.equal(plain, recorded)
     assert recording.trace.seed == 3
     torch.manual_seed(3)
     with attnshape.record():
@@ -103,7 +103,7 @@ def test_a_recording_takes_no_random_numbers() -> None:
     assert torch.equal(after, torch.randn(4))
 
 
-def test_importing_the_package_imports_nothing_slow() -> None:
+def test_importing_the_package_is_lazy() -> None:
     code = (
         "import sys, attnshape; dir(attnshape); attnshape.AttnshapeError; "
         "print([name for name in ('torch', 'msgspec', 'rich', 'jaxtyping', 'typer') if name in sys.modules])"
@@ -112,7 +112,7 @@ def test_importing_the_package_imports_nothing_slow() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_reading_a_saved_trace_imports_no_torch() -> None:
+def test_reading_a_saved_trace_does_not_import_torch() -> None:
     text = attnshape.trace("scaled-dot-product").to_json()
     code = (
         "import sys, attnshape; trace = attnshape.Trace.from_json(sys.stdin.read()); print(trace); "

@@ -1,4 +1,4 @@
-"""`attnshape.record`: names, inputs, modules and failures of code that runs inside a `with` block."""
+"""`attnshape.record`: names, inputs, modules and failures of the code in a `with` block."""
 
 import contextlib
 import gc
@@ -37,7 +37,7 @@ class Owner:
         return recording.trace
 
 
-def test_the_blocks_own_lines_and_those_of_what_it_calls_are_steps() -> None:
+def test_steps_of_the_block_and_of_called_functions() -> None:
     x, y = torch.ones(2, 10, 64), torch.ones(2, 12, 64)
     with attnshape.record(sizes={"B": 2, "Lq": 10, "Lk": 12, "D": 64}) as recording:
         shifted = y + 1
@@ -54,14 +54,14 @@ def test_the_blocks_own_lines_and_those_of_what_it_calls_are_steps() -> None:
     assert weights.shape == (2, 10, 12)
 
 
-def test_a_name_that_two_sizes_share_is_not_guessed() -> None:
+def test_ambiguous_size_is_not_named() -> None:
     x = torch.ones(8, 8)
     with attnshape.record(sizes={"H": 8, "Dk": 8}) as recording:
         x + 1
     assert recording.trace.steps[0].outputs[0].tensor.signature == "8 8"
 
 
-def test_sizes_follow_and_ones_own_letters_too() -> None:
+def test_derived_sizes_and_custom_symbols() -> None:
     x = torch.ones(2, 4, 16, 64)
     with attnshape.record(sizes={"D": 64, "H": 4, "C": "D+1", "hs": 16}) as recording:
         torch.cat([x, x[..., :1]], dim=-1)
@@ -69,7 +69,7 @@ def test_sizes_follow_and_ones_own_letters_too() -> None:
     assert recording.trace.sizes["Dk"].size == 16
 
 
-def test_modules_go_by_their_variables() -> None:
+def test_modules_are_named_after_their_variables() -> None:
     attn, x = FusedSelfAttention(64, 4), torch.ones(2, 10, 64)
     with attnshape.record(sizes=SIZES) as recording:
         attn(x)
@@ -79,7 +79,7 @@ def test_modules_go_by_their_variables() -> None:
     assert trace.inputs[0].name == "x"
 
 
-def test_modules_and_tensors_within_objects_and_lists_have_paths() -> None:
+def test_modules_and_tensors_in_containers_have_paths() -> None:
     owner = Owner()
     trace = owner.run()
     assert trace.steps[0].module == "self.attn.Wqkv"
@@ -91,18 +91,18 @@ def test_modules_and_tensors_within_objects_and_lists_have_paths() -> None:
     assert [named.name for named in recording.trace.inputs] == ["tensors['x']"]
 
 
-def test_a_view_made_before_says_whose_memory_it_is() -> None:
+def test_view_from_before_the_recording_refers_to_its_base() -> None:
     whole = torch.ones(4, 8)
     half = whole[:2]
     with attnshape.record(sizes={"D": 8}) as recording:
-        turned = half.mT
+        transposed = half.mT
     storage = recording.trace.steps[0].outputs[0].tensor.storage
     assert (storage.kind, storage.of.input, storage.root.input) == ("view", "half", "whole")  # type: ignore[union-attr]
     assert [named.name for named in recording.trace.inputs] == ["half", "whole"]
-    assert turned.shape == (8, 2)
+    assert transposed.shape == (8, 2)
 
 
-def test_tensors_that_no_variable_holds_are_constants() -> None:
+def test_tensors_without_a_variable_are_constants() -> None:
     def closed() -> contextlib.AbstractContextManager[Tensor]:
         return contextlib.nullcontext(torch.ones(3))
 
@@ -113,7 +113,7 @@ def test_tensors_that_no_variable_holds_are_constants() -> None:
     assert recording.trace.steps[0].operands[0].constant
 
 
-def test_an_exception_goes_through_unchanged_and_the_trace_is_there() -> None:
+def test_exception_propagates_and_the_trace_is_kept() -> None:
     query, key = torch.ones(2, 10, 64), torch.ones(2, 12, 32)
     recording = attnshape.record(sizes={"B": 2, "Lq": 10, "Lk": 12, "Dk": 64})
     with pytest.raises(RuntimeError, match="Expected size for first two dimensions") as caught, recording:
@@ -129,7 +129,7 @@ def test_an_exception_goes_through_unchanged_and_the_trace_is_there() -> None:
     assert trace.failure.operands[0].tensor.signature == "B Lq Dk"
 
 
-def test_an_exception_of_the_users_own_is_a_failure_at_its_line() -> None:
+def test_user_exception_is_a_failure_at_its_line() -> None:
     recording = attnshape.record()
     with pytest.raises(KeyError), recording:
         raise KeyError("mine")
@@ -137,17 +137,17 @@ def test_an_exception_of_the_users_own_is_a_failure_at_its_line() -> None:
     assert recording.trace.failure.expression == 'raise KeyError("mine")'
 
 
-def test_a_return_out_of_the_block_ends_it() -> None:
-    kept = []
+def test_return_ends_the_recording() -> None:
+    recordings = []
 
     def run() -> Tensor:
         x = torch.ones(2)
         with attnshape.record(sizes={"B": 2}) as recording:
-            kept.append(recording)
+            recordings.append(recording)
             return x + 1
 
     run()
-    assert len(kept[0].trace.steps) == 1
+    assert len(recordings[0].trace.steps) == 1
 
 
 def test_recordings_nest() -> None:
@@ -164,13 +164,13 @@ def test_recordings_nest() -> None:
     assert inner.trace.steps[0].outputs[0].tensor.signature == "2 L"
 
 
-def test_a_recorded_function_that_records_itself() -> None:
+def test_recursive_recording() -> None:
     traces = []
 
-    def run(x: Tensor, turns: int) -> Tensor:
+    def run(x: Tensor, depth: int) -> Tensor:
         with attnshape.record() as recording:
             doubled = x * 2
-            result = run(doubled, turns - 1) if turns else doubled
+            result = run(doubled, depth - 1) if depth else doubled
         traces.append(recording.trace)
         return result
 
@@ -178,17 +178,17 @@ def test_a_recorded_function_that_records_itself() -> None:
     assert [len(trace.steps) for trace in traces] == [1, 2, 3]
 
 
-def test_an_exit_stack_enters_for_its_caller() -> None:
+def test_exit_stack_records_its_caller() -> None:
     x = torch.ones(2)
     with contextlib.ExitStack() as stack:
         recording = stack.enter_context(attnshape.record(sizes={"B": 2}))
-        moved = x + 1
-    assert names(recording.trace) == ["moved"]
+        shifted = x + 1
+    assert names(recording.trace) == ["shifted"]
     assert recording.trace.target.startswith("tests/api/test_api_record.py:")
-    assert moved.shape == (2,)
+    assert shifted.shape == (2,)
 
 
-def test_no_tensor_is_kept_alive() -> None:
+def test_no_tensor_is_kept_alive_by_a_recording() -> None:
     def run() -> tuple[attnshape.Recording, list[weakref.ref[Tensor]]]:
         x = torch.ones(2)
         recording = attnshape.record()
@@ -203,7 +203,7 @@ def test_no_tensor_is_kept_alive() -> None:
     assert recording.trace.failure is not None
 
 
-def test_modules_are_not_changed() -> None:
+def test_recording_does_not_change_modules() -> None:
     attn = nn.Linear(2, 2)
     before = set(vars(attn)), len(list(attn.modules()))
     with attnshape.record():
@@ -212,7 +212,7 @@ def test_modules_are_not_changed() -> None:
     assert not torch.overrides._get_current_function_mode_stack()  # type: ignore[attr-defined]
 
 
-def test_wrong_use_is_refused() -> None:
+def test_misuse_is_an_error() -> None:
     recording = attnshape.record()
     with pytest.raises(AttnshapeError, match="no trace before"):
         recording.trace  # noqa: B018
@@ -238,7 +238,7 @@ def test_wrong_use_is_refused() -> None:
         ({"my size": 3}, "'my size' isn't a name", "nh"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(sizes: dict[str, int | str], message: str, hint: str) -> None:
+def test_invalid_sizes_are_refused(sizes: dict[str, int | str], message: str, hint: str) -> None:
     with pytest.raises(AttnshapeError, match=message.replace("**", ".*")) as caught:
         attnshape.record(sizes=sizes)
     assert caught.value.hint is not None
@@ -246,7 +246,7 @@ def test_sizes_that_cannot_be_are_refused(sizes: dict[str, int | str], message: 
 
 
 class Proxy:
-    """Asking it anything fails, as with lazily imported modules and closed connections."""
+    """Raises on any attribute access, like lazily imported modules and closed connections."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -257,13 +257,13 @@ class Proxy:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_variables_hold_besides_does_no_harm() -> None:
+def test_unusual_values_in_variables_are_ignored() -> None:
     proxy, data = Proxy(), dict.fromkeys(range(100_000), 1)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     sparse, lazy = torch.ones(2, 2).to_sparse(), nn.LazyLinear(3)
     with attnshape.record(sizes={"B": 2}) as recording:
-        held = torch.ones(2) + 1
-    assert names(recording.trace) == [None, "held"]
+        total = torch.ones(2) + 1
+    assert names(recording.trace) == [None, "total"]
     assert recording.trace.inputs == ()
-    assert held.shape == (2,)
+    assert total.shape == (2,)
     assert {type(value) for value in (proxy, data, nested, sparse, lazy)}

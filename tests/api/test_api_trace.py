@@ -1,4 +1,4 @@
-"""`attnshape.trace`: what it takes, what comes of it, and what it refuses."""
+"""`attnshape.trace`: its arguments, its result, and its errors."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ def known(trace: Trace) -> set[str]:
     return {axis.known for step in trace.steps for output in step.outputs for axis in output.tensor.axes}
 
 
-def test_a_case_is_traced_at_the_sizes_given_and_verified() -> None:
+def test_case_is_traced_at_the_given_sizes_and_verified() -> None:
     trace = attnshape.trace(padded, B=3, Lk=7)
     assert signatures(trace)["weights"] == "B H Lq Lk"
     assert trace.sizes["B"].size == 3
@@ -40,13 +40,13 @@ def test_a_case_is_traced_at_the_sizes_given_and_verified() -> None:
     assert trace.command == "attnshape.trace(padded, B=3, Lk=7)"
 
 
-def test_a_function_takes_described_inputs() -> None:
+def test_function_with_described_inputs() -> None:
     trace = attnshape.trace(attention, inputs=QKV, Lq=5)
     assert signatures(trace)["context"] == "B H Lq Dv"
     assert [named.name for named in trace.inputs] == ["query", "key", "value"]
 
 
-def test_a_function_within_a_function_is_named_without_its_surroundings() -> None:
+def test_nested_function_is_named_without_locals() -> None:
     def inner(x: Tensor) -> Tensor:
         weights = x.softmax(dim=-1)
         return weights * 1
@@ -57,13 +57,13 @@ def test_a_function_within_a_function_is_named_without_its_surroundings() -> Non
     assert signatures(trace) == {"weights": "B L"}
 
 
-def test_a_class_is_built_at_any_sizes() -> None:
+def test_class_is_built_at_other_sizes() -> None:
     trace = attnshape.trace(FusedSelfAttention, init="D, H", inputs={"x": "B L D"}, D=64, H=4)
     assert signatures(trace)["qkv"] == "B L 3*D"
     assert known(trace) == {"verified"}
 
 
-def test_a_built_module_keeps_its_widths_and_is_not_changed() -> None:
+def test_module_instance_keeps_its_widths_and_is_unchanged() -> None:
     module = FusedSelfAttention(64, 4).double().train()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     trace = attnshape.trace(module, inputs={"x": "B L D"}, D=64, H=4)
@@ -75,12 +75,12 @@ def test_a_built_module_keeps_its_widths_and_is_not_changed() -> None:
     assert {step.module for step in trace.steps} >= {"Wqkv", "Wo"}
 
 
-def test_a_method_of_a_module_is_traced() -> None:
+def test_method_of_a_module_is_traced() -> None:
     trace = attnshape.trace(FusedSelfAttention(64, 4).forward, inputs={"x": "B L D"}, D=64, H=4)
     assert trace.steps[0].module == "Wqkv"
 
 
-def test_given_tensors_are_run_once_and_axes_matched() -> None:
+def test_tensors_as_inputs_run_once_and_axes_are_matched() -> None:
     calls = []
 
     def counted(x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def test_given_tensors_are_run_once_and_axes_matched() -> None:
     assert (trace.dtype, trace.verified_at) == ("float64", 1)
 
 
-def test_arguments_are_python_over_the_sizes_or_values() -> None:
+def test_arguments_are_expressions_of_the_sizes_or_values() -> None:
     arguments = {"scale": 0.5, "mask": "torch.ones(L, L).tril().bool()"}
     trace = attnshape.trace(scaled, inputs={"x": "B L D"}, arguments=arguments, L=6)
     assert signatures(trace)["masked"] == "B L L"
@@ -105,7 +105,7 @@ def test_arguments_are_python_over_the_sizes_or_values() -> None:
     assert known(trace) == {"verified"}
 
 
-def test_arguments_with_state_are_new_in_each_run() -> None:
+def test_mutable_arguments_are_copied_for_each_run() -> None:
     def appended(x: Tensor, cache: list[int]) -> Tensor:
         cache.append(1)
         return torch.stack([x] * len(cache))
@@ -132,7 +132,7 @@ def test_options_of_built_in_mechanisms() -> None:
     assert trace.command.startswith("attnshape.trace('multi-head', options={'causal': True")
 
 
-def test_letters_of_ones_own() -> None:
+def test_custom_size_symbols() -> None:
     trace = attnshape.trace(scaled, inputs={"x": "B T C"}, nh=4, hs=16, C="nh*hs", T=9)
     assert trace.steps[-1].outputs[0].tensor.signature == "B T T"
     assert trace.sizes["C"].size == 64
@@ -140,18 +140,18 @@ def test_letters_of_ones_own() -> None:
 
 def test_expectations_have_verdicts() -> None:
     trace = attnshape.trace(attention, inputs=QKV, expect={"scores": "B H Lq Lk", "output": "B H Lk Dv"})
-    assert [one.holds for one in trace.expectations] == [True, False]
+    assert [expectation.holds for expectation in trace.expectations] == [True, False]
     assert trace.found_something
 
 
-def test_what_fails_in_the_code_is_part_of_the_trace() -> None:
+def test_failure_of_the_code_is_part_of_the_trace() -> None:
     trace = attnshape.trace(lambda x: x.softmax(-1) @ x, inputs={"x": "B L"})
     assert not trace.complete
     assert trace.failure is not None
     assert len(trace.steps) == 1
 
 
-def test_a_partial_and_a_library_function() -> None:
+def test_partial_and_library_function() -> None:
     softmax = attnshape.trace(functools.partial(torch.softmax, dim=-1), inputs={"input": "B L"})
     assert softmax.steps[0].operation == "torch.softmax"
     library = attnshape.trace(nn.functional.softmax, inputs={"input": "B L"}, arguments={"dim": -1})
@@ -166,7 +166,7 @@ class Uncopied(nn.Module):
         return x
 
 
-def leaves(B: int) -> None:
+def exits(B: int) -> None:
     raise SystemExit(3)
 
 
@@ -220,16 +220,14 @@ REFUSED = {
         "can't be copied, so that runs would change it: RuntimeError",
         "record",
     ),
-    "case that leaves": ((leaves,), {}, "sys.exit(3)", "fix the case"),
+    "case that leaves": ((exits,), {}, "sys.exit(3)", "fix the case"),
 }
 
 
-@pytest.mark.parametrize("args, given, message, hint", REFUSED.values(), ids=REFUSED.keys())
-def test_wrong_use_is_refused_in_the_words_of_python(
-    args: tuple[object, ...], given: dict[str, object], message: str, hint: str
-) -> None:
+@pytest.mark.parametrize("args, kwargs, message, hint", REFUSED.values(), ids=REFUSED.keys())
+def test_errors_use_python_syntax(args: tuple[object, ...], kwargs: dict[str, object], message: str, hint: str) -> None:
     with pytest.raises(AttnshapeError) as caught:
-        attnshape.trace(*args, **given)  # type: ignore[arg-type]
+        attnshape.trace(*args, **kwargs)  # type: ignore[arg-type]
     error = caught.value
     assert message in error.message
     assert error.hint is not None

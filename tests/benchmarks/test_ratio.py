@@ -1,4 +1,4 @@
-"""The arithmetic and the layout of the benchmarks' tables; nothing here is timed."""
+"""Arithmetic and layout of the benchmark tables; nothing here is timed."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_paired_ratio_is_the_median_of_each_rounds_ratio():
     assert paired_ratio([1.0, 4.0], [1.0, 2.0]) == pytest.approx(1.5)
 
 
-def test_paired_ratio_wants_as_many_of_both():
+def test_paired_ratio_needs_equally_many_timings():
     with pytest.raises(ValueError, match="3 timings can't be paired with 2"):
         paired_ratio([1, 2, 3], [1, 2])
 
@@ -61,36 +61,36 @@ def test_render():
     ]
 
 
-def test_render_of_nothing():
+def test_render_empty_table():
     assert render(Table("peers", [], {"a": "b"})).splitlines()[-1] == "  a: not measured (b)"
 
 
-def test_quick_means_fewer_rounds():
+def test_quick_runs_fewer_rounds():
     assert Options(quick=False, attnshape=()).rounds(20) == 20
     assert Options(quick=True, attnshape=()).rounds(20) == 5
     assert Options(quick=True, attnshape=()).rounds(4) == 2
 
 
-def test_interleaved_takes_turns_and_leaves_out_what_fails():
-    turns = []
+def test_interleaved_alternates_and_skips_failures():
+    calls = []
 
     def sample(label):
-        turns.append(label)
-        return len(turns)
+        calls.append(label)
+        return len(calls)
 
     def failing():
         raise NotMeasuredError("no such tool")
 
     measured = interleaved({"a": lambda: sample("a"), "bad": failing, "b": lambda: sample("b")}, rounds=2)
-    assert turns == ["a", "b", "a", "b", "a", "b"]
+    assert calls == ["a", "b", "a", "b", "a", "b"]
     assert measured.samples == {"a": [3, 5], "b": [4, 6]}
     assert measured.missing == {"bad": "no such tool"}
 
 
-def test_a_command_that_is_not_there_is_a_reason_not_a_crash():
+def test_missing_command_is_not_measured():
     with pytest.raises(NotMeasuredError, match="no-such-command"):
         output_of(["no-such-command"])
 
 
-def test_every_peer_that_is_listed_can_be_run():
+def test_every_listed_peer_can_be_run():
     assert tuple(peer.PEERS) == peers.NAMES

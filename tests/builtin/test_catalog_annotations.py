@@ -1,4 +1,4 @@
-"""Every local variable of a mechanism has a signature, and a wrong one fails at its line."""
+"""Every local variable of a mechanism is annotated, and a wrong annotation fails at its line."""
 
 import ast
 import importlib
@@ -20,7 +20,7 @@ SIZES = {"B": 2, "H": 3, "L": 5, "Lq": 7, "Lk": 11, "D": 39, "Dk": 13, "Dv": 17}
 
 
 def computing_functions(tree):
-    """Return the functions that are not case functions and do more than set a module up."""
+    """Return all functions but cases and constructors."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
     return [f for f in functions if not (isinstance(f.returns, ast.Name) and f.returns.id == "Case")]
 
@@ -76,7 +76,7 @@ def plant(folder, module, line, dims, monkeypatch):
 
 def run_every_case(name, module):
     for case in describe(name).cases:
-        target, args, *kwargs = getattr(module, case.name)(*(SIZES[letter] for letter in case.sizes))
+        target, args, *kwargs = getattr(module, case.name)(*(SIZES[symbol] for symbol in case.sizes))
         target(*args, **(kwargs[0] if kwargs else {}))
 
 
@@ -84,7 +84,7 @@ def run_every_case(name, module):
     ("name", "line", "dims"),
     [(name, line, dims) for name, module in CATALOG.items() for line, dims in annotated_lines(module)],
 )
-def test_a_wrong_signature_fails_at_its_line(name, line, dims, tmp_path, monkeypatch):
+def test_wrong_signature_fails_at_its_line(name, line, dims, tmp_path, monkeypatch):
     module, copy = plant(tmp_path, CATALOG[name], line, dims, monkeypatch)
     with pytest.raises(BeartypeDoorHintViolation) as caught:
         run_every_case(name, module)
@@ -103,7 +103,7 @@ def test_annotations_are_checked():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("flags", "environment"), [(["-O"], {}), ([], {"JAXTYPING_DISABLE": "1"})])
-def test_the_canary_notices_disabled_checks(flags, environment):
+def test_canary_notices_disabled_checks(flags, environment):
     root = Path(attnshape.targets.builtin.registry.__file__).parents[2]
     canary = "attnshape.targets.builtin.mechanisms.canary"
     code = f"from {canary} import annotations_are_checked; print(annotations_are_checked())"
@@ -119,7 +119,7 @@ def test_the_canary_notices_disabled_checks(flags, environment):
 
 
 @pytest.mark.parametrize("missing", ["beartype_this_package()", "@jaxtyped(typechecker=beartype)"])
-def test_the_canary_needs_the_hook_and_the_context(missing, tmp_path, monkeypatch):
+def test_canary_needs_the_hook_and_the_context(missing, tmp_path, monkeypatch):
     package = tmp_path / f"canary_without_{len(missing)}"
     package.mkdir()
     hook = "from beartype.claw import beartype_this_package\nbeartype_this_package()\n"

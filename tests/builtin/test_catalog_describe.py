@@ -1,4 +1,4 @@
-"""The registry, descriptions and loading."""
+"""The registry: names, descriptions and loading."""
 
 import inspect
 import subprocess
@@ -24,12 +24,12 @@ CASES = {
 }
 
 
-def test_names_and_their_order():
+def test_catalog_names_in_order():
     assert list(CATALOG) == list(CASES)
     assert next(iter(CATALOG)) == DEFAULT
 
 
-def test_every_file_is_in_the_catalog():
+def test_every_mechanism_file_is_registered():
     files = {path.stem for path in MECHANISMS.glob("*.py")} - {"__init__", "canary"}
     assert files == set(CATALOG.values())
 
@@ -42,7 +42,7 @@ def test_cases_and_sizes(name):
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_every_section_is_there(name):
+def test_every_section_is_present(name):
     description = describe(name)
     assert description.summary.endswith(".")
     assert "=" in description.formula
@@ -53,7 +53,7 @@ def test_every_section_is_there(name):
     assert all(case.summary.endswith(".") for case in description.cases)
 
 
-def test_a_whole_description():
+def test_complete_description():
     description = describe("dot-product")
     assert description.formula == "Attention(X) = softmax(X Xᵀ) X"
     assert description.source.startswith('Wang et al., 2018, "Non-local Neural Networks", arXiv:1711.07971')
@@ -61,7 +61,7 @@ def test_a_whole_description():
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_loading_finds_what_is_described(name):
+def test_load_matches_the_description(name):
     description = describe(name)
     functions = load(name)
     assert list(functions) == [case.name for case in description.cases]
@@ -76,20 +76,20 @@ def test_loading_finds_what_is_described(name):
 
 
 @pytest.mark.parametrize("reader", [describe, load])
-def test_an_unknown_name(reader):
+def test_unknown_name_suggests_a_similar_one(reader):
     with pytest.raises(AttnshapeError) as caught:
         reader("Multi_heads")
     assert caught.value.message == "there is no mechanism 'Multi_heads' in the catalog"
     assert caught.value.hint == "did you mean multi-head?"
 
 
-def test_an_unknown_name_without_similar_ones():
+def test_unknown_name_lists_all_mechanisms():
     with pytest.raises(AttnshapeError) as caught:
         describe("zzz")
     assert caught.value.hint == f"the mechanisms are: {', '.join(CATALOG)}"
 
 
-def test_describing_imports_no_torch():
+def test_describe_does_not_import_torch():
     code = (
         "import sys; from attnshape.targets.builtin.registry import describe; "
         "describe('multi-head'); print('torch' in sys.modules, 'jaxtyping' in sys.modules)"

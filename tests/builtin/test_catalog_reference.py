@@ -1,4 +1,4 @@
-"""Each case of each mechanism in float64, against an independent implementation or plain loops."""
+"""Each case of each mechanism in float64, compared with an independent implementation or plain loops."""
 
 import math
 
@@ -22,7 +22,7 @@ VALUES = [{"mask_value": -math.inf}, {"mask_value": -1e9}, {"mask_value": -1.5}]
 
 
 def options(*alternatives):
-    """Return every combination of the alternatives, one of each."""
+    """Return every combination with one option of each alternative."""
     combined = [{}]
     for alternative in alternatives:
         combined = [first | second for first in combined for second in alternative]
@@ -30,7 +30,7 @@ def options(*alternatives):
 
 
 def in_float64(name, case, *sizes, **chosen):
-    """Return the callable, its arguments and keyword arguments, with all that floats in float64."""
+    """Return the callable, its arguments and its keyword arguments, with all floating-point tensors in float64."""
     torch.manual_seed(0)
     target, args, *rest = load(name)[case](*sizes, **chosen)
     if isinstance(target, nn.Module):
@@ -40,12 +40,12 @@ def in_float64(name, case, *sizes, **chosen):
 
 
 def is_visible(b, i, j, n_queries, n_keys, causal=False, padding=False):
-    """Whether query i of sequence b may see key j, from the masks' definitions."""
+    """Return whether query i of sequence b may attend to key j, by the masks' definitions."""
     return not (causal and j > i + n_keys - n_queries) and not (padding and j >= n_keys - (b + 1) % n_keys)
 
 
 def weighted_mean(scores, values):
-    """Return the mean of the values, by plain loops, weighted by the softmax of one query's scores."""
+    """Return the mean of the values weighted by the softmax of one query's scores, by plain loops."""
     top = max(scores)
     terms = [math.exp(score - top) for score in scores]
     total = sum(terms)
@@ -135,7 +135,7 @@ def test_multi_head_against_torch(case, sizes, chosen):
 
 @pytest.mark.parametrize("chosen", options(BOTH_MASKS, VALUES, [{"bias": True}, {"bias": False}]), ids=str)
 @pytest.mark.parametrize(("case", "sizes"), MULTI_HEAD)
-def test_multi_head_is_a_list_of_single_heads(case, sizes, chosen):
+def test_multi_head_equals_concatenated_single_heads(case, sizes, chosen):
     whole, (input, memory, mask), _ = in_float64("multi-head", case, *sizes, **chosen)
     listed, (_, _, its_mask), _ = in_float64("multi-head-concat", case, *sizes, **chosen)
     with torch.no_grad():
@@ -157,7 +157,7 @@ SCALED = [
 
 
 @pytest.mark.parametrize(
-    ("case", "sizes", "chosen"), [(case, sizes, one) for case, sizes, many in SCALED for one in many], ids=str
+    ("case", "sizes", "chosen"), [(case, sizes, option) for case, sizes, many in SCALED for option in many], ids=str
 )
 def test_scaled_dot_product_against_torch(case, sizes, chosen):
     target, args, kwargs = in_float64("scaled-dot-product", case, *sizes, **chosen)
@@ -169,7 +169,7 @@ def test_scaled_dot_product_against_torch(case, sizes, chosen):
 
 
 @pytest.mark.parametrize(
-    ("case", "sizes", "chosen"), [(c, s, one) for c, s, many in SCALED for one in options(many, VALUES)], ids=str
+    ("case", "sizes", "chosen"), [(c, s, option) for c, s, many in SCALED for option in options(many, VALUES)], ids=str
 )
 def test_scaled_dot_product_by_loops(case, sizes, chosen):
     target, args, kwargs = in_float64("scaled-dot-product", case, *sizes, **chosen)
@@ -209,7 +209,7 @@ def test_single_head_mask_value():
 
 @pytest.mark.parametrize("chosen", options(BOTH_MASKS, VALUES), ids=str)
 @pytest.mark.parametrize(("name", "score"), [("average", lambda q, k: 0.0), ("dot-product", dot)])
-def test_without_parameters_by_loops(name, score, chosen):
+def test_parameter_free_by_loops(name, score, chosen):
     target, args, kwargs = in_float64(name, "batched", B, L, D, **chosen)
     rows = args[0].tolist()
     assert_equal(target(*args, **kwargs), by_loops(score, rows, rows, rows, **chosen))
@@ -217,7 +217,7 @@ def test_without_parameters_by_loops(name, score, chosen):
 
 @pytest.mark.parametrize("chosen", options(CAUSAL, VALUES), ids=str)
 @pytest.mark.parametrize(("name", "score"), [("average", lambda q, k: 0.0), ("dot-product", dot)])
-def test_without_parameters_and_unbatched(name, score, chosen):
+def test_parameter_free_unbatched(name, score, chosen):
     target, args, kwargs = in_float64(name, "unbatched", L, D, **chosen)
     rows = [args[0].tolist()]
     assert_equal(target(*args, **kwargs), by_loops(score, rows, rows, rows, **chosen)[0])
@@ -298,7 +298,7 @@ def test_dropout_of_the_function_is_active_in_training_only(case, sizes):
         assert weights.any()
 
 
-def test_three_batches_thirty_queries_fifty_keys():
+def test_scaled_dot_product_shapes():
     target, args, kwargs = load("scaled-dot-product")["batched"](3, 30, 50, 128, 256)
     assert [tuple(a.shape) for a in args[:3]] == [(3, 30, 128), (3, 50, 128), (3, 50, 256)]
     context, weights = target(*args, **kwargs)
@@ -306,7 +306,7 @@ def test_three_batches_thirty_queries_fifty_keys():
     assert weights.shape == (3, 30, 50)
 
 
-def test_width_200_and_5_heads():
+def test_multi_head_shapes_of_width_200_with_5_heads():
     attention, args = load("multi-head")["self_attention"](128, 5, 32, 200)
     assert attention.Dk == 40
     assert attention(*args).shape == (128, 32, 200)

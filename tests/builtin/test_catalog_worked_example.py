@@ -1,4 +1,4 @@
-"""A published worked example, figure by figure."""
+"""A published worked example, number by number."""
 
 import json
 import sys
@@ -20,18 +20,18 @@ def tensor(rows):
 
 def run_and_keep_locals(target, function, *args):
     """Return the target's result and the local variables of the named function at its return."""
-    kept = {}
+    local_variables = {}
 
     def profile(frame, event, _):
         if event == "return" and frame.f_code.co_name == function and "mechanisms" in frame.f_code.co_filename:
-            kept.update(frame.f_locals)
+            local_variables.update(frame.f_locals)
 
     sys.setprofile(profile)
     try:
         result = target(*args)
     finally:
         sys.setprofile(None)
-    return result, kept
+    return result, local_variables
 
 
 def assert_figures(actual, rows, tolerance=ROUNDED):
@@ -42,24 +42,24 @@ def assert_figures(actual, rows, tolerance=ROUNDED):
 
 
 @pytest.mark.parametrize("case", ["unbatched", "batched"])
-def test_dot_product(case):
+def test_dot_product_matches_the_example(case):
     X = tensor(EXAMPLE["X"])
     figures = EXAMPLE["dot-product"]
     sizes = (3, 5) if case == "unbatched" else (1, 3, 5)
     target, _, kwargs = load("dot-product")[case](*sizes)
-    output, kept = run_and_keep_locals(lambda x: target(x, **kwargs), "dot_product", X.reshape(sizes))
-    found = {
-        "S = X X^T": kept["scores"],
-        "W = softmax(S, keys)": kept["weights"],
+    output, local_variables = run_and_keep_locals(lambda x: target(x, **kwargs), "dot_product", X.reshape(sizes))
+    computed = {
+        "S = X X^T": local_variables["scores"],
+        "W = softmax(S, keys)": local_variables["weights"],
         "Y = W X": output,
     }
-    assert found.keys() == figures.keys()
+    assert computed.keys() == figures.keys()
     for name, rows in figures.items():
-        assert_figures(found[name].reshape(3, -1), rows)
+        assert_figures(computed[name].reshape(3, -1), rows)
 
 
 @pytest.mark.parametrize("case", ["unbatched", "batched"])
-def test_causal_single_head(case):
+def test_causal_single_head_matches_the_example(case):
     X = tensor(EXAMPLE["X"])
     figures = EXAMPLE["single-head, causal"]
     V = tensor(figures["V (given)"])
@@ -71,18 +71,18 @@ def test_causal_single_head(case):
         head.W_Q.weight.copy_(tensor(EXAMPLE["W_Q"]).T)
         # The example gives its values, not their matrix: three rows of X are independent, so one reproduces them.
         head.W_V.weight.copy_((torch.linalg.pinv(X) @ V).T)
-    output, kept = run_and_keep_locals(head, "forward", X.reshape(sizes))
-    found = {
-        "K = X W_K": kept["key"],
-        "Q = X W_Q": kept["query"],
-        "S = Q K^T": kept["scores"],
-        "S / sqrt(4)": kept["scaled"],
-        "masked, scaled": kept["logits"],
-        "W = softmax(masked, scaled)": kept["weights"],
-        "V (given)": kept["value"],
+    output, local_variables = run_and_keep_locals(head, "forward", X.reshape(sizes))
+    computed = {
+        "K = X W_K": local_variables["key"],
+        "Q = X W_Q": local_variables["query"],
+        "S = Q K^T": local_variables["scores"],
+        "S / sqrt(4)": local_variables["scaled"],
+        "masked, scaled": local_variables["logits"],
+        "W = softmax(masked, scaled)": local_variables["weights"],
+        "V (given)": local_variables["value"],
         "R = W V": output,
     }
-    assert found.keys() == figures.keys()
+    assert computed.keys() == figures.keys()
     for name, rows in figures.items():
-        # R was made of the unrounded V, which isn't given.
-        assert_figures(found[name].reshape(3, -1), rows, ROUNDED_TWICE if name == "R = W V" else ROUNDED)
+        # R was computed from the unrounded V, which isn't published.
+        assert_figures(computed[name].reshape(3, -1), rows, ROUNDED_TWICE if name == "R = W V" else ROUNDED)

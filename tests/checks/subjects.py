@@ -1,4 +1,4 @@
-"""Experiments, subjects and single runs of functions that tests write on the spot."""
+"""Experiments, subjects and single runs of functions that the tests define."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,10 +19,10 @@ from attnshape.targets.find import find_target
 from attnshape.targets.target import Target
 
 SIZES = {"B": 5, "Hkv": 2, "H": 7, "L": 11, "Lq": 11, "Lk": 13, "Dk": 3, "Dv": 4, "W": 3}
-"""Small and nearly all different; H is Hkv*G where G is given."""
+"""Small and nearly all different; H is Hkv*G if G is given."""
 
 
-def asked(
+def target_and_sizes(
     function: Callable[..., Any] | str,
     inputs: Mapping[str, str],
     init: str | None = None,
@@ -30,7 +30,7 @@ def asked(
     given: Mapping[str, int] | None = None,
     own: tuple[str, ...] = (),
 ) -> tuple[Target, Sizes]:
-    """Return a target and its sizes; inputs are described as in `{"x": "B L D"}`."""
+    """Return a target and its sizes; inputs are described by dims strings such as `{"x": "B L D"}`."""
     request = TargetSpec(
         function if isinstance(function, str) else "target",
         init=init,
@@ -43,7 +43,7 @@ def asked(
     return target, target.sizes
 
 
-def placement(dtype: DtypeName = "float64", train: bool = False) -> RunOptions:
+def run_options(dtype: DtypeName = "float64", train: bool = False) -> RunOptions:
     return RunOptions(dtype=dtype, train=train)
 
 
@@ -56,11 +56,11 @@ def experiment_of(
     values: Mapping[str, Any] | None = None,
     **given: int,
 ) -> Experiment:
-    """Return a experiment at SIZES, or at the sizes given."""
-    target, sizes = asked(function, inputs or {}, init, values, given)
-    chosen = {letter: {**SIZES, **given}.get(letter, number) for letter, number in sizes.numbers.items()}
-    numbers = sizes.at({letter: chosen[letter] for letter in sizes.independent})
-    return Experiment(target, numbers, placement(train=train), TimeLimit(), budget or Budget(60.0))
+    """Return an experiment at SIZES, or at the given sizes."""
+    target, sizes = target_and_sizes(function, inputs or {}, init, values, given)
+    chosen = {symbol: {**SIZES, **given}.get(symbol, number) for symbol, number in sizes.numbers.items()}
+    numbers = sizes.at({symbol: chosen[symbol] for symbol in sizes.independent})
+    return Experiment(target, numbers, run_options(train=train), TimeLimit(), budget or Budget(60.0))
 
 
 def subject_of(
@@ -71,7 +71,7 @@ def subject_of(
     values: Mapping[str, Any] | None = None,
     **given: int,
 ) -> Subject:
-    """Return a subject at SIZES, or at the sizes given. Fails where the target does."""
+    """Return a subject at SIZES, or at the given sizes; raise the target's error if it fails."""
     experiment = experiment_of(function, inputs, init, values=values, **given)
     if experiment.base.error is not None:
         raise experiment.base.error
@@ -81,7 +81,7 @@ def subject_of(
 def replayed(
     function: Callable[..., Any], changed: Mapping[OutputRef, Replace] | None = None, /, **tensors: Tensor
 ) -> ReplayRun:
-    """Return one run of a function of tensors, which go by their names, without a experiment around it."""
+    """Run a function of named tensors once, without an experiment around it."""
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     replay = Replay(list(tensors.items()), changed or {})
     with torch.no_grad(), replay:
@@ -92,13 +92,13 @@ def replayed(
 
 
 def flow_of(function: Callable[..., Any], /, *parameters: str, **tensors: Tensor) -> RunGraph:
-    """Return what flows where in one run of a function; all tensors but the named parameters carry data."""
+    """Return the data flow of one run of a function; all tensors but the named parameters carry data."""
     run = replayed(function, **tensors)
     return RunGraph(run, set(tensors) - set(parameters))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Return normal deviates, the same for a seed."""
+    """Return normally distributed numbers, the same for each seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -109,4 +109,4 @@ def named(run: ReplayRun, name: str) -> ReplayedCall:
 
 
 def plan_of(target: Callable[..., Any], inputs: Mapping[str, str], constraints: tuple[Any, ...] = ()) -> Plan:
-    return Plan(asked(target, inputs)[1], constraints)
+    return Plan(target_and_sizes(target, inputs)[1], constraints)

@@ -1,4 +1,4 @@
-"""Every mechanism of the catalog, with each of its cases, is free of findings, and what it claims is verified."""
+"""`check` reports no findings for the catalog's mechanisms, and verifies their claims."""
 
 import contextlib
 
@@ -22,33 +22,33 @@ def checked(target: str, *claims: str, **options: object) -> Report:
 @pytest.mark.parametrize(
     "target", sampled(CASES, ["multi-head:cross_attention", "scaled-dot-product:unbatched", "additive:cross_attention"])
 )
-def test_a_mechanism_has_no_finding(target: str) -> None:
+def test_mechanism_has_no_findings(target: str) -> None:
     report = checked(target)
     assert report.findings == ()
     assert ("batch elements don't affect each other" in report.verified) != target.endswith(":unbatched")
     assert "tokens keep their positions up to the scores" in report.verified
-    assert not [one for one in report.not_checked if "failed" in one.why]
+    assert not [entry for entry in report.not_checked if "failed" in entry.why]
 
 
-def test_what_is_claimed_of_a_causal_one_is_verified() -> None:
+def test_claims_of_a_causal_mechanism_are_verified() -> None:
     report = checked("multi-head", "causal", "scale=1/sqrt(Dk)", causal=True)
     assert report.findings == ()
     assert {"attends causally", "scores are scaled by 1/sqrt(Dk), as claimed"} <= set(report.verified)
 
 
-def test_a_claim_that_does_not_hold_is_a_finding() -> None:
+def test_wrong_claim_is_a_finding() -> None:
     assert [finding.code for finding in checked("multi-head", "causal").findings] == ["AS501"]
     assert [finding.code for finding in checked("multi-head", "scale=1/Dk").findings] == ["AS207"]
     assert [finding.code for finding in checked("dot-product", "scale=1/sqrt(Dk)").findings] == ["AS204"]
 
 
-def test_a_mask_that_masks_too_little_is_found_by_its_value() -> None:
+def test_small_mask_value_is_found() -> None:
     report = checked("multi-head", causal=True, mask_value=-2.0)
     assert [finding.code for finding in report.findings] == ["AS405"]
     assert "masked scores become -2" in report.findings[0].message
 
 
-def test_the_pattern_of_a_causal_one_is_a_triangle() -> None:
+def test_causal_pattern_is_a_triangle() -> None:
     report = checked("multi-head", causal=True)
     (pattern,) = report.patterns
     size = len(pattern.rows)

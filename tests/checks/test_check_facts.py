@@ -1,4 +1,4 @@
-"""The facts that a check reports."""
+"""The facts that `check` reports."""
 
 import contextlib
 from pathlib import Path
@@ -38,9 +38,9 @@ def of_pixels(B, Lq, Lk, D):
 """
 
 
-@pytest.mark.parametrize(("case", "said"), [("of_tokens", True), ("of_blocks", False), ("of_pixels", True)])
-def test_every_key_is_seen_only_where_no_block_ends_what_is_seen(tmp_path: Path, case: str, said: bool) -> None:
+@pytest.mark.parametrize(("case", "reported"), [("of_tokens", True), ("of_blocks", False), ("of_pixels", True)])
+def test_full_attention_is_reported_unless_blocks_limit_it(tmp_path: Path, case: str, reported: bool) -> None:
     (tmp_path / "facts.py").write_text(CODE)
     request = TargetSpec(f"{tmp_path / 'facts.py'}:{case}")
     report = check_request(request, RunOptions(), Claims(), 60.0, contextlib.nullcontext)
-    assert ("every query attends to every key" in [one.text for one in report.facts]) is said
+    assert ("every query attends to every key" in [fact.text for fact in report.facts]) is reported

@@ -1,4 +1,4 @@
-"""Targets that are random, stateful, slow, that change their inputs, or that take few sizes or types."""
+"""Targets that are random, stateful or slow, that change their inputs, or that accept few sizes or dtypes."""
 
 import contextlib
 import textwrap
@@ -53,14 +53,14 @@ def codes(report: Report) -> list[str]:
     return [finding.code for finding in report.findings]
 
 
-def test_plain_code_has_no_finding(tmp_path: Path) -> None:
+def test_plain_code_has_no_findings(tmp_path: Path) -> None:
     report = checked(tmp_path, "pass")
     assert codes(report) == []
     assert "scores, weights and contexts agree with an independent computation in float64" in report.verified
     assert report.dtype == "float64"
 
 
-def test_randomness_that_no_seed_reaches_is_said(tmp_path: Path) -> None:
+def test_unseeded_randomness_is_reported(tmp_path: Path) -> None:
     report = checked(
         tmp_path,
         """
@@ -71,10 +71,10 @@ def test_randomness_that_no_seed_reaches_is_said(tmp_path: Path) -> None:
     assert codes(report) == []
     assert [fact.text for fact in report.facts] == ["the result is random even with a fixed seed"]
     assert report.verified == ()
-    assert [one.what for one in report.not_checked] == ["everything"]
+    assert [entry.what for entry in report.not_checked] == ["everything"]
 
 
-def test_noise_that_a_seed_reaches_is_a_fact(tmp_path: Path) -> None:
+def test_seeded_noise_is_a_fact(tmp_path: Path) -> None:
     report = checked(
         tmp_path,
         """
@@ -86,7 +86,7 @@ def test_noise_that_a_seed_reaches_is_a_fact(tmp_path: Path) -> None:
     assert any("randn_like depends on the seed" in fact.text for fact in report.facts)
 
 
-def test_a_changed_input_is_found_and_nothing_else(tmp_path: Path) -> None:
+def test_modified_input_is_the_only_finding(tmp_path: Path) -> None:
     report = checked(
         tmp_path,
         """
@@ -97,7 +97,7 @@ def test_a_changed_input_is_found_and_nothing_else(tmp_path: Path) -> None:
     assert codes(report) == ["AS903"]
 
 
-def test_code_that_takes_no_float64_is_checked_in_float32(tmp_path: Path) -> None:
+def test_float32_only_code_is_checked_in_float32(tmp_path: Path) -> None:
     report = checked(
         tmp_path,
         """
@@ -112,7 +112,7 @@ def test_code_that_takes_no_float64_is_checked_in_float32(tmp_path: Path) -> Non
     assert "batch elements don't affect each other" in report.verified
 
 
-def test_code_that_raises_at_small_sizes_is_checked_at_its_own(tmp_path: Path) -> None:
+def test_code_with_fixed_sizes_is_checked_at_those_sizes(tmp_path: Path) -> None:
     report = checked(
         tmp_path,
         """
@@ -131,7 +131,7 @@ def test_code_that_raises_at_small_sizes_is_checked_at_its_own(tmp_path: Path) -
     assert "batch elements don't affect each other" in report.verified
 
 
-def test_code_that_fails_is_no_check_but_an_error(tmp_path: Path) -> None:
+def test_failing_code_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         AttnshapeError, match="the target fails, so that nothing can be checked: KeyError: 'a'"
     ) as error:
@@ -145,7 +145,7 @@ def test_code_that_fails_is_no_check_but_an_error(tmp_path: Path) -> None:
     assert "attnshape trace" in str(error.value.hint)
 
 
-def test_a_time_limit_ends_the_check_with_what_was_done(tmp_path: Path) -> None:
+def test_time_limit_keeps_partial_results(tmp_path: Path) -> None:
     started = time.monotonic()
     report = checked(
         tmp_path,
@@ -157,18 +157,18 @@ def test_a_time_limit_ends_the_check_with_what_was_done(tmp_path: Path) -> None:
         limit=4.0,
     )
     assert time.monotonic() - started < 12
-    assert "the time limit was reached" in {one.why for one in report.not_checked}
+    assert "the time limit was reached" in {entry.why for entry in report.not_checked}
     assert codes(report) == []
 
 
-def test_a_claim_about_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_claim_about_a_missing_input_is_reported(tmp_path: Path) -> None:
     report = checked(tmp_path, "pass", claims=("mask=keep", "bias=bias"))
-    whys = {one.why for one in report.not_checked}
+    whys = {entry.why for entry in report.not_checked}
     assert "mask is claimed, but there is no such input" in whys
     assert "bias is claimed, but there is no such input" in whys
 
 
-def test_uninitialised_and_zero_parameters_hide_nothing(tmp_path: Path) -> None:
+def test_uninitialised_and_zero_parameters_hide_no_mistakes(tmp_path: Path) -> None:
     report = checked(
         tmp_path,
         """
@@ -184,16 +184,16 @@ def test_uninitialised_and_zero_parameters_hide_nothing(tmp_path: Path) -> None:
     assert codes(report) == ["AS101"]
 
 
-def test_a_scale_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+def test_scale_with_an_unknown_symbol_is_reported(tmp_path: Path) -> None:
     report = checked(tmp_path, "pass", claims=("scale=1/sqrt(Dz)",))
-    assert any("Dz" in one.why for one in report.not_checked)
+    assert any("Dz" in entry.why for entry in report.not_checked)
 
 
 SIZES: list[dict[str, Any]] = [{"B": 1}, {"B": 2, "L": 5, "H": 3, "D": 12}, {"L": 64, "H": 2, "D": 16}]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_the_sizes_given_need_not_be_small_or_distinct(tmp_path: Path, sizes: dict[str, int]) -> None:
+def test_given_sizes_need_not_be_small_or_distinct(tmp_path: Path, sizes: dict[str, int]) -> None:
     report = checked(tmp_path, "pass", **sizes)
     assert codes(report) == []
     assert report.verified
@@ -206,6 +206,6 @@ def test_large_sizes_are_never_run(tmp_path: Path) -> None:
     assert all(max(sizes.values()) < 1000 for sizes in report.small_sizes)
 
 
-def test_a_window_in_a_letter_that_has_no_size_is_an_error(tmp_path: Path) -> None:
+def test_window_in_an_unknown_symbol_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(AttnshapeError, match="the target has no size W"):
         checked(tmp_path, "pass", claims=("causal", "window=W"))

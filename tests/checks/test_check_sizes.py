@@ -1,4 +1,4 @@
-"""The sizes at which is probed: all different, within the constraints, and others the second time."""
+"""The small sizes of a check: all different, within the constraints, and different in the second set."""
 
 import itertools
 
@@ -13,23 +13,23 @@ from attnshape.inference.plan import Equal, Fixed, Multiple, Plan
 from attnshape.model.trace import Size
 from tests.checks.subjects import plan_of
 
-LETTERS = ("B", "H", "L", "Lq", "Lk", "Lp", "Dk", "Dv", "W")
+SYMBOLS = ("B", "H", "L", "Lq", "Lk", "Lp", "Dk", "Dv", "W")
 LENGTHS = ("L", "Lq", "Lk", "Lp")
 
 
 def plan(numbers, constraints=(), follows=None):
-    expressions = {letter: parse_expression(text) for letter, text in (follows or {}).items()}
+    expressions = {symbol: parse_expression(text) for symbol, text in (follows or {}).items()}
     every = dict(numbers)
-    for letter, expression in expressions.items():
-        every[letter] = expression.evaluate(every)
-    return Plan(Sizes({letter: Size(size, "given") for letter, size in every.items()}, expressions), tuple(constraints))
+    for symbol, expression in expressions.items():
+        every[symbol] = expression.evaluate(every)
+    return Plan(Sizes({symbol: Size(size, "given") for symbol, size in every.items()}, expressions), tuple(constraints))
 
 
 def has_few_lengths(numbers):
-    return sum(letter in (*LENGTHS, "W") for letter in numbers) < 3
+    return sum(symbol in (*LENGTHS, "W") for symbol in numbers) < 3
 
 
-few = st.dictionaries(st.sampled_from(LETTERS), st.integers(1, 99), min_size=1, max_size=5).filter(has_few_lengths)
+few = st.dictionaries(st.sampled_from(SYMBOLS), st.integers(1, 99), min_size=1, max_size=5).filter(has_few_lengths)
 
 
 @settings(max_examples=60, deadline=None)
@@ -38,53 +38,53 @@ def test_sizes_are_different_primes(numbers):
     for chosen in small_sizes(plan(numbers))[:2]:
         assert chosen.keys() == numbers.keys()
         assert len(set(chosen.values())) == len(chosen)
-        assert all(size >= 5 and all(size % one for one in range(2, size)) for size in chosen.values())
+        assert all(size >= 5 and all(size % divisor for divisor in range(2, size)) for size in chosen.values())
 
 
 @settings(max_examples=60, deadline=None)
 @given(few)
 def test_lengths_keep_the_users_order(numbers):
     for chosen in small_sizes(plan(numbers))[:2]:
-        for one, other in itertools.permutations([letter for letter in numbers if letter in (*LENGTHS, "W")], 2):
+        for one, other in itertools.permutations([symbol for symbol in numbers if symbol in (*LENGTHS, "W")], 2):
             if numbers[one] < numbers[other]:
                 assert chosen[one] < chosen[other]
 
 
 @settings(max_examples=60, deadline=None)
 @given(few)
-def test_two_sets_differ_in_every_size(numbers):
+def test_both_sets_differ_in_every_size(numbers):
     first, second, *rounds = small_sizes(plan(numbers))
-    assert all(first[letter] != second[letter] for letter in numbers)
+    assert all(first[symbol] != second[symbol] for symbol in numbers)
     assert rounds == [plan(numbers).numbers(0), plan(numbers).numbers(1)]
 
 
-def test_six_unknowns_differ_and_many_are_still_given_sizes():
-    six = plan({letter: 10 + place for place, letter in enumerate(LETTERS[:6])})
+def test_six_sizes_differ_and_twelve_still_get_sizes():
+    six = plan({symbol: 10 + place for place, symbol in enumerate(SYMBOLS[:6])})
     first, second, *_ = small_sizes(six)
-    assert all(first[letter] != second[letter] for letter in LETTERS[:6])
-    many = plan({letter: 10 + place for place, letter in enumerate((*LETTERS, "C", "E", "F"))})
+    assert all(first[symbol] != second[symbol] for symbol in SYMBOLS[:6])
+    many = plan({symbol: 10 + place for place, symbol in enumerate((*SYMBOLS, "C", "E", "F"))})
     assert all(len(set(chosen.values())) == 12 for chosen in small_sizes(many))
 
 
 @pytest.mark.parametrize("lengths", [("Lp", "L", "W"), ("Lp", "Lq", "Lk", "L", "W")])
-def test_several_lengths_coincide_with_nothing_either(lengths):
-    first, second, *_ = small_sizes(plan({letter: 10 + place for place, letter in enumerate(lengths)}))
+def test_derived_lengths_coincide_with_no_size(lengths):
+    first, second, *_ = small_sizes(plan({symbol: 10 + place for place, symbol in enumerate(lengths)}))
     for chosen in (first, second):
-        made = {size for n in chosen.values() for size in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
-        assert not made & set(chosen.values())
-    assert all(first[letter] != second[letter] for letter in lengths)
+        derived = {size for n in chosen.values() for size in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
+        assert not derived & set(chosen.values())
+    assert all(first[symbol] != second[symbol] for symbol in lengths)
 
 
-def test_seven_unknowns_differ_too():
-    first, second, *_ = small_sizes(plan({letter: 10 + place for place, letter in enumerate(LETTERS[:7])}))
-    assert all(first[letter] != second[letter] for letter in LETTERS[:7])
+def test_seven_sizes_differ():
+    first, second, *_ = small_sizes(plan({symbol: 10 + place for place, symbol in enumerate(SYMBOLS[:7])}))
+    assert all(first[symbol] != second[symbol] for symbol in SYMBOLS[:7])
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), factor=st.sampled_from((2, 3, 8)), times=st.integers(2, 5))
 def test_constraints_are_kept(data, factor, times):
-    letters = data.draw(st.permutations(LETTERS))[:4]
-    even, part, whole, equal = letters
+    symbols = data.draw(st.permutations(SYMBOLS))[:4]
+    even, part, whole, equal = symbols
     numbers = {even: factor * 4, part: 5, whole: 5 * times, equal: factor * 4}
     constraints = [Multiple(even, factor), Multiple(whole, 1, part), Equal(equal, even)]
     for chosen in small_sizes(plan(numbers, constraints))[:2]:
@@ -95,20 +95,20 @@ def test_constraints_are_kept(data, factor, times):
 
 
 @pytest.mark.parametrize("number", [1, 6, 64])
-def test_a_fixed_size_stays(number):
+def test_fixed_size_is_kept(number):
     for chosen in small_sizes(plan({"B": 2, "L": number, "Dk": 8}, [Fixed("L")]))[:2]:
         assert chosen["L"] == number
         assert len(set(chosen.values())) == 3
 
 
-def test_no_size_is_that_of_a_fixed_one():
+def test_no_other_size_equals_a_fixed_one():
     for fixed in (5, 7, 11):
         for chosen in small_sizes(plan({"B": 2, "L": fixed, "Dk": 8}, [Fixed("L")]))[:2]:
             assert len(set(chosen.values())) == 3
 
 
 def test_no_size_is_a_sum_of_others():
-    """Cached and new tokens together must not be as many as there are heads."""
+    """The number of cached and new tokens together must not equal the number of heads."""
     numbers = {"B": 2, "H": 4, "Lp": 6, "L": 10, "Dk": 8}
     for chosen in small_sizes(plan(numbers, follows={"T": "Lp+L", "D": "H*Dk"}))[:2]:
         assert chosen["T"] == chosen["Lp"] + chosen["L"]
@@ -117,63 +117,63 @@ def test_no_size_is_a_sum_of_others():
 
 @settings(max_examples=40, deadline=None)
 @given(few)
-def test_no_size_is_made_of_a_length(numbers):
-    """A table of all distances has 2*L - 1 rows, one with a token more L + 1."""
+def test_no_size_is_derived_from_a_length(numbers):
+    """A table of all distances has 2*L - 1 rows, and a sequence with one more token has L + 1."""
     for chosen in small_sizes(plan(numbers))[:2]:
-        lengths = [chosen[letter] for letter in numbers if letter in LENGTHS]
-        made = {size for n in lengths for size in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
-        assert not made & set(chosen.values())
+        lengths = [chosen[symbol] for symbol in numbers if symbol in LENGTHS]
+        derived = {size for n in lengths for size in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
+        assert not derived & set(chosen.values())
 
 
-def test_what_follows_follows():
-    made = plan_of(lambda x: x, {"x": "B L D", "y": "B H L Dk"})
-    for chosen in small_sizes(made):
+def test_derived_sizes_are_computed():
+    sizes_plan = plan_of(lambda x: x, {"x": "B L D", "y": "B H L Dk"})
+    for chosen in small_sizes(sizes_plan):
         assert chosen["D"] == chosen["H"] * chosen["Dk"]
 
 
-def test_powers_of_a_large_part_are_small():
+def test_size_with_a_high_power_is_small():
     sizes = plan({"B": 2, "L": 10}).sizes
     assert small_sizes(Plan(sizes, (), False, {"B": 1, "L": 2}))[0] == {"B": 7, "L": 5}
     assert small_sizes(Plan(sizes, (), False, {"B": 2, "L": 1}))[0] == {"B": 5, "L": 7}
 
 
-def test_nothing_varies_where_every_size_is_fixed():
-    every = [Fixed(letter) for letter in ("B", "L")]
+def test_fixed_sizes_never_vary():
+    every = [Fixed(symbol) for symbol in ("B", "L")]
     assert all(chosen == {"B": 2, "L": 10} for chosen in small_sizes(plan({"B": 2, "L": 10}, every)))
 
 
 @settings(max_examples=40, deadline=None)
 @given(few)
-def test_other_lengths_differ_in_lengths_only(numbers):
-    made = plan(numbers)
-    chosen = small_sizes(made)[0]
-    other = other_lengths(made, chosen)
-    lengths = [letter for letter in numbers if letter in LENGTHS]
+def test_other_lengths_change_only_lengths(numbers):
+    sizes_plan = plan(numbers)
+    chosen = small_sizes(sizes_plan)[0]
+    other = other_lengths(sizes_plan, chosen)
+    lengths = [symbol for symbol in numbers if symbol in LENGTHS]
     if not lengths:
         assert other is None
     else:
-        assert {letter for letter in numbers if other[letter] != chosen[letter]} == set(lengths)
+        assert {symbol for symbol in numbers if other[symbol] != chosen[symbol]} == set(lengths)
 
 
-def test_other_lengths_follow():
-    made = plan({"B": 2, "Lp": 6, "L": 10}, follows={"T": "Lp+L"})
-    other = other_lengths(made, {"B": 5, "Lp": 7, "L": 11, "T": 18})
+def test_other_lengths_recompute_derived_sizes():
+    sizes_plan = plan({"B": 2, "Lp": 6, "L": 10}, follows={"T": "Lp+L"})
+    other = other_lengths(sizes_plan, {"B": 5, "Lp": 7, "L": 11, "T": 18})
     assert other == {"B": 5, "Lp": 9, "L": 13, "T": 22}
     assert other_lengths(plan({"B": 2, "L": 10}, [Multiple("L", 2)]), {"B": 5, "L": 14}) is None
 
 
 @given(st.integers(4, 60), st.integers(0, 20))
-def test_a_multiple_holds_a_letter(number, times):
+def test_multiple_involves_the_symbol(number, times):
     assert involves(number * times, "H", {"H": number}) is (times > 0)
     assert not involves(number * times + 1, "H", {"H": number})
     assert not involves(number, "B", {"H": number})
 
 
-def test_sizes_that_coincide_with_most_hold_nothing():
+def test_small_factors_involve_no_symbol():
     assert not involves(6, "H", {"H": 3})
     assert not involves(5, "H", {"H": 1})
 
 
-def test_sizes_in_words():
+def test_symbol_or_number():
     numbers = {"Lq": 11, "B": 5, "Lk": 11, "one": 1}
     assert [symbol_or_number(size, numbers) for size in (5, 11, 12, 1)] == ["B", "Lq", "12", "1"]

@@ -1,4 +1,4 @@
-"""Queries, keys and values are found in every layout, and additional products of scores are distinguished."""
+"""Queries, keys and values are found in every layout, and additional score products are distinguished."""
 
 import math
 
@@ -78,16 +78,16 @@ def fused(q, k, v):
     return F.scaled_dot_product_attention(q, k, v)
 
 
-LAYOUTS = [(one, HEADS) for one in (heads_first, keys_first, values_first, folded, added_within, swapped)]
-LAYOUTS += [(one, HEADS) for one in (summed, spelled, late, fused)]
+LAYOUTS = [(attention, HEADS) for attention in (heads_first, keys_first, values_first, folded, added_within, swapped)]
+LAYOUTS += [(attention, HEADS) for attention in (summed, spelled, late, fused)]
 LAYOUTS += [(heads_last, LAST), (grouped, GROUPED)]
 
 
 @pytest.mark.parametrize(("function", "inputs"), LAYOUTS, ids=lambda one: getattr(one, "__name__", ""))
-def test_queries_keys_and_values_are_what_they_are(function, inputs):
+def test_queries_keys_and_values_are_identified(function, inputs):
     subject = subject_of(function, inputs)
     ((query, key, value),) = by_attention(subject)
-    assert [one.role for one in (query, key, value)] == ["query", "key", "value"]
+    assert [attention.role for attention in (query, key, value)] == ["query", "key", "value"]
     for one, name in zip((query, key, value), "qkv", strict=True):
         assert subject.graph.origins(one.sources) == {name}
         assert one.value.numel() == subject.base.inputs[name].numel()
@@ -109,7 +109,7 @@ def test_axes_of_queries_and_keys(function, inputs):
         assert numbers["Lq"] in {core.scores.result.shape[axis] for axis in core.scores.free(query)}
 
 
-def test_grouped_heads_are_free_with_the_queries():
+def test_grouped_heads_are_free_axes_of_the_queries():
     (measured,) = subject_of(grouped, GROUPED, G=3).measured
     scores = measured.core.scores
     query, key = query_and_key(measured)
@@ -118,7 +118,7 @@ def test_grouped_heads_are_free_with_the_queries():
     assert scores.free(key) == {4}
 
 
-def test_fused_ones_have_what_they_were_called_with():
+def test_fused_core_has_the_arguments_of_its_call():
     def function(q, k, v, mask):
         return F.scaled_dot_product_attention(q, k, value=v, attn_mask=mask, scale=0.25)
 
@@ -131,31 +131,31 @@ def test_fused_ones_have_what_they_were_called_with():
     assert torch.isinf(core.added[~mask.expand_as(core.added)]).all()
 
 
-def test_fused_ones_scale_by_their_width_and_hide_the_future():
+def test_fused_core_has_the_default_scale_and_causal_mask():
     (core,) = subject_of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), HEADS).fused
     assert core.scale == pytest.approx(1 / math.sqrt(3))
     queries, keys = core.added.shape[-2:]
     assert torch.equal(core.added[0, 0] == 0, torch.ones(queries, keys).tril().bool())
 
 
-def test_heads_that_talk_are_mixed_on_the_way():
-    def talking(q, k, v, before, behind):
+def test_talking_heads_are_mixed_on_the_path():
+    def talking(q, k, v, before, after):
         scores = torch.einsum("bhij,hg->bgij", q @ k.mT, before)
-        weights = torch.einsum("bhij,hg->bgij", scores.softmax(-1), behind)
+        weights = torch.einsum("bhij,hg->bgij", scores.softmax(-1), after)
         return weights @ v
 
     q, k, v = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 7, seed=2)
-    mixes = {"before": normal(3, 3, seed=3), "behind": normal(3, 3, seed=4)}
-    flow = flow_of(talking, "before", "behind", q=q, k=k, v=v, **mixes)
+    mixes = {"before": normal(3, 3, seed=3), "after": normal(3, 3, seed=4)}
+    flow = flow_of(talking, "before", "after", q=q, k=k, v=v, **mixes)
     (core,) = cores(flow)
     assert torch.equal(core.scores.given(core.scores.left), q)
     assert torch.equal(core.value.given(core.values_place), v)
-    assert [one.first.name for one in core.positional] == ["einsum"]
+    assert [product.first.name for product in core.positional] == ["einsum"]
     assert core.more_scores == ()
     assert core.key_axes == (3,)
 
 
-def test_positions_make_a_product_of_their_own():
+def test_positional_scores_are_a_separate_product():
     def relative(q, k, v, positions, u):
         content = torch.einsum("bhid,bhjd->bhij", q + u, k)
         position = torch.einsum("bhid,hjd->bhij", q, positions)
@@ -170,22 +170,22 @@ def test_positions_make_a_product_of_their_own():
     assert core.more_scores == ()
 
 
-def test_two_products_of_what_is_given_are_both_scores():
+def test_two_products_of_inputs_are_both_scores():
     def twice(q, k, v, p):
         return (q @ k.mT + p @ k.mT).softmax(-1) @ v
 
     q, k, v = normal(2, 4, 5), normal(2, 6, 5, seed=1), normal(2, 6, 7, seed=2)
     (core,) = cores(flow_of(twice, q=q, k=k, v=v, p=normal(2, 4, 5, seed=3)))
     assert torch.equal(core.scores.given(0), q)
-    assert [one.given(0).equal(normal(2, 4, 5, seed=3)) for one in core.more_scores] == [True]
+    assert [product.given(0).equal(normal(2, 4, 5, seed=3)) for product in core.more_scores] == [True]
 
 
-def test_a_softmax_without_values_is_no_attention():
+def test_softmax_without_values_is_not_attention():
     assert cores(flow_of(lambda q, k: (q @ k.mT).softmax(-1), q=normal(3, 4), k=normal(5, 4))) == []
     assert cores(flow_of(lambda x, v: x.softmax(-1) * v, x=normal(3, 4), v=normal(3, 4))) == []
 
 
-def test_a_classifiers_softmax_behind_attention_is_none():
+def test_classifier_softmax_after_attention_is_not_attention():
     def function(q, k, v, head):
         context = (q @ k.mT).softmax(-1) @ v
         return F.linear(context, head).softmax(-1)
@@ -194,7 +194,7 @@ def test_a_classifiers_softmax_behind_attention_is_none():
     assert len(cores(flow_of(function, "head", **tensors))) == 1
 
 
-def test_every_attention_of_a_stack_is_found():
+def test_every_attention_in_a_stack_is_found():
     def stacked(x):
         for _ in range(3):
             x = (x @ x.mT).softmax(-1) @ x
@@ -220,7 +220,7 @@ class Projected(nn.Module):
         return self.out((q @ k.mT).softmax(-1).matmul(v).chunk(2, -1)[0].transpose(1, 2).flatten(2))
 
 
-def test_operands_come_from_their_projections():
+def test_operands_are_traced_to_their_projections():
     subject = subject_of(Projected, {"x": "B L D"}, init="D, H")
     both, value, _ = [event.refs[0] for event in subject.base.events if event.name == "linear"]
     ((query, key, values),) = by_attention(subject)

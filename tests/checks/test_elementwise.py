@@ -1,4 +1,4 @@
-"""What happens to the scores and the weights on their way is measured: factors, what is added, and what moves."""
+"""The elementwise maps of scores and weights are measured: factors, added terms, and positions."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ finite = st.floats(-20, 20).filter(lambda number: abs(number) > 1e-3)
 
 @settings(max_examples=15, deadline=None)
 @given(factor=finite, more=st.floats(-5, 5), shape=st.sampled_from([(2, 3, 4, 5), (3, 1, 1), (4, 5), (1, 5)]))
-def test_factor_and_what_is_added_are_told_apart(factor, more, shape):
+def test_factor_and_added_term_are_distinguished(factor, more, shape):
     bias = normal(*shape) * more
     way = measured_of(lambda s: (s + bias) * factor).scores_map
     assert way.elementwise
@@ -39,7 +39,7 @@ def test_factor_and_what_is_added_are_told_apart(factor, more, shape):
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([-torch.inf, -1e9, -1e4, torch.finfo(torch.float64).min]))
-def test_hidden_keys_are_where_the_mask_is(seed, number):
+def test_masked_keys_are_hidden(seed, number):
     hidden = normal(2, 1, 4, 5, seed=seed) > 0.5
     for mask in (
         lambda s: s.masked_fill(hidden, number),
@@ -53,7 +53,7 @@ def test_hidden_keys_are_where_the_mask_is(seed, number):
         assert way.elementwise
 
 
-def test_a_small_number_hides_nothing():
+def test_small_fill_value_hides_nothing():
     hidden = normal(4, 5) > 0
     way = measured_of(lambda s: s.masked_fill(hidden, -100.0)).scores_map
     assert HIDES < -100
@@ -63,7 +63,7 @@ def test_a_small_number_hides_nothing():
     assert way.common_factor == 1
 
 
-def test_several_factors_are_none():
+def test_several_factors_give_no_common_factor():
     per_head = torch.tensor([1.0, 2.0, 3.0]).reshape(3, 1, 1)
     way = measured_of(lambda s: s * per_head).scores_map
     assert way.common_factor is None
@@ -85,11 +85,11 @@ def test_several_factors_are_none():
     ],
     ids=("tanh", "clamp", "square", "exponential", "two of them", "mean", "heads that talk", "sum so far"),
 )
-def test_what_is_not_elementwise(on_the_way):
+def test_not_elementwise(on_the_way):
     assert not measured_of(on_the_way).scores_map.elementwise
 
 
-def test_the_mean_of_two_is_not_elementwise():
+def test_mean_of_two_is_not_elementwise():
     assert not measured_of(lambda s: (s + s.flip(-1)) / 2).scores_map.elementwise
 
 
@@ -101,7 +101,7 @@ def test_the_mean_of_two_is_not_elementwise():
         (lambda s: s.view(2, 3, 4, 5) * 1, (0, 1, 2, 3)),
     ],
 )
-def test_layout_operations_keep_the_numbers(on_the_way, order):
+def test_layout_operations_keep_the_values(on_the_way, order):
     way = measured_of(lambda s: on_the_way(s).reshape(2, 3, 4, 5)).scores_map
     assert way.elementwise
     assert way.common_factor == 1
@@ -109,7 +109,7 @@ def test_layout_operations_keep_the_numbers(on_the_way, order):
         assert axis_after(way, (2, 3, 4, 5), axis) == axis
 
 
-def test_each_element_tells_where_it_is_from():
+def test_each_element_has_its_source():
     def function(q, k, v):
         scores = (q @ k.mT).permute(1, 0, 3, 2) * 2
         return scores.softmax(2).permute(1, 0, 3, 2) @ v
@@ -123,7 +123,7 @@ def test_each_element_tells_where_it_is_from():
     assert torch.equal(measured.weights_map.source, torch.arange(120).reshape(3, 2, 5, 4).permute(1, 0, 3, 2))
 
 
-def test_a_shift_is_no_axis_kept():
+def test_shifted_axis_is_not_kept():
     way = measured_of(lambda s: s.roll(1, -1)).scores_map
     assert way.elementwise
     assert torch.equal(way.source[0, 0, 0], torch.tensor([4, 0, 1, 2, 3]))
@@ -131,7 +131,7 @@ def test_a_shift_is_no_axis_kept():
     assert axis_after(way, (2, 3, 4, 5), 2) == 2
 
 
-def test_weights_that_are_put_to_zero():
+def test_zeroed_weights():
     dropped = normal(2, 1, 4, 5) > 0
     behind = measured_of(lambda s: s, lambda w: w.masked_fill(dropped, 0.0)).weights_map
     assert torch.equal(behind.factor == 0, dropped.expand(2, 3, 4, 5))
@@ -140,12 +140,12 @@ def test_weights_that_are_put_to_zero():
     assert behind.common_factor == 1
 
 
-def test_weights_that_are_normalised_again_are_not_elementwise():
+def test_renormalised_weights_are_not_elementwise():
     assert not measured_of(lambda s: s, lambda w: w / (w.sum(-1, keepdim=True) + 1e-9)).weights_map.elementwise
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.5, 0.0])
-def test_what_baddbmm_adds_is_added(beta):
+def test_baddbmm_input_is_an_added_term(beta):
     bias = normal(6, 4, 5)
 
     def function(q, k, v):
@@ -160,7 +160,7 @@ def test_what_baddbmm_adds_is_added(beta):
     assert measured.scores_map.elementwise
 
 
-def test_all_attentions_of_a_stack_are_measured_at_once():
+def test_stacked_attentions_are_measured_in_the_same_runs():
     def stacked(q, k, v):
         first = (q @ k.mT * 2).softmax(-1) @ v
         second = (first @ v.mT * 3).softmax(-1) @ v
@@ -168,23 +168,23 @@ def test_all_attentions_of_a_stack_are_measured_at_once():
 
     subject = subject_of(stacked, {**HEADS}, **SIZES)
     before = subject.experiment.budget.runs
-    assert [one.scores_map.common_factor for one in subject.measured] == [2, 3, 5]
+    assert [attention.scores_map.common_factor for attention in subject.measured] == [2, 3, 5]
     assert subject.experiment.budget.runs == before + 8
 
 
-def test_what_takes_other_steps_for_other_scores_is_not_measured():
+def test_data_dependent_branch_is_not_measured():
     def guarded(s):
         return s - s.max() if s.max() > 50 else s
 
     assert measured_of(guarded).scores_map is None
 
 
-def test_numbers_in_float32_are_measured_too():
+def test_float32_maps_are_measured():
     way = measured_of(lambda s: s.float() * 0.125 + 0.5).scores_map
     assert way.common_factor == 0.125
     assert way.added.eq(0.5).all()
     assert way.elementwise
 
 
-def test_distinct_numbers_are_in_order():
+def test_distinct_numbers_are_sorted():
     assert distinct(torch.tensor([[2.0, 1.0], [1.0, 3.0]])) == [1.0, 2.0, 3.0]

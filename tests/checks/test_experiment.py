@@ -1,4 +1,4 @@
-"""The runs of an experiment are alike but for what changes in them; parameters that hide what follows get numbers."""
+"""The runs of an experiment are identical except for the intervention."""
 
 import time
 
@@ -35,7 +35,7 @@ class Layer(nn.Module):
         return self.dropout(self.proj(x)) * self.gate + self.zeros + 1
 
 
-def test_runs_are_the_same_again():
+def test_runs_are_reproducible():
     experiment = experiment_of(Layer, X, "D, 0.5", train=True)
     first, second = experiment.run(), experiment.run()
     assert same(first, second)
@@ -45,7 +45,7 @@ def test_runs_are_the_same_again():
     assert experiment.training
 
 
-def test_another_seed_is_that_of_the_call_only():
+def test_seed_affects_only_the_call():
     experiment = experiment_of(Layer, X, "D, 0.5", train=True)
     other = experiment.run(Intervention(seed=1))
     assert other.follows(experiment.base)
@@ -54,7 +54,7 @@ def test_another_seed_is_that_of_the_call_only():
     assert all(torch.equal(other.state[name], value) for name, value in experiment.base.state.items())
 
 
-def test_an_input_is_changed():
+def test_intervention_on_an_input():
     experiment = experiment_of(Layer, X, "D")
     run = experiment.run(Intervention(inputs={"x": zeros}))
     assert run.inputs["x"].eq(0).all()
@@ -63,21 +63,21 @@ def test_an_input_is_changed():
     assert same(experiment.run(), experiment.base)
 
 
-def test_an_input_given_as_a_tensor_is_not_changed_itself():
-    given = torch.randn(2, 3, dtype=torch.float64)
-    kept = given.clone()
+def test_tensor_passed_as_input_is_not_modified():
+    tensor = torch.randn(2, 3, dtype=torch.float64)
+    original = tensor.clone()
 
     def function(x):
         return x.mul_(2)
 
-    experiment = experiment_of(function, values={"x": given})
+    experiment = experiment_of(function, values={"x": tensor})
     run = experiment.run(Intervention(inputs={"x": zeros}))
     assert run.returned[0][1].eq(0).all()
-    assert torch.equal(experiment.run().returned[0][1], 2 * kept)
-    assert torch.equal(given, kept)
+    assert torch.equal(experiment.run().returned[0][1], 2 * original)
+    assert torch.equal(tensor, original)
 
 
-def test_a_parameter_and_a_buffer_are_changed():
+def test_intervention_on_a_parameter_and_a_buffer():
     experiment = experiment_of(Layer, X, "D")
     run = experiment.run(Intervention(parameters={"proj.weight": zeros, "zeros": lambda t: t + 1}))
     weight, bias = (run.state[f"proj.{name}"] for name in ("weight", "bias"))
@@ -87,7 +87,7 @@ def test_a_parameter_and_a_buffer_are_changed():
     assert same(experiment.run(), experiment.base)
 
 
-def test_a_result_is_changed():
+def test_intervention_on_a_result():
     experiment = experiment_of(Layer, X, "D")
     run = experiment.run(Intervention(results={OutputRef(named(experiment.base, "linear").order): zeros}))
     assert named(run, "mul").values[0].eq(0).all()
@@ -95,7 +95,7 @@ def test_a_result_is_changed():
     assert not run.returned[0][1].eq(0).any()
 
 
-def test_names_that_inputs_have_go_before_those_of_buffers():
+def test_buffer_named_like_an_input_is_qualified():
     class Twice(nn.Module):
         def __init__(self, D):
             super().__init__()
@@ -111,7 +111,7 @@ def test_names_that_inputs_have_go_before_those_of_buffers():
     assert run.returned[0][1].eq(0).all()
 
 
-def test_what_takes_float32_only_is_run_in_it():
+def test_float32_only_target_runs_in_float32():
     def function(x):
         return x + torch.zeros(3, 3).mm(torch.zeros(3, 3, dtype=torch.float32)).sum()
 
@@ -126,14 +126,14 @@ def test_what_takes_float32_only_is_run_in_it():
     assert experiment.tolerance > 1e-6
 
 
-def test_numbers_in_float32_have_its_tolerance():
+def test_float32_results_have_a_larger_tolerance():
     def casting(x):
         return x.float().softmax(-1).to(x.dtype) * x
 
     assert experiment_of(casting, X).tolerance > experiment_of(lambda x: x.softmax(-1), X).tolerance
 
 
-def test_a_failure_is_part_of_the_run():
+def test_failure_is_part_of_the_run():
     def failing(x):
         doubled = x * 2
         if doubled.sum() == 0:
@@ -149,7 +149,7 @@ def test_a_failure_is_part_of_the_run():
     assert not run.returned
 
 
-def test_a_constructor_that_fails_is_a_run_without_calls():
+def test_failing_constructor_gives_a_run_without_calls():
     class Unbuilt(nn.Module):
         def __init__(self, D):
             raise RuntimeError("not today")
@@ -159,7 +159,7 @@ def test_a_constructor_that_fails_is_a_run_without_calls():
     assert not run.events
 
 
-def test_a_run_that_takes_other_steps_does_not_follow():
+def test_run_with_other_steps_does_not_follow():
     def branching(x):
         return x.relu() if x.sum() != 0 else x.tanh()
 
@@ -168,7 +168,7 @@ def test_a_run_that_takes_other_steps_does_not_follow():
     assert experiment.run().follows(experiment.base)
 
 
-def test_what_the_target_returned_goes_by_its_path():
+def test_returned_tensors_are_named_by_path():
     def function(x):
         return {"out": x * 2, "rest": [x + 1, None, (x.sum(),)]}
 
@@ -177,23 +177,23 @@ def test_what_the_target_returned_goes_by_its_path():
     assert all(path.startswith("output") for path in paths)
 
 
-def test_the_budget_counts_runs_and_ends_them():
+def test_budget_counts_and_ends_runs():
     budget = Budget(60.0)
     experiment = experiment_of(lambda x: F.relu(x), X, budget=budget)
-    made = budget.runs
+    runs_before = budget.runs
     experiment.run()
     experiment.call_twice()
-    assert budget.runs == made + 2
+    assert budget.runs == runs_before + 2
     assert experiment.steps
-    assert budget.runs == made + 3
+    assert budget.runs == runs_before + 3
     budget.started = time.monotonic() - 61
-    for more in (experiment.run, experiment.call_twice):
+    for method in (experiment.run, experiment.call_twice):
         with pytest.raises(OutOfTimeError):
-            more()
-    assert budget.runs == made + 3
+            method()
+    assert budget.runs == runs_before + 3
 
 
-def test_no_state_of_the_process_is_left():
+def test_process_state_is_restored():
     torch.manual_seed(5)
     state = torch.get_rng_state()
 

@@ -1,4 +1,4 @@
-"""The state of a experiment's runs: the same for each, not hidden behind zeros, and seen by a second call."""
+"""The state of an experiment's runs: the same for each run, without zeros that hide mistakes, kept by a second call."""
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ class Cache(nn.Module):
         return self.kept + before
 
 
-def test_zero_and_unfilled_parameters_are_given_numbers():
+def test_zero_and_uninitialised_parameters_get_random_values():
     state = experiment_of(Unfilled, X, "D").base.state
     assert state["gate"].ne(0).all()
     assert state["unfilled"].std() > 0
@@ -48,7 +48,7 @@ def test_zero_and_unfilled_parameters_are_given_numbers():
     assert max(state[name].abs().max() for name in ("gate", "unfilled", "wild", "lost")) < 3
 
 
-def test_parameters_that_hide_nothing_stay():
+def test_other_parameters_are_unchanged():
     class Plain(nn.Module):
         def __init__(self, D):
             super().__init__()
@@ -65,7 +65,7 @@ def test_parameters_that_hide_nothing_stay():
     assert torch.isinf(state["infinite"]).any()
 
 
-def test_state_is_drawn_once_and_given_to_every_build():
+def test_state_is_drawn_once_for_every_build():
     class Drawn(nn.Module):
         made = 0
 
@@ -82,7 +82,7 @@ def test_state_is_drawn_once_and_given_to_every_build():
     assert Drawn.made >= 4
 
 
-def test_what_was_before_and_after_is_kept_apart():
+def test_state_before_and_after_is_separate():
     experiment = experiment_of(Cache, X, "D")
     run = experiment.base
     assert torch.equal(run.inputs_after["x"], 2 * run.inputs["x"])
@@ -91,7 +91,7 @@ def test_what_was_before_and_after_is_kept_apart():
     assert experiment.run().state["seen"] == 0
 
 
-def test_two_calls_see_state():
+def test_second_call_sees_the_state_of_the_first():
     experiment = experiment_of(Cache, X, "D")
     first, second = experiment.call_twice()
     assert torch.equal(first.inputs["x"], second.inputs["x"])
@@ -99,7 +99,7 @@ def test_two_calls_see_state():
     assert torch.allclose(second.returned[0][1], 2 * first.returned[0][1])
 
 
-def test_a_call_of_other_sizes_lies_between():
+def test_call_at_other_sizes_in_between():
     experiment = experiment_of(Cache, X, "D")
     other = {**experiment.numbers, "L": experiment.numbers["L"] + 2}
     first, second = experiment.call_twice(other)
@@ -107,7 +107,7 @@ def test_a_call_of_other_sizes_lies_between():
     assert torch.equal(second.returned[0][1], first.returned[0][1])
 
 
-def test_two_calls_are_none_where_one_fails():
+def test_call_twice_is_none_if_a_call_fails():
     class Once(Cache):
         def forward(self, x):
             assert self.kept is None

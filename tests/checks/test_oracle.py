@@ -1,4 +1,4 @@
-"""The oracle agrees with torch's own attention, and parts from it where one number is another."""
+"""The oracle agrees with torch's own attention, and reports a single changed number."""
 
 import math
 
@@ -44,13 +44,13 @@ def fused(tensors, options):
 
 @settings(max_examples=100, deadline=None)
 @given(calls())
-def test_a_fused_attention_is_what_the_oracle_makes(call):
+def test_fused_attention_matches_the_oracle(call):
     assert compare_fused_with_oracle(fused(*call), 1e-9) is None
 
 
 @settings(max_examples=40, deadline=None)
 @given(calls(), st.data())
-def test_one_number_of_a_fused_attention_is_seen(call, data):
+def test_changed_number_of_fused_attention_is_reported(call, data):
     core = fused(*call)
     context = core.event.values[0]
     context[tuple(data.draw(st.integers(0, size - 1)) for size in context.shape)] += 1e-3
@@ -95,7 +95,7 @@ def dropped(q, k, v):
     return F.dropout(weights, 0.0).masked_fill(normal(4, 5) > 1, 0.0) @ v
 
 
-FOUND = [heads_first, causal, keys_first, spelled, powers_of_two, added_within, dropped]
+SUPPORTED = [heads_first, causal, keys_first, spelled, powers_of_two, added_within, dropped]
 
 
 def measured_of(function):
@@ -103,18 +103,18 @@ def measured_of(function):
     return found
 
 
-@pytest.mark.parametrize("function", FOUND, ids=lambda one: one.__name__)
-def test_attention_of_each_layout_is_what_the_oracle_makes(function):
+@pytest.mark.parametrize("function", SUPPORTED, ids=lambda one: one.__name__)
+def test_every_layout_matches_the_oracle(function):
     assert compare_with_oracle(measured_of(function), 1e-9) is None
 
 
-@pytest.mark.parametrize("function", FOUND, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("function", SUPPORTED, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("what", ["scores", "weights", "context"])
-def test_one_number_is_seen_where_it_is(function, what):
+def test_changed_number_is_located(function, what):
     measured = measured_of(function)
     core = measured.core
-    made = {"scores": core.scores.last, "weights": core.softmax.event, "context": core.value.last}[what]
-    made.values[0][(0,) * made.values[0].ndim] += 1e-3
+    event = {"scores": core.scores.last, "weights": core.softmax.event, "context": core.value.last}[what]
+    event.values[0][(0,) * event.values[0].ndim] += 1e-3
     found = compare_with_oracle(measured, 1e-9)
     assert isinstance(found, OracleMismatch)
     assert found.what == what
@@ -122,7 +122,7 @@ def test_one_number_is_seen_where_it_is(function, what):
         assert found.most == pytest.approx(1e-3, rel=0.01)
 
 
-def test_how_far_scores_of_baddbmm_part():
+def test_deviation_of_baddbmm_scores():
     measured = measured_of(added_within)
     measured.core.scores.last.values[0][0, 0, 0] += 1e-3
     assert compare_with_oracle(measured, 1e-9).most == pytest.approx(1e-3, rel=0.01)
@@ -132,7 +132,7 @@ def test_how_far_scores_of_baddbmm_part():
 @given(
     st.lists(st.integers(2, 5), min_size=5, max_size=5), st.integers(0, 99), st.sampled_from(("none", "keep", "add"))
 )
-def test_attention_written_out_is_torchs_own(sizes, seed, kind):
+def test_explicit_attention_matches_torch_and_the_oracle(sizes, seed, kind):
     batch, heads, queries, keys, width = sizes
     mask = normal(queries, keys, seed=seed)
     if kind != "add":
@@ -140,11 +140,11 @@ def test_attention_written_out_is_torchs_own(sizes, seed, kind):
         hidden[:, 0] = False
         mask = torch.zeros_like(mask).masked_fill(hidden, -torch.inf)
 
-    def written_out(q, k, v):
+    def explicit(q, k, v):
         return (q @ k.mT / math.sqrt(width) + mask).softmax(-1) @ v
 
     numbers = {"B": batch, "H": heads, "Lq": queries, "Lk": keys, "Dk": width, "Dv": 3}
-    subject = subject_of(written_out, HEADS, **numbers)
+    subject = subject_of(explicit, HEADS, **numbers)
     own = F.scaled_dot_product_attention(*subject.base.inputs.values(), attn_mask=mask)
     assert torch.allclose(subject.base.returned[0][1], own)
     (measured,) = subject.measured
@@ -159,7 +159,7 @@ def test_attention_written_out_is_torchs_own(sizes, seed, kind):
         (lambda q, k, v: ((q @ k.mT).softmax(-1) ** 2) @ v, "by more than a factor and a sum"),
     ],
 )
-def test_what_the_oracle_cannot_make_has_a_reason(function, why):
+def test_unsupported_attention_has_a_reason(function, why):
     found = compare_with_oracle(measured_of(function), 1e-9)
     assert isinstance(found, str)
     assert why in found

@@ -1,4 +1,4 @@
-"""What each axis of a product's operands is to its result: shared, kept by one of them, or summed."""
+"""Each axis of a product's operands is shared, free or contracted."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from attnshape.checks.attention.products import recompute
 from attnshape.checks.rules.reference import product as computed
 from tests.checks.subjects import flow_of, normal
 
-LETTERS = "abcdef"
+EINSUM_LETTERS = "abcdef"
 
 
 def products_of(function, **tensors):
@@ -25,11 +25,11 @@ def product_of(function, **tensors):
 
 @st.composite
 def equations(draw, sizes):
-    """Draw what two operands and their product have as axes, and how long each is."""
-    left, right = (draw(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=4, unique=True)) for _ in "12")
+    """Draw the axes of two operands and their product, and the size of each axis."""
+    left, right = (draw(st.lists(st.sampled_from(EINSUM_LETTERS), min_size=1, max_size=4, unique=True)) for _ in "12")
     every = sorted({*left, *right})
     out = draw(st.permutations(every))[: draw(st.integers(0, len(every)))]
-    return "".join(left), "".join(right), "".join(out), dict(zip(LETTERS, draw(sizes), strict=True))
+    return "".join(left), "".join(right), "".join(out), dict(zip(EINSUM_LETTERS, draw(sizes), strict=True))
 
 
 different = st.permutations((2, 3, 4, 5, 6, 7))
@@ -50,27 +50,27 @@ def check_axes(left, right, out, sizes):
 
 @settings(max_examples=120, deadline=None)
 @given(equations(different))
-def test_axes_of_an_einsum_are_what_its_letters_say(equation):
+def test_axes_of_an_einsum_match_its_equation(equation):
     check_axes(*equation)
 
 
 @settings(max_examples=80, deadline=None)
 @given(equations(repeated))
-def test_axes_of_equal_sizes_are_told_apart_too(equation):
+def test_axes_of_equal_sizes_are_distinguished(equation):
     check_axes(*equation)
 
 
 @settings(max_examples=80, deadline=None)
 @given(equations(different))
-def test_a_product_is_computed_anew_from_its_axes(equation):
+def test_product_is_recomputed_from_its_axes(equation):
     left, right, out, _ = equation
     found = check_axes(*equation)
-    made = computed(found)
+    recomputed = computed(found)
     if [c for c in left if c not in out] == [c for c in right if c not in out]:
-        assert made is not None
-        assert torch.allclose(made, found.result)
-    else:  # which is summed with which can't be told
-        assert made is None
+        assert recomputed is not None
+        assert torch.allclose(recomputed, found.result)
+    else:  # the pairing of the summed axes is ambiguous
+        assert recomputed is None
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_a_product_is_computed_anew_from_its_axes(equation):
 )
 def test_axes_of_each_kind_of_product(function, x, y, axes):
     found = product_of(lambda x, y: function(x, y), x=normal(*x), y=normal(*y, seed=1))
-    assert [[set(one) for one in found.axes[place]] for place in (found.left, found.right)] == list(axes)
+    assert [[set(axis) for axis in found.axes[place]] for place in (found.left, found.right)] == list(axes)
 
 
-def test_an_axis_of_one_is_not_contracted():
+def test_axis_of_size_one_is_not_contracted():
     found = product_of(lambda x, y: x @ y, x=normal(2, 1, 4, 5), y=normal(2, 3, 5, 7))
     assert found.contracted(found.left) == (3,)
     assert found.free(found.right) == {1, 3}
@@ -103,7 +103,7 @@ def test_an_axis_of_one_is_not_contracted():
 
 
 @pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0.5, 2.0), (0, 1)])
-def test_what_baddbmm_adds_is_its_first_operand(beta, alpha):
+def test_baddbmm_adds_its_first_operand(beta, alpha):
     def function(start, x, y):
         return torch.baddbmm(start, x, y, beta=beta, alpha=alpha)
 
@@ -116,13 +116,13 @@ def test_what_baddbmm_adds_is_its_first_operand(beta, alpha):
     assert found.shared == {0}
 
 
-def test_addmm_and_others_add_what_they_say():
+def test_addmm_adds_its_first_operand():
     found = product_of(lambda s, x, y: torch.addmm(s, x, y), s=normal(5), x=normal(3, 4), y=normal(4, 5))
     assert torch.equal(found.added, normal(5).expand(3, 5))
     assert product_of(lambda x, y: x @ y, x=normal(3, 4), y=normal(4, 5)).added == 0
 
 
-def test_multiplied_and_summed_is_a_product():
+def test_multiply_and_sum_is_a_product():
     def function(q, k):
         return (q[:, :, :, None, :] * k[:, :, None, :, :]).sum(-1)
 
@@ -144,11 +144,11 @@ def test_multiplied_and_summed_is_a_product():
         lambda x, y: x + y.mT.mean(),
     ],
 )
-def test_what_is_no_product(function):
+def test_not_a_product(function):
     assert products_of(function, x=normal(4, 5), y=normal(4, 5, seed=1)) == []
 
 
-def test_one_product_summed_twice_is_none():
+def test_product_summed_twice_is_not_a_product():
     def function(x, y):
         products = x[:, None] * y[None]
         return products.sum(-1), products.sum(0)
@@ -156,7 +156,7 @@ def test_one_product_summed_twice_is_none():
     assert products_of(function, x=normal(4, 5), y=normal(3, 5, seed=1)) == []
 
 
-def test_one_tensor_may_be_both_operands():
+def test_same_tensor_as_both_operands():
     found = product_of(lambda x: torch.einsum("bid,bjd->bij", x, x), x=normal(2, 3, 4))
     assert found.free(found.left) == {1}
     assert found.free(found.right) == {2}
@@ -165,7 +165,7 @@ def test_one_tensor_may_be_both_operands():
     assert square.axes == {0: (frozenset({0}), frozenset()), 1: (frozenset(), frozenset({1}))}
 
 
-def test_operands_are_replaced_wherever_they_stand():
+def test_operands_in_lists_are_replaced():
     def function(x, y):
         return torch.einsum("ij,kj->ik", [x, y])
 
@@ -176,6 +176,6 @@ def test_operands_are_replaced_wherever_they_stand():
     assert torch.allclose(found.with_operands({0: other}), other @ normal(4, 3, seed=1).mT)
 
 
-def test_masks_and_whole_numbers_have_axes_too():
+def test_integer_products_have_axes():
     found = product_of(lambda x, y: x @ y, x=torch.arange(12).reshape(3, 4), y=torch.arange(20).reshape(4, 5) + 1)
     assert found.contracted(found.left) == (1,)

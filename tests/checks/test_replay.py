@@ -1,4 +1,4 @@
-"""A replay keeps what each call was given and made, who made it, and puts other results in their place."""
+"""A replay keeps each call's operands, results and sources, and can replace results."""
 
 import collections
 
@@ -14,7 +14,7 @@ def zeros(value):
     return torch.zeros_like(value)
 
 
-def test_a_replaced_result_is_what_later_calls_see():
+def test_later_calls_see_a_replaced_result():
     def function(x):
         doubled = x * 2
         return (doubled + 1).sum(-1)
@@ -26,7 +26,7 @@ def test_a_replaced_result_is_what_later_calls_see():
     assert run.returned[0][1].tolist() == [4.0] * 3
 
 
-def test_one_output_of_several_is_replaced():
+def test_one_of_several_outputs_is_replaced():
     def function(x):
         first, second, third = x.chunk(3, dim=-1)
         return first, second, third
@@ -39,7 +39,7 @@ def test_one_output_of_several_is_replaced():
     assert torch.equal(third, x[:, 4:])
 
 
-def test_torchs_named_results_stay_what_they_are():
+def test_torch_return_types_are_kept():
     def function(x):
         found = x.max(dim=-1)
         return found.values, found.indices
@@ -50,7 +50,7 @@ def test_torchs_named_results_stay_what_they_are():
     assert torch.equal(indices, normal(2, 6).argmax(-1))
 
 
-def test_named_tuples_and_dicts_are_put_together_again():
+def test_namedtuples_and_dicts_are_rebuilt():
     from attnshape.checks.interventions.replay import _with
 
     Pair = collections.namedtuple("Pair", "first second")
@@ -62,7 +62,7 @@ def test_named_tuples_and_dicts_are_put_together_again():
     assert pair.second[1]["x"] is new
 
 
-def test_a_result_written_in_place_is_replaced_where_it_lies():
+def test_in_place_result_is_replaced_in_its_memory():
     def function(x):
         total = torch.ones_like(x)
         view = total[0]
@@ -73,7 +73,7 @@ def test_a_result_written_in_place_is_replaced_where_it_lies():
     assert all(value.eq(0).all() for _, value in run.returned)
 
 
-def test_elements_that_are_set_are_replaced_as_a_whole():
+def test_setitem_result_is_the_whole_tensor():
     def function(x):
         total = torch.ones_like(x)
         total[0] += x[0]
@@ -86,7 +86,7 @@ def test_elements_that_are_set_are_replaced_as_a_whole():
     assert base.returned[0][1][1].eq(1).all()
 
 
-def test_the_replacing_function_gets_a_copy():
+def test_replacing_function_gets_a_copy():
     def spoiling(value):
         return value.zero_() + 3
 
@@ -100,7 +100,7 @@ def test_the_replacing_function_gets_a_copy():
     assert torch.equal(other, normal(2, 2))
 
 
-def test_replacing_with_the_same_changes_nothing():
+def test_identity_replacement_changes_nothing():
     def function(x):
         weights = x.softmax(-1)
         weights = weights / weights.sum(-1, keepdim=True)
@@ -124,7 +124,7 @@ def test_sources_name_inputs_and_calls():
     assert total.sources == [(OutputRef(2),), ("x",)]
 
 
-def test_a_second_name_of_an_inputs_memory_is_the_input():
+def test_view_of_an_input_has_the_input_as_source():
     x = normal(3, 4)
     inside = x[0]
 
@@ -135,7 +135,7 @@ def test_a_second_name_of_an_inputs_memory_is_the_input():
     assert total.sources == [("x",), ("x",)]
 
 
-def test_what_nobody_gave_is_a_constant():
+def test_closure_tensor_is_a_constant():
     constant = normal(4, seed=2)
 
     def function(x):
@@ -145,7 +145,7 @@ def test_what_nobody_gave_is_a_constant():
     assert product.sources == [("x",), ("constant",)]
 
 
-def test_each_output_is_a_source_of_its_own():
+def test_each_output_is_a_separate_source():
     def function(x):
         low, high = x.chunk(2, dim=-1)
         return high - low
@@ -154,7 +154,7 @@ def test_each_output_is_a_source_of_its_own():
     assert run.events[1].sources == [(OutputRef(1, 1),), (OutputRef(1, 0),)]
 
 
-def test_later_writes_to_shared_memory_are_sources_too():
+def test_later_writes_to_shared_memory_are_sources():
     def function(x):
         total = torch.zeros_like(x)
         row = total[0]
@@ -163,17 +163,17 @@ def test_later_writes_to_shared_memory_are_sources_too():
         return row + 1, total + 1, total[0] + 1
 
     run = replayed(function, x=normal(3, 4))
-    made, row, added, written, of_row, of_total, again, _ = run.events
+    zeros_like, row, added, setitem, of_row, of_total, again, _ = run.events
     assert [event.name for event in run.events] == [
         *("zeros_like", "getitem", "add", "setitem", "add", "add", "getitem", "add")
     ]
-    assert of_row.sources == [(row.refs[0], added.refs[0], written.refs[0])]
-    assert of_total.sources == [(written.refs[0],)]
-    assert again.sources == [(written.refs[0],)]
-    assert made.refs[0] not in of_row.sources[0]
+    assert of_row.sources == [(row.refs[0], added.refs[0], setitem.refs[0])]
+    assert of_total.sources == [(setitem.refs[0],)]
+    assert again.sources == [(setitem.refs[0],)]
+    assert zeros_like.refs[0] not in of_row.sources[0]
 
 
-def test_writes_before_a_view_was_taken_are_no_sources_of_it():
+def test_writes_before_a_view_are_not_its_sources():
     def function(x):
         total = torch.zeros_like(x)
         total.add_(x)
@@ -184,7 +184,7 @@ def test_writes_before_a_view_was_taken_are_no_sources_of_it():
     assert run.events[-1].sources == [(OutputRef(3),)]
 
 
-def test_an_input_that_is_written_to_is_its_source_and_the_write():
+def test_view_of_a_modified_input_has_the_write_as_source():
     def function(x):
         view = x.view(-1)
         x.mul_(2)
@@ -194,7 +194,7 @@ def test_an_input_that_is_written_to_is_its_source_and_the_write():
     assert run.events[-1].sources == [(OutputRef(1), OutputRef(2))]
 
 
-def test_operands_hold_what_they_held_before_the_call():
+def test_operands_have_their_values_before_the_call():
     def function(x):
         total = x.clone()
         total.mul_(3)
@@ -204,18 +204,18 @@ def test_operands_hold_what_they_held_before_the_call():
 
     x = normal(2, 3)
     run = replayed(function, x=x.clone())
-    multiplied, written, doubled = run.events[1:]
+    multiplied, setitem, doubled = run.events[1:]
     assert torch.equal(multiplied.given[0], x)
     assert torch.equal(multiplied.values[0], 3 * x)
-    assert torch.equal(written.given[0], 3 * x)
-    assert written.values[0][0].eq(0).all()
-    assert torch.equal(doubled.given[0], written.values[0])
-    assert torch.equal(doubled.given[1], written.values[0])
+    assert torch.equal(setitem.given[0], 3 * x)
+    assert setitem.values[0][0].eq(0).all()
+    assert torch.equal(doubled.given[0], setitem.values[0])
+    assert torch.equal(doubled.given[1], setitem.values[0])
     assert all(event.in_place for event in run.events[1:])
     assert not run.events[0].in_place
 
 
-def test_values_stay_what_they_were_when_memory_is_written_later():
+def test_values_are_kept_when_memory_is_overwritten():
     def function(x):
         total = x * 1
         total.zero_()
@@ -226,7 +226,7 @@ def test_values_stay_what_they_were_when_memory_is_written_later():
     assert run.events[0].outputs[0].eq(0).all()
 
 
-def test_what_writes_elsewhere_is_found_by_the_version():
+def test_out_argument_is_detected_by_its_version():
     def function(x):
         target = torch.empty_like(x)
         torch.mul(x, 2, out=target)
@@ -238,7 +238,7 @@ def test_what_writes_elsewhere_is_found_by_the_version():
     assert run.events[-1].sources == [(product.refs[0],)]
 
 
-def test_writes_are_seen_where_versions_are_not_counted():
+def test_writes_in_inference_mode_are_detected():
     def function(x):
         with torch.inference_mode():
             total = x * 1

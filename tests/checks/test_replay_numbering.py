@@ -1,4 +1,4 @@
-"""A replay counts calls as the recorder does, so that each call is found again at its line."""
+"""A replay numbers calls as the recorder does, so that the line of each call is known."""
 
 import einops
 import pytest
@@ -119,10 +119,10 @@ def with_text(x):
 
 def with_inference_mode(x):
     with torch.inference_mode():
-        made = x * 2
-        made.add_(1)
-        made[0] = 0
-        return made.unflatten(-1, (1, -1)).mT
+        doubled = x * 2
+        doubled.add_(1)
+        doubled[0] = 0
+        return doubled.unflatten(-1, (1, -1)).mT
 
 
 HEADS = {"q": "B H Lq Dk", "k": "B H Lk Dk", "v": "B H Lk Dv"}
@@ -146,15 +146,15 @@ UNSEEN = [
     (with_text, TOKENS, None),
     (with_inference_mode, TOKENS, None),
 ]
-"""Code of which not every call is a step of its own."""
+"""Code in which not every call is a separate step."""
 
 
 RECORDED_AS_WHAT_CALLS_IT = {"norm": "linalg_vector_norm"}
-"""A composite of one step is that step, by the composite's name."""
+"""A composite of one step becomes that step, under the composite's name."""
 
 
 class Counter(CallMode):
-    """What recording and replay have in common, alone."""
+    """The base class that recording and replay share, alone."""
 
     def __init__(self):
         super().__init__()
@@ -166,7 +166,7 @@ class Counter(CallMode):
 
 
 @pytest.mark.parametrize(("target", "inputs", "init"), TARGETS + UNSEEN, ids=lambda one: getattr(one, "__name__", None))
-def test_recorder_and_replay_count_the_same_calls(target, inputs, init):
+def test_recorder_and_replay_number_the_same_calls(target, inputs, init):
     experiment = experiment_of(target, inputs, init)
     assert experiment.base.error is None
     recorder = {}
@@ -190,7 +190,7 @@ def test_recorder_and_replay_count_the_same_calls(target, inputs, init):
 
 
 @pytest.mark.parametrize(("target", "inputs", "init"), TARGETS, ids=lambda one: getattr(one, "__name__", None))
-def test_calls_are_numbered_as_the_recorder_numbers_them(target, inputs, init):
+def test_call_numbers_match_the_recorded_steps(target, inputs, init):
     experiment = experiment_of(target, inputs, init)
     assert experiment.base.error is None
     replayed = {event.order: event.operation.rpartition(".")[2] for event in experiment.base.events}
@@ -201,7 +201,7 @@ def test_calls_are_numbered_as_the_recorder_numbers_them(target, inputs, init):
 
 
 @pytest.mark.parametrize(("target", "inputs", "init"), TARGETS, ids=lambda one: getattr(one, "__name__", None))
-def test_what_a_call_makes_has_the_shapes_that_were_recorded(target, inputs, init):
+def test_replayed_results_have_the_recorded_shapes(target, inputs, init):
     experiment = experiment_of(target, inputs, init)
     for event in experiment.base.events:
         recorded = [output.tensor.shape for output in experiment.steps[event.order].outputs]
@@ -209,7 +209,7 @@ def test_what_a_call_makes_has_the_shapes_that_were_recorded(target, inputs, ini
         assert [tuple(output.shape) for output in event.outputs] == recorded
 
 
-def test_an_update_is_three_calls_and_one_recorded_step():
+def test_indexed_update_is_three_calls_and_one_step():
     experiment = experiment_of(updated, TOKENS)
     parts = ["__getitem__", "__getitem__", "add_", "__setitem__", "__getitem__", "__getitem__", "add", "mul_"]
     assert [event.operation.rpartition(".")[2] for event in experiment.base.events] == [
@@ -223,7 +223,7 @@ def test_an_update_is_three_calls_and_one_recorded_step():
     assert recorded == {1: "zeros_like", 3: "__getitem__", 7: "__getitem__", 8: "add", 11: "softmax", **updates}
 
 
-def test_a_call_knows_where_the_traced_code_was():
+def test_calls_have_the_frame_of_the_traced_code():
     events = experiment_of(plain, HEADS).base.events
     lines = {moment.f_code.co_name for event in events for moment in event.calls}
     assert lines == {"plain"}

@@ -34,12 +34,12 @@ def under(*prefixes: str) -> set[str]:
         (["AS201"], ["AS2"], {"AS201"}),
         (["AS2"], ["AS201"], under("AS2") - {"AS201"}),
         (["AS1", "AS111"], ["AS11"], (under("AS1") - under("AS11")) | {"AS111"}),
-        # of equals the one that ignores
+        # of equal prefixes, --ignore wins
         (["AS201"], ["AS201"], set()),
         (["AS2"], ["AS2"], set()),
     ],
 )
-def test_what_counts(select: list[str], ignore: list[str], expected: set[str]) -> None:
+def test_selected_codes(select: list[str], ignore: list[str], expected: set[str]) -> None:
     assert kept(select, ignore) == expected
 
 
@@ -56,7 +56,7 @@ def test_what_counts(select: list[str], ignore: list[str], expected: set[str]) -
     ],
 )
 @pytest.mark.parametrize("field", ["select", "ignore"])
-def test_what_is_no_code_is_refused(word: str, hint: str, field: str) -> None:
+def test_unknown_code_is_refused(word: str, hint: str, field: str) -> None:
     given = [f"AS1,{word}"]
     with pytest.raises(AttnshapeError) as caught:
         Selection.parse(given, []) if field == "select" else Selection.parse([], given)

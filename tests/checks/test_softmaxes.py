@@ -1,4 +1,4 @@
-"""Every spelling of a softmax is recognized, with its scores and the axis of its sum."""
+"""Every form of softmax is recognized, with its scores and the axis of its sum."""
 
 import math
 
@@ -77,7 +77,7 @@ def scores():
 
 
 @pytest.mark.parametrize("function", ONE_CALL)
-def test_one_call_is_one_softmax(function):
+def test_softmax_as_one_call(function):
     (found,) = found_in(lambda s: function(s * 2), s=scores())
     assert found.event is found.owner
     assert found.axes == {2}
@@ -88,7 +88,7 @@ def test_one_call_is_one_softmax(function):
 
 
 @pytest.mark.parametrize("function", SPELLED, ids=lambda one: one.__name__)
-def test_one_spelled_out_is_found_with_its_scores(function):
+def test_explicit_softmax_is_found_with_its_scores(function):
     (found,) = found_in(lambda s: function(s * 2), s=scores())
     assert torch.equal(found.given, 2 * scores())
     assert found.axes == {2}
@@ -114,26 +114,26 @@ def test_one_spelled_out_is_found_with_its_scores(function):
     ],
     ids=("detached", "unsqueezed", "indexed", "sum without keepdim", "reciprocal"),
 )
-def test_one_spelled_out_in_more_calls(function):
+def test_explicit_softmax_in_more_calls(function):
     (found,) = found_in(lambda s: function(s * 2), s=scores())
     assert torch.equal(found.given, 2 * scores())
     assert found.axes == {2}
 
 
-def test_the_base_is_that_of_the_exponential():
+def test_base_of_the_exponential():
     (two,) = found_in(powers_of_two, s=scores())
     (e,) = found_in(less_amax, s=scores())
     assert two.base == pytest.approx(math.log(2))
     assert e.base == 1
 
 
-def test_scores_that_are_given_have_no_call():
+def test_scores_as_input_have_no_call():
     (found,) = found_in(spelled, s=scores())
     assert found.sources == ("s",)
 
 
 @pytest.mark.parametrize("function", [spelled, less_amax])
-def test_one_that_is_normalised_behind_the_values(function):
+def test_softmax_normalised_after_the_values(function):
     def late(s, v):
         powers = (s * 1 - (s * 1).amax(-1, keepdim=True)).exp() if function is less_amax else (s * 1).exp()
         return (powers @ v) / powers.sum(-1, keepdim=True)
@@ -158,11 +158,11 @@ def test_one_that_is_normalised_behind_the_values(function):
         lambda s: s.logsumexp(-1),
     ],
 )
-def test_what_is_none(function):
+def test_not_a_softmax(function):
     assert found_in(function, s=scores()) == []
 
 
-def test_a_sum_of_something_else_does_not_normalise():
+def test_sum_of_other_values_does_not_normalise():
     def function(s):
         powers = s.exp()
         return powers / (powers * 2).sum(-1, keepdim=True)
@@ -172,7 +172,7 @@ def test_a_sum_of_something_else_does_not_normalise():
 
 @settings(max_examples=40, deadline=None)
 @given(shape=st.lists(st.integers(2, 5), min_size=2, max_size=4), data=st.data())
-def test_the_axis_is_the_one_that_is_summed_over(shape, data):
+def test_axis_is_the_summed_axis(shape, data):
     axis = data.draw(st.integers(0, len(shape) - 1))
 
     def by_hand(s):
@@ -184,14 +184,14 @@ def test_the_axis_is_the_one_that_is_summed_over(shape, data):
         assert found.axes == {axis}
 
 
-def test_a_softmax_over_two_axes_has_both_or_none():
+def test_softmax_over_two_axes():
     (found,) = found_in(lambda s: s.flatten(-2).softmax(-1).view_as(s), s=scores())
     assert found.axes == {1}
     (found,) = found_in(lambda s: (p := s.exp()) / p.sum((-2, -1), keepdim=True), s=scores())
     assert found.axes == frozenset()
 
 
-def test_rows_without_keys_do_not_count():
+def test_rows_without_keys_are_ignored():
     hidden = torch.zeros(4, 6, dtype=torch.float64)
     hidden[1] = -torch.inf
 
@@ -200,16 +200,16 @@ def test_rows_without_keys_do_not_count():
     assert torch.isnan(found.event.values[0][:, 1]).all()
 
 
-def test_every_softmax_is_found_in_order():
+def test_softmaxes_are_found_in_order():
     def function(s):
         return (less_maximum(s.softmax(-1) * 3) + 1).softmax(1)
 
     found = found_in(function, s=scores())
-    assert [sorted(one.axes) for one in found] == [[2], [2], [1]]
-    assert [one.event.order for one in found] == sorted(one.event.order for one in found)
+    assert [sorted(softmax.axes) for softmax in found] == [[2], [2], [1]]
+    assert [softmax.event.order for softmax in found] == sorted(softmax.event.order for softmax in found)
 
 
-def test_a_logarithm_that_is_not_undone_is_a_softmax_itself():
+def test_log_softmax_without_exp_is_a_softmax():
     (found,) = found_in(lambda s: s.log_softmax(-1), s=scores())
     assert found.event.name == "log_softmax"
     assert found.axes == {2}

@@ -28,9 +28,9 @@ def finding(code: str, line: int, file: str = "model.py") -> Finding:
 
 def suppressed(source: str, code: str, line: int) -> bool:
     lines = source.splitlines(keepends=True)
-    kept, away = split_suppressed([finding(code, line)], ALL, lambda file: lines)
-    assert len(kept) + len(away) == 1
-    return bool(away)
+    kept, removed = split_suppressed([finding(code, line)], ALL, lambda file: lines)
+    assert len(kept) + len(removed) == 1
+    return bool(removed)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def suppressed(source: str, code: str, line: int) -> bool:
         ("; y = '# attnshape: ignore'", ""),
     ],
 )
-def test_comments(comment: str, codes: str) -> None:
+def test_suppression_comments(comment: str, codes: str) -> None:
     source = f"a = 1\nx = a  {comment}\nb = 2\n"
     found = {code for code in ("201", "203", "301") if suppressed(source, f"AS{code}", 2)}
     assert found == set(codes.split())
@@ -92,19 +92,19 @@ t = 1  # attnshape: ignore[AS5]; no more
     ("code", "lines"),
     [("AS201", {1, 2, 3, 4}), ("AS301", {7, 8}), ("AS901", {10, 11}), ("AS401", {14}), ("AS501", {19})],
 )
-def test_a_comment_holds_for_its_whole_statement_and_no_other(code: str, lines: set[int]) -> None:
+def test_comment_applies_to_its_whole_statement(code: str, lines: set[int]) -> None:
     count = len(STATEMENTS.splitlines())
     assert {line for line in range(count + 2) if suppressed(STATEMENTS, code, line)} == lines
 
 
-def test_what_is_not_selected_is_silenced() -> None:
+def test_unselected_findings_are_suppressed() -> None:
     findings = [finding("AS201", 1), finding("AS301", 1), replace(finding("AS301", 1), source=None)]
-    kept, away = split_suppressed(findings, Selection.parse(["AS3"], []), lambda file: [])
+    kept, removed = split_suppressed(findings, Selection.parse(["AS3"], []), lambda file: [])
     assert kept == tuple(findings[1:])
-    assert away == (findings[0],)
+    assert removed == (findings[0],)
 
 
-def test_each_file_is_read_once_and_only_where_a_finding_counts() -> None:
+def test_file_is_read_once_and_only_for_selected_findings() -> None:
     read: list[str] = []
 
     def lines(file: str) -> list[str]:
@@ -116,18 +116,18 @@ def test_each_file_is_read_once_and_only_where_a_finding_counts() -> None:
     assert read == ["a.py"]
 
 
-def test_lines_come_from_the_file_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_read_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "silenced_model.py"
+    file = tmp_path / "suppressed_model.py"
     file.write_text("x = 1  # attnshape: ignore[AS201]\n")
-    at = finding("AS201", 1, "silenced_model.py")
+    at = finding("AS201", 1, "suppressed_model.py")
     assert split_suppressed([at], ALL) == ((), (at,))
     file.write_text("x = 1  # no longer\n")
     assert split_suppressed([at], ALL) == ((at,), ())
 
 
 @pytest.mark.parametrize("content", [b"x = 1  # attnshape: ignore \xff\n", None])
-def test_what_cannot_be_read_silences_nothing(
+def test_unreadable_file_suppresses_nothing(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -139,5 +139,5 @@ def test_what_cannot_be_read_silences_nothing(
 
 
 @given(st.text())
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_is_parsed(text: str) -> None:
     assert all(line >= 1 for line in suppressed_lines(text.splitlines(keepends=True)))

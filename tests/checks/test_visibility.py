@@ -1,4 +1,4 @@
-"""What the queries of whole attentions see, however masks are applied and scores laid out, and what explains it."""
+"""The keys that are visible to each query, for every way of masking and layout of scores, and their explanation."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def fused(q, k, v, mask):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=spread_by(mask))
 
 
-def masked_behind(q, k, v, mask):
+def masked_after_exp(q, k, v, mask):
     scores = q @ k.mT
     powers = (scores - scores.amax(-1, keepdim=True)).exp() * spread_by(mask)
     return powers / powers.sum(-1, keepdim=True) @ v
@@ -82,16 +82,16 @@ RIGHT = [attention(masked) for masked in (filled, added, chosen, in_place)]
 RIGHT += [batch_outside, heads_outside, keys_first, heads_last, fused, weights_dropped]
 
 
-def seen_by(function, inputs, *claims, **sizes):
-    explained, unseen = explain_visibility(subject_of(function, {**HEADS, **inputs}, claims, **{**SIZES, **sizes}))
-    assert unseen == []
+def visibility_of(function, inputs, *claims, **sizes):
+    explained, unmeasured = explain_visibility(subject_of(function, {**HEADS, **inputs}, claims, **{**SIZES, **sizes}))
+    assert unmeasured == []
     (found,) = explained
     return found
 
 
 @pytest.mark.parametrize("function", RIGHT, ids=lambda one: one.__qualname__)
 def test_padding_is_hidden_in_every_layout(function):
-    found = seen_by(function, PADDING, "mask=keep")
+    found = visibility_of(function, PADDING, "mask=keep")
     assert found.hypothesis == Hypothesis((("mask", None),))
     assert found.visible.keys.shape == (3, 5, 7, 7)
     assert torch.equal(found.visible.keys, found.wanted)
@@ -99,11 +99,11 @@ def test_padding_is_hidden_in_every_layout(function):
 
 
 @pytest.mark.parametrize("function", RIGHT, ids=lambda one: one.__qualname__)
-def test_a_mask_taken_for_its_opposite_is_seen_in_every_layout(function):
-    assert seen_by(function, PADDING, "mask=drop").hypothesis == Hypothesis((("mask", "inverted"),))
+def test_inverted_mask_is_found_in_every_layout(function):
+    assert visibility_of(function, PADDING, "mask=drop").hypothesis == Hypothesis((("mask", "inverted"),))
 
 
-def test_a_mask_repeated_in_the_wrong_order():
+def test_mask_repeated_in_the_wrong_order():
     def inside(q, k, v, mask):
         q, k, v = (t.flatten(0, 1) for t in (q, k, v))
         return filled(q @ k.mT, mask.repeat(5, 1)[:, None]).softmax(-1) @ v
@@ -112,64 +112,66 @@ def test_a_mask_repeated_in_the_wrong_order():
         q, k, v = (t.transpose(0, 1).flatten(0, 1) for t in (q, k, v))
         return filled(q @ k.mT, mask.repeat_interleave(5, 0)[:, None]).softmax(-1) @ v
 
-    assert seen_by(inside, PADDING, "mask=keep").hypothesis.masks == (("mask", "batch order"),)
-    assert seen_by(outside, PADDING, "mask=keep").hypothesis.masks == (("mask", "batch order, heads outside"),)
+    assert visibility_of(inside, PADDING, "mask=keep").hypothesis.masks == (("mask", "batch order"),)
+    assert visibility_of(outside, PADDING, "mask=keep").hypothesis.masks == (("mask", "batch order, heads outside"),)
 
 
-def test_masks_on_queries_and_transposed_ones():
+def test_masks_on_queries_and_transposed_masks():
     def on_queries(q, k, v, mask):
         return filled(q @ k.mT, mask[:, None, :, None]).softmax(-1).nan_to_num() @ v
 
     def transposed(q, k, v, mask):
         return filled(q @ k.mT, mask.mT[:, None]).softmax(-1).nan_to_num() @ v
 
-    assert seen_by(on_queries, PADDING, "mask=keep").hypothesis.masks == (("mask", "on queries"),)
-    found = seen_by(transposed, {"mask": "bool B L L"}, "mask=keep")
+    assert visibility_of(on_queries, PADDING, "mask=keep").hypothesis.masks == (("mask", "on queries"),)
+    found = visibility_of(transposed, {"mask": "bool B L L"}, "mask=keep")
     assert found.hypothesis.masks == (("mask", "transposed"),)
 
 
-def test_a_mask_that_is_never_used():
-    found = seen_by(lambda q, k, v, mask: (q @ k.mT).softmax(-1) @ v, PADDING, "mask=keep")
+def test_unused_mask():
+    found = visibility_of(lambda q, k, v, mask: (q @ k.mT).softmax(-1) @ v, PADDING, "mask=keep")
     assert found.hypothesis.masks == (("mask", "ignored"),)
 
 
 @pytest.mark.parametrize("offset", [-1, 0, 1, 2])
-def test_causal_masks_are_off_by_as_many(offset):
+def test_offset_of_a_causal_mask(offset):
     def causal(q, k, v):
         keep = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(offset)
         return filled(q @ k.mT, keep).softmax(-1).nan_to_num() @ v
 
-    assert seen_by(causal, {}, "causal").hypothesis == Hypothesis(offset=offset)
+    assert visibility_of(causal, {}, "causal").hypothesis == Hypothesis(offset=offset)
 
 
-def test_torchs_own_causal_mask_begins_at_the_first_key():
+def test_is_causal_is_aligned_at_the_first_key():
     def cached(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    found = seen_by(cached, {"q": "B H Lq Dk", "k": "B H Lk Dk", "v": "B H Lk Dv"}, "causal", Lq=4, Lk=7)
+    found = visibility_of(cached, {"q": "B H Lq Dk", "k": "B H Lk Dk", "v": "B H Lk Dv"}, "causal", Lq=4, Lk=7)
     assert found.right.offset == 3
     assert found.hypothesis.offset == 0
 
 
-def test_a_small_fill_is_weak():
-    found = seen_by(attention(lambda s, keep: s.masked_fill(~keep, -5.0)), PADDING, "mask=keep")
+def test_small_fill_value_is_weak():
+    found = visibility_of(attention(lambda s, keep: s.masked_fill(~keep, -5.0)), PADDING, "mask=keep")
     assert found.visible.is_weak
     assert torch.equal(found.visible.weak, ~found.wanted)
     assert found.visible.added[found.visible.weak].eq(-5).all()
 
 
-def test_what_is_masked_behind_the_exponential_counts_too():
-    explained, unseen = explain_visibility(subject_of(masked_behind, {**HEADS, **PADDING}, ("mask=keep",), **SIZES))
-    assert unseen or explained[0].hypothesis == Hypothesis((("mask", None),))
+def test_mask_after_the_exponential():
+    explained, unmeasured = explain_visibility(
+        subject_of(masked_after_exp, {**HEADS, **PADDING}, ("mask=keep",), **SIZES)
+    )
+    assert unmeasured or explained[0].hypothesis == Hypothesis((("mask", None),))
 
 
-def test_every_attention_of_a_stack_is_explained():
+def test_every_attention_in_a_stack_is_explained():
     def stacked(q, k, v, mask):
         first = filled(q @ k.mT, spread_by(mask)).softmax(-1) @ k
         second = F.scaled_dot_product_attention(first, k, k)
         return (second @ k.mT).softmax(-1) @ v
 
-    explained, unseen = explain_visibility(subject_of(stacked, {**HEADS, **PADDING}, ("mask=keep",), **SIZES))
-    assert unseen == []
-    slips = sorted(str(one.hypothesis.masks[0][1]) for one in explained)
+    explained, unmeasured = explain_visibility(subject_of(stacked, {**HEADS, **PADDING}, ("mask=keep",), **SIZES))
+    assert unmeasured == []
+    slips = sorted(str(visibility.hypothesis.masks[0][1]) for visibility in explained)
     assert slips == ["None", "ignored", "ignored"]

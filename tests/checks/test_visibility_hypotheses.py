@@ -1,4 +1,4 @@
-"""The keys that are seen are explained by the masks, the causality and the window claimed, or by what is wrong."""
+"""Visible keys are explained by the claimed masks, causality and window, or by a known mistake."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ PADDING = [layout for layout in SHAPES if "L L" not in layout]
 
 
 def explainer(keys, claims=(), **masks):
-    """Return what explains the keys that are seen, (B, H, queries, keys)."""
+    """Return an explainer of the visible keys, (B, H, queries, keys)."""
     added = torch.zeros(keys.shape, dtype=torch.float64).masked_fill(~keys, -torch.inf)
     nothing = torch.zeros_like(keys)
     context = normal(*keys.shape[:-1], 2)
@@ -42,7 +42,7 @@ def explained(keys, claims=(), **masks):
 
 
 def drawn(layout, seed=0):
-    """Return a random mask, each row with a key and without another, and the keys that it keeps."""
+    """Return a random mask, in which each row keeps one key and drops another, and the keys that it keeps."""
     shape, spread = SHAPES[layout]
     mask = normal(*shape, seed=seed) > 0
     mask[..., 0], mask[..., -1] = True, False
@@ -59,7 +59,7 @@ def spread(pattern, batch=B, heads=H):
 
 @pytest.mark.parametrize("layout", SHAPES)
 @pytest.mark.parametrize("meaning", ["keep", "drop", "add"])
-def test_a_mask_that_is_applied_is_right(layout, meaning):
+def test_applied_mask_is_right(layout, meaning):
     mask, keys = drawn(layout)
     given_as = {"keep": mask, "drop": ~mask, "add": torch.zeros(mask.shape).masked_fill(~mask, -1e9)}[meaning]
     found = explainer(keys, (f"mask={meaning}",), mask=given_as).explain()
@@ -69,15 +69,15 @@ def test_a_mask_that_is_applied_is_right(layout, meaning):
 
 
 @pytest.mark.parametrize("layout", SHAPES)
-def test_numbers_for_true_and_false_are_a_mask_too(layout):
+def test_numeric_masks_are_recognized(layout):
     mask, keys = drawn(layout)
     for kind in (torch.long, torch.float32):
         assert explained(keys, ("mask=keep",), mask=mask.to(kind)) == Hypothesis((("mask", None),))
 
 
-def slipped(layout, slip, seed=0):
+def with_mistake(layout, mistake, seed=0):
     mask, keys = drawn(layout, seed)
-    match slip:
+    match mistake:
         case "inverted":
             return mask, ~keys
         case "ignored":
@@ -88,35 +88,35 @@ def slipped(layout, slip, seed=0):
             return mask, keys[:, 0].repeat(H, 1, 1).view(B, H, L, L)
         case "batch order, heads outside":
             return mask, keys[:, 0].repeat_interleave(H, 0).view(H, B, L, L).transpose(0, 1)
-    raise AssertionError(slip)
+    raise AssertionError(mistake)
 
 
-SLIPS = [(layout, slip) for layout in SHAPES for slip in ("inverted", "ignored")]
+SLIPS = [(layout, mistake) for layout in SHAPES for mistake in ("inverted", "ignored")]
 SLIPS += [(layout, "on queries") for layout in PADDING]
 SLIPS += [(layout, "transposed") for layout in SHAPES if layout not in PADDING]
 ORDERS = ("batch order", "batch order, heads outside")
-SLIPS += [(layout, slip) for layout in SHAPES if "B" in layout and "H" not in layout for slip in ORDERS]
+SLIPS += [(layout, mistake) for layout in SHAPES if "B" in layout and "H" not in layout for mistake in ORDERS]
 
 
-@pytest.mark.parametrize(("layout", "slip"), SLIPS)
-def test_each_slip_is_explained(layout, slip):
-    mask, keys = slipped(layout, slip)
+@pytest.mark.parametrize(("layout", "mistake"), SLIPS)
+def test_each_mistake_is_explained(layout, mistake):
+    mask, keys = with_mistake(layout, mistake)
     found = explained(keys, ("mask=keep",), mask=mask)
-    assert found == Hypothesis((("mask", slip),))
+    assert found == Hypothesis((("mask", mistake),))
 
 
-@pytest.mark.parametrize(("layout", "slip"), [one for one in SLIPS if one[1] != "on queries"])
-def test_a_slip_is_explained_beside_a_causal_mask(layout, slip):
-    mask, keys = slipped(layout, slip, seed=5)
+@pytest.mark.parametrize(("layout", "mistake"), [case for case in SLIPS if case[1] != "on queries"])
+def test_mistake_is_explained_next_to_a_causal_mask(layout, mistake):
+    mask, keys = with_mistake(layout, mistake, seed=5)
     causal = triangle(L, L, 0)
     found = explainer(keys & causal, ("mask=keep", "causal"), mask=mask)
     hypothesis = found.explain().hypothesis
     assert hypothesis is not None
     assert hypothesis.offset == 0
-    assert hypothesis.masks == (("mask", slip),)
+    assert hypothesis.masks == (("mask", mistake),)
 
 
-def test_of_two_masks_the_wrong_one_is_named():
+def test_wrong_one_of_two_masks_is_named():
     one, first = drawn("B L", 1)
     other, second = drawn("L L", 2)
     masks = {"one": one, "other": other}
@@ -128,7 +128,7 @@ def test_of_two_masks_the_wrong_one_is_named():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 7), st.integers(2, 7), st.integers(-7, 7))
-def test_a_causal_offset_is_recovered(queries, keys, offset):
+def test_causal_offset_is_recovered(queries, keys, offset):
     pattern = triangle(queries, keys, offset)
     assume(float(pattern.any(-1).float().mean()) >= 0.1 and not pattern.all())
     found = explained(spread(pattern), ("causal",))
@@ -138,7 +138,7 @@ def test_a_causal_offset_is_recovered(queries, keys, offset):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 7), st.integers(2, 7), st.integers(-5, 5))
-def test_a_mask_the_wrong_way_round_is_recovered(queries, keys, offset):
+def test_backwards_causal_mask_is_recovered(queries, keys, offset):
     pattern = triangle(queries, keys, offset - 1).logical_not()
     assume(float(pattern.any(-1).float().mean()) >= 0.1 and not pattern.all())
     case = explainer(spread(pattern), ("causal",))
@@ -152,7 +152,7 @@ def test_a_mask_the_wrong_way_round_is_recovered(queries, keys, offset):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(3, 7), st.integers(0, 3), st.integers(1, 6), st.booleans())
-def test_a_window_is_recovered(queries, past, window, causal):
+def test_window_is_recovered(queries, past, window, causal):
     keys = queries + past
     distance = torch.arange(queries)[:, None] + past - torch.arange(keys)
     inside = distance < window if causal else distance.abs() < window
@@ -167,7 +167,7 @@ def test_a_window_is_recovered(queries, past, window, causal):
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([(), ("causal",), ("mask=keep",), ("mask=keep", "causal", "window=W")]))
-def test_what_nothing_explains_stays_unexplained(seed, claims):
+def test_random_visibility_is_unexplained(seed, claims):
     keys = normal(B, H, L, L, seed=seed) > 0
     assert explained(keys, claims, mask=drawn("B L", seed)[0]) is None
     one_pattern = spread(normal(L, L, seed=seed) > 0)
@@ -175,27 +175,27 @@ def test_what_nothing_explains_stays_unexplained(seed, claims):
     assert explained(one_pattern, claims, mask=drawn("B L L", seed + 1)[0]) is None
 
 
-def test_a_last_query_that_sees_one_key_is_no_causal_mask():
+def test_last_query_with_one_key_is_not_causal():
     pattern = normal(L, L) > 0
     pattern[-1] = torch.arange(L) == 0
     assert explained(spread(pattern)) is None
 
 
-def test_one_key_too_many_is_not_explained():
+def test_one_extra_key_is_not_explained():
     keys = spread(triangle(L, L, 0))
     assert explained(keys, ("causal",)) == Hypothesis(offset=0)
     keys[1, 2, 3, 5] = True
     assert explained(keys, ("causal",)) is None
 
 
-def test_every_key_seen_is_right_where_nothing_is_claimed():
+def test_full_visibility_is_right_without_claims():
     keys = torch.ones(B, H, 4, 6, dtype=torch.bool)
     assert explained(keys) == Hypothesis()
     assert explained(keys, ("causal",)) == Hypothesis(offset=None)
     assert explained(keys, ("causal", "window=W")).offset is None
 
 
-def test_what_padded_queries_and_rows_without_keys_see_does_not_matter():
+def test_padded_queries_and_empty_rows_are_ignored():
     mask, keys = drawn("B L")
     keys[~mask[:, None].expand(B, H, L)] = normal(int((~mask).sum()) * H, L) > 0
     assert explained(keys, ("mask=keep",), mask=mask) == Hypothesis((("mask", None),))
@@ -206,7 +206,7 @@ def test_what_padded_queries_and_rows_without_keys_see_does_not_matter():
     assert explained(wanted, ("mask=keep",), mask=empty) == Hypothesis((("mask", None),))
 
 
-def test_a_mask_that_fits_nowhere_is_not_expected():
+def test_mask_of_unknown_layout_is_not_expected():
     found = explainer(torch.ones(B, H, L, L, dtype=torch.bool), ("mask=keep",), mask=torch.ones(9, 9) > 0).explain()
     assert found.wanted is None
     assert found.hypothesis is None or found.hypothesis.masks == (("mask", "ignored"),)

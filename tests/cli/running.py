@@ -1,4 +1,4 @@
-"""Runs the command line inside the test's own process, which saves the second that importing torch takes."""
+"""Runs the command line in the test's own process, which saves the second that importing torch takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Result:
-    """What a command ended with and wrote."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -35,10 +35,10 @@ class Result:
 
     @property
     def tensors(self) -> dict[str, dict[str, Any]]:
-        """Every named tensor, inputs too; the last of a name."""
+        """Every named tensor, including inputs; of several with one name, the last."""
         trace = self.trace
         named = [*trace["inputs"], *(output for step in trace["steps"] for output in step["outputs"])]
-        return {one["name"]: one["tensor"] for one in named if one["name"]}
+        return {tensor["name"]: tensor["tensor"] for tensor in named if tensor["name"]}
 
 
 Attnshape = Callable[..., Result]
@@ -46,7 +46,7 @@ Attnshape = Callable[..., Result]
 
 @pytest.fixture
 def attnshape(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Attnshape]:
-    """Run `attnshape` with some arguments, or with one line of them as a shell would split it."""
+    """Run `attnshape` with arguments, or with one command line that is split as a shell would."""
     modules, path = dict(sys.modules), list(sys.path)
 
     def call(*arguments: str) -> Result:

@@ -1,4 +1,4 @@
-"""Every request that can't be carried out: one line that names what is wrong, one hint, exit status 2, no traceback."""
+"""Bad input gives one line with the error, one hint, exit status 2, and no traceback."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ FILES = {
 
 HOSTILE = "a\n\x1b[31m[bold red]b\r\u202e[/]{c}%s"
 
-# a line of arguments, what the error must name, what the hint must offer
+# arguments, text in the error, text in the hint
 TABLE: list[tuple[str, str, str]] = [
     # sizes
     ("trace --heads 7 --d-model 512", "512/7", "multiple of 7"),
@@ -150,7 +150,7 @@ TABLE: list[tuple[str, str, str]] = [
     ("trace average:unbatched --batch 2", "average:unbatched takes no --batch", "average:batched"),
     ("trace --kv-heads 3", "multi-head takes no --kv-heads", "--heads (H)"),
     ("trace --window 3", "--window", "--length"),
-    # the author's own letters
+    # custom size symbols
     ("trace --dim T", "--dim 'T'", "nh=4"),
     ("trace --dim T=", "--dim 'T='", "nh=4"),
     ("trace --dim 3=T", "--dim '3=T'", "nh=4"),
@@ -333,7 +333,7 @@ TABLE: list[tuple[str, str, str]] = [
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bad")
     for name, text in FILES.items():
         (folder / name).write_text(text)
@@ -351,7 +351,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(result: Result) -> tuple[str, str]:
-    """The error and the hint of a refusal, which is nothing else."""
+    """Return the error and the hint, and assert that there is no other output."""
     assert result.status == 2, (result.out[:300], result.err)
     assert result.out == ""
     assert "Traceback" not in result.err
@@ -364,33 +364,33 @@ def refused(result: Result) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("line", "error", "hint"), TABLE, ids=[line[:90] for line, _, _ in TABLE])
-def test_refused(
-    line: str, error: str, hint: str, workshop: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
+def test_error_and_hint(
+    line: str, error: str, hint: str, bad_files: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.chdir(workshop)
+    monkeypatch.chdir(bad_files)
     started = time.monotonic()
-    said, way_out = refused(attnshape(line))
+    message, given_hint = refused(attnshape(line))
     assert time.monotonic() - started < 5
-    assert error in said
-    assert hint in way_out
+    assert error in message
+    assert hint in given_hint
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:99999999999999"])
-def test_cuda_where_there_is_none(device: str, attnshape: Attnshape):
+def test_cuda_is_not_available(device: str, attnshape: Attnshape):
     error, hint = refused(attnshape("trace", "--device", device))
     assert repr(device) in error
     assert "cpu" in hint
 
 
 @pytest.mark.skipif(os.geteuid() == 0 if hasattr(os, "geteuid") else True, reason="root may write anywhere")
-def test_a_folder_without_permission(folder: Path, attnshape: Attnshape):
+def test_folder_without_permission(folder: Path, attnshape: Attnshape):
     (folder / "closed").mkdir(mode=0o500)
     error, _ = refused(attnshape("trace --output closed/file"))
     assert "permission" in error.lower()
 
 
-def test_an_input_whose_annotation_leaves_an_axis_open(folder: Path, attnshape: Attnshape):
+def test_annotation_with_an_open_axis(folder: Path, attnshape: Attnshape):
     (folder / "open_axes.py").write_text(
         "from jaxtyping import Float\nfrom torch import Tensor\ndef f(x: Float[Tensor, '*batch D']):\n    return x\n"
     )
@@ -425,13 +425,13 @@ def test_an_input_whose_annotation_leaves_an_axis_open(folder: Path, attnshape: 
         ("\udcff", "pyproject.toml can't be read"),
     ],
 )
-def test_a_bad_pyproject(toml: str, error: str, folder: Path, attnshape: Attnshape):
+def test_invalid_pyproject(toml: str, error: str, folder: Path, attnshape: Attnshape):
     (folder / "pyproject.toml").write_bytes(toml.encode(errors="surrogateescape"))
-    said, _ = refused(attnshape("trace a"))
-    assert error in said
+    message, _ = refused(attnshape("trace a"))
+    assert error in message
 
 
-def test_a_bad_pyproject_is_nobody_s_business_where_no_name_is_looked_up(folder: Path, attnshape: Attnshape):
+def test_invalid_pyproject_is_not_read_without_a_target_name(folder: Path, attnshape: Attnshape):
     (folder / "pyproject.toml").write_text("[tool")
     assert attnshape("trace").status == 0
 
@@ -470,21 +470,21 @@ HOSTILE_LINES = [
 
 
 @pytest.mark.parametrize("words", HOSTILE_LINES, ids=range(len(HOSTILE_LINES)))
-def test_hostile_names_stay_on_their_line(
-    words: list[str], workshop: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
+def test_hostile_names_stay_on_one_line(
+    words: list[str], bad_files: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.chdir(workshop)
+    monkeypatch.chdir(bad_files)
     refused(attnshape(*words))
 
 
-def test_hostile_errors_of_the_code_stay_on_their_line(folder: Path, attnshape: Attnshape):
+def test_hostile_error_messages_stay_on_one_line(folder: Path, attnshape: Attnshape):
     (folder / "hostile.py").write_text(f"raise ValueError({HOSTILE!r})\n")
     error, _ = refused(attnshape("trace hostile.py:f"))
     assert "[bold red]" in error
 
 
-def test_the_process_of_a_bad_request_writes_no_traceback(workshop: Path):
+def test_process_writes_no_traceback(bad_files: Path):
     line = [sys.executable, "-m", "attnshape", "trace", "divides.py:A"]
-    result = subprocess.run(line, cwd=workshop, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(line, cwd=bad_files, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert re.fullmatch(r"error: [^\n]+\nhint: [^\n]+\n", result.stderr)

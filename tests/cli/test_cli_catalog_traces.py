@@ -1,4 +1,4 @@
-"""Every case of the catalog, at several sizes, with and without its options: each axis verified, each step checked."""
+"""Traces of every case in the catalog, at two sets of sizes, with and without options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnshape.targets.builtin.registry import CATALOG, CaseDescription, describ
 from tests.cli.running import Attnshape, Result
 from tests.sampling import sampled
 
-# Two sets: as few equal as can be, and all small and odd.
+# "large" has as few equal sizes as possible; in "small" all are odd.
 SIZES = {
     "large": {"B": 4, "H": 6, "L": 11, "Lq": 12, "Lk": 21, "D": 48, "Dk": 8, "Dv": 20},
     "small": {"B": 3, "H": 5, "L": 7, "Lq": 9, "Lk": 13, "D": 55, "Dk": 11, "Dv": 17},
@@ -53,7 +53,7 @@ def variants() -> list[Any]:
 
 @cache
 def annotated(name: str) -> frozenset[tuple[str, str]]:
-    """The mechanism's annotated variables with their dims strings, read from its source."""
+    """Return the mechanism's annotated variables with their dims strings, read from its source."""
     found = set()
     for node in ast.walk(ast.parse(describe(name).code)):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
@@ -65,12 +65,12 @@ def annotated(name: str) -> frozenset[tuple[str, str]]:
 
 def run(attnshape: Attnshape, name: str, case: CaseDescription, sizes: str, words: list[str]) -> Result:
     numbers = SIZES[sizes]
-    given = [word for letter in case.sizes for word in (FLAGS[letter], str(numbers[letter]))]
-    return attnshape("trace", f"{name}:{case.name}", *given, *words, "--format", "json")
+    flags = [word for symbol in case.sizes for word in (FLAGS[symbol], str(numbers[symbol]))]
+    return attnshape("trace", f"{name}:{case.name}", *flags, *words, "--format", "json")
 
 
 @pytest.mark.parametrize(("name", "case", "sizes", "words"), variants())
-def test_each_axis_is_proved_and_each_step_checked(
+def test_every_axis_is_verified_and_every_step_checked(
     name: str, case: CaseDescription, sizes: str, words: list[str], attnshape: Attnshape
 ):
     result = run(attnshape, name, case, sizes, words)
@@ -80,27 +80,27 @@ def test_each_axis_is_proved_and_each_step_checked(
     assert trace["preconditions"] == []
     assert trace["notes"] == [] or (name == LOOPS and all("H" in note for note in trace["notes"]))
     assert trace["verified_at"] >= 3
-    assert {letter: trace["sizes"][letter]["size"] for letter in case.sizes} == {s: numbers[s] for s in case.sizes}
+    assert {symbol: trace["sizes"][symbol]["size"] for symbol in case.sizes} == {s: numbers[s] for s in case.sizes}
 
-    tensors = [one for step in trace["steps"] for one in step["outputs"]] + trace["inputs"]
-    for one in tensors:
-        tensor = one["tensor"]
+    tensors = [output for step in trace["steps"] for output in step["outputs"]] + trace["inputs"]
+    for output in tensors:
+        tensor = output["tensor"]
         values = [evaluated(axis["expression"], numbers) for axis in tensor["axes"]]
-        assert values == tensor["shape"], one
-        assert [evaluated(stride, numbers) for stride in tensor["strides"]] == tensor["stride"], one
+        assert values == tensor["shape"], output
+        assert [evaluated(stride, numbers) for stride in tensor["strides"]] == tensor["stride"], output
         for axis in tensor["axes"]:
             literal = axis["expression"].lstrip("-").isdigit()
-            assert axis["known"] == ("literal" if literal else "verified"), one
-        # the only axes without a size: what unsqueeze made, and the one feature of additive scores
+            assert axis["known"] == ("literal" if literal else "verified"), output
+        # the only axes without a size symbol: those that unsqueeze adds, and the one feature of additive scores
         assert all(size == 1 for size, axis in zip(tensor["shape"], tensor["axes"], strict=True) if not_a_size(axis))
-        assert tensor["checked"], one
+        assert tensor["checked"], output
 
-    declared = [one for one in tensors if one["tensor"]["declared"]]
+    declared = [output for output in tensors if output["tensor"]["declared"]]
     assert declared
-    for one in declared:
-        assert one["tensor"]["checked"] == "declared", one
-        assert (one["name"], one["tensor"]["declared"]) in annotated(name)
-        assert one["tensor"]["signature"] in as_in(case, one["tensor"]["declared"])
+    for output in declared:
+        assert output["tensor"]["checked"] == "declared", output
+        assert (output["name"], output["tensor"]["declared"]) in annotated(name)
+        assert output["tensor"]["signature"] in signatures_in_case(case, output["tensor"]["declared"])
 
 
 def evaluated(expression: str, numbers: dict[str, int]) -> int:
@@ -111,22 +111,22 @@ def not_a_size(axis: dict[str, str]) -> bool:
     return axis["expression"].isdigit()
 
 
-def as_in(case: CaseDescription, dims: str) -> set[str]:
-    """A declared signature in the case's own letters: where there is one length, Lq and Lk are both L."""
+def signatures_in_case(case: CaseDescription, dims: str) -> set[str]:
+    """Return the forms of a declared signature in the case's symbols: with one length, Lq and Lk are both L."""
     if "L" in case.sizes:
         dims = re.sub(r"\bL[qk]\b", "L", dims)
-    several = {dims}
+    signatures = {dims}
     if "H" not in case.sizes:
-        several.add(re.sub(r"\bH\b ?", "", dims))
+        signatures.add(re.sub(r"\bH\b ?", "", dims))
     if "..." in dims or "*" in dims:  # leading axes that the case decides
         rest = dims.split(maxsplit=1)[1] if " " in dims else ""
         for leading in ("", "B", "B H"):
-            several.add(f"{leading} {rest}".strip())
-    return several
+            signatures.add(f"{leading} {rest}".strip())
+    return signatures
 
 
 @pytest.mark.parametrize("name", sampled(CATALOG, ["scaled-dot-product", "additive"]))
-def test_every_annotated_variable_that_an_operation_makes_is_there(name: str, attnshape: Attnshape):
+def test_every_annotated_variable_is_in_the_trace(name: str, attnshape: Attnshape):
     names = set()
     for case in describe(name).cases:
         for words in ([], ["--causal"]):
@@ -135,15 +135,15 @@ def test_every_annotated_variable_that_an_operation_makes_is_there(name: str, at
             if name == LOOPS and (words or case.name != "cross_attention"):
                 continue
             result = run(attnshape, name, case, "large", words)
-            names |= {one["name"] for step in result.trace["steps"] for one in step["outputs"]}
+            names |= {output["name"] for step in result.trace["steps"] for output in step["outputs"]}
     # without a mask `logits` is `scores` under a second name, and no operation makes it
     assert {variable for variable, _ in annotated(name)} - ({"logits"} if name == LOOPS else set()) <= names
 
 
-# two demonstrations of the field
+# two examples from the literature
 
 
-def test_scaled_dot_product_of_3_batches_30_queries_and_50_keys(attnshape: Attnshape):
+def test_shapes_of_scaled_dot_product(attnshape: Attnshape):
     result = attnshape(
         "trace scaled-dot-product --batch 3 --queries 30 --keys 50 --d-head 128 --d-value 256 --format json"
     )
@@ -156,7 +156,7 @@ def test_scaled_dot_product_of_3_batches_30_queries_and_50_keys(attnshape: Attns
     assert result.tensors["context"]["signature"] == "B Lq Dv"
 
 
-def test_multi_head_self_attention_of_width_200_with_5_heads(attnshape: Attnshape):
+def test_shapes_of_multi_head_self_attention(attnshape: Attnshape):
     result = attnshape("trace multi-head --batch 128 --length 32 --d-model 200 --heads 5 --format json")
     shapes = {name: tuple(tensor["shape"]) for name, tensor in result.tensors.items()}
     assert shapes["query"] == shapes["key"] == shapes["value"] == shapes["context"] == (128, 5, 32, 40)
@@ -165,7 +165,7 @@ def test_multi_head_self_attention_of_width_200_with_5_heads(attnshape: Attnshap
     assert result.tensors["scores"]["signature"] == "B H L L"
 
 
-def test_width_200_with_7_heads_says_why_not(attnshape: Attnshape):
+def test_heads_that_do_not_divide_the_width_are_an_error(attnshape: Attnshape):
     result = attnshape("trace multi-head --batch 128 --length 32 --d-model 200 --heads 7")
     assert (result.status, result.out) == (2, "")
     # 200 = 28*7 + 4

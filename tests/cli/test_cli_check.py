@@ -1,4 +1,4 @@
-"""`attnshape check` as a verb: what it asks for, what counts, how it ends. What is found is another matter."""
+"""The `check` command: its options, the findings that count, and its exit status, with a fake pipeline."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from tests.reporters import sample_reports as samples
 
 
 @dataclass
-class Examined:
-    """Stands in for the examination: says what it was asked, answers what it is told to."""
+class FakeCheck:
+    """A fake `check_request`: keeps its arguments and returns the given report."""
 
     report: Report
-    asked: list[tuple[TargetSpec, RunOptions, Claims, float]] = field(default_factory=list)
+    calls: list[tuple[TargetSpec, RunOptions, Claims, float]] = field(default_factory=list)
 
     def __call__(
         self, request: TargetSpec, settings: RunOptions, claims: Claims, time_limit: float, **_: Any
     ) -> Report:
-        self.asked.append((request, settings, claims, time_limit))
+        self.calls.append((request, settings, claims, time_limit))
         return self.report
 
 
 @pytest.fixture
-def examined(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Examined:
+def fake_check(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeCheck:
     (folder / samples.FILE).write_text(samples.SOURCE)
-    stand_in = Examined(samples.two_findings())
+    fake = FakeCheck(samples.two_findings())
     module = ModuleType("attnshape.pipelines.check")
-    module.check_request = stand_in  # type: ignore[attr-defined]
+    module.check_request = fake  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "attnshape.pipelines.check", module)
-    return stand_in
+    return fake
 
 
 def codes_of(text: str, where: str = "findings") -> list[str]:
     return [finding["code"] for finding in json.loads(text)[where]]
 
 
-def test_it_asks_for_what_was_typed(attnshape: Attnshape, examined: Examined) -> None:
+def test_flags_are_passed_to_the_pipeline(attnshape: Attnshape, fake_check: FakeCheck) -> None:
     attnshape(
         "check model.py:attend --init 'D, H' --input 'q: B H L Dk' --with mask=None --heads 3 --dim T=4 --seed 7 "
         "--train --claim causal --claim mask=keep --time-limit 2.5"
     )
-    ((request, settings, claims, limit),) = examined.asked
+    ((request, settings, claims, limit),) = fake_check.calls
     assert (request.target, request.init, request.inputs) == ("model.py:attend", "D, H", {"q": "B H L Dk"})
     assert (request.arguments, request.sizes) == ({"mask": "None"}, {"H": 3, "T": 4})
     assert (settings.seed, settings.train, settings.command[:22]) == (7, True, "attnshape check model.")
     assert (claims.causal, claims.arguments, limit) == (True, {"mask": "keep"}, 2.5)
 
 
-def test_a_finding_that_counts_is_status_1(attnshape: Attnshape, examined: Examined) -> None:
+def test_findings_are_status_1(attnshape: Attnshape, fake_check: FakeCheck) -> None:
     assert attnshape("check model.py:attend").status == 1
-    examined.report = samples.no_findings()
+    fake_check.report = samples.no_findings()
     assert attnshape("check model.py:attend").status == 0
 
 
@@ -75,13 +75,15 @@ def test_a_finding_that_counts_is_status_1(attnshape: Attnshape, examined: Exami
         ("--select AS1", [], 0),
     ],
 )
-def test_select_and_ignore(flags: str, codes: list[str], status: int, attnshape: Attnshape, examined: Examined) -> None:
+def test_select_and_ignore(
+    flags: str, codes: list[str], status: int, attnshape: Attnshape, fake_check: FakeCheck
+) -> None:
     result = attnshape(f"check model.py:attend --format json {flags}")
     assert (codes_of(result.out), result.status, result.err) == (codes, status, "")
     assert sorted(codes_of(result.out) + codes_of(result.out, "suppressed")) == ["AS201", "AS405", "AS901"]
 
 
-def test_a_comment_silences(attnshape: Attnshape, examined: Examined, folder: Path) -> None:
+def test_ignore_comment_suppresses_a_finding(attnshape: Attnshape, fake_check: FakeCheck, folder: Path) -> None:
     source = samples.SOURCE.replace("math.sqrt(D)", "math.sqrt(D)  # attnshape: ignore[AS201]")
     source = source.replace("mask, scores, -10.0", "mask, scores, -10.0  # attnshape: ignore")
     (folder / samples.FILE).write_text(source)
@@ -90,19 +92,19 @@ def test_a_comment_silences(attnshape: Attnshape, examined: Examined, folder: Pa
     assert codes_of(result.out, "suppressed") == ["AS901", "AS201", "AS405"]
 
 
-def test_claims_of_a_named_target_hold_where_none_is_typed(
-    attnshape: Attnshape, examined: Examined, folder: Path
+def test_typed_claims_replace_those_of_a_named_target(
+    attnshape: Attnshape, fake_check: FakeCheck, folder: Path
 ) -> None:
     (folder / "pyproject.toml").write_text(
         '[tool.attnshape.targets.ours]\ntarget = "model.py:attend"\nclaim = ["causal", "mask=keep"]\nexpect = "y: B"\n'
     )
     attnshape("check ours")
     attnshape("check ours --claim alibi")
-    assert [claims.texts for _, _, claims, _ in examined.asked] == [("causal", "mask=keep"), ("alibi",)]
-    assert {request.target for request, *_ in examined.asked} == {"model.py:attend"}
+    assert [claims.texts for _, _, claims, _ in fake_check.calls] == [("causal", "mask=keep"), ("alibi",)]
+    assert {request.target for request, *_ in fake_check.calls} == {"model.py:attend"}
 
 
-def test_trace_passes_over_the_claims_of_a_named_target(attnshape: Attnshape, folder: Path) -> None:
+def test_trace_ignores_the_claims_of_a_named_target(attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(
         '[tool.attnshape.targets.ours]\ntarget = "scaled-dot-product"\nclaim = "causal"\n'
     )
@@ -111,21 +113,21 @@ def test_trace_passes_over_the_claims_of_a_named_target(attnshape: Attnshape, fo
 
 
 @pytest.mark.parametrize("name", ["auto", "text", "markdown", "json", "github", "sarif"])
-def test_formats_and_files(name: str, attnshape: Attnshape, examined: Examined, folder: Path) -> None:
-    shown = attnshape(f"check model.py:attend --format {name}")
-    assert (shown.status, shown.err) == (1, "")
-    assert "AS201" in shown.out
+def test_output_formats_and_files(name: str, attnshape: Attnshape, fake_check: FakeCheck, folder: Path) -> None:
+    printed = attnshape(f"check model.py:attend --format {name}")
+    assert (printed.status, printed.err) == (1, "")
+    assert "AS201" in printed.out
     written = attnshape(f"check model.py:attend --format {name} --output report")
     assert (written.status, written.out, written.err) == (1, "", "")
-    assert (folder / "report").read_text(encoding="utf-8") == shown.out
+    assert (folder / "report").read_text(encoding="utf-8") == printed.out
 
 
-def test_in_a_pipe_it_is_markdown_with_the_line_of_the_source(attnshape: Attnshape, examined: Examined) -> None:
+def test_piped_output_is_markdown_with_the_source_line(attnshape: Attnshape, fake_check: FakeCheck) -> None:
     out = attnshape("check model.py:attend").out
     assert "```python\nscores = q @ k.transpose(-2, -1) / math.sqrt(D)\n         ^^^" in out
 
 
-def test_patterns_are_drawn_where_asked_for(attnshape: Attnshape, examined: Examined) -> None:
+def test_pattern_flag_draws_patterns(attnshape: Attnshape, fake_check: FakeCheck) -> None:
     assert "■" not in attnshape("check model.py:attend --format text").out
     assert "  ■ ■ ·\n" in attnshape("check model.py:attend --format text --pattern").out
 
@@ -148,12 +150,12 @@ def test_patterns_are_drawn_where_asked_for(attnshape: Attnshape, examined: Exam
         ("--expect 'y: B'", "--expect", "attnshape check --help"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_work(
-    words: str, message: str, hint: str, attnshape: Attnshape, examined: Examined
+def test_bad_flags_are_reported_before_any_run(
+    words: str, message: str, hint: str, attnshape: Attnshape, fake_check: FakeCheck
 ) -> None:
     result = attnshape(f"check model.py:attend {words}")
     assert (result.status, result.out) == (2, "")
-    error, way_out = result.err.splitlines()
+    error, given_hint = result.err.splitlines()
     assert message in error
-    assert hint in way_out
-    assert not examined.asked
+    assert hint in given_hint
+    assert not fake_check.calls

@@ -1,4 +1,4 @@
-"""What every command keeps to: exit statuses, which stream gets what, and what is imported for it."""
+"""The contract of every command: exit statuses, output streams, and imports."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def wrong(query, key):
 """
 
 
-def process(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     return subprocess.run(
         [sys.executable, "-m", "attnshape", *arguments],
@@ -68,7 +68,7 @@ def process(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]
         text=True,
         timeout=60,
         check=False,
-        **{"env": environment, **more},  # type: ignore[call-overload]
+        **{"env": environment, **options},  # type: ignore[call-overload]
     )
 
 
@@ -81,13 +81,13 @@ def saved(attnshape: Attnshape, folder: Path) -> str:
 # exit statuses
 
 
-def test_a_trace_of_code_that_runs_is_fine(attnshape: Attnshape):
+def test_successful_trace_is_status_0(attnshape: Attnshape):
     result = attnshape("trace average")
     assert (result.status, result.err) == (0, "")
     assert "average" in result.out
 
 
-def test_code_that_fails_at_a_step_is_found(attnshape: Attnshape, folder: Path):
+def test_failing_code_is_status_1(attnshape: Attnshape, folder: Path):
     (folder / "failing.py").write_text(FAILING)
     result = attnshape("trace failing.py:fail --input 'x: B L' --format json")
     assert (result.status, result.err) == (1, "")
@@ -96,19 +96,19 @@ def test_code_that_fails_at_a_step_is_found(attnshape: Attnshape, folder: Path):
     assert [output["name"] for step in result.trace["steps"] for output in step["outputs"]] == ["y"]
 
 
-def test_an_expectation_that_does_not_hold_is_found(attnshape: Attnshape, folder: Path):
+def test_failed_expectation_is_status_1(attnshape: Attnshape, folder: Path):
     (folder / "failing.py").write_text(FAILING)
     line = "trace failing.py:wrong --input 'query: B Lq Dk' --input 'key: B Lk Dk' --expect"
     assert attnshape(f"{line} 'scores: B Lq Lk'").status == 0
     assert attnshape(f"{line} 'scores: B Lk Lq'").status == 1
 
 
-def test_what_cannot_be_carried_out(attnshape: Attnshape):
+def test_bad_input_is_status_2(attnshape: Attnshape):
     result = attnshape("trace --heads 0")
     assert (result.status, result.out) == (2, "")
 
 
-def test_a_showing_ends_with_0_even_of_a_trace_that_failed(attnshape: Attnshape, folder: Path):
+def test_show_is_status_0_for_a_failed_trace(attnshape: Attnshape, folder: Path):
     (folder / "failing.py").write_text(FAILING)
     assert attnshape("trace failing.py:fail --input 'x: B L' --format json --output failed.json").status == 1
     result = attnshape("show failed.json")
@@ -124,21 +124,21 @@ def test_a_showing_ends_with_0_even_of_a_trace_that_failed(attnshape: Attnshape,
         (["trace", "averag"], 2),
     ],
 )
-def test_statuses_of_the_process(arguments: list[str], status: int):
+def test_exit_status_of_the_process(arguments: list[str], status: int):
     result = process(*arguments)
     assert result.returncode == status, result.stderr
     assert bool(result.stdout) == (status != 2)
     assert bool(result.stderr) == (status == 2)
 
 
-def test_no_command_shows_the_help_on_standard_error(attnshape: Attnshape):
+def test_no_command_prints_the_help_to_stderr(attnshape: Attnshape):
     result = attnshape(*())
     assert (result.status, result.out) == (2, "")
     assert result.err.startswith("Usage: attnshape")
     assert "error" not in result.err
 
 
-def test_the_list_of_commands_cuts_no_sentence_short(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+def test_command_list_is_not_truncated(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "100")
     _, commands = attnshape("--help").out.split("Commands:\n")
     lines = commands.partition("\n\n")[0].splitlines()
@@ -146,13 +146,13 @@ def test_the_list_of_commands_cuts_no_sentence_short(attnshape: Attnshape, monke
     assert all(line.endswith(".") and "..." not in line for line in lines)
 
 
-def test_an_optional_argument_has_one_pair_of_brackets(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+def test_optional_argument_has_one_pair_of_brackets(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "100")
     for verb, name in (("trace", "TARGET"), ("check", "TARGET"), ("rule", "CODE"), ("catalog", "NAME")):
         assert attnshape(f"{verb} --help").out.startswith(f"Usage: attnshape {verb} [OPTIONS] [{name}]\n")
 
 
-def test_help_and_version_are_data(attnshape: Attnshape):
+def test_help_and_version_go_to_stdout(attnshape: Attnshape):
     for line in ("--help", "-h", "trace --help", "show --help", "catalog -h", "glossary --help"):
         result = attnshape(line)
         assert (result.status, result.err) == (0, ""), line
@@ -161,10 +161,10 @@ def test_help_and_version_are_data(attnshape: Attnshape):
     assert re.fullmatch(r"attnshape \d+\.\d+\.\d+\n", result.out)
 
 
-# what the target prints
+# output of the target
 
 
-def test_what_a_target_prints_goes_to_standard_error(attnshape: Attnshape, folder: Path):
+def test_printed_output_of_a_target_goes_to_stderr(attnshape: Attnshape, folder: Path):
     (folder / "noisy.py").write_text(NOISY)
     result = attnshape("trace noisy.py:add --input 'x: B L' --format json")
     assert result.status == 0
@@ -175,7 +175,7 @@ def test_what_a_target_prints_goes_to_standard_error(attnshape: Attnshape, folde
 
 
 @pytest.mark.parametrize("name", ["add_in_c", "add_around"])
-def test_what_is_held_back_in_buffers_goes_to_standard_error_too(name: str, folder: Path):
+def test_buffered_output_of_a_target_goes_to_stderr(name: str, folder: Path):
     (folder / "noisy.py").write_text(NOISY)
     result = process("trace", f"noisy.py:{name}", "--input", "x: B L", "--format", "json")
     assert result.returncode == 0
@@ -184,7 +184,7 @@ def test_what_is_held_back_in_buffers_goes_to_standard_error_too(name: str, fold
 
 
 @pytest.mark.filterwarnings("ignore:careful")
-def test_warnings_of_the_code_are_not_mixed_into_data(attnshape: Attnshape, folder: Path):
+def test_warnings_of_a_target_are_not_in_stdout(attnshape: Attnshape, folder: Path):
     (folder / "warns.py").write_text("import warnings\ndef f(x):\n    warnings.warn('careful')\n    return x + 1\n")
     result = attnshape("trace warns.py:f --input 'x: B L' --format json")
     assert result.status == 0
@@ -222,7 +222,7 @@ FAST = [
 HEAVY = ("torch", "numpy", "jaxtyping", "beartype", "executing")
 
 
-def test_what_needs_no_torch_imports_none(saved: str, folder: Path):
+def test_commands_without_torch_do_not_import_it(saved: str, folder: Path):
     script = (
         "import sys\n"
         "from attnshape.cli.app import run\n"
@@ -236,7 +236,7 @@ def test_what_needs_no_torch_imports_none(saved: str, folder: Path):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["show", "saved.json"], ["glossary"]])
-def test_the_process_imports_no_torch(arguments: list[str], saved: str):
+def test_process_does_not_import_torch(arguments: list[str], saved: str):
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "attnshape", *arguments],
         capture_output=True,
@@ -258,11 +258,11 @@ def trace_options() -> set[str]:
     return {flag for parameter in command.params for flag in parameter.opts}
 
 
-def test_every_symbol_has_its_flag():
+def test_every_symbol_has_a_flag():
     assert {symbol.flag for symbol in SYMBOLS} <= trace_options()
 
 
-def test_each_flag_sets_its_own_symbol(attnshape: Attnshape, folder: Path):
+def test_every_flag_sets_its_symbol(attnshape: Attnshape, folder: Path):
     (folder / "every.py").write_text(
         "import torch\n"
         "def every(B, H, Hkv, G, Lp, L, Lq, Lk, D, Dk, Dv, W):\n"
@@ -273,10 +273,10 @@ def test_each_flag_sets_its_own_symbol(attnshape: Attnshape, folder: Path):
     words = [word for flag, size in given.items() for word in (flag, str(size))]
     result = attnshape("trace", "every.py:every", *words, "--format", "json")
     assert result.status == 0, result.err
-    # the table of words: which flag means which symbol
+    # the symbol that each flag sets
     expected = {"B": 3, "H": 10, "Hkv": 5, "G": 2, "Lp": 4, "L": 6, "Lq": 7, "Lk": 8, "D": 11, "Dk": 12, "Dv": 13}
     expected["W"] = 9
-    assert {letter: record["size"] for letter, record in result.trace["sizes"].items()} == expected
+    assert {symbol: record["size"] for symbol, record in result.trace["sizes"].items()} == expected
     assert {record["from"] for record in result.trace["sizes"].values()} == {"given"}
 
 
@@ -289,14 +289,14 @@ def test_every_case_of_the_catalog_is_reachable(case: str, attnshape: Attnshape)
     assert result.trace["steps"]
 
 
-def test_the_catalog_lists_every_mechanism_in_one_line(attnshape: Attnshape):
+def test_catalog_lists_every_mechanism_in_one_line(attnshape: Attnshape):
     lines = attnshape("catalog").out.splitlines()
     assert [line.split()[0] for line in lines] == list(CATALOG)
     assert all(len(line.split()) > 3 for line in lines)
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_the_catalog_shows_formula_source_sizes_and_code(name: str, attnshape: Attnshape):
+def test_catalog_shows_formula_source_sizes_and_code(name: str, attnshape: Attnshape):
     result = attnshape("catalog", name)
     assert (result.status, result.err) == (0, "")
     for part in ("formula\n", "source\n", "cases\n", "code\n", "import torch", f"{name}:"):
@@ -305,7 +305,7 @@ def test_the_catalog_shows_formula_source_sizes_and_code(name: str, attnshape: A
     assert flags <= trace_options()
 
 
-def test_the_glossary_has_every_word(attnshape: Attnshape):
+def test_glossary_has_every_symbol(attnshape: Attnshape):
     text = attnshape("glossary").out
     for symbol in SYMBOLS:
         assert f"`{symbol.name}`" in text
@@ -315,7 +315,7 @@ def test_the_glossary_has_every_word(attnshape: Attnshape):
 # files, pipes and terminals
 
 
-def test_output_goes_to_a_file_alone(attnshape: Attnshape, folder: Path):
+def test_output_flag_writes_only_to_the_file(attnshape: Attnshape, folder: Path):
     direct = attnshape("trace average --format table")
     result = attnshape("trace average --format table --output table.txt")
     assert (result.status, result.out, result.err) == (0, "", "")
@@ -324,7 +324,7 @@ def test_output_goes_to_a_file_alone(attnshape: Attnshape, folder: Path):
     assert [path.name for path in folder.iterdir()] == ["table.txt"]
 
 
-def test_output_replaces_what_a_link_leads_to(attnshape: Attnshape, folder: Path):
+def test_output_follows_symbolic_links(attnshape: Attnshape, folder: Path):
     (folder / "real.md").write_text("old")
     (folder / "link.md").symlink_to("real.md")
     (folder / "new.md").symlink_to("later.md")
@@ -335,7 +335,7 @@ def test_output_replaces_what_a_link_leads_to(attnshape: Attnshape, folder: Path
     assert (folder / "later.md").read_text(encoding="utf-8").startswith("`attnshape trace average")
 
 
-def test_a_failed_request_leaves_the_file_alone(attnshape: Attnshape, folder: Path):
+def test_error_leaves_the_output_file_unchanged(attnshape: Attnshape, folder: Path):
     (folder / "kept.md").write_text("kept")
     assert attnshape("trace average --match nosuch --output kept.md").status == 2
     assert (folder / "kept.md").read_text() == "kept"
@@ -348,21 +348,21 @@ def test_output_to_a_pipe(attnshape: Attnshape):
 
 
 @pytest.mark.parametrize("arguments", ["glossary", "catalog multi-head", "trace multi-head --format json"])
-def test_a_reader_that_leaves_is_no_error(arguments: str, folder: Path):
+def test_closed_pipe_is_not_an_error(arguments: str, folder: Path):
     # `true` reads nothing, and the pipe is closed long before anything is written
     line = f"{sys.executable} -m attnshape {arguments} | true; echo ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert (result.stdout, result.stderr) == ("0\n", "")
 
 
-def test_head_gets_its_line(saved: str):
+def test_piping_to_head_works(saved: str):
     line = f"{sys.executable} -m attnshape show {saved} --format json | head -1; echo ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert (result.stdout, result.stderr) == ("{\n0\n", "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_an_error():
+def test_full_disk_is_an_error():
     line = f"{sys.executable} -m attnshape glossary > /dev/full"
     result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
@@ -370,7 +370,7 @@ def test_a_full_disk_is_an_error():
 
 
 @pytest.mark.parametrize(("closed", "status"), [(">&-", 0), ("2>&-", 0), ("<&-", 0)])
-def test_closed_streams_are_no_crash(closed: str, status: int, saved: str):
+def test_closed_streams_do_not_crash(closed: str, status: int, saved: str):
     line = f"{sys.executable} -m attnshape show {saved} {closed}"
     result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == status
@@ -378,7 +378,7 @@ def test_closed_streams_are_no_crash(closed: str, status: int, saved: str):
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> str:
-    """What a command writes to a terminal of 100 columns."""
+    """Return what a command writes to a terminal of 100 columns."""
     leader, follower = pty.openpty()
     clean = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     child = subprocess.Popen(
@@ -393,19 +393,19 @@ def on_a_terminal(*arguments: str, **environment: str) -> str:
     return printed
 
 
-def test_a_terminal_gets_the_table_and_a_pipe_markdown(saved: str, attnshape: Attnshape, monkeypatch):
+def test_terminal_gets_a_table_and_a_pipe_gets_markdown(saved: str, attnshape: Attnshape, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     colored, plain = on_a_terminal("show", saved), on_a_terminal("show", saved, NO_COLOR="1")
     table = attnshape("show", saved, "--format", "table").out
     assert "\x1b" not in plain
     assert plain == table
-    # colour says nothing that the text doesn't
+    # colour carries no information of its own
     assert "\x1b[" in colored
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
     assert attnshape("show", saved).out == attnshape("show", saved, "--format", "markdown").out != table
 
 
-def test_a_target_that_exits_is_a_step_that_failed(folder: Path, attnshape: Attnshape):
+def test_sys_exit_in_a_target_is_a_failure(folder: Path, attnshape: Attnshape):
     (folder / "leaves.py").write_text("import sys\n\n\ndef leaves(x):\n    y = x + 1\n    sys.exit('enough')\n")
     result = attnshape("trace", "leaves.py:leaves", "--input", "x: B")
     assert result.status == 1
@@ -435,7 +435,7 @@ def in_a_thread(x):
 
 
 @pytest.mark.parametrize("name", ["at_exit", "in_a_thread"])
-def test_what_the_target_has_left_to_do_at_exit_is_done(name: str, folder: Path):
+def test_atexit_functions_and_threads_of_a_target_complete(name: str, folder: Path):
     (folder / "leaving.py").write_text(LEAVING)
     result = process("trace", f"leaving.py:{name}", "--input", "x: B")
     assert result.returncode == 0

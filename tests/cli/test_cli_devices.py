@@ -1,10 +1,10 @@
-"""`--device`, `--dtype`, `--train` and `--grad`: where and how a target runs."""
+"""`--device`, `--dtype`, `--train` and `--grad`."""
 
 import pytest
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("typed", "suggestion"),
     [
         ("half", "float16"),
         ("bf16", "bfloat16"),
@@ -14,27 +14,27 @@ import pytest
         ("flaot64", "float64"),
     ],
 )
-def test_a_dtype_by_another_name_is_recognised(attnshape, typed, meant):
+def test_dtype_alias_is_suggested(attnshape, typed, suggestion):
     done = attnshape("trace", "--dtype", typed)
     assert done.status == 2
     expected = "expected float32, float64, float16, bfloat16"
-    assert done.err == f"error: --dtype is {typed!r}, {expected}\nhint: did you mean {meant}?\n"
+    assert done.err == f"error: --dtype is {typed!r}, {expected}\nhint: did you mean {suggestion}?\n"
 
 
 @pytest.mark.parametrize("typed", ["int8", "complex64", "x"])
-def test_what_is_no_dtype_for_parameters_gets_the_choice(attnshape, typed):
+def test_unsupported_dtype_lists_the_choices(attnshape, typed):
     done = attnshape("trace", "--dtype", typed)
     assert done.status == 2
     assert "hint: choose from: float32, float64, float16, bfloat16" in done.err
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_every_dtype_is_that_of_all_tensors(attnshape, dtype):
+def test_dtype_applies_to_all_tensors(attnshape, dtype):
     tensors = attnshape("trace", "--dtype", dtype, "--format", "json").tensors
     assert {tensor["dtype"] for tensor in tensors.values()} == {dtype}
 
 
-def test_a_kernel_that_lacks_the_dtype_is_a_failure_of_the_step(attnshape, folder):
+def test_kernel_without_the_dtype_is_a_failure_of_the_step(attnshape, folder):
     (folder / "model.py").write_text("import torch\n\ndef f(x):\n    y = x + x\n    return torch.linalg.inv(y)\n")
     done = attnshape("trace", "model.py:f", "--input", "x: D D", "--d-model", "4", "--dtype", "float16")
     assert done.status == 1
@@ -62,7 +62,7 @@ def function(x):
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("target", ["Model", "function"])
-def test_gradients_are_kept_only_where_asked_for(attnshape, folder, grad, target):
+def test_grad_is_enabled_only_with_the_flag(attnshape, folder, grad, target):
     (folder / "model.py").write_text(MODEL.replace("EXPECTED", str(grad)))
     init = ["--init", "D"] if target == "Model" else []
     done = attnshape(
@@ -73,14 +73,14 @@ def test_gradients_are_kept_only_where_asked_for(attnshape, folder, grad, target
     assert ("peak" in done.trace) is grad
 
 
-def test_the_header_and_the_footer_say_so(attnshape):
+def test_grad_is_shown_in_the_header_and_the_footer(attnshape):
     out = attnshape("trace --grad --format table").out
     assert "multi-head · cpu · float32 · with gradients" in out
     assert "\npeak of live memory 4.4 MiB at step 19 (verified)\n" in out
     assert "gradients" not in attnshape("trace --format table").out.partition("\n")[2]
 
 
-def test_gradients_can_be_asked_for_in_the_project(attnshape, folder):
+def test_grad_can_be_set_in_pyproject(attnshape, folder):
     (folder / "model.py").write_text(MODEL.replace("EXPECTED", "True"))
     (folder / "pyproject.toml").write_text(
         '[tool.attnshape.targets.one]\ntarget = "model.py:Model"\ninit = "D"\ninput = "x: B L D"\n'
@@ -90,7 +90,7 @@ def test_gradients_can_be_asked_for_in_the_project(attnshape, folder):
     assert (trace["grad"], trace["dtype"]) == (True, "float64")
 
 
-def test_a_saved_peak_shows_again_and_must_refer_to_a_step(attnshape, folder):
+def test_saved_peak_is_shown_and_must_refer_to_a_step(attnshape, folder):
     saved = attnshape("trace --grad --format json").out
     (folder / "saved.json").write_text(saved)
     assert "peak of live memory 4.4 MiB at step 19 (verified)" in attnshape("show saved.json --format table").out

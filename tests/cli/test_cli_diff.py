@@ -26,11 +26,11 @@ def attention(q, k):
 
 @pytest.fixture
 def saved(folder: Path) -> Path:
-    """A folder with saved traces: two that are the same but for where they were made, and others."""
-    made = multi_head()
-    save(folder / "old.json", made)
-    save(folder / "same.json", replace(made, torch="9.9", seed=4, device="cuda:0", command="elsewhere", python="4"))
-    save(folder / "shorter.json", replace(made, steps=made.steps[:-1], outputs=()))
+    """A folder with saved traces: two that differ only in their environment, and others."""
+    trace = multi_head()
+    save(folder / "old.json", trace)
+    save(folder / "same.json", replace(trace, torch="9.9", seed=4, device="cuda:0", command="elsewhere", python="4"))
+    save(folder / "shorter.json", replace(trace, steps=trace.steps[:-1], outputs=()))
     save(folder / "empty.json", trace_of(()))
     save(folder / "failed.json", failed())
     return folder
@@ -47,7 +47,7 @@ def write_model(path: Path, scaled: str) -> None:
     (path / "helper.py").write_text(f"def scaled(x):\n    return {scaled}\n")
 
 
-# how it ends
+# exit statuses
 
 
 def test_no_difference_is_status_0(attnshape: Attnshape, saved: Path) -> None:
@@ -68,16 +68,16 @@ def test_no_difference_is_status_0(attnshape: Attnshape, saved: Path) -> None:
         ("--fail-on signature --fail-on ' stride , dtype'", 0),
     ],
 )
-def test_only_the_kinds_of_fail_on_fail(attnshape: Attnshape, saved: Path, fail_on: str, status: int) -> None:
+def test_fail_on_selects_kinds(attnshape: Attnshape, saved: Path, fail_on: str, status: int) -> None:
     result = attnshape(f"diff old.json shorter.json {fail_on}")
     assert result.status == status
     assert "- differs in steps: 1 step removed" in result.out
 
 
-# its formats
+# formats
 
 
-def test_markdown_is_for_pipes_and_files(attnshape: Attnshape, saved: Path) -> None:
+def test_files_get_markdown(attnshape: Attnshape, saved: Path) -> None:
     result = attnshape("diff old.json shorter.json --output out.md")
     assert (result.status, result.out) == (1, "")
     text = (saved / "out.md").read_text()
@@ -86,22 +86,22 @@ def test_markdown_is_for_pipes_and_files(attnshape: Attnshape, saved: Path) -> N
     assert "unchanged steps" in text
 
 
-def test_a_table_fits_its_terminal(attnshape: Attnshape, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_fits_the_terminal(attnshape: Attnshape, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for width in (40, 80, 100, 160):
         monkeypatch.setenv("COLUMNS", str(width))
         result = attnshape("diff old.json failed.json --format table")
         assert all(len(line) <= width for line in result.out.split("\n"))
 
 
-def test_json_has_a_schema_and_everything(attnshape: Attnshape, saved: Path) -> None:
-    made = json.loads(attnshape("diff old.json shorter.json --format json").out)
-    assert made["schema"] == "attnshape/diff/1"
-    assert made["kinds"] == ["steps"]
-    assert [step["old"]["index"] for step in made["steps"] if step["new"] is None] == [len(multi_head().steps)]
-    assert made["old"]["totals"]["steps"] == made["new"]["totals"]["steps"] + 1
+def test_json_has_a_schema_and_all_steps(attnshape: Attnshape, saved: Path) -> None:
+    difference = json.loads(attnshape("diff old.json shorter.json --format json").out)
+    assert difference["schema"] == "attnshape/diff/1"
+    assert difference["kinds"] == ["steps"]
+    assert [step["old"]["index"] for step in difference["steps"] if step["new"] is None] == [len(multi_head().steps)]
+    assert difference["old"]["totals"]["steps"] == difference["new"]["totals"]["steps"] + 1
 
 
-def test_another_format_is_refused(attnshape: Attnshape, saved: Path) -> None:
+def test_unsupported_format_is_refused(attnshape: Attnshape, saved: Path) -> None:
     result = attnshape("diff old.json same.json --format html")
     assert (result.status, result.out) == (2, "")
     assert (
@@ -110,10 +110,10 @@ def test_another_format_is_refused(attnshape: Attnshape, saved: Path) -> None:
     )
 
 
-# its sides
+# the two sides
 
 
-def test_saved_traces_need_no_torch(saved: Path) -> None:
+def test_saved_traces_do_not_need_torch(saved: Path) -> None:
     code = (
         "import sys; from attnshape.cli.app import run; status = run(sys.argv[1:]); "
         "sys.exit(9 if 'torch' in sys.modules else status)"
@@ -123,7 +123,7 @@ def test_saved_traces_need_no_torch(saved: Path) -> None:
         assert subprocess.run(words, check=False, capture_output=True).returncode == 1
 
 
-def test_the_order_of_python_s_sets_is_no_matter(saved: Path) -> None:
+def test_output_does_not_depend_on_the_hash_seed(saved: Path) -> None:
     printed = set()
     for seed in ("1", "2", "3"):
         words = [sys.executable, "-m", "attnshape", "diff", "failed.json", "shorter.json", "--format", "json"]
@@ -132,7 +132,7 @@ def test_the_order_of_python_s_sets_is_no_matter(saved: Path) -> None:
     assert len(printed) == 1
 
 
-def test_a_target_beside_a_saved_trace(attnshape: Attnshape, folder: Path) -> None:
+def test_saved_trace_and_a_target(attnshape: Attnshape, folder: Path) -> None:
     attnshape("trace scaled-dot-product --keys 7 --format json --output old.json")
     assert attnshape("diff old.json scaled-dot-product --keys 7").status == 0
     result = attnshape("diff old.json scaled-dot-product --keys 9 --fail-on size")
@@ -163,13 +163,13 @@ def test_two_versions_of_a_project_import_their_own_modules(attnshape: Attnshape
     write_model(folder / "again", "x * 2")
     options = "--input 'q: B Lq Dk' --input 'k: B Lk Dk'"
     assert attnshape(f"diff old/model.py:attention again/model.py:attention {options}").status == 0
-    # the second one's helper is its own, though it has the first one's name
+    # the second model imports its own helper, although both helpers have the same name
     result = attnshape(f"diff old/model.py:attention new/model.py:attention {options}")
     assert result.status == 1
     assert "1 step added" in result.out
 
 
-def test_two_packages_of_one_name(attnshape: Attnshape, folder: Path) -> None:
+def test_two_packages_with_the_same_name(attnshape: Attnshape, folder: Path) -> None:
     for name, more in (("old", ""), ("new", " * 3")):
         package = folder / name / "package"
         package.mkdir(parents=True)
@@ -184,14 +184,14 @@ def test_two_packages_of_one_name(attnshape: Attnshape, folder: Path) -> None:
     assert "1 step added" in result.out
 
 
-def test_a_snapshot_can_be_compared(attnshape: Attnshape, saved: Path) -> None:
+def test_snapshot_can_be_compared(attnshape: Attnshape, saved: Path) -> None:
     (saved / "snap.txt").write_text(write_snapshot(snapshot_of(multi_head())))
     for sides in ("snap.txt old.json", "old.json snap.txt", "snap.txt snap.txt"):
         assert attnshape(f"diff {sides}").status == 0
     assert "1 step added" in attnshape("diff shorter.json snap.txt").out
 
 
-def test_traces_that_share_nothing(attnshape: Attnshape, saved: Path) -> None:
+def test_traces_without_common_steps(attnshape: Attnshape, saved: Path) -> None:
     for sides in ("old.json empty.json", "empty.json old.json"):
         result = attnshape(f"diff {sides}")
         assert result.status == 1
@@ -199,7 +199,7 @@ def test_traces_that_share_nothing(attnshape: Attnshape, saved: Path) -> None:
     assert attnshape("diff empty.json empty.json").status == 0
 
 
-def test_a_failed_trace(attnshape: Attnshape, saved: Path) -> None:
+def test_failed_trace(attnshape: Attnshape, saved: Path) -> None:
     assert attnshape("diff failed.json failed.json").status == 0
     result = attnshape("diff old.json failed.json --format table")
     assert result.status == 1
@@ -211,12 +211,12 @@ def test_a_failed_trace(attnshape: Attnshape, saved: Path) -> None:
 
 
 def test_folders_are_compared_file_by_file(attnshape: Attnshape, folder: Path) -> None:
-    made = multi_head()
-    shorter = replace(made, steps=made.steps[:-1], outputs=())
-    for side, other in (("before", made), ("after", shorter)):
-        save(folder / side / "a.json", made)
+    trace = multi_head()
+    shorter = replace(trace, steps=trace.steps[:-1], outputs=())
+    for side, other in (("before", trace), ("after", shorter)):
+        save(folder / side / "a.json", trace)
         save(folder / side / "deep" / "b.json", other)
-        save(folder / side / f"only-{side}.json", made)
+        save(folder / side / f"only-{side}.json", trace)
         (folder / side / "readme.md").write_text("# no trace\n")
     result = attnshape("diff before after")
     assert result.status == 1
@@ -241,9 +241,9 @@ def test_equal_folders_have_no_difference(attnshape: Attnshape, folder: Path) ->
     assert "- 0 of 1 file differs" in result.out
 
 
-def test_a_damaged_file_in_a_folder_is_listed_and_the_rest_is_compared(attnshape: Attnshape, folder: Path) -> None:
-    made = multi_head()
-    for side, other in (("before", made), ("after", replace(made, steps=made.steps[:-1], outputs=()))):
+def test_damaged_file_in_a_folder_is_listed_and_the_others_are_compared(attnshape: Attnshape, folder: Path) -> None:
+    trace = multi_head()
+    for side, other in (("before", trace), ("after", replace(trace, steps=trace.steps[:-1], outputs=()))):
         for name in ("a", "broken", "z"):
             save(folder / side / f"{name}.json", other)
     (folder / "after" / "broken.json").write_text((folder / "before" / "broken.json").read_text()[:-20])
@@ -255,7 +255,7 @@ def test_a_damaged_file_in_a_folder_is_listed_and_the_rest_is_compared(attnshape
     assert "- not compared: broken.json: after/broken.json isn't JSON, or not all of it" in result.out
     assert "- not compared: empty.json: before/empty.json is empty" in result.out
     failed = json.loads(attnshape("diff before after --format json").out)["not_compared"]
-    assert [one["name"] for one in failed] == ["broken.json", "empty.json"]
+    assert [entry["name"] for entry in failed] == ["broken.json", "empty.json"]
     assert "not compared: broken.json" in attnshape("diff before after --format table").out
 
 
@@ -274,7 +274,7 @@ def test_other_files_in_a_folder_are_ignored(attnshape: Attnshape, folder: Path)
     assert "only in" not in result.out
 
 
-# what is refused
+# errors
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_bad_input_has_a_hint(attnshape: Attnshape, saved: Path, line: str, mess
 @pytest.mark.parametrize(
     "text", ["[red]x[/]", "a|b\\|`c`", "\x1b[31m", "<b>&amp;", "x\ny | z", "\u202eabc", "**b** _i_", "= |"]
 )
-def test_nothing_in_a_trace_breaks_the_output(attnshape: Attnshape, folder: Path, text: str) -> None:
+def test_hostile_text_does_not_break_the_output(attnshape: Attnshape, folder: Path, text: str) -> None:
     save(folder / "nasty.json", hostile(text))
     save(folder / "plain.json", multi_head())
     for form in ("table", "markdown"):

@@ -1,6 +1,6 @@
-"""What is printed, to the letter, at fixed widths.
+"""The exact output of commands at fixed widths.
 
-pytest --update-goldens tests/cli/test_cli_goldens.py rewrites them: read each before you keep it.
+`pytest --update-goldens tests/cli/test_cli_goldens.py` rewrites the goldens: read each before you commit it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LINES: dict[str, tuple[int, str]] = {
 
 
 def command_of(example: Path) -> str:
-    """The command line that the example's own docstring names."""
+    """Return the command line in the example's own docstring."""
     text = example.read_text(encoding="utf-8").replace("\\\n", " ")
     line = re.search(r"^ +attnshape (trace .*)$", text, re.MULTILINE)
     assert line, example
@@ -64,12 +64,12 @@ def test_golden(name: str, attnshape: Attnshape, root: Path, monkeypatch: pytest
     assert_golden(golden, result.out)
 
 
-def test_there_is_no_golden_too_many():
+def test_every_golden_is_used():
     assert {path.stem for path in GOLDENS.glob("*.txt")} == set(LINES)
 
 
 @pytest.mark.parametrize("columns", [80, 100, 160])
-def test_the_default_table_fits(columns: int, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+def test_default_table_fits(columns: int, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     out = attnshape("trace --format table").out
     assert max(map(len, out.splitlines())) <= columns
@@ -78,7 +78,7 @@ def test_the_default_table_fits(columns: int, attnshape: Attnshape, monkeypatch:
         assert "weights = " in out
 
 
-def test_a_wide_terminal_cuts_nothing(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+def test_wide_terminal_truncates_nothing(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "400")
     out = attnshape("trace --causal --format table").out
     trace = attnshape("trace --causal --format json").trace

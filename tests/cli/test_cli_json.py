@@ -1,4 +1,4 @@
-"""The saved trace: what is in it, its JSON Schema, and that it comes back as it was."""
+"""Saved traces: their content, their JSON Schema, and the round trip."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def lines(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_it_fits_its_schema(name: str, lines: dict[str, str], attnshape: Attnshape):
+def test_trace_matches_its_schema(name: str, lines: dict[str, str], attnshape: Attnshape):
     result = attnshape(f"{lines[name]} --format json")
     assert result.err == ""
     jsonschema.Draft202012Validator.check_schema(json_schema())
     jsonschema.validate(result.trace, json_schema())
 
 
-def test_the_schema_refuses_what_is_none():
+def test_schema_rejects_an_invalid_trace():
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"schema": "attnshape/trace/2"}, json_schema())
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_it_comes_back_as_it_was(name: str, lines: dict[str, str], attnshape: Attnshape):
+def test_json_round_trip(name: str, lines: dict[str, str], attnshape: Attnshape):
     text = attnshape(f"{lines[name]} --format json").out
     trace = decode_trace(text)
     assert decode_trace(Trace.to_json(trace)) == trace
@@ -78,15 +78,15 @@ def test_show_equals_the_direct_output(
 ):
     monkeypatch.setenv("COLUMNS", "120")
     attnshape(f"{lines[name]} --format json --output saved.json")
-    shown = attnshape(f"show saved.json --format {format_}")
+    displayed = attnshape(f"show saved.json --format {format_}")
     direct = attnshape(f"{lines[name]} --format {format_}")
-    assert shown.status == 0
-    assert without_command(shown.out) == without_command(direct.out)
-    assert "attnshape trace" in shown.out
+    assert displayed.status == 0
+    assert without_command(displayed.out) == without_command(direct.out)
+    assert "attnshape trace" in displayed.out
 
 
 def without_command(text: str) -> str:
-    """The text without the line that reproduces it."""
+    """Return the text without the command that reproduces it."""
     if text.startswith("{"):
         return re.sub(r'"command": ".*",', '"command": "",', text)
     lines = text.splitlines()
@@ -94,23 +94,23 @@ def without_command(text: str) -> str:
     return "\n".join(lines[start:])
 
 
-# the content, as worked out by hand
+# the content, derived by hand
 
 
-def shown(trace: dict[str, Any]) -> list[dict[str, Any]]:
+def steps_with_outputs(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**step, **step["outputs"][0]} for step in trace["steps"]]
 
 
 def test_cross_attention(attnshape: Attnshape):
     trace = attnshape("trace --batch 2 --heads 8 --d-model 512 --queries 30 --keys 50 --format json").trace
-    sizes = {letter: record["size"] for letter, record in trace["sizes"].items()}
+    sizes = {symbol: record["size"] for symbol, record in trace["sizes"].items()}
     assert sizes == {"B": 2, "H": 8, "Lq": 30, "Lk": 50, "D": 512, "Dk": 64}
     assert trace["sizes"]["Dk"] == {"size": 64, "from": "derived", "expression": "D//H"}
     assert trace["sizes"]["Lq"] == {"size": 30, "from": "given"}
     assert (trace["schema"], trace["complete"], trace["failure"]) == ("attnshape/trace/1", True, None)
     assert (trace["device"], trace["dtype"], trace["seed"]) == ("cpu", "float32", 0)
     assert trace["command"].startswith("attnshape trace --batch 2 --heads 8")
-    named = {step["name"]: step for step in shown(trace) if step["name"]}
+    named = {step["name"]: step for step in steps_with_outputs(trace) if step["name"]}
 
     scores = named["scores"]["tensor"]
     assert scores["shape"] == [2, 8, 30, 50]
@@ -132,9 +132,9 @@ def test_cross_attention(attnshape: Attnshape):
     assert (projection["module"], projection["role"]) == ("Wq", "projection")
 
 
-def test_the_merge_copies_once(attnshape: Attnshape):
+def test_merge_copies_once(attnshape: Attnshape):
     trace = attnshape("trace --batch 2 --heads 8 --d-model 512 --queries 30 --keys 50 --format json").trace
-    steps = shown(trace)
+    steps = steps_with_outputs(trace)
     place = next(i for i, step in enumerate(steps) if step["operation"].endswith("contiguous"))
     transposed, copied, viewed, projected = steps[place - 1 : place + 3]
     assert transposed["tensor"]["storage"]["kind"] == "view"
@@ -149,7 +149,7 @@ def test_the_merge_copies_once(attnshape: Attnshape):
     assert trace["outputs"] == [{"name": "output", "of": {"step": projected["index"]}}]
 
 
-def test_the_roles_in_their_order(attnshape: Attnshape):
+def test_order_of_roles(attnshape: Attnshape):
     trace = attnshape("trace --causal --format json").trace
     roles = [step["role"] for step in trace["steps"]]
     assert roles == [
@@ -166,7 +166,7 @@ def test_the_roles_in_their_order(attnshape: Attnshape):
 def test_inputs_operands_and_sources(attnshape: Attnshape, folder: Path):
     (folder / "own.py").write_text(OWN)
     trace = attnshape("trace own.py:many --input 'x: B L 2*D' --format json").trace
-    assert [one["name"] for one in trace["inputs"]] == ["x"]
+    assert [named["name"] for named in trace["inputs"]] == ["x"]
     assert trace["inputs"][0]["tensor"]["signature"] == "B L 2*D"
     chunk, add = trace["steps"][:2]
     assert [output["name"] for output in chunk["outputs"]] == ["first", "second"]
@@ -186,13 +186,13 @@ def test_device_dtype_and_seed(attnshape: Attnshape):
     assert scores["bytes"] == 2 * 8 * 10 * 10 * 8
 
 
-def test_a_million_tokens_on_the_meta_device(attnshape: Attnshape):
+def test_million_tokens_on_the_meta_device(attnshape: Attnshape):
     result = attnshape("trace --batch 1 --length 1000000 --d-model 16384 --device meta --format json")
     assert result.tensors["scores"]["shape"] == [1, 8, 10**6, 10**6]
     assert result.tensors["scores"]["bytes"] == 8 * 10**12 * 4
 
 
-def test_json_is_plain_utf_8_text(attnshape: Attnshape, folder: Path):
+def test_json_is_utf_8(attnshape: Attnshape, folder: Path):
     attnshape("trace --format json --output saved.json")
     content = (folder / "saved.json").read_bytes()
     assert json.loads(content.decode("utf-8"))["schema"] == "attnshape/trace/1"

@@ -1,4 +1,4 @@
-"""What is said on a terminal while a trace takes long."""
+"""The progress line on a terminal during a long trace."""
 
 import os
 import pty
@@ -34,7 +34,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
 
 
 def screen(written: str) -> list[str]:
-    """Return the lines that a terminal shows in the end."""
+    """Return the lines that a terminal finally shows."""
     lines, column = [""], 0
     for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|.|\n", written, re.DOTALL):
         if piece == "\n":
@@ -58,7 +58,7 @@ def start(folder: Path, command: list[str], stdout: int = subprocess.DEVNULL) ->
     return process, leader
 
 
-def test_what_is_being_done_is_said_between_whole_lines_and_nothing_of_it_stays(tmp_path: Path):
+def test_progress_is_shown_between_whole_lines_and_erased(tmp_path: Path):
     process, leader = start(tmp_path, COMMAND, subprocess.PIPE)
     written = read_all(leader)
     assert process.stdout is not None
@@ -66,7 +66,7 @@ def test_what_is_being_done_is_said_between_whole_lines_and_nothing_of_it_stays(
     assert process.wait() == 0
     assert "attnshape: run 1 at small sizes, " in written
     assert screen(written) == ["one", "two", "three four", ""]
-    # not between "three" and "four", which is one line
+    # the progress line doesn't break up "three four", which is one line
     assert "three four" in written
     assert "attnshape: run" not in out
     assert "\x1b" not in out
@@ -74,13 +74,13 @@ def test_what_is_being_done_is_said_between_whole_lines_and_nothing_of_it_stays(
 
 
 @pytest.mark.slow
-def test_nothing_is_said_where_standard_error_is_no_terminal(tmp_path: Path):
+def test_no_progress_if_stderr_is_not_a_terminal(tmp_path: Path):
     (tmp_path / "slow.py").write_text(SLOW)
     done = subprocess.run(COMMAND, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stderr == "one\ntwo\nthree four\n"
 
 
-def test_nothing_is_said_of_what_is_done_soon(tmp_path: Path):
+def test_no_progress_for_short_work(tmp_path: Path):
     script = (
         "import sys, time\nfrom attnshape.cli.progress import Progress\n"
         "with Progress() as progress:\n    progress('nothing long')\n    time.sleep(1)\n"
@@ -93,7 +93,7 @@ def test_nothing_is_said_of_what_is_done_soon(tmp_path: Path):
     assert process.wait() == 0
 
 
-def test_an_interrupt_takes_it_away(tmp_path: Path):
+def test_interrupt_erases_the_progress_line(tmp_path: Path):
     process, leader = start(tmp_path, COMMAND)
     written = ""
     until = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""`attnshape rule`: pages and their list, for people and for pipes."""
+"""`attnshape rule`: pages and their list, on terminals and in pipes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.cli.running import ROOT, Attnshape
 from tests.terminal import read_all
 
 
-def test_without_a_code_all_are_listed(attnshape: Attnshape) -> None:
+def test_no_code_lists_all_rules(attnshape: Attnshape) -> None:
     result = attnshape("rule")
     assert (result.status, result.err) == (0, "")
     assert [word for word in result.out.split() if word in codes()] == list(codes())
     assert "AS2  scores\n  AS201  scores are scaled by the model's width\n" in result.out
 
 
-@pytest.mark.parametrize("given", ["AS201", "as201", " As201 "])
-def test_a_page_in_a_pipe_is_its_markdown(given: str, attnshape: Attnshape) -> None:
-    result = attnshape("rule", given)
+@pytest.mark.parametrize("code", ["AS201", "as201", " As201 "])
+def test_page_in_a_pipe_is_markdown(code: str, attnshape: Attnshape) -> None:
+    result = attnshape("rule", code)
     assert (result.status, result.err) == (0, "")
     assert result.out == page("AS201").markdown
 
 
-def test_a_family_is_listed(attnshape: Attnshape) -> None:
+def test_family_is_listed(attnshape: Attnshape) -> None:
     assert attnshape("rule as6").out == (
         "AS6  grouped heads\n"
         "  AS601  key and value heads are repeated in the wrong order\n"
@@ -37,23 +37,23 @@ def test_a_family_is_listed(attnshape: Attnshape) -> None:
     assert attnshape("rule AS11").out.count("AS11") == 6
 
 
-@pytest.mark.parametrize("given", ["AS999", "softmax", "", "\x1b[31m", "../../README"])
-def test_what_is_no_code_is_refused(given: str, attnshape: Attnshape) -> None:
-    result = attnshape("rule", given)
+@pytest.mark.parametrize("code", ["AS999", "softmax", "", "\x1b[31m", "../../README"])
+def test_unknown_code_is_refused(code: str, attnshape: Attnshape) -> None:
+    result = attnshape("rule", code)
     assert (result.status, result.out) == (2, "")
     assert result.err.startswith("error: there is no rule ")
     assert "\nhint: " in result.err
     assert "\x1b" not in result.err
 
 
-def test_the_list_fits_its_width(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_fits_the_width(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     lines = attnshape("rule").out.splitlines()
     assert max(map(len, lines)) <= 40
     assert sum(line.startswith("  AS") for line in lines) == len(codes())
 
 
-def test_no_torch_is_imported() -> None:
+def test_rule_does_not_import_torch() -> None:
     script = (
         "import sys\n"
         "from attnshape.cli.app import run\n"
@@ -65,7 +65,7 @@ def test_no_torch_is_imported() -> None:
 
 
 @pytest.mark.parametrize("color", [True, False])
-def test_a_page_on_a_terminal_is_laid_out(color: bool) -> None:
+def test_page_on_a_terminal_is_rendered(color: bool) -> None:
     leader, follower = pty.openpty()
     environment = {**os.environ, "COLUMNS": "60"}
     environment |= {} if color else {"NO_COLOR": "1"}
@@ -73,10 +73,10 @@ def test_a_page_on_a_terminal_is_laid_out(color: bool) -> None:
         [sys.executable, "-m", "attnshape", "rule", "AS201"], cwd=ROOT, stdout=follower, env=environment
     ) as process:
         os.close(follower)
-        shown = read_all(leader)
+        printed = read_all(leader)
     assert process.returncode == 0
-    assert ("\x1b[" in shown) == color
-    assert "```" not in shown
-    assert "  scores = q @ k.transpose(-2, -1) / math.sqrt(Dk)" in shown
+    assert ("\x1b[" in printed) == color
+    assert "```" not in printed
+    assert "  scores = q @ k.transpose(-2, -1) / math.sqrt(Dk)" in printed
     if not color:
-        assert max(map(len, shown.splitlines())) <= 60
+        assert max(map(len, printed.splitlines())) <= 60

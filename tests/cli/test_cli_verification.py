@@ -1,4 +1,4 @@
-"""`--expect`, and what chooses what is shown: `--match`, `--columns`, `--explain`."""
+"""`--expect`, and the flags that select output: `--match`, `--columns`, `--explain`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def several(x):
 
 
 def verdicts(attnshape: Attnshape, line: str, *expected: str) -> dict[str, tuple[bool, str | None]]:
-    words = [word for one in expected for word in ("--expect", one)]
+    words = [word for expectation in expected for word in ("--expect", expectation)]
     result = attnshape(*shlex.split(line), *words, "--format", "json")
     found = {f"{e['name']}: {e['signature']}": (e["holds"], e["why"]) for e in result.trace["expectations"]}
     assert result.status == (0 if all(holds for holds, _ in found.values()) else 1)
@@ -43,7 +43,7 @@ def verdicts(attnshape: Attnshape, line: str, *expected: str) -> dict[str, tuple
     return found
 
 
-def test_what_holds(attnshape: Attnshape, root: Path):
+def test_expectations_that_hold(attnshape: Attnshape, root: Path):
     expected = ["scores: B H Lq Lk", "output: B Lq D", "query: B H Lq Dk", "q: B Lq D", "scores: B H Lq Lk+0"]
     assert verdicts(attnshape, CROSS, *expected) == dict.fromkeys(expected, (True, None))
 
@@ -59,12 +59,12 @@ def test_what_holds(attnshape: Attnshape, root: Path):
         ("output: ", "it has 3 axes [2, 5, 12], expected 0"),
     ],
 )
-def test_what_does_not_hold_names_the_axis(expected: str, why: str, attnshape: Attnshape, root: Path):
-    ((holds, said),) = verdicts(attnshape, CROSS, expected).values()
-    assert (holds, said) == (False, why)
+def test_failed_expectation_names_the_axis(expected: str, why: str, attnshape: Attnshape, root: Path):
+    ((holds, reason),) = verdicts(attnshape, CROSS, expected).values()
+    assert (holds, reason) == (False, why)
 
 
-def test_the_verdict_is_in_every_format(attnshape: Attnshape, root: Path):
+def test_verdict_is_in_every_format(attnshape: Attnshape, root: Path):
     for format_ in ("table", "markdown"):
         result = attnshape(f"{CROSS} --expect 'scores: B H Lq Lk' --expect 'output: B Lk D' --format {format_}")
         assert result.status == 1
@@ -74,7 +74,7 @@ def test_the_verdict_is_in_every_format(attnshape: Attnshape, root: Path):
         assert "✗" in result.out
 
 
-def test_equal_sizes_are_not_taken_for_one_another(attnshape: Attnshape, folder: Path):
+def test_equal_sizes_are_not_confused(attnshape: Attnshape, folder: Path):
     (folder / "equal.py").write_text(EQUAL)
     line = "trace equal.py:same --input 'x: Lq Lk' --input 'y: Lq Lk' --queries 5 --keys 5"
     found = verdicts(attnshape, line, "both: Lq Lk", "both: Lk Lq")
@@ -97,13 +97,13 @@ def test_each_output_has_a_name(attnshape: Attnshape, folder: Path):
     assert all(holds for holds, _ in found.values())
 
 
-def test_a_name_that_the_failure_came_before(attnshape: Attnshape, folder: Path):
+def test_expectation_after_a_failure_does_not_hold(attnshape: Attnshape, folder: Path):
     (folder / "fails.py").write_text("def f(x):\n    scores = x @ x\n    return scores\n")
     found = verdicts(attnshape, "trace fails.py:f --input 'x: B L'", "scores: B B")
     assert found["scores: B B"] == (False, "the code failed before it was made")
 
 
-def test_a_declared_signature_that_is_wrong_is_found(attnshape: Attnshape, folder: Path):
+def test_wrong_declared_signature_is_status_1(attnshape: Attnshape, folder: Path):
     (folder / "wrong.py").write_text(
         "from jaxtyping import Float\n"
         "from torch import Tensor\n"
@@ -116,7 +116,7 @@ def test_a_declared_signature_that_is_wrong_is_found(attnshape: Attnshape, folde
     assert "wrong.py:4" in result.out
 
 
-# what is shown
+# output
 
 
 def table_rows(text: str) -> list[str]:
@@ -137,7 +137,7 @@ def table_rows(text: str) -> list[str]:
         (" scores , softmax ", 2),
     ],
 )
-def test_match(match: str, count: int, attnshape: Attnshape):
+def test_match_selects_steps(match: str, count: int, attnshape: Attnshape):
     result = attnshape("trace", "--match", match)
     assert result.status == 0
     assert len(table_rows(result.out)) == count
@@ -153,14 +153,14 @@ def test_match_by_module_path(attnshape: Attnshape, root: Path):
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_each_column_alone(column: str, attnshape: Attnshape):
+def test_single_column(column: str, attnshape: Attnshape):
     result = attnshape("trace", "--columns", column)
     assert result.status == 0
     headers = [cell.strip() for line in result.out.splitlines() if line.startswith("| ") for cell in line.split("|")]
     assert column in headers
 
 
-def test_columns_in_the_order_asked_for(attnshape: Attnshape):
+def test_columns_keep_the_given_order(attnshape: Attnshape):
     result = attnshape("trace --columns strides,known,bytes,dtype,op,role --match scores")
     header = next(line for line in result.out.splitlines() if line.startswith("|"))
     names = [cell.strip() for cell in header.split("|")]
@@ -172,7 +172,7 @@ def test_columns_in_the_order_asked_for(attnshape: Attnshape):
     assert cells[2:-1] == ["H*L*L L*L L 1", "verified", "6,400", "float32", "matmul", "scores"]
 
 
-def test_explain_says_a_sentence_a_step_with_numbers(attnshape: Attnshape):
+def test_explain_adds_a_sentence_for_each_step(attnshape: Attnshape):
     plain = attnshape("trace --queries 30 --keys 50 --format table")
     explained = attnshape("trace --queries 30 --keys 50 --format table --explain")
     assert explained.status == 0
@@ -180,13 +180,13 @@ def test_explain_says_a_sentence_a_step_with_numbers(attnshape: Attnshape):
     assert "64" in explained.out.partition("softmax")[0]
 
 
-def test_what_was_given_and_what_is_by_default(attnshape: Attnshape):
+def test_default_sizes_are_marked(attnshape: Attnshape):
     out = attnshape("trace --batch 3 --format table").out
     assert "B=3 " in out
     assert re.search(r"H=8 \(default\)|defaults?:.*H", out)
 
 
-def test_the_command_above_is_the_one_that_was_typed(attnshape: Attnshape, root: Path):
+def test_header_repeats_the_typed_command(attnshape: Attnshape, root: Path):
     out = attnshape(f"{CROSS} --format table").out
     command = out.partition("\nexamples/")[0]
     assert shlex.split(command.replace("\\\n", "")) == shlex.split(f"attnshape {CROSS} --format table")

@@ -1,8 +1,8 @@
-"""Code whose shape comments are all correct, and faults to plant in them, one line each.
+"""Source files whose shape comments are all correct, and faults to plant in them, one line each.
 
-`sources/*.py` are files as people write them, in many notations. `planted/*.txt` list, for each of their lines at which
-something can be wrong, its number and how it ends, and beneath it how it would end with a fault, by the code that finds
-it and by its kind. A fault that isn't found yet has no code, and is followed by the reason.
+`sources/*.py` are realistic files in many notations. For each line that can be made wrong, `planted/*.txt` has its
+number and its ending; below, for each fault, the code of the finding, the kind of fault, and the wrong ending. A known
+miss has no code, and the reason follows it.
 """
 
 import contextlib
@@ -53,12 +53,12 @@ TARGETS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
         ("query: B Lq H*Dk", "key: B Lk H*Dk", "value: B Lk Dv", "attn_mask: bool Lq Lk"),
     ),
 }
-"""How each is called: its name, what it is made with, its inputs. All others have a case, `def case(B, L, …)`."""
+"""The target, `--init` and `--input` of some files. All others have a case, `def case(B, L, …)`."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault to plant: where, what stands there now, and what is to stand there instead."""
+    """A fault to plant: its line, the right ending, and the wrong ending."""
 
     file: str
     line: int
@@ -66,16 +66,16 @@ class Fault:
     right: str
     wrong: str
     code: str | None
-    """By which it is found; None where it isn't."""
+    """The code of the finding; None for a known miss."""
     reason: str | None
-    """Why it isn't found; None where it is."""
+    """Why the fault isn't found; None if it is found."""
 
     def __str__(self) -> str:
         return f"{self.line}-{self.kind}"
 
     @property
     def notation(self) -> str:
-        """How the shapes of the line are written."""
+        """The notation of the line's shapes."""
         return next(name for name, pattern in _NOTATIONS if pattern.search(self.right))
 
 
@@ -96,11 +96,11 @@ NOTATIONS = [name for name, _ in _NOTATIONS]
 def _faults(name: str) -> Iterator[Fault]:
     lines = (FOLDER / "planted" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     number, right = 0, ""
-    for text, behind in zip(lines, [*lines[1:], ""], strict=True):
+    for text, next_line in zip(lines, [*lines[1:], ""], strict=True):
         if line := _LINE.fullmatch(text):
             number, right = int(line["number"]), line["text"]
         elif fault := _FAULT.fullmatch(text):
-            reason = _REASON.fullmatch(behind)
+            reason = _REASON.fullmatch(next_line)
             why = reason["text"] if reason else None
             yield Fault(name, number, fault["kind"], right, fault["text"], fault["code"], why)
         elif not _REASON.fullmatch(text):
@@ -111,32 +111,32 @@ FAULTS = [fault for name in NAMES for fault in _faults(name)]
 
 
 class Copy:
-    """A copy of a source in a folder of its own, run once; what is written in it may then change."""
+    """A copy of a source in a separate folder, run once; its comments may change afterwards."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.path = folder / f"{name}.py"
         self.text = (FOLDER / "sources" / f"{name}.py").read_text(encoding="utf-8")
         self.path.write_text(self.text, encoding="utf-8")
         function, init, inputs = TARGETS.get(name, ("case", None, ()))
-        request = TargetSpec(f"{self.path}:{function}", init=init, inputs=dict(one.split(": ", 1) for one in inputs))
-        placement, limit = RunOptions(), TimeLimit()
+        request = TargetSpec(f"{self.path}:{function}", init=init, inputs=dict(text.split(": ", 1) for text in inputs))
+        options, limit = RunOptions(), TimeLimit()
         with isolated():
             target = find_target(request)
             sizes = target.sizes
-            variation = sample_target(target, sizes, placement, limit, 30, lambda words: None)
+            variation = sample_target(target, sizes, options, limit, 30, lambda words: None)
             compared = sizes_to_observe(variation, sizes)
             self.runs: list[ObservedRun]
             self.functions: list[FunctionId]
-            self.runs, self.functions = observe_documented(target, compared, placement, limit)
+            self.runs, self.functions = observe_documented(target, compared, options, limit)
 
     @cached_property
     def unchanged(self) -> CommentVerification:
-        """What is said of the file as it is."""
+        """The verification of the file without faults."""
         return verify_shape_comments(self.runs, self.functions)
 
     @contextlib.contextmanager
     def planted(self, fault: Fault) -> Iterator[list[Finding]]:
-        """Put a fault in, yield what is found that wasn't there before, and put the text back."""
+        """Plant a fault, yield the additional findings, and restore the text."""
         lines = self.text.split("\n")
         line = lines[fault.line - 1]
         assert line.endswith(fault.right), f"line {fault.line} is {line!r}"
@@ -144,6 +144,7 @@ class Copy:
         before = self.unchanged.findings
         self.path.write_text("\n".join(lines), encoding="utf-8")
         try:
-            yield [one for one in verify_shape_comments(self.runs, self.functions).findings if one not in before]
+            found = verify_shape_comments(self.runs, self.functions).findings
+            yield [finding for finding in found if finding not in before]
         finally:
             self.path.write_text(self.text, encoding="utf-8")

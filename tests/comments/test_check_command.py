@@ -32,19 +32,19 @@ def case(B, H, Lq, Lk, Dk):
 RIGHT, SWAPPED = "(B, H, T, hs)", "(B, T, H, hs)"
 
 
-def written(second: str, first: str = "", name: str = "model.py") -> str:
+def write_model(second: str, first: str = "", name: str = "model.py") -> str:
     Path(name).write_text(CODE.replace("{first}", first).replace("{second}", second), encoding="utf-8")
     return f"check {name}:case --select AS0"
 
 
-def test_what_holds_is_counted_and_is_status_0(attnshape: Attnshape, folder: Path) -> None:
-    done = attnshape(written(RIGHT))
+def test_correct_comments_are_counted_and_status_0(attnshape: Attnshape, folder: Path) -> None:
+    done = attnshape(write_model(RIGHT))
     assert (done.status, done.err) == (0, "")
     assert "verified: 3 documented shapes hold\n" in done.out
 
 
-def test_a_finding_is_at_the_shape_and_is_status_1(attnshape: Attnshape, folder: Path) -> None:
-    done = attnshape(f"{written(SWAPPED)} --format text")
+def test_finding_points_at_the_shape_and_is_status_1(attnshape: Attnshape, folder: Path) -> None:
+    done = attnshape(f"{write_model(SWAPPED)} --format text")
     assert done.status == 1
     message = "model.py:8:37: AS002 `out` is documented as (B, T, H, hs), but has shape (B, H, T, hs)"
     assert message in " ".join(done.out.split())
@@ -52,8 +52,8 @@ def test_a_finding_is_at_the_shape_and_is_status_1(attnshape: Attnshape, folder:
     assert "2 documented shapes hold" in done.out
 
 
-def test_only_what_is_written_is_looked_at(attnshape: Attnshape, folder: Path) -> None:
-    done = attnshape(written(RIGHT) + " --format json")
+def test_select_as0_checks_only_documented_shapes(attnshape: Attnshape, folder: Path) -> None:
+    done = attnshape(write_model(RIGHT) + " --format json")
     report = json.loads(done.out)
     assert report["verified"] == ["3 documented shapes hold"]
     assert (report["facts"], report["patterns"], report["runs"]) == ([], [], 5)
@@ -63,7 +63,7 @@ def test_only_what_is_written_is_looked_at(attnshape: Attnshape, folder: Path) -
 
 
 @pytest.mark.parametrize(
-    ("form", "shown"),
+    ("form", "expected"),
     [
         ("text", "model.py:8:37: AS002 `out` is documented as (B, T, H, hs)"),
         ("markdown", "AS002"),
@@ -72,38 +72,38 @@ def test_only_what_is_written_is_looked_at(attnshape: Attnshape, folder: Path) -
         ("sarif", '"ruleId": "AS002"'),
     ],
 )
-def test_every_format_says_it(attnshape: Attnshape, folder: Path, form: str, shown: str) -> None:
-    done = attnshape(written(SWAPPED) + f" --format {form}")
+def test_every_format_has_the_finding(attnshape: Attnshape, folder: Path, form: str, expected: str) -> None:
+    done = attnshape(write_model(SWAPPED) + f" --format {form}")
     assert done.status == 1
-    assert shown.replace(" ", "") in done.out.replace(" ", "")
+    assert expected.replace(" ", "") in done.out.replace(" ", "")
     if form in ("json", "sarif"):
         json.loads(done.out)
 
 
 @pytest.mark.parametrize("comment", ["ignore[AS002]", "ignore[AS0]", "ignore", "ignore[AS002, AS103]"])
-def test_a_comment_on_its_line_silences_it(attnshape: Attnshape, folder: Path, comment: str) -> None:
-    done = attnshape(written(f"{SWAPPED}  # attnshape: {comment}"))
+def test_ignore_comment_on_the_line_suppresses_the_finding(attnshape: Attnshape, folder: Path, comment: str) -> None:
+    done = attnshape(write_model(f"{SWAPPED}  # attnshape: {comment}"))
     assert done.status == 0
     assert re.search(r"suppressed.*AS002", done.out, re.DOTALL)
 
 
-def test_a_comment_of_another_code_silences_nothing(attnshape: Attnshape, folder: Path) -> None:
-    assert attnshape(written(f"{SWAPPED}  # attnshape: ignore[AS003]")).status == 1
+def test_ignore_comment_with_another_code_suppresses_nothing(attnshape: Attnshape, folder: Path) -> None:
+    assert attnshape(write_model(f"{SWAPPED}  # attnshape: ignore[AS003]")).status == 1
 
 
 @pytest.mark.parametrize(
     ("options", "status"),
     [("AS0", 1), ("AS002", 1), ("AS003", 0), ("AS0 --ignore AS002", 0), ("AS0 --ignore AS001", 1)],
 )
-def test_codes_are_selected(attnshape: Attnshape, folder: Path, options: str, status: int) -> None:
-    written(SWAPPED)
+def test_select_and_ignore_codes(attnshape: Attnshape, folder: Path, options: str, status: int) -> None:
+    write_model(SWAPPED)
     assert attnshape(f"check model.py:case --select {options}").status == status
 
 
-def test_a_check_of_everything_has_it_too(attnshape: Attnshape, folder: Path) -> None:
-    written(SWAPPED)
+def test_full_check_has_the_finding(attnshape: Attnshape, folder: Path) -> None:
+    write_model(SWAPPED)
     done = attnshape("check model.py:case --format json")
-    assert [one["code"] for one in json.loads(done.out)["findings"]] == ["AS002"]
+    assert [finding["code"] for finding in json.loads(done.out)["findings"]] == ["AS002"]
 
 
 MARKUP = [
@@ -133,8 +133,8 @@ LONG = [
 ]
 
 
-def shown(done: Result) -> str:
-    """Return what a check wrote, which ended as a check does and holds nothing that a terminal would obey."""
+def checked_output(done: Result) -> str:
+    """Return the output of a check, and assert a valid exit status and no control characters."""
     assert done.status in (0, 1), done.err
     assert "Traceback" not in done.out + done.err
     assert "not checked" not in done.out
@@ -143,23 +143,23 @@ def shown(done: Result) -> str:
 
 
 @pytest.mark.parametrize("comment", MARKUP, ids=range(len(MARKUP)))
-def test_markup_and_control_characters_are_text(attnshape: Attnshape, folder: Path, comment: str) -> None:
-    command = written(comment)
-    assert "AS002" in shown(attnshape(f"{command} --format text"))
-    markdown = shown(attnshape(f"{command} --format markdown"))
+def test_markup_and_control_characters_are_escaped(attnshape: Attnshape, folder: Path, comment: str) -> None:
+    command = write_model(comment)
+    assert "AS002" in checked_output(attnshape(f"{command} --format text"))
+    markdown = checked_output(attnshape(f"{command} --format markdown"))
     assert "<b>" not in re.sub(r"(`+).*?\1", "", markdown, flags=re.DOTALL)
-    github = shown(attnshape(f"{command} --format github")).splitlines()
+    github = checked_output(attnshape(f"{command} --format github")).splitlines()
     assert len([line for line in github if line.startswith("::")]) == 1
     assert all("::error::" not in line.removeprefix("::error ") for line in github)
 
 
 @pytest.mark.parametrize("comment", LONG, ids=range(len(LONG)))
-def test_long_and_odd_comments_end_no_check(attnshape: Attnshape, folder: Path, comment: str) -> None:
-    shown(attnshape(written(comment) + " --format text"))
+def test_long_and_odd_comments_do_not_crash(attnshape: Attnshape, folder: Path, comment: str) -> None:
+    checked_output(attnshape(write_model(comment) + " --format text"))
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_a_file_in_another_encoding_ends_no_check(attnshape: Attnshape, folder: Path, encoding: str) -> None:
+def test_file_in_another_encoding_does_not_crash(attnshape: Attnshape, folder: Path, encoding: str) -> None:
     text = CODE.replace("{first}", "").replace("{second}", f"{SWAPPED} é")
     head = "# -*- coding: latin-1 -*-" if encoding == "latin-1" else ""
     Path("model.py").write_bytes((head + text).encode(encoding))
@@ -180,8 +180,8 @@ def test_a_file_in_another_encoding_ends_no_check(attnshape: Attnshape, folder: 
         "Path(__file__).write_text('\\n' * 5 + 'def attend(q): ...  # (B, T)')",
     ],
 )
-def test_a_file_that_changes_while_it_runs_ends_no_check(attnshape: Attnshape, folder: Path, change: str) -> None:
-    command = written(SWAPPED)
+def test_file_that_changes_during_the_run_does_not_crash(attnshape: Attnshape, folder: Path, change: str) -> None:
+    command = write_model(SWAPPED)
     path = Path("model.py")
     path.write_text(
         "from pathlib import Path\n" + path.read_text().replace("    B, H, T", f"    {change}\n    B, H, T")
@@ -191,7 +191,7 @@ def test_a_file_that_changes_while_it_runs_ends_no_check(attnshape: Attnshape, f
     assert "Traceback" not in done.out + done.err
 
 
-def test_a_function_without_source_claims_nothing(attnshape: Attnshape, folder: Path) -> None:
+def test_function_without_source_has_no_findings(attnshape: Attnshape, folder: Path) -> None:
     inner = CODE.replace("{first}", "").replace("{second}", SWAPPED)
     Path("made.py").write_text(f"exec({inner!r})\n")
     done = attnshape("check made.py:case --select AS0 --format json")
@@ -199,14 +199,14 @@ def test_a_function_without_source_claims_nothing(attnshape: Attnshape, folder: 
     assert (done.status, report["findings"], report["verified"]) == (0, [], [])
 
 
-def test_a_target_of_torch_alone_claims_nothing(attnshape: Attnshape, folder: Path) -> None:
+def test_torch_function_has_no_findings(attnshape: Attnshape, folder: Path) -> None:
     done = attnshape("check torch.nn.functional:softmax --input 'input: B L' --with dim=-1 --select AS0")
     assert done.status == 0, done.err
     assert "AS00" not in done.out
 
 
-def test_one_that_fails_is_status_2(attnshape: Attnshape, folder: Path) -> None:
-    command = written(RIGHT)
+def test_failing_target_is_status_2(attnshape: Attnshape, folder: Path) -> None:
+    command = write_model(RIGHT)
     Path("model.py").write_text(Path("model.py").read_text().replace("q @ k.mT", "q @ k"))
     done = attnshape(command)
     assert (done.status, done.out) == (2, "")
@@ -215,10 +215,10 @@ def test_one_that_fails_is_status_2(attnshape: Attnshape, folder: Path) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("of the comparison"), RecursionError("too deep"), SystemExit(3)])
 @pytest.mark.parametrize("step", ["verify_shape_comments", "may_document_shapes", "runs_at"])
-def test_an_error_in_the_comparison_ends_no_check(
+def test_internal_error_is_reported_as_not_checked(
     monkeypatch: pytest.MonkeyPatch, folder: Path, error: BaseException, step: str
 ) -> None:
-    written(SWAPPED)
+    write_model(SWAPPED)
 
     def fails(*_: object) -> None:
         raise error
@@ -228,13 +228,13 @@ def test_an_error_in_the_comparison_ends_no_check(
     whole = check_request(TargetSpec("model.py:case"), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
     why = f"the comparison failed: {type(error).__name__}: {error}"
     for report in (alone, whole):
-        assert (("shape comments", why)) in [(one.what, one.why) for one in report.not_checked]
+        assert (("shape comments", why)) in [(entry.what, entry.why) for entry in report.not_checked]
         assert report.findings == ()
     assert len(whole.verified) > 3
 
 
-def test_interruptions_end_it(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    written(SWAPPED)
+def test_keyboard_interrupt_propagates(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    write_model(SWAPPED)
 
     def interrupted(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Which shapes docstrings and annotations document, and for which variables."""
+"""The shapes that docstrings and annotations document, and their variables."""
 
 import ast
 import textwrap
@@ -10,15 +10,15 @@ from attnshape.comments.documented import docstring_entries
 from attnshape.comments.notation import find_bare_shapes, find_shapes
 
 
-def said(docstring: str, parameters: str = "query, key, mask=None") -> list[tuple[str, str | None, str]]:
-    """Return of what each shape in a docstring is said."""
+def documented_in(docstring: str, parameters: str = "query, key, mask=None") -> list[tuple[str, str | None, str]]:
+    """Return the role, the parameter and the text of each shape in a docstring."""
     source = f"def f({parameters}):\n" + textwrap.indent(f'r"""{docstring}"""\npass', "    ")
     node = ast.parse(source).body[0]
     assert isinstance(node, ast.FunctionDef)
     return [
-        (one.of, one.parameter, documented.text)
-        for one in docstring_entries(node, None)
-        for documented in (*find_shapes(one.text), *find_bare_shapes(one.text))
+        (entry.of, entry.parameter, documented.text)
+        for entry in docstring_entries(node, None)
+        for documented in (*find_shapes(entry.text), *find_bare_shapes(entry.text))
         if len(documented.axes) > 1
     ]
 
@@ -132,48 +132,51 @@ Outputs:
     ],
     ids=["google", "numpy", "sphinx", "torch", "headings", "prose", "sentence", "input"],
 )
-def test_of_what_a_docstring_speaks(docstring: str, expected: list[tuple[str, str | None, str]]) -> None:
-    assert said(docstring) == expected
+def test_roles_of_shapes_in_a_docstring(docstring: str, expected: list[tuple[str, str | None, str]]) -> None:
+    assert documented_in(docstring) == expected
 
 
-def test_results_in_a_list_are_items_of_their_own() -> None:
+def test_listed_results_are_separate_items() -> None:
     node = ast.parse(f'def f(query, key):\n    """{HEADINGS}"""').body[0]
     assert isinstance(node, ast.FunctionDef)
-    listed = [one for one in docstring_entries(node, None) if one.of == "result" and one.listed]
-    assert len({one.item for one in listed}) == 2
+    listed = [entry for entry in docstring_entries(node, None) if entry.of == "result" and entry.listed]
+    assert len({entry.item for entry in listed}) == 2
 
 
 @pytest.mark.parametrize("name", ["forward", "__call__"])
-def test_the_docstring_of_a_class_counts_for_its_forward(name: str) -> None:
+def test_class_docstring_documents_forward(name: str) -> None:
     tree = ast.parse(f'class A:\n    """A.\n\n    Shape:\n        - x: (B, T)\n    """\n    def {name}(self, x): pass')
     owner = tree.body[0]
     assert isinstance(owner, ast.ClassDef)
     node = owner.body[1]
     assert isinstance(node, ast.FunctionDef)
-    assert [(one.of, one.parameter) for one in docstring_entries(node, owner) if "(B" in one.text] == [
+    assert [(entry.of, entry.parameter) for entry in docstring_entries(node, owner) if "(B" in entry.text] == [
         ("parameter", "x")
     ]
     node.name = "other"
-    assert not [one for one in docstring_entries(node, owner) if "(B" in one.text]
+    assert not [entry for entry in docstring_entries(node, owner) if "(B" in entry.text]
 
 
-def test_no_docstring_says_nothing() -> None:
+def test_function_without_a_docstring() -> None:
     for source in ("def f(): pass", "def f():\n    1", 'def f():\n    f""', "def f():\n    b''"):
         node = ast.parse(source).body[0]
         assert isinstance(node, ast.FunctionDef)
         assert list(docstring_entries(node, None)) == []
 
 
-def test_no_line_is_beyond_the_docstring() -> None:
+def test_escaped_newlines_do_not_shift_the_line() -> None:
     node = ast.parse('def f(x):\n    """A.\\n\\n\\n\n    x: (B, T)"""').body[0]
     assert isinstance(node, ast.FunctionDef)
-    assert [one.line for one in docstring_entries(node, None) if one.parameter == "x"] == [3]
+    assert [entry.line for entry in docstring_entries(node, None) if entry.parameter == "x"] == [3]
 
 
 def annotated(source: str) -> list[tuple[str, str, str | None, int | None]]:
     node = ast.parse(textwrap.dedent(source)).body[0]
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    return [(one.kind, one.dims, one.parameter, one.item) for one in find_annotations(node)]
+    return [
+        (annotation.kind, annotation.dims, annotation.parameter, annotation.item)
+        for annotation in find_annotations(node)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +212,7 @@ def annotated(source: str) -> list[tuple[str, str, str | None, int | None]]:
         ("def f(x): ...", []),
     ],
 )
-def test_every_form_of_annotation(source: str, expected: list[tuple[str, str, str | None, int | None]]) -> None:
+def test_forms_of_annotations(source: str, expected: list[tuple[str, str, str | None, int | None]]) -> None:
     assert annotated(source) == expected
 
 
@@ -224,23 +227,23 @@ KINDS = {
     "Real": {"float32", "float64", "float16", "bfloat16", "int8", "int64", "uint8"},
     "Num": {"float32", "float64", "float16", "bfloat16", "int8", "int64", "uint8", "complex64"},
 }
-EVERY = set.union(*KINDS.values())
+DTYPES = set.union(*KINDS.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_allows_what_jaxtyping_says(kind: str) -> None:
-    assert {dtype for dtype in EVERY if allows_dtype(kind, dtype)} == KINDS[kind]
+def test_dtypes_of_each_kind(kind: str) -> None:
+    assert {dtype for dtype in DTYPES if allows_dtype(kind, dtype)} == KINDS[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kinds_are_those_of_jaxtyping(kind: str) -> None:
+def test_kinds_match_jaxtyping(kind: str) -> None:
     jaxtyping = pytest.importorskip("jaxtyping")
     torch = pytest.importorskip("torch")
     form = getattr(jaxtyping, kind)[torch.Tensor, "..."]
-    for dtype in EVERY:
+    for dtype in DTYPES:
         assert isinstance(torch.zeros(2, dtype=getattr(torch, dtype)), form) is allows_dtype(kind, dtype), dtype
 
 
-@pytest.mark.parametrize("dtype", sorted(EVERY))
-def test_the_kind_of_a_type_allows_it(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_kind_of_a_dtype_allows_it(dtype: str) -> None:
     assert allows_dtype(kind_of_dtype(dtype), dtype)

@@ -1,4 +1,4 @@
-"""Which functions have their documented shapes checked."""
+"""The functions whose documented shapes are checked."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def case(B, L):
 """
 
 
-def test_it_is_that_of_the_target_whatever_runs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = tmp_path / "site-packages", tmp_path / "more" / "site-packages"
-    (one / "target_home").mkdir(parents=True)
-    other.mkdir(parents=True)
-    (one / "target_home" / "code.py").write_text(TARGET)
-    (other / "beside_home.py").write_text("def hook(module, given):\n    return None\n")
-    monkeypatch.syspath_prepend(other)
-    placement = RunOptions()
+def test_only_functions_in_the_targets_package_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "site-packages", tmp_path / "more" / "site-packages"
+    (first / "target_home").mkdir(parents=True)
+    second.mkdir(parents=True)
+    (first / "target_home" / "code.py").write_text(TARGET)
+    (second / "beside_home.py").write_text("def hook(module, given):\n    return None\n")
+    monkeypatch.syspath_prepend(second)
+    options = RunOptions()
     sizes = [{"B": 2, "L": 3}]
     with isolated():
-        target = find_target(TargetSpec(f"{one / 'target_home' / 'code.py'}:case"))
-        (run,) = runs_at(target, sizes, placement, TimeLimit())
-        _, functions = observe_documented(target, sizes, placement, TimeLimit())
+        target = find_target(TargetSpec(f"{first / 'target_home' / 'code.py'}:case"))
+        (run,) = runs_at(target, sizes, options, TimeLimit())
+        _, functions = observe_documented(target, sizes, options, TimeLimit())
     assert run.invocations[0].function.name == "hook"
-    assert [one.name for one in functions] == ["Doubled.forward"]
+    assert [first.name for first in functions] == ["Doubled.forward"]

@@ -1,4 +1,4 @@
-"""Which variable each shape in a comment belongs to."""
+"""The variable that each shape in a comment describes."""
 
 import ast
 
@@ -9,7 +9,7 @@ from attnshape.comments.grammar import CommentClaim, parse_comment
 
 
 def roles(text: str) -> list[tuple[str, str]]:
-    return [(one.role, one.shapes[0].text) for one in parse_comment(text)]
+    return [(claim.role, claim.shapes[0].text) for claim in parse_comment(text)]
 
 
 def only(text: str) -> CommentClaim:
@@ -38,7 +38,7 @@ def test_arrows_and_products(text: str, expected: list[tuple[str, str]]) -> None
     assert roles(text) == expected
 
 
-def test_the_operands_of_a_product_know_both() -> None:
+def test_operands_of_a_product_have_both_shapes() -> None:
     first, second, result = parse_comment("(B, T) @ (T, C) -> (B, C)")
     assert [documented.text for documented in first.product] == ["(B, T)", "(T, C)"]
     assert second.product == first.product
@@ -68,18 +68,18 @@ def test_labels(text: str, names: tuple[str, ...], firm: bool) -> None:
 
 
 def test_several_labels() -> None:
-    made = parse_comment("q: (B, T), k: (B, S)")
-    assert [(one.label.names, one.shapes[0].text) for one in made] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
+    claims = parse_comment("q: (B, T), k: (B, S)")
+    assert [(claim.label.names, claim.shapes[0].text) for claim in claims] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
 
 
 def test_several_results() -> None:
-    made = parse_comment("(B, T), (B, S)")
-    assert [(one.shapes[0].text, one.place, one.of) for one in made] == [("(B, T)", 0, 2), ("(B, S)", 1, 2)]
+    claims = parse_comment("(B, T), (B, S)")
+    assert [(claim.shapes[0].text, claim.place, claim.of) for claim in claims] == [("(B, T)", 0, 2), ("(B, S)", 1, 2)]
 
 
-def test_as_many_names_as_shapes() -> None:
-    made = parse_comment("q, k: (B, T), (B, S)")
-    assert [(one.label.names, one.shapes[0].text) for one in made] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
+def test_names_and_shapes_are_paired() -> None:
+    claims = parse_comment("q, k: (B, T), (B, S)")
+    assert [(claim.label.names, claim.shapes[0].text) for claim in claims] == [(("q",), "(B, T)"), (("k",), "(B, S)")]
 
 
 @pytest.mark.parametrize("between", [" or ", " / ", " | ", ", or "])
@@ -100,11 +100,11 @@ def test_alternatives(between: str) -> None:
         ("the heads go to the batch axis: (B*H, T)", True),
     ],
 )
-def test_what_is_nothing_but_shapes_is_strict(text: str, strict: bool) -> None:
+def test_comment_of_shapes_alone_is_strict(text: str, strict: bool) -> None:
     assert only(text).strict is strict
 
 
-def test_what_stands_behind_another_hash_is_a_comment_of_its_own() -> None:
+def test_second_hash_starts_a_separate_comment() -> None:
     assert roles("type: ignore  # (B, T)") == [("result", "(B, T)")]
     assert roles("(B, T)  # noqa: E501") == [("result", "(B, T)")]
     assert roles("(B, T)  # attnshape: ignore[AS002]") == [("result", "(B, T)")]
@@ -146,12 +146,12 @@ def forward(
 def file(tmp_path_factory: pytest.TempPathFactory) -> SourceFile:
     path = tmp_path_factory.mktemp("source") / "code.py"
     path.write_text(SOURCE)
-    made = read_source_file(str(path))
-    assert made is not None
-    return made
+    parsed = read_source_file(str(path))
+    assert parsed is not None
+    return parsed
 
 
-def test_each_comment_is_placed(file: SourceFile) -> None:
+def test_position_of_each_comment(file: SourceFile) -> None:
     node = file.tree.body[0]
     assert isinstance(node, ast.FunctionDef)
     lines = SOURCE.split("\n")
@@ -160,8 +160,8 @@ def test_each_comment_is_placed(file: SourceFile) -> None:
         return lines[statement.lineno - 1].strip().partition("  #")[0] if statement is not None else ""
 
     placed = {
-        one.text.strip(): (one.where, at(one.statement), at(one.before), [at(b) for b in one.block])
-        for one in comments_in(file, node)
+        comment.text.strip(): (comment.where, at(comment.statement), at(comment.before), [at(b) for b in comment.block])
+        for comment in comments_in(file, node)
     }
     assert placed == {
         "of x": ("signature", "", "", []),
@@ -178,10 +178,10 @@ def test_each_comment_is_placed(file: SourceFile) -> None:
         "in two lines": ("above", "a = 1", "", ["a = 1", "b = 2"]),
         "trailing return": ("trailing", "return a", "", []),
     }
-    assert [one.parameter for one in comments_in(file, node) if one.text.strip() == "of x"] == ["x"]
+    assert [comment.parameter for comment in comments_in(file, node) if comment.text.strip() == "of x"] == ["x"]
 
 
-def test_what_is_not_python_or_not_there_is_no_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_invalid_or_missing_file_is_none(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("none")
     for name, content in {"a.py": b"def f(:", "b.py": b"", "c.py": bytes(range(256)), "d.py": b"x = '\0'"}.items():
         (folder / name).write_bytes(content)
@@ -191,8 +191,8 @@ def test_what_is_not_python_or_not_there_is_no_file(tmp_path_factory: pytest.Tem
     assert read_source_file("\0") is None
 
 
-def test_a_file_that_changes_is_read_anew(tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("anew") / "a.py"
+def test_changed_file_is_read_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("changed") / "a.py"
     path.write_text("x = 1  # (B, T)\n")
     before = read_source_file(str(path))
     path.write_text("x = 1  # (B, T, C)\n")

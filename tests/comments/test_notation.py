@@ -1,4 +1,4 @@
-"""Each notation for shapes is parsed as its author means it, and prose is not mistaken for a shape."""
+"""Every notation for shapes is parsed, and prose is not mistaken for a shape."""
 
 import time
 
@@ -14,7 +14,7 @@ NAMES = ("B", "T", "nh", "hs", "d_model", "seq_len", "n_heads", "batch", "bsz", 
 
 def texts(documented: ShapeText | None) -> list[str]:
     assert documented is not None
-    return [one.text for one in documented.axes]
+    return [axis.text for axis in documented.axes]
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,18 @@ def test_shapes_without_brackets(text: str, axes: list[str]) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", "a", "the heads", "see, above", "2, 3", "1 x 1", "x = y, z", "faster than before", "of T", "k=1"]
 )
-def test_other_words_are_no_shape(text: str) -> None:
+def test_other_words_are_not_a_shape(text: str) -> None:
     assert parse_bare_shape(text) is None
 
 
 @pytest.mark.parametrize(
     "text", ["view(B, T)", "x[B, T]", "f(x)(B, T)", "(B, T", "B, T)", "()", "(see above)", "[0, T)"]
 )
-def test_calls_and_what_is_not_closed_are_no_shapes(text: str) -> None:
+def test_calls_and_unclosed_brackets_are_not_shapes(text: str) -> None:
     assert list(find_shapes(text)) == []
 
 
-def test_a_shape_in_a_sentence() -> None:
+def test_shape_in_a_sentence() -> None:
     assert [documented.text for documented in find_bare_shapes("the mask, bsz x qlen x klen, where 1 x 1")] == [
         "bsz x qlen x klen"
     ]
@@ -103,26 +103,26 @@ def test_a_shape_in_a_sentence() -> None:
     ],
 )
 def test_kinds_of_axes(text: str, kind: str) -> None:
-    one = parse_axis(text)
-    assert one is not None
-    assert one.kind == kind
+    axis = parse_axis(text)
+    assert axis is not None
+    assert axis.kind == kind
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "Tensor", "optional", "x.y", "f(x)", "a[0]", "a if b else c", "1.5", "9" * 5000]
 )
-def test_what_can_be_no_axis(text: str) -> None:
+def test_not_an_axis(text: str) -> None:
     assert parse_axis(text) is None
 
 
 @pytest.mark.parametrize(("text", "letters"), [("(h d)", ("h", "d")), ("T*C/nh", ("T", "C", "nh")), ("2*H'", ("H'",))])
-def test_the_letters_of_an_axis(text: str, letters: tuple[str, ...]) -> None:
-    one = parse_axis(text)
-    assert one is not None
-    assert one.names == letters
+def test_names_of_an_axis(text: str, letters: tuple[str, ...]) -> None:
+    axis = parse_axis(text)
+    assert axis is not None
+    assert axis.names == letters
 
 
-WRITTEN = {
+FORMATTERS = {
     "round": lambda axes: f"({', '.join(axes)})",
     "tight": lambda axes: f"({','.join(axes)})",
     "square": lambda axes: f"[{', '.join(axes)}]",
@@ -139,9 +139,9 @@ WRITTEN = {
 }
 
 
-@given(st.sampled_from(sorted(WRITTEN)), st.lists(st.sampled_from(NAMES), min_size=2, max_size=6))
-def test_a_shape_in_any_notation_is_read_back(notation: str, axes: list[str]) -> None:
-    (claim,) = parse_comment(WRITTEN[notation](axes))
+@given(st.sampled_from(sorted(FORMATTERS)), st.lists(st.sampled_from(NAMES), min_size=2, max_size=6))
+def test_shape_round_trip_in_any_notation(notation: str, axes: list[str]) -> None:
+    (claim,) = parse_comment(FORMATTERS[notation](axes))
     assert texts(claim.shapes[0]) == axes
     assert (claim.role, claim.strict) == ("result", True)
 
@@ -154,7 +154,7 @@ ARITHMETIC = st.recursive(
 
 
 @given(st.lists(ARITHMETIC, min_size=2, max_size=4))
-def test_formulas_are_read_back(axes: list[str]) -> None:
+def test_formula_round_trip(axes: list[str]) -> None:
     (documented,) = find_shapes(f"({', '.join(axes)})")
     assert texts(documented) == axes
 
@@ -164,7 +164,7 @@ SHAPELIKE = st.text(st.sampled_from("BTCxX×()[],;|:->→@*+/0123 _'`$\\.…?=#\
 
 @settings(max_examples=400)
 @given(st.one_of(st.text(max_size=80), SHAPELIKE))
-def test_no_text_breaks_the_reading(text: str) -> None:
+def test_any_text_can_be_parsed(text: str) -> None:
     for claim in parse_comment(text):
         for documented in claim.shapes:
             assert documented.axes
@@ -238,7 +238,7 @@ PROSE = [
 ]
 
 
-def test_prose_claims_nothing() -> None:
+def test_prose_has_no_shapes() -> None:
     assert len(PROSE) >= 60
     assert [
         (text, [claim.shapes[0].text for claim in parse_comment(text)]) for text in PROSE if parse_comment(text)
@@ -246,11 +246,11 @@ def test_prose_claims_nothing() -> None:
 
 
 @pytest.mark.parametrize("part", ["(", "a, ", "-> (B, T) ", "x ", "((B, T)", ":math:`", "q and ", "B x ", "[", "(B "])
-def test_a_long_comment_takes_no_long_time(part: str) -> None:
-    began = time.process_time()
+def test_long_comment_is_parsed_quickly(part: str) -> None:
+    started = time.process_time()
     for length in (900, 100_000):
         text = (part * length)[:length]
         parse_comment(text)
         list(find_shapes(text))
         find_bare_shapes(text)
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - started < 1.0

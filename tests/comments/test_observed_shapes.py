@@ -1,4 +1,4 @@
-"""The shapes observed at each line of small functions, and the findings there."""
+"""The shapes observed at each line of small functions, and the findings."""
 
 import textwrap
 from pathlib import Path
@@ -17,14 +17,14 @@ SIZES = [{"B": 3, "L": 5, "D": 7}, {"B": 4, "L": 9, "D": 11}]
 
 
 def checked(folder: Path, body: str, parameters: str = "x") -> CommentVerification:
-    """Return what is found in a function `f` of a tensor B L D."""
+    """Verify the comments of a function `f` of a tensor B L D."""
     path = folder / "code.py"
     text = f"import torch\ndef f({parameters}):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
     path.write_text(text + "\ndef case(B, L, D):\n    return f, (torch.randn(B, L, D),)\n")
     with isolated():
         target = find_target(TargetSpec(f"{path}:case"))
-        placement = RunOptions()
-        runs, functions = observe_documented(target, SIZES, placement, TimeLimit())
+        options = RunOptions()
+        runs, functions = observe_documented(target, SIZES, options, TimeLimit())
     assert len(runs) == 2
     return verify_shape_comments(runs, functions)
 
@@ -32,7 +32,7 @@ def checked(folder: Path, body: str, parameters: str = "x") -> CommentVerificati
 def found(folder: Path, body: str, parameters: str = "x") -> list[tuple[int, str]]:
     """Return the line within the body, from 1, and the code of each finding."""
     findings: tuple[Finding, ...] = checked(folder, body, parameters).findings
-    return [(one.source.line - 2 if one.source is not None else 0, one.code) for one in findings]
+    return [(finding.source.line - 2 if finding.source is not None else 0, finding.code) for finding in findings]
 
 
 RIGHT = [
@@ -49,7 +49,7 @@ RIGHT = [
     "B, T, C = x.shape\nif T < 0:\n    return x.mT  # (T, T, T, T)\nreturn x",
     "B, T, C = x.shape\ny = [x, x]  # (B, T, C) each\nreturn y",
     "B, T, C = x.shape\nx += 1  # (B, T, C)\nreturn x",
-    # of something that isn't there
+    # comments about something that the line doesn't compute
     "B, T, C = x.shape\n# attn_mask: (B, 1, T, T)\nx = x.mT\nreturn x  # (B, C, T)",
     "B, T, C = x.shape\n# key: (B, T, 1)\nkey_states = x.mT\nreturn key_states  # (B, C, T)",
     "B, T, C = x.shape\nx = x.mT  # mask: (B, 1, 1, T) broadcasts\nreturn x  # (B, C, T)",
@@ -58,10 +58,10 @@ RIGHT = [
     "B, T, C = x.shape\nx = x.mT  # instead of (B*T, C)\nreturn x  # (B, C, T)",
     "B, T, C = x.shape\nx = x.mT  # ready for bmm: (B, T, C) @ (B, C, T)\nreturn x  # (B, C, T)",
     "B, T, C = x.shape\nx = x.mT  # per sample (C, T)\nreturn x  # (B, C, T)",
-    # a product is one axis, and no shape
+    # a product is one axis, not a shape
     "B, T, nh, hs = *x.shape[:2], 1, x.shape[2]\nx = x.mT  # C = nh * hs\nreturn x  # (B, hs, T)",
     "B, T, nh, hs = *x.shape[:2], 1, x.shape[2]\nx = x.mT  # nh * hs\nreturn x  # (B, hs, T)",
-    # as many names as shapes
+    # one name for each shape
     "B, T, C = x.shape\ny, z = x.mT, x.sum(2)  # y, z: (B, C, T), (B, T)\nreturn y",
     "B, T, C = x.shape\n# shapes: (B, C, T) & (B, T)\ny, z = x.mT, x.sum(2)\nreturn y",
     # a statement without tensors between
@@ -96,18 +96,18 @@ WRONG = [
 
 
 @pytest.mark.parametrize("body", RIGHT)
-def test_what_is_right_is_not_found(tmp_path: Path, body: str) -> None:
-    made = checked(tmp_path, body)
-    assert made.holding or "T < 0" in body or "x[:, 0]" in body
-    assert made.findings == ()
+def test_correct_comment_has_no_finding(tmp_path: Path, body: str) -> None:
+    verification = checked(tmp_path, body)
+    assert verification.holding or "T < 0" in body or "x[:, 0]" in body
+    assert verification.findings == ()
 
 
 @pytest.mark.parametrize(("body", "expected"), WRONG)
-def test_what_is_wrong_is_found_at_its_line(tmp_path: Path, body: str, expected: list[tuple[int, str]]) -> None:
+def test_wrong_comment_is_found_at_its_line(tmp_path: Path, body: str, expected: list[tuple[int, str]]) -> None:
     assert found(tmp_path, body) == expected
 
 
-def test_a_letter_for_two_lengths_in_two_calls_is_right(tmp_path: Path) -> None:
+def test_name_may_have_another_size_in_each_call(tmp_path: Path) -> None:
     body = "def g(t):\n    n, w = t.shape[1:]\n    return t + 1  # (B, n, w)\nreturn g(x) + g(x.mT).mT"
     assert found(tmp_path, body) == []
     assert found(tmp_path, body.replace("(B, n, w)", "(B, w, n)")) == [(3, "AS002")]
@@ -128,26 +128,26 @@ def test_a_letter_for_two_lengths_in_two_calls_is_right(tmp_path: Path) -> None:
         ('Float[torch.Tensor, "T B C"]', ["AS002"]),
     ],
 )
-def test_annotations(tmp_path: Path, annotation: str, expected: list[str]) -> None:
+def test_findings_of_annotations(tmp_path: Path, annotation: str, expected: list[str]) -> None:
     parameters = f"x: {annotation!r}"
     assert sorted(code for _, code in found(tmp_path, "B, T, C = x.shape\nreturn x", parameters)) == expected
 
 
-def test_the_evidence_and_the_hint(tmp_path: Path) -> None:
-    (one,) = checked(tmp_path, "B, T, C = x.shape\ny = x.mT  # [B, T, C]\nreturn y").findings
-    assert one.message == "`y` is documented as [B, T, C], but has shape (B, C, T)"
-    assert one.hint == "write [B, C, T]"
-    assert one.evidence == "at B=3, L=5, D=7 it is 3 7 5"
-    assert one.expression == "[B, T, C]"
-    assert one.source is not None
-    assert (one.source.line, one.source.column, one.source.function) == (4, 17, "f")
+def test_message_evidence_and_hint_of_a_finding(tmp_path: Path) -> None:
+    (finding,) = checked(tmp_path, "B, T, C = x.shape\ny = x.mT  # [B, T, C]\nreturn y").findings
+    assert finding.message == "`y` is documented as [B, T, C], but has shape (B, C, T)"
+    assert finding.hint == "write [B, C, T]"
+    assert finding.evidence == "at B=3, L=5, D=7 it is 3 7 5"
+    assert finding.expression == "[B, T, C]"
+    assert finding.source is not None
+    assert (finding.source.line, finding.source.column, finding.source.function) == (4, 17, "f")
 
 
 @pytest.mark.parametrize(
-    ("written", "hint"),
+    ("comment", "hint"),
     [("B x T x C", "B x C x T"), ("B, T, C", "B, C, T"), ("b t c", "b c t"), ("(B, T, C)", "(B, C, T)")],
 )
-def test_the_hint_is_in_the_author_s_notation(tmp_path: Path, written: str, hint: str) -> None:
-    names = "b, t, c" if "b" in written else "B, T, C"
-    (one,) = checked(tmp_path, f"{names} = x.shape\ny = x.mT  # {written}\nreturn y").findings
-    assert one.hint == f"write {hint}"
+def test_hint_keeps_the_authors_notation(tmp_path: Path, comment: str, hint: str) -> None:
+    names = "b, t, c" if "b" in comment else "B, T, C"
+    (finding,) = checked(tmp_path, f"{names} = x.shape\ny = x.mT  # {comment}\nreturn y").findings
+    assert finding.hint == f"write {hint}"

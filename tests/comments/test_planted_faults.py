@@ -1,4 +1,4 @@
-"""Correct comments get no finding; planted faults are found at their lines, and nowhere else."""
+"""Correct comments have no findings; planted faults are found at their lines and nowhere else."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ from attnshape.comments.verify import CODES, ORDER, RANK, SIZE, TYPE
 from tests.comments.planted_faults import FAULTS, FOLDER, NAMES, NOTATIONS, TARGETS, Copy
 from tests.sampling import sampled
 
-HELD = {
+MIN_HOLDING = {
     "alibi": 11,
     "annotated": 13,
     "axial": 13,
@@ -49,9 +49,9 @@ HELD = {
     "windowed": 11,
     "xl": 13,
 }
-"""How many claims are verified in each file, at least."""
+"""The minimum number of verified claims in each file."""
 
-FITTING = {
+FITTING_CODES = {
     "rank": {RANK},
     "swapped": {ORDER, SIZE},
     "letter": {SIZE, ORDER},
@@ -59,54 +59,54 @@ FITTING = {
     "dtype": {TYPE},
     **{kind: {RANK, ORDER, SIZE} for kind in ("docstring", "stale", "result", "operand", "annotation")},
 }
-"""The codes that fit each kind of fault: two axes exchanged are an order; twice the same length, though, is a size."""
+"""The codes that fit each kind of fault: two swapped axes are an order; the same length twice is a size."""
 
 QUICK = ["annotated", "einops_attn", "gqa", "head_modules", "kvcache", "linear_attn", "mla", "nanogpt", "rope", "slot"]
-"""Files of different notations that take little time."""
+"""Fast files in different notations."""
 
-KNOWN = [fault for fault in FAULTS if fault.reason is not None]
+KNOWN_MISSES = [fault for fault in FAULTS if fault.reason is not None]
 
 
 @pytest.mark.parametrize("name", sampled(NAMES, QUICK))
-def test_each_fault_is_found_at_its_line_and_nothing_else_is(name: str, tmp_path: Path) -> None:
+def test_each_fault_is_the_only_finding_at_its_line(name: str, tmp_path: Path) -> None:
     copy = Copy(name, tmp_path)
-    assert [(one.source.line, one.message) for one in copy.unchanged.findings if one.source] == []
-    assert copy.unchanged.holding >= HELD[name]
+    assert [(finding.source.line, finding.message) for finding in copy.unchanged.findings if finding.source] == []
+    assert copy.unchanged.holding >= MIN_HOLDING[name]
     assert copy.unchanged.runs >= 2
     wrong = []
-    for fault in (one for one in FAULTS if one.file == name and one.reason is None):
+    for fault in (fault for fault in FAULTS if fault.file == name and fault.reason is None):
         with copy.planted(fault) as found:
-            lines = {one.source.line if one.source is not None else None for one in found}
-            codes = {one.code for one in found}
-            if lines != {fault.line} or not codes <= FITTING[fault.kind]:
-                wrong.append((fault.line, fault.wrong, [(one.code, one.message) for one in found]))
+            lines = {finding.source.line if finding.source is not None else None for finding in found}
+            codes = {finding.code for finding in found}
+            if lines != {fault.line} or not codes <= FITTING_CODES[fault.kind]:
+                wrong.append((fault.line, fault.wrong, [(finding.code, finding.message) for finding in found]))
     assert wrong == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", dict.fromkeys(fault.file for fault in KNOWN))
-def test_what_is_said_not_to_be_found_is_not_found_yet(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", dict.fromkeys(fault.file for fault in KNOWN_MISSES))
+def test_known_misses_are_still_missed(name: str, tmp_path: Path) -> None:
     copy = Copy(name, tmp_path)
-    for fault in (one for one in KNOWN if one.file == name):
+    for fault in (fault for fault in KNOWN_MISSES if fault.file == name):
         with copy.planted(fault) as found:
-            there = [one.message for one in found if one.source and one.source.line == fault.line]
-            assert there == [], f"it is found: take the reason beneath {fault.wrong!r} out of planted/{name}.txt"
+            messages = [finding.message for finding in found if finding.source and finding.source.line == fault.line]
+            assert messages == [], f"it is found now: remove the reason below {fault.wrong!r} from planted/{name}.txt"
 
 
-def test_the_faults_are_of_many_lines_kinds_and_notations() -> None:
-    assert {fault.file for fault in FAULTS} == set(NAMES) == set(HELD)
+def test_faults_cover_many_lines_kinds_and_notations() -> None:
+    assert {fault.file for fault in FAULTS} == set(NAMES) == set(MIN_HOLDING)
     assert set(TARGETS) <= set(NAMES)
     assert len({(fault.file, fault.line) for fault in FAULTS}) >= 60
     assert len(FAULTS) == 728
     assert {fault.notation for fault in FAULTS} == set(NOTATIONS)
-    assert {fault.kind for fault in FAULTS} == set(FITTING)
+    assert {fault.kind for fault in FAULTS} == set(FITTING_CODES)
 
 
-def test_every_fault_changes_its_line_and_no_code() -> None:
+def test_every_fault_changes_only_comments() -> None:
     for name in NAMES:
         text = (FOLDER / "sources" / f"{name}.py").read_text(encoding="utf-8")
         code = _code(text)
-        for fault in (one for one in FAULTS if one.file == name):
+        for fault in (fault for fault in FAULTS if fault.file == name):
             lines = text.split("\n")
             assert lines[fault.line - 1].endswith(fault.right), fault
             assert fault.wrong != fault.right
@@ -114,13 +114,13 @@ def test_every_fault_changes_its_line_and_no_code() -> None:
             assert _code("\n".join(lines)) == code, fault
 
 
-def test_each_fault_is_found_by_a_code_that_fits_its_kind_or_has_a_reason() -> None:
+def test_every_fault_has_a_fitting_code_or_a_reason() -> None:
     assert [fault for fault in FAULTS if (fault.code is None) == (fault.reason is None)] == []
-    assert [fault for fault in FAULTS if fault.code is not None and fault.code not in FITTING[fault.kind]] == []
+    assert [fault for fault in FAULTS if fault.code is not None and fault.code not in FITTING_CODES[fault.kind]] == []
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_each_code_has_three_faults_or_more(code: str) -> None:
+def test_each_code_has_at_least_three_faults(code: str) -> None:
     assert len([fault for fault in FAULTS if fault.code == code]) >= 3
 
 

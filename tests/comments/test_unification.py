@@ -1,4 +1,4 @@
-"""The sizes of an author's own axis names are inferred from the documented and observed shapes alone."""
+"""The sizes of the author's dimension names are inferred from the documented and observed shapes alone."""
 
 import itertools
 import random
@@ -19,48 +19,48 @@ FUNCTION = FunctionId("code.py", "f", 1)
 def call(
     numbers: Mapping[str, int], arguments: Mapping[str, int] | None = None, **bound: Sequence[int]
 ) -> FunctionCall:
-    """Return a call at some sizes, with the whole numbers that are its arguments or that it binds one after another."""
-    made = Invocation(FUNCTION, dict(arguments or {}), {}, 0)
+    """Return a call at some sizes, with integer arguments and the integers that each variable is bound to in turn."""
+    invocation = Invocation(FUNCTION, dict(arguments or {}), {}, 0)
     for name, values in bound.items():
-        made.bindings += [Binding(1, 0, name, value) for value in values]
-    return FunctionCall(numbers, made, ())
+        invocation.bindings += [Binding(1, 0, name, value) for value in values]
+    return FunctionCall(numbers, invocation, ())
 
 
-def said(text: str, *shapes: Shape | list[Shape], weight: float = 1.0) -> ShapeConstraint:
-    """Return what is written of one tensor in each call; a list has tensors of which any may be meant."""
+def claim(text: str, *shapes: Shape | list[Shape], weight: float = 1.0) -> ShapeConstraint:
+    """Return the constraint of a documented shape and the tensor's shape in each call; a list has candidate tensors."""
     written = list(find_shapes(text))
-    return constrain(written, [[[one] if isinstance(one, tuple) else one] for one in shapes], weight)
+    return constrain(written, [[[shape] if isinstance(shape, tuple) else shape] for shape in shapes], weight)
 
 
-def wrong(constraints: Sequence[ShapeConstraint], assignment: NameAssignment) -> list[int]:
+def wrong_claims(constraints: Sequence[ShapeConstraint], assignment: NameAssignment) -> list[int]:
     return [place for place, one in enumerate(constraints) if not holds(one, assignment.chosen)]
 
 
 CALLS = [call({"B": 5, "L": 7, "D": 11}), call({"B": 3, "L": 13, "D": 17})]
 
 
-def test_the_majority_is_right() -> None:
+def test_majority_of_claims_wins() -> None:
     claims = [
-        said("(p, q)", (5, 7), (3, 13)),
-        said("(p, q, r)", (5, 7, 11), (3, 13, 17)),
-        said("(q, r)", (7, 11), (13, 17)),
-        said("(r, p)", (5, 11), (3, 17)),
+        claim("(p, q)", (5, 7), (3, 13)),
+        claim("(p, q, r)", (5, 7, 11), (3, 13, 17)),
+        claim("(q, r)", (7, 11), (13, 17)),
+        claim("(r, p)", (5, 11), (3, 17)),
     ]
     assignment = unify(claims, CALLS)
     assert assignment.chosen == {"p": (5, 3), "q": (7, 13), "r": (11, 17)}
-    assert wrong(claims, assignment) == [3]
+    assert wrong_claims(claims, assignment) == [3]
     assert (assignment.supported["p"], assignment.is_known("p")) == (2, True)
 
 
-def test_the_code_s_own_number_is_right_against_a_majority() -> None:
+def test_number_in_the_code_wins_over_a_majority() -> None:
     calls = [call({}, {"p": 7}), call({}, {"p": 13})]
-    claims = [said("(p, q)", (5, 7), (3, 13)), said("(p, q)", (5, 7), (3, 13)), said("(q, p)", (5, 7), (3, 13))]
+    claims = [claim("(p, q)", (5, 7), (3, 13)), claim("(p, q)", (5, 7), (3, 13)), claim("(q, p)", (5, 7), (3, 13))]
     assignment = unify(claims, calls)
     assert (assignment.chosen["p"], assignment.from_code) == ((7, 13), frozenset("p"))
-    assert wrong(claims, assignment) == [0, 1]
+    assert wrong_claims(claims, assignment) == [0, 1]
 
 
-def test_a_number_that_changes_in_the_call_is_not_the_code_s_own() -> None:
+def test_number_that_changes_during_the_call_is_ignored() -> None:
     assert call({}, i=[0, 1, 2]).integers == {}
     assert call({}, n=[4, 4]).integers == {"n": 4}
     assert call({}, {"n": 4}, n=[5]).integers == {}
@@ -70,75 +70,75 @@ def test_a_number_that_changes_in_the_call_is_not_the_code_s_own() -> None:
     assert call({}, {"n": 4}).tensors == set()
 
 
-def test_usual_meanings_decide_a_tie() -> None:
-    claims = [said("(batch, T)", (5, 7), (3, 13)), said("(T, batch)", (5, 7), (3, 13))]
-    assert wrong(claims, unify(claims, CALLS)) == [1]
-    claims = [said("(T, batch)", (5, 7), (3, 13)), said("(batch, T)", (5, 7), (3, 13))]
-    assert wrong(claims, unify(claims, CALLS)) == [0]
+def test_usual_meaning_decides_a_tie() -> None:
+    claims = [claim("(batch, T)", (5, 7), (3, 13)), claim("(T, batch)", (5, 7), (3, 13))]
+    assert wrong_claims(claims, unify(claims, CALLS)) == [1]
+    claims = [claim("(T, batch)", (5, 7), (3, 13)), claim("(batch, T)", (5, 7), (3, 13))]
+    assert wrong_claims(claims, unify(claims, CALLS)) == [0]
 
 
-def test_two_letters_are_rather_two_sizes_than_one() -> None:
-    claims = [said("(p, q)", (5, 7), (3, 13)), said("(q, r)", (7, 7), (13, 13)), said("(p, r)", (5, 7), (3, 13))]
-    assert wrong(claims, unify(claims, CALLS)) == []
+def test_two_names_are_preferably_two_sizes() -> None:
+    claims = [claim("(p, q)", (5, 7), (3, 13)), claim("(q, r)", (7, 7), (13, 13)), claim("(p, r)", (5, 7), (3, 13))]
+    assert wrong_claims(claims, unify(claims, CALLS)) == []
 
 
-def test_a_letter_may_be_another_size_in_each_call() -> None:
+def test_name_may_have_another_size_in_each_call() -> None:
     calls = [call({"Lq": 7, "Lk": 13}), call({"Lq": 7, "Lk": 13})]
-    claims = [said("(T, C)", (7, 11), (13, 11)), said("(C, T)", (11, 7), (11, 13))]
+    claims = [claim("(T, C)", (7, 11), (13, 11)), claim("(C, T)", (11, 7), (11, 13))]
     assignment = unify(claims, calls)
     assert assignment.chosen == {"T": (7, 13), "C": (11, 11)}
-    assert wrong(claims, assignment) == []
+    assert wrong_claims(claims, assignment) == []
 
 
-def test_one_letter_for_two_lengths_in_one_call_is_wrong() -> None:
+def test_one_name_for_two_lengths_in_one_call_is_wrong() -> None:
     claims = [
-        said("(B, T, C)", (5, 7, 11), (3, 13, 17)),
-        said("(B, T)", (5, 7), (3, 13)),
-        said("(B, T, C)", (5, 19, 11), (3, 23, 17)),
+        claim("(B, T, C)", (5, 7, 11), (3, 13, 17)),
+        claim("(B, T)", (5, 7), (3, 13)),
+        claim("(B, T, C)", (5, 19, 11), (3, 23, 17)),
     ]
-    assert wrong(claims, unify(claims, CALLS)) == [2]
+    assert wrong_claims(claims, unify(claims, CALLS)) == [2]
 
 
-def test_sums_give_a_letter_that_stands_nowhere_alone() -> None:
+def test_name_is_inferred_from_sums() -> None:
     claims = [
-        said("(B, T)", (5, 7), (3, 13)),
-        said("(B, P+T)", (5, 9), (3, 24)),
-        said("(P+T, T)", (9, 7), (24, 13)),
-        said("(B, P)", (5, 9), (3, 24)),
+        claim("(B, T)", (5, 7), (3, 13)),
+        claim("(B, P+T)", (5, 9), (3, 24)),
+        claim("(P+T, T)", (9, 7), (24, 13)),
+        claim("(B, P)", (5, 9), (3, 24)),
     ]
     assignment = unify(claims, CALLS)
     assert assignment.chosen["P"] == (2, 11)
-    assert wrong(claims, assignment) == [3]
+    assert wrong_claims(claims, assignment) == [3]
 
 
-def test_usual_sizes_are_tried_where_every_claim_may_mean_several() -> None:
-    claims = [said("(T, D)", [(7, 11), (11, 7)], [(13, 17), (17, 13)]), said("(D, T)", (7, 11), (13, 17))]
+def test_usual_sizes_are_tried_for_ambiguous_claims() -> None:
+    claims = [claim("(T, D)", [(7, 11), (11, 7)], [(13, 17), (17, 13)]), claim("(D, T)", (7, 11), (13, 17))]
     assignment = unify(claims, CALLS)
     assert assignment.chosen == {"T": (7, 13), "D": (11, 17)}
-    assert wrong(claims, assignment) == [1]
+    assert wrong_claims(claims, assignment) == [1]
 
 
-def test_nothing_is_known_of_letters_that_nothing_says() -> None:
-    claims = [said("(zz, ww)", [(5, 7), (7, 5)], [(3, 13), (13, 3)])]
+def test_unconstrained_names_are_unknown() -> None:
+    claims = [claim("(zz, ww)", [(5, 7), (7, 5)], [(3, 13), (13, 3)])]
     assignment = unify(claims, CALLS)
     assert assignment.chosen == {}
-    assert wrong(claims, assignment) == []
+    assert wrong_claims(claims, assignment) == []
     assert unify([], CALLS).chosen == {}
     assert unify(claims, []).chosen == {}
 
 
-def test_numbers_of_the_author_s_own_configuration_are_left_open() -> None:
-    varied = said("(B, 12, T)", (5, 2, 7), (3, 4, 13))
-    constant = said("(B, 12, T)", (5, 2, 7), (3, 2, 13))
-    assert [one.kind for one in varied.shapes[0].axes] == ["name", "any", "name"]
-    assert [one.kind for one in constant.shapes[0].axes] == ["name", "number", "name"]
-    assert said("(B, 1, T)", (5, 2, 7), (3, 4, 13)).shapes[0].axes[1].kind == "number"
+def test_numbers_of_one_configuration_match_anything() -> None:
+    varied = claim("(B, 12, T)", (5, 2, 7), (3, 4, 13))
+    constant = claim("(B, 12, T)", (5, 2, 7), (3, 2, 13))
+    assert [axis.kind for axis in varied.shapes[0].axes] == ["name", "any", "name"]
+    assert [axis.kind for axis in constant.shapes[0].axes] == ["name", "number", "name"]
+    assert claim("(B, 1, T)", (5, 2, 7), (3, 4, 13)).shapes[0].axes[1].kind == "number"
 
 
 CHOSEN = {"B": (5,), "T": (7,), "H'": (4,), "z": (0,)}
 
 
-def test_a_shape_fits_what_is_written() -> None:
+def test_fits() -> None:
     def fit(text: str, shape: Shape) -> bool:
         (documented,) = find_shapes(text)
         return fits(documented.axes, shape, CHOSEN, 0)
@@ -160,7 +160,7 @@ def test_a_shape_fits_what_is_written() -> None:
     assert not fit("(B, 3)", (5, 4))
 
 
-def test_the_size_of_an_axis() -> None:
+def test_axis_size() -> None:
     for text, expected in {
         "B": 5,
         "3": 3,
@@ -171,21 +171,21 @@ def test_the_size_of_an_axis() -> None:
         "B*x": None,
         "T/z": None,
     }.items():
-        one = parse_axis(text)
-        assert one is not None
-        assert axis_size(one, CHOSEN, 0) == expected, text
+        axis = parse_axis(text)
+        assert axis is not None
+        assert axis_size(axis, CHOSEN, 0) == expected, text
 
 
 SIZES = [(5, 3), (7, 13), (11, 17), (2, 19)]
-"""What each of four axes is in two calls."""
+"""The sizes of four axes in two calls."""
 AXES = "abcd"
 NAMES = ("p", "qq", "Z", "foo", "m1", "Kx", "uu", "w")
-"""Names that usually mean nothing."""
+"""Names without a usual meaning."""
 
 
 @st.composite
 def consistent(draw: st.DrawFn) -> list[list[int]]:
-    """Draw shapes, by the numbers of their axes, in which each axis stands alone somewhere."""
+    """Draw shapes as lists of axis numbers, such that the size of every axis can be inferred."""
     shapes = draw(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=2, max_size=8))
     return [*shapes, [0, 1, 2, 3], [3, 1, 2, 0]]
 
@@ -194,7 +194,7 @@ def constraints(
     shapes: Sequence[Sequence[int]], observed: Sequence[Sequence[int]], names: Sequence[str]
 ) -> list[ShapeConstraint]:
     return [
-        said(
+        claim(
             f"({', '.join(names[axis] for axis in shape)},)",
             *(tuple(SIZES[axis][run] for axis in real) for run in (0, 1)),
         )
@@ -203,10 +203,10 @@ def constraints(
 
 
 @given(consistent(), st.permutations(NAMES))
-def test_consistent_claims_hold_whatever_the_letters(shapes: list[list[int]], names: list[str]) -> None:
+def test_consistent_claims_hold_for_any_names(shapes: list[list[int]], names: list[str]) -> None:
     claims = constraints(shapes, shapes, names)
     assignment = unify(claims, CALLS)
-    assert wrong(claims, assignment) == []
+    assert wrong_claims(claims, assignment) == []
     assert assignment.chosen == {names[axis]: SIZES[axis] for axis in {axis for shape in shapes for axis in shape}}
 
 
@@ -214,11 +214,11 @@ def test_consistent_claims_hold_whatever_the_letters(shapes: list[list[int]], na
 def test_consistent_claims_hold_with_usual_names_of_unusual_sizes(order: list[int], names: list[str]) -> None:
     shapes = [order, order[:3], order[1:], order[:2]]
     claims = constraints(shapes, shapes, names)
-    assert wrong(claims, unify(claims, CALLS)) == []
+    assert wrong_claims(claims, unify(claims, CALLS)) == []
 
 
 @given(consistent(), st.permutations(NAMES), st.data())
-def test_two_axes_exchanged_among_three_claims_or_more_are_found(
+def test_swapped_axes_among_three_claims_are_found(
     shapes: list[list[int]], names: list[str], data: st.DataObject
 ) -> None:
     place = data.draw(st.integers(0, len(shapes) - 1))
@@ -234,37 +234,37 @@ def test_two_axes_exchanged_among_three_claims_or_more_are_found(
     ]
     assume(pairs)
     one, other = data.draw(st.sampled_from(pairs))
-    written = [list(shape) for shape in shapes]
-    written[place][one], written[place][other] = written[place][other], written[place][one]
-    claims = constraints(written, shapes, names)
-    assert place in wrong(claims, unify(claims, CALLS))
+    documented = [list(shape) for shape in shapes]
+    documented[place][one], documented[place][other] = documented[place][other], documented[place][one]
+    claims = constraints(documented, shapes, names)
+    assert place in wrong_claims(claims, unify(claims, CALLS))
 
 
-def test_many_letters_take_no_long_time() -> None:
+def test_many_names_are_unified() -> None:
     rng = random.Random(0)
     names = [f"x{number}" for number in range(12)]
     real = {name: (rng.randrange(2, 90), rng.randrange(2, 90)) for name in names}
     claims = []
     for _ in range(40):
         shape = rng.sample(names, 4)
-        claims.append(said(f"({', '.join(shape)})", *(tuple(real[name][run] for name in shape) for run in (0, 1))))
+        claims.append(claim(f"({', '.join(shape)})", *(tuple(real[name][run] for name in shape) for run in (0, 1))))
     faulty = rng.sample(names, 4)
     claims.append(
-        said(f"({', '.join(reversed(faulty))})", *(tuple(real[name][run] for name in faulty) for run in (0, 1)))
+        claim(f"({', '.join(reversed(faulty))})", *(tuple(real[name][run] for name in faulty) for run in (0, 1)))
     )
     assignment = unify(claims, CALLS)
-    assert wrong(claims, assignment) == [40]
+    assert wrong_claims(claims, assignment) == [40]
     assert assignment.chosen == real
 
 
-def test_what_a_variable_is_counts_as_a_tensor() -> None:
-    made = Invocation(FUNCTION, {"q": TensorValue((2,), "float32"), "n": 3}, {"m": 4, "q": 5}, 0)
-    one = FunctionCall({}, made, ())
-    assert (one.integers, one.tensors) == ({"m": 4, "n": 3}, {"q"})
+def test_tensor_argument_is_not_an_integer() -> None:
+    invocation = Invocation(FUNCTION, {"q": TensorValue((2,), "float32"), "n": 3}, {"m": 4, "q": 5}, 0)
+    function_call = FunctionCall({}, invocation, ())
+    assert (function_call.integers, function_call.tensors) == ({"m": 4, "n": 3}, {"q"})
 
 
-def test_a_group_of_the_right_rank_is_the_one_that_votes() -> None:
-    both = said("(L, E) or (B, L, E)", (5, 7, 11), (3, 13, 17))
+def test_alternative_of_the_right_rank_is_used() -> None:
+    both = claim("(L, E) or (B, L, E)", (5, 7, 11), (3, 13, 17))
     assert isinstance(both.sole, ShapeText)
     assert both.sole.text == "(B, L, E)"
     assert unify([both], CALLS).chosen == {"B": (5, 3), "L": (7, 13), "E": (11, 17)}

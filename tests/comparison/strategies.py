@@ -1,4 +1,4 @@
-"""Hypothesis strategies for outlines: of plausible code, and of anything that a saved trace can contain."""
+"""Hypothesis strategies for outlines: of plausible code, and of anything that a saved trace may contain."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def exactly(one: st.SearchStrategy[Any], count: int) -> st.SearchStrategy[tuple[
 
 @st.composite
 def anything(draw: st.DrawFn) -> Outline:
-    """Return an outline with arbitrary texts and numbers, whose references exist, for round trips."""
+    """Draw an outline with arbitrary texts and numbers and valid references, for round trips."""
     counts = draw(st.lists(st.integers(0, 3), max_size=4))
     places = [(step, output) for step, count in enumerate(counts, 1) for output in range(count)]
     inner = [st.builds(lambda one: Reference(step=one[0], output=one[1]), st.sampled_from(places))] if places else []
@@ -107,20 +107,20 @@ def anything(draw: st.DrawFn) -> Outline:
 
 @st.composite
 def code(draw: st.DrawFn, longest: int = 12) -> Outline:
-    """Return the outline of plausible code: each step reads one or two earlier tensors."""
+    """Draw the outline of plausible code: each step reads one or two earlier tensors."""
     steps: list[OutlineStep] = []
     names: dict[int, str] = {0: "x"}
     for index in range(1, draw(st.integers(0, longest)) + 1):
         operation = draw(st.sampled_from(["view", "reshape", "transpose", "matmul", "softmax", "mul"]))
         read = draw(st.lists(st.integers(0, index - 1), min_size=1, max_size=2))
-        texts = [names[one] for one in read]
+        texts = [names[index] for index in read]
         name = draw(st.none() | st.sampled_from(["q", "k", "v", "scores", "weights"]))
         expression = f"{operation}({', '.join(texts)})"
         names[index] = name or expression
-        uses = tuple(Reference(step=one) if one else Reference(input="x") for one in read)
+        uses = tuple(Reference(step=index) if index else Reference(input="x") for index in read)
         steps.append(step(index, expression, operation, uses, name, draw(st.sampled_from(WORDS))))
-    given = OutlineStep(index=0, expression="x", operation=INPUT, outputs=(tensor("x", "B L D"),))
-    return Outline(target="code", sizes={"B": 2}, inputs=(given,), steps=tuple(steps))
+    input_step = OutlineStep(index=0, expression="x", operation=INPUT, outputs=(tensor("x", "B L D"),))
+    return Outline(target="code", sizes={"B": 2}, inputs=(input_step,), steps=tuple(steps))
 
 
 def tensor(name: str | None, signature: str) -> OutlineTensor:
@@ -149,19 +149,23 @@ def step(
 
 
 def inserted(outline: Outline, places: list[int]) -> Outline:
-    """Return an outline with a step put in before each of these numbers, which nothing reads."""
-    moved: dict[int, int] = {}
+    """Return an outline with an unused step inserted before each of these numbers."""
+    new_index: dict[int, int] = {}
     steps: list[OutlineStep] = []
     for index in range(1, len(outline.steps) + 2):
         for number in range(places.count(index)):
             new = (Reference(input="x"),)
             steps.append(step(len(steps) + 1, f"inserted_{index}_{number}(x)", f"new{index}{number}", new, None, "B"))
         if index <= len(outline.steps):
-            moved[index] = len(steps) + 1
-            one = outline.steps[index - 1]
-            uses = tuple(Reference(step=moved[use.step]) if use.step else use for use in one.uses)
-            made = OutlineStep(
-                index=moved[index], expression=one.expression, operation=one.operation, uses=uses, outputs=one.outputs
+            new_index[index] = len(steps) + 1
+            old_step = outline.steps[index - 1]
+            uses = tuple(Reference(step=new_index[use.step]) if use.step else use for use in old_step.uses)
+            new_step = OutlineStep(
+                index=new_index[index],
+                expression=old_step.expression,
+                operation=old_step.operation,
+                uses=uses,
+                outputs=old_step.outputs,
             )
-            steps.append(made)
+            steps.append(new_step)
     return Outline(target=outline.target, sizes=outline.sizes, inputs=outline.inputs, steps=tuple(steps))

@@ -1,4 +1,4 @@
-"""Which changes of a tensor, a reference or a name count as a difference; expected values are worked out by hand."""
+"""The changes of a tensor, a reference or a name that count as a difference; expected values are derived by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def laid_out(shape: tuple[int, ...], stride: tuple[int, ...], formulas: str = ""
 @pytest.mark.parametrize(
     ("old", "new", "same"),
     [
-        # a transposed tensor of another length, of which no formula is known
+        # a transposed tensor of another length, without stride formulas
         (laid_out((8, 10, 64), (64, 512, 1)), laid_out((8, 20, 64), (64, 512, 1)), True),
         (laid_out((2, 8, 10), (80, 1, 8)), laid_out((2, 8, 20), (160, 1, 8)), True),
         (laid_out((2, 8, 10), (80, 1, 8)), laid_out((2, 8, 20), (20, 40, 1)), False),
@@ -39,14 +39,14 @@ def laid_out(shape: tuple[int, ...], stride: tuple[int, ...], formulas: str = ""
         (laid_out((10, 64), (192, 1)), laid_out((10, 32), (96, 1)), False),
         (laid_out((10, 64), (192, 1), "3*X 1"), laid_out((10, 32), (96, 1), "3*X 1"), False),
         (laid_out((10, 64), (192, 1), "D//0 1"), laid_out((10, 32), (96, 1), "((( 1"), False),
-        # numbers without a formula that aren't the same at other sizes, and axes in another order
+        # numeric strides that change with the sizes, and axes in another order
         (laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 32), (96, 1), "96 1"), True),
         (laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 32), (1, 96), "1 96"), False),
         (laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 32), (96, 1)), False),
-        # nothing steps along an axis of one element
+        # the stride of an axis of size one doesn't matter
         (laid_out((1, 10, 5), (99, 1, 20)), laid_out((1, 10, 5), (7, 1, 20)), True),
         (laid_out((2, 10, 5), (99, 1, 20)), laid_out((2, 10, 5), (7, 1, 20)), False),
-        # another number of axes, and none at all
+        # another number of axes, and no strides
         (laid_out((10, 64), (1, 10)), laid_out((10, 8, 8), (1, 10, 80)), False),
         (laid_out((10, 64), ()), laid_out((10, 64), ()), True),
     ],
@@ -57,7 +57,7 @@ def test_same_strides(old: OutlineTensor, new: OutlineTensor, same: bool) -> Non
     assert same_strides(new, old, (large, small)) is same
 
 
-def test_numbers_without_a_formula_differ_at_the_same_sizes() -> None:
+def test_numeric_strides_differ_at_the_same_sizes() -> None:
     old, new = laid_out((10, 64), (192, 1), "192 1"), laid_out((10, 64), (96, 1), "96 1")
     assert not same_strides(old, new, ({"D": 64}, {"D": 64}))
 
@@ -78,13 +78,13 @@ def test_contiguous_tensors_have_the_same_layout_at_any_shape() -> None:
         (("stride", "storage", "bytes"), {"stride", "storage"}),
     ],
 )
-def test_facts_that_follow_from_others_do_not_count(facts: tuple[Fact, ...], found: set[Kind]) -> None:
+def test_derived_facts_do_not_count(facts: tuple[Fact, ...], found: set[Kind]) -> None:
     assert kinds_of(facts) == found
 
 
 def code(*steps: OutlineStep) -> Outline:
-    given = OutlineStep(index=0, expression="x", operation="input", outputs=(tensor("x", "B L D"),))
-    return Outline(target="code", sizes={"B": 2}, inputs=(given,), steps=steps)
+    input_step = OutlineStep(index=0, expression="x", operation="input", outputs=(tensor("x", "B L D"),))
+    return Outline(target="code", sizes={"B": 2}, inputs=(input_step,), steps=steps)
 
 
 def view_of(one: OutlineStep, of: Reference) -> OutlineStep:
@@ -95,37 +95,37 @@ X = (Reference(input="x"),)
 
 
 def read(*steps: int) -> tuple[Reference, ...]:
-    return tuple(Reference(step=one) for one in steps)
+    return tuple(Reference(step=index) for index in steps)
 
 
-def test_a_view_of_an_inserted_step_is_no_other_storage() -> None:
-    made = step(1, "w(x)", "linear", X, None, "B L D")
-    old = code(made, view_of(step(2, "w(x).view()", "view", read(1), "q", "B H L"), read(1)[0]))
+def test_view_of_an_inserted_step_keeps_its_storage() -> None:
+    first = step(1, "w(x)", "linear", X, None, "B L D")
+    old = code(first, view_of(step(2, "w(x).view()", "view", read(1), "q", "B H L"), read(1)[0]))
     doubled = step(2, "w(x) * 2", "mul", read(1), None, "B L D")
-    new = code(made, doubled, view_of(step(3, "(w(x) * 2).view()", "view", read(2), "q", "B H L"), read(2)[0]))
+    new = code(first, doubled, view_of(step(3, "(w(x) * 2).view()", "view", read(2), "q", "B H L"), read(2)[0]))
     difference = compare(old, new)
-    assert [(one.old is None, one.kinds) for one in difference.steps if one.shown] == [(True, ("steps",))]
+    assert [(change.old is None, change.kinds) for change in difference.steps if change.shown] == [(True, ("steps",))]
 
 
-def test_a_view_of_an_inserted_sum_is_a_view_of_its_terms() -> None:
+def test_view_of_an_inserted_sum_counts_as_a_view_of_its_terms() -> None:
     first, second = step(1, "a(x)", "a", X, "a", "B L D"), step(2, "b(x)", "b", X, "b", "B L D")
     old = code(first, second, view_of(step(3, "a.view()", "view", read(1), "q", "B H L"), read(1)[0]))
     total = step(3, "a + b", "add", read(1, 2), "total", "B L D")
     new = code(first, second, total, view_of(step(4, "total.view()", "view", read(3), "q", "B H L"), read(3)[0]))
     difference = compare(old, new)
-    assert [(one.old is None, one.kinds) for one in difference.steps if one.kinds] == [(True, ("steps",))]
-    # it reads more than before, which is shown
-    assert [one.changed for one in difference.steps if one.shown] == [(), ("operands",)]
+    assert [(change.old is None, change.kinds) for change in difference.steps if change.kinds] == [(True, ("steps",))]
+    # the additional operand is displayed
+    assert [change.changed for change in difference.steps if change.shown] == [(), ("operands",)]
 
 
-def test_a_view_of_something_else_is_another_storage() -> None:
+def test_view_of_another_tensor_changes_the_storage() -> None:
     first, second = step(1, "a(x)", "a", X, "a", "B L D"), step(2, "b(x)", "b", X, "b", "B L D")
     viewed = step(3, "a.view()", "view", read(1), "q", "B H L")
     other = replace(viewed, expression="b.view()", uses=read(2))
     difference = compare(
         code(first, second, view_of(viewed, read(1)[0])), code(first, second, view_of(other, read(2)[0]))
     )
-    (changed,) = (one for one in difference.steps if one.shown)
+    (changed,) = (change for change in difference.steps if change.shown)
     assert changed.kinds == ("storage", "steps")
     assert changed.changed == ("uses",)
 
@@ -138,7 +138,7 @@ def test_a_view_of_something_else_is_another_storage() -> None:
         ("weight", "bias", ("storage",)),  # both sides have both
     ],
 )
-def test_a_renamed_parameter_is_the_same(old: str, new: str, kinds: tuple[Kind, ...]) -> None:
+def test_renamed_parameter_is_the_same(old: str, new: str, kinds: tuple[Kind, ...]) -> None:
     def of(name: str) -> Outline:
         parts = [
             view_of(step(place, f"part{place}()", f"part{place}", (), None, "D"), Reference(parameter=one))
@@ -149,20 +149,20 @@ def test_a_renamed_parameter_is_the_same(old: str, new: str, kinds: tuple[Kind, 
     assert compare(of(old), of(new)).kinds == kinds
 
 
-def test_a_name_that_both_sides_have_is_not_renamed_into_another() -> None:
+def test_names_on_both_sides_are_not_renamed() -> None:
     old = code(step(1, "f(x)", "f", X, "a", "B L"), step(2, "f(x)", "f", X, "b", "B L"))
     new = code(step(1, "f(x)", "f", X, "b", "B L"), step(2, "f(x)", "f", X, "a", "B L"))
     difference = compare(old, new)
     assert difference.renamed == ()
-    assert [one.changed for one in difference.steps if one.shown] == [("moved",)]
+    assert [change.changed for change in difference.steps if change.shown] == [("moved",)]
 
 
-def test_another_argument_of_the_same_shape_does_not_count() -> None:
+def test_renamed_argument_does_not_count() -> None:
     old = code(step(1, "f(x, scale=D)", "f", X, "a", "B L"), step(2, "g(x, D, Dk)", "g", X, "b", "B L"))
     new = code(step(1, "f(x, scale=Dk)", "f", X, "a", "B L"), step(2, "g(x, D, Dk)", "g", X, "b", "B L"))
     difference = compare(old, new)
     assert (difference.kinds, difference.renamed) == ((), ())
-    assert [one.changed for one in difference.steps] == [("expression",), ()]
+    assert [change.changed for change in difference.steps] == [("expression",), ()]
     assert "no difference; 1 step only rewritten" in str(difference)
 
 
@@ -178,29 +178,33 @@ def test_another_argument_of_the_same_shape_does_not_count() -> None:
         ("x.sum(-1)", "x.sum( -1 )", False),
     ],
 )
-def test_another_number_in_a_call_does_something_else(old: str, new: str, counts: bool) -> None:
+def test_changed_number_in_a_call_counts(old: str, new: str, counts: bool) -> None:
     difference = compare(code(step(1, old, "f", X, "a", "B L")), code(step(1, new, "f", X, "a", "B L")))
     assert difference.kinds == (("steps",) if counts else ())
     assert ("numbers" in difference.steps[0].changed) is counts
 
 
 @pytest.mark.parametrize(("old", "new"), [("x.view(-1, 3)", "x.view(2, 3)"), ("x.view(2, -1)", "x.view(-1, 3)")])
-def test_numbers_whose_effect_the_shape_shows_do_not_count(old: str, new: str) -> None:
+def test_numbers_that_only_determine_the_shape_do_not_count(old: str, new: str) -> None:
     difference = compare(code(step(1, old, "view", X, "a", "B L")), code(step(1, new, "view", X, "a", "B L")))
     assert difference.kinds == ()
 
 
 def test_own_text_leaves_out_operands() -> None:
-    made = code(
+    code_outline = code(
         step(1, "w(x)", "linear", X, None, "B"),
         step(2, "(w(x)).view(B)", "view", read(1), "q", "B"),
         step(3, "f(q, q_len) + w(x)", "add", read(2, 1), None, "B"),
     )
-    assert [made.own_text(one) for one in made.steps] == ["w(…)", "….view(B)", "f(…, q_len) + …"]
+    assert [code_outline.own_text(outline_step) for outline_step in code_outline.steps] == [
+        "w(…)",
+        "….view(B)",
+        "f(…, q_len) + …",
+    ]
 
 
 class Looped:
-    """A loop over the heads, whose turns are one."""
+    """A loop over the heads, whose iterations are folded."""
 
     @staticmethod
     def heads(x: object, H: int) -> object:
@@ -210,7 +214,7 @@ class Looped:
         return torch.cat(parts, dim=-1)
 
 
-def test_a_loop_with_more_iterations_is_only_another_size() -> None:
+def test_loop_with_more_iterations_is_a_size_difference() -> None:
     def heads(H: int, B: int, D: int) -> object:
         import torch
 
@@ -220,8 +224,8 @@ def test_a_loop_with_more_iterations_is_only_another_size() -> None:
     assert traces[0].loops
     difference = attnshape.diff(*traces)
     assert difference.kinds == ("size",)
-    turns = [step.loops[0] for step in outline(traces[0]).steps if step.loops]
-    assert {(turn.expression, turn.count) for turn in turns} == {("H", 8)}
+    loops = [step.loops[0] for step in outline(traces[0]).steps if step.loops]
+    assert {(loop.expression, loop.count) for loop in loops} == {("H", 8)}
 
 
 def test_added_inner_steps_are_counted_and_changed_ones_listed_below_their_composite() -> None:

@@ -1,4 +1,4 @@
-"""What the code returns is compared, shown and saved in snapshots."""
+"""Returned tensors are compared, displayed and saved in snapshots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnshape.comparison.outline import outline
 from attnshape.comparison.snapshot import read_snapshot, snapshot_of, write_snapshot
 
 SQUARE = dict.fromkeys("qkv", "B L D")
-SAID = {
+MESSAGES = {
     "weights": "returns step 4 (o) → step 3 (w)",
     "both": "output is now output[0]: step 4 (o)\nadded output[1]: step 3 (w)",
     "swapped": "output is now output[1]: step 4 (o)\nadded output[0]: step 3 (w)",
@@ -25,12 +25,12 @@ SAID = {
 }
 
 
-def returning(give: Callable[[Any, Any, Any], Any]) -> attnshape.Trace:
+def returning(choose: Callable[[Any, Any, Any], Any]) -> attnshape.Trace:
     def attention(q: Any, k: Any, v: Any) -> Any:
         s = q @ k.mT
         w = s.softmax(-1)
         o = w @ v
-        return give(w, o, v)
+        return choose(w, o, v)
 
     return attnshape.trace(attention, inputs=SQUARE)
 
@@ -47,28 +47,28 @@ NEW = {
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_another_tensor_returned_is_a_difference(name: str) -> None:
+def test_another_returned_tensor_is_a_difference(name: str) -> None:
     difference = attnshape.diff(OLD, NEW[name])
     assert difference.kinds == ("steps",)
-    assert SAID[name] in str(difference)
+    assert MESSAGES[name] in str(difference)
     assert attnshape.diff(NEW[name], OLD).kinds == ("steps",)
-    made = json.loads(difference.to_json())["results"]
-    assert len(made) == len(SAID[name].splitlines())
+    results = json.loads(difference.to_json())["results"]
+    assert len(results) == len(MESSAGES[name].splitlines())
 
 
 def test_json_names_both_sides() -> None:
-    made = json.loads(attnshape.diff(OLD, NEW["weights"]).to_json())
-    assert made["results"] == [
+    saved = json.loads(attnshape.diff(OLD, NEW["weights"]).to_json())
+    assert saved["results"] == [
         {"old": {"name": "output", "of": {"step": 4}}, "new": {"name": "output", "of": {"step": 3}}}
     ]
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_the_same_results_are_no_difference(name: str) -> None:
+def test_same_results_are_no_difference(name: str) -> None:
     assert not attnshape.diff(NEW[name], NEW[name]).results
 
 
-def test_results_are_followed_to_new_numbers_and_names() -> None:
+def test_results_are_matched_by_new_step_numbers_and_names() -> None:
     def longer(query: Any, k: Any, v: Any) -> Any:
         scores = query.clone() @ k.mT
         return scores.softmax(-1) @ v, query
@@ -82,7 +82,7 @@ def test_results_are_followed_to_new_numbers_and_names() -> None:
     assert attnshape.diff(old, new).results == ()
 
 
-def test_failing_code_returns_nothing_and_only_the_failure_is_reported() -> None:
+def test_only_the_failure_of_failing_code_is_reported() -> None:
     def failing(q: Any, k: Any, v: Any) -> Any:
         s = q @ k.mT
         w = s.softmax(-1)
@@ -95,7 +95,7 @@ def test_failing_code_returns_nothing_and_only_the_failure_is_reported() -> None
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_a_snapshot_keeps_the_results(name: str) -> None:
+def test_snapshot_keeps_the_results(name: str) -> None:
     text = write_snapshot(snapshot_of(NEW[name]))
     assert compare(read_snapshot(write_snapshot(snapshot_of(OLD))), snapshot_of(NEW[name])).kinds == ("steps",)
     assert not compare(read_snapshot(text), snapshot_of(NEW[name]))
@@ -111,12 +111,12 @@ def test_a_snapshot_keeps_the_results(name: str) -> None:
         ("given", ["returns output: v"]),
     ],
 )
-def test_a_snapshot_has_a_line_for_each_result(name: str, lines: list[str]) -> None:
+def test_snapshot_has_a_line_for_each_result(name: str, lines: list[str]) -> None:
     text = write_snapshot(snapshot_of(NEW[name]))
     assert [line for line in text.splitlines() if line.startswith("returns")] == lines
 
 
-def test_a_returned_parameter_survives() -> None:
+def test_returned_parameter_round_trip() -> None:
     from torch import nn
 
     class Tied(nn.Module):
@@ -127,9 +127,9 @@ def test_a_returned_parameter_survives() -> None:
         def forward(self, x: Any) -> Any:
             return x @ self.weight, self.weight
 
-    made = snapshot_of(attnshape.trace(Tied, init="D", inputs={"x": "B L D"}))
-    assert "returns output[1]: parameter weight" in write_snapshot(made)
-    assert read_snapshot(write_snapshot(made)) == made
+    snapshot = snapshot_of(attnshape.trace(Tied, init="D", inputs={"x": "B L D"}))
+    assert "returns output[1]: parameter weight" in write_snapshot(snapshot)
+    assert read_snapshot(write_snapshot(snapshot)) == snapshot
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_returned_parameter_survives() -> None:
         ('{"returns": {"name": "output", "of": {"step": 4}}}\n', '{"returns": {"name": "o", "of": {"step": 9}}}\n'),
     ],
 )
-def test_a_snapshot_that_returns_something_else_in_its_table_or_data_is_refused(old: str, new: str) -> None:
+def test_snapshot_with_inconsistent_results_is_refused(old: str, new: str) -> None:
     text = write_snapshot(snapshot_of(OLD))
     assert old in text
     with pytest.raises(AttnshapeError, match=r"file\.txt:[0-9]+: this isn't a valid snapshot"):

@@ -1,4 +1,4 @@
-"""Snapshots survive a round trip, contain nothing of the machine, and are refused with file and line if damaged."""
+"""Snapshots round-trip, contain nothing about the machine, and are refused with file and line if damaged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_round_trip_of_code(outline: Outline) -> None:
     assert read_snapshot(write_snapshot(outline).replace("\n", "\r\n")) == outline
 
 
-def test_names_by_use_loops_and_failures_survive() -> None:
+def test_names_by_use_loops_and_failures_round_trip() -> None:
     (first, *others) = snapshot_of(version("Separate")).steps
     named = replace(first.outputs[0], name="q | as k", by_use=True)
     looped = replace(first, outputs=(named,), loops=(OutlineLoop("H", 8), OutlineLoop("-(-L//4)", 3)))
@@ -55,10 +55,10 @@ def test_names_by_use_loops_and_failures_survive() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 1023, 1024, 6400, 5 * 2**20, 3 * 2**30, 1_624_187_924_480, 2**60])
-def test_bytes_survive_to_the_last_one(count: int) -> None:
+def test_exact_byte_counts_round_trip(count: int) -> None:
     (first, *others) = snapshot_of(version("Separate")).steps
-    made = replace(first, outputs=(replace(first.outputs[0], bytes=count),))
-    outline = replace(snapshot_of(version("Separate")), steps=(made, *others))
+    changed = replace(first, outputs=(replace(first.outputs[0], bytes=count),))
+    outline = replace(snapshot_of(version("Separate")), steps=(changed, *others))
     text = write_snapshot(outline)
     assert read_snapshot(text) == outline
     assert f"new {count:,} B" in text
@@ -68,7 +68,7 @@ def cells(line: str) -> list[str]:
     return re.split(r"  +", line.strip())
 
 
-def test_the_table_is_small_and_the_data_has_one_step_a_line() -> None:
+def test_table_and_data_lines() -> None:
     text = write_snapshot(snapshot_of(version("Separate")))
     lines = text.splitlines()
     assert lines[0] == "attnshape snapshot 1"
@@ -84,7 +84,7 @@ def test_the_table_is_small_and_the_data_has_one_step_a_line() -> None:
     assert len(lines) == 5 + 1 + 17 + 3 + 1 + len(data)
 
 
-def test_a_snapshot_contains_nothing_of_the_machine() -> None:
+def test_snapshot_has_nothing_about_the_machine() -> None:
     trace = block()
     text = write_snapshot(snapshot_of(trace))
     assert trace.target.startswith("/")
@@ -93,16 +93,16 @@ def test_a_snapshot_contains_nothing_of_the_machine() -> None:
         assert private not in text
 
 
-def test_steps_inside_of_libraries_are_left_out() -> None:
+def test_steps_inside_libraries_are_left_out() -> None:
     trace = block()
     outline = snapshot_of(trace)
     top = [step for step in trace.steps if step.parent is None]
     assert len(trace.steps) > len(outline.steps) == len(top)
     assert [step.operation for step in outline.steps] == ["layer_norm", "MultiheadAttention", "add"]
-    assert [one.step for one in outline.steps[2].uses if one.step] == [2]
+    assert [reference.step for reference in outline.steps[2].uses if reference.step] == [2]
 
 
-def test_another_torch_inside_is_no_difference() -> None:
+def test_changed_steps_inside_torch_are_no_difference() -> None:
     trace = block()
     composite = next(step.index for step in trace.steps if step.index in trace.composites)
     inner = [step for step in trace.steps if step.parent is not None]
@@ -110,18 +110,18 @@ def test_another_torch_inside_is_no_difference() -> None:
         replace(step, expression=f"other({step.expression})", operation="torch.ops.other") if step in inner else step
         for step in trace.steps
     )
-    # the same versions of everything, and of torch another
+    # only the version of torch and other metadata differ
     other = replace(trace, steps=rewritten, torch="9.9", python="3.99", device="cuda:0", attnshape="7", seed=5)
     assert composite
     assert not compare(snapshot_of(trace), snapshot_of(other))
     assert attnshape.diff(trace, other).kinds == ("steps",)
 
 
-def test_a_stride_that_differs_is_found_in_a_snapshot() -> None:
+def test_different_stride_is_found_in_a_snapshot() -> None:
     recorded = read_snapshot(write_snapshot(snapshot_of(version("Separate"))))
     assert not compare(recorded, snapshot_of(version("Separate", seed=9)))
     assert compare(recorded, snapshot_of(version("Fused"))).kinds == ("stride", "steps")
-    # the formulas that a snapshot keeps give the strides at other sizes
+    # the stride formulas in a snapshot give the strides at other sizes
     assert compare(recorded, snapshot_of(version("Separate", L=20))).kinds == ("size",)
     fused = read_snapshot(write_snapshot(snapshot_of(version("Fused"))))
     assert compare(fused, snapshot_of(version("Fused", L=20, D=256))).kinds == ("size",)
@@ -182,18 +182,18 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_snapshot_is_refused_with_its_line(name: str) -> None:
+def test_damaged_snapshot_is_refused_with_its_line(name: str) -> None:
     old, new, line, problem = DAMAGES[name]
     text = write_snapshot(snapshot_of(version("Separate")))
     assert old in text
-    with pytest.raises(AttnshapeError, match=re.escape(problem)) as refused:
+    with pytest.raises(AttnshapeError, match=re.escape(problem)) as caught:
         read_snapshot(text.replace(old, new, 1), "some/file.txt")
-    assert refused.value.message.startswith(f"some/file.txt:{line}: this isn't a valid snapshot: ")
-    assert refused.value.hint == "write it again: pytest --shapes-update"
+    assert caught.value.message.startswith(f"some/file.txt:{line}: this isn't a valid snapshot: ")
+    assert caught.value.hint == "write it again: pytest --shapes-update"
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3, 7, 25, 27, 28, 29, 40, 46])
-def test_a_truncated_snapshot_is_refused(kept: int) -> None:
+def test_truncated_snapshot_is_refused(kept: int) -> None:
     lines = write_snapshot(snapshot_of(version("Separate"))).splitlines(keepends=True)
     assert len(lines) == 47
     with pytest.raises(AttnshapeError, match="this isn't a valid snapshot"):
@@ -207,7 +207,7 @@ def test_text_after_the_data_is_refused() -> None:
             read_snapshot(text + more)
 
 
-def test_other_column_widths_and_line_endings_are_no_damage() -> None:
+def test_column_widths_and_line_endings_are_ignored() -> None:
     outline = snapshot_of(version("Separate"))
     text = write_snapshot(outline)
     head, separator, data = text.partition("data (")

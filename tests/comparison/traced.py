@@ -1,4 +1,4 @@
-"""Traces that the tests compare: of the modules in versions.py, and of edited copies of the examples."""
+"""Traces of the modules in versions.py and of edited copies of the examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnshape import Difference, Trace
 from tests.comparison import versions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-Shown = list[tuple[str, str, tuple[str, ...]]]
+ChangeRows = list[tuple[str, str, tuple[str, ...]]]
 
 
 @cache
@@ -22,11 +22,11 @@ def version(name: str, **how: object) -> Trace:
 
 
 def example(folder: Path, file: str, name: str, *edits: tuple[str, str], **how: object) -> Trace:
-    """Return the trace of an example's copy in which each text, which must be there, is another."""
+    """Return the trace of an example's copy with each text, which must be present, replaced."""
     source = (EXAMPLES / file).read_text()
     for text, other in edits:
         assert text in source
-        # a name is edited as a whole, `masked` without `masked_fill`
+        # names are replaced as whole words: `masked`, not `masked_fill`
         source = re.sub(rf"\b{text}\b", other, source) if text.isidentifier() else source.replace(text, other)
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,9 +34,9 @@ def example(folder: Path, file: str, name: str, *edits: tuple[str, str], **how: 
     return attnshape.trace(f"{path}:{name}", init="D, H", inputs={"x": "B L D"}, **how)  # type: ignore[arg-type]
 
 
-def shown(difference: Difference) -> Shown:
-    """Return each step that has something to show: how, its expression, and what differs of it or of its outputs."""
-    found: Shown = []
+def change_rows(difference: Difference) -> ChangeRows:
+    """Return each displayed step: added, removed or changed, its expression, and the changed facts."""
+    found: ChangeRows = []
     for change in difference.steps:
         if change.old is None and change.new is not None:
             found.append(("added", change.new.expression, ()))
@@ -48,7 +48,7 @@ def shown(difference: Difference) -> Shown:
     return found
 
 
-def mirrored(rows: Shown) -> Shown:
-    """Return what the comparison the other way round must show of what came and went."""
+def swapped_rows(rows: ChangeRows) -> ChangeRows:
+    """Return the added and removed steps that the reverse comparison must have."""
     other = {"added": "removed", "removed": "added"}
     return sorted((other[how], text, facts) for how, text, facts in rows if how in other)

@@ -1,4 +1,4 @@
-"""Versions of one attention, each with one thing changed."""
+"""Versions of one attention module, each with one change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Separate(nn.Module):
-    """Three projections; the others differ from this one."""
+    """Three projections; the other versions differ from this one."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Separate(nn.Module):
 
 
 class Renamed(nn.Module):
-    """Every variable and attribute under another name."""
+    """Every variable and attribute has another name."""
 
     def __init__(self, n_embd: int, n_head: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Renamed(nn.Module):
 
 
 class Masked(Separate):
-    """Three steps more: the mask is made, turned into booleans, and filled in."""
+    """Additional steps: the mask is created, converted to bool, and applied."""
 
     def forward(self, x: Tensor) -> Tensor:
         B, L, D = x.shape
@@ -67,7 +67,7 @@ class Masked(Separate):
 
 
 class Reshaped(Separate):
-    """One `reshape` for a `view`."""
+    """One `reshape` instead of a `view`."""
 
     def forward(self, x: Tensor) -> Tensor:
         B, L, D = x.shape
@@ -81,7 +81,7 @@ class Reshaped(Separate):
 
 
 class Fused(nn.Module):
-    """One projection for three."""
+    """One projection instead of three."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Fused(nn.Module):
 
 
 class Copied(Separate):
-    """The keys are copied behind the transposition, into other strides."""
+    """The keys are copied after the transposition, with other strides."""
 
     def forward(self, x: Tensor) -> Tensor:
         B, L, D = x.shape
@@ -116,7 +116,7 @@ class Copied(Separate):
 
 
 class Swapped(Separate):
-    """The keys' projection comes after the values'."""
+    """The projection of the keys follows that of the values."""
 
     def forward(self, x: Tensor) -> Tensor:
         B, L, D = x.shape

@@ -1,4 +1,4 @@
-"""The public face of the package."""
+"""The public names of the package."""
 
 import importlib.resources
 import inspect
@@ -12,19 +12,19 @@ NAMES = [
 ]
 
 
-def test_the_public_names_are_these() -> None:
+def test_public_names() -> None:
     assert attnshape.__all__ == NAMES
     assert set(NAMES) <= set(dir(attnshape))
     assert all(hasattr(attnshape, name) for name in NAMES)
     assert not hasattr(attnshape, "nothing")
 
 
-def test_no_module_hides_a_public_function() -> None:
-    """Importing a submodule binds its name in the package, over a function of that name."""
+def test_no_module_shadows_a_public_function() -> None:
+    """Importing a submodule binds its name in the package, and would shadow a function of that name."""
     assert {module.name for module in pkgutil.iter_modules(attnshape.__path__)}.isdisjoint(NAMES)
 
 
-def test_public_functions_are_documented_by_examples() -> None:
+def test_public_functions_have_docstrings_with_examples() -> None:
     for function in (attnshape.trace, attnshape.record, attnshape.check, attnshape.diff, attnshape.assert_shapes):
         assert function.__doc__ is not None
         assert ">>> " in function.__doc__
@@ -35,5 +35,5 @@ def test_public_functions_are_documented_by_examples() -> None:
         assert inspect.getdoc(public)
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_package_has_a_py_typed_marker() -> None:
     assert (importlib.resources.files("attnshape") / "py.typed").is_file()

@@ -1,4 +1,4 @@
-"""The shape of the code: import direction, what imports torch, the version."""
+"""The direction of imports, the modules that don't import torch, and the version."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_imports_run_one_way() -> None:
+def test_imports_follow_the_layers() -> None:
     linter = shutil.which("lint-imports", path=str(Path(sys.executable).parent))
     assert linter is not None
     done = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -32,12 +32,12 @@ def test_imports_run_one_way() -> None:
         *("comments.notation", "comments.grammar", "comments.annotations"),
     ],
 )
-def test_no_torch_is_imported_for(name: str) -> None:
+def test_module_does_not_import_torch(name: str) -> None:
     code = f"import sys, attnshape.{name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_version_is_that_of_the_package() -> None:
     from importlib.metadata import version
 
     import attnshape

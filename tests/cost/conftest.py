@@ -8,5 +8,5 @@ __all__ = ["attnshape", "default_trace", "folder", "root"]
 
 @pytest.fixture(scope="session")
 def default_trace() -> Measured:
-    """The trace whose memory every other one's is compared with."""
+    """The trace whose memory is the baseline."""
     return measured("trace")

@@ -1,4 +1,4 @@
-"""Requests by command line, and commands in a process of their own, whose memory is measured."""
+"""Requests by command line, and commands in a separate process, whose memory is measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(done.stdout + done.stderr)
 
 @dataclass(frozen=True)
 class Subject:
-    """A target at its sizes, ready to be estimated and to be run."""
+    """A target at its sizes, ready for an estimate and for a run."""
 
     target: Target
     sizes: Sizes
@@ -40,12 +40,12 @@ class Subject:
 
     def estimate(self, cuda: bool = False) -> PeakEstimate:
         runs = MeteredRuns(lambda numbers, meter: small_run(self.target, numbers, self.options, TimeLimit(), meter))
-        made = estimate_peak_memory(runs, self.sizes, cuda, self.options.grad)
-        assert made is not None
-        return made
+        estimate_ = estimate_peak_memory(runs, self.sizes, cuda, self.options.grad)
+        assert estimate_ is not None
+        return estimate_
 
     def log(self) -> MemoryLog:
-        """Return what a run at the sizes themselves allocates."""
+        """Return the allocations of a run at the given sizes."""
         with Meter() as meter:
             raw = small_run(self.target, self.sizes.numbers, self.options, TimeLimit(), meter)
         assert raw.failure is None, raw.failure
@@ -62,7 +62,7 @@ def subject_of(argv: list[str]) -> Subject:
 
 @dataclass(frozen=True)
 class Measured:
-    """A command in a process of its own: its status, its output, and the most bytes that were resident."""
+    """A command in a separate process: its status, its output, and its peak resident bytes."""
 
     status: int
     output: str
@@ -81,8 +81,8 @@ def measured(*argv: str) -> Measured:
 
 
 @contextmanager
-def written(folder: Path, text: str) -> Iterator[str]:
-    """Yield the path of a file with this text, whose module is forgotten afterwards."""
+def source_file(folder: Path, text: str) -> Iterator[str]:
+    """Yield the path of a file with this text, and drop its module afterwards."""
     path = folder / "subject.py"
     path.write_text(text)
     try:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from attnshape.cost import capacity
-from tests.cost.measuring import measured, subject_of, written
+from tests.cost.measuring import measured, source_file, subject_of
 from tests.sampling import sampled
 
 MIB = 2**20
@@ -38,7 +38,7 @@ def argv_of(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sampled(TARGETS, []))
-def test_on_meta_no_size_takes_memory(name, default_trace):
+def test_meta_device_needs_no_memory(name, default_trace):
     run = measured("trace", *argv_of(name), "--device", "meta", "--format", "json")
     assert run.status == 0, run.output[-500:]
     assert run.trace["complete"]
@@ -48,7 +48,7 @@ def test_on_meta_no_size_takes_memory(name, default_trace):
 @pytest.mark.parametrize(
     "name", sampled(["multi-head", "a case", "a mask in Python", "a described mask"], ["a mask in Python"])
 )
-def test_on_the_host_it_is_refused_before_anything_is_allocated(name, default_trace):
+def test_run_that_does_not_fit_is_refused_before_allocation(name, default_trace):
     run = measured("trace", *argv_of(name))
     assert run.status == 2
     assert re.search(
@@ -65,7 +65,7 @@ def bytes_in(text: str) -> float:
 
 @pytest.fixture
 def free(monkeypatch):
-    """Set how much is free."""
+    """Set the free memory."""
 
     def set_free(count: int) -> None:
         monkeypatch.setattr(capacity, "free_memory", lambda device: count)
@@ -73,7 +73,7 @@ def free(monkeypatch):
     return set_free
 
 
-def test_the_sum_adds_up_and_names_the_step(attnshape, root, free):
+def test_parts_add_up_and_the_step_is_named(attnshape, root, free):
     free(200 * MIB)
     done = attnshape("trace", "--length", "3000", "--d-model", "2048")
     assert done.status == 2
@@ -91,7 +91,7 @@ def test_the_sum_adds_up_and_names_the_step(attnshape, root, free):
     assert bytes_in(found["sum"]) == pytest.approx(parts, rel=0.08)
 
 
-def test_a_size_that_is_suggested_fits_and_a_little_more_does_not(attnshape, root, free):
+def test_suggested_size_fits_and_a_larger_one_does_not(attnshape, root, free):
     free(200 * MIB)
     done = attnshape("trace --length 3000")
     size = int(re.search(r"--length (\d+)", done.err.splitlines()[-1])[1])
@@ -100,7 +100,7 @@ def test_a_size_that_is_suggested_fits_and_a_little_more_does_not(attnshape, roo
     assert attnshape("trace", "--length", str(int(size * 1.15))).status == 2
 
 
-def test_the_width_is_suggested_as_the_user_gives_it(attnshape, free):
+def test_suggestion_uses_the_users_flag(attnshape, free):
     free(100 * MIB)
     done = attnshape("trace --length 1 --batch 1 --d-model 8192")
     size = int(re.search(r"--d-model (\d+)", done.err)[1])
@@ -114,7 +114,7 @@ def test_the_width_is_suggested_as_the_user_gives_it(attnshape, free):
     assert "--dim T=" in own.err
 
 
-def test_an_estimate_says_so(attnshape, tmp_path, free):
+def test_estimate_is_marked_as_such(attnshape, tmp_path, free):
     free(5 * MIB)
     text = """
 import torch
@@ -122,7 +122,7 @@ def attend(query, key):
     assert query.shape[1] >= 600, "too short"
     return query @ key.mT
 """
-    with written(tmp_path, text) as file:
+    with source_file(tmp_path, text) as file:
         arguments = ("--input", "query: B L Dk", "--input", "key: B L Dk", "--length", "9000")
         done = attnshape("trace", f"{file}:attend", *arguments)
     assert done.status == 2
@@ -130,7 +130,7 @@ def attend(query, key):
     assert "an estimate" in done.err
 
 
-def test_while_it_is_being_built(attnshape, tmp_path, free):
+def test_peak_while_the_target_is_built(attnshape, tmp_path, free):
     text = """
 import torch
 class Table(torch.nn.Module):
@@ -140,7 +140,7 @@ class Table(torch.nn.Module):
     def forward(self, x):
         return x @ x.mT
 """
-    with written(tmp_path, text) as file:
+    with source_file(tmp_path, text) as file:
         arguments = ("--init", "L", "--input", "x: B L Dk", "--length", "20000", "--batch", "1", "--d-head", "3")
         subject = subject_of([f"{file}:Table", *arguments])
         # ones and tril take four bytes each, then bool one
@@ -151,12 +151,12 @@ class Table(torch.nn.Module):
     assert "while the target is built" in done.err
 
 
-def test_building_on_the_host_for_cuda_counts_there(root):
+def test_host_memory_for_building_on_cuda(root):
     estimate = subject_of(["multi-head", "--length", "1", "--batch", "1", "--d-model", "4096"]).estimate(cuda=True)
     assert estimate.bytes_on_host == pytest.approx(16 * 4096 * 4096, rel=0.01)
 
 
-def test_blocks_on_cuda_are_rounded_up(root):
+def test_cuda_blocks_are_rounded_up(root):
     subject = subject_of(["multi-head", "--length", "701", "--d-model", "504"])
     here, there = subject.estimate().peak(), subject.estimate(cuda=True).peak()
     assert here.bytes < there.bytes < here.bytes + 40 * 512

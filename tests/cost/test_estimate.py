@@ -1,11 +1,11 @@
-"""The peak memory estimated from small runs is the peak that the allocator and the system measure."""
+"""The peak memory estimated from small runs matches the peak that the allocator and the system measure."""
 
 import json
 
 import pytest
 
 from attnshape.targets.builtin.registry import CATALOG
-from tests.cost.measuring import ROOT, measured, subject_of, written
+from tests.cost.measuring import ROOT, measured, source_file, subject_of
 from tests.sampling import sampled
 
 EXAMPLES = {
@@ -15,8 +15,8 @@ EXAMPLES = {
 ONE_LENGTH = ["--batch", "2", "--length", "400"]
 TWO_LENGTHS = ["--batch", "2", "--queries", "300", "--keys", "400"]
 SELF = ("average", "single-head", "dot-product")
-DOUBTFUL = ("sdpa", "multi-head-concat")
-"""Fused attention works in memory of its processor's; the loop over heads takes long to see through."""
+NOT_VERIFIED = ("sdpa", "multi-head-concat")
+"""Fused attention needs scratch memory that depends on the processor; the loop over heads takes long to fold."""
 
 
 def lines() -> dict[str, list[str]]:
@@ -42,35 +42,35 @@ QUICK = ["multi-head", "additive", "fused_qkv", "torch_multihead", "own_dims", "
 
 @pytest.fixture(autouse=True)
 def _here(root):
-    """The examples are named from the project's own folder."""
+    """Run in the project's folder, to which the examples' paths are relative."""
 
 
 @pytest.mark.parametrize("name", sampled(LINES, QUICK))
-def test_the_estimate_is_what_the_allocator_measures(name):
+def test_estimate_matches_the_allocator(name):
     subject = subject_of(LINES[name])
     estimate = subject.estimate()
     peak = estimate.peak()
     assert peak.bytes == pytest.approx(subject.log().peak, rel=0.05)
-    assert peak.known == "verified" or name in DOUBTFUL
+    assert peak.known == "verified" or name in NOT_VERIFIED
 
 
 @pytest.mark.parametrize(
     "name",
     sampled(["masked", "dropout", "fused_qkv", "own_function", "einsum_style", "torch_multihead"], ["fused_qkv"]),
 )
-def test_what_gradients_need_counts(name):
-    plain, kept = subject_of(LINES[name]), subject_of([*LINES[name], "--grad"])
-    peak = kept.estimate().peak()
-    assert peak.bytes == pytest.approx(kept.log().peak, rel=0.05)
+def test_memory_for_gradients_is_included(name):
+    plain, with_grad = subject_of(LINES[name]), subject_of([*LINES[name], "--grad"])
+    peak = with_grad.estimate().peak()
+    assert peak.bytes == pytest.approx(with_grad.log().peak, rel=0.05)
     assert peak.bytes > plain.estimate().peak().bytes
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", sampled(["multi-head", "fused_qkv"], ["multi-head"]))
-def test_the_dtype_counts(name, dtype):
+def test_dtype_is_taken_into_account(name, dtype):
     subject = subject_of([*LINES[name], "--dtype", dtype])
     peak = subject.estimate().peak()
-    # some processors' kernels for 16-bit numbers allocate memory of their own, which makes it an estimate
+    # some processors' 16-bit kernels allocate scratch memory, so that the peak is only an estimate
     assert peak.known == "verified" or dtype in ("bfloat16", "float16")
     assert peak.bytes == pytest.approx(subject.log().peak, rel=0.05 if peak.known == "verified" else 0.1)
 
@@ -84,14 +84,14 @@ def test_the_dtype_counts(name, dtype):
         "trace --length 1000 --batch 4 --grad --format json",
     ],
 )
-def test_the_estimate_is_what_the_process_takes(argv, default_trace):
-    """The system's own figure: how much more was resident than in the default trace."""
+def test_estimate_matches_the_resident_memory(argv, default_trace):
+    """Compare with the resident memory that the system reports, above that of the default trace."""
     run = measured(*argv.split())
     assert run.trace["peak"]["known"] == "verified"
     assert run.resident - default_trace.resident == pytest.approx(run.trace["peak"]["bytes"], rel=0.05)
 
 
-def test_the_formula_the_step_and_the_parts():
+def test_formula_step_and_parts_of_the_peak():
     estimate = subject_of(["multi-head", "--length", "2000", "--d-model", "1024"]).estimate()
     peak = estimate.peak()
     B, H, L, D = 2, 8, 2000, 1024
@@ -101,8 +101,8 @@ def test_the_formula_the_step_and_the_parts():
     assert peak.step == 19
 
 
-def test_no_more_runs_than_are_needed_for_the_table(attnshape):
-    """Below a certain size nothing is foretold: the default trace takes no longer."""
+def test_small_trace_has_no_estimate(attnshape):
+    """Small runs get no estimate, so that the default trace takes no longer."""
     assert "peak" not in attnshape("trace --format json").trace
     assert attnshape("trace --format json --length 3000 --device meta").trace["peak"]["known"] == "verified"
 
@@ -118,8 +118,8 @@ def attend(query, key):
 
 
 @pytest.mark.slow
-def test_other_steps_than_at_small_sizes_make_it_an_estimate(attnshape, tmp_path):
-    with written(tmp_path, BRANCH) as file:
+def test_branch_on_a_size_makes_the_peak_an_estimate(attnshape, tmp_path):
+    with source_file(tmp_path, BRANCH) as file:
         trace = attnshape(
             "trace", f"{file}:attend", "--input", "query: B L Dk", "--input", "key: B L Dk", "--length", "3000",
             "--device", "meta", "--format", "json",
@@ -141,8 +141,8 @@ class Odd(torch.nn.Module):
 """
 
 
-def test_where_no_small_run_gets_through_no_peak_is_shown(attnshape, tmp_path):
-    with written(tmp_path, ODD) as file:
+def test_failing_small_runs_give_no_peak(attnshape, tmp_path):
+    with source_file(tmp_path, ODD) as file:
         done = attnshape(
             "trace", f"{file}:Odd", "--init", "D", "--input", "x: B L D", "--length", "1500", "--format", "json"
         )
@@ -162,8 +162,8 @@ class Heads(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_a_loop_over_heads_is_foretold_at_its_own_number_of_turns(tmp_path):
-    with written(tmp_path, HEADS) as file:
+def test_loop_over_heads_is_estimated_at_its_number_of_iterations(tmp_path):
+    with source_file(tmp_path, HEADS) as file:
         subject = subject_of(
             [f"{file}:Heads", "--init", "H, D", "--input", "x: B L D", "--heads", "24", "--length", "900",
              "--d-model", "192"]
@@ -172,14 +172,14 @@ def test_a_loop_over_heads_is_foretold_at_its_own_number_of_turns(tmp_path):
         assert peak.bytes == pytest.approx(subject.log().peak, rel=0.05)
 
 
-def test_what_is_profiled_by_the_code_itself_is_run_all_the_same(attnshape, tmp_path):
+def test_code_that_uses_the_profiler_still_runs(attnshape, tmp_path):
     text = """
 import torch
 def attend(query, key):
     with torch.autograd.profiler.profile():
         return query @ key.mT
 """
-    with written(tmp_path, text) as file:
+    with source_file(tmp_path, text) as file:
         done = attnshape(
             "trace", f"{file}:attend", "--input", "query: B L Dk", "--input", "key: B L Dk", "--length", "1500",
             "--format", "json",

@@ -12,16 +12,16 @@ def steps(count: int) -> list[RawStep]:
     return [RawStep("torch.add", None, [], [], None, order=order) for order in range(1, count + 1)]
 
 
-def test_blocks_are_counted_between_the_steps_that_take_and_give_them_back():
+def test_blocks_are_counted_between_allocating_and_freeing_steps():
     with Meter() as meter:
-        held = torch.empty(100)
-        meter.built([held, held[:50]], [])
+        weight = torch.empty(100)
+        meter.built([weight, weight[:50]], [])
         first = torch.empty(10, dtype=torch.float64)
         meter.stepped()
         del first
         second = torch.empty(3, dtype=torch.int8)
         meter.stepped()
-        del held
+        del weight
     log = meter.log(steps(2))
     assert log is not None
     assert log.building == (400,)
@@ -30,12 +30,12 @@ def test_blocks_are_counted_between_the_steps_that_take_and_give_them_back():
     assert second.numel() == 3
 
 
-def test_what_a_step_took_that_is_no_longer_there_counts_to_the_next():
+def test_allocations_of_a_missing_step_count_towards_the_next():
     with Meter() as meter:
         meter.built([], [])
-        kept = []
+        blocks = []
         for count in (5, 10, 15):
-            kept.append(torch.empty(count))
+            blocks.append(torch.empty(count))
             meter.stepped()
     first, _, third = steps(3)
     composite = RawStep("torch.nn.functional.normalize", None, [], [], None)
@@ -45,7 +45,7 @@ def test_what_a_step_took_that_is_no_longer_there_counts_to_the_next():
     assert log.running == ((20,), (40, 60), ())
 
 
-def test_hidden_copies_inside_a_kernel_are_seen():
+def test_copies_inside_a_kernel_are_counted():
     rows, others = torch.randn(2, 3, 50, 7).transpose(1, 2), torch.randn(2, 50, 7, 3)
     with Meter() as meter:
         meter.built([], [])
@@ -56,7 +56,7 @@ def test_hidden_copies_inside_a_kernel_are_seen():
     assert 2 * 3 * 50 * 7 * 4 in log.running[0]
 
 
-def test_other_numbers_of_steps_than_marks_give_no_log():
+def test_mismatched_step_count_gives_no_log():
     with Meter() as meter:
         meter.built([], [])
         meter.stepped()
@@ -64,13 +64,13 @@ def test_other_numbers_of_steps_than_marks_give_no_log():
     assert meter.log(steps(2)) is None
 
 
-def test_a_target_that_was_never_built_gives_no_log():
+def test_target_that_was_never_built_gives_no_log():
     with Meter() as meter:
         torch.empty(3)
     assert meter.log(steps(0)) is None
 
 
-def test_blocks_from_before_leave_nothing_on_standard_error(capfd):
+def test_earlier_blocks_print_nothing_to_stderr(capfd):
     for _ in range(3):
         older = [torch.empty(5) for _ in range(4)]
         with Meter():
@@ -78,7 +78,7 @@ def test_blocks_from_before_leave_nothing_on_standard_error(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_where_a_profile_is_being_taken_nothing_is_measured():
+def test_nested_meter_measures_nothing():
     with Meter() as outer:
         with Meter() as inner:
             torch.empty(3)
@@ -88,7 +88,7 @@ def test_where_a_profile_is_being_taken_nothing_is_measured():
     assert outer.log(steps(0)) is not None
 
 
-def test_garbage_is_collected_again_afterwards():
+def test_garbage_collection_is_enabled_again():
     assert gc.isenabled()
     with Meter():
         assert not gc.isenabled()

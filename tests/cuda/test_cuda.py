@@ -1,4 +1,4 @@
-"""On CUDA the catalog and the examples give the same table as on the CPU, but for the device and its strides."""
+"""On CUDA the catalog and the examples have the same table as on the CPU, except for the device and its strides."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def described(tensor: TensorRecord) -> tuple[object, ...]:
 
 
 def described_trace(trace: Trace) -> list[object]:
-    """Return what must be the same on both devices."""
+    """Return the facts that must be the same on both devices."""
     steps = [
         (s.expression, s.operation, s.role, s.module, [(o.name, described(o.tensor)) for o in s.outputs])
         for s in trace.steps
@@ -43,7 +43,7 @@ def described_trace(trace: Trace) -> list[object]:
     ids=[*CATALOG, *EXAMPLES],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_table_is_that_of_the_cpu(request_: TargetSpec, dtype: str) -> None:
+def test_table_on_cuda_equals_the_table_on_the_cpu(request_: TargetSpec, dtype: str) -> None:
     on_cpu = trace_request(request_, RunOptions(dtype=dtype))
     on_cuda = trace_request(request_, RunOptions(device="cuda", dtype=dtype))
     assert described_trace(on_cuda) == described_trace(on_cpu)
@@ -59,11 +59,11 @@ LARGE = {
     for name, argv in LINES.items()
     if name not in ("decoding", "weights alone", "dropout")
 }
-"""Lines whose peak is far above what cuBLAS works in; CUDA's dropout keeps a mask where the CPU's keeps numbers."""
+"""Commands whose peak is far above cuBLAS's workspace, without dropout, whose saved mask is smaller on CUDA."""
 
 
 def measured_peak(argv: list[str]) -> int:
-    """Return the most bytes that a run took on the device, above what cuBLAS keeps there."""
+    """Return the peak memory of a run on the device, without cuBLAS's workspace."""
     subject = subject_of([*argv, "--device", "cuda"])
     small = torch.ones(64, 64, device="cuda", dtype=torch_dtype(subject.options))
     torch.nn.functional.linear(small @ small, small, small[0])
@@ -78,13 +78,13 @@ def measured_peak(argv: list[str]) -> int:
 
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
 @pytest.mark.parametrize("name", LARGE)
-def test_the_peak_is_within_a_twentieth_of_the_estimate(name: str, grad: bool) -> None:
+def test_peak_is_within_five_percent_of_the_estimate(name: str, grad: bool) -> None:
     argv = [*LARGE[name], *["--grad"] * grad]
     estimate = subject_of(argv).estimate(cuda=True)
     assert measured_peak(argv) == pytest.approx(estimate.peak().bytes, rel=0.05)
 
 
-def test_a_device_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_device_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     from attnshape.cli.app import run
 
     assert run(["trace", "--device", f"cuda:{torch.cuda.device_count()}"]) == 2

@@ -21,22 +21,22 @@ class Failing:
     inputs: tuple[str, ...]
     explanation: str | None
     operands: dict[str, str]
-    """Each operand's name and its signature, with the axes that disagree in brackets: `B H Lq [Dk]`."""
+    """Each operand's name and its signature, with the mismatched axes in brackets: `B H Lq [Dk]`."""
     hint: str | None = None
     replaces: str = ""
     """The text that the hint replaces in the failing line."""
     others: bool = False
-    """Whether torch passes tensors of its own besides these operands."""
+    """Whether torch passes additional tensors besides these operands."""
     target: str = "f"
     init: str | None = None
     options: tuple[str, ...] = ()
     error: str = "RuntimeError"
 
     def arguments(self, file: Path) -> list[str]:
-        """The command line, without the format."""
+        """The command line without `--format`."""
         words = ["trace", f"{file.name}:{self.target}", *self.options]
         words += ["--init", self.init] if self.init is not None else []
-        return words + [word for one in self.inputs for word in ("--input", one)]
+        return words + [word for text in self.inputs for word in ("--input", text)]
 
     def text(self) -> str:
         """The whole file."""
@@ -59,7 +59,7 @@ def check(case: Failing, attnshape: Attnshape, folder: Path) -> None:
     assert failure["source"]["file"] == "model.py"
     assert failure["error"].startswith(case.error)
     assert failure["explanation"] == case.explanation
-    operands = {one["name"]: marked(one) for one in failure["operands"]}
+    operands = {operand["name"]: marked(operand) for operand in failure["operands"]}
     assert operands.items() >= case.operands.items()
     assert case.others or operands == case.operands
     assert failure["hint"] == case.hint
@@ -68,7 +68,7 @@ def check(case: Failing, attnshape: Attnshape, folder: Path) -> None:
 
 
 def marked(operand: dict) -> str:
-    """An operand's signature with the axes that disagree in brackets."""
+    """Return an operand's signature with the mismatched axes in brackets."""
     wrong = operand.get("disagree", [])
     axes = [axis["expression"] for axis in operand["tensor"]["axes"]]
     return " ".join(f"[{text}]" if place in wrong else text for place, text in enumerate(axes))

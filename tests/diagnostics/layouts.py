@@ -1,4 +1,4 @@
-"""Views, splits, joins and copies that fail."""
+"""Failures of views, splits, concatenations and copies."""
 
 from tests.diagnostics.failing_case import Failing
 

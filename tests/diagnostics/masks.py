@@ -1,4 +1,4 @@
-"""Masks and other operands that don't broadcast."""
+"""Failures of masks and other operands that don't broadcast."""
 
 from tests.diagnostics.failing_case import Failing
 

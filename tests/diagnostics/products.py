@@ -1,4 +1,4 @@
-"""Products that fail."""
+"""Failures of products."""
 
 from tests.diagnostics.failing_case import Failing
 

@@ -1,4 +1,4 @@
-"""Each kind of failure: the line, the operands by name, the axes that disagree, and a hint that works."""
+"""Each kind of failure: the line, the operands by name, the mismatched axes, and a hint that works."""
 
 from __future__ import annotations
 

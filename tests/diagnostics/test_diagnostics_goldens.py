@@ -42,5 +42,5 @@ def test_golden(name: str, form: str, attnshape: Attnshape, folder: Path, monkey
     assert_golden(golden, text)
 
 
-def test_no_golden_is_left_over() -> None:
+def test_every_golden_is_used() -> None:
     assert {path.stem for path in GOLDENS.glob("*.txt")} == {f"{name}_{form}" for name in CASES for form in FORMS}

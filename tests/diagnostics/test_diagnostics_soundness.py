@@ -42,30 +42,30 @@ def transposed_key(context: FailureContext, rank: int = 0) -> Fix:
     return found
 
 
-def test_a_fix_that_works_is_a_hint():
+def test_working_fix_is_a_hint():
     context = context_of_call(matmul, QUERY, KEY)
     assert find_hint(context, [transposed_key(context)]) == "key.mT makes it B H Lq Lk (tried)"
 
 
-def test_a_fix_that_fails_is_no_hint():
+def test_failing_fix_is_not_a_hint():
     context = context_of_call(matmul, QUERY, KEY)
     (flattened,) = change_operand(context.operands[1], ".flatten()", lambda tensor, _: tensor.flatten())
     assert find_hint(context, [flattened]) is None
 
 
-def test_two_equally_usual_fixes_are_no_hint():
+def test_two_equally_common_fixes_give_no_hint():
     context = context_of_call(matmul, QUERY, KEY)
     assert find_hint(context, [transposed_key(context), transposed_key(context)]) is None
     assert find_hint(context, [transposed_key(context, rank=1), transposed_key(context)]) is not None
 
 
-def test_a_fix_with_an_implausible_result_is_no_hint():
+def test_fix_with_an_implausible_result_is_not_a_hint():
     context = context_of_call(matmul, QUERY, KEY)
     refused = replace(transposed_key(context), accepts=lambda shape, operands: shape == operands[0])
     assert find_hint(context, [refused]) is None
 
 
-def test_a_call_that_succeeds_on_placeholders_has_no_hint():
+def test_call_that_succeeds_on_placeholders_has_no_hint():
     def picks(query: Tensor, index: Tensor) -> Tensor:
         return query[index]
 
@@ -74,7 +74,7 @@ def test_a_call_that_succeeds_on_placeholders_has_no_hint():
     assert find_hint(context, [changed]) is None
 
 
-def test_trying_leaves_the_random_state_unchanged():
+def test_trying_fixes_keeps_the_random_state():
     context = context_of_call(matmul, QUERY, KEY)
     (noisy,) = change_operand(context.operands[1], ".mT", lambda tensor, _: torch.rand_like(tensor).mT)
     torch.manual_seed(3)
@@ -84,7 +84,7 @@ def test_trying_leaves_the_random_state_unchanged():
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_trying_allocates_nothing_at_large_sizes():
+def test_trying_fixes_allocates_no_memory():
     query = torch.empty(1, 8, 200_000, 64, device="meta")
     context = context_of_call(matmul, query, query)
     before = _resident()
@@ -96,7 +96,7 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_no_tensor_outlives_the_run():
+def test_no_tensor_is_kept_alive_by_a_diagnosis():
     kept: list[weakref.ref[Tensor]] = []
 
     def fails(query: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def test_no_tensor_outlives_the_run():
     assert kept[0]() is None
 
 
-def test_no_tensor_outlives_the_codes_own_exception():
+def test_no_tensor_is_kept_alive_by_an_exception():
     kept: list[weakref.ref[Tensor]] = []
 
     def fails(query: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def test_no_tensor_outlives_the_codes_own_exception():
     assert kept[0]() is None
 
 
-def test_reading_the_failed_line_runs_no_code(attnshape: Attnshape, folder: Path):
+def test_reading_the_failed_line_executes_no_code(attnshape: Attnshape, folder: Path):
     case = Failing(
         """
         class Attention(nn.Module):
@@ -151,7 +151,7 @@ def test_reading_the_failed_line_runs_no_code(attnshape: Attnshape, folder: Path
     assert "width" not in made.trace["failure"]["explanation"]
 
 
-def test_a_broken_diagnosis_leaves_the_librarys_message(
+def test_broken_diagnosis_keeps_the_librarys_message(
     attnshape: Attnshape, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def broken(_: FailureContext) -> None:
@@ -164,7 +164,7 @@ def test_a_broken_diagnosis_leaves_the_librarys_message(
     assert [one["name"] for one in failure["operands"]] == ["query", "key"]
 
 
-def test_operands_that_no_step_made_are_proved_by_the_small_runs(attnshape: Attnshape, folder: Path):
+def test_operands_without_a_step_are_verified_by_small_runs(attnshape: Attnshape, folder: Path):
     failure = traced_as(PRODUCTS["linear_of_another_width"], "json", attnshape, folder).trace["failure"]
     weight = next(one for one in failure["operands"] if one["name"] == "Wo.weight")
     assert marked(weight) == "D [D]"
@@ -172,7 +172,7 @@ def test_operands_that_no_step_made_are_proved_by_the_small_runs(attnshape: Attn
     assert weight["tensor"]["strides"] == ["D", "1"]
 
 
-def test_sizes_are_only_matched_where_the_small_runs_do_not_fail(attnshape: Attnshape, folder: Path):
+def test_sizes_are_only_matched_if_the_small_runs_succeed(attnshape: Attnshape, folder: Path):
     case = Failing(
         """
         class Attention(nn.Module):
@@ -194,8 +194,8 @@ def test_sizes_are_only_matched_where_the_small_runs_do_not_fail(attnshape: Attn
     assert failure["hint"] is None
 
 
-def test_a_fix_that_only_fits_by_coincidence_is_no_hint(attnshape: Attnshape, folder: Path):
-    # at these sizes the transposed operand fits, at others it doesn't
+def test_fix_that_fits_only_at_these_sizes_is_not_a_hint(attnshape: Attnshape, folder: Path):
+    # the transposed operand fits at these sizes, but not at others
     case = Failing(
         """
         def f(weights, value):
@@ -215,7 +215,7 @@ HOSTILE = "[bold red]x[/] | `a` <script> \\x1b[31m \\u202e \\n## h"
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
-def test_errors_are_shown_as_text(form: str, attnshape: Attnshape, folder: Path):
+def test_error_messages_are_escaped(form: str, attnshape: Attnshape, folder: Path):
     case = Failing(
         f"""
         def f(x):
@@ -235,7 +235,7 @@ def test_errors_are_shown_as_text(form: str, attnshape: Attnshape, folder: Path)
         assert not found & {"html_inline", "html_block", "heading_open"}
 
 
-def test_names_with_backticks_and_pipes_are_text(attnshape: Attnshape, folder: Path):
+def test_names_with_backticks_and_pipes_are_escaped(attnshape: Attnshape, folder: Path):
     case = Failing(
         """
         def f(x):

@@ -1,4 +1,4 @@
-"""Dtypes, devices, axes and indices that fail, layers of another width, and plain Python."""
+"""Failures of dtypes, devices, axes and indices, of layers of another width, and in plain Python."""
 
 from tests.diagnostics.failing_case import Failing
 

@@ -1,4 +1,4 @@
-"""Axis expressions evaluate as Python does, and everything else is refused."""
+"""Axis expressions evaluate as in Python, and all other text is refused."""
 
 import ast
 
@@ -24,7 +24,7 @@ expressions = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(text=expressions, sizes=st.fixed_dictionaries({name: st.integers(1, 1000) for name in SIZES}))
-def test_evaluates_as_python_does(text, sizes):
+def test_expression_evaluates_as_in_python(text, sizes):
     try:
         expected = eval(text, {"__builtins__": {}}, dict(sizes))
     except ZeroDivisionError:
@@ -36,7 +36,7 @@ def test_evaluates_as_python_does(text, sizes):
 
 @settings(max_examples=200, deadline=None)
 @given(text=expressions)
-def test_symbols_are_each_name_once(text):
+def test_symbols_are_unique(text):
     names = [node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)]
     symbols = parse_expression(text).symbols
     assert set(symbols) == set(names)
@@ -76,7 +76,7 @@ def test_any_text_parses_or_is_refused(text):
         (" L ", 10),
     ],
 )
-def test_by_hand(text, expected):
+def test_expression_values(text, expected):
     assert parse_expression(text).evaluate(SIZES) == expected
     assert parse_expression(text).text == text.strip()
 
@@ -89,7 +89,7 @@ def test_by_hand(text, expected):
         *("L" * 201, "(" * 150 + "L" + ")" * 150, "__import__('os')", "1j", "1e3", "L@B", "L|B", "L\nB", "{L}"),
     ],
 )
-def test_what_is_none(text):
+def test_invalid_expression_is_refused(text):
     with pytest.raises(AttnshapeError) as caught:
         parse_expression(text)
     assert "isn't an axis expression" in caught.value.message
@@ -97,6 +97,6 @@ def test_what_is_none(text):
     assert len(caught.value.message) < 200
 
 
-def test_a_symbol_without_a_number():
+def test_symbol_without_a_size():
     with pytest.raises(KeyError):
         parse_expression("L*T").evaluate(SIZES)

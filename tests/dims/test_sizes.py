@@ -1,4 +1,4 @@
-"""The sizes of a run: those derived from the given ones, and contradictions between them."""
+"""The sizes of a run: derived sizes and contradictions."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from attnshape.dims.symbols import ORDER, SYMBOLS, SYMBOLS_BY_NAME
 from attnshape.errors import AttnshapeError
 from attnshape.options.spec import parse_dims
 
-LETTERS = [symbol.name for symbol in SYMBOLS]
+SYMBOL_NAMES = [symbol.name for symbol in SYMBOLS]
 
 
 def numbers(used, own=(), **given):
@@ -38,7 +38,7 @@ def numbers(used, own=(), **given):
         ("Hkv", {"H": 7}, {"H": 7, "Hkv": 1, "G": 7}),
     ],
 )
-def test_what_follows(used, given_, expected):
+def test_derived_sizes(used, given_, expected):
     assert numbers(used.split(), **given_) == expected
 
 
@@ -50,11 +50,11 @@ def test_default_sizes_are_distinct():
 
 @settings(max_examples=300, deadline=None)
 @given(
-    used=st.sets(st.sampled_from(LETTERS), min_size=1),
-    given_=st.dictionaries(st.sampled_from(LETTERS), st.integers(1, 64), max_size=5),
+    used=st.sets(st.sampled_from(SYMBOL_NAMES), min_size=1),
+    given_=st.dictionaries(st.sampled_from(SYMBOL_NAMES), st.integers(1, 64), max_size=5),
     other=st.lists(st.integers(1, 30), min_size=12, max_size=12),
 )
-def test_every_relation_holds_or_it_is_refused(used, given_, other):
+def test_relations_hold_or_sizes_are_refused(used, given_, other):
     try:
         sizes = resolve(used, given_)
     except AttnshapeError as error:
@@ -63,28 +63,28 @@ def test_every_relation_holds_or_it_is_refused(used, given_, other):
         return
     found = sizes.numbers
     assert used <= found.keys()
-    assert all(found[letter] == size for letter, size in given_.items())
+    assert all(found[name] == size for name, size in given_.items())
     assert all(size >= 1 for size in found.values())
     if {"H", "Hkv", "G"} <= found.keys():
         assert found["H"] == found["Hkv"] * found["G"]
-    for letter, record in sizes.records.items():
-        assert record.origin == "given" if letter in given_ else record.origin in {"default", "derived"}
+    for name, record in sizes.records.items():
+        assert record.origin == "given" if name in given_ else record.origin in {"default", "derived"}
     if "D" in sizes.follows:
         assert found["D"] == found["H"] * found["Dk"]
     assert list(found) == sorted(found, key=ORDER.__getitem__)
-    # what can be chosen freely, and what follows, are all there is
+    # every size is independent, derived or a label
     assert {*sizes.independent, *sizes.follows, *sizes.labels} == set(found)
-    assert sizes.at({letter: found[letter] for letter in sizes.independent}) == found
+    assert sizes.at({name: found[name] for name in sizes.independent}) == found
     chosen = dict(zip(sizes.independent, other, strict=False))
     elsewhere = sizes.at(chosen)
-    assert all(elsewhere[letter] == size for letter, size in chosen.items())
-    for letter, expression in sizes.follows.items():
-        assert elsewhere[letter] == eval(expression.text, {}, dict(elsewhere))
+    assert all(elsewhere[name] == size for name, size in chosen.items())
+    for name, expression in sizes.follows.items():
+        assert elsewhere[name] == eval(expression.text, {}, dict(elsewhere))
 
 
 @settings(max_examples=100, deadline=None)
 @given(width=st.integers(1, 400), heads=st.integers(1, 40))
-def test_heads_divide_the_width_or_it_is_refused(width, heads):
+def test_heads_divide_the_width_or_sizes_are_refused(width, heads):
     if width % heads:
         with pytest.raises(AttnshapeError, match="contradict"):
             numbers({"H", "D", "Dk"}, D=width, H=heads)
@@ -108,7 +108,7 @@ def test_contradictions_show_the_arithmetic(used, given_, words):
     assert caught.value.hint
 
 
-def test_a_size_that_nothing_depends_on_is_a_label():
+def test_unused_size_is_a_label():
     sizes = resolve({"B"}, {"B": 3, "L": 7})
     assert sizes.labels == {"L"}
     assert sizes.independent == ("B",)
@@ -125,7 +125,7 @@ def test_a_size_that_nothing_depends_on_is_a_label():
         (["T = 10"], {"T": 10}),
     ],
 )
-def test_the_authors_own_letters(own, expected):
+def test_custom_size_symbols(own, expected):
     found = numbers([], own)
     assert found == expected
     sizes = resolve([], parse_dims(own))
@@ -135,17 +135,17 @@ def test_the_authors_own_letters(own, expected):
 
 
 @pytest.mark.parametrize("text", ["T", "T=", "=3", "2T=3", "T-1=3", "a b=3"])
-def test_letters_that_are_none(text):
+def test_invalid_dim_definition_is_refused(text):
     with pytest.raises(AttnshapeError, match="isn't NAME=EXPR"):
         parse_dims([text])
 
 
-@pytest.mark.parametrize("letter", LETTERS)
-def test_a_letter_of_the_vocabulary_has_its_flag(letter):
+@pytest.mark.parametrize("symbol", SYMBOL_NAMES)
+def test_built_in_symbol_is_refused_with_its_flag(symbol):
     with pytest.raises(AttnshapeError) as caught:
-        parse_dims([f"{letter}=3"])
-    assert caught.value.hint == f"give it as {letter}=3"
-    assert caught.value.written_in(flag_syntax).hint == f"give it as {SYMBOLS_BY_NAME[letter].flag} 3"
+        parse_dims([f"{symbol}=3"])
+    assert caught.value.hint == f"give it as {symbol}=3"
+    assert caught.value.written_in(flag_syntax).hint == f"give it as {SYMBOLS_BY_NAME[symbol].flag} 3"
 
 
 @pytest.mark.parametrize(
@@ -159,49 +159,49 @@ def test_a_letter_of_the_vocabulary_has_its_flag(letter):
         (["a=3//0"], "divides by zero"),
     ],
 )
-def test_letters_that_come_to_nothing(own, words):
+def test_invalid_custom_symbols(own, words):
     with pytest.raises(AttnshapeError) as caught:
         resolve([], parse_dims(own))
     assert words in caught.value.message
     assert caught.value.hint
 
 
-def test_an_unknown_symbol():
+def test_unknown_symbol():
     with pytest.raises(AttnshapeError, match="T isn't a size symbol") as caught:
         resolve({"T"}, {})
     assert "T=4" in caught.value.hint
 
 
 @pytest.mark.parametrize("size", ["", "4", "x", 1.5, 2e3, None, True, [4]])
-def test_sizes_that_are_no_integers(size):
+def test_non_integer_sizes_are_refused(size):
     with pytest.raises(AttnshapeError, match="expected a whole number") as caught:
         check_size("B", size)
     assert caught.value.hint == "for example B=4"
 
 
 @pytest.mark.parametrize("size", [0, -1, -(10**30), -(16**4000)], ids=("0", "-1", "large", "huge"))
-def test_sizes_below_one(size):
+def test_sizes_below_one_are_refused(size):
     with pytest.raises(AttnshapeError, match="expected at least 1"):
         check_size("B", size)
 
 
 @pytest.mark.parametrize("size", [LARGEST + 1, 10**30, 16**4000], ids=("next", "large", "huge"))
-def test_sizes_beyond_any_tensors(size):
+def test_too_large_sizes_are_refused(size):
     with pytest.raises(AttnshapeError, match="more than any tensor's axis"):
         check_size("B", size)
 
 
-def test_sizes_that_a_tensor_can_have():
+def test_largest_size_is_accepted():
     assert check_size("B", LARGEST) == LARGEST
     assert check_size("B", np.int64(4)) == 4
 
 
-def test_a_width_that_follows_is_no_larger_than_can_be():
+def test_too_large_derived_width_is_refused():
     with pytest.raises(AttnshapeError, match="more than any tensor's axis"):
         resolve({"H", "Dk"}, {"H": 2**30, "Dk": 2**30})
 
 
-def test_key_value_heads_alone_follow_from_nothing():
+def test_key_value_heads_alone_derive_nothing():
     sizes = resolve({"B", "Hkv", "L", "Dk"}, {"Hkv": 3})
     assert "H" not in sizes.records
     assert "G" not in sizes.records

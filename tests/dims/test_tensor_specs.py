@@ -1,4 +1,4 @@
-"""Parsing of the descriptions that `--input` and `--expect` take."""
+"""Parsing of the tensor descriptions of `--input` and `--expect`."""
 
 import pytest
 from hypothesis import given
@@ -31,14 +31,14 @@ def parse(text: str) -> TensorSpec:
         ("x: floats B", "x", "float", None, "floats B", ("floats", "B")),
     ],
 )
-def test_inputs(text, name, kind, below, signature, symbols):
+def test_input_descriptions(text, name, kind, below, signature, symbols):
     spec = parse(text)
     assert (spec.name, spec.kind, spec.signature, spec.symbols) == (name, kind, signature, symbols)
     assert (spec.below.text if spec.below else None) == below
 
 
 @pytest.mark.parametrize("text", ["", "query", ": B L", "B L D", "a b: L", " : L"])
-def test_without_a_name(text):
+def test_missing_name_is_refused(text):
     with pytest.raises(AttnshapeError, match="isn't 'name: axes'") as caught:
         parse(text)
     assert caught.value.message.startswith("inputs")
@@ -46,24 +46,24 @@ def test_without_a_name(text):
 
 
 @pytest.mark.parametrize("text", ["ids: int[ B L", "ids: int[] B", "ids: int[V B] L"])
-def test_a_type_that_is_none(text):
+def test_invalid_type_is_refused(text):
     with pytest.raises(AttnshapeError, match="isn't a type") as caught:
         parse(text)
     assert "int[V]" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["x: B L,D", "x: B f(L)", "x: B L.T", "x: int[V()] B", "x: B ...", "x: *B L"])
-def test_axes_that_are_none(text):
+def test_invalid_axes_are_refused(text):
     with pytest.raises(AttnshapeError, match="isn't an axis expression"):
         parse(text)
 
 
-def test_a_name_may_hold_a_path():
+def test_name_may_be_a_path():
     assert parse_expect(["output[0].context: B L"]) == (("output[0].context", "B L"),)
 
 
 @given(text=st.text(max_size=40))
-def test_any_text_is_read_or_refused(text):
+def test_any_text_is_parsed_or_refused(text):
     try:
         spec = parse(text)
     except AttnshapeError as error:

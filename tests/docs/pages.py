@@ -1,6 +1,6 @@
-"""What the tests of a page share: its examples are typed into one console, its generated parts are made anew.
+"""Helpers for the tests of a page: they run its examples in one console, and regenerate its generated parts.
 
-pytest --update-goldens tests/docs rewrites both: read the difference before you keep it.
+`pytest --update-goldens tests/docs` rewrites both: read the difference before you commit it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ EXAMPLE = re.compile(r"(?P<source>>>> .*\n(?:\.\.\. .*\n|\.\.\.\n)*)(?P<output>(
 
 
 def examples(page: Path) -> list[re.Match[str]]:
-    """Return each example of a page: what is typed, and what is printed."""
+    """Return each example of a page: its source and its output."""
     return [match for block in BLOCK.finditer(page.read_text()) for match in EXAMPLE.finditer(block.group())]
 
 
@@ -27,8 +27,8 @@ def calls(page: Path) -> set[str]:
     return set(re.findall(r"\w+(?=\()", "".join(match["source"] for match in examples(page))))
 
 
-def examples_print_what_the_page_says(page: Path) -> None:
-    """Type all examples of a page in order into one console, and compare what each prints."""
+def assert_example_output(page: Path) -> None:
+    """Run all examples of a page in order in one console, and compare their output."""
     printed = _printed(page)
     if is_updating():
         outputs = iter(printed)
@@ -39,15 +39,15 @@ def examples_print_what_the_page_says(page: Path) -> None:
         assert output == match["output"], match["source"]
 
 
-def part_is(page: Path, name: str, made: str) -> None:
-    """Compare what stands between a page's comments of a name with what is made for it."""
+def assert_page_part(page: Path, name: str, expected: str) -> None:
+    """Compare the part of a page between the comments of a name with the expected text."""
     found = re.search(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)", page.read_text(), re.DOTALL)
     assert found is not None
     if is_updating():
         text = page.read_text()
-        page.write_text(text[: found.start()] + made + text[found.end() :])
+        page.write_text(text[: found.start()] + expected + text[found.end() :])
         return
-    assert found.group() == made
+    assert found.group() == expected
 
 
 def _printed(page: Path) -> list[str]:
@@ -60,7 +60,7 @@ def _printed(page: Path) -> list[str]:
 
 
 def _typed(source: str, place: int, names: dict[str, object]) -> str:
-    """Return what a console prints where this is typed into it, as in a notebook's cell of its own."""
+    """Run source as a notebook cell, and return the output."""
     text = "".join(line[4:] or "\n" for line in source.splitlines(keepends=True))
     file = f"<ipython-input-{place}-page>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -68,6 +68,6 @@ def _typed(source: str, place: int, names: dict[str, object]) -> str:
     with contextlib.redirect_stdout(printed):
         try:
             exec(compile(text, file, "single"), names)
-        except Exception as error:  # noqa: BLE001 - what an example raises is its output
+        except Exception as error:  # noqa: BLE001 - an exception is part of the example's output
             print("".join(traceback.format_exception_only(error)), end="")
     return printed.getvalue()

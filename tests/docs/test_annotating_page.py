@@ -1,4 +1,4 @@
-"""docs/annotating.md: its commands print what it says, and its options are those of the command."""
+"""docs/annotating.md: it has commands for each use, and names every option of the command."""
 
 import inspect
 
@@ -11,14 +11,14 @@ PAGE = DOCS / "annotating.md"
 CONSOLE = list(BLOCK.finditer(PAGE.read_text()))
 
 
-def test_the_page_has_examples_of_each_use() -> None:
+def test_page_has_examples_of_each_use() -> None:
     commands = " ".join(block["command"] for block in CONSOLE)
     assert len(CONSOLE) >= 4
     assert all(flag in commands for flag in ("--style comment", "--existing check", "--enforce"))
     assert "Traceback" not in PAGE.read_text()
 
 
-def test_the_page_names_every_option() -> None:
+def test_page_names_every_option() -> None:
     text = PAGE.read_text()
     shared = inspect.signature(annotate).parameters
     own = list(shared)[list(shared).index("grad") + 1 :]

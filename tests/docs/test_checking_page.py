@@ -1,4 +1,4 @@
-"""docs/checking.md: its examples print what it says, and its tables are those of the rules and the test-bed."""
+"""docs/checking.md: the output of its examples, and its tables of rules, claims, formats and mutants."""
 
 import contextlib
 import re
@@ -15,7 +15,7 @@ from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.check import check_request
 from attnshape.reporters.registry import formats_for
 from tests.comments.planted_faults import FAULTS
-from tests.docs.pages import DOCS, calls, examples_print_what_the_page_says, part_is
+from tests.docs.pages import DOCS, assert_example_output, assert_page_part, calls
 from tests.mutants.cases import PAIRS, UNUSUAL, Pair, function
 from tests.readme.test_readme import BLOCK
 
@@ -61,46 +61,46 @@ def codes_table() -> str:
 
 def unusual_table() -> str:
     kinds: dict[str, list[str]] = {}
-    for one in UNUSUAL:
-        kinds.setdefault(one.file.rpartition("/")[2].removesuffix(".py"), []).append(one.name.replace("_", " "))
+    for unusual in UNUSUAL:
+        kinds.setdefault(unusual.file.rpartition("/")[2].removesuffix(".py"), []).append(unusual.name.replace("_", " "))
     lines = ["| about | | which |", "| --- | --: | --- |"]
     lines += [f"| {kind} | {len(names)} | {', '.join(names)} |" for kind, names in kinds.items()]
     return "\n".join([*lines, "", f"{len(UNUSUAL)} in all, none with a finding.", ""])
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Return the rows of the table that begins with a heading, each as its cells."""
+    """Return the rows of the table whose header begins with this heading, each as a list of cells."""
     table = PAGE.read_text().partition(f"| {heading} |")[2].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
 def claims_of(pair: Pair) -> list[str]:
-    """Return what a mutant's case claims."""
+    """Return the claims of a mutant's case."""
     _, _, *rest = function(pair, pair.wrong)(**pair.sizes[0])
     return list(rest[1]) if len(rest) > 1 else []
 
 
-def test_examples_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_output_matches_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    examples_print_what_the_page_says(PAGE)
+    assert_example_output(PAGE)
 
 
-def test_the_page_has_examples_of_each_use() -> None:
+def test_page_has_examples_of_each_use() -> None:
     assert "check" in calls(PAGE)
     assert len(CONSOLE) >= 2
     assert "Traceback" not in PAGE.read_text()
 
 
-def test_the_codes_are_those_of_the_rules_and_the_test_bed() -> None:
-    part_is(PAGE, "codes", codes_table())
+def test_codes_match_the_rules_and_the_mutants() -> None:
+    assert_page_part(PAGE, "codes", codes_table())
 
 
-def test_the_unusual_code_is_that_of_the_test_bed() -> None:
-    part_is(PAGE, "unusual", unusual_table())
+def test_unusual_code_matches_the_tests() -> None:
+    assert_page_part(PAGE, "unusual", unusual_table())
 
 
 @pytest.mark.parametrize("code", codes())
-def test_a_code_needs_the_claims_that_its_mutants_make(code: str) -> None:
+def test_claims_of_a_code_match_its_mutants(code: str) -> None:
     claimed = [bool(claims_of(pair)) for pair in PAIRS if pair.code == code] or [False]
     how = how_it_is_detected(page(code))
     if FREE in how:
@@ -109,23 +109,27 @@ def test_a_code_needs_the_claims_that_its_mutants_make(code: str) -> None:
         assert all(claimed)
 
 
-def test_every_claim_is_in_its_table() -> None:
-    said = parse_claims(example.strip("`") for _, _, example in rows("claim"))
-    assert [one.name for one in fields(Claims) if not getattr(said, one.name)] == []
-    assert len(said.texts) == len({example.partition("=")[0] for _, _, example in rows("claim")})
+def test_every_claim_is_in_the_table() -> None:
+    claims = parse_claims(example.strip("`") for _, _, example in rows("claim"))
+    assert [field.name for field in fields(Claims) if not getattr(claims, field.name)] == []
+    assert len(claims.texts) == len({example.partition("=")[0] for _, _, example in rows("claim")})
 
 
-def test_every_format_is_in_its_table() -> None:
+def test_every_format_is_in_the_table() -> None:
     assert [name.strip("`") for name, _ in rows("`--format`")] == formats_for("report")
 
 
 @pytest.mark.slow
-def test_what_is_found_in_libraries_is_found() -> None:
-    said = re.findall(r"\((AS\d{3}) at `(\w+)\.py:(\d+)`\)", PAGE.read_text())
-    assert len(said) == 2
-    for code, module, line in said:
+def test_documented_library_findings_are_found() -> None:
+    findings = re.findall(r"\((AS\d{3}) at `(\w+)\.py:(\d+)`\)", PAGE.read_text())
+    assert len(findings) == 2
+    for code, module, line in findings:
         pytest.importorskip(module)
         case = f"tests/libraries/cases/efficient_cases.py:{module.partition('_')[0]}"
         report = check_request(TargetSpec(case), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
-        places = [(one.code, one.source.file, one.source.line) for one in report.findings if one.source is not None]
+        places = [
+            (finding.code, finding.source.file, finding.source.line)
+            for finding in report.findings
+            if finding.source is not None
+        ]
         assert places == [(code, f"{module}/{module}.py", int(line))]

@@ -1,4 +1,4 @@
-"""Every command of every page, run in a terminal of 100 columns, prints what the page says."""
+"""Every command on every page prints the output shown there, in a terminal of 100 columns."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ COMMANDS = [(page, block) for page in sorted(DOCS.glob("*.md")) for block in BLO
 @pytest.mark.parametrize(
     ("page", "block"), COMMANDS, ids=[f"{page.stem}: {block['command'][:60]}" for page, block in COMMANDS]
 )
-def test_command_prints_what_the_page_says(page: Path, block: re.Match[str]) -> None:
+def test_command_output_matches_the_page(page: Path, block: re.Match[str]) -> None:
     printed = run_in_terminal(block["command"])
     if is_updating():
         new = f"```console\n$ {block['command']}\n{printed}```"

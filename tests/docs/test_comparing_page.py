@@ -1,4 +1,4 @@
-"""The commands, examples, snapshot and failure in docs/comparing.md are real."""
+"""docs/comparing.md: its commands, examples, snapshot and failure are real output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from attnshape.comparison.snapshot import COLUMNS
 from attnshape.model.difference import KINDS
-from tests.docs.pages import DOCS, calls, examples_print_what_the_page_says, part_is
+from tests.docs.pages import DOCS, assert_example_output, assert_page_part, calls
 from tests.readme.test_readme import BLOCK
 
 PAGE = DOCS / "comparing.md"
@@ -60,41 +60,41 @@ def fenced(kind: str, text: str) -> str:
     return f"```{kind}\n{text.rstrip()}\n```\n"
 
 
-def test_examples_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_output_matches_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    examples_print_what_the_page_says(PAGE)
+    assert_example_output(PAGE)
 
 
-def test_the_page_has_examples_of_each_use() -> None:
+def test_page_has_examples_of_each_use() -> None:
     assert {"diff", "assert_shapes"} <= calls(PAGE)
     assert len(CONSOLE) >= 1
     assert "Traceback" not in PAGE.read_text()
 
 
-def test_the_test_is_this_one() -> None:
-    part_is(PAGE, "test", fenced("python", TEST))
+def test_test_on_the_page_is_this_one() -> None:
+    assert_page_part(PAGE, "test", fenced("python", TEST))
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("a project with a snapshot")
-def test_the_snapshot_is_that_of_the_test(project: Path) -> None:
+def test_snapshot_on_the_page_is_that_of_the_test(project: Path) -> None:
     snapshot = (project / "snapshots" / "test_model" / "test_shapes.txt").read_text()
-    part_is(PAGE, "snapshot", fenced("text", snapshot))
+    assert_page_part(PAGE, "snapshot", fenced("text", snapshot))
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("a project with a snapshot")
-def test_the_failure_is_that_of_a_changed_model(project: Path) -> None:
+def test_failure_on_the_page_is_that_of_a_changed_model(project: Path) -> None:
     (project / "model.py").write_text(
         MODEL.replace("transpose(1, 2)\n    value", "transpose(1, 2).contiguous()\n    value")
     )
-    said = run_pytest(project)
-    assert "1 failed" in said
-    shown = said.partition("test_shapes ___")[2].partition("\n")[2].partition("=====")[0]
-    part_is(PAGE, "failure", fenced("text", shown))
+    output = run_pytest(project)
+    assert "1 failed" in output
+    failure = output.partition("test_shapes ___")[2].partition("\n")[2].partition("=====")[0]
+    assert_page_part(PAGE, "failure", fenced("text", failure))
 
 
-def test_every_kind_and_every_column_is_in_its_table() -> None:
+def test_every_kind_and_column_is_in_the_tables() -> None:
     text = PAGE.read_text()
     kinds = re.findall(r"^\| `(\w+)` \|", text.partition("| `--fail-on` |")[2].partition("\n\n")[0], re.MULTILINE)
     assert kinds == [*KINDS, "any"]
@@ -103,7 +103,7 @@ def test_every_kind_and_every_column_is_in_its_table() -> None:
 
 
 @pytest.mark.slow
-def test_the_recipe_of_a_pull_request_runs(tmp_path: Path) -> None:
+def test_pull_request_recipe_runs(tmp_path: Path) -> None:
     (recipe,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -120,8 +120,8 @@ def test_the_recipe_of_a_pull_request_runs(tmp_path: Path) -> None:
 
     who = "git -c user.name=a -c user.email=a@b.c"
     (project / "model.py").write_text("def attention(q, k):\n    return (q @ k.mT).softmax(-1)\n")
-    made = shell(f"git init -q -b main && git add . && {who} commit -qm one && git checkout -qb change")
-    assert made.returncode == 0, made.stderr
+    committed = shell(f"git init -q -b main && git add . && {who} commit -qm one && git checkout -qb change")
+    assert committed.returncode == 0, committed.stderr
     (project / "model.py").write_text("def attention(q, k):\n    return (q @ k.mT / 8).softmax(-1)\n")
     done = shell(recipe)
     assert (done.returncode, done.stderr) == (1, "")

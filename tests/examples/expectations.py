@@ -1,4 +1,4 @@
-"""What is expected of each example, and how it is asked for."""
+"""The expected results of each example, and its command."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ EXPECTED: dict[str, Any] = json.loads((Path(__file__).parent / "expected.json").
 def flags(name: str) -> dict[str, list[str]]:
     """Return the flags of an example's command, each with its values."""
     argv = EXPECTED[name]["argv"]
-    given: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for flag, value in zip(argv[1::2], argv[2::2], strict=True):
-        given.setdefault(flag, []).append(value)
-    return given
+        values.setdefault(flag, []).append(value)
+    return values
 
 
-def asked(name: str) -> TargetSpec:
-    """Return what an example's command asks for."""
+def example_spec(name: str) -> TargetSpec:
+    """Return the target spec of an example's command."""
     return spec_of(*EXPECTED[name]["argv"])[0]

@@ -1,4 +1,4 @@
-"""A check of each example finds the mistakes that it has on purpose, and no others."""
+"""`check` finds the deliberate mistakes in each example, and no others."""
 
 import contextlib
 
@@ -7,12 +7,12 @@ import pytest
 from attnshape.options.claims import Claims
 from attnshape.options.spec import RunOptions
 from attnshape.pipelines.check import check_request
-from tests.examples.expectations import EXPECTED, asked
+from tests.examples.expectations import EXPECTED, example_spec
 from tests.sampling import sampled
 
 
 @pytest.mark.parametrize("name", sampled(EXPECTED, ["examples/mistakes.py", "examples/rotary.py", "examples/gqa.py"]))
-def test_only_the_mistakes_that_are_meant_are_found(name: str) -> None:
-    report = check_request(asked(name), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
+def test_only_deliberate_mistakes_are_found(name: str) -> None:
+    report = check_request(example_spec(name), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
     assert [finding.code for finding in report.findings] == EXPECTED[name].get("findings", [])
     assert report.verified

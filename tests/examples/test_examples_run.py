@@ -1,4 +1,4 @@
-"""Each example runs as a script, says how to trace it, and computes what it claims to."""
+"""Each example runs as a script, documents its trace command, and computes the right result."""
 
 import ast
 import importlib.util
@@ -37,7 +37,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def exact():
-    """Float64 by default, and the same numbers at every run."""
+    """Use float64 by default and a fixed seed."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
@@ -51,17 +51,17 @@ def agree(actual: Tensor, expected: Tensor) -> None:
 
 
 def heads(flat: Tensor, count: int = H) -> Tensor:
-    """`B L (count*Dk)` as `B count L Dk`, by slices instead of a view."""
+    """Return `B L (count*Dk)` as `B count L Dk`, by slices instead of a view."""
     return torch.stack(flat.chunk(count, dim=-1), dim=1)
 
 
 def merge(context: Tensor) -> Tensor:
-    """The reverse of `heads`."""
+    """Invert `heads`."""
     return torch.cat(context.unbind(dim=1), dim=-1)
 
 
 def by_hand(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Attention by loops: the context and the weights, one query at a time."""
+    """Compute attention by loops; return the context and the weights."""
     context, weights = torch.zeros(*query.shape[:3], value.shape[-1]), torch.zeros(*query.shape[:3], key.shape[2])
     for b in range(query.shape[0]):
         for h in range(query.shape[1]):
@@ -80,12 +80,12 @@ def projected(module: nn.Module, x: Tensor, memory: Tensor | None = None) -> tup
     return heads(module.Wq(x)), heads(module.Wk(memory)), heads(module.Wv(memory))
 
 
-def test_every_example_has_its_expectations():
+def test_every_example_has_expectations():
     assert sorted(EXPECTED) == FILES
 
 
 @pytest.mark.parametrize("file", sampled(FILES, ["examples/self_attention.py", "examples/gqa.py"]))
-def test_runs_as_a_script(file):
+def test_example_runs_as_a_script(file):
     done = subprocess.run([sys.executable, file], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -93,7 +93,7 @@ def test_runs_as_a_script(file):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_says_how_to_trace_it(file):
+def test_docstring_has_the_trace_command(file):
     docstring = ast.get_docstring(ast.parse((ROOT / file).read_text(encoding="utf-8")))
     command = docstring.split("Trace it:")[1].replace("\\\n", " ")
     assert shlex.split(command) == ["attnshape", "trace", *EXPECTED[file]["argv"]]
@@ -147,8 +147,8 @@ def test_gqa():
     agree(module(x), module.Wo(merge(context)))
 
 
-def turned(x: Tensor) -> Tensor:
-    """Rotary embedding as multiplication by a complex number of length one."""
+def rotated(x: Tensor) -> Tensor:
+    """Apply the rotary embedding as multiplication by complex numbers of length one."""
     pairs = torch.complex(x[..., : DK // 2].contiguous(), x[..., DK // 2 :].contiguous())
     angles = torch.tensor([[p / 10_000.0 ** (2 * i / DK) for i in range(DK // 2)] for p in range(x.shape[-2])])
     product = pairs * torch.exp(1j * angles)
@@ -159,7 +159,7 @@ def test_rotary():
     module = load("rotary").RotaryAttention(D, H)
     x = torch.randn(B, L, D)
     query, key, value = (heads(F.linear(x, weight)) for weight in module.Wqkv.weight.chunk(3))
-    context = F.scaled_dot_product_attention(turned(query), turned(key), value)
+    context = F.scaled_dot_product_attention(rotated(query), rotated(key), value)
     agree(module(x), module.Wo(merge(context)))
 
 
@@ -220,7 +220,7 @@ def test_annotated():
     agree(actual, F.scaled_dot_product_attention(query, key, value, attn_mask=mask))
 
 
-def test_own_dims():
+def test_custom_symbols():
     module = load("own_dims").Attention(D, H)
     x = torch.randn(B, L, D)
     query, key, value = (heads(F.linear(x, weight)) for weight in module.qkv_proj.weight.chunk(3))
@@ -229,7 +229,7 @@ def test_own_dims():
 
 
 def test_mistakes():
-    """The scores are scaled by the model's width, and all else is right."""
+    """The scores are scaled by the model's width; everything else is right."""
     module = load("mistakes").SelfAttention(D, H)
     x = torch.randn(B, L, D)
     weights, biases = module.Wqkv.weight.chunk(3), module.Wqkv.bias.chunk(3)
@@ -250,8 +250,8 @@ def test_mistakes():
         ("mistakes", "SelfAttention"),
     ],
 )
-def test_runs_at_prime_sizes(name, cls):
-    """All but gqa and rotary, which say what their sizes must be."""
+def test_example_runs_at_prime_sizes(name, cls):
+    """All examples but gqa and rotary, which restrict their sizes."""
     batch, n_heads, length, d_head = 5, 7, 11, 13
     output = getattr(load(name), cls)(n_heads * d_head, n_heads)(torch.randn(batch, length, n_heads * d_head))
     first = output[0] if isinstance(output, tuple) else output

@@ -1,4 +1,4 @@
-"""Products of unknowns: factoring undoes evaluating, and what is format_monomial means what it says."""
+"""Monomials of unknowns: factoring inverts evaluation, and `format_monomial` writes an equivalent formula."""
 
 from fractions import Fraction
 
@@ -21,8 +21,8 @@ def value(monomial, numbers):
 
 
 @st.composite
-def rounds_drawn(draw):
-    """Draw two to four rounds, in which each unknown has another prime every time."""
+def drawn_rounds(draw):
+    """Draw two to four rounds, in each of which every unknown has another prime."""
     count = draw(st.integers(2, 4))
     columns = {
         name: draw(st.lists(st.sampled_from(PRIMES), min_size=count, max_size=count, unique=True)) for name in NAMES
@@ -35,11 +35,11 @@ def rounds_drawn(draw):
 
 @settings(max_examples=200, deadline=None)
 @given(
-    rounds=rounds_drawn(),
+    rounds=drawn_rounds(),
     powers=st.fixed_dictionaries({name: st.integers(0, 3) for name in NAMES}),
     coefficient=st.integers(1, 4),
 )
-def test_factoring_undoes_evaluating(rounds, powers, coefficient):
+def test_factoring_inverts_evaluation(rounds, powers, coefficient):
     monomial = constant(coefficient)
     for name, power in powers.items():
         for _ in range(power):
@@ -51,22 +51,22 @@ def test_factoring_undoes_evaluating(rounds, powers, coefficient):
 @pytest.mark.parametrize(
     "values", [(5 + 7, 7 + 11), (35, 78), (1, 2), (5 * 7, 7 * 11 * 3)], ids=["sum", "none", "moved", "coefficient"]
 )
-def test_what_is_no_product_has_no_factors(values):
+def test_sum_has_no_factors(values):
     assert factor(values, [{"B": 5, "H": 7}, {"B": 7, "H": 11}]) is None
 
 
-def test_a_number_that_stays_is_a_constant():
+def test_unchanged_number_is_a_constant():
     found = factor((6, 6), [{"B": 5, "H": 7}, {"B": 7, "H": 11}])
     assert found == constant(6)
     assert found.is_constant
 
 
-def test_a_prime_of_one_round_alone_is_no_factor():
-    # 35 is B*H in the first round, and a constant that stays in the second
+def test_prime_of_a_single_round_is_not_a_factor():
+    # 35 is B*H in the first round, but doesn't change in the second
     assert factor((35, 35), [{"B": 5, "H": 7}, {"B": 11, "H": 13}]) == constant(35)
 
 
-def test_algebra():
+def test_monomial_arithmetic():
     b, h = unknown("B"), unknown("H")
     assert b * h == h * b
     assert (b * h) / h == b
@@ -97,13 +97,13 @@ H, DK, B, L, KV, G = (unknown(name) for name in ("H", "Dk", "B", "L", "Hkv", "G"
         (L, {"B": B}, None),
     ],
 )
-def test_written(monomial, symbols, expected):
+def test_format_monomial(monomial, symbols, expected):
     assert format_monomial(monomial, symbols) == expected
 
 
 @st.composite
 def symbol_tables(draw):
-    """Draw symbols over the unknowns: alone, with a coefficient, and products of two."""
+    """Draw symbols in terms of the unknowns: one unknown, one with a coefficient, and products of two."""
     found: dict[str, Monomial] = {}
     for name in NAMES:
         found[name] = constant(draw(st.sampled_from((1, 1, 2, 3, 4)))) * unknown(name)
@@ -121,7 +121,7 @@ def symbol_tables(draw):
     coefficient=st.integers(1, 12),
     chance=st.randoms(use_true_random=False),
 )
-def test_what_is_written_has_the_same_numbers(symbols, powers, coefficient, chance):
+def test_formatted_monomial_is_equivalent(symbols, powers, coefficient, chance):
     monomial = constant(coefficient)
     for name, power in powers.items():
         for _ in range(power):

@@ -1,4 +1,4 @@
-"""`--expect`: what holds, what doesn't and which axis differs, and what can't be asked."""
+"""`--expect`: verdicts, the axis that differs, and invalid expectations."""
 
 import json
 import os
@@ -23,8 +23,8 @@ def f(q, k, v):
 INPUTS = ("q: B Lq Dk", "k: B Lk Dk", "v: B Lk Dv")
 
 
-def verdicts(made):
-    return [(e.name, e.holds) for e in made.expectations]
+def verdicts(traced):
+    return [(e.name, e.holds) for e in traced.expectations]
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def verdicts(made):
         "scores: B Lq 2*Lk//2",
     ],
 )
-def test_what_holds(text, tmp_path):
-    made = trace(tmp_path, SOURCE, *INPUTS, expect=(text,))
-    assert [(e.holds, e.why) for e in made.expectations] == [(True, None)]
-    assert not made.found_something
+def test_expectation_holds(text, tmp_path):
+    traced = trace(tmp_path, SOURCE, *INPUTS, expect=(text,))
+    assert [(e.holds, e.why) for e in traced.expectations] == [(True, None)]
+    assert not traced.found_something
 
 
 @pytest.mark.parametrize(
@@ -58,29 +58,29 @@ def test_what_holds(text, tmp_path):
         ("output:", "3 axes [2, 10, 96], expected 0"),
     ],
 )
-def test_what_does_not_hold_names_the_axis(text, words, tmp_path):
-    made = trace(tmp_path, SOURCE, *INPUTS, expect=(text, "weights: B Lq Lk"))
-    assert verdicts(made) == [(text.partition(":")[0], False), ("weights", True)]
-    assert words in made.expectations[0].why
-    assert made.found_something
-    assert made.complete
+def test_failed_expectation_names_the_axis(text, words, tmp_path):
+    traced = trace(tmp_path, SOURCE, *INPUTS, expect=(text, "weights: B Lq Lk"))
+    assert verdicts(traced) == [(text.partition(":")[0], False), ("weights", True)]
+    assert words in traced.expectations[0].why
+    assert traced.found_something
+    assert traced.complete
 
 
 @pytest.mark.parametrize(
     "text", ["scores: B Lk Lq", "scores: B Lq Lq", "scores: Lq B Lk", "output: B Lk Dv", "scores: B Lq 7"]
 )
-def test_luck_at_equal_sizes_does_not_hold(text, tmp_path):
-    made = trace(tmp_path, SOURCE, *INPUTS, expect=(text,), B=7, Lq=7, Lk=7, Dk=64, Dv=8)
-    assert [e.holds for e in made.expectations] == [False]
-    assert "seen at" in made.expectations[0].why
+def test_wrong_expectation_at_equal_sizes_fails(text, tmp_path):
+    traced = trace(tmp_path, SOURCE, *INPUTS, expect=(text,), B=7, Lq=7, Lk=7, Dk=64, Dv=8)
+    assert [e.holds for e in traced.expectations] == [False]
+    assert "seen at" in traced.expectations[0].why
 
 
-def test_the_right_one_at_equal_sizes_holds(tmp_path):
-    made = trace(tmp_path, SOURCE, *INPUTS, expect=("scores: B Lq Lk",), B=7, Lq=7, Lk=7, Dk=7, Dv=7)
-    assert verdicts(made) == [("scores", True)]
+def test_right_expectation_at_equal_sizes_holds(tmp_path):
+    traced = trace(tmp_path, SOURCE, *INPUTS, expect=("scores: B Lq Lk",), B=7, Lq=7, Lk=7, Dk=7, Dv=7)
+    assert verdicts(traced) == [("scores", True)]
 
 
-def test_every_tensor_of_a_name_must_have_it(tmp_path):
+def test_every_tensor_of_a_name_must_match(tmp_path):
     source = "def f(x):\n    y = x * 2\n    y = y.mT\n    return y * 1"
     assert verdicts(trace(tmp_path, source, "x: Lq Lk", expect=("y: Lq Lk", "output: Lk Lq"))) == [
         ("y", False),
@@ -100,7 +100,7 @@ def test_every_tensor_of_a_name_must_have_it(tmp_path):
         ("scores: B Lq ...", "isn't an axis expression", None),
     ],
 )
-def test_what_cannot_be_asked(text, words, hint, tmp_path):
+def test_invalid_expectation_is_an_error(text, words, hint, tmp_path):
     with pytest.raises(AttnshapeError) as caught:
         trace(tmp_path, SOURCE, *INPUTS, expect=(text,))
     assert words in caught.value.message
@@ -109,11 +109,11 @@ def test_what_cannot_be_asked(text, words, hint, tmp_path):
         assert hint in caught.value.hint
 
 
-def test_what_was_not_reached_does_not_hold(tmp_path):
+def test_unreached_expectation_fails(tmp_path):
     source = "def f(x):\n    a = x * 2\n    b = a.view(3, 5)\n    return b"
-    made = trace(tmp_path, source, "x: B Dk", expect=("a: B Dk", "b: B Dk", "output: B Dk"))
-    assert verdicts(made) == [("a", True), ("b", False), ("output", False)]
-    assert made.expectations[1].why == "the code failed before it was made"
+    traced = trace(tmp_path, source, "x: B Dk", expect=("a: B Dk", "b: B Dk", "output: B Dk"))
+    assert verdicts(traced) == [("a", True), ("b", False), ("output", False)]
+    assert traced.expectations[1].why == "the code failed before it was made"
 
 
 DISABLED = """
@@ -137,7 +137,7 @@ print(json.dumps([[t.checked for t in tensors], made.found_something, made.notes
 
 @pytest.mark.slow
 @pytest.mark.parametrize("catalog", [True, False])
-def test_where_checks_are_disabled_nothing_is_called_checked(catalog, tmp_path):
+def test_disabled_jaxtyping_checks_are_reported(catalog, tmp_path):
     source = """
     from jaxtyping import Float
 
@@ -184,12 +184,12 @@ def test_where_checks_are_disabled_nothing_is_called_checked(catalog, tmp_path):
         ("9*L", (45,), "float8_e4m3fn", True),
     ],
 )
-def test_one_signature(signature, shape, dtype, expected):
+def test_signature_holds(signature, shape, dtype, expected):
     with bound({"B": 2, "L": 5}):
         assert holds(signature, shape, dtype) is expected
 
 
-def test_symbols_are_bound_only_inside():
+def test_symbols_are_bound_only_inside_the_context():
     with bound({"B": 2}):
         assert not holds("B", (3,), "float32")
     with bound({"B": 3}):
@@ -213,12 +213,14 @@ def test_symbols_are_bound_only_inside():
         ("qint8", "Shaped"),
     ],
 )
-def test_the_kind_of_a_dtype(dtype, name):
+def test_kind_of_a_dtype(dtype, name):
     assert kind_of(dtype).__name__ == name
 
 
-def test_a_verdict_that_rests_on_one_run_says_so(tmp_path):
+def test_verdict_at_one_size_says_so(tmp_path):
     source = "def f(q):\n    assert q.shape[1] > 5000\n    a = q @ q.mT\n    return a"
-    made = trace(tmp_path, source, "q: L Dk", expect=("a: L L",), L=8, Dk=6000)
-    assert [(one.holds, one.why) for one in made.expectations] == [(True, "at this run's sizes only")]
-    assert "matched only" in " ".join(made.notes)
+    traced = trace(tmp_path, source, "q: L Dk", expect=("a: L L",), L=8, Dk=6000)
+    assert [(expectation.holds, expectation.why) for expectation in traced.expectations] == [
+        (True, "at this run's sizes only")
+    ]
+    assert "matched only" in " ".join(traced.notes)

@@ -1,4 +1,4 @@
-"""Loops that turn as often as a size says: found in the steps, folded into one turn, with their count."""
+"""Loops whose number of iterations depends on a size are found, folded into one iteration, and counted."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,63 +7,63 @@ from hypothesis import strategies as st
 from attnshape.inference.loops import _counts, _Loop, _matched, _nodes
 from tests.tracing.traced_source import names, trace
 
-# a loop of what hasn't been seen before, so that only its turns repeat; a list is a loop's body
+# a list is the body of a loop; all steps are distinct, so that only iterations repeat
 shapes = st.recursive(st.just("step"), lambda inner: st.lists(inner, min_size=1, max_size=3), max_leaves=8)
 counts = st.lists(st.integers(2, 4), min_size=20, max_size=20)
 
 
-def unrolled(shape, turns, path=()):
-    """Return the keys of the steps that a nest of loops makes."""
+def unrolled(shape, iterations, path=()):
+    """Return the keys of the steps of nested loops."""
     if shape == "step":
         return [(path,)]
-    body = [key for place, inner in enumerate(shape) for key in unrolled(inner, turns, (*path, place))]
-    return body * turns[len(path) + sum(path)]
+    body = [key for place, inner in enumerate(shape) for key in unrolled(inner, iterations, (*path, place))]
+    return body * iterations[len(path) + sum(path)]
 
 
 def replayed(nodes, found):
-    """Return the keys that nodes make with the turns that were found."""
+    """Return the keys of the nodes with the matched iterations."""
     loops = iter(found)
-    made = []
+    keys = []
     for node in nodes:
         if isinstance(node, _Loop):
             for inner in next(loops).inner:
-                made += replayed(node.body, inner)
+                keys += replayed(node.body, inner)
         else:
-            made.append(node)
-    return made
+            keys.append(node)
+    return keys
 
 
 @settings(max_examples=200, deadline=None)
 @given(shape=shapes, first=counts, second=counts)
-def test_nests_of_loops_are_folded_and_matched_back(shape, first, second):
-    one, other = unrolled([shape, "step"], first), unrolled([shape, "step"], second)
-    nodes = list(_nodes(one))
-    for keys in (one, other):
+def test_nested_loops_are_folded_and_matched_back(shape, first, second):
+    first_keys, second_keys = unrolled([shape, "step"], first), unrolled([shape, "step"], second)
+    nodes = list(_nodes(first_keys))
+    for keys in (first_keys, second_keys):
         found = _matched(nodes, keys)
         assert found is not None
         assert replayed(nodes, found) == keys
 
 
-@given(turns=st.integers(2, 30), inner=st.integers(2, 30))
-def test_turns_are_counted(turns, inner):
-    keys = [("a",), *[("b",), *[("c",)] * inner] * turns, ("d",)]
+@given(iterations=st.integers(2, 30), inner=st.integers(2, 30))
+def test_iterations_are_counted(iterations, inner):
+    keys = [("a",), *[("b",), *[("c",)] * inner] * iterations, ("d",)]
     nodes = tuple(_nodes(keys))
     assert nodes == (("a",), _Loop((("b",), _Loop((("c",),)))), ("d",))
     found = _matched(nodes, keys)
-    assert set(_counts(found)) == {((1,), turns), ((1, 1), inner)}
+    assert set(_counts(found)) == {((1,), iterations), ((1, 1), inner)}
     assert _matched(nodes, keys[:-1]) is None
     assert _matched(nodes, [*keys, ("e",)]) is None
 
 
-def loops(made):
-    return [(loop.first, loop.last, loop.count, loop.expression, loop.known) for loop in made.loops]
+def loops(traced):
+    return [(loop.first, loop.last, loop.count, loop.expression, loop.known) for loop in traced.loops]
 
 
-def expressions(made):
-    return [step.expression for step in made.steps]
+def expressions(traced):
+    return [step.expression for step in traced.steps]
 
 
-def test_a_loop_over_heads(tmp_path):
+def test_loop_over_heads(tmp_path):
     source = """
     def f(q, k):
         made = []
@@ -74,24 +74,24 @@ def test_a_loop_over_heads(tmp_path):
         out = torch.stack(made, 1)
         return out
     """
-    made = trace(tmp_path, source, "q: B H L Dk", "k: B H L Dk", H=6)
-    assert loops(made) == [(1, 5, 6, "H", "verified")]
-    assert expressions(made)[-1] == "torch.stack(made, 1)"
-    assert names(made)[-3:] == ["scores", "weights", "out"]
-    assert made.steps[-1].outputs[0].tensor.signature == "B H L L"
-    # every turn's result is the one turn's
-    assert {reference.step for reference in made.steps[-1].operands} == {5}
+    traced = trace(tmp_path, source, "q: B H L Dk", "k: B H L Dk", H=6)
+    assert loops(traced) == [(1, 5, 6, "H", "verified")]
+    assert expressions(traced)[-1] == "torch.stack(made, 1)"
+    assert names(traced)[-3:] == ["scores", "weights", "out"]
+    assert traced.steps[-1].outputs[0].tensor.signature == "B H L L"
+    # the results of all iterations refer to the folded one
+    assert {reference.step for reference in traced.steps[-1].operands} == {5}
 
 
-def test_a_comprehension_over_every_fourth_position(tmp_path):
+def test_comprehension_over_every_fourth_position(tmp_path):
     source = """
     def f(x):
         made = [x[:, start] * 2 for start in range(0, x.shape[1], 4)]
         return torch.stack(made, 1)
     """
-    made = trace(tmp_path, source, "x: B L D", L=14)
-    assert loops(made) == [(1, 2, 4, "-(-L//4)", "verified")]
-    assert made.steps[-1].outputs[0].tensor.signature == "B -(-L//4) D"
+    traced = trace(tmp_path, source, "x: B L D", L=14)
+    assert loops(traced) == [(1, 2, 4, "-(-L//4)", "verified")]
+    assert traced.steps[-1].outputs[0].tensor.signature == "B -(-L//4) D"
 
 
 def test_nested_loops(tmp_path):
@@ -104,15 +104,15 @@ def test_nested_loops(tmp_path):
             total = total * 2
         return total
     """
-    made = trace(tmp_path, source, "x: B H L", B=3, H=5)
-    assert sorted((loop.last - loop.first, loop.count, loop.expression) for loop in made.loops) == [
+    traced = trace(tmp_path, source, "x: B H L", B=3, H=5)
+    assert sorted((loop.last - loop.first, loop.count, loop.expression) for loop in traced.loops) == [
         (1, 5, "H"),
         (2, 3, "B"),
     ]
-    assert made.outputs[0].of.step == len(made.steps)
+    assert traced.outputs[0].of.step == len(traced.steps)
 
 
-def test_a_constant_loop_beside_a_varying_one(tmp_path):
+def test_constant_loop_next_to_a_varying_one(tmp_path):
     source = """
     def f(x):
         for _ in range(2):
@@ -121,12 +121,12 @@ def test_a_constant_loop_beside_a_varying_one(tmp_path):
             x = x * position
         return x
     """
-    made = trace(tmp_path, source, "x: B L", L=7)
-    assert [step.operation for step in made.steps] == ["torch.Tensor.add", "torch.Tensor.add", "torch.Tensor.mul"]
-    assert loops(made) == [(3, 3, 7, "L", "verified")]
+    traced = trace(tmp_path, source, "x: B L", L=7)
+    assert [step.operation for step in traced.steps] == ["torch.Tensor.add", "torch.Tensor.add", "torch.Tensor.mul"]
+    assert loops(traced) == [(3, 3, 7, "L", "verified")]
 
 
-def test_a_loop_within_a_module_list(tmp_path):
+def test_loop_over_a_module_list(tmp_path):
     source = """
     class Head(nn.Module):
         def __init__(self):
@@ -145,9 +145,9 @@ def test_a_loop_within_a_module_list(tmp_path):
         def forward(self, x):
             return torch.cat([head(x) for head in self.heads], -1)
     """
-    made = trace(tmp_path, source, "x: B L 4", target="M", init="H", H=5)
-    assert loops(made) == [(1, 2, 5, "H", "verified")]
-    assert made.steps[-1].outputs[0].tensor.signature == "B L 3*H"
+    traced = trace(tmp_path, source, "x: B L 4", target="M", init="H", H=5)
+    assert loops(traced) == [(1, 2, 5, "H", "verified")]
+    assert traced.steps[-1].outputs[0].tensor.signature == "B L 3*H"
 
 
 CHUNKED = """
@@ -161,29 +161,29 @@ def f(q, k, w):
 
 
 @pytest.mark.parametrize(("length", "width"), [(12, 3), (10, 5), (10, 4), (7, 6)])
-def test_a_split_into_as_many_parts_as_the_sizes_say(length, width, tmp_path):
-    made = trace(tmp_path, CHUNKED, "q: B Lq Dk", "k: B Lk Dk", "w: W", Lq=length, W=width)
-    turns = -(-length // width)
-    assert loops(made) == [(2, 3, turns, "-(-Lq//W)", "verified"), (1, 1, turns, "-(-Lq//W)", "verified")]
-    assert [len(step.outputs) for step in made.steps] == [1, 1, 1, 1]
-    part = made.steps[0].outputs[0].tensor
+def test_split_into_a_variable_number_of_parts(length, width, tmp_path):
+    traced = trace(tmp_path, CHUNKED, "q: B Lq Dk", "k: B Lk Dk", "w: W", Lq=length, W=width)
+    count = -(-length // width)
+    assert loops(traced) == [(2, 3, count, "-(-Lq//W)", "verified"), (1, 1, count, "-(-Lq//W)", "verified")]
+    assert [len(step.outputs) for step in traced.steps] == [1, 1, 1, 1]
+    part = traced.steps[0].outputs[0].tensor
     assert (part.signature, part.axes[1].where) == ("B W Dk", "W <= Lq")
-    assert made.steps[-1].outputs[0].tensor.signature == "B Lq Lk"
-    assert [reference.step for reference in made.steps[-1].operands] == [3] * turns
+    assert traced.steps[-1].outputs[0].tensor.signature == "B Lq Lk"
+    assert [reference.step for reference in traced.steps[-1].operands] == [3] * count
 
 
-def test_a_split_alone(tmp_path):
+def test_split_without_a_loop(tmp_path):
     source = "def f(x):\n    parts = x.unbind(1)\n    joined = torch.cat(parts, -1)\n    return joined, parts"
-    made = trace(tmp_path, source, "x: B H L", H=5)
-    assert loops(made) == [(1, 1, 5, "H", "verified")]
-    assert [step.outputs[0].tensor.signature for step in made.steps] == ["B L", "B H*L"]
-    assert {(output.name, output.of.step, output.of.output) for output in made.outputs} == {
+    traced = trace(tmp_path, source, "x: B H L", H=5)
+    assert loops(traced) == [(1, 1, 5, "H", "verified")]
+    assert [step.outputs[0].tensor.signature for step in traced.steps] == ["B L", "B H*L"]
+    assert {(output.name, output.of.step, output.of.output) for output in traced.outputs} == {
         ("output[0]", 2, 0),
         *((f"output[1][{place}]", 1, 0) for place in range(5)),
     }
 
 
-def test_a_split_into_as_many_parts_as_the_code_says_is_shown_whole(tmp_path):
-    made = trace(tmp_path, "def f(x):\n    a, b, c = x.chunk(3, -1)\n    return a * b * c", "x: B D", D=12)
-    assert not made.loops
-    assert len(made.steps[0].outputs) == 3
+def test_split_into_a_constant_number_of_parts_is_not_folded(tmp_path):
+    traced = trace(tmp_path, "def f(x):\n    a, b, c = x.chunk(3, -1)\n    return a * b * c", "x: B D", D=12)
+    assert not traced.loops
+    assert len(traced.steps[0].outputs) == 3

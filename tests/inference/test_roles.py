@@ -1,4 +1,4 @@
-"""What each step is for, from the data flow: the same whatever the variables are called, and absent where unclear."""
+"""Roles are inferred from the data flow: independent of variable names, and absent if unclear."""
 
 import re
 import textwrap
@@ -63,15 +63,15 @@ PLAIN_ROLES = [
 ]
 
 
-def roles(made):
-    return [step.role for step in made.steps]
+def roles(traced):
+    return [step.role for step in traced.steps]
 
 
-def test_plain(tmp_path):
-    made = trace(tmp_path, module(PLAIN), "x: B L 24", target="M")
-    assert roles(made) == PLAIN_ROLES
+def test_roles_of_plain_attention(tmp_path):
+    traced = trace(tmp_path, module(PLAIN), "x: B L 24", target="M")
+    assert roles(traced) == PLAIN_ROLES
     for name in ("scores", "context", "output"):
-        assert step_named(made, name).role == name
+        assert step_named(traced, name).role == name
 
 
 NAMES = (
@@ -92,7 +92,7 @@ NAMES = (
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(NAMES), strange=st.booleans())
-def test_variables_names_are_never_looked_at(order, strange, tmp_path):
+def test_roles_do_not_depend_on_variable_names(order, strange, tmp_path):
     new = {
         name: f"v{place}" if strange else other for place, (name, other) in enumerate(zip(NAMES, order, strict=True))
     }
@@ -100,21 +100,21 @@ def test_variables_names_are_never_looked_at(order, strange, tmp_path):
     assert roles(trace(tmp_path, module(body), "x: B L 24", target="M")) == PLAIN_ROLES
 
 
-def test_names_are_not_in_the_result_of_with_roles(tmp_path):
-    made = trace(tmp_path, module(PLAIN), "x: B L 24", target="M")
-    assert [step.role for step in with_roles(made.steps)] == PLAIN_ROLES
+def test_with_roles_is_idempotent(tmp_path):
+    traced = trace(tmp_path, module(PLAIN), "x: B L 24", target="M")
+    assert [step.role for step in with_roles(traced.steps)] == PLAIN_ROLES
 
 
-def by_expression(made):
-    """Return each role that was given, with the first word of its steps' operations."""
+def by_expression(traced):
+    """Return each role with the operations of its steps."""
     found = {}
-    for step in made.steps:
+    for step in traced.steps:
         if step.role is not None:
             found.setdefault(step.role, []).append(step.operation.rpartition(".")[2])
     return found
 
 
-def test_einsum(tmp_path):
+def test_roles_of_einsum_attention(tmp_path):
     body = """
 n, l, _ = x.shape
 a = self.Wq(x).view(n, l, 3, 8)
@@ -137,7 +137,7 @@ return self.Wo(o)
     }
 
 
-def test_heads_folded_into_the_batch(tmp_path):
+def test_roles_with_heads_folded_into_the_batch(tmp_path):
     body = """
 n, l, _ = x.shape
 a = self.Wq(x).view(n, l, 3, 8).permute(0, 2, 1, 3).reshape(n * 3, l, 8)
@@ -157,17 +157,17 @@ return self.Wo(o)
     assert (found["merge"], found["output"]) == (["reshape"], ["linear"])
 
 
-def test_cross_attention(tmp_path):
+def test_roles_of_cross_attention(tmp_path):
     body = """
 q, k, v = self.Wq(x), self.Wk(memory), self.Wv(memory)
 w = torch.softmax(q @ k.mT / 24 ** 0.5, dim=-1)
 return self.Wo(w @ v)
 """
-    made = trace(tmp_path, module(body, "x, memory"), "x: B Lq 24", "memory: B Lk 24", target="M")
-    assert roles(made) == ["projection"] * 3 + ["transpose", "scores", "scale", "softmax", "context", "output"]
+    traced = trace(tmp_path, module(body, "x, memory"), "x: B Lq 24", "memory: B Lk 24", target="M")
+    assert roles(traced) == ["projection"] * 3 + ["transpose", "scores", "scale", "softmax", "context", "output"]
 
 
-def test_additive(tmp_path):
+def test_roles_of_additive_attention(tmp_path):
     source = """
     class M(nn.Module):
         def __init__(self):
@@ -185,7 +185,7 @@ def test_additive(tmp_path):
     assert found == {"projection": ["linear"] * 2, "scores": ["linear"], "softmax": ["softmax"], "context": ["matmul"]}
 
 
-def test_fused(tmp_path):
+def test_roles_of_fused_attention(tmp_path):
     body = """
 n, l, _ = x.shape
 a = self.Wq(x).view(n, l, 3, 8).transpose(1, 2)
@@ -211,9 +211,9 @@ return self.Wo(o)
         "return x @ x.mT",
     ],
 )
-def test_no_attention_has_no_roles(body, tmp_path):
-    made = trace(tmp_path, module(body), "x: B L 24", target="M")
-    assert set(roles(made)) == {None}
+def test_code_without_attention_has_no_roles(body, tmp_path):
+    traced = trace(tmp_path, module(body), "x: B L 24", target="M")
+    assert set(roles(traced)) == {None}
 
 
 SCORES = """
@@ -233,11 +233,11 @@ scores = q @ k.mT
         "e = scores.exp()\nweights = e / e.sum(-1).unsqueeze(-1).clamp_min(1e-9)",
     ],
 )
-def test_a_softmax_that_is_spelled_out(softmax, tmp_path):
-    made = trace(tmp_path, module(f"{SCORES}{softmax}\nreturn self.Wo(weights @ v)"), "x: B L D", target="M", D=24)
-    assert step_named(made, "scores").role == "scores"
-    assert step_named(made, "weights").role == "softmax"
-    assert [step.role for step in made.steps[-2:]] == ["context", "output"]
+def test_explicit_softmax(softmax, tmp_path):
+    traced = trace(tmp_path, module(f"{SCORES}{softmax}\nreturn self.Wo(weights @ v)"), "x: B L D", target="M", D=24)
+    assert step_named(traced, "scores").role == "scores"
+    assert step_named(traced, "weights").role == "softmax"
+    assert [step.role for step in traced.steps[-2:]] == ["context", "output"]
 
 
 @pytest.mark.parametrize(
@@ -249,21 +249,21 @@ def test_a_softmax_that_is_spelled_out(softmax, tmp_path):
         "e = scores.exp()\nweights = e / e.norm(dim=-1, keepdim=True)",
     ],
 )
-def test_an_exponential_alone_is_no_softmax(gate, tmp_path):
-    made = trace(tmp_path, module(f"{SCORES}{gate}\nreturn self.Wo(weights @ v)"), "x: B L D", target="M", D=24)
-    assert {step.role for step in made.steps} == {None}
+def test_exponential_alone_is_not_a_softmax(gate, tmp_path):
+    traced = trace(tmp_path, module(f"{SCORES}{gate}\nreturn self.Wo(weights @ v)"), "x: B L D", target="M", D=24)
+    assert {step.role for step in traced.steps} == {None}
 
 
-def test_numbers_that_select_are_not_followed(tmp_path):
+def test_index_tensors_are_not_followed(tmp_path):
     body = """
     keys = self.Wk(x)
     places = torch.arange(x.shape[1]).view(-1, 1) * 1
     chosen = keys.gather(1, places.view(1, -1, 1).expand_as(keys))
     return self.Wo((self.Wq(x) @ chosen.mT).softmax(-1) @ self.Wv(x))
     """
-    made = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
-    assert [step.role for step in made.steps if "int" in step.outputs[0].tensor.dtype] == [None] * 5
-    assert step_named(made, "keys").role == "projection"
+    traced = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
+    assert [step.role for step in traced.steps if "int" in step.outputs[0].tensor.dtype] == [None] * 5
+    assert step_named(traced, "keys").role == "projection"
 
 
 @pytest.mark.parametrize(
@@ -275,30 +275,30 @@ def test_numbers_that_select_are_not_followed(tmp_path):
         "key = x @ self.Wk.weight.view(24, 24).mT",
     ],
 )
-def test_a_part_of_a_parameter_projects(projected, tmp_path):
+def test_product_with_a_part_of_a_parameter_is_a_projection(projected, tmp_path):
     body = f"{projected}\nreturn self.Wo((self.Wq(x) @ key.mT).softmax(-1) @ self.Wv(x))"
-    made = trace(tmp_path, module(body), "x: B L D", target="M", D=24)
-    assert step_named(made, "key").role == "projection"
-    assert [step.role for step in made.steps][-4:] == ["softmax", "projection", "context", "output"]
+    traced = trace(tmp_path, module(body), "x: B L D", target="M", D=24)
+    assert step_named(traced, "key").role == "projection"
+    assert [step.role for step in traced.steps][-4:] == ["softmax", "projection", "context", "output"]
 
 
-def test_a_learned_query_is_no_weight_of_a_projection(tmp_path):
+def test_learned_query_is_not_a_projection_weight(tmp_path):
     body = """
     learned = self.Wq.weight[:5].unsqueeze(0).expand(x.shape[0], -1, -1)
     scores = learned @ self.Wk(x).mT
     return self.Wo(scores.softmax(-1) @ self.Wv(x))
     """
-    made = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
-    assert step_named(made, "scores").role == "scores"
+    traced = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
+    assert step_named(traced, "scores").role == "scores"
 
 
-def test_the_weight_of_a_normalisation_is_no_scale(tmp_path):
+def test_weight_of_a_normalisation_is_not_a_scale(tmp_path):
     body = """
     query, key = self.Wq(x), self.Wk(x)
     query = self.Wq.bias * (query * query.pow(2).mean(-1, keepdim=True).rsqrt())
     query = query * 0.5
     return self.Wo((query @ key.mT).softmax(-1) @ self.Wv(x))
     """
-    made = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
-    scaled = [step.expression for step in made.steps if step.role == "scale"]
+    traced = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
+    scaled = [step.expression for step in traced.steps if step.role == "scale"]
     assert scaled == ["query * 0.5"]

@@ -1,4 +1,4 @@
-"""Which sizes vary, under which constraints, and what can be said where they don't."""
+"""The sizes that vary, their constraints, and the results if sizes can't vary."""
 
 import pytest
 
@@ -6,9 +6,9 @@ from attnshape.dims.expressions import parse_expression
 from tests.tracing.traced_source import step_named, trace
 
 
-def axes(made, name):
-    """Return the expressions of a named tensor's axes, and how each is known."""
-    (tensor,) = [output.tensor for output in step_named(made, name).outputs if output.name == name]
+def axes(traced, name):
+    """Return the expression and the verdict of each axis of a named tensor."""
+    (tensor,) = [output.tensor for output in step_named(traced, name).outputs if output.name == name]
     return [(axis.expression, axis.known) for axis in tensor.axes]
 
 
@@ -51,56 +51,56 @@ VERIFIED = "verified"
 def test_constraints(body, inputs, given, preconditions, expected, tmp_path):
     specs = inputs.split("; ")
     parameters = ", ".join(spec.partition(":")[0] for spec in specs)
-    made = trace(tmp_path, f"def f({parameters}):\n    {body}\n    return a", *specs, **given)
-    assert made.complete
-    assert axes(made, "a") == expected
-    assert set(made.preconditions) == set(preconditions)
-    assert made.verified_at >= 3
+    traced = trace(tmp_path, f"def f({parameters}):\n    {body}\n    return a", *specs, **given)
+    assert traced.complete
+    assert axes(traced, "a") == expected
+    assert set(traced.preconditions) == set(preconditions)
+    assert traced.verified_at >= 3
 
 
 @pytest.mark.parametrize(
     ("body", "given", "expected", "notes"),
     [
-        # a branch that is taken at one size alone
+        # a branch that is taken at only one size
         ("a = x * 2 if x.shape[1] == 1 else x.exp()", {"L": 1}, [("B", VERIFIED), ("1", "literal")], "L=1"),
         ("assert x.shape[1] == 7; a = x * 2", {"L": 7}, [("B", VERIFIED), ("L", "matched")], "L=7"),
         ("assert x.shape == (3, 7); a = x * 2", {"B": 3, "L": 7}, [("B", "matched"), ("L", "matched")], "B=3, L=7"),
-        # two sizes of one number that can't vary: neither is guessed
+        # two fixed sizes with the same number: neither is guessed
         ("assert x.shape == (7, 7); a = x * 2", {"B": 7, "L": 7}, [("7", "literal"), ("7", "literal")], "B=7, L=7"),
     ],
 )
 def test_sizes_that_cannot_vary(body, given, expected, notes, tmp_path):
-    made = trace(tmp_path, f"def f(x):\n    {body}\n    return a", "x: B L", **given)
-    assert made.complete
-    assert axes(made, "a") == expected
-    assert any(f"not varied: {notes}" in note for note in made.notes), made.notes
+    traced = trace(tmp_path, f"def f(x):\n    {body}\n    return a", "x: B L", **given)
+    assert traced.complete
+    assert axes(traced, "a") == expected
+    assert any(f"not varied: {notes}" in note for note in traced.notes), traced.notes
 
 
-def test_a_size_of_one_that_matters_leaves_the_others_their_constraints(tmp_path):
+def test_branch_on_size_one_keeps_the_other_constraints(tmp_path):
     source = (
         "def f(x):\n    y = x * 2 if x.shape[1] == 1 else x.exp()\n    a = y.view(x.shape[0], 1, -1, 2)\n    return a"
     )
-    made = trace(tmp_path, source, "x: B L Dk", L=1)
-    assert axes(made, "a") == [("B", VERIFIED), ("1", "literal"), ("Dk//2", VERIFIED), ("2", "literal")]
-    assert made.preconditions == ("Dk even",)
+    traced = trace(tmp_path, source, "x: B L Dk", L=1)
+    assert axes(traced, "a") == [("B", VERIFIED), ("1", "literal"), ("Dk//2", VERIFIED), ("2", "literal")]
+    assert traced.preconditions == ("Dk even",)
 
 
-def test_a_loop_over_a_size_is_one_turn_of_that_size(tmp_path):
+def test_loop_over_a_size_is_folded(tmp_path):
     source = "def f(x):\n    for i in range(x.shape[0]):\n        a = x[i] * 2\n    return torch.stack([a, a])"
-    made = trace(tmp_path, source, "x: L B Dk", L=4)
-    assert [(axis.expression, axis.known) for axis in made.steps[-1].outputs[0].tensor.axes] == [
+    traced = trace(tmp_path, source, "x: L B Dk", L=4)
+    assert [(axis.expression, axis.known) for axis in traced.steps[-1].outputs[0].tensor.axes] == [
         ("2", "literal"),
         ("B", VERIFIED),
         ("Dk", VERIFIED),
     ]
-    assert [(loop.first, loop.last, loop.count, loop.expression, loop.known) for loop in made.loops] == [
+    assert [(loop.first, loop.last, loop.count, loop.expression, loop.known) for loop in traced.loops] == [
         (1, 2, 4, "L", VERIFIED)
     ]
-    assert [step.expression for step in made.steps] == ["x[i]", "x[i] * 2", "torch.stack([a, a])"]
-    assert made.notes == ()
+    assert [step.expression for step in traced.steps] == ["x[i]", "x[i] * 2", "torch.stack([a, a])"]
+    assert traced.notes == ()
 
 
-def test_a_branch_on_the_order_of_sizes_is_taken_as_at_the_users(tmp_path):
+def test_branch_on_the_order_of_sizes_follows_the_users_sizes(tmp_path):
     source = (
         "def f(x, y):\n    if x.shape[0] < y.shape[0]:\n        a = x * 2\n    else:\n        a = y.exp()\n    return a"
     )
@@ -109,21 +109,21 @@ def test_a_branch_on_the_order_of_sizes_is_taken_as_at_the_users(tmp_path):
     assert axes(trace(tmp_path, source, *inputs, Lq=9, Lk=4), "a") == [("Lk", VERIFIED)]
 
 
-def test_a_minimum_that_the_users_sizes_miss_is_this_runs_number(tmp_path):
+def test_minimum_beyond_the_small_sizes_is_a_literal(tmp_path):
     source = "def f(x):\n    a = x[: min(x.shape[0], 300)]\n    return a"
-    made = trace(tmp_path, source, "x: L Dk", L=310)
-    assert axes(made, "a") == [("300", "literal"), ("Dk", VERIFIED)]
-    assert any("no formula" in note for note in made.notes)
+    traced = trace(tmp_path, source, "x: L Dk", L=310)
+    assert axes(traced, "a") == [("300", "literal"), ("Dk", VERIFIED)]
+    assert any("no formula" in note for note in traced.notes)
 
 
-def test_code_that_fails_is_explained_as_far_as_it_went(tmp_path):
+def test_steps_before_a_failure_are_verified(tmp_path):
     source = "def f(x, y):\n    a = x * 2\n    return a @ y"
-    made = trace(tmp_path, source, "x: Lq Dk", "y: Lk Dv", Lq=3, Lk=4, Dk=5, Dv=6)
-    assert made.failure is not None
-    assert axes(made, "a") == [("Lq", VERIFIED), ("Dk", VERIFIED)]
+    traced = trace(tmp_path, source, "x: Lq Dk", "y: Lk Dv", Lq=3, Lk=4, Dk=5, Dv=6)
+    assert traced.failure is not None
+    assert axes(traced, "a") == [("Lq", VERIFIED), ("Dk", VERIFIED)]
 
 
-def test_a_target_that_only_runs_at_its_own_numbers(tmp_path):
+def test_target_with_constant_sizes(tmp_path):
     source = """
     class M(nn.Module):
         def __init__(self):
@@ -134,12 +134,12 @@ def test_a_target_that_only_runs_at_its_own_numbers(tmp_path):
             a = self.fc(x)
             return a
     """
-    made = trace(tmp_path, source, "x: B L D", target="M", D=48)
-    assert axes(made, "a") == [("B", VERIFIED), ("L", VERIFIED), ("24", "literal")]
-    assert [(axis.expression, axis.known) for axis in made.inputs[0].tensor.axes][-1] == ("D", "matched")
+    traced = trace(tmp_path, source, "x: B L D", target="M", D=48)
+    assert axes(traced, "a") == [("B", VERIFIED), ("L", VERIFIED), ("24", "literal")]
+    assert [(axis.expression, axis.known) for axis in traced.inputs[0].tensor.axes][-1] == ("D", "matched")
 
 
-def test_state_from_call_to_call_is_built_anew(tmp_path):
+def test_stateful_module_is_rebuilt_for_each_run(tmp_path):
     source = """
     class M(nn.Module):
         def __init__(self):
@@ -156,11 +156,11 @@ def test_state_from_call_to_call_is_built_anew(tmp_path):
     assert axes(trace(tmp_path, source, "x: B L", target="M"), "a") == [("B", VERIFIED), ("L", VERIFIED)]
 
 
-def test_a_threshold_is_no_divisibility(tmp_path):
+def test_threshold_is_not_a_divisibility_constraint(tmp_path):
     source = "def f(x):\n    if x.shape[0] > 20:\n        a = x * 2\n    else:\n        a = x.exp()\n    return a"
-    made = trace(tmp_path, source, "x: L", L=100)
-    assert axes(made, "a") == [("L", "matched")]
-    assert made.preconditions == ()
+    traced = trace(tmp_path, source, "x: L", L=100)
+    assert axes(traced, "a") == [("L", "matched")]
+    assert traced.preconditions == ()
 
 
 PARTLY = """
@@ -175,40 +175,40 @@ def f(x):
 
 
 @pytest.mark.parametrize("width", [8, 12, 16, 64])
-def test_a_multiple_that_the_next_number_happens_to_meet_too(width, tmp_path):
-    made = trace(tmp_path, PARTLY, "x: B L Dk", Dk=width)
-    assert made.preconditions == ("4 divides Dk",)
-    assert axes(made, "quarter") == [("B", VERIFIED), ("L", VERIFIED), ("Dk//4", VERIFIED)]
-    assert axes(made, "rest") == [("B", VERIFIED), ("L", VERIFIED), ("Dk//2", VERIFIED)]
+def test_larger_multiple_is_found(width, tmp_path):
+    traced = trace(tmp_path, PARTLY, "x: B L Dk", Dk=width)
+    assert traced.preconditions == ("4 divides Dk",)
+    assert axes(traced, "quarter") == [("B", VERIFIED), ("L", VERIFIED), ("Dk//4", VERIFIED)]
+    assert axes(traced, "rest") == [("B", VERIFIED), ("L", VERIFIED), ("Dk//2", VERIFIED)]
 
 
 @pytest.mark.parametrize("width", [20, 24, 64])
-def test_a_part_that_small_sizes_leave_nothing_of(width, tmp_path):
+def test_slice_that_is_empty_at_small_sizes(width, tmp_path):
     source = "def f(x):\n    a = x[..., 10:]\n    b = x[..., 1:-9]\n    return a, b"
-    made = trace(tmp_path, source, "x: B L Dk", Dk=width)
-    assert axes(made, "a") == axes(made, "b") == [("B", VERIFIED), ("L", VERIFIED), ("Dk-10", VERIFIED)]
-    assert not made.notes
+    traced = trace(tmp_path, source, "x: B L Dk", Dk=width)
+    assert axes(traced, "a") == axes(traced, "b") == [("B", VERIFIED), ("L", VERIFIED), ("Dk-10", VERIFIED)]
+    assert not traced.notes
 
 
-def test_a_multiple_of_a_size_that_only_its_factor_needs(tmp_path):
+def test_smallest_multiple_is_the_precondition(tmp_path):
     source = "def f(x, y):\n    a = x.view(x.shape[0], -1, 4)\n    return a, y"
-    made = trace(tmp_path, source, "x: L Dk", "y: B", B=2, Dk=16, L=3)
-    assert made.preconditions == ("4 divides Dk",)
+    traced = trace(tmp_path, source, "x: L Dk", "y: B", B=2, Dk=16, L=3)
+    assert traced.preconditions == ("4 divides Dk",)
 
 
-def test_a_number_is_no_constant_where_a_size_that_may_make_it_did_not_vary(tmp_path):
+def test_number_that_may_depend_on_a_fixed_size_is_unexplained(tmp_path):
     source = """
     def f(x, w):
         assert w.shape[0] == 3
         a = torch.zeros(x.shape[0], w.shape[0] + 1, 1)
         return a
     """
-    made = trace(tmp_path, source, "x: L", "w: W", W=3)
-    found = step_named(made, "a").outputs[0].tensor.axes
+    traced = trace(tmp_path, source, "x: L", "w: W", W=3)
+    found = step_named(traced, "a").outputs[0].tensor.axes
     assert [(axis.expression, axis.unexplained) for axis in found] == [("L", False), ("4", True), ("1", False)]
 
 
-def test_a_token_more_than_a_product_of_lengths_says(tmp_path):
+def test_products_of_lengths_plus_one(tmp_path):
     source = """
     def f(x):
         rows, columns = x.shape[1], x.shape[2]
@@ -217,7 +217,7 @@ def test_a_token_more_than_a_product_of_lengths_says(tmp_path):
         c = torch.zeros(-(-rows // 2) * (columns // 3) + 1)
         return a, b, c
     """
-    made = trace(tmp_path, source, "x: B Lq Lk", Lq=7, Lk=10)
+    traced = trace(tmp_path, source, "x: B Lq Lk", Lq=7, Lk=10)
     for name, place, expected in (("a", 1, 1 + 9 * 9 * 14), ("b", 0, 5), ("b", 1, 4), ("c", 0, 5 * 4 + 1)):
-        text, known = axes(made, name)[place]
+        text, known = axes(traced, name)[place]
         assert (parse_expression(text).evaluate({"Lq": 9, "Lk": 14}), known) == (expected, VERIFIED)

@@ -1,4 +1,4 @@
-"""Small runs stay small: their sizes are bounded by their largest tensor, and their number by what they cost."""
+"""Small runs stay small: the largest tensor bounds their sizes, and the number of steps bounds their number."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def plan(letters=GROUPED, **given):
     return Plan(resolve(set(letters), given))
 
 
-def test_a_weight_as_wide_as_long_counts():
+def test_square_weight_is_taken_into_account():
     chosen = plan()
     numbers = dict.fromkeys(chosen.unknowns, 2) | {"Dk": 3}
     width = chosen.at(numbers)["D"]
@@ -28,26 +28,26 @@ def test_a_weight_as_wide_as_long_counts():
     assert chosen.elements(numbers) == width**2
 
 
-def test_the_largest_tensor_counts():
+def test_largest_tensor_is_taken_into_account():
     chosen = Plan(plan(("B", "L")).sizes, powers={"B": 1, "L": 3})
     assert chosen.elements({"B": 2, "L": 5}) == 2 * 5**3
 
 
 @pytest.mark.parametrize("letters", [GROUPED, ("B", "H", "L", "D", "Dk", "W"), ("B", "L"), ("B", "L", "W", "Lp", "Lq")])
 @pytest.mark.parametrize("choose", [reversed_sizes, large_sizes, mixed_sizes])
-def test_validation_sizes_are_within_bounds_and_there_is_one(letters, choose):
+def test_validation_sizes_exist_and_are_within_bounds(letters, choose):
     chosen = plan(letters)
     numbers = list(choose(chosen))
     assert numbers
-    assert all(chosen.elements(one) <= 10**6 for one in numbers)
+    assert all(chosen.elements(first_symbol) <= 10**6 for first_symbol in numbers)
 
 
-def test_where_nothing_is_known_of_what_is_made_validation_sizes_stay_small():
-    """A module as wide as 2*H*Dk that fails at its first call."""
+def test_validation_sizes_stay_small_without_measured_powers():
+    """For example a module of width 2*H*Dk that fails at its first call."""
     chosen = plan(("B", "H", "L", "Dk"))
-    assert max(size for one in large_sizes(chosen) for size in one.values()) < 30
+    assert max(size for sizes in large_sizes(chosen) for size in sizes.values()) < 30
     known = Plan(chosen.sizes, powers={"B": 1, "L": 1, "H": 0, "Dk": 0})
-    assert max(size for one in large_sizes(known) for size in one.values()) > 100
+    assert max(size for sizes in large_sizes(known) for size in sizes.values()) > 100
 
 
 def test_multiples_of_multiples_find_smaller_validation_sizes():
@@ -55,9 +55,9 @@ def test_multiples_of_multiples_find_smaller_validation_sizes():
     assert len(list(mixed_sizes(chosen))) >= 4
 
 
-def test_what_is_the_largest_only_at_validation_sizes_counts():
+def test_tensor_that_is_largest_only_at_validation_sizes():
     def shapes(numbers: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """An image of many channels, and attention from all its pixels to all."""
+        """Return the shapes of an image with many channels, and of attention between all its pixels."""
         pixels = numbers["Lq"] * numbers["Lk"]
         return [(numbers["B"], 8 * numbers["D"], pixels), (numbers["B"], pixels, pixels)]
 
@@ -71,19 +71,19 @@ def test_what_is_the_largest_only_at_validation_sizes_counts():
     assert max(math.prod(shape) for numbers in found for shape in shapes(numbers)) <= 8 * 10**6
 
 
-def taken(count):
-    """Return a run of so many steps, each another one."""
+def run_of(count):
+    """Return a run of this many distinct steps."""
     return RawTrace([], [RawStep(str(place), None, [], [], None) for place in range(count)], [])
 
 
-def test_no_more_is_tried_than_a_number_of_steps(monkeypatch):
+def test_number_of_steps_bounds_the_attempts(monkeypatch):
     monkeypatch.setattr(small_runs, "_MOST_STEPS", 5000)
     runs: list[Mapping[str, int]] = []
 
     def attempt(numbers: Mapping[str, int]) -> RawTrace:
         runs.append(numbers)
-        return taken(900 + len(runs))  # never the same steps
+        return run_of(900 + len(runs))  # another number of steps each time
 
-    found = Sampler(SmallRuns(attempt)).sample(plan(("B", "L", "H", "D")), taken(800))
+    found = Sampler(SmallRuns(attempt)).sample(plan(("B", "L", "H", "D")), run_of(800))
     assert not found.complete
     assert 5 <= len(runs) <= 12

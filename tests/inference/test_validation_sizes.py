@@ -1,4 +1,4 @@
-"""Numbers that only look like formulas among small ordered primes are never called verified."""
+"""Numbers that resemble a formula only at small ordered primes are never verified."""
 
 import pytest
 
@@ -21,10 +21,10 @@ LOOKALIKES = {
 
 @pytest.mark.parametrize("size", LOOKALIKES.values(), ids=LOOKALIKES)
 @pytest.mark.parametrize(("queries", "keys"), [(10, 16), (16, 10), (40, 24), (12, 12)])
-def test_a_lookalike_is_never_proved_wrongly(size, queries, keys, tmp_path):
+def test_lookalike_is_never_verified(size, queries, keys, tmp_path):
     source = f"def f(q, k):\n    a = torch.zeros(q.shape[0], {size})\n    return a"
-    made = trace(tmp_path, source, "q: B Lq", "k: B Lk", Lq=queries, Lk=keys)
-    axis = made.steps[0].outputs[0].tensor.axes[1]
+    traced = trace(tmp_path, source, "q: B Lq", "k: B Lk", Lq=queries, Lk=keys)
+    axis = traced.steps[0].outputs[0].tensor.axes[1]
     if axis.known == "verified" or axis.where:
         truth = eval(f"lambda q, k: {size}")
         others = [(10, 16), (16, 10), (100, 30), (30, 100), (48, 48), (9, 5), (200, 201)]
@@ -49,24 +49,24 @@ def test_a_lookalike_is_never_proved_wrongly(size, queries, keys, tmp_path):
         ("q.shape[1]", 16, "Lq", None),
     ],
 )
-def test_the_smaller_of_two_sizes_says_where_it_holds(size, keys, expression, where, tmp_path):
+def test_minimum_of_two_sizes_has_a_condition(size, keys, expression, where, tmp_path):
     source = f"def f(q, k):\n    a = torch.zeros(q.shape[0], {size})\n    return a"
-    made = trace(tmp_path, source, "q: B Lq", "k: B Lk", Lq=10, Lk=keys)
-    axis = made.steps[0].outputs[0].tensor.axes[1]
+    traced = trace(tmp_path, source, "q: B Lq", "k: B Lk", Lq=10, Lk=keys)
+    axis = traced.steps[0].outputs[0].tensor.axes[1]
     assert (axis.expression, axis.known, axis.where) == (expression, "verified", where)
-    assert any(where in note for note in made.notes) if where else not made.notes
+    assert any(where in note for note in traced.notes) if where else not traced.notes
 
 
 def test_an_expectation_that_holds_only_in_one_order_fails(tmp_path):
     source = "def f(q, k):\n    a = torch.zeros(q.shape[0], max(q.shape[1], k.shape[1]))\n    return a"
-    made = trace(tmp_path, source, "q: B Lq", "k: B Lk", expect=("a: B Lk",))
-    assert [expectation.holds for expectation in made.expectations] == [False]
-    assert "expected Lk" in made.expectations[0].why
+    traced = trace(tmp_path, source, "q: B Lq", "k: B Lk", expect=("a: B Lk",))
+    assert [expectation.holds for expectation in traced.expectations] == [False]
+    assert "expected Lk" in traced.expectations[0].why
 
 
-def test_a_constant_of_the_code_is_one(tmp_path):
-    made = trace(tmp_path, "def f(q):\n    a = q.new_zeros(q.shape[0], 7)\n    return a", "q: B L")
-    axis = made.steps[0].outputs[0].tensor.axes[1]
+def test_constant_in_the_code_is_literal(tmp_path):
+    traced = trace(tmp_path, "def f(q):\n    a = q.new_zeros(q.shape[0], 7)\n    return a", "q: B L")
+    axis = traced.steps[0].outputs[0].tensor.axes[1]
     assert (axis.expression, axis.known, axis.unexplained) == ("7", "literal", False)
 
 
@@ -79,7 +79,7 @@ def test_a_constant_of_the_code_is_one(tmp_path):
         ("max(k.shape[1], 12)", 10, "12", "literal", "Lk <= 12"),
     ],
 )
-def test_the_smaller_of_a_size_and_a_number_says_where_it_holds(size, keys, expression, known, where, tmp_path):
-    made = trace(tmp_path, f"def f(k):\n    a = torch.zeros(k.shape[0], {size})\n    return a", "k: B Lk", Lk=keys)
-    axis = made.steps[0].outputs[0].tensor.axes[1]
+def test_minimum_of_a_size_and_a_number_has_a_condition(size, keys, expression, known, where, tmp_path):
+    traced = trace(tmp_path, f"def f(k):\n    a = torch.zeros(k.shape[0], {size})\n    return a", "k: B Lk", Lk=keys)
+    axis = traced.steps[0].outputs[0].tensor.axes[1]
     assert (axis.expression, axis.known, axis.where, axis.unexplained) == (expression, known, where, False)

@@ -1,4 +1,4 @@
-"""What was worked out by hand, from a module's source and its paper, of one case: the form that the tables are in."""
+"""The format of the tables of signatures, derived by hand from a module's source and its paper."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class HandWorked:
 
     sizes: tuple[Mapping[str, int], ...]
     outputs: tuple[str, ...]
-    """Of each tensor that the target returns, in order."""
+    """The signatures of the returned tensors, in order."""
     scores: tuple[str, ...] = ()
     """Of each step that makes scores, in order."""
     named: str | None = None
-    """The variable that holds the scores; where None, they are the steps with the role."""
+    """The variable with the scores; if None, the scores are the steps with that role."""
     avoided: tuple[str, ...] = ()
     """Of the scores that each fused step avoids, in order."""
     without: str | None = None

@@ -1,4 +1,4 @@
-"""Attention of libraries is free of findings, but for those that are real and explained in docs/checking.md."""
+"""`check` has no findings in libraries' attention modules, except for the real ones in REAL."""
 
 import contextlib
 
@@ -18,26 +18,26 @@ REAL = {
     "efficient_cases:nystrom": ["AS101"],
     # key and value heads are tiled: query head h uses key head h % Hkv
     "x_transformers_cases:grouped": ["AS601"],
-    # head_to_batch_dim's docstring tells of four axes, and it returns three
+    # head_to_batch_dim's docstring documents four axes, but it returns three
     "diffusers_cases:cross": ["AS001"],
     "diffusers_cases:added_keys": ["AS001"],
-    # with `bias_k` there is one key more than the docstring of the weights says
+    # with `bias_k` there is one more key than the docstring of the weights says
     "torch_cases:mha_function": ["AS003"],
-    # a comment says that query, key and value all are of length `seq_len`
+    # a comment says that query, key and value all have the length `seq_len`
     "labml_cases:cross": ["AS003", "AS003"],
     "labml_cases:relative": ["AS003", "AS003"],
-    # `3 x hidden_size`, and in a docstring `num_heads * 3 * head_dim`, where all heads share one key and value
+    # `3 x hidden_size`, and in a docstring `num_heads * 3 * head_dim`, although all heads share one key and value
     "transformers_text_cases:falcon": ["AS003", "AS003"],
     "transformers_text_cases:falcon_grouped": ["AS003", "AS003"],
-    # the last axis is called `window_overlap*window_overlap+window_overlap`, and has three windows' keys
+    # the last axis is documented as `window_overlap*window_overlap+window_overlap`, but has the keys of three windows
     "transformers_text_cases:longformer": ["AS003", "AS003"],
     "transformers_text_cases:longformer_global": ["AS003", "AS003"],
 }
 
 
 @pytest.mark.parametrize("case", sampled(HAND_WORKED, QUICK))
-def test_a_library_module_has_no_finding_that_is_not_real(case: str) -> None:
+def test_library_module_has_no_false_positives(case: str) -> None:
     request = TargetSpec(target_of(case), sizes=HAND_WORKED[case].sizes[0])
     report = check_request(request, RunOptions(command=case), Claims(), 60.0, contextlib.nullcontext)
     assert [finding.code for finding in report.findings] == REAL.get(case, []), report.findings
-    assert not [one for one in report.not_checked if one.why.startswith("the check failed")]
+    assert not [entry for entry in report.not_checked if entry.why.startswith("the check failed")]

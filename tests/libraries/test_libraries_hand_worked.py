@@ -1,4 +1,4 @@
-"""The tables worked out by hand can tell right from wrong, and there are enough of them."""
+"""The tables of hand-derived signatures are complete, and their sizes are distinguishable."""
 
 import importlib.metadata
 import re
@@ -19,24 +19,24 @@ INSTALLED = importlib.metadata.packages_distributions()
 
 
 @pytest.mark.libraries
-def test_there_are_enough_modules_of_enough_packages() -> None:
+def test_enough_modules_of_enough_packages() -> None:
     packages = {distribution for name in IMPORTED for distribution in INSTALLED.get(name, ())}
     assert len(HAND_WORKED) >= 45
     assert len(packages) >= 9
 
 
-def test_each_case_has_a_table_and_each_table_a_case() -> None:
-    written = {
+def test_every_case_has_a_table_entry() -> None:
+    defined = {
         f"{path.stem}:{name}"
         for path in (FOLDER / "cases").glob("*.py")
         for name in re.findall(r"^def ([a-z]\w*)\(.*-> Any:$", path.read_text(), re.MULTILINE)
     }
-    assert written == set(HAND_WORKED)
+    assert defined == set(HAND_WORKED)
     assert Path(FOLDER / "hand").is_dir()
 
 
 @pytest.mark.parametrize("case", HAND_WORKED)
-def test_no_size_passes_for_another(case: str) -> None:
+def test_sizes_are_distinct(case: str) -> None:
     worked = HAND_WORKED[case]
     assert len(worked.sizes) == 2
     assert worked.sizes[0].keys() == worked.sizes[1].keys()
@@ -48,7 +48,7 @@ def test_no_size_passes_for_another(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", HAND_WORKED)
-def test_no_number_passes_for_a_formula(case: str) -> None:
+def test_formulas_change_with_the_sizes(case: str) -> None:
     worked = HAND_WORKED[case]
     first, second = worked.sizes
     for expression in {axis for text in (*worked.outputs, *worked.scores, *worked.avoided) for axis in text.split()}:
@@ -58,6 +58,6 @@ def test_no_number_passes_for_a_formula(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", HAND_WORKED)
-def test_scores_are_made_or_avoided_or_there_is_a_reason(case: str) -> None:
+def test_every_case_has_scores_or_a_reason(case: str) -> None:
     worked = HAND_WORKED[case]
     assert bool(worked.scores or worked.avoided) != bool(worked.without)

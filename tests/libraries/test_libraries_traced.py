@@ -1,4 +1,4 @@
-"""Attention modules that others wrote: traced completely, every axis verified, signatures as worked out by hand."""
+"""Attention modules of published libraries: complete traces, verified axes, and signatures derived by hand."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,17 +9,17 @@ from tests.libraries.tracing_cases import FILES, HAND_WORKED, RUNS, each_run, tr
 
 pytestmark = pytest.mark.libraries
 VERIFIED = 0.99
-"""Of the axes that are no constants, how many must be verified: of all, by holding for each file of cases."""
+"""The fraction of non-constant axes that must be verified in each file of cases."""
 VERIFIED_IN_ONE = 0.95
-"""The same of one case at one of its sizes."""
+"""The same for one case at one of its sizes."""
 
 
 def numbers(trace: Trace) -> dict[str, int]:
-    return {letter: size.size for letter, size in trace.sizes.items()}
+    return {symbol: size.size for symbol, size in trace.sizes.items()}
 
 
 def value(expression: str, sizes: Mapping[str, int]) -> int:
-    """Evaluate an axis in Python, so that a spelling such as `D` for `H*Dk` doesn't count."""
+    """Evaluate an axis in Python, so that equivalent formulas such as `D` and `H*Dk` are equal."""
     return int(eval(expression, {"__builtins__": {}, "min": min, "max": max}, dict(sizes)))
 
 
@@ -48,7 +48,7 @@ def scores_by_role(trace: Trace) -> list[str]:
 
 
 def scores_by_name(trace: Trace, name: str) -> list[str]:
-    """Return the signatures of a variable, each once, in order."""
+    """Return the distinct signatures of a variable, in order."""
     named = (output for step in trace.steps for output in step.outputs if output.name == name)
     return list(dict.fromkeys(output.tensor.signature for output in named))
 
@@ -58,7 +58,7 @@ def avoided(trace: Trace) -> list[str]:
 
 
 def assert_same(found: list[str], worked: tuple[str, ...], case: str) -> None:
-    """Assert that signatures agree at the sizes of each of the case's traces."""
+    """Assert that signatures agree at all of the case's sizes."""
     everywhere = [numbers(traced(case, which)) for which in range(len(HAND_WORKED[case].sizes))]
     for sizes in everywhere:
         assert [shape_at(signature, sizes) for signature in found] == [
@@ -74,7 +74,7 @@ def is_verified(axis: Axis) -> bool:
     return axis.known == "verified" and not axis.unexplained
 
 
-def moving_axes(case: str, which: int) -> list[Axis]:
+def non_constant_axes(case: str, which: int) -> list[Axis]:
     return [axis for tensor in tensors(traced(case, which)) for axis in tensor.axes if not is_constant(axis)]
 
 
@@ -89,14 +89,14 @@ def test_library_module_is_traced_completely(case: str, which: int) -> None:
 
 @each_run
 def test_axes_of_library_module_are_verified(case: str, which: int) -> None:
-    axes = moving_axes(case, which)
+    axes = non_constant_axes(case, which)
     verified = sum(map(is_verified, axes))
     unverified = sorted({axis.expression for axis in axes if not is_verified(axis)})
     assert verified >= VERIFIED_IN_ONE * len(axes), f"{verified} of {len(axes)}; not verified: {unverified}"
 
 
 def aligned(trace: Trace, other: Trace) -> Iterator[tuple[TensorRecord, TensorRecord]]:
-    """Yield each tensor with its counterpart at other sizes; those of steps only where the same steps were taken."""
+    """Yield each tensor with its counterpart at other sizes; results of steps only if the steps are the same."""
     yield from ((mine.tensor, its.tensor) for mine, its in zip(trace.inputs, other.inputs, strict=True))
     if [shape_of(step) for step in trace.steps] == [shape_of(step) for step in other.steps]:
         for step, twin in zip(trace.steps, other.steps, strict=True):
@@ -108,7 +108,7 @@ def shape_of(step: Step) -> tuple[str, int | None, list[int]]:
 
 
 @each_run
-def test_formulas_and_constants_of_library_module_hold_at_the_other_sizes(case: str, which: int) -> None:
+def test_formulas_and_constants_hold_at_the_other_sizes(case: str, which: int) -> None:
     other = traced(case, 1 - which)
     sizes = numbers(other)
     wrong = [
@@ -123,12 +123,12 @@ def test_formulas_and_constants_of_library_module_hold_at_the_other_sizes(case: 
 
 
 @each_run
-def test_output_of_library_module_is_as_worked_out_by_hand(case: str, which: int) -> None:
+def test_output_matches_the_signature_derived_by_hand(case: str, which: int) -> None:
     assert_same(returned(traced(case, which)), HAND_WORKED[case].outputs, case)
 
 
 @each_run
-def test_scores_of_library_module_are_as_worked_out_by_hand(case: str, which: int) -> None:
+def test_scores_match_the_signature_derived_by_hand(case: str, which: int) -> None:
     trace, worked = traced(case, which), HAND_WORKED[case]
     found = scores_by_name(trace, worked.named) if worked.named else scores_by_role(trace)
     assert_same(found, worked.scores, case)
@@ -138,5 +138,5 @@ def test_scores_of_library_module_are_as_worked_out_by_hand(case: str, which: in
 @pytest.mark.slow
 @pytest.mark.parametrize("file", [pytest.param(file, marks=pytest.mark.xdist_group(file)) for file in FILES])
 def test_nearly_all_axes_of_a_file_of_cases_are_verified(file: str) -> None:
-    axes = [axis for case, which in RUNS if case.startswith(f"{file}:") for axis in moving_axes(case, which)]
+    axes = [axis for case, which in RUNS if case.startswith(f"{file}:") for axis in non_constant_axes(case, which)]
     assert sum(map(is_verified, axes)) >= VERIFIED * len(axes)

@@ -1,4 +1,4 @@
-"""Watching changes nothing in attention modules that others wrote: the same bits, built anew from the same seed."""
+"""Recording doesn't change the results of libraries' attention modules, built again with the same seed."""
 
 import pytest
 import torch
@@ -10,37 +10,37 @@ from tests.libraries.tracing_cases import HAND_WORKED, each_run, target_of
 
 pytestmark = pytest.mark.libraries
 FAST_PATH = {"torch_cases:mha_self", "torch_cases:encoder_layer", "torch_cases:transformer"}
-"""What torch runs as one native operation where nobody watches, with other roundings."""
+"""Cases that torch runs as one native operation unless recorded, with other rounding."""
 
 
-def watched_and_not(case: str, which: int) -> tuple[list[tuple[str, torch.Tensor]], list[tuple[str, torch.Tensor]]]:
-    """Return the tensors that a case's target returns when it is watched, and when it is called plainly."""
+def recorded_and_plain(case: str, which: int) -> tuple[list[tuple[str, torch.Tensor]], list[tuple[str, torch.Tensor]]]:
+    """Return the tensors that a case's target returns with and without recording."""
     target = find_target(TargetSpec(target_of(case), sizes=HAND_WORKED[case].sizes[which]))
     sizes = target.sizes
-    placement = RunOptions()
-    kept: list[object] = []
+    options = RunOptions()
+    results: list[object] = []
 
     class Keep(Runnable):
         def call(self) -> object:
-            kept.append(super().call())
-            return kept[-1]
+            results.append(super().call())
+            return results[-1]
 
-    built = target.build(sizes.numbers, placement)
+    built = target.build(sizes.numbers, options)
     raw = record(Keep(built.function, built.args, built.kwargs), 7)
     assert raw.failure is None
     assert raw.broken is None
-    plain = target.build(sizes.numbers, placement)
+    plain = target.build(sizes.numbers, options)
     torch.manual_seed(7)
     with torch.no_grad():
         result = plain.call()
-    return list(tensor_paths("output", kept[0])), list(tensor_paths("output", result))
+    return list(tensor_paths("output", results[0])), list(tensor_paths("output", result))
 
 
 @each_run
-def test_library_module_computes_the_same_bits(case: str, which: int) -> None:
-    watched, plain = watched_and_not(case, which)
-    assert [name for name, _ in watched] == [name for name, _ in plain]
-    for (_, mine), (_, its) in zip(watched, plain, strict=True):
+def test_recording_does_not_change_results(case: str, which: int) -> None:
+    recorded, plain = recorded_and_plain(case, which)
+    assert [name for name, _ in recorded] == [name for name, _ in plain]
+    for (_, mine), (_, its) in zip(recorded, plain, strict=True):
         assert mine.dtype == its.dtype
         if case in FAST_PATH:
             torch.testing.assert_close(mine, its)

@@ -1,4 +1,4 @@
-"""Each case's table entry, its file, and its trace at each of its sizes."""
+"""The table entry, the file and the traces of each case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _tables() -> Iterator[tuple[str, HandWorked]]:
 
 
 HAND_WORKED = dict(_tables())
-"""By `file:case`; a file of cases has its table under the same name in hand/."""
+"""Table entries by `file:case`; the table of a file of cases has the same name in hand/."""
 
 FILES = sorted({case.partition(":")[0] for case in HAND_WORKED})
 
@@ -54,7 +54,7 @@ each_run = pytest.mark.parametrize(
 
 
 def target_of(case: str) -> str:
-    """Return the target to type for a case."""
+    """Return the target of a case, as on the command line."""
     file, _, name = case.partition(":")
     return f"{FOLDER / 'cases' / file}.py:{name}"
 

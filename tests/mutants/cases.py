@@ -15,17 +15,17 @@ FOLDER = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Pair:
-    """One mistake in one style of code: the same weights, inputs and shapes, but different values."""
+    """One mistake in one style of code: both versions have the same weights, inputs and shapes, but other values."""
 
     code: str
     name: str
     file: str
     """Relative to the repository's root."""
     wrong: str
-    """The case that has the mistake: a function of sizes in the file."""
+    """The case with the mistake: a function of sizes in the file."""
     right: str
     reference: str
-    """Computes what is right from the same callable and inputs, by other means, in float64."""
+    """Computes the right result from the same callable and inputs in float64, independently."""
     sizes: tuple[dict[str, int], ...]
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Unusual:
-    """Attention code that is right and looks like few others."""
+    """Right attention code in an unusual style."""
 
     name: str
     file: str
@@ -68,7 +68,7 @@ def function(entry: Pair | Unusual, name: str) -> Callable[..., Any]:
 
 
 def wrong_line(pair: Pair) -> int | None:
-    """Return the number of the line that has the mistake; None for a mistake that no single line has."""
+    """Return the number of the line with the mistake; None if it isn't in a single line."""
     marker = f"# wrong: {pair.code} {pair.name}"
     lines = (ROOT / pair.file).read_text(encoding="utf-8").splitlines()
     return next((number for number, line in enumerate(lines, 1) if line.endswith(marker)), None)
@@ -97,4 +97,4 @@ def _unusual(file: str) -> list[Unusual]:
 
 
 PAIRS: tuple[Pair, ...] = tuple(pair for file in _files("pairs") for pair in _pairs(file))
-UNUSUAL: tuple[Unusual, ...] = tuple(one for file in _files("unusual") for one in _unusual(file))
+UNUSUAL: tuple[Unusual, ...] = tuple(unusual for file in _files("unusual") for unusual in _unusual(file))

@@ -1,4 +1,4 @@
-"""Runs attnshape's check on the cases, each at one of its sets of sizes and seeds."""
+"""Runs `check` on the cases at their sets of sizes and seeds."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -38,12 +38,12 @@ def is_first_of_its_code(index: int) -> bool:
 
 
 def check(entry: Pair | Unusual, case: str, size: int, seed: int) -> Report:
-    """Return what is found in a case."""
+    """Run `check` on a case, and return the report."""
     request = TargetSpec(f"{entry.file}:{case}", sizes=entry.sizes[size])
     settings = RunOptions(seed=seed, command=f"attnshape check {case}")
     return check_request(request, settings, Claims(), 60.0, contextlib.nullcontext)
 
 
 def failed_rules(report: Report) -> list[str]:
-    """Return why rules failed internally, if any did."""
-    return [one.why for one in report.not_checked if one.why.startswith("the check failed")]
+    """Return the reasons of rules that failed internally."""
+    return [entry.why for entry in report.not_checked if entry.why.startswith("the check failed")]

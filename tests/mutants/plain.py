@@ -1,16 +1,16 @@
-"""Plain attention functions, from which the correct versions of the cases are built."""
+"""Plain attention functions, from which the right versions of the cases are built."""
 
 import torch
 from torch import Tensor
 
 
 def split(x: Tensor, heads: int) -> Tensor:
-    """(B, L, H*Dk) as (B, H, L, Dk)."""
+    """Split (B, L, H*Dk) into (B, H, L, Dk)."""
     return torch.stack(x.chunk(heads, dim=-1), dim=1)
 
 
 def join(x: Tensor) -> Tensor:
-    """(B, H, L, Dk) as (B, L, H*Dk)."""
+    """Merge (B, H, L, Dk) into (B, L, H*Dk)."""
     return torch.cat(x.unbind(1), dim=-1)
 
 
@@ -28,7 +28,7 @@ def attention(
     bias: Tensor | None = None,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """(…, Lq, Dk), (…, Lk, Dk) and (…, Lk, Dv) to (…, Lq, Dv)."""
+    """Attend with (…, Lq, Dk), (…, Lk, Dk) and (…, Lk, Dv); return (…, Lq, Dv)."""
     scores = torch.einsum("...id,...jd->...ij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + bias
@@ -43,5 +43,5 @@ def multihead(q: Tensor, k: Tensor, v: Tensor, heads: int, **options: Tensor | f
 
 
 def causal(queries: int, keys: int) -> Tensor:
-    """True where a key is no later than the query; the last query sees all keys."""
+    """Return a mask, true for keys that are no later than the query; the last query sees all keys."""
     return torch.tensor([[j <= i + keys - queries for j in range(keys)] for i in range(queries)])

@@ -1,4 +1,4 @@
-"""The test-bed itself: right code equals an independent reference, wrong code differs in numbers alone."""
+"""The mutants themselves: right code matches an independent reference, and wrong code differs only in values."""
 
 import copy
 from collections import Counter
@@ -39,16 +39,16 @@ def built(
     return called, tuple(args), kwargs, list(claims)
 
 
-def doubled(value: Any) -> Any:
-    """A copy of its own, every floating number of it in float64."""
+def in_float64(value: Any) -> Any:
+    """Return a copy with all floating-point tensors in float64."""
     if isinstance(value, Tensor):
         return value.detach().clone().to(torch.float64) if value.is_floating_point() else value.clone()
     if isinstance(value, nn.Module):
         return copy.deepcopy(value).double()
     if isinstance(value, Mapping):
-        return {key: doubled(item) for key, item in value.items()}
+        return {key: in_float64(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(doubled(item) for item in value)
+        return type(value)(in_float64(item) for item in value)
     return value
 
 
@@ -79,7 +79,7 @@ def called_with_copies(called: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 def observed(called: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The output of a call, that of a second call, and the arguments and the state that they leave."""
+    """Return the outputs of two calls, and the arguments and the state after them."""
     args, kwargs = copy.deepcopy(args), copy.deepcopy(kwargs)
     with torch.no_grad():
         outputs = [first(called(*args, **kwargs)).clone() for _ in range(2)]
@@ -93,24 +93,26 @@ def distance(one: Tensor, other: Tensor) -> float:
     return (one.double() - other.double()).abs().nan_to_num(nan=0.0 if one.equal(other) else 1.0).max().item()
 
 
-def agrees_with_reference(entry: Pair | Unusual, case: str, reference: str, sizes: dict[str, int], seed: int) -> None:
+def assert_matches_reference(
+    entry: Pair | Unusual, case: str, reference: str, sizes: dict[str, int], seed: int
+) -> None:
     called, args, kwargs, _ = built(entry, case, sizes, seed)
-    called, args, kwargs = doubled(called), doubled(args), doubled(kwargs)
-    expected = first(function(entry, reference)(doubled(called), *copy.deepcopy(args), **copy.deepcopy(kwargs)))
+    called, args, kwargs = in_float64(called), in_float64(args), in_float64(kwargs)
+    expected = first(function(entry, reference)(in_float64(called), *copy.deepcopy(args), **copy.deepcopy(kwargs)))
     output = called_with_copies(called, args, kwargs)
     assert output.dtype == torch.float64
     torch.testing.assert_close(output, expected.detach(), rtol=1e-9, atol=1e-11)
 
 
 @each_pair
-def test_right_equals_its_reference(pair: Pair) -> None:
+def test_right_version_matches_its_reference(pair: Pair) -> None:
     for sizes in pair.sizes:
         for seed in SEEDS:
-            agrees_with_reference(pair, pair.right, pair.reference, sizes, seed)
+            assert_matches_reference(pair, pair.right, pair.reference, sizes, seed)
 
 
 @each_pair
-def test_wrong_differs_in_numbers_alone(pair: Pair) -> None:
+def test_wrong_version_differs_only_in_values(pair: Pair) -> None:
     for sizes in pair.sizes:
         for seed in SEEDS:
             wrong, wrong_args, wrong_kwargs, wrong_claims = built(pair, pair.wrong, sizes, seed)
@@ -123,43 +125,43 @@ def test_wrong_differs_in_numbers_alone(pair: Pair) -> None:
             if isinstance(right, nn.Module):
                 assert list(wrong.state_dict()) == list(right.state_dict())
                 assert equal(list(wrong.state_dict().values()), list(right.state_dict().values()))
-            output, *seen = observed(wrong, wrong_args, wrong_kwargs)
-            expected, *seen_right = observed(right, args, kwargs)
+            output, *after = observed(wrong, wrong_args, wrong_kwargs)
+            expected, *expected_after = observed(right, args, kwargs)
             assert output.shape == expected.shape
             assert output.dtype == expected.dtype
             assert not expected.isnan().any()
             difference = distance(output, expected)
             if pair.code.startswith("AS9"):
-                difference = max([difference, *(distance(a, b) for a, b in zip(seen, seen_right, strict=True))])
+                difference = max([difference, *(distance(a, b) for a, b in zip(after, expected_after, strict=True))])
             assert difference > 1e-6, f"{sizes}, seed {seed}: {difference}"
 
 
-@pytest.mark.parametrize("one", [one for one in UNUSUAL if one.reference], ids=str)
-def test_unusual_equals_its_reference(one: Unusual) -> None:
+@pytest.mark.parametrize("one", [unusual for unusual in UNUSUAL if unusual.reference], ids=str)
+def test_unusual_code_matches_its_reference(one: Unusual) -> None:
     assert one.reference is not None
     for sizes in one.sizes:
         for seed in SEEDS:
-            agrees_with_reference(one, one.case, one.reference, sizes, seed)
+            assert_matches_reference(one, one.case, one.reference, sizes, seed)
 
 
-@pytest.mark.parametrize("one", [one for one in UNUSUAL if not one.reference], ids=str)
-def test_unusual_runs(one: Unusual) -> None:
+@pytest.mark.parametrize("one", [unusual for unusual in UNUSUAL if not unusual.reference], ids=str)
+def test_unusual_code_runs(one: Unusual) -> None:
     for sizes in one.sizes:
         called, args, kwargs, _ = built(one, one.case, sizes)
         assert called_with_copies(called, args, kwargs).isfinite().all()
 
 
 @pytest.mark.parametrize("entry", (*PAIRS, *UNUSUAL), ids=str)
-def test_runs_at_primes(entry: Pair | Unusual) -> None:
-    sizes = {letter: PRIMES[letter] for letter in entry.sizes[0]}
+def test_case_runs_at_prime_sizes(entry: Pair | Unusual) -> None:
+    sizes = {symbol: PRIMES[symbol] for symbol in entry.sizes[0]}
     if all(given.get("Dk", 1) % 2 == 0 for given in entry.sizes):
-        sizes["Dk"] *= 2  # its pairs are rotated
+        sizes["Dk"] *= 2  # rotary embeddings need an even width
     for case in (entry.right, entry.wrong) if isinstance(entry, Pair) else (entry.case,):
         called, args, kwargs, _ = built(entry, case, sizes)
         called_with_copies(called, args, kwargs)
 
 
-def test_markers_name_a_pair_once() -> None:
+def test_markers_name_each_pair_once() -> None:
     marked = Counter(
         (path.relative_to(ROOT).as_posix(), line.rpartition("# wrong: ")[2])
         for path in (Path(__file__).parent / "pairs").glob("*.py")
@@ -170,7 +172,7 @@ def test_markers_name_a_pair_once() -> None:
     assert marked == expected
 
 
-def test_names_and_sizes_differ() -> None:
+def test_names_and_sizes_are_unique() -> None:
     names = Counter(str(entry) for entry in (*PAIRS, *UNUSUAL))
     assert [name for name, count in names.items() if count > 1] == []
     for pair in PAIRS:

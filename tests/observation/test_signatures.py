@@ -1,4 +1,4 @@
-"""What holds of a function's variables in every call of every run: formulas, and letters where calls differ."""
+"""The forms of a function's variables in all calls and runs: formulas, and common symbols if calls differ."""
 
 import itertools
 import textwrap
@@ -37,17 +37,17 @@ def text(form: Form | None) -> str:
         return "-"
     match form.of:
         case TensorForm(dtypes=dtypes, axes=axes):
-            shown = f"{'|'.join(sorted(dtypes))}[{' '.join(axis.text or '_' for axis in axes)}]"
+            text_of_form = f"{'|'.join(sorted(dtypes))}[{' '.join(axis.text or '_' for axis in axes)}]"
         case ItemsForm(kind=kind, items=items):
-            shown = f"{kind}({', '.join(map(text, items))})"
+            text_of_form = f"{kind}({', '.join(map(text, items))})"
         case OtherForm():
-            shown = "other"
-    return shown + (" or None" if form.optional else "")
+            text_of_form = "other"
+    return text_of_form + (" or None" if form.optional else "")
 
 
 def function(folder: Path, source: str, name: str, *cases: str) -> FunctionForms:
-    made = infer_forms([observed(folder, source, case) for case in cases or ["case"]])
-    return next(one for one in made if one.function.name == name)
+    forms = infer_forms([observed(folder, source, case) for case in cases or ["case"]])
+    return next(form for form in forms if form.function.name == name)
 
 
 def variables(forms: FunctionForms) -> dict[str, str]:
@@ -77,35 +77,35 @@ def alone(B, H, L, Dk):
 """
 
 
-def test_each_axis_is_a_formula(tmp_path: Path) -> None:
-    made = function(tmp_path, ATTEND, "attend")
-    assert {name: text(form) for name, form in made.arguments.items()} == {
+def test_axes_are_formulas(tmp_path: Path) -> None:
+    forms = function(tmp_path, ATTEND, "attend")
+    assert {name: text(form) for name, form in forms.arguments.items()} == {
         "q": "float32[B H Lq Dk]",
         "k": "float32[B H Lk Dk]",
         "v": "float32[B H Lk Dk]",
         "mask": "other or None",
     }
-    assert variables(made) == {"scores": "float32[B H Lq Lk]", "weights": "float32[B H Lq Lk]"}
-    assert text(made.result) == "tuple(float32[B H Lq Dk], float32[B H Lq Lk])"
-    assert [text(one) for one in made.results.values()] == [text(made.result)]
+    assert variables(forms) == {"scores": "float32[B H Lq Lk]", "weights": "float32[B H Lq Lk]"}
+    assert text(forms.result) == "tuple(float32[B H Lq Dk], float32[B H Lq Lk])"
+    assert [text(form) for form in forms.results.values()] == [text(forms.result)]
 
 
-def test_calls_with_two_lengths_share_one_letter(tmp_path: Path) -> None:
-    made = function(tmp_path, ATTEND, "project")
-    assert text(made.arguments["x"]) == "float32[B L H*Dk]"
-    assert variables(made) == {"parts": "float32[B L H Dk]"}
-    assert text(made.result) == "float32[B H L Dk]"
+def test_calls_with_two_lengths_share_one_symbol(tmp_path: Path) -> None:
+    forms = function(tmp_path, ATTEND, "project")
+    assert text(forms.arguments["x"]) == "float32[B L H*Dk]"
+    assert variables(forms) == {"parts": "float32[B L H Dk]"}
+    assert text(forms.result) == "float32[B H L Dk]"
 
 
 def test_self_and_cross_attention_together(tmp_path: Path) -> None:
-    made = function(tmp_path, ATTEND, "attend", "case", "alone")
-    assert text(made.arguments["q"]) == "float32[B H {} Dk]".format(text(made.arguments["q"]).split()[2])
-    axes = {name: text(form).strip("]").split()[2] for name, form in made.arguments.items() if name != "mask"}
+    forms = function(tmp_path, ATTEND, "attend", "case", "alone")
+    assert text(forms.arguments["q"]) == "float32[B H {} Dk]".format(text(forms.arguments["q"]).split()[2])
+    axes = {name: text(form).strip("]").split()[2] for name, form in forms.arguments.items() if name != "mask"}
     assert axes["k"] == axes["v"] != axes["q"]
-    assert text(made.bindings[(4, 4, "scores")]) == f"float32[B H {axes['q']} {axes['k']}]"
+    assert text(forms.bindings[(4, 4, "scores")]) == f"float32[B H {axes['q']} {axes['k']}]"
 
 
-def test_two_branches_and_what_is_none_at_times(tmp_path: Path) -> None:
+def test_branches_and_optional_values(tmp_path: Path) -> None:
     source = """
     def f(x, mask=None):
         if mask is not None:
@@ -123,13 +123,13 @@ def test_two_branches_and_what_is_none_at_times(tmp_path: Path) -> None:
     def case(B, L, D):
         return run, (torch.randn(B, L, D), torch.ones(B, L, D, dtype=torch.bool))
     """
-    made = function(tmp_path, source, "f")
-    assert text(made.arguments["mask"]) == "bool[B L D] or None"
-    assert text(made.result) == "tuple(float32[B L D], bool[B L D] or None)"
-    assert {text(form) for form in made.bindings.values()} == {"float32[B L D]", "bool[B L D]", "other or None"}
+    forms = function(tmp_path, source, "f")
+    assert text(forms.arguments["mask"]) == "bool[B L D] or None"
+    assert text(forms.result) == "tuple(float32[B L D], bool[B L D] or None)"
+    assert {text(form) for form in forms.bindings.values()} == {"float32[B L D]", "bool[B L D]", "other or None"}
 
 
-def test_loops_in_which_a_size_grows(tmp_path: Path) -> None:
+def test_loop_with_a_growing_size(tmp_path: Path) -> None:
     source = """
     def f(x):
         whole = x
@@ -141,16 +141,16 @@ def test_loops_in_which_a_size_grows(tmp_path: Path) -> None:
     def case(B, L, D):
         return f, (torch.randn(B, L, D),)
     """
-    made = function(tmp_path, source, "f")
-    assert {place[0]: text(form) for place, form in made.bindings.items() if place[2] == "whole"} == {
+    forms = function(tmp_path, source, "f")
+    assert {place[0]: text(form) for place, form in forms.bindings.items() if place[2] == "whole"} == {
         4: "float32[B L D]",
         6: "float32[B _ D]",
     }
-    assert variables(made)["same"] == "float32[B L D]"
-    assert text(made.result) == "float32[B 3*L D]"
+    assert variables(forms)["same"] == "float32[B L D]"
+    assert text(forms.result) == "float32[B 3*L D]"
 
 
-def test_ranks_that_differ(tmp_path: Path) -> None:
+def test_different_ranks(tmp_path: Path) -> None:
     source = """
     def f(x):
         return x + 1
@@ -161,11 +161,11 @@ def test_ranks_that_differ(tmp_path: Path) -> None:
     def case(B, L, D):
         return run, (torch.randn(B, L, D),)
     """
-    made = function(tmp_path, source, "f")
-    assert text(made.arguments["x"]) == "float32[B ... D]"
+    forms = function(tmp_path, source, "f")
+    assert text(forms.arguments["x"]) == "float32[B ... D]"
 
 
-def test_types_that_differ(tmp_path: Path) -> None:
+def test_different_types(tmp_path: Path) -> None:
     source = """
     def f(x):
         return x
@@ -185,11 +185,11 @@ def test_types_that_differ(tmp_path: Path) -> None:
         return same, (torch.randn(B, L),)
     """
     assert text(function(tmp_path, source, "f").arguments["x"]) == "other"
-    made = function(tmp_path, source, "f", "tensors")
-    assert text(made.arguments["x"]) == "bool|float32[B L]"
+    forms = function(tmp_path, source, "f", "tensors")
+    assert text(forms.arguments["x"]) == "bool|float32[B L]"
 
 
-def test_runs_that_fail_are_left_out(tmp_path: Path) -> None:
+def test_failing_runs_are_left_out(tmp_path: Path) -> None:
     source = """
     def f(x):
         assert x.shape[1] != 5
@@ -205,10 +205,10 @@ def test_runs_that_fail_are_left_out(tmp_path: Path) -> None:
         target = find_target(TargetSpec(f"{path}:case"))
         runs = runs_at(target, [{"B": 2, "L": 3}, {"B": 2, "L": 5}, {"B": 3, "L": 7}], CPU, TimeLimit())
     assert [run.numbers for run in runs] == [{"B": 2, "L": 3}, {"B": 3, "L": 7}]
-    assert [[one.function.name for one in run.invocations] for run in runs] == [["f"], ["f"]]
+    assert [[invocation.function.name for invocation in run.invocations] for run in runs] == [["f"], ["f"]]
 
 
-def test_what_the_constructor_calls_is_not_looked_at(tmp_path: Path) -> None:
+def test_calls_in_the_constructor_are_ignored(tmp_path: Path) -> None:
     source = """
     class M(torch.nn.Module):
         def __init__(self, D):
@@ -224,12 +224,12 @@ def test_what_the_constructor_calls_is_not_looked_at(tmp_path: Path) -> None:
         return M(D), (torch.randn(B, D),)
     """
     found = observed(tmp_path, source)
-    assert [one.function.name for one in found.actual.invocations] == ["M.forward", "helper"]
+    assert [invocation.function.name for invocation in found.actual.invocations] == ["M.forward", "helper"]
     assert found.actual.file == str(tmp_path / "observed_code.py")
     assert set(found.actual.parameters.values()) >= {(found.actual.numbers["D"],)}
 
 
-def test_what_fails_at_its_own_sizes_is_raised(tmp_path: Path) -> None:
+def test_failure_at_the_users_sizes_is_raised(tmp_path: Path) -> None:
     source = """
     def f(x):
         return x
@@ -249,44 +249,44 @@ SYMBOLS = st.sampled_from(["B", "H", "L", "Lq", "Lk", "Lp", "D", "Dk", "Dv"])
 
 @st.composite
 def axes(draw: st.DrawFn) -> list[tuple[str, ...]]:
-    """Draw axes, each by its symbol in each of some calls."""
+    """Draw axes, each as its symbols in several calls."""
     calls = draw(st.integers(1, 4))
     return draw(st.lists(st.tuples(*[SYMBOLS] * calls), min_size=1, max_size=6))
 
 
 @given(axes())
-def test_a_letter_means_one_thing_in_a_call(drawn: list[tuple[str, ...]]) -> None:
-    letters = CommonSymbols()
+def test_common_symbols_are_unambiguous(drawn: list[tuple[str, ...]]) -> None:
+    symbols = CommonSymbols()
     for axis in drawn:
-        letters.learn(axis)
-    chosen = [letters.choose(axis) for axis in drawn]
+        symbols.learn(axis)
+    chosen = [symbols.choose(axis) for axis in drawn]
     assert None not in chosen
-    for (one, letter), (other, again) in itertools.combinations(zip(drawn, chosen, strict=True), 2):
-        assert (letter == again) == (one == other), (one, other, letter)
+    for (one, symbol), (other, again) in itertools.combinations(zip(drawn, chosen, strict=True), 2):
+        assert (symbol == again) == (one == other), (one, other, symbol)
 
 
 @given(axes(), st.randoms())
-def test_the_order_of_asking_changes_no_meaning(drawn: list[tuple[str, ...]], random: object) -> None:
-    letters = CommonSymbols()
+def test_common_symbols_do_not_depend_on_the_order(drawn: list[tuple[str, ...]], random: object) -> None:
+    symbols = CommonSymbols()
     for axis in drawn:
-        letters.learn(axis)
-    first = [letters.choose(axis) for axis in drawn]
-    assert [letters.choose(axis) for axis in reversed(drawn)] == first[::-1]
+        symbols.learn(axis)
+    first = [symbols.choose(axis) for axis in drawn]
+    assert [symbols.choose(axis) for axis in reversed(drawn)] == first[::-1]
 
 
 @given(axes())
-def test_products_have_the_letters_of_their_parts(drawn: list[tuple[str, ...]]) -> None:
-    letters = CommonSymbols()
+def test_products_use_the_symbols_of_their_factors(drawn: list[tuple[str, ...]]) -> None:
+    symbols = CommonSymbols()
     products = [tuple(f"{symbol}*W" for symbol in axis) for axis in drawn]
     for axis in (*drawn, *products):
-        letters.learn(axis)
+        symbols.learn(axis)
     for axis, product in zip(drawn, products, strict=True):
-        assert letters.choose(product) == f"{letters.choose(axis)}*W"
+        assert symbols.choose(product) == f"{symbols.choose(axis)}*W"
 
 
-def test_expressions_of_different_forms_have_no_letter() -> None:
-    letters = CommonSymbols()
-    letters.learn(["B*H", "B"])
-    assert letters.choose(["B*H", "B"]) is None
-    assert letters.choose([None, "B"]) == "B"
+def test_expressions_of_different_forms_have_no_common_symbol() -> None:
+    symbols = CommonSymbols()
+    symbols.learn(["B*H", "B"])
+    assert symbols.choose(["B*H", "B"]) is None
+    assert symbols.choose([None, "B"]) == "B"
     assert CommonSymbols().choose([]) is None

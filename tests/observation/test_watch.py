@@ -1,4 +1,4 @@
-"""What is seen of a function's variables: each store with its value, each call, each result."""
+"""The observation of variables: each store with its value, each call, and each result."""
 
 import asyncio
 import gc
@@ -18,8 +18,8 @@ from attnshape.observation.forms import FunctionId
 from attnshape.observation.watch import Invocation, ItemsValue, OtherValue, TensorValue, Value, VariableWatch, summarize
 
 
-def watched(source: str, call: str) -> list[Invocation]:
-    """Return the calls of the functions in a source."""
+def observed_calls(source: str, call: str) -> list[Invocation]:
+    """Return the observed calls of the functions in a source."""
     space: dict[str, Any] = {"torch": torch, "asyncio": asyncio, "LIMIT": 4}
     exec(compile(textwrap.dedent(source), "watched.py", "exec"), space)
     called = compile(call, "calling.py", "eval")
@@ -29,15 +29,15 @@ def watched(source: str, call: str) -> list[Invocation]:
 
 
 def bound(source: str, call: str = "f()") -> list[tuple[int, str, Value]]:
-    """Return what the first of the calls binds: line, name and value."""
-    return [(one.line, one.name, one.value) for one in watched(source, call)[0].bindings]
+    """Return the line, the name and the value of each binding in the first call."""
+    return [(binding.line, binding.name, binding.value) for binding in observed_calls(source, call)[0].bindings]
 
 
 def names(source: str, call: str = "f()") -> dict[str, Value]:
     return {name: value for _, name, value in bound(source, call)}
 
 
-def test_each_store_has_its_place_and_value() -> None:
+def test_stores_have_position_and_value() -> None:
     source = """
     def f(x):
         y = x + 1
@@ -45,12 +45,15 @@ def test_each_store_has_its_place_and_value() -> None:
              * 2)
         return z
     """
-    (call,) = watched(source, "f(3)")
-    assert [(one.line, one.column, one.name, one.value) for one in call.bindings] == [(3, 4, "y", 4), (4, 4, "z", 8)]
+    (call,) = observed_calls(source, "f(3)")
+    assert [(binding.line, binding.column, binding.name, binding.value) for binding in call.bindings] == [
+        (3, 4, "y", 4),
+        (4, 4, "z", 8),
+    ]
     assert (call.arguments, call.results, call.function.name, call.function.line) == ({"x": 3}, [(6, 8)], "f", 2)
 
 
-def test_loops_bind_each_time() -> None:
+def test_loops_bind_in_each_iteration() -> None:
     assert bound("def f():\n  for i in range(3):\n    j = i * i") == [
         (2, "i", 0),
         (3, "j", 0),
@@ -66,8 +69,8 @@ def test_unpacking_binds_each_name() -> None:
     assert found == {"a": 1, "b": 2, "c": ItemsValue("list", (3, 4)), "d": 5, "e": 6, "g": 6}
 
 
-def test_each_name_of_an_unpacking_has_its_own_column(tmp_path: Path) -> None:
-    """Python 3.13 joins two stores into one instruction, which has the position of the first."""
+def test_unpacked_names_have_their_own_columns(tmp_path: Path) -> None:
+    """Python 3.13 merges two stores into one instruction, with the position of the first."""
     file = tmp_path / "joined.py"
     file.write_text(
         "def f():\n    q, k, v = 1, 2, 3\n    a = b = q\n"
@@ -78,7 +81,10 @@ def test_each_name_of_an_unpacking_has_its_own_column(tmp_path: Path) -> None:
     with VariableWatch(lambda code: code.co_filename == str(file)) as watch:
         space["f"]()
     lines = file.read_text().splitlines()
-    found = [(one.name, lines[one.line - 1][one.column], one.value) for one in watch.invocations[0].bindings]
+    found = [
+        (binding.name, lines[binding.line - 1][binding.column], binding.value)
+        for binding in watch.invocations[0].bindings
+    ]
     pairs = [("q", 1), ("k", 2), ("v", 3), ("a", 1), ("b", 1), ("i", 4), ("j", 5), ("c", 4)]
     assert found == [*((name, name, value) for name, value in pairs), ("y", "y", ItemsValue("list", (5,)))]
 
@@ -98,11 +104,11 @@ def test_walrus_with_augmented_and_import_bind() -> None:
     assert [value for _, name, value in found if name == "n"] == [10, 11]
 
 
-def test_what_is_deleted_or_never_bound_is_left_out() -> None:
+def test_deleted_and_unbound_names_are_left_out() -> None:
     assert names("def f():\n  a = 1\n  del a\n  b: int\n  c = 2") == {"a": 1, "c": 2}
 
 
-def test_an_exception_that_is_caught() -> None:
+def test_caught_exception() -> None:
     source = """
     def f():
         try:
@@ -114,14 +120,14 @@ def test_an_exception_that_is_caught() -> None:
             d = 3
         return d
     """
-    (call,) = watched(source, "f()")
-    found = {one.name for one in call.bindings}
+    (call,) = observed_calls(source, "f()")
+    found = {binding.name for binding in call.bindings}
     assert found >= {"a", "c", "d", "error"}
     assert "b" not in found
     assert call.results == [(10, 3)]
 
 
-def test_a_function_that_raises_has_no_result() -> None:
+def test_function_that_raises_has_no_result() -> None:
     source = """
     def g():
         a = 1
@@ -132,14 +138,14 @@ def test_a_function_that_raises_has_no_result() -> None:
         except ValueError:
             return 5
     """
-    f, g = watched(source, "f()")
+    f, g = observed_calls(source, "f()")
     assert (f.results, g.results, g.ended) == ([(9, 5)], [], None)
     assert f.ended is not None
 
 
-def test_recursion_has_a_call_each() -> None:
-    calls = watched("def f(n):\n  d = n\n  return f(n - 1) + d if n else d", "f(3)")
-    assert [(one.arguments, one.bindings[0].value, one.results) for one in calls] == [
+def test_recursive_calls_are_separate() -> None:
+    calls = observed_calls("def f(n):\n  d = n\n  return f(n - 1) + d if n else d", "f(3)")
+    assert [(call.arguments, call.bindings[0].value, call.results) for call in calls] == [
         ({"n": 3}, 3, [(3, 6)]),
         ({"n": 2}, 2, [(3, 3)]),
         ({"n": 1}, 1, [(3, 1)]),
@@ -147,7 +153,7 @@ def test_recursion_has_a_call_each() -> None:
     ]
 
 
-def test_functions_within_functions_are_apart() -> None:
+def test_nested_functions_are_separate() -> None:
     source = """
     def f():
         cell = 1
@@ -159,13 +165,13 @@ def test_functions_within_functions_are_apart() -> None:
         inner(5)
         return cell
     """
-    f, inner = watched(source, "f()")
+    f, inner = observed_calls(source, "f()")
     assert (f.function.name, inner.function.name) == ("f", "f.inner")
-    assert {one.name: one.value for one in f.bindings}["cell"] == 1
-    assert {one.name: one.value for one in inner.bindings} == {"cell": 5, "own": 6}
+    assert {binding.name: binding.value for binding in f.bindings}["cell"] == 1
+    assert {binding.name: binding.value for binding in inner.bindings} == {"cell": 5, "own": 6}
 
 
-def test_comprehensions_and_lambdas_bind_nothing_outside() -> None:
+def test_comprehensions_and_lambdas_bind_no_outer_names() -> None:
     source = """
     def f():
         i = "before"
@@ -175,12 +181,12 @@ def test_comprehensions_and_lambdas_bind_nothing_outside() -> None:
         i = [i for i in a]
         return (lambda y: y)(1)
     """
-    (call,) = watched(source, "f()")
-    assert [one.name for one in call.bindings] == ["i", "a", "b", "c", "i"]
+    (call,) = observed_calls(source, "f()")
+    assert [binding.name for binding in call.bindings] == ["i", "a", "b", "c", "i"]
     assert call.bindings[-1].value == ItemsValue("list", (0, 1, 2))
 
 
-def test_global_names_are_no_variables() -> None:
+def test_global_names_are_not_variables() -> None:
     found = names("def f():\n  global G\n  G = 3\n  own = G\n")
     assert found == {"own": 3}
 
@@ -209,9 +215,9 @@ def f():
 """
 
 
-def test_each_generator_is_one_call_whatever_is_resumed_between() -> None:
-    calls = watched(GENERATORS, "f()")
-    found = [(one.function.name, [b.value for b in one.bindings]) for one in calls if one.function.name != "f"]
+def test_interleaved_generators_are_one_call_each() -> None:
+    calls = observed_calls(GENERATORS, "f()")
+    found = [(call.function.name, [b.value for b in call.bindings]) for call in calls if call.function.name != "f"]
     assert found == [
         ("numbers", [1, 2]),
         ("numbers", [10, 11]),
@@ -225,12 +231,12 @@ def test_each_generator_is_one_call_whatever_is_resumed_between() -> None:
     ]
 
 
-def test_what_a_generator_yields_is_no_result() -> None:
-    (call,) = watched(GENERATORS, "list(numbers(1))")
+def test_yielded_value_is_not_a_result() -> None:
+    (call,) = observed_calls(GENERATORS, "list(numbers(1))")
     assert (call.results, call.ended) == ([], None)
 
 
-def test_a_generator_that_is_closed_is_still_its_call() -> None:
+def test_closed_generator_is_one_call() -> None:
     source = """
     def g(n):
         try:
@@ -242,8 +248,8 @@ def test_a_generator_that_is_closed_is_still_its_call() -> None:
         for _ in g(1): break
         for _ in g(5): break
     """
-    _, first, second = watched(source, "f()")
-    assert [[one.value for one in call.bindings] for call in (first, second)] == [[1, 2], [5, 6]]
+    _, first, second = observed_calls(source, "f()")
+    assert [[binding.value for binding in call.bindings] for call in (first, second)] == [[1, 2], [5, 6]]
 
 
 def test_coroutines_are_one_call_each() -> None:
@@ -257,15 +263,15 @@ def test_coroutines_are_one_call_each() -> None:
         c = await inner(3)
         d = await inner(5)
     """
-    calls = watched(source, "asyncio.run(f())")
-    assert [(one.function.name, [b.value for b in one.bindings]) for one in calls] == [
+    calls = observed_calls(source, "asyncio.run(f())")
+    assert [(call.function.name, [b.value for b in call.bindings]) for call in calls] == [
         ("f", [4, 6]),
         ("inner", [3, 4]),
         ("inner", [5, 6]),
     ]
 
 
-def test_the_whole_numbers_around_are_known_the_nearest_first() -> None:
+def test_enclosing_integers_are_known_nearest_first() -> None:
     source = """
     class Config:
         def __init__(self):
@@ -282,7 +288,7 @@ def test_the_whole_numbers_around_are_known_the_nearest_first() -> None:
         def forward(self):
             return 1
     """
-    call = watched(source, "Model().forward(300)")[-1]
+    call = observed_calls(source, "Model().forward(300)")[-1]
     assert {name: call.numbers[name] for name in ("heads", "width", "depth", "LIMIT")} == {
         "heads": 1,
         "width": 20,
@@ -290,10 +296,10 @@ def test_the_whole_numbers_around_are_known_the_nearest_first() -> None:
         "LIMIT": 4,
     }
     assert not {"flag", "name"} & set(call.numbers)
-    assert watched(source, "Odd.forward(Odd())")[-1].numbers["LIMIT"] == 4
+    assert observed_calls(source, "Odd.forward(Odd())")[-1].numbers["LIMIT"] == 4
 
 
-def test_the_tracing_that_was_there_is_put_back() -> None:
+def test_previous_trace_function_is_restored() -> None:
     def before(*_: object) -> None:
         return None
 
@@ -307,7 +313,7 @@ def test_the_tracing_that_was_there_is_put_back() -> None:
         sys.settrace(outer)
 
 
-def test_clearing_forgets() -> None:
+def test_clear_removes_invocations() -> None:
     with VariableWatch(lambda code: False) as watch:
         watch.count_call()
         watch.invocations.append(Invocation(FunctionId("a", "b", 1), {}, {}, 0))
@@ -315,21 +321,21 @@ def test_clearing_forgets() -> None:
     assert (watch.invocations, watch._recorded) == ([], 0)
 
 
-def test_tensors_are_not_kept() -> None:
-    made: list[weakref.ref[Tensor]] = []
+def test_tensors_are_not_kept_alive() -> None:
+    references: list[weakref.ref[Tensor]] = []
     source = "def f(keep):\n  a = keep()\n  return None"
     space: dict[str, Any] = {}
     exec(compile(source, "watched.py", "exec"), space)
 
     def keep() -> Tensor:
         tensor = torch.ones(3)
-        made.append(weakref.ref(tensor))
+        references.append(weakref.ref(tensor))
         return tensor
 
     with VariableWatch(lambda code: code.co_filename == "watched.py") as watch:
         space["f"](keep)
     gc.collect()
-    assert made[0]() is None
+    assert references[0]() is None
     assert watch.invocations[0].bindings[0].value == TensorValue((3,), "float32")
 
 
@@ -345,7 +351,7 @@ print([(one.line, one.column, one.name, one.value) for one in watch.invocations[
 """
 
 
-def test_python_without_columns() -> None:
+def test_code_without_column_information() -> None:
     command = [sys.executable, "-X", "no_debug_ranges", "-c", WITHOUT_COLUMNS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[(4, -1, 'y', 2), (5, -1, 'a', 2), (5, -1, 'b', 3)] -1\n"
@@ -385,7 +391,7 @@ class Broken(list[Any]):
         (torch.ones(2, device="meta", dtype=torch.bfloat16), TensorValue((2,), "bfloat16")),
     ],
 )
-def test_what_is_kept_of_a_value(value: object, kept: Value) -> None:
+def test_recorded_values(value: object, kept: Value) -> None:
     assert summarize(value) == kept
 
 

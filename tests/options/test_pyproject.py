@@ -1,4 +1,4 @@
-"""A target of pyproject.toml: the options that its keys stand for, and the error where it can't be one."""
+"""Targets in pyproject.toml: the options of their keys, and errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_keys_are_options(toml: str, fields: dict[str, Any]) -> None:
     assert decode(toml).spec() == TargetSpec("m.py:A", **fields)
 
 
-def test_run_options_are_those_that_are_given() -> None:
+def test_run_options_have_only_given_keys() -> None:
     assert decode("").run() == {}
     toml = 'seed = 7\ndevice = "meta"\ndtype = "float64"\ntrain = true\ngrad = false'
     assert decode(toml).run() == {"seed": 7, "device": "meta", "dtype": "float64", "train": True}
@@ -71,8 +71,8 @@ def test_run_options_are_those_that_are_given() -> None:
 def test_sets_of_sizes(toml: str, sets: tuple[dict[str, int], ...]) -> None:
     found = decode(toml).sets()
     assert found == sets
-    # in canonical order, whatever order they are written in
-    assert [list(one) for one in found] == [list(one) for one in sets]
+    # always in canonical order
+    assert [list(one) for one in found] == [list(sizes) for sizes in sets]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_errors_name_the_file_the_target_and_the_key(toml: str, key: str, messag
 
 
 @pytest.mark.parametrize("value", ["", " ", 3, 0.5, True, [], {}, ["m.py:A"]])
-def test_the_target_itself_is_a_text(value: object) -> None:
+def test_target_must_be_a_string(value: object) -> None:
     with pytest.raises(AttnshapeError, match=r"the key target is (empty|missing|an? |true)"):
         decode_target("ours", {"target": value})
     with pytest.raises(AttnshapeError, match="the key target is missing"):
@@ -151,13 +151,13 @@ def test_the_target_itself_is_a_text(value: object) -> None:
 
 
 @pytest.mark.parametrize(("name", "what"), [("", "is empty"), ("  ", "is empty"), ("a:b", "has a colon")])
-def test_names_that_no_command_line_could_have(name: str, what: str) -> None:
+def test_invalid_target_names(name: str, what: str) -> None:
     with pytest.raises(AttnshapeError, match=what):
         decode_target(name, {"target": "average"})
 
 
 @pytest.mark.parametrize("value", [3, "average", ["average"], True, None])
-def test_an_entry_is_a_table(value: object) -> None:
+def test_entry_must_be_a_table(value: object) -> None:
     with pytest.raises(AttnshapeError, match="expected a table"):
         decode_target("ours", value)
 
@@ -179,9 +179,7 @@ VALUES = st.recursive(
     st.dictionaries(st.sampled_from([*KEYS, "input", "claim", "nosuch", ""]), VALUES, max_size=4),
     st.booleans(),
 )
-def test_anything_is_an_entry_of_texts_or_an_error_with_a_way_out(
-    name: str, value: dict[str, Any], whole: bool
-) -> None:
+def test_any_entry_is_decoded_or_refused_with_a_hint(name: str, value: dict[str, Any], whole: bool) -> None:
     try:
         found = decode_target(name, {"target": "average", **value} if whole else value)
     except AttnshapeError as error:
@@ -193,4 +191,4 @@ def test_anything_is_an_entry_of_texts_or_an_error_with_a_way_out(
     assert spec.target.strip()
     assert all(type(text) is str for texts in (spec.inputs, spec.arguments) for text in texts.values())
     assert all(type(text) is str for pair in spec.expect for text in pair)
-    assert all(type(size) is int and size >= 1 for one in found.sets() for size in one.values())
+    assert all(type(size) is int and size >= 1 for sizes in found.sets() for size in sizes.values())

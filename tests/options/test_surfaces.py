@@ -1,4 +1,4 @@
-"""One option in the syntax of each surface: what an error suggests can be typed there."""
+"""Options in the syntax of the command line, Python and pyproject.toml, as error messages suggest them."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("option", "python", "flags", "toml"), OPTIONS, ids=[one[1] for one in OPTIONS])
-def test_each_surface_writes_an_option_in_its_own_syntax(option: Option, python: str, flags: str, toml: str) -> None:
+@pytest.mark.parametrize(("option", "python", "flags", "toml"), OPTIONS, ids=[option[1] for option in OPTIONS])
+def test_option_in_the_syntax_of_each_surface(option: Option, python: str, flags: str, toml: str) -> None:
     assert (python_syntax(option), flag_syntax(option), toml_syntax(option)) == (python, flags, toml)
 
 
 @pytest.mark.parametrize(
-    "option", [one[0] for one in OPTIONS if one[0].value is not None and one[0].field != "time_limit"]
+    "option", [option[0] for option in OPTIONS if option[0].value is not None and option[0].field != "time_limit"]
 )
-def test_what_is_suggested_means_the_option(option: Option) -> None:
+def test_suggested_syntax_parses_to_the_option(option: Option) -> None:
     if option.field != "claims":
         spec, run = spec_of(f"code.py:f {flag_syntax(option)}")
         assert option in given_by(spec, run)
@@ -63,13 +63,13 @@ def given_by(spec: TargetSpec, run: RunOptions) -> Iterator[Option]:
     yield from (Option(name, getattr(run, name)) for name in ("device", "train"))
 
 
-def test_every_key_of_pyproject_has_its_flag_and_every_flag_its_key() -> None:
+def test_every_pyproject_key_has_a_flag_and_vice_versa() -> None:
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    flags = {flag for verb in ("trace", "check") for one in verbs[verb].params for flag in one.opts}
+    flags = {flag for verb in ("trace", "check") for parameter in verbs[verb].params for flag in parameter.opts}
     words = {"inputs": "input", "claims": "claim"}
     assert {f"--{words.get(key, key)}" for key in KEYS} - {"--target", "--sizes"} <= flags
     assert {symbol.flag.removeprefix("--") for symbol in SYMBOLS} <= {*KEYS}
-    shared = {flag for one in verbs["diff"].params for flag in one.opts if flag.startswith("--")}
+    shared = {flag for parameter in verbs["diff"].params for flag in parameter.opts if flag.startswith("--")}
     assert shared - {"--fail-on", "--format", "--output"} <= {f"--{words.get(key, key)}" for key in KEYS}
 
 
@@ -91,14 +91,14 @@ SPECS = st.builds(
 
 @settings(deadline=None, max_examples=60)
 @given(SPECS)
-def test_flags_give_the_options_that_they_are_written_from(spec: TargetSpec) -> None:
+def test_flags_round_trip(spec: TargetSpec) -> None:
     words = [word for option in spec.given() for word in flag_words(option)]
     assert spec_of(spec.target, *words)[0] == spec
     line = shlex.join([spec.target, *words])
     assert spec_of(line)[0] == spec
 
 
-def test_what_is_given_lies_over_its_base() -> None:
+def test_given_options_override_the_base() -> None:
     sizes, inputs = {"B": 3, "T": "2*B"}, {"x": "B", "y": "L"}
     base = TargetSpec("m.py:A", "D", inputs, sizes=sizes, options={"causal": True}, claims=("causal",))
     assert TargetSpec("name").over(base) == base
@@ -121,7 +121,7 @@ def test_what_is_given_lies_over_its_base() -> None:
         ({"train": 1}, "train is 1", "train=True"),
     ],
 )
-def test_run_options_that_cannot_be(given_: dict[str, object], message: str, hint: str) -> None:
+def test_invalid_run_options(given_: dict[str, object], message: str, hint: str) -> None:
     with pytest.raises(AttnshapeError) as caught:
         run_options(given_, "")
     assert message in caught.value.message
@@ -138,7 +138,7 @@ def test_run_options_that_cannot_be(given_: dict[str, object], message: str, hin
         ({"mask_value": 0}, 'options["mask_value"] is 0', "-10000.0"),
     ],
 )
-def test_options_of_mechanisms_that_cannot_be(given_: dict[str, object], message: str, hint: str) -> None:
+def test_invalid_mechanism_options(given_: dict[str, object], message: str, hint: str) -> None:
     with pytest.raises(AttnshapeError) as caught:
         decode_options(given_)
     assert message in caught.value.message

@@ -1,4 +1,4 @@
-"""Attention code of a small project, as text: right, wrong, failing, and not importable."""
+"""Source code of a small project: right, wrong, failing, and missing."""
 
 RIGHT = """
 import math

@@ -1,4 +1,4 @@
-"""A small git repository of a project's, and this checkout's `attnshape` on the path."""
+"""A small git repository, and an environment with this checkout's `attnshape` on the path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHO = {
 
 
 def environment(place: Path, **others: str) -> dict[str, str]:
-    """Return an environment in which `attnshape` is this checkout's, and git reads no settings of the user's."""
+    """Return an environment in which `attnshape` is this checkout's, and git ignores the user's settings."""
     programs = place / "programs"
     programs.mkdir(exist_ok=True)
     script = programs / "attnshape"
@@ -28,9 +28,11 @@ def environment(place: Path, **others: str) -> dict[str, str]:
         encoding="utf-8",
     )
     script.chmod(0o755)
-    ours = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, **WHO, **others}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "GITHUB_", "PRE_COMMIT"))}
-    return {**kept, **ours, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    added = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, **WHO, **others}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "GITHUB_", "PRE_COMMIT"))
+    }
+    return {**inherited, **added, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
 
 
 def git(folder: Path, *words: str, env: dict[str, str]) -> str:
@@ -41,7 +43,7 @@ def git(folder: Path, *words: str, env: dict[str, str]) -> str:
 
 
 def committed(folder: Path, files: dict[str, str], env: dict[str, str]) -> str:
-    """Write files into a repository, made where it isn't there, and return the commit's name."""
+    """Commit files to a repository, which is created if necessary, and return the commit's hash."""
     if not (folder / ".git").exists():
         folder.mkdir(parents=True, exist_ok=True)
         git(folder, "init", "--quiet", "--initial-branch=main", env=env)

@@ -1,4 +1,4 @@
-"""`--all`, and a name with several sets of sizes: what is run, at which sizes, how it is told and how it ends."""
+"""`--all`, and targets with several sets of sizes: runs, output and exit status."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def project(folder: Path) -> None:
     (folder / "pyproject.toml").write_text(ENTRY + SIZES + DOUBLE)
 
 
-def sizes_of(trace: dict[str, Any], letters: str) -> dict[str, int]:
-    return {letter: trace["sizes"][letter]["size"] for letter in letters}
+def sizes_of(trace: dict[str, Any], symbols: str) -> dict[str, int]:
+    return {symbol: trace["sizes"][symbol]["size"] for symbol in symbols}
 
 
 def results(text: str) -> list[dict[str, Any]]:
@@ -36,17 +36,21 @@ def test_all_targets_at_all_their_sizes_in_order(attnshape: Attnshape) -> None:
     result = attnshape("trace --all --format json")
     assert (result.status, result.err) == (0, "")
     found = results(result.out)
-    assert [(one["name"], one["sizes"]) for one in found] == [
+    assert [(result["name"], result["sizes"]) for result in found] == [
         ("attention", {"B": 2, "L": 10}),
         ("attention", {"B": 1, "L": 1}),
         ("double", {}),
     ]
-    assert [sizes_of(one["trace"], "BL") for one in found[:2]] == [{"B": 2, "L": 10}, {"B": 1, "L": 1}]
+    assert [sizes_of(result["trace"], "BL") for result in found[:2]] == [{"B": 2, "L": 10}, {"B": 1, "L": 1}]
     assert sizes_of(found[2]["trace"], "BT") == {"B": 2, "T": 4}
-    assert [one["trace"]["target"] for one in found] == ["model.py:Attention", "model.py:Attention", "model.py:double"]
+    assert [result["trace"]["target"] for result in found] == [
+        "model.py:Attention",
+        "model.py:Attention",
+        "model.py:double",
+    ]
 
 
-def test_a_name_with_several_sets_does_each(attnshape: Attnshape) -> None:
+def test_target_with_several_sets_runs_each(attnshape: Attnshape) -> None:
     result = attnshape("trace attention --format markdown")
     assert (result.status, result.err) == (0, "")
     headings = [line for line in result.out.splitlines() if line.startswith("## ")]
@@ -54,42 +58,42 @@ def test_a_name_with_several_sets_does_each(attnshape: Attnshape) -> None:
     assert result.out.endswith("**2 results: 2 fine**\n")
 
 
-def test_a_name_with_one_set_is_as_if_its_sizes_were_typed(attnshape: Attnshape, folder: Path) -> None:
+def test_target_with_one_set_is_a_single_trace(attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(ENTRY + "sizes = { B = 3, L = 7 }")
     found = attnshape("trace attention --format json").trace
     assert found["schema"] == "attnshape/trace/1"
     assert sizes_of(found, "BL") == {"B": 3, "L": 7}
 
 
-def test_each_has_the_command_that_does_it_alone(attnshape: Attnshape) -> None:
+def test_each_result_has_its_own_command(attnshape: Attnshape) -> None:
     found = results(attnshape("trace --all --seed 3 --train --format json").out)
-    commands = [one["trace"]["command"] for one in found]
+    commands = [result["trace"]["command"] for result in found]
     assert commands[1] == "attnshape trace attention --batch 1 --length 1 --seed 3 --train"
-    for one, command in zip(found, commands, strict=True):
+    for entry, command in zip(found, commands, strict=True):
         words = shlex.split(command)[1:]
         alone = attnshape(*words, "--format", "json").trace
-        assert {**alone, "command": ""} == {**one["trace"], "command": ""}
+        assert {**alone, "command": ""} == {**entry["trace"], "command": ""}
 
 
-def test_what_is_typed_wins_letter_by_letter(attnshape: Attnshape) -> None:
+def test_typed_sizes_win_individually(attnshape: Attnshape) -> None:
     found = results(attnshape("trace attention --batch 5 --format json").out)
-    assert [one["sizes"] for one in found] == [{"L": 10}, {"L": 1}]
-    assert [sizes_of(one["trace"], "BL") for one in found] == [{"B": 5, "L": 10}, {"B": 5, "L": 1}]
+    assert [result["sizes"] for result in found] == [{"L": 10}, {"L": 1}]
+    assert [sizes_of(result["trace"], "BL") for result in found] == [{"B": 5, "L": 10}, {"B": 5, "L": 1}]
 
 
-def test_sets_that_what_is_typed_makes_the_same_are_one(attnshape: Attnshape) -> None:
+def test_sets_made_equal_by_typed_sizes_are_merged(attnshape: Attnshape) -> None:
     found = attnshape("trace attention --batch 5 --length 6 --format json").trace
     assert sizes_of(found, "BL") == {"B": 5, "L": 6}
 
 
-def test_letters_of_the_author_are_typed_or_listed_one_by_one(attnshape: Attnshape, folder: Path) -> None:
+def test_custom_symbols_are_typed_or_listed(attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(
         DOUBLE.replace("B T", "U T").replace("T = 4", 'T = 4, U = "2*T"') + "sizes = [{ T = 3 }, { U = 5 }]"
     )
     found = results(attnshape("trace double --format json").out)
-    assert [sizes_of(one["trace"], "TU") for one in found] == [{"T": 3, "U": 6}, {"T": 4, "U": 5}]
+    assert [sizes_of(result["trace"], "TU") for result in found] == [{"T": 3, "U": 6}, {"T": 4, "U": 5}]
     found = results(attnshape("trace double --dim T=7 --format json").out)
-    assert [sizes_of(one["trace"], "TU") for one in found] == [{"T": 7, "U": 14}, {"T": 7, "U": 5}]
+    assert [sizes_of(result["trace"], "TU") for result in found] == [{"T": 7, "U": 14}, {"T": 7, "U": 5}]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +106,7 @@ def test_letters_of_the_author_are_typed_or_listed_one_by_one(attnshape: Attnsha
         (MISSING + FAILS, 2, ["can't be carried out: there is no file nosuch.py", "failed at step 1, model.py:27"]),
     ],
 )
-def test_one_summary_and_one_status(
-    toml: str, status: int, outcomes: list[str], attnshape: Attnshape, folder: Path
-) -> None:
+def test_summary_and_status(toml: str, status: int, outcomes: list[str], attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(toml)
     result = attnshape("trace --all")
     assert (result.status, result.err) == (status, "")
@@ -112,16 +114,14 @@ def test_one_summary_and_one_status(
     assert [row.strip("| ").rpartition(" | ")[2].strip() for row in rows] == outcomes
 
 
-def test_sizes_that_contradict_each_other_keep_only_their_own_run_from_being_done(
-    attnshape: Attnshape, folder: Path
-) -> None:
+def test_contradictory_sizes_fail_only_their_run(attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(ENTRY + "sizes = [{ H = 8, Hkv = 3 }, { H = 4 }]")
     result = attnshape("trace attention --format json")
     first, second = results(result.out)
     assert result.status == 2
     assert "8/3 leaves 2" in first["error"]["message"]
     assert second["trace"]["sizes"]["H"]["size"] == 4
-    # no one looks into JSON for it
+    # the error is also on stderr, since the output is JSON
     assert result.err.startswith("error: attention, H=8 Hkv=3: the sizes contradict each other")
 
 
@@ -135,10 +135,10 @@ def test_sizes_that_contradict_each_other_keep_only_their_own_run_from_being_don
         '[tool.attnshape.targets]\nbroken = "average"\n',
     ],
 )
-def test_an_entry_that_is_wrong_keeps_no_other_from_being_done(broken: str, attnshape: Attnshape, folder: Path) -> None:
+def test_invalid_entry_does_not_affect_the_others(broken: str, attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(broken + DOUBLE)
     result = attnshape("trace --all --format json")
-    found = {one["name"]: one for one in results(result.out)}
+    found = {entry["name"]: entry for entry in results(result.out)}
     assert result.status == 2
     assert "pyproject.toml: target 'broken'" in found["broken"]["error"]["message"]
     assert found["double"]["trace"]["complete"] is True
@@ -147,20 +147,20 @@ def test_an_entry_that_is_wrong_keeps_no_other_from_being_done(broken: str, attn
     assert "pyproject.toml: target 'broken'" in alone.err
 
 
-def test_check_of_all(attnshape: Attnshape, folder: Path) -> None:
+def test_check_all(attnshape: Attnshape, folder: Path) -> None:
     (folder / "model.py").write_text(WRONG)
     (folder / "pyproject.toml").write_text(ENTRY + MISSING + DOUBLE)
     result = attnshape("check --all --format json")
-    found = {one["name"]: one for one in results(result.out)}
+    found = {entry["name"]: entry for entry in results(result.out)}
     assert result.status == 2
-    assert [one["code"] for one in found["attention"]["report"]["findings"]] == ["AS201"]
+    assert [result["code"] for result in found["attention"]["report"]["findings"]] == ["AS201"]
     assert found["double"]["report"]["findings"] == []
     assert found["missing"]["error"]["message"] == "there is no file nosuch.py"
     ignored = attnshape("check --all --ignore AS2 --format json")
-    assert [one["code"] for one in results(ignored.out)[0]["report"]["suppressed"]] == ["AS201"]
+    assert [result["code"] for result in results(ignored.out)[0]["report"]["suppressed"]] == ["AS201"]
 
 
-def test_a_claim_that_is_none_is_told_with_its_target(attnshape: Attnshape, folder: Path) -> None:
+def test_invalid_claim_is_reported_with_its_target(attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(ENTRY + 'claims = ["casual"]')
     for line in ("check attention", "check --all --format json"):
         result = attnshape(line)
@@ -176,8 +176,8 @@ def test_check_at_several_sizes_in_every_format(form: str, attnshape: Attnshape,
     result = attnshape(f"check attention --format {form}")
     assert (result.status, result.err) == (1, "")
     assert "AS201" in result.out
-    written = attnshape(f"check attention --format {form} --output all.txt")
-    assert (written.status, written.out, written.err) == (1, "", "")
+    saved = attnshape(f"check attention --format {form} --output all.txt")
+    assert (saved.status, saved.out, saved.err) == (1, "", "")
     assert (folder / "all.txt").read_text() == result.out.replace(
         f"--format {form}", f"--format {form} --output all.txt"
     )
@@ -185,7 +185,7 @@ def test_check_at_several_sizes_in_every_format(form: str, attnshape: Attnshape,
         assert len([line for line in result.out.splitlines() if line.startswith("::error file=model.py,line=")]) == 1
 
 
-def test_what_a_format_can_t_draw_of_one_target_is_an_error_of_that_one(attnshape: Attnshape) -> None:
+def test_match_without_steps_is_an_error_of_that_target(attnshape: Attnshape) -> None:
     result = attnshape("trace --all --match scores --format markdown")
     assert result.status == 2
     assert result.out.count("| `query @ key.transpose(-2, -1)`") == 2
@@ -214,15 +214,13 @@ def test_what_a_format_can_t_draw_of_one_target_is_an_error_of_that_one(attnshap
         ("trace attention --batch none", "--batch is 'none'", "--batch 4"),
     ],
 )
-def test_what_is_wrong_with_the_command_is_said_before_any_work(
-    line: str, error: str, hint: str, attnshape: Attnshape
-) -> None:
+def test_bad_flags_are_reported_before_any_run(line: str, error: str, hint: str, attnshape: Attnshape) -> None:
     result = attnshape(line)
     assert (result.status, result.out) == (2, "")
-    said, way_out = result.err.splitlines()
-    assert error in said
-    assert "pyproject.toml: target" not in said
-    assert hint in way_out
+    message, given_hint = result.err.splitlines()
+    assert error in message
+    assert "pyproject.toml: target" not in message
+    assert hint in given_hint
 
 
 @pytest.mark.parametrize(
@@ -238,16 +236,16 @@ def test_what_is_wrong_with_the_command_is_said_before_any_work(
         ("a = " + "9" * 5000, "pyproject.toml can't be read"),
     ],
 )
-def test_a_project_without_targets(toml: str | None, error: str, attnshape: Attnshape, folder: Path) -> None:
+def test_project_without_targets(toml: str | None, error: str, attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").unlink()
     if toml is not None:
         (folder / "pyproject.toml").write_text(toml)
     result = attnshape("trace --all")
     assert (result.status, result.out) == (2, "")
-    said, way_out = result.err.splitlines()
-    assert error in said
+    message, hint = result.err.splitlines()
+    assert error in message
     if "names no target" in error or "there is no" in error:
-        assert '[tool.attnshape.targets.attention], and below it target = "model.py:Attention"' in way_out
+        assert '[tool.attnshape.targets.attention], and below it target = "model.py:Attention"' in hint
 
 
 HOSTILE = [
@@ -268,19 +266,19 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("form", ["table", "markdown", "json"])
-def test_hostile_names(name: str, form: str, attnshape: Attnshape, folder: Path) -> None:
+def test_hostile_target_names(name: str, form: str, attnshape: Attnshape, folder: Path) -> None:
     header = DOUBLE.replace("targets.double", f"targets.{json.dumps(name)}")
     (folder / "pyproject.toml").write_text(header + "sizes = [{ T = 2 }, { T = 3 }]\n" + MISSING)
     result = attnshape("trace", "--all", "--format", form)
     assert result.status == 2
     assert all(line.isprintable() for line in (*result.out.splitlines(), *result.err.splitlines()))
     if form == "json":
-        assert [one["name"] for one in results(result.out)] == [name, name, "missing"]
+        assert [entry["name"] for entry in results(result.out)] == [name, name, "missing"]
         command = shlex.split(results(result.out)[0]["trace"]["command"])[1:]
         assert attnshape(command[0], "--format", "json", *command[1:]).status == 0
 
 
-def test_a_device_that_is_not_there_is_one_target_s_matter(attnshape: Attnshape, folder: Path) -> None:
+def test_missing_device_fails_only_its_target(attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(DOUBLE + 'device = "cuda:63"\n' + ENTRY)
     result = attnshape("trace --all --format json")
     assert result.status == 2
@@ -289,9 +287,7 @@ def test_a_device_that_is_not_there_is_one_target_s_matter(attnshape: Attnshape,
     assert second["trace"]["device"] == "cpu"
 
 
-def test_a_mistake_of_the_tool_s_own_is_one_target_s_matter(
-    attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_internal_error_fails_only_its_target(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch) -> None:
     from attnshape.pipelines import trace as pipeline
 
     real = pipeline.trace_request
@@ -309,18 +305,20 @@ def test_a_mistake_of_the_tool_s_own_is_one_target_s_matter(
         "message": "attnshape itself failed: ZeroDivisionError: a [red]mistake[/red]\n",
         "hint": "report it, with the output of: attnshape trace attention --batch 2 --length 10",
     }
-    assert [one["trace"]["complete"] for one in others] == [True, True]
+    assert [result["trace"]["complete"] for result in others] == [True, True]
 
 
-@pytest.mark.parametrize(("word", "meant"), [("attentoin", "attention"), ("doubel", "double"), ("averag", "average")])
-def test_a_name_that_is_none_is_compared_with_the_project_s(word: str, meant: str, attnshape: Attnshape) -> None:
+@pytest.mark.parametrize(
+    ("word", "suggestion"), [("attentoin", "attention"), ("doubel", "double"), ("averag", "average")]
+)
+def test_unknown_target_suggests_a_similar_one(word: str, suggestion: str, attnshape: Attnshape) -> None:
     result = attnshape(f"trace {word}")
     assert result.status == 2
     assert f"there is no mechanism '{word}' in the catalog, nor a target in pyproject.toml" in result.err
-    assert f"did you mean {meant}?" in result.err
+    assert f"did you mean {suggestion}?" in result.err
 
 
-def test_bytes_that_are_no_text_are_escaped_in_the_command(attnshape: Attnshape, folder: Path) -> None:
+def test_undecodable_bytes_are_escaped_in_the_command(attnshape: Attnshape, folder: Path) -> None:
     for line in (("trace", "--all"), ("trace", "average")):
         result = attnshape(*line, "--format", "json", "--output", "all\udcff.json")
         assert (result.status, result.err) == (0, "")
@@ -328,12 +326,12 @@ def test_bytes_that_are_no_text_are_escaped_in_the_command(attnshape: Attnshape,
         assert json.loads(saved.read_text())["command"].endswith("'all\\udcff.json'")
 
 
-def test_names_are_harmless_in_the_line_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+def test_names_are_escaped_in_the_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
 
     class Recorder:
         def __enter__(self) -> Any:
-            return said.append
+            return messages.append
 
         def __exit__(self, *_: object) -> None: ...
 
@@ -346,10 +344,10 @@ def test_names_are_harmless_in_the_line_of_progress(monkeypatch: pytest.MonkeyPa
 
     (outcome,) = batch.run_jobs([job], run)
     assert outcome.name == job.name
-    assert said == ["1 of 1: a\\n\\x1b[31m, B=2: running the target"]
+    assert messages == ["1 of 1: a\\n\\x1b[31m, B=2: running the target"]
 
 
-def test_python_takes_one_set(attnshape: Attnshape) -> None:
+def test_python_api_takes_one_set(attnshape: Attnshape) -> None:
     import attnshape as package
 
     with pytest.raises(package.AttnshapeError, match="lists 2 sets of sizes"):

@@ -1,4 +1,4 @@
-"""`--output FOLDER/`: a file for each trace, under names that are safe and stay what they are."""
+"""`--output FOLDER/`: one file for each trace, with safe and stable names."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def test_each_trace_is_a_file(attnshape: Attnshape, folder: Path) -> None:
     saved = folder / "saved" / "traces"
     assert names_in(saved) == ["attention,B=1,L=1.json", "attention,B=2,L=10.json", "double.json"]
     together = json.loads(attnshape("trace --all --format json").out)["results"]
-    for one in together:
-        parts = [one["name"], *(f"{letter}={size}" for letter, size in one["sizes"].items())]
-        assert json.loads((saved / f"{','.join(parts)}.json").read_text()) == one["trace"]
+    for result in together:
+        parts = [result["name"], *(f"{letter}={size}" for letter, size in result["sizes"].items())]
+        assert json.loads((saved / f"{','.join(parts)}.json").read_text()) == result["trace"]
     assert attnshape("show saved/traces/double.json").status == 0
-    # how it went is on standard output
+    # the summary is on stdout
     assert result.out.endswith("**3 results: 3 fine**\n")
 
 
-def test_a_folder_that_is_there_needs_no_slash(attnshape: Attnshape, folder: Path) -> None:
+def test_existing_folder_needs_no_slash(attnshape: Attnshape, folder: Path) -> None:
     (folder / "saved").mkdir()
     assert attnshape("trace attention --format json --output saved").status == 0
     assert names_in(folder / "saved") == ["attention,B=1,L=1.json", "attention,B=2,L=10.json"]
 
 
-def test_a_trace_that_can_t_be_made_leaves_no_old_file_in_its_place(attnshape: Attnshape, folder: Path) -> None:
+def test_failed_target_removes_its_old_file(attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(MISSING + DOUBLE)
     saved = folder / "saved"
     saved.mkdir()
@@ -85,7 +85,7 @@ SETS = st.dictionaries(st.sampled_from(["B", "L", "b", "é", "T"]), st.integers(
 
 @settings(deadline=None, max_examples=120)
 @given(st.lists(st.tuples(NAMES, SETS), max_size=6, unique_by=lambda one: (one[0], tuple(sorted(one[1].items())))))
-def test_no_two_have_one_name_on_any_system(jobs: list[tuple[str, dict[str, int]]]) -> None:
+def test_file_names_are_unique_and_portable(jobs: list[tuple[str, dict[str, int]]]) -> None:
     found = file_names([job(name, **sizes) for name, sizes in jobs])
     assert len({name.casefold() for name in found}) == len(jobs)
     for name in found:
@@ -94,7 +94,7 @@ def test_no_two_have_one_name_on_any_system(jobs: list[tuple[str, dict[str, int]
         assert len(name) < 200
 
 
-def test_names_that_differ_in_case_alone_have_digits() -> None:
+def test_names_that_differ_only_in_case_get_suffixes() -> None:
     upper, lower, other = file_names([job("Cross"), job("cross"), job("other")])
     assert upper.startswith("Cross-")
     assert lower.startswith("cross-")
@@ -102,7 +102,7 @@ def test_names_that_differ_in_case_alone_have_digits() -> None:
     assert other == "other.json"
 
 
-def test_a_name_doesn_t_depend_on_the_other_targets() -> None:
+def test_file_name_does_not_depend_on_other_targets() -> None:
     (alone,) = file_names([job("cross", B=1)])
     assert alone == "cross,B=1.json"
     refused = Refused("bad", AttnshapeError("wrong"))
@@ -122,17 +122,17 @@ def test_a_name_doesn_t_depend_on_the_other_targets() -> None:
         ("trace --all --format json --columns step --output saved/", "always has the whole trace", "leave them out"),
     ],
 )
-def test_what_can_t_be_written_is_said_first(
+def test_unwritable_output_is_reported_before_any_run(
     line: str, error: str, hint: str, attnshape: Attnshape, folder: Path
 ) -> None:
     result = attnshape(line)
     assert (result.status, result.out) == (2, "")
-    said, way_out = result.err.splitlines()
-    assert error in said
-    assert hint in way_out
+    message, given_hint = result.err.splitlines()
+    assert error in message
+    assert hint in given_hint
     assert list(folder.rglob("*.json")) == []
 
 
-def test_one_trace_goes_into_a_folder_that_is_named_as_one(attnshape: Attnshape, folder: Path) -> None:
+def test_trailing_slash_writes_a_single_trace_to_a_folder(attnshape: Attnshape, folder: Path) -> None:
     assert attnshape("trace double --format json --output alone/").status == 0
     assert names_in(folder / "alone") == ["double.json"]

@@ -1,4 +1,4 @@
-"""The hooks for pre-commit: run by pre-commit itself, from a local repository that offers them."""
+"""The pre-commit hooks, run by pre-commit from a local repository."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MANIFEST = ROOT / ".pre-commit-hooks.yaml"
 
 @dataclass(frozen=True)
 class Project:
-    """A repository in which the hooks are set up."""
+    """A repository with the hooks installed."""
 
     folder: Path
     env: dict[str, str]
 
     def pre_commit(self, *words: str) -> tuple[int, str]:
-        """Return the status of pre-commit and what it prints."""
+        """Run pre-commit, and return its exit status and its output."""
         command = [sys.executable, "-m", "pre_commit", *words]
         done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
@@ -40,11 +40,11 @@ class Project:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     env = environment(tmp_path, PRE_COMMIT_HOME=str(tmp_path / "home"))
-    offers = tmp_path / "attnshape"
+    hook_repository = tmp_path / "attnshape"
     if (ROOT / ".git").exists():
-        git(tmp_path, "clone", "--quiet", "--no-tags", str(ROOT), str(offers), env=env)
-    revision = committed(offers, {MANIFEST.name: MANIFEST.read_text(encoding="utf-8")}, env)
-    config = f"repos:\n- repo: {offers}\n  rev: {revision}\n  hooks:\n  - id: attnshape-check\n"
+        git(tmp_path, "clone", "--quiet", "--no-tags", str(ROOT), str(hook_repository), env=env)
+    revision = committed(hook_repository, {MANIFEST.name: MANIFEST.read_text(encoding="utf-8")}, env)
+    config = f"repos:\n- repo: {hook_repository}\n  rev: {revision}\n  hooks:\n  - id: attnshape-check\n"
     folder = tmp_path / "project"
     files = {"model.py": RIGHT, "pyproject.toml": ENTRY + SIZES, "README.md": "", ".pre-commit-config.yaml": config}
     committed(folder, files, env)
@@ -55,7 +55,7 @@ def hooks() -> list[dict[str, Any]]:
     return list(yaml.safe_load(MANIFEST.read_text(encoding="utf-8")))
 
 
-def test_the_manifest_is_one_that_pre_commit_reads() -> None:
+def test_manifest_is_valid() -> None:
     command = [sys.executable, "-m", "pre_commit", "validate-manifest", str(MANIFEST)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
@@ -63,7 +63,7 @@ def test_the_manifest_is_one_that_pre_commit_reads() -> None:
 
 
 @pytest.mark.parametrize("hook", hooks(), ids=lambda hook: hook["id"])
-def test_a_hook_runs_every_target_in_the_user_s_own_environment(hook: dict[str, Any]) -> None:
+def test_hook_checks_all_targets_in_the_users_environment(hook: dict[str, Any]) -> None:
     assert hook["language"] == "system"
     assert hook["pass_filenames"] is False
     assert hook["entry"].startswith("attnshape check --all")
@@ -80,41 +80,43 @@ def test_a_hook_runs_every_target_in_the_user_s_own_environment(hook: dict[str, 
     assert [name for name in changed if re.search(hook["files"], name)] == changed[:4]
 
 
-def test_a_mistake_keeps_the_commit_from_being_made_until_it_is_mended(project: Project) -> None:
-    status, said = project.pre_commit("install")
-    assert status == 0, said
+def test_hook_blocks_a_commit_until_the_mistake_is_fixed(project: Project) -> None:
+    status, output = project.pre_commit("install")
+    assert status == 0, output
     (project.folder / "model.py").write_text(WRONG)
     commit = ["git", "commit", "--all", "--message=wrong"]
-    refused = subprocess.run(commit, cwd=project.folder, env=project.env, capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
+    blocked = subprocess.run(commit, cwd=project.folder, env=project.env, capture_output=True, text=True, check=False)
+    assert blocked.returncode == 1
     line = 1 + WRONG.splitlines().index("        scores = query @ key.transpose(-2, -1) / math.sqrt(D)")
-    assert f"model.py:{line}:18: AS201 scores are scaled by 1/sqrt(D)" in refused.stderr
-    assert "2 results: 2 with problems" in refused.stderr
-    (project.folder / "model.py").write_text(f"{RIGHT}\n# mended\n")
-    made = subprocess.run(commit, cwd=project.folder, env=project.env, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    assert re.search(r"attnshape check\.+Passed", made.stderr)
+    assert f"model.py:{line}:18: AS201 scores are scaled by 1/sqrt(D)" in blocked.stderr
+    assert "2 results: 2 with problems" in blocked.stderr
+    (project.folder / "model.py").write_text(f"{RIGHT}\n# fixed\n")
+    committing = subprocess.run(
+        commit, cwd=project.folder, env=project.env, capture_output=True, text=True, check=False
+    )
+    assert committing.returncode == 0, committing.stderr
+    assert re.search(r"attnshape check\.+Passed", committing.stderr)
 
 
-def test_what_is_no_code_starts_nothing(project: Project) -> None:
+def test_hook_is_skipped_for_other_files(project: Project) -> None:
     (project.folder / "README.md").write_text("more")
     git(project.folder, "add", "--all", env=project.env)
-    status, said = project.pre_commit("run")
+    status, output = project.pre_commit("run")
     assert status == 0
-    assert re.search(r"attnshape check\.+\(no files to check\)Skipped", said)
+    assert re.search(r"attnshape check\.+\(no files to check\)Skipped", output)
 
 
-def test_a_target_that_is_not_there_fails_and_says_so(project: Project) -> None:
+def test_missing_target_fails_the_hook(project: Project) -> None:
     (project.folder / "pyproject.toml").write_text(ENTRY.replace("model.py", "nosuch.py"))
-    status, said = project.pre_commit("run", "--all-files")
+    status, output = project.pre_commit("run", "--all-files")
     assert status == 1
-    assert "- exit code: 2" in said
-    assert "can't be carried out: there is no file nosuch.py" in said
+    assert "- exit code: 2" in output
+    assert "can't be carried out: there is no file nosuch.py" in output
 
 
-def test_a_project_without_targets_is_told_what_to_write(project: Project) -> None:
+def test_project_without_targets_gets_a_hint(project: Project) -> None:
     (project.folder / "pyproject.toml").write_text("")
-    status, said = project.pre_commit("run", "--all-files")
+    status, output = project.pre_commit("run", "--all-files")
     assert status == 1
-    assert "pyproject.toml names no target" in said
-    assert "[tool.attnshape.targets.attention]" in said
+    assert "pyproject.toml names no target" in output
+    assert "[tool.attnshape.targets.attention]" in output

@@ -1,4 +1,4 @@
-"""Targets that are run in one process, one after another: none changes what comes out for the next."""
+"""Targets run one after another in one process, without affecting each other."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def entries(**targets: str) -> str:
 
 
 def results(text: str) -> dict[str, dict[str, Any]]:
-    return {one["name"]: one for one in json.loads(text)["results"]}
+    return {entry["name"]: entry for entry in json.loads(text)["results"]}
 
 
-def expression(one: dict[str, Any]) -> str:
-    return str(one["trace"]["steps"][-1]["expression"])
+def expression(entry: dict[str, Any]) -> str:
+    return str(entry["trace"]["steps"][-1]["expression"])
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -58,7 +58,9 @@ def write(folder: Path, files: dict[str, str]) -> None:
         ("raise KeyboardInterrupt\n", "KeyboardInterrupt"),
     ],
 )
-def test_a_failing_import_doesn_t_spoil_the_next(bad: str, error: str, attnshape: Attnshape, folder: Path) -> None:
+def test_failing_import_does_not_affect_the_next_target(
+    bad: str, error: str, attnshape: Attnshape, folder: Path
+) -> None:
     write(folder, {"bad.py": bad, "good.py": f"import helper\n{DOUBLES}", "helper.py": "", "model.py": RIGHT})
     (folder / "pyproject.toml").write_text(entries(bad="bad.py:f", good="good.py:f") + ENTRY)
     result = attnshape("trace --all --format json")
@@ -71,7 +73,7 @@ def test_a_failing_import_doesn_t_spoil_the_next(bad: str, error: str, attnshape
     assert found["attention"]["trace"]["dtype"] == "float32"
 
 
-def test_files_of_one_name_in_different_folders_have_their_own_neighbours(attnshape: Attnshape, folder: Path) -> None:
+def test_files_of_the_same_name_import_from_their_own_folder(attnshape: Attnshape, folder: Path) -> None:
     model = "from layers import scale\n\n\ndef f(x):\n    made = scale(x)\n    return made\n"
     for name, number in (("a", 2), ("b", 3), ("c", 5)):
         runs = f"import builtins\nbuiltins.ran_{name} = getattr(builtins, 'ran_{name}', 0) + 1\n"
@@ -85,7 +87,7 @@ def test_files_of_one_name_in_different_folders_have_their_own_neighbours(attnsh
     result = attnshape("trace --all --format json")
     found = results(result.out)
     assert result.status == 0
-    assert {name: expression(one) for name, one in found.items()} == {
+    assert {name: expression(entry) for name, entry in found.items()} == {
         "a": "x * 2",
         "b": "x * 3",
         "c": "x * 5",
@@ -94,11 +96,11 @@ def test_files_of_one_name_in_different_folders_have_their_own_neighbours(attnsh
     }
     import builtins
 
-    # what is registered on import, as an operation of torch's, may be registered once only
+    # modules that register something, such as a torch operator, must be imported only once
     assert [vars(builtins).pop(f"ran_{name}") for name in "abc"] == [1, 1, 1]
 
 
-def test_packages_in_folders(attnshape: Attnshape, folder: Path) -> None:
+def test_packages_of_the_same_name_in_folders(attnshape: Attnshape, folder: Path) -> None:
     model = "from pkg.layers import scale\n\n\ndef f(x):\n    made = scale(x)\n    return made\n"
     for name, number in (("a", 2), ("b", 3)):
         write(
@@ -111,10 +113,10 @@ def test_packages_in_folders(attnshape: Attnshape, folder: Path) -> None:
         )
     (folder / "pyproject.toml").write_text(entries(a="a/pkg/model.py:f", b="b/pkg/model.py:f"))
     found = results(attnshape("trace --all --format json").out)
-    assert [expression(one) for one in found.values()] == ["x * 2", "x * 3"]
+    assert [expression(result) for result in found.values()] == ["x * 2", "x * 3"]
 
 
-def test_modules_of_the_project_itself_are_imported_once(attnshape: Attnshape, folder: Path) -> None:
+def test_project_modules_are_imported_once(attnshape: Attnshape, folder: Path) -> None:
     write(
         folder,
         {
@@ -160,32 +162,32 @@ def slow(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_what_is_being_done_is_said_and_nothing_of_it_stays(slow: Path) -> None:
+def test_progress_is_shown_and_erased(slow: Path) -> None:
     process, leader = start(slow, "trace", "--all")
-    written = read_all(leader)
+    output = read_all(leader)
     assert process.wait() == 0
-    assert "attnshape: 1 of 3: slow, B=4 L=1: run" in written
-    shown = screen(written)
-    assert not any("attnshape: " in line for line in shown)
-    assert [line for line in shown if set(line) == {"="}] == ["=" * 13, "=" * 9, "=" * 6, "=" * 7]
-    assert shown[-2:] == ["3 results: 3 fine", ""]
+    assert "attnshape: 1 of 3: slow, B=4 L=1: run" in output
+    lines = screen(output)
+    assert not any("attnshape: " in line for line in lines)
+    assert [line for line in lines if set(line) == {"="}] == ["=" * 13, "=" * 9, "=" * 6, "=" * 7]
+    assert lines[-2:] == ["3 results: 3 fine", ""]
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_of_them(slow: Path) -> None:
+def test_ctrl_c_ends_the_whole_batch(slow: Path) -> None:
     process, leader = start(slow, "trace", "--all")
-    written = ""
+    output = ""
     until = time.monotonic() + 60
-    while "1 of 3" not in written and time.monotonic() < until:
-        written += os.read(leader, 65536).decode()
+    while "1 of 3" not in output and time.monotonic() < until:
+        output += os.read(leader, 65536).decode()
     process.send_signal(signal.SIGINT)
-    written += read_all(leader)
+    output += read_all(leader)
     assert process.wait() == 130
-    assert "Traceback" not in written
-    assert "double" not in written
+    assert "Traceback" not in output
+    assert "double" not in output
 
 
-def test_ctrl_c_leaves_no_half_written_file(slow: Path) -> None:
+def test_ctrl_c_leaves_no_partial_file(slow: Path) -> None:
     process, leader = start(slow, "trace", "--all", "--output", "all.json", "--format", "json")
     until = time.monotonic() + 60
     while b"1 of 3" not in os.read(leader, 65536) and time.monotonic() < until:

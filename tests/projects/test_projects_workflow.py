@@ -1,4 +1,4 @@
-"""The workflow of examples/: its commands as GitHub runs them, in a repository with a base and a changed branch."""
+"""The workflow in examples/: its commands, run as GitHub would in a repository with a base and a changed branch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONGER = RIGHT.replace("    def forward", "    # a line more\n    def forward")
 
 @dataclass
 class Runner:
-    """What a job has, and what it did so far."""
+    """The environment of a job."""
 
     folder: Path
     env: dict[str, str]
@@ -38,8 +38,8 @@ class Runner:
     summary: Path
 
     def do(self, *names: str) -> tuple[list[int], str]:
-        """Run the steps of these names in order, as GitHub does; return their statuses, and what they print."""
-        statuses, said = [], ""
+        """Run the named steps in order, as GitHub does; return their exit statuses and their output."""
+        statuses, printed = [], ""
         for step in steps():
             if step["name"] not in names:
                 continue
@@ -56,11 +56,11 @@ class Runner:
                 check=False,
             )
             statuses.append(done.returncode)
-            said += done.stdout
-        return statuses, said
+            printed += done.stdout
+        return statuses, printed
 
     def traces(self, branch: str) -> dict[str, Any]:
-        """Return the saved traces of a branch by their files' names."""
+        """Return the saved traces of a branch by file name."""
         return {path.name: json.loads(path.read_text()) for path in sorted((self.temp / "traces" / branch).iterdir())}
 
     def _filled(self, value: str) -> str:
@@ -100,25 +100,25 @@ def project(code: str, toml: str = ENTRY + SIZES) -> dict[str, str]:
     return {"model.py": code, "pyproject.toml": toml}
 
 
-def test_it_is_started_by_pull_requests_and_may_only_read() -> None:
+def test_workflow_runs_on_pull_requests_with_read_permission() -> None:
     content = workflow()
-    assert content[True] == "pull_request"  # what YAML 1.1 makes of `on`
+    assert content[True] == "pull_request"  # YAML 1.1 parses `on` as true
     assert content["permissions"] == {"contents": "read"}
     assert [step["name"] for step in steps()] == ["Install", "Check", "Trace", "Compare"]
-    # what others write, as the name of a branch, is never pasted into a script
+    # untrusted text such as a branch's name is never inserted into a script
     assert not any("${{" in step["run"] for step in steps())
 
 
-def test_its_scripts_are_those_of_a_shell() -> None:
+def test_scripts_are_valid_shell() -> None:
     for step in steps():
         assert subprocess.run(["bash", "-n", "-c", step["run"]], check=False).returncode == 0
 
 
-def test_a_finding_is_annotated_at_its_line_and_decides(tmp_path: Path) -> None:
+def test_finding_is_annotated_at_its_line_and_fails_the_job(tmp_path: Path) -> None:
     job = runner(tmp_path, project(RIGHT), project(WRONG))
-    statuses, said = job.do("Check")
+    statuses, printed = job.do("Check")
     assert statuses == [1]
-    commands = [line for line in said.splitlines() if line.startswith("::")]
+    commands = [line for line in printed.splitlines() if line.startswith("::")]
     assert len(commands) == 1
     found = re.match(r"::error file=(.*?),line=(\d+),col=(\d+),title=AS201::", commands[0])
     assert found is not None
@@ -127,18 +127,18 @@ def test_a_finding_is_annotated_at_its_line_and_decides(tmp_path: Path) -> None:
 
 
 def test_code_without_mistakes_passes(tmp_path: Path) -> None:
-    statuses, said = runner(tmp_path, project(RIGHT), project(LONGER)).do("Check")
-    assert statuses == [0], said
-    assert "::error" not in said
+    statuses, printed = runner(tmp_path, project(RIGHT), project(LONGER)).do("Check")
+    assert statuses == [0], printed
+    assert "::error" not in printed
 
 
 @pytest.mark.slow
-def test_both_branches_are_traced_by_their_own_code(tmp_path: Path) -> None:
+def test_both_branches_are_traced_with_their_own_code(tmp_path: Path) -> None:
     changed = project(WRONG.replace("scores", "logits"), ENTRY + SIZES + DOUBLE)
     job = runner(tmp_path, project(RIGHT), changed)
-    statuses, said = job.do("Check", "Trace")
-    # the finding doesn't keep the traces from being made
-    assert statuses == [1, 0], said
+    statuses, printed = job.do("Check", "Trace")
+    # the finding doesn't prevent the traces
+    assert statuses == [1, 0], printed
     assert list(job.traces("base")) == NAMES
     assert list(job.traces("head")) == [*NAMES, "double.json"]
     for branch, name in (("base", "scores"), ("head", "logits")):
@@ -150,15 +150,15 @@ def test_both_branches_are_traced_by_their_own_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_layout_with_src_imports_the_branch_s_own_code(tmp_path: Path) -> None:
+def test_src_layout_imports_the_branchs_own_code(tmp_path: Path) -> None:
     job = runner(tmp_path, {}, {"README.md": ""})
     (job.folder / "src").mkdir()
     toml = DOUBLE.replace("model.py:double", "package_of_ours:double")
     code = "def double(x):\n    doubled = x * {}\n    return doubled\n"
     job.base = committed(job.folder, {"src/package_of_ours.py": code.format(2), "pyproject.toml": toml}, job.env)
     committed(job.folder, {"src/package_of_ours.py": code.format(3)}, job.env)
-    statuses, said = job.do("Trace")
-    assert statuses == [0], said
+    statuses, printed = job.do("Trace")
+    assert statuses == [0], printed
     expressions = {name: job.traces(name)["double.json"]["steps"][0]["expression"] for name in ("base", "head")}
     assert expressions == {"base": "x * 2", "head": "x * 3"}
 
@@ -173,10 +173,10 @@ BASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
-def test_a_base_branch_without_traces_breaks_nothing(base: str, tmp_path: Path) -> None:
+def test_base_branch_without_traces_is_fine(base: str, tmp_path: Path) -> None:
     job = runner(tmp_path, BASES[base], project(RIGHT))
-    statuses, said = job.do("Check", "Trace", "Compare")
-    assert statuses == [0, 0, 0], said
+    statuses, printed = job.do("Check", "Trace", "Compare")
+    assert statuses == [0, 0, 0], printed
     assert list(job.traces("head")) == NAMES
     assert job.traces("base") == {}
     assert "The base branch names no target that can be traced." in job.summary.read_text()
@@ -184,11 +184,11 @@ def test_a_base_branch_without_traces_breaks_nothing(base: str, tmp_path: Path) 
 
 @pytest.mark.skipif(not COMPARES, reason="the verb diff isn't there yet")
 @pytest.mark.slow
-def test_the_summary_says_how_the_traces_differ(tmp_path: Path) -> None:
+def test_summary_has_the_difference_of_the_traces(tmp_path: Path) -> None:
     changed = project(RIGHT.replace("scores.softmax", "scores.float().softmax"))
     job = runner(tmp_path, project(RIGHT), changed)
-    statuses, said = job.do("Check", "Trace", "Compare")
-    assert statuses == [0, 0, 0], said
+    statuses, printed = job.do("Check", "Trace", "Compare")
+    assert statuses == [0, 0, 0], printed
     summary = job.summary.read_text()
     assert summary.startswith("## Traces of this pull request, against its base branch\n")
     assert "float" in summary
@@ -196,6 +196,6 @@ def test_the_summary_says_how_the_traces_differ(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not COMPARES, reason="the verb diff isn't there yet")
 @pytest.mark.slow
-def test_traces_that_are_the_same_are_no_failure(tmp_path: Path) -> None:
-    statuses, said = runner(tmp_path, project(RIGHT), project(LONGER)).do("Check", "Trace", "Compare")
-    assert statuses == [0, 0, 0], said
+def test_equal_traces_are_no_failure(tmp_path: Path) -> None:
+    statuses, printed = runner(tmp_path, project(RIGHT), project(LONGER)).do("Check", "Trace", "Compare")
+    assert statuses == [0, 0, 0], printed

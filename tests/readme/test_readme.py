@@ -1,4 +1,4 @@
-"""Every command of the README, run in a terminal of 100 columns, prints what the README says."""
+"""Every command in the README prints the output shown there, in a terminal of 100 columns."""
 
 import fcntl
 import os
@@ -22,10 +22,10 @@ BLOCK = re.compile(r"```console\n\$ (?P<command>.*?)\n(?P<output>.*?)```", re.DO
 
 
 def run_in_terminal(command: str) -> str:
-    """Return what a command prints in a terminal of 100 columns, with this environment's attnshape."""
+    """Return the output of a command in a terminal of 100 columns, with this environment's attnshape."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    # a dumb terminal shows no progress, which a busy machine has and an idle one hasn't
+    # a dumb terminal shows no progress line, which would depend on the machine's load
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
     environment.pop("COLUMNS", None)
     here = command.replace("attnshape ", f"{shlex.quote(sys.executable)} -m attnshape ", 1)
@@ -40,7 +40,7 @@ BLOCKS = list(BLOCK.finditer(README.read_text()))
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=[block["command"][:60] for block in BLOCKS])
-def test_command_prints_what_the_readme_says(block: re.Match[str]) -> None:
+def test_command_output_matches_the_readme(block: re.Match[str]) -> None:
     printed = run_in_terminal(block["command"])
     if is_updating():
         text = README.read_text()
@@ -51,6 +51,6 @@ def test_command_prints_what_the_readme_says(block: re.Match[str]) -> None:
     assert printed == block["output"]
 
 
-def test_the_readme_has_the_commands_of_each_use() -> None:
+def test_readme_has_commands_for_each_use() -> None:
     assert len(BLOCKS) >= 7
     assert "Traceback" not in README.read_text()

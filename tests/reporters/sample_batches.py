@@ -1,4 +1,4 @@
-"""Results of several targets, made without running anything."""
+"""Results of several targets, built without running anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MISSING = AttnshapeError("there is no file models/nosuch.py", "did you mean mode
 
 
 def traces() -> BatchResult[Trace]:
-    """One of each kind: fine, verified and not met, failed, and one that can't be carried out."""
+    """One of each kind: success, unmet expectations, a failure, and an error."""
     return BatchResult(
         "0.1.0",
         "attnshape trace --all",
@@ -26,7 +26,7 @@ def traces() -> BatchResult[Trace]:
 
 
 def reports() -> BatchResult[Report]:
-    """Two reports with the same findings, one without, and one that can't be carried out."""
+    """Two reports with the same findings, one without findings, and one error."""
     return BatchResult(
         "0.1.0",
         "attnshape check --all",
@@ -40,7 +40,7 @@ def reports() -> BatchResult[Report]:
 
 
 def hostile(text: str) -> BatchResult[Report]:
-    """Every text that a name, an error and a hint can be."""
+    """A batch whose names, errors and hints are all `text`."""
     return BatchResult(
         text,
         text,

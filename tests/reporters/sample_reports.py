@@ -1,4 +1,4 @@
-"""Reports built by hand: what a check would make of an attention with mistakes, and what malice would."""
+"""Reports built by hand: realistic ones, and one with hostile text."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SMALL_SIZES = ({"B": 5, "H": 7, "L": 11, "D": 91}, {"B": 7, "H": 5, "L": 13, "D"
 
 
 def read_lines(file: str) -> Sequence[str]:
-    """The lines of the one file that there is."""
+    """Return the lines of the only file."""
     return SOURCE.splitlines(keepends=True) if file == FILE else ()
 
 
 def report_of(*findings: Finding, **fields: object) -> Report:
-    given: dict[str, object] = {
+    defaults: dict[str, object] = {
         "attnshape": "0.1.0",
         "torch": "2.13.0",
         "python": "3.11.7",
@@ -43,7 +43,7 @@ def report_of(*findings: Finding, **fields: object) -> Report:
         "runs": 38,
         "findings": findings,
     }
-    return Report(**(given | fields))  # type: ignore[arg-type]
+    return Report(**(defaults | fields))  # type: ignore[arg-type]
 
 
 SCALE = Finding(
@@ -104,7 +104,7 @@ def nothing_examined() -> Report:
 
 
 def hostile(text: str) -> Report:
-    """The whole of a report's free text is `text`."""
+    """Return a report whose free text is all `text`."""
     source = Source(text, 1, 1, text)
     finding = Finding(
         code=text, message=text, source=source, expression=text, hint=text, shown="intervention", evidence=text

@@ -1,4 +1,4 @@
-"""Traces built by hand: what recording and inference would make of a cross-attention, and what malice would."""
+"""Traces built by hand: realistic ones, and one with hostile text."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def tensor(
     strides: str = "",
     numbers: dict[str, int] | None = None,
 ) -> TensorRecord:
-    letters = signature.split()
-    shape = tuple(int(one) if one.isdecimal() else (numbers or NUMBERS)[one] for one in letters)
+    symbols = signature.split()
+    shape = tuple(int(symbol) if symbol.isdecimal() else (numbers or NUMBERS)[symbol] for symbol in symbols)
     actual = stride if stride is not None else row_major(shape)
     return TensorRecord(
         signature=signature,
@@ -50,7 +50,7 @@ def tensor(
         shape=shape,
         stride=actual,
         offset=0,
-        axes=tuple(Axis(one, "literal" if one.isdecimal() else "verified") for one in letters),
+        axes=tuple(Axis(symbol, "literal" if symbol.isdecimal() else "verified") for symbol in symbols),
         strides=tuple(strides.split() or map(str, actual)),
         contiguous=actual == row_major(shape),
         bytes=4 * prod(shape),
@@ -70,7 +70,7 @@ def step(
     line: int = 20,
     module: str | None = None,
 ) -> Step:
-    references = tuple(Reference(step=one) if isinstance(one, int) else one for one in operands)
+    references = tuple(Reference(step=operand) if isinstance(operand, int) else operand for operand in operands)
     return Step(
         index=index,
         expression=expression,
@@ -111,14 +111,14 @@ def trace_of(steps: tuple[Step, ...], inputs: tuple[NamedTensor, ...] = (), **ch
 
 def _projections() -> tuple[Step, ...]:
     steps: list[Step] = []
-    for letter, name, source, length in (
+    for projection, name, source, length in (
         ("q", "query", "input", "Lq"),
         ("k", "key", "memory", "Lk"),
         ("v", "value", "memory", "Lk"),
     ):
         n = NUMBERS[length]
         first = len(steps) + 1
-        base = f"self.W{letter}({source})"
+        base = f"self.W{projection}({source})"
         line = 30 + first // 3
         steps.append(
             step(
@@ -128,16 +128,18 @@ def _projections() -> tuple[Step, ...]:
                 "projection",
                 tensor(f"B {length} D", strides=f"{length}*D D 1"),
                 Reference(input=source),
-                Reference(parameter=f"W{letter}.weight"),
-                module=f"W{letter}",
+                Reference(parameter=f"W{projection}.weight"),
+                module=f"W{projection}",
                 line=line,
             )
         )
         split = tensor(f"B {length} H Dk", "view", Reference(step=first), strides=f"{length}*D D Dk 1")
         steps.append(step(first + 1, f"{base}.view(B, {length}, H, Dk)", "view", "split", split, first, line=line))
-        turned = tensor(f"B H {length} Dk", "view", Reference(step=first), (512 * n, 64, 512, 1), f"{length}*D Dk D 1")
+        transposed = tensor(
+            f"B H {length} Dk", "view", Reference(step=first), (512 * n, 64, 512, 1), f"{length}*D Dk D 1"
+        )
         text = f"{base}.view(B, {length}, H, Dk).transpose(1, 2)"
-        steps.append(step(first + 2, text, "transpose", "transpose", turned, first + 1, name=name, line=line))
+        steps.append(step(first + 2, text, "transpose", "transpose", transposed, first + 1, name=name, line=line))
     return tuple(steps)
 
 
@@ -146,7 +148,7 @@ def multi_head() -> Trace:
     joined = "context.transpose(1, 2)"
     key = tensor("B H Dk Lk", "view", Reference(step=4), (25600, 64, 1, 512), "Lk*D Dk 1 D")
     context = tensor("B H Lq Dk", strides="Lq*D Lq*Dk Dk 1")
-    turned = tensor("B Lq H Dk", "view", Reference(step=14), (15360, 64, 1920, 1), "Lq*D Dk Lq*Dk 1")
+    transposed = tensor("B Lq H Dk", "view", Reference(step=14), (15360, 64, 1920, 1), "Lq*D Dk Lq*Dk 1")
     rows = tensor("B Lq H Dk", strides="Lq*D D Dk 1")
     concat = tensor("B Lq D", "view", Reference(step=16), strides="Lq*D D 1")
     result = tensor("B Lq D", strides="Lq*D D 1")
@@ -158,7 +160,7 @@ def multi_head() -> Trace:
         step(12, scaled, "__truediv__", "scale", scores, 11, Reference(constant=True), name="scores", line=33),
         step(13, "scores.softmax(-1)", "softmax", "softmax", scores, 12, name="weights", line=34),
         step(14, "weights @ value", "__matmul__", "context", context, 13, 9, name="context", line=35),
-        step(15, joined, "transpose", "merge", turned, 14, line=36),
+        step(15, joined, "transpose", "merge", transposed, 14, line=36),
         step(16, f"{joined}.contiguous()", "contiguous", "merge", rows, 15, line=36),
         step(17, view, "view", "merge", concat, 16, line=36),
         step(
@@ -178,7 +180,7 @@ def multi_head() -> Trace:
 
 
 def verified() -> Trace:
-    """The same with expectations, a precondition, a note and a size that was a default."""
+    """The same trace with expectations, a precondition, a note and a default size."""
     whole = multi_head()
     return replace(
         whole,
@@ -193,7 +195,7 @@ def verified() -> Trace:
 
 
 def fused() -> Trace:
-    """One step with three outputs, a composite with children, a mask filled in place, a dropout that does nothing."""
+    """One step with three outputs, a composite with children, a mask filled in place, and an inactive dropout."""
     sizes = {"B": 2, "T": 10, "C": 48, "nh": 4, "hs": 12}
     whole = tensor("B T 144", numbers=sizes)
     part = tensor("B T C", "view", Reference(step=1), (1440, 144, 1), numbers=sizes)
@@ -206,11 +208,11 @@ def fused() -> Trace:
     for place, name in enumerate("qkv"):
         origin = Reference(step=2, output=place)
         heads = tensor("B T nh hs", "view", origin, (1440, 144, 12, 1), numbers=sizes)
-        turned = tensor("B nh T hs", "view", origin, (1440, 12, 144, 1), numbers=sizes)
+        transposed = tensor("B nh T hs", "view", origin, (1440, 12, 144, 1), numbers=sizes)
         text = f"{name}.view(B, T, nh, hs)"
         index = 3 + 2 * place
         steps.append(step(index, text, "view", "split", heads, origin))
-        steps.append(step(index + 1, f"{text}.transpose(1, 2)", "transpose", "transpose", turned, index, name=name))
+        steps.append(step(index + 1, f"{text}.transpose(1, 2)", "transpose", "transpose", transposed, index, name=name))
     scores, context = tensor("B nh T T", numbers=sizes), tensor("B nh T hs", numbers=sizes)
     key = tensor("B nh hs T", "view", Reference(step=6), (1440, 12, 1, 144), numbers=sizes)
     filled = replace(scores, storage=Storage("inplace", Reference(step=11)))
@@ -230,7 +232,7 @@ def fused() -> Trace:
         (NamedTensor("x", tensor("B T C", numbers=sizes)),),
         target="model.py:CausalSelfAttention",
         command='attnshape trace model.py:CausalSelfAttention --init "D, H" --input "x: B T C"',
-        sizes={letter: Size(number, "given") for letter, number in sizes.items()},
+        sizes={symbol: Size(number, "given") for symbol, number in sizes.items()},
     )
 
 
@@ -257,7 +259,7 @@ def failed() -> Trace:
 
 
 def hostile(text: str) -> Trace:
-    """The whole of a trace's free text is `text`."""
+    """Return a trace whose free text is all `text`."""
     record = replace(
         tensor("B Lq D"),
         signature=text,

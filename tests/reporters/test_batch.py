@@ -1,4 +1,4 @@
-"""Several results as one document, whatever characters the names consist of."""
+"""Several results as one document, also with hostile names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_json_has_each_trace_or_its_error() -> None:
         "0.1.0",
         "attnshape trace --all",
     )
-    assert [(one["name"], one["sizes"]) for one in content["results"]] == [
+    assert [(result["name"], result["sizes"]) for result in content["results"]] == [
         ("multi", {"B": 2, "L": 10}),
         ("multi", {"B": 1, "L": 1}),
         ("cross", {}),
@@ -51,24 +51,28 @@ def test_json_has_each_report() -> None:
     assert content["results"][2]["report"] == json.loads(sample_reports.no_findings().to_json())
 
 
-def test_sarif_is_one_run_with_each_finding_once_and_what_failed() -> None:
+def test_sarif_has_each_finding_once_and_the_errors() -> None:
     log = json.loads(batch_document("sarif", "reports", samples.reports()))
     assert [error.message for error in VALIDATOR.iter_errors(log)] == []
     (run,) = log["runs"]
     assert [result["ruleId"] for result in run["results"]] == ["AS201", "AS405"]
     (invocation,) = run["invocations"]
     assert invocation["executionSuccessful"] is False
-    errors = [one["message"]["text"] for one in invocation["toolExecutionNotifications"] if one["level"] == "error"]
+    errors = [
+        notification["message"]["text"]
+        for notification in invocation["toolExecutionNotifications"]
+        if notification["level"] == "error"
+    ]
     assert errors == ["of another branch: can't be carried out: there is no file models/nosuch.py"]
-    assert [one["name"] for one in run["properties"]["targets"]] == ["multi, B=2 L=10", "multi, B=1 L=1", "cross"]
+    assert [target["name"] for target in run["properties"]["targets"]] == ["multi, B=2 L=10", "multi, B=1 L=1", "cross"]
 
 
-def test_findings_of_one_report_stay_those_of_another_place_too() -> None:
+def test_workflow_commands_have_each_finding_once() -> None:
     both = sample_reports.report_of(sample_reports.SCALE, sample_reports.FILL)
     other = sample_reports.report_of(sample_reports.SCALE, sample_reports.NOWHERE)
     items = [BatchItem("a", result=both), BatchItem("b", result=other), BatchItem("c", result=other)]
-    drawn = batch_commands(items)
-    assert re.findall(r"^::error .*title=(\w+)", drawn, re.MULTILINE) == [
+    commands = batch_commands(items)
+    assert re.findall(r"^::error .*title=(\w+)", commands, re.MULTILINE) == [
         one.code for one in (sample_reports.SCALE, sample_reports.FILL, sample_reports.NOWHERE)
     ]
 
@@ -83,15 +87,15 @@ def test_findings_of_one_report_stay_those_of_another_place_too() -> None:
         ([sample_reports.no_findings(), None], ExitStatus.CANNOT),
     ],
 )
-def test_the_worst_counts(made: list[Report | None], status: ExitStatus) -> None:
-    assert BatchResult("", "", tuple(BatchItem("x", result=one) for one in made)).status == status
+def test_worst_status_wins(made: list[Report | None], status: ExitStatus) -> None:
+    assert BatchResult("", "", tuple(BatchItem("x", result=result) for result in made)).status == status
 
 
 @settings(deadline=None, max_examples=200)
 @given(TEXT, st.sampled_from([24, 40, 80, 200]))
-def test_text_keeps_within_its_width_and_shows_no_control_characters(name: str, width: int) -> None:
+def test_text_fits_its_width_without_control_characters(name: str, width: int) -> None:
     every = samples.hostile(name)
-    drawn = "".join(text.batch_heading(one, Screen(width)) for one in every.items)
+    drawn = "".join(text.batch_heading(item, Screen(width)) for item in every.items)
     drawn += text.batch_summary(every, Screen(width))
     for line in drawn.split("\n"):
         assert cell_len(line) <= width
@@ -100,12 +104,12 @@ def test_text_keeps_within_its_width_and_shows_no_control_characters(name: str, 
 
 @settings(deadline=None, max_examples=300)
 @given(st.one_of(TEXT, st.sampled_from(["a #", "a ##", "a #\\", "#", "## b ##", "a \\#"])))
-def test_markdown_has_its_headings_and_one_table_and_no_other_markup(name: str) -> None:
+def test_markdown_has_only_headings_and_one_table(name: str) -> None:
     every = samples.hostile(name)
     parsed = tokens(
         "\n".join(
             [
-                *(markdown.batch_heading(one, Screen(80)) for one in every.items),
+                *(markdown.batch_heading(item, Screen(80)) for item in every.items),
                 markdown.batch_summary(every, Screen(80)),
             ]
         )
@@ -116,10 +120,10 @@ def test_markdown_has_its_headings_and_one_table_and_no_other_markup(name: str) 
     assert kinds.count("tr_open") == 4
     assert not set(kinds) & {"html_inline", "html_block", "link_open", "image", "em_open", "s_open", "code_block", "hr"}
     places = [place for place, kind in enumerate(kinds) if kind == "heading_open"]
-    said = [text_of(parsed[place + 1]).strip() for place in places]
+    headings = [text_of(parsed[place + 1]).strip() for place in places]
     if visible(name).strip() and "," not in name:
-        assert said[1] == visible(name).strip()
-    assert said[3] == "Summary"
+        assert headings[1] == visible(name).strip()
+    assert headings[3] == "Summary"
 
 
 @settings(deadline=None, max_examples=300)
@@ -128,7 +132,7 @@ def test_markdown_has_its_headings_and_one_table_and_no_other_markup(name: str) 
         TEXT, st.sampled_from(["::error::x", " ::stop-commands::x", "##[error]x", "a##[group]b", "x%0A::debug::y"])
     )
 )
-def test_no_name_is_a_command_of_the_runner(name: str) -> None:
+def test_names_are_never_workflow_commands(name: str) -> None:
     lines = batch_commands(samples.hostile(name).items).split("\n")
     commands = [line for line in lines if line.lstrip().startswith("::")]
     assert commands == lines[: len(commands)]
@@ -140,7 +144,7 @@ def test_no_name_is_a_command_of_the_runner(name: str) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(TEXT)
-def test_sarif_and_json_stay_valid(name: str) -> None:
+def test_sarif_and_json_are_valid_for_any_name(name: str) -> None:
     if re.search("[\ud800-\udfff]", name):
         return  # TOML has none
     every = samples.hostile(name)

@@ -58,7 +58,7 @@ def test_other_cells(name: str, number: int, expected: str) -> None:
     assert cell(name, number) == expected
 
 
-def test_storage_in_words() -> None:
+def test_storage_text() -> None:
     trace = fused()
     found = [
         COLUMNS["storage"].text(RowSubject(trace, "", one, one.outputs[0].tensor))
@@ -67,7 +67,7 @@ def test_storage_in_words() -> None:
     assert found == ["view of 2 (k)", "writes 11", "new 3.1 KiB", "same as 13"]
 
 
-def test_a_scalar_is_not_a_blank() -> None:
+def test_scalar_cells() -> None:
     subject = RowSubject(trace_of(()), "", None, tensor(""))
     assert [COLUMNS[name].text(subject) for name in ("signature", "shape", "stride", "known")] == [
         "scalar",
@@ -77,7 +77,7 @@ def test_a_scalar_is_not_a_blank() -> None:
     ]
 
 
-def test_known_names_what_is_not_verified() -> None:
+def test_known_column_names_unverified_axes() -> None:
     axes = (Axis("B", "verified"), Axis("Lk", "matched"), Axis("3", "literal"))
     record = replace(tensor("B Lk 3"), axes=axes)
     subject = RowSubject(trace_of(()), "", None, record)
@@ -85,7 +85,7 @@ def test_known_names_what_is_not_verified() -> None:
     assert COLUMNS["known"].text(RowSubject(trace_of(()), "", None, replace(record, axes=axes[2:]))) == "constant"
 
 
-def test_inputs_have_no_storage() -> None:
+def test_input_without_storage() -> None:
     named = NamedTensor("x", tensor("B Lq D"))
     trace = trace_of((step(1, "x", "view", None, named.tensor),), (named,))
     assert COLUMNS["storage"].text(RowSubject(trace, "", None, named.tensor, given=True)) == ""

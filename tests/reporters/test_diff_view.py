@@ -1,4 +1,4 @@
-"""What a row of a difference shows of both sides."""
+"""The rows of a difference, which show both sides."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ HEADS = dict.fromkeys("qkv", "B H L Dk")
 
 
 def lines(difference: Difference, width: int = 120) -> list[str]:
-    """Return a table's lines with one space between what stands in them."""
+    """Return a table's lines with single spaces between words."""
     return [" ".join(line.split()) for line in diff_table(diff_view(difference), Screen(width)).splitlines()]
 
 
-def test_an_old_row_has_the_old_stride_where_it_follows_from_the_shape() -> None:
+def test_old_row_has_the_old_stride_and_shape() -> None:
     def doubled(x: Any) -> Any:
         return x * 2
 
@@ -33,7 +33,7 @@ def test_an_old_row_has_the_old_stride_where_it_follows_from_the_shape() -> None
     assert "| 2 10 512 → 2 20 512 | 5120 512 1 → 10240 512 1 |" in diff_markdown(diff_view(difference))
 
 
-def test_an_expression_with_another_operand_is_shown_beside_the_old_one() -> None:
+def test_changed_operand_shows_both_expressions() -> None:
     def valued(q: Any, k: Any, v: Any) -> Any:
         weights = (q @ k.mT).softmax(-1)
         y = weights @ v
@@ -50,7 +50,7 @@ def test_an_expression_with_another_operand_is_shown_beside_the_old_one() -> Non
     assert "step 4 reads 3, k; the old step 4 reads 3, v" in rows
 
 
-def test_a_step_that_reads_a_part_of_what_went_is_shown_with_what_it_read() -> None:
+def test_step_with_a_removed_operand_shows_its_operands() -> None:
     def attending(q: Any, k: Any, v: Any) -> Any:
         weights = (q @ k.mT).softmax(-1)
         y = weights @ v
@@ -58,7 +58,7 @@ def test_a_step_that_reads_a_part_of_what_went_is_shown_with_what_it_read() -> N
         return y.flatten(2)
 
     def skipping(q: Any, k: Any, v: Any) -> Any:
-        weights = (q @ k.mT).softmax(-1)  # noqa: F841 - it is made, and read no more
+        weights = (q @ k.mT).softmax(-1)  # noqa: F841 - deliberately unused
         y = v.transpose(1, 2)
         return y.flatten(2)
 
@@ -71,7 +71,7 @@ def test_a_step_that_reads_a_part_of_what_went_is_shown_with_what_it_read() -> N
     assert "step 4 reads v; the old step 5 reads 4" in rows
 
 
-def test_columns_that_are_alike_are_left_out_before_those_that_differ() -> None:
+def test_equal_columns_are_left_out_first() -> None:
     def doubled(x: Any) -> Any:
         return x * 2
 
@@ -79,11 +79,11 @@ def test_columns_that_are_alike_are_left_out_before_those_that_differ() -> None:
     old, new = (attnshape.trace(doubled, dtype=dtype, **how) for dtype in ("float32", "bfloat16"))
     for width in (45, 55, 65):
         rows = lines(attnshape.diff(old, new), width)
-        told = next(row for row in rows if row.startswith("too narrow for "))
-        assert "dtype" not in told
+        message = next(row for row in rows if row.startswith("too narrow for "))
+        assert "dtype" not in message
         assert "→ bfloat16" in " ".join(rows)
-    told = next(row for row in lines(attnshape.diff(old, new), 60) if row.startswith("too narrow for "))
-    assert "stride" in told
+    message = next(row for row in lines(attnshape.diff(old, new), 60) if row.startswith("too narrow for "))
+    assert "stride" in message
     assert "too narrow" not in " ".join(lines(attnshape.diff(old, new), 120))
 
 
@@ -101,4 +101,4 @@ def test_functions_are_not_listed_as_renamed() -> None:
     assert attnshape.diff(old, new).renamed == ()
     assert attnshape.diff(old, new).kinds == ("steps",)
     other = attnshape.trace(renamed, inputs={"query": "B L D"})
-    assert [(one.old, one.new) for one in attnshape.diff(old, other).renamed] == [("q", "query")]
+    assert [(rename.old, rename.new) for rename in attnshape.diff(old, other).renamed] == [("q", "query")]

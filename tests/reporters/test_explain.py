@@ -1,4 +1,4 @@
-"""The sentences: what they say, and what they leave unsaid because the trace doesn't tell."""
+"""The sentences of `--explain`, and the facts they omit if the trace doesn't have them."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def sentence(
         "no data is copied: a view of step 16.",
     }.items(),
 )
-def test_multi_head(number: int, expected: str) -> None:
+def test_explanations_of_multi_head(number: int, expected: str) -> None:
     trace = multi_head()
     assert explain(trace, trace.step(number)) == expected
 
 
-def test_the_query_is_turned_for_the_heads_not_for_the_contraction() -> None:
+def test_transposed_query_is_explained_by_the_heads() -> None:
     trace = multi_head()
     assert "each head has its own matrix, Lq=30 × Dk=64" in explain(trace, trace.step(3))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("s.softmax(-1)", "along the last axis"),
         ("s.softmax(2)", "along the second-to-last axis"),
@@ -57,19 +57,19 @@ def test_the_query_is_turned_for_the_heads_not_for_the_contraction() -> None:
         ("s.softmax(dim=-1, dtype=torch.float32)", "along the last axis"),
     ],
 )
-def test_softmax_axis(text: str, said: str) -> None:
-    assert said in sentence(text, "softmax", "B H Lq Lk", "B H Lq Lk", role="softmax")
+def test_softmax_axis(text: str, expected: str) -> None:
+    assert expected in sentence(text, "softmax", "B H Lq Lk", "B H Lq Lk", role="softmax")
 
 
 @pytest.mark.parametrize(
     "text", ["self.softmax(s)", "F.softmax(s, axis)", "f(s.softmax(-1), other)", "F.softmax(x.sum(dim=-1), d)"]
 )
-def test_softmax_axis_untold(text: str) -> None:
-    said = sentence(text, "softmax", "B H Lq Lk", "B H Lq Lk", role="softmax")
-    assert said.startswith("Normalizes scores into weights that sum to 1;")
+def test_unknown_softmax_axis(text: str) -> None:
+    explanation = sentence(text, "softmax", "B H Lq Lk", "B H Lq Lk", role="softmax")
+    assert explanation.startswith("Normalizes scores into weights that sum to 1;")
 
 
-def test_scaling_by_something_else_gets_no_reason() -> None:
+def test_scaling_by_another_number_has_no_reason() -> None:
     assert "by sqrt(D); new" in sentence("s / math.sqrt(D)", "div", "B H Lq Lk", "B H Lq Lk", role="scale")
     assert "by sqrt(d_k); new" in sentence("s / math.sqrt(d_k)", "div", "B H Lq Lk", "B H Lq Lk", role="scale")
     assert "scores by a number; new" in sentence("s / self.scale", "div", "B H Lq Lk", "B H Lq Lk", role="scale")
@@ -77,7 +77,7 @@ def test_scaling_by_something_else_gets_no_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "operation", "result", "operands", "said"),
+    ("expression", "operation", "result", "operands", "expected"),
     [
         ("x.unsqueeze(1)", "unsqueeze", "B 1 Lk", ("B Lk",), "Adds an axis of size 1: B Lk becomes B 1 Lk"),
         ("x.squeeze(1)", "squeeze", "B Lk", ("B 1 Lk",), "Drops an axis of size 1: B 1 Lk becomes B Lk"),
@@ -111,17 +111,19 @@ def test_scaling_by_something_else_gets_no_reason() -> None:
         ("x.sum()", "sum", "", ("B D",), "sum gives a scalar; new storage of 4 B."),
     ],
 )
-def test_operations(expression: str, operation: str, result: str, operands: tuple[str, ...], said: str) -> None:
-    assert sentence(expression, operation, result, *operands).startswith(said)
+def test_explanations_of_operations(
+    expression: str, operation: str, result: str, operands: tuple[str, ...], expected: str
+) -> None:
+    assert sentence(expression, operation, result, *operands).startswith(expected)
 
 
-def test_a_root_counts_as_the_width_only_where_the_scores_contracted_it() -> None:
+def test_root_of_an_axis_that_is_not_contracted_has_no_reason() -> None:
     trace = multi_head()
     other = replace(trace.step(12), expression="query @ key.transpose(-2, -1) / math.sqrt(D)")
     assert explain(trace, other) == "Divides each of 24,000 scores by sqrt(D); new storage of 94 KiB."
 
 
-def test_a_mask_without_infinity_gets_no_reason() -> None:
+def test_mask_without_infinity_has_no_reason() -> None:
     assert "no weight" in sentence("s.masked_fill(m, -torch.inf)", "masked_fill", "B Lq", "B Lq", "Lq", role="mask")
     assert "no weight" not in sentence("s.masked_fill(m, 0)", "masked_fill", "B Lq", "B Lq", "Lq", role="mask")
     assert "no weight" not in sentence("s.masked_fill(m, finfo.min)", "masked_fill", "B Lq", "B Lq", role="mask")
@@ -134,16 +136,16 @@ def test_ambiguous_permutations_name_no_axes() -> None:
 
 @pytest.mark.parametrize("trace", [multi_head(), fused()], ids=["multi_head", "fused"])
 def test_every_step_is_one_sentence(trace: Trace) -> None:
-    for one in trace.steps:
-        said = explain(trace, one)
-        assert said.endswith(".")
-        assert "None" not in said
-        assert ". " not in said
+    for explained in trace.steps:
+        explanation = explain(trace, explained)
+        assert explanation.endswith(".")
+        assert "None" not in explanation
+        assert ". " not in explanation
 
 
 @pytest.mark.parametrize("operation", [*sorted(OPERATIONS), "unknown"])
 @pytest.mark.parametrize("role", [*REASONS, None])
-def test_a_step_whose_operands_are_unseen_is_still_explained(operation: str, role: Role | None) -> None:
+def test_step_with_unknown_operands_is_explained(operation: str, role: Role | None) -> None:
     for signature in ("", "B", "B H Lq Lk"):
         one = step(1, "f()", operation, role, tensor(signature), Reference(constant=True), Reference(step=99))
         assert explain(trace_of((one,)), one).endswith(".")

@@ -47,7 +47,7 @@ def batch(name: str, kind: Literal["traces", "reports"], width: int = 100) -> Ca
 
 
 def batch_document(name: str, kind: Literal["traces", "reports"], results: BatchResult, width: int = 100) -> str:
-    """Return everything that a format writes for a batch, with a word in the place of each result."""
+    """Return the output of a format for a batch, with a placeholder for each result."""
     reporter, screen = find_renderer(name, kind), Screen(width)
     parts = []
     for item in results.items if reporter.render_heading is not None else ():
@@ -104,5 +104,5 @@ def test_golden(name: str) -> None:
     assert_golden(GOLDENS / f"{name}.txt", TEXTS[name]())
 
 
-def test_no_golden_is_left_over() -> None:
+def test_every_golden_is_used() -> None:
     assert {path.stem for path in GOLDENS.glob("*.txt")} == set(TEXTS)

@@ -11,13 +11,13 @@ EVERY = range(1, 100)
 
 
 def labels(*expressions: str, name: str | None = None) -> list[str]:
-    """Return the labels of steps of which each has the one before as its operand; the last has the name."""
+    """Return the labels of a chain of steps, each the operand of the next; the last one has the name."""
     last = len(expressions)
     steps = tuple(
         step(index, text, "view", None, tensor("B Lq D"), index - 1, name=name if index == last else None)
         for index, text in enumerate(expressions, 1)
     )
-    return [step_label(trace_of(steps), one, EVERY) for one in steps]
+    return [step_label(trace_of(steps), step, EVERY) for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_one_line(text: str, expected: str) -> None:
     assert one_line(text) == expected
 
 
-def test_the_row_above_is_not_repeated() -> None:
+def test_previous_row_is_not_repeated() -> None:
     trace = multi_head()
-    assert [step_label(trace, one, EVERY) for one in trace.steps[:3]] == [
+    assert [step_label(trace, step, EVERY) for step in trace.steps[:3]] == [
         "Wq(input)",
         "….view(B, Lq, H, Dk)",
         "query = ….transpose(1, 2)",
@@ -52,29 +52,29 @@ def test_the_row_above_is_not_repeated() -> None:
     assert step_label(trace, trace.step(18), EVERY) == "Wo(…)"
 
 
-def test_without_a_row_above_it_is_the_whole_text() -> None:
+def test_label_without_a_previous_row_is_complete() -> None:
     trace = multi_head()
     assert step_label(trace, trace.step(12), {12}) == "scores = query @ key.transpose(-2, -1) / sqrt(Dk)"
 
 
-def test_brackets_around_what_is_left_out_go_too() -> None:
+def test_brackets_around_omitted_text_are_dropped() -> None:
     assert labels("a @ b", "(a @ b).softmax(-1)")[1] == "….softmax(-1)"
     assert labels("a @ b", "f(a @ b).softmax(-1)" + " " * 3 + "# a long enough line of text")[1].startswith("f(…)")
 
 
-def test_what_stands_there_twice_or_within_a_word_stays() -> None:
+def test_repeated_text_and_parts_of_names_are_kept() -> None:
     assert labels("x.T", "x.T[0] @ x.T")[1] == "x.T[0] @ x.T"
     assert labels("x.T", "x.Tail[0] + a.x.T + something_that_is_rather_long")[1].startswith("x.Tail[0] + a.x.T")
 
 
-def test_a_step_that_does_not_use_the_row_above_is_whole() -> None:
+def test_step_that_does_not_use_the_previous_row_is_complete() -> None:
     trace = trace_of(
         (step(1, "a.T", "view", None, tensor("B")), step(2, "a.T.view(9, 9)", "view", None, tensor("B"), 7))
     )
     assert step_label(trace, trace.step(2), EVERY) == "a.T.view(9, 9)"
 
 
-def test_a_name_is_no_row_to_leave_out() -> None:
+def test_expression_of_a_named_row_is_kept() -> None:
     trace = trace_of(
         (step(1, "f(x)", "view", None, tensor("B"), name="y"), step(2, "f(x).view(3)", "view", None, tensor("B"), 1))
     )
@@ -82,7 +82,7 @@ def test_a_name_is_no_row_to_leave_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "shown"),
+    ("expression", "expected"),
     [
         ("n += f(x)", "n += f(x)"),  # n was a number
         ("n //= f(x)", "n //= f(x)"),
@@ -90,12 +90,12 @@ def test_a_name_is_no_row_to_leave_out() -> None:
         ("n.f(x)", "n = n.f(x)"),
     ],
 )
-def test_a_statement_is_not_assigned_again(expression: str, shown: str) -> None:
+def test_augmented_assignment_is_not_assigned_again(expression: str, expected: str) -> None:
     one = step(1, expression, "f", None, tensor("B"), name="n")
-    assert step_label(trace_of((one,)), one, EVERY) == shown
+    assert step_label(trace_of((one,)), one, EVERY) == expected
 
 
-def test_self_goes() -> None:
+def test_self_is_omitted() -> None:
     assert labels("self.f(x, self.y, myself.z)") == ["f(x, y, myself.z)"]
 
 
@@ -106,7 +106,7 @@ def test_several_names_and_composites() -> None:
     assert step_label(trace, trace.step(12), EVERY) == "↳ ….masked_fill_(mask | causal, -inf)"
 
 
-def test_an_output_without_a_name_leaves_the_expression_alone() -> None:
+def test_unnamed_output_keeps_the_expression() -> None:
     one = step(1, "f(x)", "f", None, tensor("B"))
     one = replace(one, outputs=(NamedTensor("a", tensor("B")), NamedTensor(None, tensor("B"))))
     assert step_label(trace_of((one,)), one, EVERY) == "f(x)"

@@ -20,8 +20,8 @@ def nested() -> Trace:
     )
 
 
-def picked(trace: Trace, match: str | None) -> list[int]:
-    return [one.index for one in matching_steps(trace, match)]
+def matched_indices(trace: Trace, match: str | None) -> list[int]:
+    return [step.index for step in matching_steps(trace, match)]
 
 
 @pytest.mark.parametrize(
@@ -36,35 +36,35 @@ def picked(trace: Trace, match: str | None) -> list[int]:
         ("matmul, Wq", [1, 11, 14]),
     ],
 )
-def test_words(match: str, expected: list[int]) -> None:
-    assert picked(multi_head(), match) == expected
+def test_match_by_role_operation_and_module(match: str, expected: list[int]) -> None:
+    assert matched_indices(multi_head(), match) == expected
 
 
-def test_nothing_chosen_is_everything() -> None:
-    assert picked(multi_head(), None) == list(range(1, 19))
+def test_no_pattern_matches_every_step() -> None:
+    assert matched_indices(multi_head(), None) == list(range(1, 19))
 
 
 @pytest.mark.parametrize(
     ("match", "expected"), [("layers.1", [2]), ("layers", [1, 2, 3]), ("layers.*.attn", [1, 2]), ("layers.0.attn", [1])]
 )
-def test_modules(match: str, expected: list[int]) -> None:
-    assert picked(nested(), match) == expected
+def test_match_by_module_path(match: str, expected: list[int]) -> None:
+    assert matched_indices(nested(), match) == expected
 
 
-def test_cat_is_a_concat_and_an_in_place_operation_its_plain_name() -> None:
+def test_cat_matches_concat_and_in_place_matches_the_plain_name() -> None:
     one: Step = replace(step(1, "cat([a, b])", "cat", None, tensor("B Lq D")), operation="torch.cat")
-    assert picked(trace_of((one,)), "concat") == [1]
-    assert picked(fused(), "masked_fill") == [12]
-    assert picked(fused(), "masked_fill_") == [12]
+    assert matched_indices(trace_of((one,)), "concat") == [1]
+    assert matched_indices(fused(), "masked_fill") == [12]
+    assert matched_indices(fused(), "masked_fill_") == [12]
 
 
-def test_a_view_that_merges_nothing_is_no_concat() -> None:
+def test_view_that_merges_nothing_is_not_concat() -> None:
     with pytest.raises(AttnshapeError):
         matching_steps(trace_of((step(1, "x.view(B, Lq, D)", "view", "split", tensor("B Lq D")),)), "concat")
 
 
 @pytest.mark.parametrize("match", ["scors", "scores,scors", "", " ,", "Wqq", "W"])
-def test_a_word_without_a_step_lists_what_there_is(match: str) -> None:
+def test_unmatched_pattern_lists_the_choices(match: str) -> None:
     with pytest.raises(AttnshapeError) as caught:
         matching_steps(multi_head(), match)
     assert caught.value.hint == (
@@ -73,11 +73,11 @@ def test_a_word_without_a_step_lists_what_there_is(match: str) -> None:
     )
 
 
-def test_a_trace_without_steps_says_so() -> None:
+def test_trace_without_steps_has_a_hint() -> None:
     with pytest.raises(AttnshapeError) as caught:
         matching_steps(trace_of(()), "scores")
     assert caught.value.hint == "this trace has no steps"
 
 
-def test_what_failed_before_it_came_to_such_a_step_shows_the_failure() -> None:
+def test_failed_trace_without_a_match_shows_the_failure() -> None:
     assert [row.kind for row in trace_view(failed(), ViewOptions(DEFAULT, match="softmax")).rows] == ["failure"]

@@ -1,4 +1,4 @@
-"""The registry: which format renders what, and the errors for what a format can't do."""
+"""The registry of formats: the values that each can render, and its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRACE_FORMATS = ["table", "markdown", "json", "html"]
 REPORT_FORMATS = ["text", "markdown", "json", "github", "sarif"]
 
 
-def test_which_format_renders_what() -> None:
+def test_formats_of_each_kind() -> None:
     assert {kind: formats_for(kind) for kind in get_args(Kind)} == {
         "trace": TRACE_FORMATS,
         "report": REPORT_FORMATS,
@@ -29,7 +29,7 @@ def test_which_format_renders_what() -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
-def test_an_unknown_format_lists_those_that_work(kind: Kind) -> None:
+def test_unknown_format_lists_the_choices(kind: Kind) -> None:
     with pytest.raises(AttnshapeError) as caught:
         find_renderer("\x1bxml", kind)
     assert caught.value.message == "there is no format '\\\\x1bxml'"
@@ -38,7 +38,7 @@ def test_an_unknown_format_lists_those_that_work(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", get_args(Kind))
 @pytest.mark.parametrize("name", REPORTERS)
-def test_a_format_renders_a_value_or_the_hint_names_those_that_do(name: str, kind: Kind) -> None:
+def test_unsupported_format_lists_the_choices(name: str, kind: Kind) -> None:
     if name in formats_for(kind):
         assert find_renderer(name, kind) is getattr(REPORTERS[name], kind)
         return
@@ -50,7 +50,7 @@ def test_a_format_renders_a_value_or_the_hint_names_those_that_do(name: str, kin
 
 
 @pytest.mark.parametrize("name", TRACE_FORMATS)
-def test_a_part_of_a_trace(name: str) -> None:
+def test_selection_of_a_trace(name: str) -> None:
     if name != "json":
         assert find_renderer(name, "trace", selects=True)
         return
@@ -60,7 +60,7 @@ def test_a_part_of_a_trace(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REPORT_FORMATS)
-def test_patterns(name: str) -> None:
+def test_formats_that_draw_patterns(name: str) -> None:
     if name in ("text", "markdown"):
         assert find_renderer(name, "report", draws_patterns=True)
         return
@@ -69,14 +69,14 @@ def test_patterns(name: str) -> None:
     assert caught.value.hint == "leave it out, or choose another format: text, markdown"
 
 
-def test_a_new_format_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_format_needs_one_registry_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REPORTERS, "names", Reporter("names", trace=lambda trace, options, screen: trace.target))
     assert formats_for("trace") == [*TRACE_FORMATS, "names"]
     with pytest.raises(AttnshapeError, match="--format names can't show several traces"):
         find_renderer("names", "traces")
 
 
-def test_neither_torch_nor_a_console_is_imported() -> None:
+def test_registry_imports_neither_torch_nor_rich_console() -> None:
     script = (
         "import sys\n"
         "from attnshape.reporters import reference_pages\n"

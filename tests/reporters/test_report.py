@@ -41,7 +41,7 @@ def test_patterns_are_drawn_on_request(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["text", "markdown"])
-def test_the_absence_of_findings_is_not_taken_for_proof(name: str) -> None:
+def test_no_findings_does_not_claim_correctness(name: str) -> None:
     render = find_renderer(name, "report")
     quiet = render(samples.no_findings(), Screen(100), False)
     assert "no findings" in quiet
@@ -51,22 +51,22 @@ def test_the_absence_of_findings_is_not_taken_for_proof(name: str) -> None:
     assert "no findings: this means nothing, since nothing could be verified" in nothing
 
 
-def test_without_its_source_a_finding_has_no_excerpt() -> None:
-    drawn = report_text(samples.two_findings(), Screen(80), read_lines=lambda file: ())
-    assert "model.py:6:14: AS201" in drawn
-    assert "^" not in drawn
-    assert "|" not in drawn
+def test_finding_without_source_has_no_excerpt() -> None:
+    output = report_text(samples.two_findings(), Screen(80), read_lines=lambda file: ())
+    assert "model.py:6:14: AS201" in output
+    assert "^" not in output
+    assert "|" not in output
 
 
 @pytest.mark.parametrize(("line", "column"), [(0, 1), (-1, 1), (99, 1), (6, 0), (6, 99), (6, -3)])
-def test_a_place_that_is_not_there_is_named_and_not_marked(line: int, column: int) -> None:
+def test_position_outside_the_file_is_not_marked(line: int, column: int) -> None:
     finding = replace(samples.SCALE, source=Source(samples.FILE, line, column, "attend"))
-    drawn = report_text(samples.report_of(finding), Screen(80), read_lines=samples.read_lines)
-    assert f"model.py:{line}:{column}: AS201" in drawn
-    assert "^" not in drawn
+    output = report_text(samples.report_of(finding), Screen(80), read_lines=samples.read_lines)
+    assert f"model.py:{line}:{column}: AS201" in output
+    assert "^" not in output
 
 
-def test_where_the_line_reads_otherwise_its_start_is_marked() -> None:
+def test_changed_line_is_marked_at_its_start() -> None:
     finding = replace(samples.SCALE, expression="something else")
     lines = report_text(samples.report_of(finding), Screen(80), read_lines=samples.read_lines).splitlines()
     marks = next(line for line in lines if "^" in line)
@@ -81,7 +81,7 @@ def test_colour_only_decorates() -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
 
 
-def test_a_workflow_command_escapes_its_properties_and_its_message() -> None:
+def test_workflow_command_escapes_properties_and_message() -> None:
     finding = replace(
         samples.SCALE,
         source=Source("a,b:c%d.py", 3, 4, "f"),
@@ -95,7 +95,7 @@ def test_a_workflow_command_escapes_its_properties_and_its_message() -> None:
     )
 
 
-def test_of_more_than_two_sets_of_sizes_the_rest_is_counted() -> None:
+def test_further_sets_of_sizes_are_counted() -> None:
     sets = tuple({"B": number} for number in (5, 7, 11, 13))
     assert "B=5, B=7 and 2 more" in report_text(replace(samples.no_findings(), small_sizes=sets), Screen(120))
     assert "B=5 and B=7" in report_text(replace(samples.no_findings(), small_sizes=sets[:2]), Screen(120))

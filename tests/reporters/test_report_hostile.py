@@ -1,4 +1,4 @@
-"""Whatever a report's text or the source contains, it comes out as visible text and breaks nothing."""
+"""Hostile text in a report or in the source doesn't break the output."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ LINES = st.lists(TEXT, min_size=1, max_size=3)
 
 @settings(deadline=None, max_examples=200)
 @given(TEXT, LINES, st.sampled_from([24, 40, 80, 200]))
-def test_text_keeps_within_its_width_and_shows_no_control_characters(text_: str, lines: list[str], width: int) -> None:
-    drawn = report_text(hostile(text_), Screen(width), patterns=True, read_lines=lambda file: lines)
-    for line in drawn.split("\n"):
+def test_text_fits_its_width_without_control_characters(text_: str, lines: list[str], width: int) -> None:
+    output = report_text(hostile(text_), Screen(width), patterns=True, read_lines=lambda file: lines)
+    for line in output.split("\n"):
         assert cell_len(line) <= width
         assert line.isprintable()
 
 
 @settings(deadline=None, max_examples=200)
 @given(TEXT, LINES)
-def test_markdown_has_no_markup_but_its_own(text_: str, lines: list[str]) -> None:
-    drawn = report_markdown(hostile(text_), patterns=True, read_lines=lambda file: lines)
-    parsed = tokens(drawn)
+def test_markdown_has_no_injected_markup(text_: str, lines: list[str]) -> None:
+    output = report_markdown(hostile(text_), patterns=True, read_lines=lambda file: lines)
+    parsed = tokens(output)
     assert not {token.type for token in parsed} & (FORBIDDEN - {"fence"} | {"html_block"})
-    assert all(line.isprintable() for line in drawn.split("\n"))
+    assert all(line.isprintable() for line in output.split("\n"))
     fences = [token for token in parsed if token.type == "fence"]
     assert len(fences) == 1 + bool(lines[0].strip())
     assert {fence.info for fence in fences} <= {"python", "text"}
@@ -43,20 +43,20 @@ def test_markdown_has_no_markup_but_its_own(text_: str, lines: list[str]) -> Non
 
 @settings(deadline=None, max_examples=200)
 @given(TEXT)
-def test_a_message_in_markdown_reads_as_it_is(text_: str) -> None:
+def test_message_in_markdown_is_unchanged(text_: str) -> None:
     if "`" in text_:
-        return  # what stands between backticks is code there
+        return  # text between backticks is code
     parsed = [text_of(token) for token in tokens(report_markdown(hostile(text_))) if token.type == "inline"]
-    shown = visible(text_).strip()
-    assert any(one.endswith(shown) and one.startswith(shown) for one in parsed)
+    text = visible(text_).strip()
+    assert any(token.endswith(text) and token.startswith(text) for token in parsed)
 
 
 @settings(deadline=None, max_examples=200)
 @given(TEXT)
-def test_a_workflow_command_is_one_line_and_no_text_starts_another(text_: str) -> None:
-    drawn = report_commands(hostile(text_))
-    assert drawn.isascii() or all(line.isprintable() for line in drawn.split("\n"))
-    lines = drawn.splitlines()
+def test_text_never_starts_another_workflow_command(text_: str) -> None:
+    output = report_commands(hostile(text_))
+    assert output.isascii() or all(line.isprintable() for line in output.split("\n"))
+    lines = output.splitlines()
     commands = [line for line in lines if line.lstrip().startswith("::") or "##[" in line[:3]]
     assert commands == lines[:1]
     match = re.fullmatch(r"::error file=([^,:]*),line=1,col=1,title=([^,:]*)::(.*)", lines[0])
@@ -72,7 +72,7 @@ def _read(escaped: str) -> str:
 
 
 @pytest.mark.parametrize("nasty", NASTY)
-def test_colour_comes_from_the_report_alone(nasty: str) -> None:
+def test_text_never_adds_colour(nasty: str) -> None:
     plain, colored = (
         report_text(hostile(nasty), Screen(80, color), True, lambda file: [nasty]) for color in (False, True)
     )
@@ -80,7 +80,7 @@ def test_colour_comes_from_the_report_alone(nasty: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["```", "`````", "~~~", "a ``` b", "    indented"])
-def test_a_line_of_source_ends_no_block_of_code(line: str) -> None:
-    drawn = report_markdown(hostile("x"), read_lines=lambda file: [line])
-    fences = [token for token in tokens(drawn) if token.type == "fence"]
+def test_source_line_never_ends_a_code_block(line: str) -> None:
+    output = report_markdown(hostile("x"), read_lines=lambda file: [line])
+    fences = [token for token in tokens(output) if token.type == "fence"]
     assert [fence.content.splitlines()[0] for fence in fences] == [line.strip()]

@@ -1,4 +1,4 @@
-"""SARIF, against the schema of its standard."""
+"""SARIF output, validated against the standard's schema."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def test_hostile_text_stays_valid(text: str) -> None:
     run_of(samples.hostile(text))
 
 
-def test_the_schema_refuses_what_is_wrong() -> None:
+def test_schema_rejects_an_invalid_level() -> None:
     log = json.loads(report_sarif(samples.two_findings()))
     log["runs"][0]["results"][0]["level"] = "fatal"
     assert list(VALIDATOR.iter_errors(log))
 
 
-def test_each_rule_has_its_page() -> None:
+def test_each_rule_has_its_help_page() -> None:
     rules = run_of(samples.two_findings())["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == list(codes())
     assert all(rule["help"]["markdown"].startswith(f"# {rule['id']}: ") for rule in rules)
 
 
-def test_results_say_what_and_where() -> None:
+def test_results_have_messages_and_locations() -> None:
     run = run_of(samples.two_findings())
     scale, fill = run["results"]
     assert (scale["ruleId"], scale["level"]) == ("AS201", "error")
@@ -74,12 +74,12 @@ def test_results_say_what_and_where() -> None:
     ]
 
 
-def test_a_finding_without_a_place_has_no_location() -> None:
+def test_finding_without_source_has_no_location() -> None:
     (result,) = run_of(samples.nothing_examined())["results"]
     assert "locations" not in result
 
 
-def test_what_is_silenced_is_left_out() -> None:
+def test_suppressed_findings_are_left_out() -> None:
     assert {result["ruleId"] for result in run_of(samples.two_findings())["results"]} == {"AS201", "AS405"}
 
 
@@ -87,7 +87,7 @@ def fingerprints(report: Report) -> list[str]:
     return [result["partialFingerprints"]["attnshapeFinding/v1"] for result in run_of(report)["results"]]
 
 
-def test_fingerprints_outlive_lines_that_come_and_go_and_tell_findings_apart() -> None:
+def test_fingerprints_do_not_depend_on_lines_and_are_unique() -> None:
     lower = replace(samples.SCALE, source=Source(samples.FILE, 60, 14, "attend"))
     assert fingerprints(samples.report_of(samples.SCALE)) == fingerprints(samples.report_of(lower))
     several = fingerprints(samples.report_of(samples.SCALE, lower, samples.FILL))
@@ -109,14 +109,14 @@ def test_file_names_become_uris(file: str, uri: str) -> None:
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
 
 
-def test_no_link_is_made_of_a_message() -> None:
+def test_messages_contain_no_links() -> None:
     finding = replace(samples.SCALE, message="heads[0](http://x) of x[1]")
     (result,) = run_of(samples.report_of(finding))["results"]
     assert result["message"]["text"].splitlines()[0] == "heads\\[0\\](http://x) of x[1]"
 
 
 @pytest.mark.parametrize(("line", "column"), [(0, 1), (1, 0), (-1, -1)])
-def test_a_place_that_is_not_there_names_the_file_alone(line: int, column: int) -> None:
+def test_invalid_position_has_only_the_file(line: int, column: int) -> None:
     finding = replace(samples.SCALE, source=Source(samples.FILE, line, column, "f"))
     (result,) = run_of(samples.report_of(finding))["results"]
     assert set(result["locations"][0]["physicalLocation"]) == {"artifactLocation"}

@@ -1,4 +1,4 @@
-"""Folding and leaving out: nothing is cut, no number is broken, no line is too long."""
+"""Folded tables: nothing is truncated, and no line is too long."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PRINTABLE = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Co", "C
 
 @pytest.mark.parametrize("width", range(24, 180, 4))
 @pytest.mark.parametrize("make", [multi_head, fused])
-def test_every_width(make: object, width: int) -> None:
+def test_table_fits_every_width(make: object, width: int) -> None:
     trace = make()  # type: ignore[operator]
-    drawn = trace_table(trace_view(trace, ViewOptions(explain=True)), Screen(width))
-    lines = drawn.splitlines()
+    rendered = trace_table(trace_view(trace, ViewOptions(explain=True)), Screen(width))
+    lines = rendered.splitlines()
     assert max(map(cell_len, lines)) <= width
-    words = " ".join(drawn.split())
+    words = " ".join(rendered.split())
     left_out = words.partition("too narrow for ")[2]
     for step in trace.steps:
         for output in step.outputs:
@@ -34,35 +34,37 @@ def test_every_width(make: object, width: int) -> None:
             assert "shape" in left_out or shape in words
 
 
-def test_the_default_table_fits_100_columns_without_folding() -> None:
-    drawn = trace_table(trace_view(multi_head(), ViewOptions()), Screen(100))
-    assert drawn == trace_table(trace_view(multi_head(), ViewOptions()), Screen(1000))
+def test_default_table_fits_100_columns_without_folding() -> None:
+    rendered = trace_table(trace_view(multi_head(), ViewOptions()), Screen(100))
+    assert rendered == trace_table(trace_view(multi_head(), ViewOptions()), Screen(1000))
 
 
-def test_80_columns_have_every_default_column() -> None:
+def test_every_default_column_fits_in_80_columns() -> None:
     assert "too narrow" not in trace_table(trace_view(multi_head(), ViewOptions()), Screen(80))
 
 
-def test_what_is_left_out_is_named_with_the_way_to_see_it() -> None:
-    drawn = " ".join(trace_table(trace_view(multi_head(), ViewOptions()), Screen(50)).split())
-    assert "too narrow for stride, storage: widen the terminal, or choose with --columns step,stride,storage" in drawn
+def test_omitted_columns_are_named_with_a_hint() -> None:
+    rendered = " ".join(trace_table(trace_view(multi_head(), ViewOptions()), Screen(50)).split())
+    assert (
+        "too narrow for stride, storage: widen the terminal, or choose with --columns step,stride,storage" in rendered
+    )
 
 
-def test_the_last_column_that_is_left_is_folded() -> None:
-    drawn = trace_table(trace_view(multi_head(), ViewOptions(parse_columns("expression,bytes"))), Screen(24))
-    assert max(map(cell_len, drawn.splitlines())) <= 24
-    assert "too narrow for bytes" in drawn
+def test_last_remaining_column_is_folded() -> None:
+    rendered = trace_table(trace_view(multi_head(), ViewOptions(parse_columns("expression,bytes"))), Screen(24))
+    assert max(map(cell_len, rendered.splitlines())) <= 24
+    assert "too narrow for bytes" in rendered
 
 
 @given(PRINTABLE, st.integers(4, 60))
-def test_folding_loses_nothing(text: str, width: int) -> None:
+def test_folding_loses_no_text(text: str, width: int) -> None:
     for fold in (fold_words, fold_code):
         lines = fold(text, width)
         assert all(cell_len(line) <= width for line in lines)
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
-def test_a_word_too_long_for_a_line_is_cut_where_a_shell_joins_it() -> None:
+def test_long_word_is_folded_with_a_shell_continuation() -> None:
     lines = fold_command(f"attnshape trace --with {'x' * 70} --keys 5", 30)
     assert max(map(len, lines)) <= 30
     assert shlex.split("\n".join(lines).replace("\\\n", "")) == [
@@ -76,7 +78,7 @@ def test_a_word_too_long_for_a_line_is_cut_where_a_shell_joins_it() -> None:
 
 
 @given(st.lists(st.text("abc-=:* '\"\\", min_size=1), max_size=8), st.integers(24, 60))
-def test_a_folded_command_is_the_same_command(arguments: list[str], width: int) -> None:
+def test_folded_command_is_equivalent(arguments: list[str], width: int) -> None:
     command = shlex.join(["attnshape", "trace", *(argument.replace("'", "") for argument in arguments)])
     if max(map(len, shlex.split(command))) < width - 8:
         lines = fold_command(command, width)

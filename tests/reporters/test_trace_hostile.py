@@ -1,4 +1,4 @@
-"""Whatever a trace's text contains, it comes out as visible text and breaks nothing."""
+"""Hostile text in a trace doesn't break the output."""
 
 from __future__ import annotations
 
@@ -87,11 +87,9 @@ def cells(text: str) -> list[list[str]]:
 
 @settings(deadline=None, max_examples=150)
 @given(TEXT, OPTIONS, st.sampled_from([24, 40, 80, 100, 200]))
-def test_table_keeps_within_its_width_and_shows_no_control_characters(
-    text: str, options: ViewOptions, width: int
-) -> None:
-    drawn = trace_table(trace_view(hostile(text), options), Screen(width))
-    for line in drawn.split("\n"):
+def test_table_fits_its_width_without_control_characters(text: str, options: ViewOptions, width: int) -> None:
+    output = trace_table(trace_view(hostile(text), options), Screen(width))
+    for line in output.split("\n"):
         assert cell_len(line) <= width
         assert line.isprintable()
 
@@ -99,36 +97,36 @@ def test_table_keeps_within_its_width_and_shows_no_control_characters(
 @settings(deadline=None, max_examples=150)
 @given(TEXT, OPTIONS)
 def test_markdown_table_keeps_its_cells_and_has_no_html(text: str, options: ViewOptions) -> None:
-    shown = trace_view(hostile(text), options)
-    drawn = trace_markdown(shown)
-    parsed = tokens(drawn)
-    # The one comment stands between the two lists.
+    view = trace_view(hostile(text), options)
+    output = trace_markdown(view)
+    parsed = tokens(output)
+    # The only comment separates the two lists.
     assert [token.content for token in parsed if token.type == "html_block"] == ["<!-- -->\n"] * options.explain
     assert not {token.type for token in parsed} & FORBIDDEN
-    assert all(line.isprintable() for line in drawn.split("\n"))
-    rows = cells(drawn)
-    assert len(rows) == len(shown.rows) + 1
-    for row, expected in zip(rows, [shown.names, *(row.cells for row in shown.rows)], strict=True):
+    assert all(line.isprintable() for line in output.split("\n"))
+    rows = cells(output)
+    assert len(rows) == len(view.rows) + 1
+    for row, expected in zip(rows, [view.names, *(row.cells for row in view.rows)], strict=True):
         assert row == [visible(cell).strip() for cell in expected]
 
 
 @settings(deadline=None, max_examples=300)
 @given(TEXT)
-def test_prose_and_code_render_as_the_text_itself(text: str) -> None:
-    shown = visible(text)
-    for written in (f"- x{prose(text)}", f"x{code(text)}"):
-        inline = [token for token in PARSER.parse(written) if token.type == "inline"]
-        assert [text_of(token).replace(" ", "") for token in inline] == [f"x{shown}".replace(" ", "")]
-    spoken = [token for token in PARSER.parse(f"- {prose_with_code(text)}") if token.type == "inline"]
-    assert [text_of(token).replace(" ", "").replace("`", "") for token in spoken] in (
-        [shown.replace(" ", "").replace("`", "")],
+def test_prose_and_code_render_as_plain_text(text: str) -> None:
+    expected = visible(text)
+    for source in (f"- x{prose(text)}", f"x{code(text)}"):
+        inline = [token for token in PARSER.parse(source) if token.type == "inline"]
+        assert [text_of(token).replace(" ", "") for token in inline] == [f"x{expected}".replace(" ", "")]
+    rendered = [token for token in PARSER.parse(f"- {prose_with_code(text)}") if token.type == "inline"]
+    assert [text_of(token).replace(" ", "").replace("`", "") for token in rendered] in (
+        [expected.replace(" ", "").replace("`", "")],
         [],
     )
     for column in (code_cell(text), prose(text)):
-        assert cells(f"| a | b |\n| - | - |\n| {column} | z |")[1] == [shown.strip(), "z"]
+        assert cells(f"| a | b |\n| - | - |\n| {column} | z |")[1] == [expected.strip(), "z"]
 
 
-def test_a_pipe_after_a_backslash_stands_outside_the_code() -> None:
+def test_pipe_after_a_backslash_is_outside_the_code() -> None:
     # GitHub's parser would end the cell at either `\\|` or the next pipe.
     assert code_cell("a\\|b|c") == "`a\\`&#124;`b\\|c`"
 
@@ -140,13 +138,13 @@ def test_prose_starts_no_block(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_colour_comes_from_the_table_alone(text: str) -> None:
-    shown = trace_view(hostile(text), ViewOptions(explain=True))
-    plain, colored = trace_table(shown, Screen(100)), trace_table(shown, Screen(100, color=True))
+def test_text_never_adds_colour(text: str) -> None:
+    view = trace_view(hostile(text), ViewOptions(explain=True))
+    plain, colored = trace_table(view, Screen(100)), trace_table(view, Screen(100, color=True))
     assert "\x1b[" in colored
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
 
 
-def test_rich_markup_is_shown_as_it_is() -> None:
-    drawn = trace_table(trace_view(hostile("[bold red]x[/]"), ViewOptions(DEFAULT)), Screen(100, color=True))
-    assert "[bold red]x[/]" in drawn
+def test_rich_markup_is_literal() -> None:
+    output = trace_table(trace_view(hostile("[bold red]x[/]"), ViewOptions(DEFAULT)), Screen(100, color=True))
+    assert "[bold red]x[/]" in output

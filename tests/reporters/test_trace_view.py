@@ -27,12 +27,12 @@ def test_every_format_renders_every_trace(name: str, make: Callable[[], Trace]) 
 
 
 def test_only_matching_steps_are_shown() -> None:
-    shown = trace_view(multi_head(), ViewOptions(match="scores"))
-    assert [row.cells[:2] for row in shown.rows] == [("11", "query @ key.transpose(-2, -1)")]
-    assert shown.footer[0].text.startswith("1 of 18 steps shown")
+    view = trace_view(multi_head(), ViewOptions(match="scores"))
+    assert [row.cells[:2] for row in view.rows] == [("11", "query @ key.transpose(-2, -1)")]
+    assert view.footer[0].text.startswith("1 of 18 steps shown")
 
 
-def test_sizes_say_where_they_are_from_in_the_order_of_the_vocabulary() -> None:
+def test_sizes_have_their_origin_in_canonical_order() -> None:
     sizes = {"T": Size(3, "given"), "Dk": Size(64, "derived", "D//H"), "B": Size(2, "default")}
     assert trace_header(trace_of((), sizes=sizes)).sizes == ("B=2 (default)", "Dk=64 (D//H)", "T=3")
 
@@ -43,7 +43,7 @@ def axes_line(*axes: Axis, runs: int = 3) -> str:
     return trace_footer(trace_of((one,), verified_at=runs), 1)[1].text
 
 
-def test_counts_of_axes() -> None:
+def test_axis_counts() -> None:
     verified, matched, constant = Axis("B", "verified"), Axis("Lk", "matched"), Axis("3", "literal")
     assert axes_line(verified, verified) == "2/2 axes verified at 3 sets of sizes"
     assert (
@@ -54,12 +54,12 @@ def test_counts_of_axes() -> None:
     assert axes_line(Axis("D//3", "literal")) == "axes: 1 literal"
 
 
-def test_unchecked_signatures_are_not_called_checked() -> None:
+def test_unchecked_signatures_are_reported() -> None:
     record = replace(tensor("B"), checked=None)
     one = replace(step(1, "x", "f", None, record), outputs=(NamedTensor("x", record),))
     assert trace_footer(trace_of((one,)), 1)[0].text == "1 step · 1 signature, none checked"
 
 
-def test_an_incomplete_trace_says_so() -> None:
+def test_incomplete_trace_says_so() -> None:
     texts = [line.text for line in trace_footer(replace(multi_head(), complete=False), 18)]
     assert "incomplete: not every step of the run is in this trace" in texts

@@ -1,4 +1,4 @@
-"""Attention code from a small grammar: random sizes, expressions, control flow, and names that try to break a table."""
+"""Generates attention code from a small grammar, with random sizes, expressions, control flow and hostile names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CLASSES = ("Attention", "注意Attention", "_A", "L" * 50)
 
 @dataclass
 class Module:
-    """One module's source, with what it is called, built and fed with."""
+    """The source of a module, with its file, name and sizes."""
 
     file: str
     name: str
@@ -72,7 +72,7 @@ class _Writer:
         self.names.append(name)
 
     def operand(self) -> str:
-        """A tensor's name, in one of the spellings that a table must take."""
+        """Return an expression for a tensor that is already bound."""
         name = self.any()
         return self.choose.choice(
             (name, name, f"({name})", f"[{name}][0]", f"({name},)[{self.choose.choice(('0', '-1'))}]")
@@ -80,7 +80,7 @@ class _Writer:
 
 
 def module(seed: int) -> Module:
-    """Return the module of a seed. Most run; some fail on the way, which is as good a test."""
+    """Return the module of a seed. Most run; some fail, which is also a test."""
     choose = random.Random(seed)
     heads = choose.choice((1, 2, 3, 8))
     sizes = {
@@ -182,8 +182,8 @@ def _several(w: _Writer) -> None:
 
 
 def _loop(w: _Writer) -> None:
-    turns = w.choose.choice(("3", "L", "H", "len(self.many)"))
-    w.lines.append(f"        for {w.choose.choice(('i', 'ℌ', '_'))} in range({turns}):")
+    count = w.choose.choice(("3", "L", "H", "len(self.many)"))
+    w.lines.append(f"        for {w.choose.choice(('i', 'ℌ', '_'))} in range({count}):")
     w.bind(f"{w.operand()} + 1", 3)
 
 

@@ -1,4 +1,4 @@
-"""Runs a command line many times in this process, and reads its output with independent parsers."""
+"""Runs command lines in this process, and validates their output with independent parsers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnshape.runtime.files import display_path
 
 ROOT = Path(__file__).parents[2]
 FORMATS = ("table", "markdown", "json")
-# what is drawn in a width of its own, and never from the trace
+# lines that are not rows of the table
 _HEADINGS = ("project and split", "position", "attend", "merge", "before the attention", "after the attention")
 _RENDERED = {"html_inline", "link_open", "image", "em_open", "s_open", "fence", "code_block", "heading_open", "hr"}
 _MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -29,7 +29,7 @@ _SCHEMA = jsonschema.Draft202012Validator(json_schema())
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command line ended with and wrote."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -37,8 +37,8 @@ class Outcome:
 
 
 def attnshape(*words: str) -> Outcome:
-    """Run a command line with text streams of its own, whatever the test runner does with the process's."""
-    kept = sys.stdout, sys.stderr, sys.argv, list(sys.path)
+    """Run a command line with its own text streams, independent of pytest's capturing."""
+    saved_streams = sys.stdout, sys.stderr, sys.argv, list(sys.path)
     out, err = (
         io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
         for _ in range(2)
@@ -49,14 +49,14 @@ def attnshape(*words: str) -> Outcome:
     try:
         status = run(list(words))
     finally:
-        sys.stdout, sys.stderr, sys.argv, sys.path[:] = kept
+        sys.stdout, sys.stderr, sys.argv, sys.path[:] = saved_streams
         display_path.cache_clear()
-    written = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-    return Outcome(status, *written)
+    outputs = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return Outcome(status, *outputs)
 
 
 def assert_refused(done: Outcome) -> None:
-    """One paragraph that says what is wrong, one that says the way out, and nothing on standard output."""
+    """Assert that there is one error line, at most one hint line, and nothing on stdout."""
     assert done.status == 2, done
     assert done.out == ""
     lines = done.err.splitlines()
@@ -67,9 +67,9 @@ def assert_refused(done: Outcome) -> None:
 
 
 def assert_drawn(format_: str, text: str, width: int, explained: bool = False) -> None:
-    """The text is whole in its format, and nothing in it is taken for markup or for control.
+    """Assert that the output is valid in its format, without injected markup or control characters.
 
-    Between the rows of a table there are sentences where it is explained.
+    With `explained`, there are sentences between the rows of a table.
     """
     if format_ == "json":
         _SCHEMA.validate(json.loads(text, parse_constant=_no_constant))
@@ -96,11 +96,11 @@ def _assert_markdown(text: str) -> None:
             widths.append(0)
         elif token.type in ("th_open", "td_open"):
             widths[-1] += 1
-    written = [line for line in text.split("\n") if line.startswith("|")]
+    rows = [line for line in text.split("\n") if line.startswith("|")]
     assert len(set(widths)) <= 1, text
-    # the parser cuts what is too much: so the rows that were written are counted too
-    assert len(widths) == max(len(written) - 1, 0), text
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in written} <= {widths[0] + 1 if widths else 0}, text
+    # the parser drops excess cells, so the source rows are counted too
+    assert len(widths) == max(len(rows) - 1, 0), text
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} <= {widths[0] + 1 if widths else 0}, text
 
 
 def _assert_table(text: str, width: int, explained: bool) -> None:

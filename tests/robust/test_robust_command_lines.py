@@ -1,4 +1,4 @@
-"""Command lines put together at random: each is carried out, or refused in one paragraph with a way out."""
+"""Random command lines either run or fail with one error line and a hint."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def case(B, L):
 
 
 def option(data: st.DataObject) -> list[str]:
-    """A flag with a value that fits it, or with one that fits nothing."""
+    """Draw a flag with a plausible or a hostile value."""
     flag = data.draw(st.sampled_from(list(FLAGS)))
     values = FLAGS[flag]
     if not values:
@@ -111,7 +111,7 @@ def option(data: st.DataObject) -> list[str]:
 
 
 def line(data: st.DataObject) -> list[str]:
-    """A command line that mostly is nearly right."""
+    """Draw a command line that is mostly almost valid."""
     verb = data.draw(st.sampled_from(["trace"] * 40 + ["show", "catalog", "glossary", "", "--help", "nosuch", "tracé"]))
     words = [verb] if verb else []
     if data.draw(st.integers(0, 9)):
@@ -144,21 +144,21 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     suppress_health_check=list(HealthCheck),
 )
 @given(data=st.data())
-def test_any_command_line(data: st.DataObject, project: Path):
+def test_random_command_line(data: st.DataObject, project: Path):
     words = line(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         patch.setenv("COLUMNS", "100")
         done = attnshape(*words)
     if done.status == 2:
-        # without a verb, what there is to choose from is shown instead
+        # without a verb, the help is printed instead
         if words:
             assert_refused(done)
         return
     assert done.status in (0, 1), (words, done)
-    said = {text for flag, text in itertools.pairwise(words) if flag == "--format"}
-    said |= {word.removeprefix("--format=") for word in words if word.startswith("--format=")}
-    shown = words[0] == "trace" and not {"--help"} & {*words} and done.out
-    if shown and len(said) < 2:
-        format_ = next(iter(said), "markdown")
+    formats = {text for flag, text in itertools.pairwise(words) if flag == "--format"}
+    formats |= {word.removeprefix("--format=") for word in words if word.startswith("--format=")}
+    is_trace = words[0] == "trace" and not {"--help"} & {*words} and done.out
+    if is_trace and len(formats) < 2:
+        format_ = next(iter(formats), "markdown")
         assert_drawn("markdown" if format_ == "auto" else format_, done.out, 100, "--explain" in words)

@@ -1,4 +1,4 @@
-"""Saved traces that were damaged or forged: shown as text, or refused in words; never a traceback or a broken table."""
+"""Damaged or forged saved traces are displayed or refused, without a traceback or a broken table."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VALUES = st.one_of(
 
 
 class Saved(list[Any]):
-    """Traces, which don't print themselves where a test fails."""
+    """Traces, with a short repr for failing tests."""
 
     def __repr__(self) -> str:
         return "saved"
@@ -51,7 +51,7 @@ class Saved(list[Any]):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """Traces with all that one can hold: several outputs, a failure, expectations, notes, fused attention."""
+    """Traces with every kind of content: several outputs, a failure, expectations, notes, fused attention."""
     folder = tmp_path_factory.mktemp("saved")
     (folder / "fails.py").write_text("def f(x):\n    y = x * 2\n    return y @ x\n")
     lines = [
@@ -63,19 +63,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return Saved(json.loads(attnshape("trace", *line, "--format", "json").out) for line in lines)
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a value but the value itself."""
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the path of every item inside a value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found: list[tuple[Any, ...]] = []
     for key, item in items:
-        found += [(*path, key), *places(item, (*path, key))]
+        found += [(*path, key), *paths_in(item, (*path, key))]
     return found
 
 
-def a_place(value: Any, data: st.DataObject) -> tuple[Any, Any, Any]:
-    """A place, each kind of place as likely as any other: what holds it, its key, what is there."""
+def drawn_item(value: Any, data: st.DataObject) -> tuple[Any, Any, Any]:
+    """Draw an item, with all kinds of items equally likely; return its container, its key and its value."""
     kinds: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
-    for path in places(value):
+    for path in paths_in(value):
         kinds.setdefault(tuple("*" if type(key) is int else key for key in path), []).append(path)
     of_kind = list(kinds.values())[data.draw(st.integers(0, len(kinds) - 1))]
     path = of_kind[data.draw(st.integers(0, len(of_kind) - 1))]
@@ -86,10 +86,10 @@ def a_place(value: Any, data: st.DataObject) -> tuple[Any, Any, Any]:
 
 
 def forged(trace: Any, data: st.DataObject) -> Any:
-    """The trace with up to three texts or numbers replaced by others, so that it mostly still is one."""
+    """Replace up to three texts or numbers, so that the trace mostly stays valid."""
     value = copy.deepcopy(trace)
     for _ in range(data.draw(st.integers(1, 3))):
-        owner, key, now = a_place(value, data)
+        owner, key, now = drawn_item(value, data)
         if isinstance(now, str):
             owner[key] = data.draw(st.sampled_from(HOSTILE))
         elif type(now) is int:
@@ -100,10 +100,10 @@ def forged(trace: Any, data: st.DataObject) -> Any:
 
 
 def damaged(trace: Any, data: st.DataObject) -> Any:
-    """The trace with up to three places replaced by anything, removed, repeated or renamed."""
+    """Replace, remove, repeat or rename up to three items of the trace."""
     value = copy.deepcopy(trace)
     for _ in range(data.draw(st.integers(1, 3))):
-        owner, key, now = a_place(value, data)
+        owner, key, now = drawn_item(value, data)
         how = data.draw(st.sampled_from(["replace", "remove", "repeat"]))
         if how == "replace":
             owner[key] = data.draw(VALUES)
@@ -135,7 +135,7 @@ BUDGET = settings(
 
 @BUDGET
 @given(data=st.data())
-def test_a_damaged_trace(data: st.DataObject, saved: Saved, tmp_path_factory: pytest.TempPathFactory):
+def test_damaged_trace(data: st.DataObject, saved: Saved, tmp_path_factory: pytest.TempPathFactory):
     file = tmp_path_factory.getbasetemp() / "damaged.json"
     change = forged if data.draw(st.integers(0, 3)) else damaged
     file.write_text(json.dumps(change(saved[data.draw(st.integers(0, len(saved) - 1))], data)), encoding="utf-8")
@@ -154,9 +154,7 @@ def test_a_damaged_trace(data: st.DataObject, saved: Saved, tmp_path_factory: py
 
 @settings(BUDGET, max_examples=60)
 @given(data=st.data())
-def test_a_trace_cut_short_or_with_other_bytes(
-    data: st.DataObject, saved: Saved, tmp_path_factory: pytest.TempPathFactory
-):
+def test_truncated_trace_or_changed_bytes(data: st.DataObject, saved: Saved, tmp_path_factory: pytest.TempPathFactory):
     content = bytearray(json.dumps(saved[0], ensure_ascii=False).encode())
     for _ in range(data.draw(st.integers(0, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -186,13 +184,13 @@ def test_a_trace_cut_short_or_with_other_bytes(
     ],
     ids=range(11),
 )
-def test_what_is_no_trace_at_all(content: bytes, tmp_path: Path):
+def test_not_a_trace(content: bytes, tmp_path: Path):
     (tmp_path / "x.json").write_bytes(content)
     assert_refused(attnshape("show", str(tmp_path / "x.json")))
 
 
 @pytest.mark.parametrize("key", ["target", "command", "device"])
-def test_half_a_surrogate_pair(key: str, saved: Saved, tmp_path: Path):
+def test_lone_surrogate(key: str, saved: Saved, tmp_path: Path):
     (tmp_path / "x.json").write_text(json.dumps({**saved[0], key: "a\ud800b"}))
     for format_ in FORMATS:
         done = attnshape("show", str(tmp_path / "x.json"), "--format", format_)
@@ -203,7 +201,7 @@ def test_half_a_surrogate_pair(key: str, saved: Saved, tmp_path: Path):
 
 
 @pytest.mark.parametrize("step", [0, -1, 99, 2**62])
-def test_references_to_steps_that_are_not_there(step: int, saved: Saved, tmp_path: Path):
+def test_references_to_missing_steps(step: int, saved: Saved, tmp_path: Path):
     for where in ("operand", "of", "output", "result"):
         trace = copy.deepcopy(saved[0])
         last = trace["steps"][-1]
@@ -220,7 +218,7 @@ def test_references_to_steps_that_are_not_there(step: int, saved: Saved, tmp_pat
 
 
 @pytest.mark.parametrize("key", ["axes", "shape", "stride", "strides"])
-def test_shapes_that_do_not_fit(key: str, saved: Saved, tmp_path: Path):
+def test_inconsistent_ranks(key: str, saved: Saved, tmp_path: Path):
     trace = copy.deepcopy(saved[0])
     trace["steps"][-1]["outputs"][0]["tensor"][key].pop()
     (tmp_path / "x.json").write_text(json.dumps(trace))

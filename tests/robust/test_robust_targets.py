@@ -1,4 +1,4 @@
-"""Targets that aren't plain functions of tensors: what they run is recorded, and what they hold is named."""
+"""Targets that aren't plain functions of tensors: their steps are recorded, and the tensors they hold are named."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def code(here: Path) -> Path:
     return here
 
 
-def traced(target: str, *words: str, status: int = 0) -> dict[str, Any]:
+def trace_json(target: str, *words: str, status: int = 0) -> dict[str, Any]:
     done = attnshape("trace", f"awkward.py:{target}", *(words or ("--input", "x: B L 4")), "--format", "json")
     assert (done.status, done.err) == (status, ""), done.err
     return dict(json.loads(done.out))
@@ -204,59 +204,59 @@ def known(trace: dict[str, Any]) -> set[str]:
         ("leaves_a_timer", ["x * 2"], ["output"]),
     ],
 )
-def test_what_runs_is_recorded(target: str, expected: list[str], outputs: list[str], code: Path):
-    made = traced(target)
-    assert steps(made) == expected
-    assert [output["name"] for output in made["outputs"]] == outputs
-    assert made["notes"] == []
-    assert known(made) <= {"verified", "literal"}
+def test_steps_of_unusual_callables(target: str, expected: list[str], outputs: list[str], code: Path):
+    traced = trace_json(target)
+    assert steps(traced) == expected
+    assert [output["name"] for output in traced["outputs"]] == outputs
+    assert traced["notes"] == []
+    assert known(traced) <= {"verified", "literal"}
 
 
-def test_a_generator_that_never_ends(code: Path):
-    made = traced("endless")
-    assert len(made["steps"]) == 1000
-    assert any("generator was stopped after 1000" in note for note in made["notes"])
+def test_endless_generator(code: Path):
+    traced = trace_json("endless")
+    assert len(traced["steps"]) == 1000
+    assert any("generator was stopped after 1000" in note for note in traced["notes"])
 
 
-def test_a_set_has_no_order_but_its_tensors_are_outputs(code: Path):
-    assert [output["name"] for output in traced("returns_a_set")["outputs"]] == ["output{0}", "output{1}"]
+def test_tensors_in_a_returned_set_are_outputs(code: Path):
+    assert [output["name"] for output in trace_json("returns_a_set")["outputs"]] == ["output{0}", "output{1}"]
 
 
-def test_modules_that_a_callable_holds_are_its_own(code: Path):
-    """They are in evaluation mode, on the device, in the dtype, and their parameters have names."""
+def test_modules_held_by_a_callable(code: Path):
+    """They are in evaluation mode, have the device and the dtype, and their parameters have names."""
     for target, weight, sizes in (
         ("holder", "layers['first'].0.weight", "x: B 4"),
         ("closing()", "inner.weight", "x: B 4"),
     ):
-        made = traced(target, "--input", sizes, "--dtype", "float64")
-        assert {"parameter": weight} in [operand for step in made["steps"] for operand in step["operands"]]
-        assert made["steps"][-1]["outputs"][0]["tensor"]["dtype"] == "float64"
-    dropout = traced("holder", "--input", "x: B 4")["steps"][-1]
+        traced = trace_json(target, "--input", sizes, "--dtype", "float64")
+        assert {"parameter": weight} in [operand for step in traced["steps"] for operand in step["operands"]]
+        assert traced["steps"][-1]["outputs"][0]["tensor"]["dtype"] == "float64"
+    dropout = trace_json("holder", "--input", "x: B 4")["steps"][-1]
     assert dropout["outputs"][0]["tensor"]["storage"]["kind"] == "same"
-    partial = traced("partial_module", "--input", "input: B 4")
+    partial = trace_json("partial_module", "--input", "input: B 4")
     assert partial["steps"][-1]["outputs"][0]["tensor"]["storage"]["kind"] == "same"
 
 
-def test_a_partial_s_own_arguments(code: Path):
-    made = traced("partial", "--input", "input: B 4")
-    assert made["steps"][0]["outputs"][0]["tensor"]["signature"] == "B 3"
+def test_arguments_of_a_partial(code: Path):
+    traced = trace_json("partial", "--input", "input: B 4")
+    assert traced["steps"][0]["outputs"][0]["tensor"]["signature"] == "B 3"
 
 
-def test_what_arguments_and_results_hold(code: Path):
-    made = traced("cached", "--batch", "2", "--past", "3", "--length", "5", "--d-model", "8")
-    assert [one["name"] for one in made["inputs"]] == ["x", "cache.keys[0]", "cos_sin[0]", "cos_sin[1]"]
-    assert [one["tensor"]["signature"] for one in made["inputs"]] == ["B L D", "B Lp D", "D", "D"]
-    operands = [operand for step in made["steps"] for operand in step["operands"]]
+def test_tensors_in_arguments_and_results(code: Path):
+    traced = trace_json("cached", "--batch", "2", "--past", "3", "--length", "5", "--d-model", "8")
+    assert [named["name"] for named in traced["inputs"]] == ["x", "cache.keys[0]", "cos_sin[0]", "cos_sin[1]"]
+    assert [named["tensor"]["signature"] for named in traced["inputs"]] == ["B L D", "B Lp D", "D", "D"]
+    operands = [operand for step in traced["steps"] for operand in step["operands"]]
     assert {"input": "cache.keys[0]"} in operands
     assert {"parameter": "layer.weight"} in operands
-    assert [one["name"] for one in made["outputs"]] == [
+    assert [named["name"] for named in traced["outputs"]] == [
         "output.result.pair.keys",
         "output.result.more['nested'][0]['x']",
     ]
-    assert made["outputs"][1]["of"] == {"input": "x"}
-    assert made["steps"][-1]["outputs"][0]["tensor"]["signature"] == "B Lp+L D"
-    assert known(made) == {"verified"}
-    double = traced("cached", "--d-model", "8", "--dtype", "float64")
+    assert traced["outputs"][1]["of"] == {"input": "x"}
+    assert traced["steps"][-1]["outputs"][0]["tensor"]["signature"] == "B Lp+L D"
+    assert known(traced) == {"verified"}
+    double = trace_json("cached", "--d-model", "8", "--dtype", "float64")
     assert double["steps"][-1]["outputs"][0]["tensor"]["dtype"] == "float64"
 
 
@@ -268,15 +268,15 @@ def test_what_arguments_and_results_hold(code: Path):
         ("raises_base", "Base: of its own"),
     ],
 )
-def test_exceptions_that_are_no_errors_are_failures_like_any(target: str, error: str, code: Path):
-    made = traced(target, status=1)
-    assert steps(made) == ["x * 2"]
-    assert made["failure"]["error"] == error
-    assert known(made) <= {"verified", "literal"}
+def test_base_exceptions_are_failures(target: str, error: str, code: Path):
+    traced = trace_json(target, status=1)
+    assert steps(traced) == ["x * 2"]
+    assert traced["failure"]["error"] == error
+    assert known(traced) <= {"verified", "literal"}
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit(3)", "GeneratorExit", "BaseException('own')"])
-def test_exceptions_at_import_and_while_building(error: str, here: Path):
+def test_base_exceptions_at_import_and_while_building(error: str, here: Path):
     (here / "at_import.py").write_text(f"raise {error}\n")
     (here / "building.py").write_text(f"class A:\n    def __init__(self, D):\n        raise {error}\n")
     (here / "case_.py").write_text(f"def case(B):\n    raise {error}\n")
@@ -292,23 +292,23 @@ def test_exceptions_at_import_and_while_building(error: str, here: Path):
         assert error.partition("(")[0] in done.err
 
 
-def test_work_in_other_threads_is_not_passed_over_in_silence(code: Path):
-    made = traced("in_a_thread")
-    assert steps(made) == ["threading.Thread", "made[0] * 2"]
-    assert any("another thread" in note for note in made["notes"])
+def test_work_in_other_threads_is_noted(code: Path):
+    traced = trace_json("in_a_thread")
+    assert steps(traced) == ["threading.Thread", "made[0] * 2"]
+    assert any("another thread" in note for note in traced["notes"])
 
 
 @pytest.mark.slow
-def test_a_run_that_is_endless_at_small_sizes_is_ended(code: Path):
+def test_endless_small_run_is_ended(code: Path):
     started = time.monotonic()
-    made = traced("slow_at_small_sizes", "--input", "x: B L", "--length", "10")
+    traced = trace_json("slow_at_small_sizes", "--input", "x: B L", "--length", "10")
     assert time.monotonic() - started < 40
-    assert steps(made) == ["x * 2"]
-    assert "matched" in known(made)
-    assert made["notes"]
+    assert steps(traced) == ["x * 2"]
+    assert "matched" in known(traced)
+    assert traced["notes"]
 
 
-def test_imports_while_it_is_built_on_meta_make_real_tensors(here: Path):
+def test_imports_while_building_on_meta_create_real_tensors(here: Path):
     (here / "late_import.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass A(nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        import late_table\n"
@@ -322,12 +322,12 @@ def test_imports_while_it_is_built_on_meta_make_real_tensors(here: Path):
 
 
 @pytest.mark.parametrize(("target", "signature"), [("to_args", "B L"), ("to_keywords", "B L"), ("both_ways", "B L")])
-def test_inputs_that_no_parameter_is_named_after(target: str, signature: str, code: Path):
-    made = traced(target, "--input", "a: B L", "--input", "b: L")
-    assert made["steps"][-1]["outputs"][0]["tensor"]["signature"] == signature
+def test_inputs_for_variadic_parameters(target: str, signature: str, code: Path):
+    traced = trace_json(target, "--input", "a: B L", "--input", "b: L")
+    assert traced["steps"][-1]["outputs"][0]["tensor"]["signature"] == signature
 
 
-def test_a_letter_that_would_hide_torch(here: Path):
+def test_symbol_that_would_shadow_torch(here: Path):
     done = attnshape("trace", "average", "--dim", "torch=3")
     assert_refused(done)
     assert "torch" in done.err
@@ -335,12 +335,12 @@ def test_a_letter_that_would_hide_torch(here: Path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a compiler")
 @pytest.mark.slow
-def test_compiled_code_runs_as_it_was_written(here: Path):
+def test_compiled_code_is_traced_as_written(here: Path):
     (here / "compiled_.py").write_text(
         "import torch\nfrom torch import nn\n\n\n@torch.compile\ndef f(x):\n    y = x * 2\n    return y\n\n\n"
         "class M(nn.Module):\n    def forward(self, x):\n        return f(x) + 1\n\n\nmodule = torch.compile(M())\n"
     )
-    # in a process of its own, since the compiler's import takes a second and changes the process
+    # in a separate process, since importing the compiler takes a second and changes the process
     for target, count in (("f", 1), ("module", 2)):
         line = [sys.executable, "-m", "attnshape", "trace", f"compiled_.py:{target}", "--input", "x: B L"]
         done = subprocess.run([*line, "--format", "json"], capture_output=True, text=True, timeout=120, check=False)
@@ -348,7 +348,7 @@ def test_compiled_code_runs_as_it_was_written(here: Path):
         assert len(json.loads(done.stdout)["steps"]) == count
 
 
-def test_a_pushed_mode_does_not_stay(code: Path):
+def test_function_mode_is_removed_after_a_trace(code: Path):
     before = torch.overrides._get_current_function_mode_stack()
-    traced("in_a_thread")
+    trace_json("in_a_thread")
     assert torch.overrides._get_current_function_mode_stack() == before

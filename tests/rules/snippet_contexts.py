@@ -49,7 +49,7 @@ _PROJECTION = re.compile(r"self\.(w[qkvo])\b")
 
 @dataclass(frozen=True)
 class Context:
-    """What surrounds a snippet in a module with the sizes B, L, H and Dk, or others, and a model width D."""
+    """The code around a snippet in a module with the sizes B, L, H and Dk, or others, and a model width D."""
 
     before: str
     after: str

@@ -24,12 +24,12 @@ def snippet(one: Page, name: str) -> str:
     return fenced.removeprefix("```python\n").removesuffix("\n```")
 
 
-def test_pages_are_sorted_by_code() -> None:
-    assert [one.code for one in pages()] == sorted(CODES)
+def test_pages_are_in_order_of_code() -> None:
+    assert [page_.code for page_ in pages()] == sorted(CODES)
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_page_has_all_sections(code: str) -> None:
+def test_page_has_all_sections(code: str) -> None:
     one = page(code)
     assert one.markdown.startswith(f"# {code}: {one.title}\n\n## Wrong\n")
     assert one.title
@@ -42,21 +42,21 @@ def test_a_page_has_all_sections(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_the_snippets_are_code_and_differ(code: str) -> None:
+def test_snippets_are_valid_code_and_differ(code: str) -> None:
     wrong, right = (snippet(page(code), name) for name in ("Wrong", "Right"))
     for text in (wrong, right):
         # a snippet may end a function
         ast.parse("def forward():\n" + "\n".join(f"    {line}" for line in text.splitlines()))
         assert 1 <= len(text.splitlines()) <= 8
     if family(code) == "shape comments" and "Tensor" not in wrong:
-        assert wrong != right  # comments alone differ
+        assert wrong != right  # only comments differ
         assert ast.dump(ast.parse(wrong)) == ast.dump(ast.parse(right))
     else:
         assert ast.dump(ast.parse(wrong)) != ast.dump(ast.parse(right))
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_page_is_plain_markdown(code: str) -> None:
+def test_page_is_plain_markdown(code: str) -> None:
     tokens = MarkdownIt("commonmark").parse(page(code).markdown)
     inner = [child.type for token in tokens for child in token.children or []]
     assert {token.type for token in tokens} <= {
@@ -66,14 +66,14 @@ def test_a_page_is_plain_markdown(code: str) -> None:
     assert [token.info for token in tokens if token.type == "fence"] == ["python", "python"]
 
 
-def test_claims_in_pages_are_claims() -> None:
+def test_claims_in_pages_are_valid() -> None:
     known = {"causal", "window", "alibi", "zero-masked-rows", "seq-first", "rope", "scale", "mask", "keep", "NAME"}
-    named = {claim for one in pages() for claim in CLAIMS.findall(one.sections["How it is detected"])}
+    named = {claim for page_ in pages() for claim in CLAIMS.findall(page_.sections["How it is detected"])}
     assert named <= known
     assert {"causal", "window", "mask", "rope", "scale"} <= named
 
 
-def test_a_code_may_be_in_lower_case() -> None:
+def test_code_may_be_in_lower_case() -> None:
     assert page(" as201 ") is page("AS201")
 
 
@@ -88,13 +88,13 @@ def test_a_code_may_be_in_lower_case() -> None:
         ("../pages", "attnshape rule lists all codes"),
     ],
 )
-def test_an_unknown_code_is_refused_with_a_hint(code: str, hint: str) -> None:
+def test_unknown_code_is_refused_with_a_hint(code: str, hint: str) -> None:
     with pytest.raises(AttnshapeError, match="there is no rule") as caught:
         page(code)
     assert caught.value.hint == hint
 
 
-def test_families() -> None:
+def test_families_of_codes() -> None:
     assert {code[:3] for code in CODES} == set(FAMILIES)
     assert family("AS116") == "meaning of axes"
     assert codes_under("as3") == ("AS301", "AS302", "AS303", "AS304", "AS305")
@@ -103,7 +103,7 @@ def test_families() -> None:
     assert codes_under("A") == codes_under("") == codes_under("AS00X") == ()
 
 
-def test_reading_the_pages_imports_no_torch() -> None:
+def test_reading_the_pages_does_not_import_torch() -> None:
     script = "import sys\nfrom attnshape.checks.rules.pages import pages\npages()\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -1,4 +1,4 @@
-"""Every rule keeps to the protocol, owns the pages in its folder, and can fail without ending the check."""
+"""Every rule follows the protocol, has the pages in its folder, and may fail without ending the check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attnshape.pipelines.check import check_request
 
 FOLDER = Path(rules.__file__).parent
 SHAPE_COMMENTS = "shape_comments"
-"""The folder with the pages of the codes that comparing shape comments reports: it has no rule."""
+"""The folder with the pages of the codes for shape comments: it has no rule."""
 
 
 def folder_of(rule: Rule) -> str:
@@ -33,19 +33,19 @@ def pages_in(folder: str) -> set[str]:
     return {path.stem for path in (FOLDER / folder).glob("*.md")}
 
 
-def test_every_code_has_a_page_and_something_that_reports_it() -> None:
+def test_every_code_has_a_page_and_a_reporter() -> None:
     reported = {code for rule in RULES for code in rule.CODES} | set(verify.CODES)
     assert reported == set(codes())
     assert all(page(code).title for code in reported)
 
 
-def test_every_folder_is_in_the_registry() -> None:
+def test_every_rule_folder_is_registered() -> None:
     folders = {path.parent.name for path in FOLDER.glob("*/*.py")}
     assert folders == {folder_of(rule) for rule in RULES}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=folder_of)
-def test_a_rule_declares_what_it_reports_and_has_a_topic(rule: Rule) -> None:
+def test_rule_declares_its_codes_and_topic(rule: Rule) -> None:
     source = "".join(path.read_text() for path in (FOLDER / folder_of(rule)).glob("*.py"))
     assert set(re.findall(r'"(AS\d{3})"', source)) <= set(rule.CODES)
     assert rule.TOPIC
@@ -53,7 +53,7 @@ def test_a_rule_declares_what_it_reports_and_has_a_topic(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("folder", sorted(path.name for path in FOLDER.iterdir() if path.is_dir()))
-def test_the_pages_in_a_folder_are_those_of_its_rule(folder: str) -> None:
+def test_pages_in_a_folder_match_its_rule(folder: str) -> None:
     rule = next((rule for rule in RULES if folder_of(rule) == folder), None)
     if rule is not None:
         assert pages_in(folder) <= set(rule.CODES)
@@ -63,7 +63,7 @@ def test_the_pages_in_a_folder_are_those_of_its_rule(folder: str) -> None:
         assert not pages_in(folder)  # such as __pycache__
 
 
-def test_a_rule_that_fails_is_reported_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_rule_is_reported_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(subject: Subject) -> Iterator[Outcome]:
         yield from ()
         raise ValueError("no [red]such[/red] axis\n| there")
@@ -71,8 +71,8 @@ def test_a_rule_that_fails_is_reported_and_the_others_go_on(monkeypatch: pytest.
     whole = _checked()
     monkeypatch.setattr(RULES[0], "check", broken)
     report = _checked()
-    failed = [one for one in report.not_checked if one.what == RULES[0].TOPIC]
-    assert [one.why for one in failed] == ["the check failed: ValueError: no [red]such[/red] axis\n| there"]
+    failed = [entry for entry in report.not_checked if entry.what == RULES[0].TOPIC]
+    assert [entry.why for entry in failed] == ["the check failed: ValueError: no [red]such[/red] axis\n| there"]
     assert set(report.verified) == set(whole.verified) - {"batch elements don't affect each other"}
     assert report.findings == ()
 

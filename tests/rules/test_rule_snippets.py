@@ -1,4 +1,4 @@
-"""The wrong snippet of every page gets a finding of its code alone, within the snippet; the right one gets none."""
+"""The wrong snippet of every page has only a finding of its code, in the snippet; the right one has none."""
 
 import contextlib
 from pathlib import Path
@@ -27,14 +27,17 @@ def test_every_page_has_a_context() -> None:
 
 
 @pytest.mark.parametrize("code", mostly_slow(0))
-def test_the_wrong_snippet_gets_its_code(code: str, tmp_path: Path) -> None:
+def test_wrong_snippet_gets_its_code(code: str, tmp_path: Path) -> None:
     report, snippet = checked(code, "Wrong", tmp_path)
     assert {finding.code for finding in report.findings} == {code}, report
-    assert all(one.source is None or one.source.line in snippet for one in report.findings), (report, snippet)
+    assert all(finding.source is None or finding.source.line in snippet for finding in report.findings), (
+        report,
+        snippet,
+    )
 
 
 @pytest.mark.parametrize("code", mostly_slow(2))
-def test_the_right_snippet_gets_no_finding(code: str, tmp_path: Path) -> None:
+def test_right_snippet_has_no_findings(code: str, tmp_path: Path) -> None:
     report, _ = checked(code, "Right", tmp_path)
     assert report.findings == ()
     assert report.verified

@@ -17,7 +17,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_created_with_the_permissions_of_the_umask(tmp_path: Path) -> None:
+def test_new_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     old = os.umask(0o027)
     try:
         write_atomically(tmp_path / "new.txt", b"content")
@@ -28,7 +28,7 @@ def test_a_file_is_created_with_the_permissions_of_the_umask(tmp_path: Path) -> 
     assert names_in(tmp_path) == ["new.txt"]
 
 
-def test_an_existing_file_keeps_its_permissions(tmp_path: Path) -> None:
+def test_existing_file_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_bytes(b"old")
     path.chmod(0o750)
@@ -37,7 +37,7 @@ def test_an_existing_file_keeps_its_permissions(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o750
 
 
-def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
+def test_symbolic_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     path, link = tmp_path / "folder" / "file", tmp_path / "link"
     path.write_bytes(b"old")
@@ -47,7 +47,7 @@ def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
 
 
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
@@ -61,7 +61,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
     assert names_in(tmp_path) == ["file"]
 
 
-def test_files_that_the_caller_does_not_move_are_removed(tmp_path: Path) -> None:
+def test_staged_files_that_are_not_moved_are_removed(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     with pytest.raises(KeyboardInterrupt), staged([(first, b"1"), (second, b"2")]) as pairs:
         assert [temporary.read_bytes() for temporary, _ in pairs] == [b"1", b"2"]
@@ -70,7 +70,7 @@ def test_files_that_the_caller_does_not_move_are_removed(tmp_path: Path) -> None
     assert names_in(tmp_path) == ["first"]
 
 
-def test_a_leftover_of_a_killed_process_is_replaced_not_written_through(tmp_path: Path) -> None:
+def test_leftover_temporary_file_is_replaced(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"untouched")
     (tmp_path / f".file.{os.getpid()}.tmp").symlink_to(other)
@@ -79,7 +79,7 @@ def test_a_leftover_of_a_killed_process_is_replaced_not_written_through(tmp_path
     assert names_in(tmp_path) == ["file", "other"]
 
 
-def test_a_signal_that_ends_the_process_removes_temporary_files(tmp_path: Path) -> None:
+def test_signal_removes_temporary_files(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""What is free: the least of what the kernel, the control groups and the process's limits leave."""
+"""Free memory: the minimum of what the kernel, control groups and process limits leave."""
 
 from pathlib import Path
 
@@ -19,22 +19,22 @@ def host(root: Path, **files: str) -> Path:
     return root
 
 
-def test_without_limits_the_kernel_decides(tmp_path):
+def test_kernel_value_without_limits(tmp_path):
     assert free_on_host(host(tmp_path)) == 8 * GIB
 
 
-def test_memory_is_unlimited_where_nothing_tells(tmp_path):
+def test_memory_is_unlimited_without_information(tmp_path):
     assert free_on_host(tmp_path) == UNLIMITED
 
 
 @pytest.mark.parametrize("group", ["0::/\n", "0::/docker/one\n", "1:cpu:/x\n0::/docker/one/deeper\n"])
-def test_a_control_group_of_version_2_limits_it(tmp_path, group):
+def test_control_group_version_2_limit(tmp_path, group):
     folder = "sys/fs/cgroup" + ("/docker/one" if "docker" in group else "")
     files = {f"{folder}/memory.max": f"{4 * GIB}\n", f"{folder}/memory.current": f"{3 * GIB}\n"}
     assert free_on_host(host(tmp_path, **files, proc__self__cgroup=group)) == GIB
 
 
-def test_parent_groups_count_too(tmp_path):
+def test_parent_control_groups_limit(tmp_path):
     files = {
         "sys/fs/cgroup/a/memory.max": f"{2 * GIB}",
         "sys/fs/cgroup/a/memory.current": f"{GIB}",
@@ -44,7 +44,7 @@ def test_parent_groups_count_too(tmp_path):
     assert free_on_host(host(tmp_path, **files, proc__self__cgroup="0::/a/b\n")) == GIB
 
 
-def test_cached_files_count_as_free(tmp_path):
+def test_cached_files_are_free(tmp_path):
     files = {
         "sys/fs/cgroup/memory.max": f"{4 * GIB}",
         "sys/fs/cgroup/memory.current": f"{4 * GIB}",
@@ -54,7 +54,7 @@ def test_cached_files_count_as_free(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/", "/process/0123"])
-def test_a_control_group_of_version_1_limits_it(tmp_path, path):
+def test_control_group_version_1_limit(tmp_path, path):
     """In a container the path may be the host's, and the mount the container's own."""
     files = {
         "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * GIB}\n",
@@ -64,7 +64,7 @@ def test_a_control_group_of_version_1_limits_it(tmp_path, path):
     assert free_on_host(host(tmp_path, **files, proc__self__cgroup=groups)) == 2 * GIB
 
 
-def test_the_largest_number_means_no_limit(tmp_path):
+def test_largest_number_means_no_limit(tmp_path):
     files = {
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
         "sys/fs/cgroup/memory/memory.usage_in_bytes": "5",
@@ -72,12 +72,12 @@ def test_the_largest_number_means_no_limit(tmp_path):
     assert free_on_host(host(tmp_path, **files, proc__self__cgroup="4:memory:/\n")) == 8 * GIB
 
 
-def test_usage_beyond_the_limit_leaves_nothing(tmp_path):
+def test_usage_beyond_the_limit_leaves_no_memory(tmp_path):
     files = {"sys/fs/cgroup/memory.max": "10", "sys/fs/cgroup/memory.current": "20"}
     assert free_on_host(host(tmp_path, **files, proc__self__cgroup="0::/\n")) == 0
 
 
-def test_a_limit_of_the_address_space_counts(tmp_path):
+def test_address_space_limit(tmp_path):
     limits = f"Limit   Soft Limit   Hard Limit   Units\nMax address space         {GIB}   unlimited   bytes\n"
     files = {"proc/self/limits": limits, "proc/self/statm": "1024 5 5 5 0 5 0"}
     assert free_on_host(host(tmp_path, **files)) == GIB - 1024 * 4096

@@ -20,7 +20,7 @@ from torch import nn
 from attnshape.runtime.isolation import isolated, seed_all
 from tests.robust.output_parsers import attnshape
 
-# each changes one thing; `keep` holds references to modes that would otherwise end
+# each entry changes one thing; `keep` holds references to modes that would otherwise end
 CHANGES = {
     "default dtype": "torch.set_default_dtype(torch.float64)",
     "default device": "torch.set_default_device('meta')",
@@ -72,7 +72,7 @@ class Dispatch(TorchDispatchMode):
 
 
 def state() -> dict[str, Any]:
-    """Return everything that the changes change."""
+    """Return all state that the changes affect."""
     return {
         "default dtype": torch.get_default_dtype(),
         "default device": (torch.get_default_device(), torch.ones(1).device),
@@ -127,7 +127,7 @@ def awake() -> Any:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_one_change_is_undone(name: str, awake: None):
+def test_change_is_undone(name: str, awake: None):
     names: dict[str, Any] = {}
     exec(HEAD, names)
     before = state()
@@ -148,7 +148,7 @@ def test_changes_are_undone_after_an_exception():
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_target_that_changes_global_state(name: str, here: Path):
+def test_target_that_changes_global_state(name: str, here: Path):
     change = CHANGES[name].replace("'/'", repr(str(here)))
     (here / "wild.py").write_text(f"{HEAD}\n\ndef f(x):\n    y = x * 2\n    {change}\n    return y\n")
     before = state()
@@ -160,7 +160,7 @@ def test_a_target_that_changes_global_state(name: str, here: Path):
     assert {key: value for key, value in after.items() if value != before[key]} == {}
 
 
-def test_what_a_module_sets_on_import_holds_in_every_run(here: Path):
+def test_state_set_on_import_applies_to_every_run(here: Path):
     (here / "double.py").write_text(
         "import torch\ntorch.set_default_dtype(torch.float64)\n"
         "def f(x):\n    y = torch.ones(x.shape[-1])\n    return y\n"
@@ -171,7 +171,7 @@ def test_what_a_module_sets_on_import_holds_in_every_run(here: Path):
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_all_generators_give_the_same_numbers_in_each_run(here: Path):
+def test_random_generators_are_seeded_for_each_run(here: Path):
     (here / "lots.py").write_text(
         "import random\nimport numpy as np\nimport torch\n"
         "def f(x):\n"
@@ -179,9 +179,9 @@ def test_all_generators_give_the_same_numbers_in_each_run(here: Path):
         "        x = x + 1\n"
         "    return x\n"
     )
-    said = {attnshape("trace", "lots.py:f", "--input", "x: B L", "--format", "markdown").out for _ in range(3)}
-    assert len(said) == 1
-    assert "verified at 7 sets of sizes" in said.pop()
+    outputs = {attnshape("trace", "lots.py:f", "--input", "x: B L", "--format", "markdown").out for _ in range(3)}
+    assert len(outputs) == 1
+    assert "verified at 7 sets of sizes" in outputs.pop()
 
 
 def test_seed_all_seeds_every_generator():

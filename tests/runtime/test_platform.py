@@ -1,4 +1,4 @@
-"""What depends on the platform is in attnshape/runtime, and traces and checks need none of it."""
+"""Platform-dependent code is confined to attnshape/runtime, and `trace` and `check` work without it."""
 
 import ast
 import os
@@ -18,7 +18,7 @@ POSIX_FUNCTIONS = {
     *("mkfifo", "sysconf", "set_blocking"),
 }
 
-# torch itself uses some of it, so it is imported first; Windows keeps SIGINT, SIGTERM, SIGABRT and signal.signal
+# torch is imported first, since it needs some of these; Windows has SIGINT, SIGTERM, SIGABRT and signal.signal
 WITHOUT_POSIX = f"""
 import sys, torch, os, signal
 for name in {sorted(POSIX_FUNCTIONS | {"get_blocking", "sched_getaffinity", "sched_setaffinity"})!r}:
@@ -57,7 +57,7 @@ def test_commands_need_no_posix(line: str) -> None:
     assert limited.stderr == usual.stderr
 
 
-def test_without_timers_nothing_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_time_limit_without_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 
     from attnshape.runtime import time_limit
@@ -70,7 +70,7 @@ def test_without_timers_nothing_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("module", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_only_the_runtime_package_depends_on_posix(module: Path) -> None:
     parts = module.relative_to(PACKAGE).parts
-    # the sandbox forks a process for each attempt: `annotate` alone needs it, and says where it can't run
+    # the sandbox forks a process for each attempt: only `annotate` needs it, and reports where it can't run
     if parts[0] == "runtime" or "sandbox" in parts:
         return
     tree = ast.parse(module.read_text(encoding="utf-8"))
@@ -85,5 +85,5 @@ def test_only_the_runtime_package_depends_on_posix(module: Path) -> None:
     assert not used & POSIX_FUNCTIONS
 
 
-def test_the_functions_are_those_of_posix() -> None:
+def test_posix_functions_exist() -> None:
     assert os.name != "posix" or set(dir(os)) >= POSIX_FUNCTIONS

@@ -1,4 +1,4 @@
-"""Real processes that get Ctrl-C or SIGTERM at many moments end at once and silently, with no file half written."""
+"""Processes that get Ctrl-C or SIGTERM at any moment end at once and silently, without a partial file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sampling import sampled
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 
 MOMENTS = 10
-# the same process as `python -m attnshape`, which reports when it has begun: before that, Python itself is starting
+# `python -m attnshape`, with a message on a pipe once it has started
 START = """
 import os, sys
 import attnshape.__main__ as start
@@ -129,7 +129,7 @@ TARGETS = (
 
 
 class Running:
-    """A process that can be waited for at two points: when the tool has begun, and when the traced code says so."""
+    """A process with two synchronisation points: when the tool has started, and when the traced code runs."""
 
     def __init__(self, *words: str, extra: str = "", ignore: bool = False) -> None:
         self.begun, begun = os.pipe()
@@ -151,7 +151,7 @@ class Running:
         assert os.read(self.inside, 1) == b".", self.process.communicate()
 
     def end(self, *numbers: signal.Signals) -> tuple[int, bytes, bytes, float]:
-        """Send the signals; return the status, both outputs, and how many seconds it took."""
+        """Send the signals; return the exit status, stdout, stderr and the seconds until the end."""
         started = time.monotonic()
         for number in numbers:
             self.process.send_signal(number)
@@ -174,7 +174,7 @@ def assert_whole_or_absent(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_interrupts_at_many_moments(here: Path):
+def test_interrupt_at_any_moment(here: Path):
     words = ("trace", "--output", "out.json", "--format", "json")
     started = time.monotonic()
     assert Running(*words).end()[:3] == (0, b"", b"")
@@ -189,14 +189,14 @@ def test_interrupts_at_many_moments(here: Path):
     with ThreadPoolExecutor(2) as two:
         ends = list(two.map(interrupt, range(MOMENTS)))
     assert {(out, err) for _, out, err in ends} == {(b"", b"")}
-    # the last ones may come after the end
+    # the last signals may arrive after the end
     assert {status for status, _, _ in ends} <= {130, 0}
     assert [status for status, _, _ in ends[: MOMENTS // 2]] == [130] * (MOMENTS // 2)
     assert_whole_or_absent(here)
 
 
 @pytest.mark.parametrize("target", sampled(TARGETS, ["cleans_up", "catches", "stuck_in_c"]))
-def test_interrupts_in_the_traced_code(target: str, code: Path):
+def test_interrupt_in_the_traced_code(target: str, code: Path):
     running = Running("trace", f"code_.py:{target}", "--input", "x: B L", "--batch", "4", "--output", "out.json")
     running.wait_inside()
     status, out, err, seconds = running.end(signal.SIGINT)
@@ -208,7 +208,7 @@ def test_interrupts_in_the_traced_code(target: str, code: Path):
 
 
 @pytest.mark.slow
-def test_interrupts_while_the_target_is_imported_and_built(code: Path):
+def test_interrupt_while_the_target_is_imported_or_built(code: Path):
     (code / "slow.py").write_text(f"{CODE}\nbegun()\ntime.sleep(60)\n")
     for line in (["slow.py:f"], ["code_.py:builds"]):
         running = Running("trace", *line)
@@ -216,7 +216,7 @@ def test_interrupts_while_the_target_is_imported_and_built(code: Path):
         assert running.end(signal.SIGINT)[:3] == (130, b"", b"")
 
 
-def test_a_second_interrupt_is_not_needed_and_harmless(code: Path):
+def test_second_interrupt_is_harmless(code: Path):
     running = Running("trace", "code_.py:catches", "--input", "x: B L")
     running.wait_inside()
     status, out, err, seconds = running.end(signal.SIGINT, signal.SIGINT)
@@ -232,7 +232,7 @@ def test_sigterm(code: Path):
     assert Running("glossary", extra=BUSY).end(signal.SIGTERM)[:3] == (143, b"", b"")
 
 
-def test_an_interrupt_while_a_file_is_written_keeps_the_old_one(here: Path):
+def test_interrupt_during_a_write_keeps_the_old_file(here: Path):
     slow = (
         "import os, pathlib, time; real = pathlib.Path.replace\n"
         "def replace(self, to):\n    os.write(int(os.environ['INSIDE']), b'.')\n    time.sleep(60)\n"
@@ -250,23 +250,23 @@ def test_an_interrupt_while_a_file_is_written_keeps_the_old_one(here: Path):
 @pytest.mark.parametrize(
     "line", sampled(["glossary", "catalog", "catalog multi-head", "show x.json", "--help"], ["show x.json"])
 )
-def test_interrupts_in_commands_without_torch(line: str, here: Path):
+def test_interrupt_in_commands_without_torch(line: str, here: Path):
     assert Running(*line.split(), extra=BUSY).end(signal.SIGINT)[:3] == (130, b"", b"")
 
 
-def test_a_process_started_with_sigint_ignored_keeps_ignoring_it(here: Path):
+def test_ignored_sigint_stays_ignored(here: Path):
     status, out, err, _ = Running("glossary", ignore=True).end(signal.SIGINT)
     assert (status, err) == (0, b"")
     assert b"Lq" in out
 
 
-def test_a_closed_pipe_is_no_error(code: Path):
+def test_closed_pipe_is_not_an_error(code: Path):
     line = f"{sys.executable} -m attnshape trace multi-head --format json | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("{\n0\n", "")
 
 
-def test_the_process_does_not_wait_for_threads_that_never_end(here: Path):
+def test_process_does_not_wait_for_endless_threads(here: Path):
     (here / "threads.py").write_text(
         "import threading, time\n"
         "def f(x):\n"

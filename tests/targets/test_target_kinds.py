@@ -1,4 +1,4 @@
-"""Each way to name a target: what is called, with what, and that the right thing ran."""
+"""Every kind of target: the function that is called, its arguments, and its results."""
 
 from __future__ import annotations
 
@@ -173,14 +173,14 @@ def model(folder: Path) -> str:
 
 
 def shapes(attnshape: Attnshape, *words: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Each named tensor's signature and shape."""
+    """Return the signature and the shape of each named tensor."""
     result = attnshape("trace", *words, "--format", "json")
     assert (result.status, result.err) == (0, ""), result.err or result.trace["failure"]
     return {name: (tensor["signature"], tuple(tensor["shape"])) for name, tensor in result.tensors.items()}
 
 
 def outputs(attnshape: Attnshape, *words: str) -> list[tuple[str, tuple[int, ...]]]:
-    """The signature and shape of each step's first output."""
+    """Return the signature and the shape of each step's first output."""
     result = attnshape("trace", *words, "--format", "json")
     assert (result.status, result.err) == (0, ""), result.err or result.trace["failure"]
     firsts = [step["outputs"][0]["tensor"] for step in result.trace["steps"]]
@@ -194,14 +194,14 @@ X = ("--input", "x: B L D")
 # functions and classes
 
 
-def test_a_function(model: str, attnshape: Attnshape):
+def test_function_target(model: str, attnshape: Attnshape):
     words = ["--input", "query: B Lq Dk", "--input", "key: B Lk Dk", "--queries", "4", "--keys", "6", "--d-head", "3"]
     found = shapes(attnshape, "model.py:attention", *words)
     assert found["query"] == ("B Lq Dk", (2, 4, 3))
     assert found["scores"] == found["scaled"] == ("B Lq Lk", (2, 4, 6))
 
 
-def test_a_class_with_init(model: str, attnshape: Attnshape):
+def test_class_with_init(model: str, attnshape: Attnshape):
     expected = [("B L 3*D", (2, 5, 36)), ("B L D", (2, 5, 12)), ("B L H Dk", (2, 5, 3, 4)), ("B H L Dk", (2, 3, 5, 4))]
     for init in (
         "D, H",
@@ -214,22 +214,22 @@ def test_a_class_with_init(model: str, attnshape: Attnshape):
         assert outputs(attnshape, "model.py:Attention", "--init", init, *X, *SMALL) == expected
 
 
-def test_names_in_init_are_sizes_torch_and_the_module_s_own(model: str, attnshape: Attnshape):
+def test_names_available_in_init(model: str, attnshape: Attnshape):
     init = 'D if torch.is_grad_enabled() is not None else 0, WIDTHS["small"]'
     found = outputs(attnshape, "model.py:Attention", "--init", init, *X, *SMALL)
     assert found[-1][1] == (2, 3, 5, 4)
 
 
-def test_sizes_win_over_the_module_s_names(folder: Path, attnshape: Attnshape):
+def test_sizes_win_over_module_names(folder: Path, attnshape: Attnshape):
     (folder / "shadow.py").write_text("import torch.nn as nn\nD = 'not a size'\nclass A(nn.Linear):\n    pass\n")
     assert outputs(attnshape, "shadow.py:A", "--init", "D, H", "--input", "input: B D", *SMALL) == [("B H", (2, 3))]
 
 
-def test_a_factory_with_init(model: str, attnshape: Attnshape):
+def test_factory_with_init(model: str, attnshape: Attnshape):
     assert outputs(attnshape, "model.py:make", "--init", "D", "--input", "input: B D", *SMALL) == [("B D", (2, 12))]
 
 
-def test_a_class_whose_constructor_needs_nothing(model: str, attnshape: Attnshape):
+def test_class_without_required_arguments(model: str, attnshape: Attnshape):
     found = shapes(attnshape, "model.py:Plain", "--input", "x: B L", *SMALL[:4])
     assert found["called"] == ("B L", (2, 5))
 
@@ -237,7 +237,7 @@ def test_a_class_whose_constructor_needs_nothing(model: str, attnshape: Attnshap
 # methods and paths
 
 
-def test_a_bound_method(model: str, attnshape: Attnshape):
+def test_bound_method(model: str, attnshape: Attnshape):
     found = shapes(attnshape, "model.py:Attention.split", "--init", "D, H", *X, *SMALL)
     assert found["heads"] == ("B L H Dk", (2, 5, 3, 4))
     found = shapes(attnshape, "model.py:Plain.widen", "--input", "x: B L", *SMALL[:4])
@@ -246,7 +246,7 @@ def test_a_bound_method(model: str, attnshape: Attnshape):
     assert found["wide"] == ("B L*D", (2, 60))
 
 
-def test_static_and_class_methods_build_nothing(model: str, attnshape: Attnshape):
+def test_static_and_class_methods_need_no_instance(model: str, attnshape: Attnshape):
     assert shapes(attnshape, "model.py:Attention.double", *X, *SMALL[:6])["doubled"][0] == "B L D"
     assert shapes(attnshape, "model.py:Attention.triple", *X, *SMALL[:6])["tripled"][0] == "B L D"
 
@@ -261,11 +261,11 @@ def test_static_and_class_methods_build_nothing(model: str, attnshape: Attnshape
         "Attention(D, H)",
     ],
 )
-def test_a_path_inside_what_is_built(path: str, model: str, attnshape: Attnshape):
+def test_path_inside_a_built_object(path: str, model: str, attnshape: Attnshape):
     assert outputs(attnshape, f"model.py:{path}", *X, *SMALL)[-1][1] == (2, 3, 5, 4)
 
 
-def test_a_path_without_sizes(model: str, attnshape: Attnshape):
+def test_path_without_sizes(model: str, attnshape: Attnshape):
     result = attnshape("trace", "model.py:build().layers[0].attn", "--input", "x: B L 12", "--format", "json")
     assert result.status == 0
     last = result.trace["steps"][-1]["outputs"][0]["tensor"]
@@ -278,25 +278,25 @@ def test_a_path_without_sizes(model: str, attnshape: Attnshape):
     ]
 
 
-def test_a_function_inside_an_object(model: str, attnshape: Attnshape):
+def test_function_inside_an_object(model: str, attnshape: Attnshape):
     words = ["--input", "query: B Lq Dk", "--input", "key: B Lk Dk"]
     assert shapes(attnshape, "model.py:build().attend", *words)["scores"][0] == "B Lq Lk"
 
 
-def test_a_module_level_instance(model: str, attnshape: Attnshape):
+def test_module_level_instance(model: str, attnshape: Attnshape):
     assert outputs(attnshape, "model.py:instance", "--input", "x: B L 12")[-1][1] == (2, 3, 10, 4)
     assert outputs(attnshape, "model.py:instance.split", "--input", "x: B L 12")[-1][1] == (2, 3, 10, 4)
     assert outputs(attnshape, "model.py:layer[0]", "--input", "input: B 12")[-1] == ("B 6", (2, 6))
 
 
-def test_a_module_level_instance_in_another_dtype_and_on_meta(model: str, attnshape: Attnshape):
+def test_module_level_instance_in_another_dtype_and_on_meta(model: str, attnshape: Attnshape):
     for words in (["--dtype", "float64"], ["--device", "meta"], []):
         result = attnshape("trace", "model.py:instance", "--input", "x: B L 12", *words, "--format", "json")
         assert result.status == 0
         assert result.trace["complete"] is True
 
 
-def test_a_module_level_instance_starts_each_run_as_it_was_imported(folder: Path, attnshape: Attnshape):
+def test_module_level_instance_is_reset_for_each_run(folder: Path, attnshape: Attnshape):
     (folder / "counts.py").write_text(
         "from torch import nn\n"
         "class Counts(nn.Module):\n"
@@ -339,7 +339,7 @@ def test_relative_imports_work(target: str, folder: Path, attnshape: Attnshape):
     assert result.trace["target"] == target
 
 
-def test_a_file_outside_the_current_folder_and_its_neighbour(
+def test_file_outside_the_current_folder_imports_its_neighbour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attnshape: Attnshape
 ):
     (tmp_path / "code").mkdir()
@@ -351,12 +351,12 @@ def test_a_file_outside_the_current_folder_and_its_neighbour(
         assert outputs(attnshape, target, "--input", "x: B L") == [("B L", (2, 10))]
 
 
-def test_a_file_named_like_a_library_s_module(folder: Path, attnshape: Attnshape):
+def test_file_named_like_a_standard_module(folder: Path, attnshape: Attnshape):
     (folder / "queue.py").write_text("def f(x):\n    return x + 1\n")
     assert outputs(attnshape, "queue.py:f", "--input", "x: B L") == [("B L", (2, 10))]
 
 
-def test_two_files_of_one_name(folder: Path, attnshape: Attnshape):
+def test_two_files_with_the_same_name(folder: Path, attnshape: Attnshape):
     for name, width in (("one", 1), ("two", 2)):
         (folder / name).mkdir()
         (folder / name / "same_c.py").write_text(f"def f(x):\n    return x.repeat(1, {width})\n")
@@ -364,13 +364,13 @@ def test_two_files_of_one_name(folder: Path, attnshape: Attnshape):
     assert outputs(attnshape, "two/same_c.py:f", "--input", "x: B L")[0][1] == (2, 20)
 
 
-def test_a_path_with_a_space(folder: Path, attnshape: Attnshape):
+def test_path_with_a_space(folder: Path, attnshape: Attnshape):
     (folder / "my code").mkdir()
     (folder / "my code" / "a file.py").write_text("def f(x):\n    return x + 1\n")
     assert outputs(attnshape, "my code/a file.py:f", "--input", "x: B L") == [("B L", (2, 10))]
 
 
-def test_what_torch_itself_defines(attnshape: Attnshape):
+def test_torch_module(attnshape: Attnshape):
     words = [
         "--init",
         "D, H, batch_first=True",
@@ -389,17 +389,17 @@ def test_what_torch_itself_defines(attnshape: Attnshape):
     assert [tensor["signature"] for tensor in ends] == ["B Lq D", "B Lq Lk"]
 
 
-def test_torch_s_fused_attention(attnshape: Attnshape):
+def test_torch_fused_attention(attnshape: Attnshape):
     words = ["--input", "query: B H Lq Dk", "--input", "key: B H Lk Dk", "--input", "value: B H Lk Dv"]
     found = outputs(attnshape, "torch.nn.functional:scaled_dot_product_attention", *words)
     assert found[-1] == ("B H Lq Dv", (2, 8, 10, 96))
 
 
-def test_a_catalog_name(attnshape: Attnshape):
+def test_catalog_name(attnshape: Attnshape):
     assert shapes(attnshape, "multiplicative:general", "--d-model", "6", "--d-value", "9")["scores"][0] == "B Lq Lk"
 
 
-def test_a_catalog_name_wins_over_a_module(folder: Path, attnshape: Attnshape):
+def test_catalog_name_wins_over_a_module(folder: Path, attnshape: Attnshape):
     (folder / "average.py").write_text("raise ValueError\n")
     assert attnshape("trace average").status == 0
 
@@ -407,20 +407,20 @@ def test_a_catalog_name_wins_over_a_module(folder: Path, attnshape: Attnshape):
 # cases
 
 
-def test_a_case_of_two(model: str, attnshape: Attnshape):
+def test_case_with_two_values(model: str, attnshape: Attnshape):
     assert outputs(attnshape, "model.py:pair", *SMALL[:6]) == [("B L 2*D", (2, 5, 24))]
 
 
-def test_a_case_of_three(model: str, attnshape: Attnshape):
+def test_case_with_three_values(model: str, attnshape: Attnshape):
     found = shapes(attnshape, "model.py:triple", "--queries", "4", "--keys", "6", "--d-head", "3")
     assert found["scaled"] == ("B Lq Lk", (2, 4, 6))
 
 
-def test_a_case_with_a_config_and_a_default(model: str, attnshape: Attnshape):
+def test_case_with_a_config_and_a_default(model: str, attnshape: Attnshape):
     assert outputs(attnshape, "model.py:configured", *SMALL)[-1] == ("B H L Dk", (2, 3, 5, 4))
 
 
-def test_a_case_whose_argument_is_a_list(model: str, attnshape: Attnshape):
+def test_case_with_a_list_argument(model: str, attnshape: Attnshape):
     assert outputs(attnshape, "model.py:listed", *SMALL[:4]) == [("B 2*L", (2, 10))]
 
 
@@ -430,20 +430,20 @@ def test_a_case_whose_argument_is_a_list(model: str, attnshape: Attnshape):
 def test_annotations_serve_as_inputs(model: str, attnshape: Attnshape):
     result = attnshape("trace model.py:annotated --heads 3 --d-head 5 --queries 4 --keys 6 --format json")
     assert result.status == 0, result.err
-    found = {one["name"]: (one["tensor"]["shape"], one["tensor"]["dtype"]) for one in result.trace["inputs"]}
+    found = {named["name"]: (named["tensor"]["shape"], named["tensor"]["dtype"]) for named in result.trace["inputs"]}
     assert found["query"] == ([2, 3, 4, 5], "float32")
     assert found["mask"] == ([4, 6], "bool")
     assert found["ids"][0] == [2, 4]
     assert found["ids"][1].startswith("int")
 
 
-def test_annotations_of_a_module_s_forward(model: str, attnshape: Attnshape):
+def test_annotations_of_forward(model: str, attnshape: Attnshape):
     assert outputs(attnshape, "model.py:Annotated", "--init", "D", *SMALL[:6]) == [("B L D", (2, 5, 12))]
 
 
-def test_what_has_a_default_is_left_out(model: str, attnshape: Attnshape):
+def test_parameters_with_defaults_are_left_out(model: str, attnshape: Attnshape):
     result = attnshape("trace model.py:optional --format json")
-    assert [one["name"] for one in result.trace["inputs"]] == ["x"]
+    assert [named["name"] for named in result.trace["inputs"]] == ["x"]
 
 
 def test_inputs_win_over_annotations(model: str, attnshape: Attnshape):
@@ -454,17 +454,17 @@ def test_inputs_win_over_annotations(model: str, attnshape: Attnshape):
 # how parameters are passed
 
 
-def test_keyword_only(model: str, attnshape: Attnshape):
+def test_keyword_only_parameter(model: str, attnshape: Attnshape):
     words = ["--input", "mask: bool B L", "--input", "x: B L"]
     assert shapes(attnshape, "model.py:keyword_only", *words)["masked"][0] == "B L"
 
 
-def test_positional_only_in_any_order(model: str, attnshape: Attnshape):
+def test_positional_only_parameters_in_any_order(model: str, attnshape: Attnshape):
     words = ["--with", "z=torch.zeros(B, 1)", "--input", "y: B 1", "--input", "x: B L", "--length", "5"]
     assert shapes(attnshape, "model.py:positional_only", *words)["total"] == ("B 2*L+1", (2, 11))
 
 
-def test_any_number_of_arguments(model: str, attnshape: Attnshape):
+def test_variadic_parameters(model: str, attnshape: Attnshape):
     words = ["--input", "a: B L", "--input", "b: L"]
     for name in ("variadic", "named"):
         assert shapes(attnshape, f"model.py:{name}", *words)["total"][0] == "B L"
@@ -475,7 +475,7 @@ def test_any_number_of_arguments(model: str, attnshape: Attnshape):
 # contents
 
 
-def test_what_inputs_contain(model: str, attnshape: Attnshape):
+def test_contents_of_inputs(model: str, attnshape: Attnshape):
     words = ["--input", "ids: int[V] B L", "--input", "counts: int B L", "--input", "flags: bool B L", "--dim", "V=5"]
     found = outputs(
         attnshape, "model.py:types", *words, "--input", "values: float B L", "--batch", "2000", "--length", "7"
@@ -483,7 +483,7 @@ def test_what_inputs_contain(model: str, attnshape: Attnshape):
     assert found[-1] == ("B L", (2000, 7))
 
 
-def test_real_contents_dtype_and_device(model: str, attnshape: Attnshape):
+def test_contents_dtype_and_device_of_arguments(model: str, attnshape: Attnshape):
     many = '{"weights": [torch.ones(L)], "counts": torch.arange(L), "text": "left alone"}'
     words = ["--input", "x: B L", "--with", "mask=torch.ones(L, L).tril().bool()[0]", "--with", f"many={many}"]
     for device in ("cpu", "meta"):
@@ -492,10 +492,10 @@ def test_real_contents_dtype_and_device(model: str, attnshape: Attnshape):
         )
         assert result.status == 0, result.err
         assert result.trace["complete"] is True
-        assert {one["tensor"]["device"] for one in result.trace["inputs"]} == {device}
+        assert {named["tensor"]["device"] for named in result.trace["inputs"]} == {device}
 
 
-def test_one_seed_gives_one_run(folder: Path, attnshape: Attnshape):
+def test_same_seed_gives_the_same_run(folder: Path, attnshape: Attnshape):
     (folder / "draws.py").write_text(
         "import torch\ndef f(x):\n    n = 1 + int(x.abs().sum() * 1000) % 7\n    return x.repeat(n)\n"
     )
@@ -511,7 +511,7 @@ def test_one_seed_gives_one_run(folder: Path, attnshape: Attnshape):
 # sizes
 
 
-def test_own_letters(model: str, attnshape: Attnshape):
+def test_custom_symbols(model: str, attnshape: Attnshape):
     words = ["--init", "C, nh", "--input", "x: B T C"]
     words += ["--dim", "C=nh*hs", "--dim", "T=5", "--dim", "nh=3", "--dim", "hs=4"]
     found = shapes(attnshape, "model.py:Attention", *words)
@@ -519,12 +519,12 @@ def test_own_letters(model: str, attnshape: Attnshape):
     assert found["heads"] == ("B T nh hs", (2, 5, 3, 4))
     result = attnshape("trace", "model.py:Attention", *words, "--format", "json")
     sizes = result.trace["sizes"]
-    assert {letter: sizes[letter]["size"] for letter in ("T", "nh", "hs", "C")} == {"T": 5, "nh": 3, "hs": 4, "C": 12}
+    assert {symbol: sizes[symbol]["size"] for symbol in ("T", "nh", "hs", "C")} == {"T": 5, "nh": 3, "hs": 4, "C": 12}
     assert sizes["C"] == {"size": 12, "from": "derived", "expression": "nh*hs"}
     assert sizes["T"] == {"size": 5, "from": "given"}
 
 
-def test_a_width_given_as_a_number_that_heads_divide(model: str, attnshape: Attnshape):
+def test_custom_width_divisible_by_heads(model: str, attnshape: Attnshape):
     words = ["--init", "C, nh", "--input", "x: B T C", "--dim", "C=12", "--dim", "nh=3", "--dim", "T=5"]
     result = attnshape("trace", "model.py:Attention", *words, "--format", "json")
     assert (result.status, result.err) == (0, "")
@@ -532,10 +532,10 @@ def test_a_width_given_as_a_number_that_heads_divide(model: str, attnshape: Attn
     assert heads["shape"] == [2, 5, 3, 4]
     assert [axis["expression"] for axis in heads["axes"]] == ["B", "T", "nh", "C//nh"]
     assert {axis["known"] for axis in heads["axes"]} == {"verified"}
-    assert any("nh" in one and "C" in one for one in result.trace["preconditions"])
+    assert any("nh" in named and "C" in named for named in result.trace["preconditions"])
 
 
-def test_own_letters_in_terms_of_the_known_ones(model: str, attnshape: Attnshape):
+def test_custom_symbol_in_terms_of_built_in_ones(model: str, attnshape: Attnshape):
     found = shapes(attnshape, "model.py:Attention.double", "--input", "x: B Lt", "--dim", "Lt=2*L+1", "--length", "4")
     assert found["doubled"] == ("B Lt", (2, 9))
 
@@ -561,7 +561,7 @@ def test_width_heads_and_head_width_are_independent_when_all_are_given(folder: P
     assert found["query"] == ("B L H Dk", (2, 10, 3, 4))
 
 
-def test_head_width_follows_and_prints_as_its_own(model: str, attnshape: Attnshape):
+def test_width_is_derived_from_heads_and_head_width(model: str, attnshape: Attnshape):
     found = shapes(attnshape, "model.py:Attention", "--init", "D, H", *X, "--heads", "3", "--d-head", "4")
     assert found["x"] == ("B L D", (2, 10, 12))
 
@@ -573,5 +573,5 @@ def test_axis_expressions_in_inputs(model: str, attnshape: Attnshape):
     assert found["doubled"] == ("Lp+L Dk//2 3*D 7", (16, 3, 12, 7))
 
 
-def test_a_scalar_input(model: str, attnshape: Attnshape):
+def test_scalar_input(model: str, attnshape: Attnshape):
     assert shapes(attnshape, "model.py:Attention.double", "--input", "x:")["doubled"][1] == ()

@@ -1,4 +1,4 @@
-"""Targets that pyproject.toml names."""
+"""Targets in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -59,31 +59,33 @@ def project(folder: Path) -> None:
     (folder / "model_p.py").write_text(MODEL)
 
 
-def test_a_name_stands_for_all_its_flags(attnshape: Attnshape):
+def test_named_target_has_all_its_options(attnshape: Attnshape):
     result = attnshape("trace cross --format json")
     assert result.status == 0, result.err
     trace = result.trace
     assert (trace["target"], trace["dtype"]) == ("model_p.py:Cross", "float64")
-    assert {letter: trace["sizes"][letter]["size"] for letter in ("H", "D")} == {"H": 3, "D": 12}
-    assert [(one["name"], one["holds"]) for one in trace["expectations"]] == [("scores", True)]
+    assert {symbol: trace["sizes"][symbol]["size"] for symbol in ("H", "D")} == {"H": 3, "D": 12}
+    assert [(expectation["name"], expectation["holds"]) for expectation in trace["expectations"]] == [("scores", True)]
     assert trace["command"] == "attnshape trace cross --format json"
 
 
-def test_what_is_typed_wins(attnshape: Attnshape):
+def test_typed_flags_win(attnshape: Attnshape):
     line = "trace cross --heads 4 --batch 7 --dtype float32 --expect 'output: B Lk Lq' --format json"
     result = attnshape(line)
     assert result.status == 1
-    assert {letter: result.trace["sizes"][letter]["size"] for letter in "BHD"} == {"B": 7, "H": 4, "D": 12}
+    assert {symbol: result.trace["sizes"][symbol]["size"] for symbol in "BHD"} == {"B": 7, "H": 4, "D": 12}
     assert result.trace["dtype"] == "float32"
-    assert [(one["name"], one["holds"]) for one in result.trace["expectations"]] == [("output", False)]
+    assert [(expectation["name"], expectation["holds"]) for expectation in result.trace["expectations"]] == [
+        ("output", False)
+    ]
 
 
-def test_typed_inputs_replace_all_of_the_entry_s(attnshape: Attnshape):
+def test_typed_inputs_replace_those_of_the_entry(attnshape: Attnshape):
     result = attnshape("trace letters --input 'x: C T C' --format json")
     assert result.tensors["doubled"]["shape"] == [8, 4, 8]
 
 
-def test_switches_and_numbers(attnshape: Attnshape):
+def test_switches_and_numeric_options(attnshape: Attnshape):
     result = attnshape("trace ours --format json")
     assert result.status == 0, result.err
     assert result.trace["sizes"]["L"]["size"] == 5
@@ -91,13 +93,15 @@ def test_switches_and_numbers(attnshape: Attnshape):
     assert "logits" in result.tensors
 
 
-def test_letters_as_a_table(attnshape: Attnshape):
+def test_dim_table(attnshape: Attnshape):
     tensor = attnshape("trace letters --format json").tensors["doubled"]
     assert tensor["shape"] == [4, 8]
     assert tensor["signature"] in ("T C", "T 2*T")
 
 
-def test_other_folders_know_none_of_it(attnshape: Attnshape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_named_targets_are_unknown_in_other_folders(
+    attnshape: Attnshape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     result = attnshape("trace cross")

@@ -1,4 +1,4 @@
-"""`assert_shapes`: passes where the signature holds at every size, and names the axis or the step where it doesn't."""
+"""`assert_shapes` passes if the signature holds at every size; otherwise it names the axis or the step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Attention(nn.Module):
 QKV = "query: B H Lq Dk, key: B H Lk Dk, value: B H Lk Dv"
 
 
-def test_what_holds_passes() -> None:
+def test_right_signature_passes() -> None:
     assert_shapes(scores, "query: B Lq D, key: B Lk D -> B Lq Lk")
     assert_shapes(scores, "query: B Lq D, key: B Lk D -> B Lq Lk", B=3, Lq=4, Lk=5)
     assert_shapes(attention, f"{QKV} -> B H Lq Dv, B H Lq Lk")
@@ -49,7 +49,7 @@ def test_what_holds_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "signature", "said"),
+    ("target", "signature", "message"),
     [
         (
             scores,
@@ -69,19 +69,19 @@ def test_what_holds_passes() -> None:
         (lambda x: None, "x: B L -> B L", "returns 0 tensors, expected 1"),
     ],
 )
-def test_what_does_not_hold_names_the_axis(target: Any, signature: str, said: str) -> None:
-    with pytest.raises(AssertionError, match=re.escape(said)):
+def test_wrong_signature_names_the_axis(target: Any, signature: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(message)):
         assert_shapes(target, signature)
 
 
-def test_axes_that_are_equal_by_luck_do_not_pass() -> None:
-    # at these sizes the shape is right
+def test_accidentally_equal_axes_fail() -> None:
+    # the shape is right at these sizes
     with pytest.raises(AssertionError, match=r"isn't 'B Lk Lq': axis 1 is .* \(seen at B=") as failed:
         assert_shapes(scores, "query: B Lq D, key: B Lk D -> B Lk Lq", Lq=12, Lk=12)
     assert "it is 'B Lq Lk', shape 2 12 12, at B=2, Lq=12, Lk=12, D=512" in str(failed.value)
 
 
-def test_a_variable_called_output_is_not_what_is_returned() -> None:
+def test_variable_named_output_is_not_the_result() -> None:
     def projected(x: Tensor) -> Tensor:
         output = x.unsqueeze(0)
         return output.sum(0) + output.shape[0]
@@ -91,7 +91,7 @@ def test_a_variable_called_output_is_not_what_is_returned() -> None:
         assert_shapes(projected, "x: B L -> 1 B L")
 
 
-def test_a_crash_names_the_step() -> None:
+def test_exception_names_the_step() -> None:
     def crashing(query: Tensor, key: Tensor) -> Tensor:
         doubled = query * 2
         return doubled @ key
@@ -105,7 +105,7 @@ def test_a_crash_names_the_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("signature", "said"),
+    ("signature", "message"),
     [
         ("query: B Lq D", "isn't 'inputs -> results'"),
         ("query: B Lq D ->", "isn't 'inputs -> results'"),
@@ -119,8 +119,8 @@ def test_a_crash_names_the_step() -> None:
         ("query: B Lq D, keys: B Lk D -> B Lq D", "keys"),
     ],
 )
-def test_what_cannot_be_asked_is_no_assertion(signature: str, said: str) -> None:
-    with pytest.raises(AttnshapeError, match=re.escape(said)) as refused:
+def test_invalid_signature_is_not_an_assertion_error(signature: str, message: str) -> None:
+    with pytest.raises(AttnshapeError, match=re.escape(message)) as refused:
         assert_shapes(scores, signature)
     assert refused.value.hint
     assert not isinstance(refused.value, AssertionError)

@@ -1,4 +1,4 @@
-"""Code that fails, and a recorder that fails: the one is recorded, the other changes nothing."""
+"""Failing code is recorded, and a failing recorder doesn't affect the code."""
 
 import pytest
 import torch
@@ -12,42 +12,42 @@ from attnshape.tracing.storage import TensorRegistry
 from tests.tracing.traced_source import names, trace
 
 
-def test_the_failing_operation_with_its_operands(tmp_path):
+def test_failing_operation_with_its_operands(tmp_path):
     source = "def f(query, key):\n    doubled = query * 2\n    return torch.matmul(doubled, key)"
-    made = trace(tmp_path, source, "query: B H Lq Dk", "key: B H Lk Dk", B=2, H=3, Lq=5, Lk=7, Dk=4)
-    assert not made.complete
-    assert made.found_something
-    assert names(made) == ["doubled"]
-    failure = made.failure
+    traced = trace(tmp_path, source, "query: B H Lq Dk", "key: B H Lk Dk", B=2, H=3, Lq=5, Lk=7, Dk=4)
+    assert not traced.complete
+    assert traced.found_something
+    assert names(traced) == ["doubled"]
+    failure = traced.failure
     assert failure.expression == "torch.matmul(doubled, key)"
     assert failure.operation == "torch.matmul"
     assert (failure.source.line, failure.source.column, failure.source.function) == (10, 12, "f")
-    with pytest.raises(RuntimeError) as own:
+    with pytest.raises(RuntimeError) as plain:
         torch.matmul(torch.ones(2, 3, 5, 4), torch.ones(2, 3, 7, 4))
-    assert failure.error == f"RuntimeError: {own.value}"
+    assert failure.error == f"RuntimeError: {plain.value}"
     assert [(operand.name, operand.tensor.shape) for operand in failure.operands] == [
         ("doubled", (2, 3, 5, 4)),
         ("key", (2, 3, 7, 4)),
     ]
 
 
-def test_the_librarys_own_message(tmp_path):
-    with pytest.raises(RuntimeError) as own:
+def test_error_has_the_librarys_message(tmp_path):
+    with pytest.raises(RuntimeError) as plain:
         torch.ones(2, 64).view(3, 5)
-    made = trace(tmp_path, "def f(x):\n    return x.view(3, 5)", "x: B Dk", B=2, Dk=64)
-    assert made.failure.error == f"RuntimeError: {own.value}"
+    traced = trace(tmp_path, "def f(x):\n    return x.view(3, 5)", "x: B Dk", B=2, Dk=64)
+    assert traced.failure.error == f"RuntimeError: {plain.value}"
 
 
-def test_an_exception_of_the_codes_own_has_its_line(tmp_path):
+def test_exception_of_the_code_has_its_line(tmp_path):
     source = "def f(x):\n    y = x * 2\n    raise ValueError('no')"
-    made = trace(tmp_path, source, "x: B Dk")
-    assert made.failure.error == "ValueError: no"
-    assert made.failure.operation is None
-    assert made.failure.source.line == 10
-    assert len(made.steps) == 1
+    traced = trace(tmp_path, source, "x: B Dk")
+    assert traced.failure.error == "ValueError: no"
+    assert traced.failure.operation is None
+    assert traced.failure.source.line == 10
+    assert len(traced.steps) == 1
 
 
-def test_an_error_that_the_code_catches_is_no_failure(tmp_path):
+def test_caught_error_is_not_a_failure(tmp_path):
     source = """
     def f(x):
         try:
@@ -56,13 +56,13 @@ def test_an_error_that_the_code_catches_is_no_failure(tmp_path):
             y = x * 2
         return y
     """
-    made = trace(tmp_path, source, "x: B Dk")
-    assert made.complete
-    assert made.failure is None
-    assert names(made) == ["y"]
+    traced = trace(tmp_path, source, "x: B Dk")
+    assert traced.complete
+    assert traced.failure is None
+    assert names(traced) == ["y"]
 
 
-def test_an_error_after_one_that_was_caught(tmp_path):
+def test_error_after_a_caught_one(tmp_path):
     source = """
     def f(x):
         try:
@@ -71,12 +71,12 @@ def test_an_error_after_one_that_was_caught(tmp_path):
             pass
         raise ValueError("later")
     """
-    made = trace(tmp_path, source, "x: B Dk")
-    assert made.failure.error == "ValueError: later"
-    assert made.failure.operation is None
+    traced = trace(tmp_path, source, "x: B Dk")
+    assert traced.failure.error == "ValueError: later"
+    assert traced.failure.operation is None
 
 
-def test_the_very_exception_reaches_the_code():
+def test_exception_reaches_the_code_unchanged():
     raised = []
 
     def f(x):
@@ -93,9 +93,9 @@ def test_the_very_exception_reaches_the_code():
     assert str(raw.failure.error) == str(plain.value)
 
 
-def test_wrong_arguments_are_the_calls_failure(tmp_path):
-    made = trace(tmp_path, "def f(*args):\n    return g(*args)\n\n\ndef g(x, y):\n    return x", "x: B Dk")
-    assert made.failure.error.startswith("TypeError: g() missing 1 required positional argument")
+def test_wrong_arguments_are_a_failure(tmp_path):
+    traced = trace(tmp_path, "def f(*args):\n    return g(*args)\n\n\ndef g(x, y):\n    return x", "x: B Dk")
+    assert traced.failure.error.startswith("TypeError: g() missing 1 required positional argument")
 
 
 def computes(x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class _OfItsOwnError(Exception):
         (source_locations, "calls_itself"),
     ],
 )
-def test_a_failing_recorder_changes_no_result(owner, attribute, monkeypatch):
+def test_failing_recorder_does_not_change_results(owner, attribute, monkeypatch):
     def fail(*_):
         raise _OfItsOwnError("broken inside")
 
@@ -129,7 +129,7 @@ def test_a_failing_recorder_changes_no_result(owner, attribute, monkeypatch):
     x = torch.arange(12.0).view(3, 4)
     monkeypatch.setattr(owner, attribute, fail)
     in_record = attribute == "reference"
-    if in_record:  # after the run the runner itself asks for references
+    if in_record:  # the runner itself needs references after the run
         monkeypatch.setattr("attnshape.tracing.runner.tensor_paths", lambda *_: [])
     raw = record(Runnable(lambda: returned.append(computes(x))), 0)
     assert torch.equal(returned[0], computes(x))
@@ -137,7 +137,7 @@ def test_a_failing_recorder_changes_no_result(owner, attribute, monkeypatch):
     assert "_OfItsOwnError: broken inside" in raw.broken
 
 
-def test_a_broken_recording_is_marked_incomplete(tmp_path, monkeypatch):
+def test_broken_recording_is_marked_incomplete(tmp_path, monkeypatch):
     find = SourceLocator.find
 
     def fail(self, frame):
@@ -146,13 +146,13 @@ def test_a_broken_recording_is_marked_incomplete(tmp_path, monkeypatch):
         return find(self, frame)
 
     monkeypatch.setattr(SourceLocator, "find", fail)
-    made = trace(tmp_path, "def f(x):\n    return x * 2", "x: B Dk")
-    assert not made.complete
-    assert made.failure is None
-    assert "the recorder failed after step 0: _OfItsOwnError: broken inside" in made.notes
+    traced = trace(tmp_path, "def f(x):\n    return x * 2", "x: B Dk")
+    assert not traced.complete
+    assert traced.failure is None
+    assert "the recorder failed after step 0: _OfItsOwnError: broken inside" in traced.notes
 
 
-def test_a_failing_recorder_does_not_hide_the_codes_failure(monkeypatch):
+def test_failing_recorder_does_not_hide_the_codes_failure(monkeypatch):
     def fail(*_):
         raise _OfItsOwnError("broken inside")
 

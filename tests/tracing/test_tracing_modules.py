@@ -1,4 +1,4 @@
-"""Each step is under the path of the module that it ran in."""
+"""Each step has the path of its module."""
 
 from tests.tracing.traced_source import trace
 
@@ -52,13 +52,13 @@ class Raising(nn.Module):
 """
 
 
-def paths(made):
-    return [(step.operation.rpartition(".")[2], step.module) for step in made.steps if step.module != "init"]
+def paths(traced):
+    return [(step.operation.rpartition(".")[2], step.module) for step in traced.steps if step.module != "init"]
 
 
-def test_paths(tmp_path):
-    made = trace(tmp_path, SOURCE, "x: B L 4", target="M")
-    found = [path for path in paths(made) if path[0] in {"add", "sub", "mul", "linear"}]
+def test_paths_of_modules(tmp_path):
+    traced = trace(tmp_path, SOURCE, "x: B L 4", target="M")
+    found = [path for path in paths(traced) if path[0] in {"add", "sub", "mul", "linear"}]
     assert found == [
         ("add", None),
         ("linear", "heads.0.proj"),
@@ -71,26 +71,26 @@ def test_paths(tmp_path):
     ]
 
 
-def test_a_method_has_the_paths_of_its_module(tmp_path):
+def test_method_has_the_paths_of_its_module(tmp_path):
     assert paths(trace(tmp_path, SOURCE, "x: B L 4", target="M.only")) == [
         ("linear", "heads.1.proj"),
         ("mul", "heads.1"),
     ]
 
 
-def test_a_part_has_paths_of_its_own(tmp_path):
+def test_submodule_as_target_has_relative_paths(tmp_path):
     assert paths(trace(tmp_path, SOURCE, "t: B L 4", target="M().heads[0]")) == [("linear", "proj"), ("mul", None)]
 
 
-def test_a_module_that_raised_is_left(tmp_path):
-    made = trace(tmp_path, SOURCE, "x: B L 4", target="Failing")
-    assert made.complete
-    assert paths(made) == [("mul", "first"), ("linear", "second"), ("add", None)]
+def test_module_that_raised_is_exited(tmp_path):
+    traced = trace(tmp_path, SOURCE, "x: B L 4", target="Failing")
+    assert traced.complete
+    assert paths(traced) == [("mul", "first"), ("linear", "second"), ("add", None)]
 
 
-def test_operands_are_parameters_by_path(tmp_path):
-    made = trace(tmp_path, SOURCE, "x: B L 4", target="M.only")
-    assert [reference.parameter for reference in made.steps[0].operands][1:] == [
+def test_operands_are_parameter_paths(tmp_path):
+    traced = trace(tmp_path, SOURCE, "x: B L 4", target="M.only")
+    assert [reference.parameter for reference in traced.steps[0].operands][1:] == [
         "heads.1.proj.weight",
         "heads.1.proj.bias",
     ]

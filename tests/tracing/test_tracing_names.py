@@ -1,4 +1,4 @@
-"""Each tensor has the name that the source gives it, and none where that isn't certain."""
+"""Each tensor has its name in the source, or none if the name is uncertain."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.tracing.traced_source import HEAD, at, names, step_named, trace
 
 
 def named(folder, body, *inputs, **kwargs):
-    """Trace a function f(x, y) of this body, and return its steps' names."""
+    """Trace a function f(x, y) with this body, and return the names of its steps."""
     inputs = inputs or ("x: B Dk", "y: B Dk")
     parameters = ", ".join(spec.partition(":")[0] for spec in inputs)
     lines = "\n".join(f"    {line}" for line in body.strip("\n").split("\n"))
@@ -57,7 +57,7 @@ def named(folder, body, *inputs, **kwargs):
         ("try:\n    a = x * 2\nfinally:\n    b = x + 1", ["a", "b"]),
     ],
 )
-def test_binding(body, expected, tmp_path):
+def test_names_from_bindings(body, expected, tmp_path):
     assert named(tmp_path, body) == expected
 
 
@@ -82,25 +82,25 @@ def test_binding(body, expected, tmp_path):
         ("d = [x * 2]\na = d[0]\nb = torch.add(*(y, a))", [None, "b"]),
     ],
 )
-def test_a_later_consumer_names_it(body, expected, tmp_path):
+def test_names_from_later_uses(body, expected, tmp_path):
     assert named(tmp_path, body) == expected
 
 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        # the number's name never passes to the tensor beside it
+        # the name of a number is never given to the other operand
         ("scale = 0.5\na = [x * 2]\nb = scale * a[0]", [None, "b"]),
         ("scale = 0.5\na = [x * 2]\nb = a[0] * scale", [None, "b"]),
         ("scale = 0.5\na = [x * 2]\nb = scale - a[0]", [None, "b"]),
         ("n = 2\na = [x * 2]\nb = n ** a[0]", [None, "b"]),
-        # a tuple of one tensor, and a tensor that is taken apart, are not the tensor
+        # a tuple of one tensor and an unpacked tensor are not the tensor itself
         ("parts = x.split(x.shape[-1], dim=-1)", [None]),
         ("a, b = x[:2]\nc = a + b", [None, ("a", "b"), "c"]),
         ("a, *b = x.chunk(2, dim=-1)", [(None, None)]),
         ("pair = x.chunk(2, dim=-1)", [(None, None)]),
         ("(a, b), c = x.chunk(2, dim=-1), x.exp()", [(None, None), "c"]),
-        # another function's arguments and result are not those of the operations inside it
+        # the arguments and the result of another function are not those of the operations inside it
         ("rows = [x * 1, y * 1]\ntotal = sum(rows)", [None] * 4),
         ("rows = [x * 1, y * 1]\nlargest = max(rows[0].sum(), rows[1].sum())", [None] * 5),
         ("rows = [x * 1, y * 1]\nfound = list(map(torch.exp, rows))", [None] * 4),
@@ -108,17 +108,17 @@ def test_a_later_consumer_names_it(body, expected, tmp_path):
         ("import operator\nf = operator.add\na = [x * 1]\ntotal = f(a[0], y)", [None] * 2),
     ],
 )
-def test_never_a_guess(body, expected, tmp_path):
+def test_uncertain_names_are_omitted(body, expected, tmp_path):
     assert named(tmp_path, body, B=2) == expected
 
 
-def test_a_librarys_function_names_neither_its_parts_nor_its_operands(tmp_path):
+def test_library_function_names_only_its_result(tmp_path):
     pytest.importorskip("einops")
     body = "from einops import rearrange\na = rearrange(x, 'b (h d) -> h d b', h=2)\nb = a + 1"
     assert named(tmp_path, body, "x: B Dk") == ["a", None, None, "b"]
 
 
-def test_attribute_targets(tmp_path):
+def test_names_of_attribute_targets(tmp_path):
     source = """
     class M(nn.Module):
         def forward(self, x):
@@ -130,10 +130,10 @@ def test_attribute_targets(tmp_path):
     assert names(trace(tmp_path, source, "x: B Dk", target="M")) == ["self.cache", None, None, "self.cache"]
 
 
-def test_an_elements_update_is_one_step(tmp_path):
-    made = trace(tmp_path, "def f(x, y):\n    a = x.exp()\n    a[0] += y[0] * 2\n    return a", "x: B Dk", "y: B Dk")
-    update = at(made, "a[0] += y[0] * 2")
-    assert [step.expression for step in made.steps] == ["x.exp()", "y[0]", "y[0] * 2", "a[0] += y[0] * 2"]
+def test_indexed_update_is_one_step(tmp_path):
+    traced = trace(tmp_path, "def f(x, y):\n    a = x.exp()\n    a[0] += y[0] * 2\n    return a", "x: B Dk", "y: B Dk")
+    update = at(traced, "a[0] += y[0] * 2")
+    assert [step.expression for step in traced.steps] == ["x.exp()", "y[0]", "y[0] * 2", "a[0] += y[0] * 2"]
     assert update.operation == "torch.Tensor.add_"
     assert update.source.line == 10
     assert [reference.step for reference in update.operands] == [1, 3]
@@ -141,24 +141,24 @@ def test_an_elements_update_is_one_step(tmp_path):
     assert (output.name, output.tensor.signature, output.tensor.storage.kind) == ("a", "B Dk", "inplace")
     assert output.tensor.storage.of.step == 1
     assert output.tensor.storage.root.step == 1
-    assert made.outputs[0].of.step == update.index
+    assert traced.outputs[0].of.step == update.index
 
 
-def test_updates_in_a_loop_are_one_step_each(tmp_path):
-    made = trace(
+def test_indexed_updates_in_a_loop(tmp_path):
+    traced = trace(
         tmp_path, "def f(x):\n    a = x.exp()\n    for i in range(2):\n        a[i] *= 2\n    return a", "x: B Dk"
     )
-    assert [step.expression for step in made.steps] == ["x.exp()", "a[i] *= 2", "a[i] *= 2"]
-    assert made.steps[2].outputs[0].tensor.storage.of.step == 2
+    assert [step.expression for step in traced.steps] == ["x.exp()", "a[i] *= 2", "a[i] *= 2"]
+    assert traced.steps[2].outputs[0].tensor.storage.of.step == 2
 
 
-def test_chained_calls_each_have_their_expression(tmp_path):
-    made = trace(tmp_path, "def f(x):\n    a = x.exp().tanh().view(-1)  # flat\n    return a", "x: B Dk")
-    assert [step.expression for step in made.steps] == ["x.exp()", "x.exp().tanh()", "x.exp().tanh().view(-1)"]
-    assert {(step.source.line, step.source.column) for step in made.steps} == {(9, 9)}
+def test_chained_calls_have_their_own_expressions(tmp_path):
+    traced = trace(tmp_path, "def f(x):\n    a = x.exp().tanh().view(-1)  # flat\n    return a", "x: B Dk")
+    assert [step.expression for step in traced.steps] == ["x.exp()", "x.exp().tanh()", "x.exp().tanh().view(-1)"]
+    assert {(step.source.line, step.source.column) for step in traced.steps} == {(9, 9)}
 
 
-def test_a_call_keeps_its_place_when_python_has_made_it_faster(tmp_path):
+def test_call_keeps_its_position_after_specialisation(tmp_path):
     source = """
     def rows(x):
         return list(x)
@@ -168,13 +168,13 @@ def test_a_call_keeps_its_place_when_python_has_made_it_faster(tmp_path):
             made = rows(x)
         return made[0]
     """
-    made = trace(tmp_path, source, "x: B Dk")
-    assert {step.expression for step in made.steps} == {"list(x)"}
-    assert len(made.steps) == 20
-    assert len({step.source for step in made.steps}) == 1
+    traced = trace(tmp_path, source, "x: B Dk")
+    assert {step.expression for step in traced.steps} == {"list(x)"}
+    assert len(traced.steps) == 20
+    assert len({step.source for step in traced.steps}) == 1
 
 
-def test_several_lines_with_letters_beyond_ascii(tmp_path):
+def test_multiline_code_with_non_ascii_characters(tmp_path):
     source = """
     def f(x):
         größe, β = "äöü €", (
@@ -184,18 +184,18 @@ def test_several_lines_with_letters_beyond_ascii(tmp_path):
         γ = β  +  1; δ = γ * "é€".__len__()
         return δ
     """
-    made = trace(tmp_path, source, "x: B Dk")
-    assert [step.expression for step in made.steps] == [
+    traced = trace(tmp_path, source, "x: B Dk")
+    assert [step.expression for step in traced.steps] == [
         "x.mul(2)",
         "x.mul(2)\n        .add(3)",
         "β  +  1",
         'γ * "é€".__len__()',
     ]
-    assert names(made) == [None, "β", "γ", "δ"]
-    assert [step.source.line for step in made.steps] == [10, 10, 13, 13]
+    assert names(traced) == [None, "β", "γ", "δ"]
+    assert [step.source.line for step in traced.steps] == [10, 10, 13, 13]
 
 
-def test_nested_functions_keep_their_own_lines_and_names(tmp_path):
+def test_nested_functions_have_their_own_lines_and_names(tmp_path):
     source = """
     def twice(function):
         def wrapper(t):
@@ -213,12 +213,12 @@ def test_nested_functions_keep_their_own_lines_and_names(tmp_path):
         last = result - 1
         return last
     """
-    made = trace(tmp_path, source, "x: B Dk")
-    assert names(made) == ["raised", "t", "raised", "result", "last"]
-    assert [step.source.function for step in made.steps] == ["f.step"] * 4 + ["f"]
+    traced = trace(tmp_path, source, "x: B Dk")
+    assert names(traced) == ["raised", "t", "raised", "result", "last"]
+    assert [step.source.function for step in traced.steps] == ["f.step"] * 4 + ["f"]
 
 
-def test_a_decorated_method(tmp_path):
+def test_decorated_method(tmp_path):
     source = """
     class M(nn.Module):
         @torch.no_grad()
@@ -226,9 +226,9 @@ def test_a_decorated_method(tmp_path):
             doubled = x * 2
             return doubled
     """
-    made = trace(tmp_path, source, "x: B Dk", target="M")
-    assert names(made) == ["doubled"]
-    assert made.steps[0].source.function == "M.forward"
+    traced = trace(tmp_path, source, "x: B Dk", target="M")
+    assert names(traced) == ["doubled"]
+    assert traced.steps[0].source.function == "M.forward"
 
 
 MODULES = """
@@ -287,36 +287,36 @@ class M(nn.Module):
         ("out, (h, c) = self.lstm(x)", [("out", None, None), "h_zeros", "c_zeros", (None, None, None)]),
     ],
 )
-def test_modules(body, expected, tmp_path):
-    made = trace(tmp_path, MODULES.replace("BODY", body), "x: B L 4", target="M")
-    assert made.complete
-    assert names(made) == expected
+def test_names_of_module_results(body, expected, tmp_path):
+    traced = trace(tmp_path, MODULES.replace("BODY", body), "x: B L 4", target="M")
+    assert traced.complete
+    assert names(traced) == expected
 
 
-def test_a_call_that_only_passes_on_a_module_names_nothing_after_the_module(tmp_path):
+def test_module_passed_as_an_argument_names_nothing(tmp_path):
     source = MODULES.replace("BODY", "h = [x * 2]; fc = self.fc; return sum(map(fc, h))")
     assert set(names(trace(tmp_path, source, "x: B L 4", target="M"))) == {None}
 
 
 def test_multihead_attention_has_two_results(tmp_path):
     source = MODULES.replace("BODY", "out, weights = self.mha(x, x, x); return out, weights")
-    made = trace(tmp_path, source, "x: B L 4", target="M")
-    assert step_named(made, "out").outputs[0].tensor.signature == "B L 4"
-    weights = step_named(made, "weights")
+    traced = trace(tmp_path, source, "x: B L 4", target="M")
+    assert step_named(traced, "out").outputs[0].tensor.signature == "B L 4"
+    weights = step_named(traced, "weights")
     assert weights.outputs[-1].tensor.signature == "B L L"
-    given = [output.name for step in made.steps for output in step.outputs if output.name and step.parent is None]
+    given = [output.name for step in traced.steps for output in step.outputs if output.name and step.parent is None]
     assert sorted(given) == ["out", "weights"]
 
 
-def test_a_module_of_native_code_does_not_make_the_trace_incomplete(tmp_path):
-    made = trace(tmp_path, MODULES.replace("BODY", "a = self.alone(x); return a"), "x: B L 4", target="M")
-    assert made.complete
-    assert made.notes == ()
+def test_module_with_native_forward_is_complete(tmp_path):
+    traced = trace(tmp_path, MODULES.replace("BODY", "a = self.alone(x); return a"), "x: B L 4", target="M")
+    assert traced.complete
+    assert traced.notes == ()
 
 
-def test_lines_and_files(tmp_path):
-    made = trace(tmp_path, "def f(x):\n    return (x * 2\n            + 1)", "x: B Dk")
+def test_lines_columns_and_files(tmp_path):
+    traced = trace(tmp_path, "def f(x):\n    return (x * 2\n            + 1)", "x: B Dk")
     first = HEAD.count("\n") + 2
-    assert [(step.source.line, step.source.column) for step in made.steps] == [(first, 13), (first, 13)]
-    assert made.steps[1].expression == "x * 2\n            + 1"
-    assert made.steps[0].source.file.endswith(".py")
+    assert [(step.source.line, step.source.column) for step in traced.steps] == [(first, 13), (first, 13)]
+    assert traced.steps[1].expression == "x * 2\n            + 1"
+    assert traced.steps[0].source.file.endswith(".py")

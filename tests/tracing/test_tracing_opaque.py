@@ -1,4 +1,4 @@
-"""What can't be seen is one step that says so, or a note; what can be is traced as ever."""
+"""Code that can't be traced is one opaque step or a note; other code is traced as usual."""
 
 import threading
 
@@ -60,7 +60,7 @@ def signatures(trace):
     return [output.tensor.signature for step in trace.steps for output in step.outputs]
 
 
-def test_a_scripted_function_is_one_opaque_step_with_its_operands_and_name():
+def test_scripted_function_is_one_opaque_step():
     trace = attnshape.trace(uses_scripted, inputs=PAIR)
     first, second = trace.steps
     assert first.opaque == "TorchScript"
@@ -71,7 +71,7 @@ def test_a_scripted_function_is_one_opaque_step_with_its_operands_and_name():
     assert second.operands[0].step == 1
 
 
-def test_a_scripted_module_inside_another_is_one_opaque_step():
+def test_scripted_submodule_is_one_opaque_step():
     trace = attnshape.trace(HoldsScripted, init="D", inputs={"x": "B L D"})
     assert trace.steps[0].opaque == "TorchScript"
     assert len(trace.steps) == 2
@@ -80,7 +80,7 @@ def test_a_scripted_module_inside_another_is_one_opaque_step():
 
 
 @pytest.mark.parametrize("case", [scripted, traced, scripted_function])
-def test_torchscript_as_the_whole_target_is_one_opaque_step(case):
+def test_torchscript_target_is_one_opaque_step(case):
     trace = attnshape.trace(case)
     (step,) = trace.steps
     assert step.opaque == "TorchScript"
@@ -88,7 +88,7 @@ def test_torchscript_as_the_whole_target_is_one_opaque_step(case):
     assert trace.complete
 
 
-def test_torchscript_is_as_it_was_afterwards():
+def test_torchscript_is_unpatched_afterwards():
     before = [torch._C.ScriptFunction.__call__, torch._C.ScriptMethod.__call__]
     with attnshape.record() as recording:
         scripted_weights(torch.ones(2, 3), torch.ones(2, 3))
@@ -96,7 +96,7 @@ def test_torchscript_is_as_it_was_afterwards():
     assert [torch._C.ScriptFunction.__call__, torch._C.ScriptMethod.__call__] == before
 
 
-def test_writing_in_place_in_torchscript_is_seen():
+def test_in_place_write_in_torchscript_is_detected():
     @torch.jit.script
     def add_one(x):
         x += 1
@@ -109,7 +109,7 @@ def test_writing_in_place_in_torchscript_is_seen():
     assert trace.steps[1].outputs[0].tensor.storage.kind == "inplace"
 
 
-def test_the_axis_that_vmap_maps_over_is_said_to_be_hidden():
+def test_axis_hidden_by_vmap_is_noted():
     def mapped(query, key):
         scores = torch.func.vmap(lambda q, k: q @ k.mT)(query, key)
         return scores.softmax(-1)
@@ -120,7 +120,7 @@ def test_the_axis_that_vmap_maps_over_is_said_to_be_hidden():
     assert trace.steps[2].operands[0].step == 2
 
 
-def test_nothing_is_said_of_vmap_without_it():
+def test_no_vmap_note_without_vmap():
     trace = attnshape.trace(uses_scripted, inputs=PAIR)
     assert not [note for note in trace.notes if "vmap" in note]
 
@@ -146,7 +146,7 @@ class Weights(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("how", ["custom", "reentrant", "not reentrant"])
-def test_custom_functions_and_checkpoints_are_seen_through(how):
+def test_custom_functions_and_checkpoints_are_traced(how):
     def attend(query, key):
         if how == "custom":
             weights = Weights.apply(query, key)
@@ -156,23 +156,23 @@ def test_custom_functions_and_checkpoints_are_seen_through(how):
 
     trace = attnshape.trace(attend, inputs=PAIR)
     assert trace.complete
-    # torch 2.11's checkpoint also makes empty tensors for itself
+    # torch 2.11's checkpoint also creates empty tensors
     outputs = [step.outputs[0] for step in trace.steps if step.outputs[0].tensor.signature != "0"]
     assert [output.tensor.signature for output in outputs] == ["B D Lk", "B Lq Lk", "B Lq Lk", "B Lq D"]
     assert outputs[2].name == "weights"
 
 
 def in_other_threads(query, key):
-    made = []
+    results = []
     for head in range(query.shape[1]):
-        thread = threading.Thread(target=lambda head=head: made.append(query[:, head] @ key[:, head].mT))
+        thread = threading.Thread(target=lambda head=head: results.append(query[:, head] @ key[:, head].mT))
         thread.start()
         thread.join()
-    scores = torch.stack(made, 1)
+    scores = torch.stack(results, 1)
     return scores.softmax(-1)
 
 
-def test_what_other_threads_make_is_an_opaque_step():
+def test_result_of_another_thread_is_an_opaque_step():
     trace = attnshape.trace(in_other_threads, inputs={"query": "B H Lq Dk", "key": "B H Lk Dk"}, H=3)
     assert signatures(trace) == ["B Lq Lk", "B H Lq Lk", "B H Lq Lk"]
     assert trace.steps[0].opaque == "it was made in another thread, whose steps can't be seen"
@@ -183,14 +183,14 @@ def test_what_other_threads_make_is_an_opaque_step():
 
 
 def returned_from_a_thread(x):
-    made = []
-    thread = threading.Thread(target=lambda: made.extend((x.mT, x)))
+    results = []
+    thread = threading.Thread(target=lambda: results.extend((x.mT, x)))
     thread.start()
     thread.join()
-    return made
+    return results
 
 
-def test_what_is_returned_from_another_thread_is_an_opaque_step():
+def test_returned_result_of_another_thread_is_an_opaque_step():
     trace = attnshape.trace(returned_from_a_thread, inputs={"x": "B L D"})
     assert signatures(trace) == ["B D L"]
     assert [(output.name, output.of.step, output.of.input) for output in trace.outputs] == [
@@ -199,12 +199,12 @@ def test_what_is_returned_from_another_thread_is_an_opaque_step():
     ]
 
 
-def test_modules_that_other_threads_call_do_not_mix_with_those_that_are_watched():
+def test_modules_called_by_other_threads_do_not_mix_with_recorded_ones():
     other, own = nn.Linear(3, 3), nn.Linear(3, 3)
     started, over = threading.Event(), threading.Event()
 
     def stay(*_):
-        # the other thread is within its module while this one calls its own
+        # the other thread is inside its module while this one calls its own
         started.set()
         over.wait(5)
 
@@ -232,7 +232,7 @@ def test_modules_that_other_threads_call_do_not_mix_with_those_that_are_watched(
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["inside", "whole"])
-def test_compiled_code_is_run_as_written_and_a_note_says_so(whole):
+def test_compiled_code_runs_eagerly_with_a_note(whole):
     def weights(query, key):
         return (query @ key.mT).softmax(-1)
 
@@ -247,13 +247,13 @@ def test_compiled_code_is_run_as_written_and_a_note_says_so(whole):
     assert [note for note in trace.notes if "torch.compile" in note]
 
 
-def test_code_that_is_not_compiled_has_no_such_note():
+def test_no_compile_note_without_compiled_code():
     torch.compile(nn.Identity())  # loads the compiler
     assert not [note for note in attnshape.trace(uses_scripted, inputs=PAIR).notes if "torch.compile" in note]
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
-def test_flex_attention_is_one_opaque_step_with_the_scores_that_it_avoids(compiled):
+def test_flex_attention_is_one_opaque_step_with_avoided_scores(compiled):
     from torch.nn.attention.flex_attention import flex_attention
 
     function = torch.compile(flex_attention) if compiled else flex_attention
@@ -274,7 +274,7 @@ def test_flex_attention_is_one_opaque_step_with_the_scores_that_it_avoids(compil
     assert any("torch.compile" in note for note in trace.notes) == compiled
 
 
-def test_flex_attention_with_a_mask_made_before_it_has_one_result():
+def test_flex_attention_with_a_block_mask_has_one_result():
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 10, 10, device="cpu")
@@ -289,7 +289,7 @@ def test_flex_attention_with_a_mask_made_before_it_has_one_result():
     assert doubled.operands[0].step == 1
 
 
-def test_flex_attention_keeps_the_sums_that_the_code_asks_for():
+def test_flex_attention_returns_the_requested_lse():
     from torch.nn.attention.flex_attention import flex_attention
 
     def attend(query, key, value, bias):

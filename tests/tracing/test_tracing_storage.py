@@ -1,4 +1,4 @@
-"""Whose memory each result lies in: its own, another tensor's, the very same tensor's, or one that was written to."""
+"""The storage of each result: new, a view, the same tensor, or an in-place write."""
 
 import gc
 import weakref
@@ -11,9 +11,9 @@ from attnshape.tracing.runner import Runnable, record
 from tests.tracing.traced_source import step_named, trace
 
 
-def storage(made, name):
-    """Return kind, origin and root of the last tensor of that name."""
-    outputs = [output for step in made.steps for output in step.outputs if output.name == name]
+def storage(traced, name):
+    """Return the kind, the origin and the root of the last tensor with that name."""
+    outputs = [output for step in traced.steps for output in step.outputs if output.name == name]
     found = outputs[-1].tensor.storage
     return found.kind, found.of, found.root
 
@@ -69,9 +69,9 @@ ONE = Reference(step=1)
         ("torch.zeros(3)", "new"),
     ],
 )
-def test_kind(expression, kind, tmp_path):
-    made = trace(tmp_path, f"def f(x):\n    found = {expression}\n    return found", "x: B Dk")
-    actual, of, root = storage(made, "found")
+def test_storage_kind(expression, kind, tmp_path):
+    traced = trace(tmp_path, f"def f(x):\n    found = {expression}\n    return found", "x: B Dk")
+    actual, of, root = storage(traced, "found")
     assert actual == kind
     if kind == "new":
         assert (of, root) == (None, None)
@@ -79,10 +79,10 @@ def test_kind(expression, kind, tmp_path):
         assert root == X
 
 
-def test_a_views_view_has_the_root_of_the_first(tmp_path):
+def test_view_of_a_view_has_the_same_root(tmp_path):
     body = "base = x * 2\n    a = base.view(-1)\n    b = a[1:]\n    c = b.unsqueeze(0)\n    return c"
-    made = trace(tmp_path, f"def f(x):\n    {body}", "x: B Dk")
-    assert [storage(made, name) for name in "abc"] == [
+    traced = trace(tmp_path, f"def f(x):\n    {body}", "x: B Dk")
+    assert [storage(traced, name) for name in "abc"] == [
         ("view", ONE, ONE),
         ("view", Reference(step=2), ONE),
         ("view", Reference(step=3), ONE),
@@ -90,10 +90,10 @@ def test_a_views_view_has_the_root_of_the_first(tmp_path):
 
 
 def test_each_part_of_a_split_is_a_view(tmp_path):
-    made = trace(tmp_path, "def f(x):\n    both = x * 2\n    a, b = both.chunk(2, -1)\n    return a + b", "x: B Dk")
+    traced = trace(tmp_path, "def f(x):\n    both = x * 2\n    a, b = both.chunk(2, -1)\n    return a + b", "x: B Dk")
     for name, offset in (("a", 0), ("b", 32)):
-        assert storage(made, name) == ("view", ONE, ONE)
-        found = next(o for o in step_named(made, name).outputs if o.name == name)
+        assert storage(traced, name) == ("view", ONE, ONE)
+        found = next(o for o in step_named(traced, name).outputs if o.name == name)
         assert found.tensor.offset == offset
 
 
@@ -116,35 +116,35 @@ def test_views_of_parameters_buffers_and_closures(tmp_path):
             e = self.weight.add_(1)
             return a, b, c, d, e, x * 1
     """
-    made = trace(tmp_path, source, "x: B 4", target="M")
+    traced = trace(tmp_path, source, "x: B 4", target="M")
     weight, constant = Reference(parameter="weight"), Reference(constant=True)
-    assert storage(made, "a") == ("view", weight, weight)
-    assert storage(made, "b") == ("view", Reference(parameter="mask"), Reference(parameter="mask"))
-    assert storage(made, "c") == ("view", constant, constant)
-    assert storage(made, "d") == ("view", constant, constant)
-    assert storage(made, "e") == ("inplace", weight, weight)
+    assert storage(traced, "a") == ("view", weight, weight)
+    assert storage(traced, "b") == ("view", Reference(parameter="mask"), Reference(parameter="mask"))
+    assert storage(traced, "c") == ("view", constant, constant)
+    assert storage(traced, "d") == ("view", constant, constant)
+    assert storage(traced, "e") == ("inplace", weight, weight)
 
 
-def test_a_write_to_a_view_belongs_to_the_view(tmp_path):
+def test_write_to_a_view_refers_to_the_view(tmp_path):
     source = "def f(x):\n    base = x * 2\n    part = base[0]\n    part += 1\n    after = base + 0\n    return after"
-    made = trace(tmp_path, source, "x: B Dk")
-    assert storage(made, "part") == ("inplace", Reference(step=2), ONE)
-    assert made.steps[3].operands == (ONE,)
+    traced = trace(tmp_path, source, "x: B Dk")
+    assert storage(traced, "part") == ("inplace", Reference(step=2), ONE)
+    assert traced.steps[3].operands == (ONE,)
 
 
-def test_operands_after_a_write_are_the_writing_step(tmp_path):
+def test_operands_after_a_write_refer_to_the_write(tmp_path):
     source = "def f(x):\n    base = x * 2\n    base[0] = 0\n    base += 1\n    after = base * 3\n    return after"
-    made = trace(tmp_path, source, "x: B Dk")
-    assert [step.operands for step in made.steps] == [
+    traced = trace(tmp_path, source, "x: B Dk")
+    assert [step.operands for step in traced.steps] == [
         (X,),
         (ONE,),
         (Reference(step=2),),
         (Reference(step=3),),
     ]
-    assert {storage(made, "base")[0]} == {"inplace"}
+    assert {storage(traced, "base")[0]} == {"inplace"}
 
 
-def test_written_in_place_in_inference_mode(tmp_path):
+def test_in_place_write_in_inference_mode(tmp_path):
     source = """
     @torch.inference_mode()
     def f(x):
@@ -154,20 +154,20 @@ def test_written_in_place_in_inference_mode(tmp_path):
         b = a.view(-1)
         return b
     """
-    made = trace(tmp_path, source, "x: B Dk")
-    assert [step.outputs[0].tensor.storage.kind for step in made.steps] == ["new", "inplace", "inplace", "view"]
-    assert made.steps[3].outputs[0].tensor.storage.root == ONE
+    traced = trace(tmp_path, source, "x: B Dk")
+    assert [step.outputs[0].tensor.storage.kind for step in traced.steps] == ["new", "inplace", "inplace", "view"]
+    assert traced.steps[3].outputs[0].tensor.storage.root == ONE
 
 
-def test_the_same_tensor_under_two_parameters(tmp_path):
+def test_same_tensor_for_two_parameters(tmp_path):
     source = "def case(B, Dk):\n    t = torch.ones(B, Dk)\n    return f, (t, t)\n\n\ndef f(x, y):\n    return x + y"
-    made = trace(tmp_path, source, target="case")
-    assert made.inputs[1].tensor.storage.kind == "same"
-    assert made.inputs[1].tensor.storage.of == X
-    assert made.steps[0].operands == (X, X)
+    traced = trace(tmp_path, source, target="case")
+    assert traced.inputs[1].tensor.storage.kind == "same"
+    assert traced.inputs[1].tensor.storage.of == X
+    assert traced.steps[0].operands == (X, X)
 
 
-def test_a_freed_address_is_not_taken_for_another_tensor(tmp_path):
+def test_reused_address_is_not_confused(tmp_path):
     source = """
     def f(x):
         kept = [x * 1]
@@ -179,11 +179,11 @@ def test_a_freed_address_is_not_taken_for_another_tensor(tmp_path):
             kept.append(other.sum())
         return kept[-1]
     """
-    made = trace(tmp_path, source, "x: B Dk")
-    assert len(made.steps) == 1 + 300 * 3
-    assert {output.tensor.storage.kind for step in made.steps for output in step.outputs} == {"new"}
-    assert all(reference == X for step in made.steps[1:] for reference in step.operands if reference.step is None)
-    sums = [step for step in made.steps if step.operation == "torch.Tensor.sum"]
+    traced = trace(tmp_path, source, "x: B Dk")
+    assert len(traced.steps) == 1 + 300 * 3
+    assert {output.tensor.storage.kind for step in traced.steps for output in step.outputs} == {"new"}
+    assert all(reference == X for step in traced.steps[1:] for reference in step.operands if reference.step is None)
+    sums = [step for step in traced.steps if step.operation == "torch.Tensor.sum"]
     assert [step.operands for step in sums] == [(Reference(step=step.index - 1),) for step in sums]
 
 
@@ -212,19 +212,19 @@ def test_no_tensor_is_kept_alive():
     assert inputs() is None
 
 
-def test_memory_of_intermediates_is_freed_while_the_code_runs():
-    held = []
+def test_intermediates_are_freed_during_the_run():
+    references = []
 
     def f(x):
         for _ in range(20):
             x = x * 2
-            held.append(weakref.ref(x.untyped_storage()))
+            references.append(weakref.ref(x.untyped_storage()))
         gc.collect()
-        return sum(reference() is not None for reference in held)
+        return sum(reference() is not None for reference in references)
 
     counts = []
     record(Runnable(lambda x: counts.append(f(x)), (torch.ones(8),)), 0)
     plain = []
-    held.clear()
+    references.clear()
     plain.append(f(torch.ones(8)))
     assert counts == plain

@@ -1,4 +1,4 @@
-"""Watching changes nothing: the same bits, the same state, the same kinds of result."""
+"""Recording doesn't change results, global state or return types."""
 
 import dataclasses
 import json
@@ -37,24 +37,24 @@ def equal(first: object, second: object) -> bool:
     return first == second
 
 
-def watched_and_not(request: TargetSpec, train: bool) -> tuple[object, object]:
-    """Return what a target returns when it is watched, and when it is called as anybody would."""
+def recorded_and_plain(request: TargetSpec, train: bool) -> tuple[object, object]:
+    """Return the results of a target with and without recording."""
     target = find_target(request)
     sizes = target.sizes
-    placement = RunOptions(train=train)
-    kept = []
+    options = RunOptions(train=train)
+    results = []
 
     def build():
         torch.manual_seed(0)
-        return target.build(sizes.numbers, placement)
+        return target.build(sizes.numbers, options)
 
     runnable = build()
     function = runnable.function
 
     class Keep(Runnable):
         def call(self):
-            kept.append(super().call())
-            return kept[-1]
+            results.append(super().call())
+            return results[-1]
 
     raw = record(Keep(function, runnable.args, runnable.kwargs), 7)
     assert raw.failure is None
@@ -62,24 +62,24 @@ def watched_and_not(request: TargetSpec, train: bool) -> tuple[object, object]:
     assert raw.steps
     plain = build()
     torch.manual_seed(7)
-    return kept[0], plain.call()
+    return results[0], plain.call()
 
 
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize(("name", "case"), CASES)
-def test_the_catalog_computes_the_same_bits(name, case, train):
-    watched, plain = watched_and_not(TargetSpec(target=f"{name}:{case}"), train)
-    assert equal(watched, plain)
+def test_recording_does_not_change_results_of_the_catalog(name, case, train):
+    recorded, plain = recorded_and_plain(TargetSpec(target=f"{name}:{case}"), train)
+    assert equal(recorded, plain)
 
 
 @pytest.mark.parametrize("file", EXPECTED)
-def test_the_examples_compute_the_same_bits(file, monkeypatch):
+def test_recording_does_not_change_results_of_the_examples(file, monkeypatch):
     monkeypatch.chdir(ROOT)
-    watched, plain = watched_and_not(spec_of(*EXPECTED[file]["argv"])[0], False)
-    assert equal(watched, plain)
+    recorded, plain = recorded_and_plain(spec_of(*EXPECTED[file]["argv"])[0], False)
+    assert equal(recorded, plain)
 
 
-def test_state_is_as_before(tmp_path):
+def test_recording_restores_global_state(tmp_path):
     before = (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -105,8 +105,8 @@ def test_state_is_as_before(tmp_path):
             return y
     """
     for fails in ("False", "True"):
-        made = trace(tmp_path, source, "x: B 4", target="M", init=fails)
-        assert (made.failure is not None) == (fails == "True")
+        traced = trace(tmp_path, source, "x: B 4", target="M", init=fails)
+        assert (traced.failure is not None) == (fails == "True")
         after = (
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
@@ -122,7 +122,7 @@ def test_state_is_as_before(tmp_path):
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_gradients_stay_on_or_off(enabled):
+def test_recording_keeps_the_grad_mode(enabled):
     with torch.set_grad_enabled(enabled):
         record(Runnable(lambda x: x * 2, (torch.ones(2),)), 0)
         assert torch.is_grad_enabled() is enabled
@@ -163,23 +163,23 @@ A, B = torch.ones(2), torch.ones(3)
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_kinds_of_output(value, expected):
-    kept = []
+def test_paths_of_outputs(value, expected):
+    results = []
 
     def f(x):
-        kept.append(value)
+        results.append(value)
         return value
 
     raw = record(Runnable(f, (A,)), 0)
     assert raw.failure is None
-    assert kept[0] is value
+    assert results[0] is value
     assert [path for path, _ in raw.returned] == expected
 
 
-def test_outputs_refer_to_the_steps_that_made_them(tmp_path):
+def test_outputs_refer_to_their_steps(tmp_path):
     source = "def f(x):\n    a = x * 2\n    b, c = a.chunk(2, -1)\n    return {'c': c, 'x': x, 'a': (a,)}"
-    made = trace(tmp_path, source, "x: B Dk")
-    found = {output.name: (output.of.step, output.of.output, output.of.input) for output in made.outputs}
+    traced = trace(tmp_path, source, "x: B Dk")
+    found = {output.name: (output.of.step, output.of.output, output.of.input) for output in traced.outputs}
     assert found == {"output['c']": (2, 1, None), "output['x']": (None, 0, "x"), "output['a'][0]": (1, 0, None)}
 
 
@@ -193,11 +193,11 @@ def test_inputs_within_containers_and_defaults(tmp_path):
     def f(pair, *, options, t):
         return t * pair[1] * options["scale"] + pair[0][:, None]
     """
-    made = trace(tmp_path, source, target="case")
-    assert [(named.name, named.tensor.signature) for named in made.inputs] == [
+    traced = trace(tmp_path, source, target="case")
+    assert [(named.name, named.tensor.signature) for named in traced.inputs] == [
         ("pair[0]", "B"),
         ("pair[1]", "Dk"),
         ("options['scale']", "1"),
         ("t", "B Dk"),
     ]
-    assert made.steps[0].operands[1].input == "pair[1]"
+    assert traced.steps[0].operands[1].input == "pair[1]"

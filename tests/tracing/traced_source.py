@@ -1,4 +1,4 @@
-"""Traces Python source that a test gives as text."""
+"""Traces Python source given as text."""
 
 import itertools
 import textwrap
@@ -11,11 +11,11 @@ from attnshape.pipelines.trace import trace_request
 
 _count = itertools.count()
 HEAD = "import math\n\nimport torch\nimport torch.nn.functional as F\nfrom torch import Tensor, nn\n\n\n"
-"""What every traced file begins with; the source follows in line 8."""
+"""The beginning of every traced file; the source follows in line 8."""
 
 
 def write(folder: Path, source: str) -> str:
-    """Write the source, after HEAD, to a file of its own name, and return its path."""
+    """Write HEAD and the source to a file with a unique name, and return its path."""
     path = folder / f"traced_{next(_count)}.py"
     path.write_text(HEAD + textwrap.dedent(source).strip() + "\n", encoding="utf-8")
     return str(path)
@@ -45,19 +45,19 @@ def trace(
     return trace_request(request, RunOptions(train=train))
 
 
-def names(made: Trace) -> list[Any]:
-    """Return each step's name, or a tuple of names where it has several outputs."""
-    found = [tuple(output.name for output in step.outputs) for step in made.steps]
+def names(traced: Trace) -> list[Any]:
+    """Return each step's name, or a tuple of names if it has several outputs."""
+    found = [tuple(output.name for output in step.outputs) for step in traced.steps]
     return [several[0] if len(several) == 1 else several for several in found]
 
 
-def step_named(made: Trace, name: str) -> Step:
+def step_named(traced: Trace, name: str) -> Step:
     """Return the one step that makes a tensor of that name."""
-    (found,) = [step for step in made.steps if name in [output.name for output in step.outputs]]
+    (found,) = [step for step in traced.steps if name in [output.name for output in step.outputs]]
     return found
 
 
-def at(made: Trace, expression: str) -> Step:
+def at(traced: Trace, expression: str) -> Step:
     """Return the one step of that expression."""
-    (found,) = [step for step in made.steps if step.expression == expression]
+    (found,) = [step for step in traced.steps if step.expression == expression]
     return found

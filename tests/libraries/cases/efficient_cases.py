@@ -24,7 +24,7 @@ def linformer(B: int, H: int, L: int, D: int, W: int) -> Any:
 
 
 def linformer_shared(B: int, H: int, Lq: int, Lk: int, D: int, Dk: int, W: int) -> Any:
-    """Linformer across sequences, one head of keys that serve as values too."""
+    """Linformer across sequences, with one head of keys that are also the values."""
     module = LinformerSelfAttention(D, Lk, k=W, heads=H, dim_head=Dk, one_kv_head=True, share_kv=True)
     return module, (torch.randn(B, Lq, D), torch.randn(B, Lk, D))
 
@@ -36,7 +36,7 @@ def local(B: int, H: int, L: int, Dk: int, W: int) -> Any:
 
 
 def local_heads(B: int, H: int, L: int, D: int, Dk: int, W: int) -> Any:
-    """Local multi-head attention on the window before and the window behind, rotated."""
+    """Local multi-head attention to the previous and the next window, rotated."""
     return LocalMHA(dim=D, dim_head=Dk, heads=H, window_size=W), (torch.randn(B, L, D),)
 
 
@@ -87,7 +87,7 @@ def memory_efficient(B: int, H: int, Lq: int, Lk: int, D: int, Dk: int) -> Any:
 
 
 def chunked(B: int, H: int, L: int, D: int, Dk: int, W: int) -> Any:
-    """The memory-efficient path: chunks of W queries, each in turn with all chunks of W keys."""
+    """The memory-efficient path: each chunk of W queries with all chunks of W keys, one after another."""
     module = MemoryEfficientAttention(
         dim=D, heads=H, dim_head=Dk, memory_efficient=True, q_bucket_size=W, k_bucket_size=W
     )

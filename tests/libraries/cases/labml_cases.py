@@ -11,7 +11,7 @@ from labml_nn.transformers.xl.relative_mha import RelativeMultiHeadAttention
 
 
 def cross(B: int, H: int, Lq: int, Lk: int, D: int) -> Any:
-    """The annotated multi-head attention: scores lie as (Lq, Lk, B, H)."""
+    """The annotated multi-head attention: scores are (Lq, Lk, B, H)."""
     memory = torch.randn(Lk, B, D)
     return MultiHeadAttention(H, D), (), {"query": torch.randn(Lq, B, D), "key": memory, "value": memory}
 
@@ -25,14 +25,14 @@ def rotary(B: int, H: int, L: int, D: int) -> Any:
 
 
 def relative(B: int, H: int, L: int, Lp: int, D: int) -> Any:
-    """Transformer-XL's relative attention of L tokens to Lp remembered ones and themselves."""
+    """Transformer-XL's relative attention of L tokens to Lp cached ones and themselves."""
     x = torch.randn(L, B, D)
     memory = torch.cat([torch.randn(Lp, B, D), x])
     return RelativeMultiHeadAttention(H, D), (), {"query": x, "key": memory, "value": memory}
 
 
 def alibi(B: int, H: int, L: int, D: int) -> Any:
-    """ALiBi, whose biases are made at the first call."""
+    """ALiBi, whose biases are computed at the first call."""
     x = torch.randn(L, B, D)
     mask = torch.ones(L, L).tril()[:, :, None].bool()
     return AlibiMultiHeadAttention(H, D), (), {"query": x, "key": x, "value": x, "mask": mask}

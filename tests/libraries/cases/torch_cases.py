@@ -20,7 +20,7 @@ def mha_cross(B: int, H: int, Lq: int, Lk: int, D: int) -> Any:
 
 
 def mha_padded(B: int, H: int, Lq: int, Lk: int, D: int, Dk: int, Dv: int) -> Any:
-    """nn.MultiheadAttention whose keys and values have widths of their own, padded; its weights a head."""
+    """nn.MultiheadAttention with other widths of keys and values and with padding; returns the weights per head."""
     module = nn.MultiheadAttention(D, H, kdim=Dk, vdim=Dv, batch_first=True)
     padding = torch.arange(Lk)[None] >= (Lk - torch.arange(B) % Lk)[:, None]
     args = torch.randn(B, Lq, D), torch.randn(B, Lk, Dk), torch.randn(B, Lk, Dv)

@@ -23,7 +23,7 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention
 
 
 def t5_self(B: int, H: int, L: int, D: int, Dk: int) -> Any:
-    """T5's self-attention with its bias for relative positions; heads of a width of their own."""
+    """T5's self-attention with its relative position bias; H*Dk differs from D."""
     config = T5Config(d_model=D, num_heads=H, d_kv=Dk, attn_implementation="eager")
     return T5Attention(config, has_relative_attention_bias=True, layer_idx=0), (torch.randn(B, L, D),)
 
@@ -50,7 +50,7 @@ def bart_cross(B: int, H: int, Lq: int, Lk: int, D: int) -> Any:
 
 
 def bart_decoding(B: int, H: int, L: int, Lp: int, D: int) -> Any:
-    """BART's self-attention of L new tokens behind Lp cached ones."""
+    """BART's self-attention of L new tokens after Lp cached ones."""
     config = BartConfig(d_model=D, decoder_attention_heads=H, attn_implementation="eager")
     module = BartAttention(D, H, is_decoder=True, is_causal=True, layer_idx=0, config=config)
     cache = DynamicCache()
@@ -94,7 +94,7 @@ def deepseek_v3(B: int, H: int, L: int, D: int, Dk: int, Dv: int) -> Any:
 
 
 def deepseek_v3_decoding(B: int, H: int, L: int, Lp: int, D: int, Dk: int, Dv: int) -> Any:
-    """DeepSeek-V3's latent attention behind a cache of Lp compressed keys and values."""
+    """DeepSeek-V3's latent attention after a cache of Lp compressed keys and values."""
     config = _deepseek(H, D, Dk, Dv)
     x = torch.randn(B, L, D)
     rotary = DeepseekV3RotaryEmbedding(config)(x, torch.arange(Lp, Lp + L).expand(B, L))

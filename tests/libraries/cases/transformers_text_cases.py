@@ -34,17 +34,17 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 
 def causal_mask(queries: int, keys: int) -> Tensor:
-    """Return what to add to the scores, (1, 1, queries, keys): the last query sees all keys."""
+    """Return an additive mask, (1, 1, queries, keys): the last query sees all keys."""
     return torch.full((queries, keys), torch.finfo().min).triu(keys - queries + 1)[None, None]
 
 
 def positions(batch: int, length: int, past: int = 0) -> Tensor:
-    """Return position ids, (batch, length), behind the cached ones."""
+    """Return position ids, (batch, length), that follow the cached ones."""
     return torch.arange(past, past + length).expand(batch, length)
 
 
 def filled(*shape: int) -> DynamicCache:
-    """Return a cache whose first layer has keys and values of a shape."""
+    """Return a cache whose first layer has keys and values of the given shape."""
     cache = DynamicCache()
     cache.update(torch.randn(*shape), torch.randn(*shape), 0)
     return cache
@@ -83,7 +83,7 @@ def gpt2_cross(B: int, H: int, Lq: int, Lk: int, D: int) -> Any:
 
 
 def llama(B: int, H: int, Hkv: int, L: int, Lp: int, D: int) -> Any:
-    """Llama's grouped-query attention behind Lp cached positions."""
+    """Llama's grouped-query attention after Lp cached positions."""
     config = LlamaConfig(
         hidden_size=D, num_attention_heads=H, num_key_value_heads=Hkv, head_dim=D // H, attn_implementation="eager"
     )
@@ -122,7 +122,7 @@ def mistral(B: int, H: int, Hkv: int, L: int, D: int, W: int) -> Any:
 
 
 def qwen3(B: int, H: int, Hkv: int, L: int, D: int, Dk: int) -> Any:
-    """Qwen3's attention: queries and keys normalized, heads of a width of their own."""
+    """Qwen3's attention: queries and keys are normalized, and H*Dk differs from D."""
     config = Qwen3Config(
         hidden_size=D, num_attention_heads=H, num_key_value_heads=Hkv, head_dim=Dk, attn_implementation="eager"
     )
@@ -140,7 +140,7 @@ def gemma2(B: int, H: int, Hkv: int, L: int, D: int, Dk: int) -> Any:
 
 
 def gpt_neox(B: int, H: int, L: int, Lp: int, D: int) -> Any:
-    """GPT-NeoX's attention: half of each head is rotated; behind Lp cached positions."""
+    """GPT-NeoX's attention: half of each head is rotated; after Lp cached positions."""
     config = GPTNeoXConfig(
         hidden_size=D,
         num_attention_heads=H,
@@ -210,7 +210,7 @@ def longformer(B: int, H: int, L: int, D: int, W: int) -> Any:
 
 
 def longformer_global(B: int, H: int, L: int, D: int, W: int) -> Any:
-    """Longformer with one global token, which all see and which sees all."""
+    """Longformer with one global token, which attends to all tokens and is visible to all."""
     module, args, arguments = longformer(B, H, L, D, W)
     first = torch.zeros(B, L).bool()
     first[:, 0] = True

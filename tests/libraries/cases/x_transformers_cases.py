@@ -18,7 +18,7 @@ def one_key_head(B: int, H: int, L: int, D: int, Dk: int) -> Any:
 
 
 def cross_padded(B: int, H: int, Lq: int, Lk: int, D: int, Dk: int, Dv: int) -> Any:
-    """Cross-attention to a padded context, values of a width of their own."""
+    """Cross-attention to a padded context, with another width of values."""
     module = Attention(D, dim_head=Dk, heads=H, value_dim_head=Dv)
     mask = torch.arange(Lk) < Lk - torch.arange(B)[:, None] % Lk
     return module, (torch.randn(B, Lq, D),), {"context": torch.randn(B, Lk, D), "context_mask": mask}

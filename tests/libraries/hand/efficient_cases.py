@@ -51,7 +51,7 @@ CASES = {
         WIDE, ("B L D",), without="keys and values are contracted over tokens first, to (B, H, Dk, Dk)"
     ),
     "memory_efficient": HandWorked(CROSS, ("B Lq D",), scores=("B H Lq Lk",)),
-    # a turn for each pair of chunks, named `weight` in each
+    # one iteration for each pair of chunks, named `weight` in each
     "chunked": HandWorked(
         (WIDE[0] | {"L": 9, "W": 3}, WIDE[1] | {"L": 10, "W": 5}),
         ("B L D",),

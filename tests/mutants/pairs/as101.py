@@ -121,7 +121,7 @@ def reference_batch_norm_vit(module, tokens):
 
 
 class GatedHeads(nn.Module):
-    """Each token shares itself out among the heads."""
+    """Each token distributes its features among the heads."""
 
     def __init__(self, d_model: int, heads: int):
         super().__init__()
@@ -192,7 +192,7 @@ def reference_einsum_batch_letter(function, q, k, v, wo):
 
 
 class SmoothedKeys(nn.Module):
-    """Keys are centred over the sequence, which leaves the softmax as it is and helps low precision."""
+    """Keys are centred over the sequence, which doesn't change the softmax and helps low precision."""
 
     def __init__(self, hidden_size, num_heads):
         super().__init__()

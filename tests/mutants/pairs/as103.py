@@ -141,7 +141,7 @@ def reference_conv_projection(module, x):
 
 
 class PerHeadOutput(nn.Module):
-    """Each head has an output matrix of its own, (H, Dk, Dk)."""
+    """Each head has its own output matrix, (H, Dk, Dk)."""
 
     def __init__(self, heads, d_head):
         super().__init__()

@@ -98,7 +98,7 @@ def reference_query_norm_in_heads(function, x, w, heads, g):
 
 
 class Block(nn.Module):
-    """Pre-norm block; norms are named by what they see."""
+    """Pre-norm block; norms are named after their inputs."""
 
     def __init__(self, dim, heads):
         super().__init__()

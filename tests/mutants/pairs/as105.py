@@ -135,7 +135,7 @@ def reference_output_by_view(module, x):
 
 
 class ConcatenatedPositions(nn.Module):
-    """A token is what it says and where it is, half the width each."""
+    """Each token is half content and half position."""
 
     def __init__(self, heads, d_head, length):
         super().__init__()

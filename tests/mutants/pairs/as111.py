@@ -35,7 +35,7 @@ def scaled_dot_product(query, key, value):
 
 
 class MultiHeaded(nn.Module):
-    """Four linears; returns the weights too."""
+    """Four linear layers; also returns the weights."""
 
     def __init__(self, h, d_model):
         super().__init__()

@@ -24,7 +24,7 @@ PAIRS = [
 
 
 class Attention(nn.Module):
-    """Returns what each query reads."""
+    """Returns the context of each query."""
 
     def __init__(self, d_model, n_heads):
         super().__init__()
@@ -152,7 +152,7 @@ def reference_strided_heads(module, x):
 
 
 class BertStyle(nn.Module):
-    """The queries of one layer, split by a method of its own."""
+    """The queries of one layer, split in a separate method."""
 
     def __init__(self, hidden_size, heads):
         super().__init__()

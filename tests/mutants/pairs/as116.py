@@ -105,7 +105,7 @@ def reference_bmm_unfold(module, x):
 
 
 class ImageTextAttention(nn.Module):
-    """Pixels read words."""
+    """Cross-attention of pixels to words."""
 
     def __init__(self, query_dim, heads):
         super().__init__()
@@ -148,7 +148,7 @@ def reference_einops_unfold(module, x, context):
 
 
 class FoldedMemory(nn.Module):
-    """Folds the queries, the keys and the values each in a line of its own."""
+    """Folds the queries, the keys and the values on separate lines."""
 
     def __init__(self, dim, heads):
         super().__init__()

@@ -77,7 +77,7 @@ def reference_lecture_head(module, x):
 
 
 class CrossAttention(nn.Module):
-    """Cross-attention with the scores in a method of their own."""
+    """Cross-attention with the scores in a separate method."""
 
     def __init__(self, d_model, h):
         super().__init__()
@@ -130,7 +130,7 @@ reference_length_of_keys = reference_model_width
 
 
 class KernelAttention(nn.Module):
-    """The kernel of torch with the scale said."""
+    """torch's fused attention with an explicit scale."""
 
     def __init__(self, embed_dim, num_heads):
         super().__init__()

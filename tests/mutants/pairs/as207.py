@@ -163,7 +163,7 @@ def reference_maximal_update(module, x):
 
 
 class Rooted(MaximalUpdate):
-    """The same layers, scaled by 1/sqrt(Dk), in products of its own."""
+    """The same layers, scaled by 1/sqrt(Dk), with explicit products."""
 
     def root(self, d_k):
         return math.sqrt(d_k)

@@ -25,7 +25,7 @@ PAIRS = [
 
 
 class BertStyle(nn.Module):
-    """The softmax is a layer of its own."""
+    """The softmax is a separate layer."""
 
     def __init__(self, hidden_size, heads, dim=-1):
         super().__init__()

@@ -89,7 +89,7 @@ class Decoder(nn.Module):
 
 
 class Encoder(Decoder):
-    """The same block, where all tokens see all tokens."""
+    """The same block, bidirectional."""
 
     def weights(self, scores):
         return F.softmax(scores, dim=-1)

@@ -66,7 +66,7 @@ def reference_relative_table(module, x):
 
 
 class LinearBiases(nn.Module):
-    """Causal; each head takes off its slope times the distance."""
+    """Causal; each head subtracts its slope times the distance."""
 
     def __init__(self, n_embd, n_head):
         super().__init__()

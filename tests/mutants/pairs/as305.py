@@ -22,7 +22,7 @@ PAIRS = [
 
 
 def pattern(*shape):
-    """What dropout would draw: zero, or what makes up for the zeros."""
+    """Return a dropout pattern: zeros, and the factor that compensates for them."""
     return torch.bernoulli(torch.full(shape, 0.75)) / 0.75
 
 

@@ -94,7 +94,7 @@ def reference_triu_two(function, q, k, v):
 
 
 class RightDecoderBlock(nn.Module):
-    """Pre-norm decoder block around an attention of its own."""
+    """Pre-norm decoder block around its own attention."""
 
     def __init__(self, dim, heads):
         super().__init__()
@@ -187,7 +187,7 @@ def reference_keeps_the_future(module, x):
 
 
 class RightTwoBranches(nn.Module):
-    """The fused kernel where torch has it, the same by hand where it hasn't."""
+    """The fused kernel if torch has it, otherwise the same computation by hand."""
 
     def __init__(self, config_width, config_heads):
         super().__init__()

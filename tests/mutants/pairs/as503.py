@@ -147,7 +147,7 @@ def reference_buffer_corner(module, x, layer_past):
 
 
 class RightPrefix(nn.Module):
-    """The keys are those of a segment before and of the segment itself, projected together."""
+    """The keys are those of the previous and the current segment, projected together."""
 
     def __init__(self, dim, heads):
         super().__init__()

@@ -150,7 +150,7 @@ def reference_half_the_width(module, x):
 
 
 class RightRolling(nn.Module):
-    """New tokens attend to the cache and to each other, no further back than the window."""
+    """New tokens attend to the cache and to each other within the window."""
 
     def __init__(self, width, n_heads, window):
         super().__init__()

@@ -71,7 +71,7 @@ def reference_length_axis(module, x):
 
 
 class RightFlat(nn.Module):
-    """The heads are repeated while they stand behind the length, then go to the front."""
+    """The heads are repeated after the length axis, then moved before it."""
 
     def __init__(self, d_head, kv_heads, groups):
         super().__init__()

@@ -32,7 +32,7 @@ def rope(x, position):
 
 
 class RightDecode(nn.Module):
-    """The cache has rotated keys; the new ones stand behind it."""
+    """The cache has rotated keys; the new ones follow it."""
 
     def __init__(self, hidden, heads):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Axes in an order that few use, and torch's own modules."""
+"""Unusual orders of axes, and torch's own modules."""
 
 import math
 
@@ -55,7 +55,7 @@ def reference_scores_heads_last(function, q, k, v):
 
 
 class FoldedHeads(nn.Module):
-    """Heads are cut off the width and laid behind the batch, as (H B), and put back the same way."""
+    """Heads are split off the width and folded into the batch, as (H B), and unfolded the same way."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -126,7 +126,7 @@ def reference_interleaved_fused(module, x):
 
 
 class ChannelsFirst(nn.Module):
-    """Tokens come and go as (B, D, L), as in image models."""
+    """Inputs and outputs are (B, D, L), as in image models."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -206,7 +206,7 @@ def reference_weights_returned(module, x, memory):
 
 
 class ListOfHeads(nn.Module):
-    """One small module a head; outputs are summed through weights of their own, never joined."""
+    """One small module for each head; outputs are projected separately and summed, never concatenated."""
 
     def __init__(self, heads, depth):
         super().__init__()
@@ -232,7 +232,7 @@ def reference_list_of_heads(module, x):
 
 
 def swapped_product(q, k, v, wo):
-    """Everything transposed: widths stand before tokens, (B, H, Dk, L)."""
+    """Everything is transposed: widths come before tokens, (B, H, Dk, L)."""
     alpha = torch.softmax(k.transpose(2, 3) @ (q / q.shape[2] ** 0.5), dim=2)
     return torch.einsum("bhdq,hde->bqe", v @ alpha, wo)
 

@@ -1,4 +1,4 @@
-"""Who may see whom, said in uncommon ways."""
+"""Masks and visibility in unusual forms."""
 
 import math
 
@@ -64,7 +64,7 @@ def reference_sliding_window(module, x):
 
 
 class Cached(Base):
-    """New tokens see all that is cached and each other, up to themselves; returns the grown cache too."""
+    """New tokens attend to the cache and causally to each other; also returns the extended cache."""
 
     def forward(self, x, past_key, past_value):
         q, k, v = self.split(x)
@@ -94,7 +94,7 @@ reference_one_token = reference_cached_bottom_right
 
 
 class AttentionSinks(Base):
-    """A learned logit a head takes its share of each softmax and is dropped."""
+    """A learned logit per head takes part in each softmax and is then dropped."""
 
     def __init__(self, heads, depth):
         super().__init__(heads, depth)
@@ -121,7 +121,7 @@ def reference_attention_sinks(module, x):
 
 
 class Prefix(Base):
-    """The prefix sees itself whole, what follows is causal."""
+    """Attention is bidirectional within the prefix and causal after it."""
 
     def forward(self, prefix, x):
         h = torch.cat((prefix, x), dim=1)
@@ -144,7 +144,7 @@ def reference_prefix_seen_by_all(module, prefix, x):
 
 
 def running_softmax(q, k, v, block=2):
-    """Blocks of keys, the softmax's maximum and sum kept as it goes: (B, H, L, Dk)."""
+    """Blocks of keys with a running maximum and sum of the softmax: (B, H, L, Dk)."""
     q = q / math.sqrt(q.shape[-1])
     peak = torch.full_like(q[..., :1], -torch.inf)
     total, output = torch.zeros_like(peak), torch.zeros_like(q)
@@ -167,7 +167,7 @@ def reference_running_softmax(function, q, k, v):
 
 
 class LocalChunks(SlidingWindow):
-    """Chunks of W tokens, each sees itself alone; the last is padded."""
+    """Chunks of W tokens, each of which attends only to itself; the last is padded."""
 
     def forward(self, x):
         n = x.shape[1]
@@ -189,7 +189,7 @@ def reference_local_chunks(module, x):
 
 
 class MemoryTokens(Base):
-    """Learned tokens stand before the sequence and are cut off again; all see them."""
+    """Learned tokens, visible to all, are prepended to the sequence and removed from the output."""
 
     def __init__(self, heads, depth):
         super().__init__(heads, depth)
@@ -212,7 +212,7 @@ def reference_memory_tokens(module, x):
 
 
 def masked_in_place(q, k, v, mask):
-    """Fills and scales the scores where they are; `mask` is (B, Lk), True where there is no token."""
+    """Masks and scales the scores in place; `mask` is (B, Lk), True at padding."""
     scores = torch.matmul(q, k.transpose(-1, -2))
     scores /= math.sqrt(q.shape[-1])
     scores.masked_fill_(mask[:, None, None, :], -math.inf)
@@ -233,7 +233,7 @@ def reference_masked_in_place(function, q, k, v, mask):
 
 
 class Packed(Base):
-    """Several documents in one row; `document` (B, L) says which token is of which."""
+    """Several documents in one row; `document` (B, L) has the document of each token."""
 
     def forward(self, x, document):
         q, k, v = self.split(x)
@@ -255,7 +255,7 @@ def reference_packed_sequences(module, x, document):
 
 
 def empty_rows_zero(q, k, v, mask):
-    """`mask` (B, Lq, Lk) is True where a key may be seen; a query that sees none gets zeros."""
+    """`mask` (B, Lq, Lk) is True at visible keys; a query without visible keys gets zeros."""
     mask = mask.unsqueeze(1)
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~mask, torch.finfo(q.dtype).min)
     weights = scores.softmax(dim=-1).masked_fill(~mask, 0.0)

@@ -1,4 +1,4 @@
-"""Tokens that meet along other axes, or by other means beside the attention."""
+"""Attention along other axes, and other kinds of token mixing next to attention."""
 
 import math
 
@@ -117,7 +117,7 @@ def reference_shortened_keys(module, x):
 
 
 class ConvolvedProjections(Base):
-    """A causal convolution of width three, channel by channel, behind the projections."""
+    """A causal depthwise convolution of width three after the projections."""
 
     def __init__(self, heads, depth):
         super().__init__(heads, depth)
@@ -143,7 +143,7 @@ def reference_convolved_projections(module, x):
 
 
 class TokenShift(Base):
-    """Each token is mixed with the one before, by a factor a channel, before it is projected."""
+    """Each token is mixed with the previous one, with a factor per channel, before the projection."""
 
     def __init__(self, heads, depth):
         super().__init__(heads, depth)
@@ -166,7 +166,7 @@ def reference_token_shift(module, x):
 
 
 class LearnedQuery(nn.Module):
-    """One query a head that is learned reads the whole sequence: (B, D)."""
+    """One learned query per head attends to the whole sequence: (B, D)."""
 
     def __init__(self, heads, depth):
         super().__init__()
@@ -190,7 +190,7 @@ def reference_learned_query(module, x):
 
 
 class LatentBottleneck(nn.Module):
-    """A few learned vectors read the tokens, and the tokens read them."""
+    """A few learned vectors attend to the tokens, and the tokens attend to them."""
 
     def __init__(self, heads, depth):
         super().__init__()
@@ -237,7 +237,7 @@ def reference_averaged_queries(module, x):
 
 
 class GlobalToken(Base):
-    """The first token sees all and is seen by all; the others see their neighbours."""
+    """The first token attends to all and is visible to all; the others attend to their neighbours."""
 
     def forward(self, x):
         q, k, v = self.split(x)

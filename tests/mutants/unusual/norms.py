@@ -70,7 +70,7 @@ def reference_query_key_rms_full_width(module, x):
 
 
 class SandwichNorm(nn.Module):
-    """Norms before and behind, a factor a head on what it read, and one a channel on the residual branch."""
+    """Norms before and after, a factor per head on its output, and one per channel on the residual branch."""
 
     def __init__(self, heads, depth):
         super().__init__()
@@ -97,7 +97,7 @@ def reference_sandwich_norm(module, x):
 
 
 class ScaledUnitVectors(nn.Module):
-    """Unit vectors times a learned number a channel, and a fixed scale; the values are normed too."""
+    """Unit vectors times a learned factor per channel, and a fixed scale; the values are also normalised."""
 
     def __init__(self, heads, depth):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where the tokens are: biases, rotations and learned positions."""
+"""Positional information: biases, rotations and learned positions."""
 
 import math
 
@@ -52,7 +52,7 @@ def parts(module, x):
 
 
 class BucketedBias(Base):
-    """A bias a head and bucket: near distances have one each, far ones share by their logarithm. No scale."""
+    """A bias per head and bucket: near distances have one bucket each, far ones share logarithmic ones. No scale."""
 
     def __init__(self, heads, depth):
         super().__init__(heads, depth)
@@ -121,7 +121,7 @@ def reference_relative_shift(module, x):
 
 
 class LinearBiases(Base):
-    """Scores fall with distance, each head by a slope of its own; causal."""
+    """Scores decrease with distance, with one slope per head; causal."""
 
     def logits(self, q, k):
         n = k.shape[2]
@@ -175,7 +175,7 @@ class RotatedPairs(RotatedHalves):
 
 
 class PartlyRotated(RotatedHalves):
-    """A part of each head knows where it is, the rest doesn't."""
+    """Only a part of each head is rotated."""
 
     def rotate(self, x, positions):
         part = x.shape[-1] // 4 * 2
@@ -230,7 +230,7 @@ def reference_partly_rotated(module, x):
 
 
 class RotatedWithCache(RotatedHalves):
-    """The cache holds keys that are rotated already; new ones are rotated by where they stand."""
+    """The cache holds rotated keys; new keys are rotated by their positions."""
 
     def forward(self, x, past_key, past_value):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.depth)).permute(2, 0, 3, 1, 4)
@@ -256,7 +256,7 @@ def reference_rotated_with_cache(module, x, past_key, past_value):
 
 
 class LearnedPositions(Base):
-    """A learned vector a position is added to queries and keys alone, not to the values."""
+    """A learned vector per position is added to queries and keys, but not to values."""
 
     def __init__(self, heads, depth, length):
         super().__init__(heads, depth)

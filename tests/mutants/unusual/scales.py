@@ -1,4 +1,4 @@
-"""Scales that stand elsewhere, are learned, or are no number at all."""
+"""Scales at unusual places, learned scales, and functions in place of a scale."""
 
 import math
 
@@ -25,7 +25,7 @@ UNUSUAL = [
 
 
 class Attention(nn.Module):
-    """The block that the variants change: `logits` says how query meets key."""
+    """The block that the variants change: `logits` computes the scores."""
 
     def __init__(self, heads, d_head):
         super().__init__()
@@ -135,7 +135,7 @@ def reference_soft_capped(module, x):
 
 
 class Disentangled(nn.Module):
-    """Content meets content, content meets distance, distance meets content: three terms, 1/sqrt(3*Dk)."""
+    """Content to content, content to position and position to content: three terms, scaled by 1/sqrt(3*Dk)."""
 
     def __init__(self, heads, d_head, reach=4):
         super().__init__()

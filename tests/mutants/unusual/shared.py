@@ -1,4 +1,4 @@
-"""Heads, keys or projections that are shared, and keys and values of low rank."""
+"""Shared heads, keys or projections, and keys and values of low rank."""
 
 import math
 
@@ -116,7 +116,7 @@ reference_grouped_axis = reference_grouped_kernel = reference_grouped_expand
 
 
 class SharedQueryKey(nn.Module):
-    """One projection is query and key; the key is a unit vector, and a token sees itself only where it must."""
+    """Queries and keys share a projection; keys are unit vectors, and a token attends to itself only if it must."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -145,7 +145,7 @@ def reference_shared_query_key(module, x):
 
 
 class LatentKeys(nn.Module):
-    """Keys and values grow from one latent vector a token, narrower than they are; normed on the way."""
+    """Keys and values are projected from one narrow, normalised latent vector per token."""
 
     def __init__(self, heads, depth):
         super().__init__()
@@ -181,7 +181,7 @@ def reference_latent_keys(module, x):
 
 
 class IdentityValues(nn.Module):
-    """No projection of the values: heads read slices of the normed input."""
+    """Values aren't projected: heads take slices of the normalised input."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -204,7 +204,7 @@ def reference_identity_values(module, x):
 
 
 class AbsorbedProjections(nn.Module):
-    """Key and query weights are one bilinear form a head, value and output weights another: no vector is Dk wide."""
+    """Query and key weights are merged per head, and so are value and output weights: no vector has width Dk."""
 
     def __init__(self, heads, depth):
         super().__init__()

@@ -110,7 +110,7 @@ def reference_efficient_attention(function, q, k, v):
 
 
 class Sigmoid(Base):
-    """A sigmoid of each score, shifted by the number of keys: rows sum to no number in particular."""
+    """A sigmoid of each score, shifted by the logarithm of the number of keys: rows don't sum to one."""
 
     def attend(self, q, k, v):
         logits = self.logits(q, k)

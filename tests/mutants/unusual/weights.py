@@ -1,4 +1,4 @@
-"""Weights that are mixed, gated, subtracted, or come of other than products."""
+"""Weights that are mixed, gated, subtracted, or computed without products."""
 
 import math
 
@@ -79,7 +79,7 @@ def reference_talking_heads(module, x):
 
 
 class Cosine(Base):
-    """Unit vectors, a clamped scale a head that is learned."""
+    """Unit vectors, and a learned, clamped scale per head."""
 
     def __init__(self, heads, depth):
         super().__init__(heads, depth)
@@ -102,7 +102,7 @@ def reference_cosine_attention(module, x):
 
 
 class GatedOutput(Base):
-    """The tokens open and close what they read."""
+    """A gate computed from the tokens multiplies the output."""
 
     def __init__(self, heads, depth):
         super().__init__(heads, depth)
@@ -124,7 +124,7 @@ def reference_gated_output(module, x):
 
 
 class GatedWeights(Base):
-    """Content and position weigh the keys apart; a gate a head mixes the two."""
+    """Separate weights from content and position, mixed by a gate per head."""
 
     def __init__(self, heads, depth):
         super().__init__(heads, depth)
@@ -150,7 +150,7 @@ def reference_gated_weights(module, x):
 
 
 class SoftmaxPlusOne(Base):
-    """A head may look at nothing: one is added to the denominator."""
+    """A head may attend to nothing: one is added to the denominator."""
 
     def attend(self, q, k, v):
         logits = self.logits(q, k)
@@ -170,7 +170,7 @@ def reference_softmax_plus_one(module, x):
 
 
 class Differential(nn.Module):
-    """Two softmaxes a head, the second taken off the first; each head's output is normed."""
+    """Two softmaxes per head, the second subtracted from the first; each head's output is normalised."""
 
     def __init__(self, heads, depth):
         super().__init__()
@@ -219,7 +219,7 @@ def reference_additive(module, queries, keys, values):
 
 
 class Sparsemax(Base):
-    """The nearest point of the simplex, in place of a softmax: many weights are zero."""
+    """The nearest point of the simplex instead of a softmax: many weights are zero."""
 
     def attend(self, q, k, v):
         z = self.logits(q, k)
