@@ -38,9 +38,9 @@ def test_each_trace_is_a_file(attnshape: Attnshape, folder: Path) -> None:
     saved = folder / "saved" / "traces"
     assert names_in(saved) == ["attention,B=1,L=1.json", "attention,B=2,L=10.json", "double.json"]
     together = json.loads(attnshape("trace --all --format json").out)["results"]
-    for result in together:
-        parts = [result["name"], *(f"{letter}={size}" for letter, size in result["sizes"].items())]
-        assert json.loads((saved / f"{','.join(parts)}.json").read_text()) == result["trace"]
+    for entry in together:
+        parts = [entry["name"], *(f"{symbol}={size}" for symbol, size in entry["sizes"].items())]
+        assert json.loads((saved / f"{','.join(parts)}.json").read_text()) == entry["trace"]
     assert attnshape("show saved/traces/double.json").status == 0
     # the summary is on stdout
     assert result.out.endswith("**3 results: 3 fine**\n")
