@@ -6,6 +6,7 @@ import ast
 import contextlib
 import dis
 import functools
+import gc
 import inspect
 import sys
 import sysconfig
@@ -140,6 +141,7 @@ class VariableWatch:
         self._resumed: dict[int, Invocation] = {}
         self.invocations: list[Invocation] = []
         self._before: Any = None
+        self._gc_callbacks: set[CodeType | None] = set()
 
     def count_call(self) -> None:
         """Count a torch call that the recorder has recorded."""
@@ -153,6 +155,8 @@ class VariableWatch:
 
     def __enter__(self) -> VariableWatch:
         self._before = sys.gettrace()
+        # a library's callback may run at any allocation of the target, and isn't the target's code
+        self._gc_callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
         sys._getframe().f_trace_opcodes = True  # Python 3.12 needs this before tracing begins
         sys.settrace(self._on_call)
         return self
@@ -162,7 +166,7 @@ class VariableWatch:
 
     def _on_call(self, frame: FrameType, event: str, _: object) -> Any:
         code = frame.f_code
-        if event != "call" or code.co_name.startswith("<") or not self._wanted(code):
+        if event != "call" or code.co_name.startswith("<") or code in self._gc_callbacks or not self._wanted(code):
             return None
         resumed = bool(code.co_flags & _RESUMABLE)
         invocation = self._resumed.get(id(frame)) if resumed and not _is_first_resume(frame) else None

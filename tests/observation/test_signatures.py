@@ -1,5 +1,6 @@
 """The forms of a function's variables in all calls and runs: formulas, and common symbols if calls differ."""
 
+import gc
 import itertools
 import textwrap
 from dataclasses import replace
@@ -206,6 +207,28 @@ def test_failing_runs_are_left_out(tmp_path: Path) -> None:
         runs = runs_at(target, [{"B": 2, "L": 3}, {"B": 2, "L": 5}, {"B": 3, "L": 7}], CPU, TimeLimit())
     assert [run.numbers for run in runs] == [{"B": 2, "L": 3}, {"B": 3, "L": 7}]
     assert [[invocation.function.name for invocation in run.invocations] for run in runs] == [["f"], ["f"]]
+
+
+def test_garbage_collection_callbacks_are_ignored(tmp_path: Path) -> None:
+    def callback(phase: str, info: dict[str, int]) -> None:
+        pass
+
+    source = """
+    import gc
+
+    def f(x):
+        gc.collect()
+        return x + 1
+
+    def case(B, L):
+        return f, (torch.randn(B, L),)
+    """
+    gc.callbacks.append(callback)
+    try:
+        found = observed(tmp_path, source)
+    finally:
+        gc.callbacks.remove(callback)
+    assert [invocation.function.name for invocation in found.actual.invocations] == ["f"]
 
 
 def test_calls_in_the_constructor_are_ignored(tmp_path: Path) -> None:
