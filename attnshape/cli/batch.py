@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from attnshape import __version__
 from attnshape.cli.flags import flag_syntax, typed_command
-from attnshape.cli.jobs import Job, Refused
+from attnshape.cli.jobs import Job, Refused, RunJob
 from attnshape.cli.output import print_error, resolve_format, screen_for, write
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus
@@ -24,9 +24,6 @@ from attnshape.reporters.registry import find_renderer
 from attnshape.reporters.reporter import BatchReporter
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.targets.imports import SiblingModules
-
-RunJob = Callable[[Job, Callable[[str], None]], ResultT]
-"""Runs one job and reports its progress through the callback."""
 
 _LONGEST_NAME = 120
 _HASH_DIGITS = 12
@@ -40,22 +37,9 @@ def run_jobs(jobs: Sequence[Job | Refused], run: RunJob[ResultT]) -> Iterator[Ba
 
 
 def write_batch(
-    items: Iterable[BatchItem[ResultT]],
-    reporter: BatchReporter,
-    render: Callable[[ResultT], str],
-    output: Path | None,
+    items: Iterable[BatchItem[ResultT]], reporter: BatchReporter, render: Callable[[ResultT], str], output: Path | None
 ) -> ExitStatus:
-    """Write each result as soon as it is available, or all of them into one file at the end.
-
-    Args:
-        items: The results, which are computed as they are iterated over.
-        reporter: How the format puts them together.
-        render: Renders one result in that format.
-        output: The file; None for standard output.
-
-    Returns:
-        The exit status of the command.
-    """
+    """Write each result as soon as it is available, or all of them into a file at the end; return the exit status."""
     screen = screen_for(output)
     done: list[BatchItem[ResultT]] = []
     parts: list[str] = []
@@ -84,8 +68,7 @@ def write_batch(
 def output_folder(output: str, format_: str) -> Path | None:
     """Return the folder that `--output` names, and create it if necessary; None if it names a file.
 
-    Raises:
-        AttnshapeError: The folder can't be created or written, or the format isn't JSON.
+    Raises AttnshapeError if the folder can't be created or written, or the format isn't JSON.
     """
     folder = Path(output)
     try:

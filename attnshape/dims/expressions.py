@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from attnshape.errors import AttnshapeError, Option
 
 _LONGEST = 200
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ def _allowed(node: ast.expr) -> bool:
             return type(value) is int
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return _allowed(operand)
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.FloorDiv(), right=right):
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _allowed(left) and _allowed(right)
     return False
 
@@ -76,18 +83,11 @@ def _evaluate(node: ast.expr, sizes: Mapping[str, int], text: str) -> int:
             return value
         case ast.UnaryOp(operand=operand):
             return -_evaluate(operand, sizes, text)
-        case ast.BinOp(left=left, op=operator, right=right):
-            first, second = _evaluate(left, sizes, text), _evaluate(right, sizes, text)
-            match operator:
-                case ast.Add():
-                    return first + second
-                case ast.Sub():
-                    return first - second
-                case ast.Mult():
-                    return first * second
-            if second == 0:
-                raise AttnshapeError(f"{text} divides by zero at these sizes", "give other sizes")
-            return first // second
+        case ast.BinOp(left=left, op=op, right=right):
+            try:
+                return _OPERATORS[type(op)](_evaluate(left, sizes, text), _evaluate(right, sizes, text))
+            except ZeroDivisionError:
+                raise AttnshapeError(f"{text} divides by zero at these sizes", "give other sizes") from None
     raise AssertionError(f"not an axis expression: {ast.dump(node)}")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as with_fields
 
 from attnshape.dims.expressions import AxisExpression, parse_expression
 from attnshape.dims.symbols import ORDER, SYMBOLS_BY_NAME, size_option
-from attnshape.errors import AttnshapeError
+from attnshape.errors import AttnshapeError, Text
 from attnshape.model.trace import Size
 
 LARGEST = 2**40
@@ -47,10 +47,7 @@ class Sizes:
 
 
 def check_size(symbol: str, size: object) -> int:
-    """Return a size as an integer.
-
-    Raises AttnshapeError if it isn't an integer that a tensor's axis can have.
-    """
+    """Return a size as an integer. Raises AttnshapeError if no tensor's axis can have it."""
     if isinstance(size, (bool, str)) or not hasattr(size, "__index__"):
         raise AttnshapeError(
             (size_option(symbol), f" is {size!r}, expected a whole number"), ("for example ", size_option(symbol, 4))
@@ -89,6 +86,30 @@ def parse_size(name: str, size: int | str) -> AxisExpression:
     return parse_expression(size if isinstance(size, str) else str(check_size(name, size)))
 
 
+def evaluate_sizes(
+    expressions: Mapping[str, AxisExpression],
+    known: Mapping[str, int],
+    undefined: Callable[[str, str], tuple[str, Text]],
+) -> dict[str, int]:
+    """Return the number of each expression by name, in order of evaluation: they may use each other and `known`.
+
+    Raises AttnshapeError if one needs a symbol without a number; `undefined` returns, for the name and the symbol, what
+    the message says after the size, and the hint.
+    """
+    waiting, numbers = dict(expressions), dict(known)
+    evaluated: dict[str, int] = {}
+    while waiting:
+        ready = [name for name, expression in waiting.items() if numbers.keys() >= {*expression.symbols}]
+        if not ready:
+            name, expression = next(iter(waiting.items()))
+            missing = next(symbol for symbol in expression.symbols if symbol not in numbers)
+            problem, hint = undefined(name, missing)
+            raise AttnshapeError((size_option(name, expression.text), problem), hint)
+        for name in ready:
+            evaluated[name] = numbers[name] = check_size(name, waiting.pop(name).evaluate(numbers))
+    return evaluated
+
+
 def resolve(used: Collection[str], given: Mapping[str, int | str]) -> Sizes:
     """Return the sizes of a target.
 
@@ -123,9 +144,14 @@ def resolve(used: Collection[str], given: Mapping[str, int | str]) -> Sizes:
         follows["D"] = parse_expression("H*Dk")
     waiting = (symbols & SYMBOLS_BY_NAME.keys()) - numbers.keys() - follows.keys()
     for symbol in sorted(waiting, key=ORDER.__getitem__):
-        default = SYMBOLS_BY_NAME[symbol].default
-        numbers[symbol] = Size(default if default is not None else 1, "default")
-    _evaluate_own(own, numbers, follows)
+        _default(symbol, numbers)
+    known = {symbol: record.size for symbol, record in numbers.items()}
+    for name, size in evaluate_sizes(own, known, _undefined).items():
+        if own[name].symbols:
+            numbers[name] = Size(size, "derived", own[name].text)
+            follows[name] = own[name]
+        else:
+            numbers[name] = Size(size, "given")
     order = sorted(
         numbers, key=lambda symbol: (ORDER.get(symbol, len(ORDER)), list(own).index(symbol) if symbol in own else 0)
     )
@@ -218,29 +244,11 @@ def _exact(whole: str, part: str, size: int, divisor: int) -> int:
     return size // divisor
 
 
-def _evaluate_own(
-    own: Mapping[str, AxisExpression], numbers: dict[str, Size], follows: dict[str, AxisExpression]
-) -> None:
-    """Add the user's own dimensions: a number is a size of its own, an expression follows from others."""
-    waiting = dict(own)
-    while waiting:
-        ready = [name for name, expression in waiting.items() if all(s in numbers for s in expression.symbols)]
-        if not ready:
-            name, expression = next(iter(waiting.items()))
-            missing = next(symbol for symbol in expression.symbols if symbol not in numbers)
-            raise AttnshapeError(
-                (size_option(name, expression.text), f" needs {missing}, which has no number or needs {name} itself"),
-                (f"define {missing} first: ", size_option(missing, 4)),
-            )
-        for name in ready:
-            expression = waiting.pop(name)
-            size = expression.evaluate({dim: record.size for dim, record in numbers.items()})
-            check_size(name, size)
-            if expression.symbols:
-                numbers[name] = Size(size, "derived", expression.text)
-                follows[name] = expression
-            else:
-                numbers[name] = Size(size, "given")
+def _undefined(name: str, missing: str) -> tuple[str, Text]:
+    return (
+        f" needs {missing}, which has no number or needs {name} itself",
+        (f"define {missing} first: ", size_option(missing, 4)),
+    )
 
 
 _MANY_WEIGHTS, _MANY_SCORES = 2**25, 10**8

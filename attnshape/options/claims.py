@@ -99,7 +99,7 @@ def claim_texts(value: Any, source: str) -> tuple[str, ...]:
             return tuple(part.strip() for part in value.split(",") if part.strip())
         case Mapping():
             return tuple(str(k) if v is True else f"{k}={v}" for k, v in value.items() if v is not False)
-        case Sequence() | set() | frozenset() if all(isinstance(one, str) for one in value):
+        case Sequence() | set() | frozenset() if all(isinstance(text, str) for text in value):
             return tuple(value)
     raise AttnshapeError(
         f"{source} returned {type(value).__name__} as its fourth value, expected its claims",

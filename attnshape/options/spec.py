@@ -20,14 +20,10 @@ MaskValue = Annotated[float, Meta(lt=0)]
 Probability = Annotated[float, Meta(ge=0, lt=1)]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 _DTYPE_ALIASES = {
-    "half": "float16",
-    "fp16": "float16",
+    **dict.fromkeys(("half", "fp16"), "float16"),
+    **dict.fromkeys(("float", "single", "fp32"), "float32"),
+    **dict.fromkeys(("double", "fp64"), "float64"),
     "bf16": "bfloat16",
-    "float": "float32",
-    "single": "float32",
-    "fp32": "float32",
-    "double": "float64",
-    "fp64": "float64",
 }
 """Other names of dtypes, which hints understand."""
 
@@ -149,10 +145,7 @@ def require_name(target: str) -> str:
 
 
 def run_options(given: Mapping[str, object], command: str) -> RunOptions:
-    """Return run options, with defaults for the fields that aren't given.
-
-    Raises AttnshapeError if a value is invalid.
-    """
+    """Return run options, with defaults for what isn't given. Raises AttnshapeError if a value is invalid."""
     return _decode({**given, "command": command}, RunOptions, lambda name, value=None: Option(name, value))
 
 
@@ -194,21 +187,21 @@ def split_pairs(field_name: str, texts: Iterable[str], separator: str, form: str
 
     Raises AttnshapeError if a text has another form, or a name is given twice.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in _pairs(field_name, texts, separator, form, example):
-        if name in found:
+        if name in values:
             raise AttnshapeError((Option(field_name), f" gives {name} twice"), "give it once")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _pairs(
     field_name: str, texts: Iterable[str], separator: str, form: str, example: Option
 ) -> Iterator[tuple[str, str]]:
     for text in texts:
-        name, found_separator, value = (part.strip() for part in text.partition(separator))
-        named = name.isidentifier() if separator == "=" else name and not any(one.isspace() for one in name)
-        if not found_separator or not named or (separator == "=" and not value):
+        name, separated, value = (part.strip() for part in text.partition(separator))
+        named = name.isidentifier() if separator == "=" else name.split() == [name]
+        if not separated or not named or (separator == "=" and not value):
             raise AttnshapeError((Option(field_name), f" {text[:80]!r} isn't {form}"), ("for example ", example))
         yield name, " ".join(value.split()) if separator == ":" else value
 
@@ -248,7 +241,10 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int | str]:
     {'nh': 4, 'C': 'nh*hs'}
     """
     sizes = split_pairs("dim", texts, "=", "NAME=EXPR", Option("sizes", {"nh": 4, "C": "nh*hs"}))
-    dims = {name: int(text) if _is_integer(text) else text for name, text in sizes.items()}
+    dims: dict[str, int | str] = {
+        name: int(text) if text.removeprefix("-").isdecimal() and len(text) < _LONGEST else text
+        for name, text in sizes.items()
+    }
     refuse_symbols(dims)
     return dims
 
@@ -263,20 +259,15 @@ def refuse_symbols(dims: Mapping[str, int | str]) -> None:
             )
 
 
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and len(text) < _LONGEST
-
-
 Existing = Literal["keep", "replace", "check"]
-EXISTING: tuple[Existing, ...] = ("keep", "replace", "check")
-STYLE_NAMES = ("jaxtyping", "comment")
+StyleName = Literal["jaxtyping", "comment"]
 
 
 @dataclass(frozen=True)
 class AnnotateOptions:
     """What to write."""
 
-    style: str
+    style: StyleName
     existing: Existing
     """What to do with signatures that the source has already."""
     include_matched: bool
