@@ -17,7 +17,6 @@ from attnshape.cli.output import print_error, resolve_format, screen_for, write
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.model.trace import Trace
-from attnshape.options.pyproject import SizeSet
 from attnshape.reporters.batch_view import BatchItem, BatchResult, ResultT, title
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.registry import find_renderer
@@ -96,7 +95,7 @@ def file_names(jobs: Sequence[Job | Refused]) -> list[str]:
     A name depends on its own job only, so that folders of two versions can be compared. The exception are names that
     differ in upper and lower case only, which some systems take for one file: a hash is added to these.
     """
-    plain = [_plain_name(job.name, job.sizes if isinstance(job, Job) else {}) for job in jobs]
+    plain = [_plain_name(job) for job in jobs]
     alike = Counter(name.casefold() for name in plain)
     return [f"{_short_name(name, alike[name.casefold()] > 1)}.json" for name in plain]
 
@@ -140,13 +139,10 @@ def _run_job(job: Job | Refused, run: RunJob[ResultT], siblings: SiblingModules,
         return replace(item, error=AttnshapeError(message, hint))
 
 
-def _plain_name(name: str, sizes: SizeSet) -> str:
+def _plain_name(job: Job | Refused) -> str:
     # quoted parts contain neither a comma, nor an equals sign, nor a lone %, so that no two jobs get one name
-    parts = [
-        quote(name, safe="", errors="backslashreplace") or "%",
-        *(f"{quote(symbol)}={size}" for symbol, size in sizes.items()),
-    ]
-    return ",".join(parts)
+    sizes = [f",{quote(symbol)}={size}" for symbol, size in job.sizes.items()] if isinstance(job, Job) else []
+    return (quote(job.name, safe="", errors="backslashreplace") or "%") + "".join(sizes)
 
 
 def _short_name(name: str, ambiguous: bool) -> str:

@@ -48,12 +48,12 @@ Depth = Annotated[
 Explain = Annotated[bool, typer.Option("--explain", help="Say in one sentence a step what it does and why.")]
 
 _Size = int | None
-_SIZES = "Sizes"
+_sizes: Any = partial(typer.Option, rich_help_panel="Sizes")
 _built_in: Any = partial(typer.Option, rich_help_panel="Built-in mechanisms")
 
 
 def _size(flag: str, help_: str) -> Any:
-    return typer.Option(flag, metavar="N", min=1, help=help_, rich_help_panel=_SIZES)
+    return _sizes(flag, metavar="N", min=1, help=help_)
 
 
 def _declared(
@@ -89,10 +89,7 @@ def _declared(
     d_value: Annotated[_Size, _size("--d-value", "Dv, width of one head's values.")] = None,
     window: Annotated[_Size, _size("--window", "W, sliding-window width.")] = None,
     dim: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=EXPR", help="A dimension of your own: T=10, or C=nh*hs. Repeat.", rich_help_panel=_SIZES
-        ),
+        list[str] | None, _sizes(metavar="NAME=EXPR", help="A dimension of your own: T=10, or C=nh*hs. Repeat.")
     ] = None,
     causal: Annotated[bool, _built_in("--causal", help="Mask later keys.")] = False,
     padding: Annotated[bool, _built_in("--padding", help="Mask padded keys, B x 1 x 1 x Lk.")] = False,
@@ -157,7 +154,7 @@ def flag_words(option: Option) -> list[str]:
     field, value, key = option.field, option.value, option.key
     if field == "sizes":
         sizes = value if isinstance(value, Mapping) else {key: value}
-        return [word for symbol, size in sizes.items() for word in _size_words(str(symbol), size)]
+        return [word for symbol, size in sizes.items() for word in _size_words(symbol, size)]
     if field == "options" and key is not None:
         field, key, value = ("no_bias", None, True) if key == "bias" else (key, None, value)
     flag = {"inputs": "--input", "arguments": "--with", "claims": "--claim"}.get(field, f"--{field.replace('_', '-')}")
@@ -177,10 +174,10 @@ def flag_syntax(option: Option) -> str:
     return " ".join(_quoted(word) for word in flag_words(option))
 
 
-def _size_words(name: str, size: object) -> list[str]:
-    symbol = SYMBOLS_BY_NAME.get(name)
-    if symbol is not None:
-        return [symbol.flag] if size is None else [symbol.flag, str(size)]
+def _size_words(name: Any, size: object) -> list[str]:
+    if name in SYMBOLS_BY_NAME:
+        flag = SYMBOLS_BY_NAME[name].flag
+        return [flag] if size is None else [flag, str(size)]
     return ["--dim", name if size is None else f"{name}={size}"]
 
 

@@ -64,7 +64,18 @@ def jobs_of_all(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list
     Raises AttnshapeError if there is no target, or what was typed belongs to one target.
     """
     run_options(run, "")  # an error in what was typed isn't one of each target
-    _refuse_options_of_one(verb, typed)
+    if typed.target:
+        name = typed.target[:60]
+        raise AttnshapeError(
+            f"--all runs every target that {FILE} names, and {name!r} is one target",
+            f"leave one of them out: attnshape {verb} --all, or attnshape {verb} {name}",
+        )
+    if (option := next(typed.given(), None)) is not None:
+        flag = flag_words(Option(option.field, None, option.key))[0]
+        raise AttnshapeError(
+            f"{flag} is of one target, and --all runs every one",
+            f"write it below that target in {FILE}, or name the target: attnshape {verb} NAME {flag} …",
+        )
     jobs: list[Job | Refused] = []
     for name, table in require_targets().items():
         try:
@@ -111,18 +122,3 @@ def _named_jobs(
         words = [*words, "--", name] if name.startswith("-") else [name, *words]
         command = shlex.join(["attnshape", verb, *words])
         yield Job(name, sizes, spec, run_options({**target.run(), **run}, command))
-
-
-def _refuse_options_of_one(verb: str, typed: TargetSpec) -> None:
-    if typed.target:
-        name = typed.target[:60]
-        raise AttnshapeError(
-            f"--all runs every target that {FILE} names, and {name!r} is one target",
-            f"leave one of them out: attnshape {verb} --all, or attnshape {verb} {name}",
-        )
-    for option in typed.given():
-        flag = flag_words(Option(option.field, None, option.key))[0]
-        raise AttnshapeError(
-            f"{flag} is of one target, and --all runs every one",
-            f"write it below that target in {FILE}, or name the target: attnshape {verb} NAME {flag} …",
-        )

@@ -117,17 +117,13 @@ def write_bytes(data: bytes, output: Path | None) -> None:
         _write_standard_output(data)
         return
     try:
-        if _is_device(output):
+        # a device or a pipe can't be replaced; whatever is in /dev counts as one
+        if output.absolute().is_relative_to("/dev") or (output.exists() and not output.is_file()):
             output.write_bytes(data)
         else:
             write_atomically(output, data)
     except OSError as error:
         raise AttnshapeError(f"--output {output} can't be written: {error.strerror}", "choose another path") from None
-
-
-def _is_device(output: Path) -> bool:
-    """Return whether a path is a device or a pipe, which can't be replaced; whatever is in /dev counts as one."""
-    return output.absolute().is_relative_to("/dev") or (output.exists() and not output.is_file())
 
 
 def _write_standard_output(data: bytes) -> None:

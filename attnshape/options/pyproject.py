@@ -114,7 +114,8 @@ class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             except AttnshapeError as error:
                 raise error.written_in(_assignment, where) from None
             if sizes in sets:
-                raise AttnshapeError(f"the key sizes has the set {format_sizes(sizes)} twice", "list each set once")
+                listed = " ".join(f"{name}={size}" for name, size in sizes.items())
+                raise AttnshapeError(f"the key sizes has the set {listed} twice", "list each set once")
             sets.append(sizes)
         return tuple(sets)
 
@@ -194,10 +195,7 @@ _FORMS = {
 
 
 def decode_target(name: str, table: object) -> ProjectTarget:
-    """Return a target of pyproject.toml, all of it validated.
-
-    Raises AttnshapeError, which names the file, the target and the key, if something in it is invalid.
-    """
+    """Return a target of pyproject.toml. Raises AttnshapeError, which names target and key, if anything is invalid."""
     context = f"{FILE}: target {_shown(name)}"
     if not name.strip() or ":" in name:
         what = "has a colon, as file.py:Name has" if name.strip() else "is empty"
@@ -208,7 +206,11 @@ def decode_target(name: str, table: object) -> ProjectTarget:
             'write [tool.attnshape.targets.NAME] with target = "model.py:Name"',
         )
     try:
-        target = msgspec.convert(_with_plurals(table), ProjectTarget, strict=False)
+        for key, plural in _PLURALS.items():
+            if key in table and plural in table:
+                raise AttnshapeError(f"the key {key} is given twice, as {key} and as {plural}", "keep one of them")
+        plurals = {_PLURALS.get(key, key): value for key, value in table.items()}
+        target = msgspec.convert(plurals, ProjectTarget, strict=False)
         # each set as it will be run: with the target's other sizes
         for _ in target.over(TargetSpec()):
             pass
@@ -281,15 +283,6 @@ def resolve_name(typed: TargetSpec, run: Mapping[str, object], command: str) -> 
     return spec, run_options({**named.run(), **run}, command)
 
 
-def format_sizes(sizes: Mapping[str, int]) -> str:
-    """Return a set of sizes in words.
-
-    >>> format_sizes({"B": 1, "L": 10})
-    'B=1 L=10'
-    """
-    return " ".join(f"{name}={size}" for name, size in sizes.items())
-
-
 def toml_syntax(option: Option) -> str:
     """Return an option as a key of a target in pyproject.toml.
 
@@ -317,13 +310,6 @@ def _toml(value: object) -> str:
 
 def _assignment(option: Option) -> str:
     return f"{option.key}" if option.value is None else f"{option.key} = {_toml(option.value)}"
-
-
-def _with_plurals(table: dict[str, Any]) -> dict[str, Any]:
-    for key, plural in _PLURALS.items():
-        if key in table and plural in table:
-            raise AttnshapeError(f"the key {key} is given twice, as {key} and as {plural}", "keep one of them")
-    return {_PLURALS.get(key, key): value for key, value in table.items()}
 
 
 def _translated(problem: str, table: Mapping[str, Any]) -> AttnshapeError:
