@@ -279,8 +279,8 @@ def _defaults(target: object, values: Mapping[str, object]) -> dict[str, str]:
     tensors = [*owner.parameters(), *owner.buffers()] if owner is not None else []
     tensors += [tensor for _, tensor in tensor_paths("", dict(values))]
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
-    found = {"device": str(tensors[0].device)} if tensors else {}
-    return {**found, "dtype": _plain(floating[0].dtype)} if floating else found
+    device = {"device": str(tensors[0].device)} if tensors else {}
+    return {**device, "dtype": _plain(floating[0].dtype)} if floating else device
 
 
 def _plain(value: Any) -> Any:

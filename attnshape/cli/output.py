@@ -54,10 +54,6 @@ class TraceOutput:
         """Return the trace as text."""
         return self.renderer(trace, self.options, screen_for(self.file))
 
-    def write(self, trace: Trace) -> None:
-        """Write the trace."""
-        write(self.render(trace), self.file)
-
 
 def resolve_format(name: str, output: Path | None, on_terminal: str = "table") -> str:
     """Return the name of a format; `auto` is `on_terminal` on a terminal, Markdown in a pipe or a file."""

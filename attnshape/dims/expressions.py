@@ -51,13 +51,11 @@ def parse_expression(text: str) -> AxisExpression:
         f"{text[:60]!r} isn't an axis expression",
         "write a product, quotient or sum of size symbols and integers, without spaces: H*Dk, Dk//2, Lp+L",
     )
-    if len(text) > _LONGEST:
-        raise refused
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body if len(text) <= _LONGEST else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise refused from None
-    if not _allowed(tree):
+        tree = None
+    if tree is None or not _allowed(tree):
         raise refused
     return AxisExpression(text.strip(), tree)
 

@@ -121,7 +121,7 @@ class StepChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def shown(self) -> bool:
         """Whether there is anything to show; a step that was only renamed isn't shown."""
-        return bool(self.kinds or self.changed or any(one.changed for one in self.outputs))
+        return bool(self.kinds or self.changed or any(output.changed for output in self.outputs))
 
 
 class ResultChange(Struct, frozen=True):

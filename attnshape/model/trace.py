@@ -321,12 +321,12 @@ def decode_trace(text: str | bytes, name: str = "the text") -> Trace:
     try:
         trace = msgspec.json.decode(text, type=Trace)
     except msgspec.ValidationError as error:
-        found = _schema_of(text)
-        if found != SCHEMA:
-            what = f"says it is {found!r}" if found else "has no schema of ours"
+        schema = _schema_of(text)
+        if schema != SCHEMA:
+            what = f"says it is {schema!r}" if schema else "has no schema of ours"
             raise AttnshapeError(
                 f"{name} isn't a trace that this version reads: expected {SCHEMA!r}, it {what}",
-                apart if found == _BATCH_SCHEMA else again,
+                apart if schema == _BATCH_SCHEMA else again,
             ) from None
         raise AttnshapeError(f"{name} isn't a whole trace: {error}", again) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

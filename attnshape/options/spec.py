@@ -144,23 +144,23 @@ def require_name(target: str) -> str:
     return target
 
 
-def run_options(given: Mapping[str, object], command: str) -> RunOptions:
+def run_options(values: Mapping[str, object], command: str) -> RunOptions:
     """Return run options, with defaults for what isn't given. Raises AttnshapeError if a value is invalid."""
-    return _decode({**given, "command": command}, RunOptions, lambda name, value=None: Option(name, value))
+    return _decode({**values, "command": command}, RunOptions, Option)
 
 
-def decode_options(given: Mapping[str, object]) -> MechanismOptions:
+def decode_options(values: Mapping[str, object]) -> MechanismOptions:
     """Return the options of a built-in mechanism. Raises AttnshapeError if one is unknown or its value is invalid."""
     known = list(MechanismOptions.__annotations__)
-    for name in given:
+    for name in values:
         if name not in known:
             raise AttnshapeError(f"there is no option {name[:40]!r}", did_you_mean(name, known, "the options are"))
-    return _decode(given, MechanismOptions, lambda name, value=None: Option("options", value, name))
+    return _decode(values, MechanismOptions, lambda name, value=None: Option("options", value, name))
 
 
-def _decode(given: Mapping[str, object], kind: type[T], option: Any) -> T:
+def _decode(values: Mapping[str, object], kind: type[T], option: Any) -> T:
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         name = str(error).rpartition("`$.")[2].rstrip("`")
         expected, example = EXPECTED[name]
@@ -168,8 +168,8 @@ def _decode(given: Mapping[str, object], kind: type[T], option: Any) -> T:
         if name == "device":
             hint = f"choose from: {expected}"
         if name == "dtype":
-            hint = suggest_dtype(str(given[name]))
-        raise AttnshapeError((option(name), f" is {repr(given[name])[:60]}, expected {expected}"), hint) from None
+            hint = suggest_dtype(str(values[name]))
+        raise AttnshapeError((option(name), f" is {repr(values[name])[:60]}, expected {expected}"), hint) from None
 
 
 def suggest_dtype(name: str) -> str:

@@ -141,7 +141,6 @@ def check_request(
         claims = _with_claims_of_case(claims, target, run)
         # the rules get the other half of the time
         variation = sample_target(target, sizes, run, limit, time_limit / 2, progress)
-
         candidates = [sizes.numbers]
         if variation is not None:
             candidates = [*small_sizes(variation.plan), *([] if are_large(sizes) else candidates)]
@@ -154,9 +153,8 @@ def check_request(
                 return None
             if experiment.base.error is not None or experiment.raw.failure is not None:
                 return None
-            return Subject(
-                experiment, claims, other_lengths(variation.plan, numbers) if variation is not None else None
-            )
+            other = other_lengths(variation.plan, numbers) if variation is not None else None
+            return Subject(experiment, claims, other)
 
         passes = _run_rules(candidates, subject_at, progress)
         if not passes and not budget.is_spent:
@@ -165,7 +163,9 @@ def check_request(
                 "attnshape trace, with the same arguments, shows where it fails",
             )
         drawn: tuple[Pattern, ...] = ()
-        if passes and _can_show_patterns(passes[0]):
+        independent = bool(passes) and Verification(batch.INDEPENDENT) in passes[0].outcomes
+        # then each position can be tried in a batch element of its own
+        if independent and passes[0].subject.experiment.bytes <= _TOO_LARGE:
             progress("finding out which positions depend on which")
             with contextlib.suppress(OutOfTimeError, TooLong, RuntimeError):
                 drawn = tuple(patterns(passes[0].subject))
@@ -174,16 +174,12 @@ def check_request(
             comments = comments_not_checked(_OUT_OF_TIME)
         else:
             comments = verify_target(target, sizes_to_observe(variation, sizes), run, limit)
-        report = comments_report(
-            target,
-            options,
-            str(passes[0].subject.experiment.dtype).removeprefix("torch.") if passes else run.dtype,
-            [
-                {symbol: size for symbol, size in one.subject.experiment.numbers.items() if symbol not in sizes.labels}
-                for one in passes
-            ],
-            comments,
-        )
+        dtype = str(passes[0].subject.experiment.dtype).removeprefix("torch.") if passes else run.dtype
+        checked_at = [
+            {symbol: size for symbol, size in each.subject.experiment.numbers.items() if symbol not in sizes.labels}
+            for each in passes
+        ]
+        report = comments_report(target, options, dtype, checked_at, comments)
         runs = budget.runs + comments.runs
         return replace(_with_rules(report, passes), claims=claims.texts, runs=runs, patterns=drawn)
 
@@ -219,7 +215,7 @@ def _run_rules(
         if subject is None:
             continue
         if subject.experiment.bytes > _TOO_LARGE:
-            smallest = min(smallest or subject, subject, key=lambda one: one.experiment.bytes)
+            smallest = min(smallest or subject, subject, key=lambda candidate: candidate.experiment.bytes)
             continue
         passes.append(_RulePass(subject, list(_outcomes(subject, progress))))
         if len(passes) == 2 or not passes[0].of(Violation):
@@ -248,23 +244,18 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
             yield Undecided(rule.TOPIC, f"the check failed: {type(error).__name__}: {error}")
 
 
-def _can_show_patterns(first: _RulePass) -> bool:
-    """Return whether each position is tried in a batch element of its own, and at a reasonable cost."""
-    return Verification(batch.INDEPENDENT) in first.outcomes and first.subject.experiment.bytes <= _TOO_LARGE
-
-
 def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecked]]:
     """Return the root causes that every pass finds at the same line, and those that only the first one finds."""
-    findings = [_finding(one, passes[0].subject) for one in _root_causes(passes[0])] if passes else []
+    findings = [_finding(violation, passes[0].subject) for violation in _root_causes(passes[0])]
     unconfirmed: list[NotChecked] = []
     for again in passes[1:]:
         confirmed = {_code_and_line(_finding(violation, again.subject)) for violation in again.of(Violation)}
         unconfirmed += [
-            NotChecked(what=one.message, why="found at one set of sizes, and not at another")
-            for one in findings
-            if _code_and_line(one) not in confirmed
+            NotChecked(what=finding.message, why="found at one set of sizes, and not at another")
+            for finding in findings
+            if _code_and_line(finding) not in confirmed
         ]
-        findings = [one for one in findings if _code_and_line(one) in confirmed]
+        findings = [finding for finding in findings if _code_and_line(finding) in confirmed]
     return findings, unconfirmed
 
 
@@ -272,10 +263,10 @@ def _root_causes(first: _RulePass) -> list[Violation]:
     """Return the violations that don't follow from another: mixed-up axes make everything downstream wrong."""
     subject = first.subject
     kept: list[Violation] = []
-    for violation in sorted(first.of(Violation), key=lambda one: one.at or OutputRef(0)):
-        of_axes = [one for one in kept if one.code.startswith("AS1")]
-        downstream = any(one.at and violation.at in subject.graph.behind(one.at) for one in of_axes)
-        same_line = any(subject.source(one.at) == subject.source(violation.at) for one in of_axes)
+    for violation in sorted(first.of(Violation), key=lambda violation: violation.at or OutputRef(0)):
+        of_axes = [cause for cause in kept if cause.code.startswith("AS1")]
+        downstream = any(cause.at and violation.at in subject.graph.behind(cause.at) for cause in of_axes)
+        same_line = any(subject.source(cause.at) == subject.source(violation.at) for cause in of_axes)
         if not downstream and not same_line:
             kept.append(violation)
     return kept
@@ -305,12 +296,12 @@ def _with_rules(report: Report, passes: Sequence[_RulePass]) -> Report:
         return replace(report, not_checked=(NotChecked(what="everything", why=_OUT_OF_TIME),))
     findings, unconfirmed = _confirm(passes)
     first = passes[0]
-    facts = [Fact(text=one.text, source=first.subject.source(one.at)) for one in first.of(Observation)]
-    undecided = [NotChecked(what=one.topic, why=one.reason) for one in first.of(Undecided)]
+    facts = [Fact(text=fact.text, source=first.subject.source(fact.at)) for fact in first.of(Observation)]
+    undecided = [NotChecked(what=gap.topic, why=gap.reason) for gap in first.of(Undecided)]
     return replace(
         report,
         findings=(*dict.fromkeys(findings), *report.findings),
         facts=tuple(dict.fromkeys(facts)),
-        verified=(*dict.fromkeys(one.text for one in first.of(Verification)), *report.verified),
+        verified=(*dict.fromkeys(verified.text for verified in first.of(Verification)), *report.verified),
         not_checked=tuple(dict.fromkeys([*undecided, *unconfirmed, *report.not_checked])),
     )
