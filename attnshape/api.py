@@ -120,14 +120,8 @@ def check(
         target: What to check, as for `trace`.
         claims: What the code is meant to do: `"causal"`, `"window=W"`, `"mask=keep"`, `"scale=1/sqrt(Dk)"`. What
             depends on intent and isn't claimed is reported as a fact, never as a finding.
-        init: The arguments to call a class with, as for `trace`.
-        inputs: The tensor arguments by parameter, as for `trace`.
-        arguments: The other arguments by parameter, as for `trace`.
-        options: Options of built-in mechanisms, as for `trace`.
-        seed: The seed of parameters and inputs.
-        train: Whether to run in training mode, with dropout.
+        init, inputs, arguments, options, seed, train, **sizes: How to build and run it, as for `trace`.
         time_limit: The seconds that all runs may take together. The report lists what wasn't checked by then.
-        **sizes: The sizes of the symbols and of your own dimensions, as for `trace`.
 
     Returns:
         The report: findings, facts, what was verified, and what was not checked.
@@ -241,37 +235,12 @@ def _options(
     """Return what to run and how, from the arguments of a call. Raises AttnshapeError if one is invalid."""
     from attnshape.options.pyproject import resolve_name
     from attnshape.options.spec import TargetSpec, require_name
+    from attnshape.tracing.containers import tensor_paths
 
     given = {name: value for name, value in given.items() if value}
     inputs, arguments = given.get("inputs", {}), given.get("arguments", {})
-    _refuse_misplaced(function, target, inputs, arguments, given.get("options", {}))
-    values = {name: value for name, value in {**inputs, **arguments}.items() if not isinstance(value, str)}
-    texts = {
-        "inputs": {name: text for name, text in inputs.items() if name not in values},
-        "arguments": {name: text for name, text in arguments.items() if name not in values},
-    }
     by_name = isinstance(target, str)
-    spec = TargetSpec(
-        require_name(target) if isinstance(target, str) else _label(target),
-        **{**given, **texts, "expect": tuple(given.get("expect", {}).items())},
-        sizes=sizes,
-        callable=None if by_name else target,
-        values=values,
-    )
-    run = {name: _plain(value) for name, value in run.items() if value}
-    return resolve_name(spec, {**_defaults(target, values), **run}, _command(function, target, {**given, **run}, sizes))
-
-
-def _refuse_misplaced(
-    function: str,
-    target: object,
-    inputs: Mapping[str, object],
-    arguments: Mapping[str, object],
-    options: Mapping[str, object],
-) -> None:
-    from attnshape.tracing.containers import tensor_paths
-
-    if not isinstance(target, str) and not callable(target):
+    if not by_name and not callable(target):
         raise AttnshapeError(
             f"attnshape.{function} was given a {type(target).__name__}, expected something to call, or a name",
             "give a case, a function, a module, its class, or a string such as 'multi-head'",
@@ -284,8 +253,22 @@ def _refuse_misplaced(
             )
         if name in arguments:
             raise AttnshapeError(f"{name} is given twice, in inputs and in arguments", "give it once")
-    if options and not isinstance(target, str):
+    if "options" in given and not by_name:
         raise AttnshapeError("options are those of built-in mechanisms", "give your own target's with arguments={…}")
+    values = {name: value for name, value in {**inputs, **arguments}.items() if not isinstance(value, str)}
+    texts = {
+        field: {name: text for name, text in given.get(field, {}).items() if name not in values}
+        for field in ("inputs", "arguments")
+    }
+    spec = TargetSpec(
+        require_name(target) if isinstance(target, str) else _label(target),
+        **{**given, **texts, "expect": tuple(given.get("expect", {}).items())},
+        sizes=sizes,
+        callable=None if by_name else target,
+        values=values,
+    )
+    run = {name: _plain(value) for name, value in run.items() if value}
+    return resolve_name(spec, {**_defaults(target, values), **run}, _command(function, target, {**given, **run}, sizes))
 
 
 def _defaults(target: object, values: Mapping[str, object]) -> dict[str, str]:
@@ -296,15 +279,13 @@ def _defaults(target: object, values: Mapping[str, object]) -> dict[str, str]:
     tensors = [*owner.parameters(), *owner.buffers()] if owner is not None else []
     tensors += [tensor for _, tensor in tensor_paths("", dict(values))]
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
-    found = {"device": str(tensors[0].device)} if tensors else {}
-    return {**found, "dtype": _plain(floating[0].dtype)} if floating else found
+    device = {"device": str(tensors[0].device)} if tensors else {}
+    return {**device, "dtype": _plain(floating[0].dtype)} if floating else device
 
 
 def _plain(value: Any) -> Any:
-    """Return torch's devices and dtypes by name, other values as they are."""
-    if isinstance(value, (str, int)):
-        return value.removeprefix("torch.") if isinstance(value, str) else value
-    return str(value).removeprefix("torch.")
+    """Return devices and dtypes by name, numbers as they are."""
+    return value if isinstance(value, int) else str(value).removeprefix("torch.")
 
 
 def _command(function: str, target: object, given: Mapping[str, Any], sizes: Mapping[str, object]) -> str:

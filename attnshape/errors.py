@@ -100,12 +100,7 @@ def _joined(text: Text, syntax: Syntax) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str], otherwise: str = "choose from") -> str:
-    """Return the hint for a word that isn't among the choices.
-
-    Args:
-        word: What the user typed.
-        choices: The words that are allowed.
-        otherwise: What to say before all choices where none is similar.
+    """Return the hint for a word that isn't among the choices; `otherwise` precedes the list where none is similar.
 
     >>> did_you_mean("lq", ["B", "Lq", "Lk"])
     'did you mean Lq?'
@@ -113,8 +108,7 @@ def did_you_mean(word: str, choices: Iterable[str], otherwise: str = "choose fro
     'the symbols are: B, Lq, Lk'
     """
     listed = list(choices)
-    similar = most_similar(word, listed)
-    if similar is not None:
+    if (similar := most_similar(word, listed)) is not None:
         return f"did you mean {similar}?"
     return f"{otherwise}: {', '.join(listed)}" if listed else "check its spelling"
 

@@ -18,7 +18,7 @@ from attnshape.cli.output import check_writable, use_color, write_bytes
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.model.formatting import join_words, pluralize
-from attnshape.options.spec import RunOptions, TargetSpec, require_name
+from attnshape.options.spec import AnnotateOptions, Existing, RunOptions, StyleName, TargetSpec, require_name
 from attnshape.reporters.escaping import visible
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import display_path
@@ -34,16 +34,13 @@ if TYPE_CHECKING:
 def annotate(
     typed: TargetSpec,
     run: Mapping[str, object],
-    style: Annotated[
-        Literal["jaxtyping", "comment"], typer.Option(metavar="NAME", help="jaxtyping or comment.")
-    ] = "jaxtyping",
+    style: Annotated[StyleName, typer.Option(metavar="NAME", help="jaxtyping or comment.")] = "jaxtyping",
     include: Annotated[
         Literal["matched"] | None,
         typer.Option(metavar="matched", help="Also write axes that only match a size, unverified."),
     ] = None,
     existing: Annotated[
-        Literal["keep", "replace", "check"],
-        typer.Option(metavar="HOW", help="Existing signatures: keep, replace or check."),
+        Existing, typer.Option(metavar="HOW", help="Existing signatures: keep, replace or check.")
     ] = "keep",
     case: Annotated[
         list[str] | None,
@@ -59,10 +56,9 @@ def annotate(
     """Annotate the source with its shapes; print a diff, or change the files with --write."""
     _check_options(style, enforce, write, force, output)
     check_writable(output)
-    _check_output(output, [Path(one.rpartition(":")[0]) for one in (typed.target, *(case or []))])
+    _check_output(output, [Path(target.rpartition(":")[0]) for target in (typed.target, *(case or []))])
     specs, options = _specs(typed, run, case or [])
     from attnshape.annotate.saving import current_project
-    from attnshape.options.spec import AnnotateOptions
 
     project = current_project()
     # torch is imported only here, after everything that can be validated without it
@@ -74,26 +70,26 @@ def annotate(
     # until the diff is written, since threads of the code that ran may print meanwhile
     with to_standard_error():
         with Progress() as progress:
-            made = annotate_requests(specs, options, how, project, progress)
-        _hand_over(made, project, write, force, output)
-    if made.findings:
+            annotated = annotate_requests(specs, options, how, project, progress)
+        _hand_over(annotated, project, write, force, output)
+    if annotated.findings:
         raise typer.Exit(ExitStatus.FOUND)
 
 
-def _hand_over(made: AnnotatedFile, project: Project, write: bool, force: bool, output: Path | None) -> None:
+def _hand_over(annotated: AnnotatedFile, project: Project, write: bool, force: bool, output: Path | None) -> None:
     """Write the files, or the diff; then a summary to standard error."""
     from attnshape.annotate.saving import check_writable as check_files
     from attnshape.annotate.saving import color_diff, is_in_repository, save, unified_diff
 
-    files = made.files
-    _check_output(output, [made.source.path, *(source.path for source, _ in files)])
+    files = annotated.files
+    _check_output(output, [annotated.source.path, *(source.path for source, _ in files)])
     if write:
         check_files([source.path for source, _ in files], project, force)
         save(files)
     elif files:
         diff = unified_diff(files, Path.cwd().resolve())
         write_bytes(color_diff(diff) if use_color(output) else diff, output)
-    for line in annotation_summary(made, written=write):
+    for line in annotation_summary(annotated, written=write):
         print(visible(line), file=sys.stderr)  # noqa: T201 - standard output is the diff's
     if write and any(not is_in_repository(source.path) for source, _ in files):
         print("note: there is no git repository to restore the old file from", file=sys.stderr)  # noqa: T201
@@ -138,46 +134,35 @@ def _specs(typed: TargetSpec, run: Mapping[str, object], cases: list[str]) -> tu
 _NOUNS = {"argument": "argument", "result": "result", "local": "local variable"}
 
 
-def annotation_summary(made: AnnotatedFile, written: bool) -> Iterator[str]:
-    """Yield the lines that sum up an annotation.
-
-    Args:
-        made: The annotation.
-        written: Whether the files were changed; otherwise the changes were only shown.
-    """
-    name = display_path(str(made.source.path))
-    if made.files:
+def annotation_summary(annotated: AnnotatedFile, written: bool) -> Iterator[str]:
+    """Yield the lines that sum up an annotation, which was written to the files or only shown."""
+    name = display_path(str(annotated.source.path))
+    if annotated.files:
+        counts: Counter[str] = Counter(change.place.kind for change in annotated.changes)
+        parts = [pluralize(counts[kind], noun) for kind, noun in _NOUNS.items() if counts[kind]]
         verb = "annotated" if written else "to annotate"
-        yield f"{name}: {_counted(made)} {verb}"
+        yield f"{name}: {join_words(parts) if parts else 'decorators'} {verb}"
     else:
         yield f"{name}: nothing to change"
-    if made.verified_at:
-        bits = " and gives the same bits" if made.same_bits else ""
-        yield f"verified: runs{',' if bits else ' and'} passes its checks{bits} at {'; '.join(made.verified_at)}"
-    for finding in made.findings:
+    if annotated.verified_at:
+        bits = " and gives the same bits" if annotated.same_bits else ""
+        yield f"verified: runs{',' if bits else ' and'} passes its checks{bits} at {'; '.join(annotated.verified_at)}"
+    for finding in annotated.findings:
         line = f":{finding.source.line}" if finding.source is not None else ""
         yield f"{name}{line}: {finding.message}; {finding.evidence}"
         yield f"  hint: {finding.hint}"
-    if made.unpacked:
-        by_function: dict[str, list[str]] = {}
-        for place in made.unpacked:
-            by_function.setdefault(place.function, []).append(place.name)
-        listed = "; ".join(
-            f"{', '.join(dict.fromkeys(names))} in {function}" for function, names in by_function.items()
-        )
+    if annotated.unpacked:
+        by_function: dict[str, dict[str, None]] = {}
+        for place in annotated.unpacked:
+            by_function.setdefault(place.function, {})[place.name] = None
+        listed = "; ".join(f"{', '.join(names)} in {function}" for function, names in by_function.items())
         yield f"left out, since unpacked names can't be annotated: {listed}"
-    for one in made.omissions:
-        yield f"left out: {one.what}: {one.why}"
-    for note in made.notes:
+    for omission in annotated.omissions:
+        yield f"left out: {omission.what}: {omission.why}"
+    for note in annotated.notes:
         yield f"note: {note}"
-    hook = made.rewrite.hook
-    if hook is not None and hook.package is None and made.files:
+    hook = annotated.rewrite.hook
+    if hook is not None and hook.package is None and annotated.files:
         yield f"note: beartype checks local variables only where these lines run before {hook.module} is imported:"
         yield from (f"  {line}" for line in hook.lines)
         yield "attnshape trace checks them anyway"
-
-
-def _counted(made: AnnotatedFile) -> str:
-    counts: Counter[str] = Counter(change.place.kind for change in made.changes)
-    parts = [pluralize(counts[kind], noun) for kind, noun in _NOUNS.items() if counts[kind]]
-    return join_words(parts) if parts else "decorators"

@@ -100,8 +100,7 @@ def _usage_error(error: Any, arguments: Sequence[str]) -> AttnshapeError:
 
 
 def _open_closed_streams() -> None:
-    """Open what Python has None for, where the process starts with a stream closed, as with `>&-`."""
-    if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open
+    """Open each stream that is None because the process was started with it closed, as with `>&-`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - it stays open

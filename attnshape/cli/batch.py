@@ -12,21 +12,17 @@ from urllib.parse import quote
 
 from attnshape import __version__
 from attnshape.cli.flags import flag_syntax, typed_command
-from attnshape.cli.jobs import Job, Refused
+from attnshape.cli.jobs import Job, Refused, RunJob
 from attnshape.cli.output import print_error, resolve_format, screen_for, write
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.model.trace import Trace
-from attnshape.options.pyproject import SizeSet
 from attnshape.reporters.batch_view import BatchItem, BatchResult, ResultT, title
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.registry import find_renderer
 from attnshape.reporters.reporter import BatchReporter
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.targets.imports import SiblingModules
-
-RunJob = Callable[[Job, Callable[[str], None]], ResultT]
-"""Runs one job and reports its progress through the callback."""
 
 _LONGEST_NAME = 120
 _HASH_DIGITS = 12
@@ -40,22 +36,9 @@ def run_jobs(jobs: Sequence[Job | Refused], run: RunJob[ResultT]) -> Iterator[Ba
 
 
 def write_batch(
-    items: Iterable[BatchItem[ResultT]],
-    reporter: BatchReporter,
-    render: Callable[[ResultT], str],
-    output: Path | None,
+    items: Iterable[BatchItem[ResultT]], reporter: BatchReporter, render: Callable[[ResultT], str], output: Path | None
 ) -> ExitStatus:
-    """Write each result as soon as it is available, or all of them into one file at the end.
-
-    Args:
-        items: The results, which are computed as they are iterated over.
-        reporter: How the format puts them together.
-        render: Renders one result in that format.
-        output: The file; None for standard output.
-
-    Returns:
-        The exit status of the command.
-    """
+    """Write each result as soon as it is available, or all of them into a file at the end; return the exit status."""
     screen = screen_for(output)
     done: list[BatchItem[ResultT]] = []
     parts: list[str] = []
@@ -84,8 +67,7 @@ def write_batch(
 def output_folder(output: str, format_: str) -> Path | None:
     """Return the folder that `--output` names, and create it if necessary; None if it names a file.
 
-    Raises:
-        AttnshapeError: The folder can't be created or written, or the format isn't JSON.
+    Raises AttnshapeError if the folder can't be created or written, or the format isn't JSON.
     """
     folder = Path(output)
     try:
@@ -113,7 +95,7 @@ def file_names(jobs: Sequence[Job | Refused]) -> list[str]:
     A name depends on its own job only, so that folders of two versions can be compared. The exception are names that
     differ in upper and lower case only, which some systems take for one file: a hash is added to these.
     """
-    plain = [_plain_name(job.name, job.sizes if isinstance(job, Job) else {}) for job in jobs]
+    plain = [_plain_name(job) for job in jobs]
     alike = Counter(name.casefold() for name in plain)
     return [f"{_short_name(name, alike[name.casefold()] > 1)}.json" for name in plain]
 
@@ -157,13 +139,10 @@ def _run_job(job: Job | Refused, run: RunJob[ResultT], siblings: SiblingModules,
         return replace(item, error=AttnshapeError(message, hint))
 
 
-def _plain_name(name: str, sizes: SizeSet) -> str:
+def _plain_name(job: Job | Refused) -> str:
     # quoted parts contain neither a comma, nor an equals sign, nor a lone %, so that no two jobs get one name
-    parts = [
-        quote(name, safe="", errors="backslashreplace") or "%",
-        *(f"{quote(symbol)}={size}" for symbol, size in sizes.items()),
-    ]
-    return ",".join(parts)
+    sizes = [f",{quote(symbol)}={size}" for symbol, size in job.sizes.items()] if isinstance(job, Job) else []
+    return (quote(job.name, safe="", errors="backslashreplace") or "%") + "".join(sizes)
 
 
 def _short_name(name: str, ambiguous: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import indent
 from typing import Annotated
 
 import typer
@@ -16,27 +17,17 @@ def catalog(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A mechanism, such as multi-head.")] = None,
 ) -> None:
     """List the built-in mechanisms; with NAME, show its formula, paper, sizes and code."""
-    write(_one(name) if name is not None else _all(), None)
-
-
-def _all() -> str:
-    widest = max(len(name) for name in CATALOG)
-    return "".join(f"{name:<{widest}}  {describe(name).summary}\n" for name in CATALOG)
-
-
-def _one(name: str) -> str:
+    if name is None:
+        widest = max(len(listed) for listed in CATALOG)
+        write("".join(f"{listed:<{widest}}  {describe(listed).summary}\n" for listed in CATALOG), None)
+        return
     mechanism = describe(name)
     cases = "\n".join(_case(name, case) for case in mechanism.cases)
-    formula = "\n".join(f"    {line}".rstrip() for line in mechanism.formula.splitlines())
-    source = "\n".join(f"    {line}".rstrip() for line in mechanism.source.splitlines())
-    parts = [
-        mechanism.summary,
-        f"formula\n{formula}",
-        f"source\n{source}",
-        f"cases\n{cases}",
-        f"code\n\n{mechanism.code}",
-    ]
-    return "\n\n".join(parts)
+    formula, source = indent(mechanism.formula, "    "), indent(mechanism.source, "    ")
+    write(
+        f"{mechanism.summary}\n\nformula\n{formula}\n\nsource\n{source}\n\ncases\n{cases}\n\ncode\n\n{mechanism.code}",
+        None,
+    )
 
 
 def _case(name: str, case: CaseDescription) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -11,15 +10,13 @@ from msgspec.structs import replace
 
 from attnshape.checks.suppressions import Selection, split_suppressed
 from attnshape.cli.flags import All, Output, format_option, takes_target
-from attnshape.cli.jobs import Job, jobs_of, jobs_of_all
-from attnshape.cli.output import check_writable, resolve_format, screen_for, write
-from attnshape.cli.progress import Progress
+from attnshape.cli.jobs import Job, jobs_of, jobs_of_all, run_and_write
+from attnshape.cli.output import check_writable, resolve_format, screen_for
 from attnshape.errors import ExitStatus
 from attnshape.model.report import Report
 from attnshape.options.claims import check_time_limit, parse_claims
 from attnshape.options.spec import TargetSpec
 from attnshape.reporters.registry import find_renderer
-from attnshape.runtime.capture import to_standard_error
 
 
 @takes_target
@@ -60,29 +57,19 @@ def check(
 
     def check_job(job: Job, progress: Callable[[str], None]) -> Report:
         if selection.only_comments:
-            made = check_comments(job.spec, job.options, time_limit, progress=progress)
+            report = check_comments(job.spec, job.options, time_limit, progress=progress)
         else:
-            made = check_request(job.spec, job.options, parse_claims(job.spec.claims), time_limit, progress=progress)
-        counting, suppressed = split_suppressed(made.findings, selection)
-        return replace(made, findings=counting, suppressed=(*made.suppressed, *suppressed))
+            report = check_request(job.spec, job.options, parse_claims(job.spec.claims), time_limit, progress=progress)
+        counting, suppressed = split_suppressed(report.findings, selection)
+        return replace(report, findings=counting, suppressed=(*report.suppressed, *suppressed))
 
     def render(report: Report) -> str:
         return render_report(report, screen_for(output), pattern)
 
-    gc.freeze()
-    gc.enable()
-    # until the report is written, since threads of the examined code may print meanwhile
-    with to_standard_error():
-        if batch_reporter is not None:
-            # a single report does without
-            from attnshape.cli.batch import run_jobs, write_batch
+    def write_all() -> ExitStatus:
+        from attnshape.cli.batch import run_jobs, write_batch
 
-            status = write_batch(run_jobs(jobs, check_job), batch_reporter, render, output)
-        else:
-            assert isinstance(jobs[0], Job)  # only with --all is a target refused later than here
-            with Progress() as progress:
-                made = check_job(jobs[0], progress)
-            write(render(made), output)
-            status = ExitStatus.FOUND if made.found_something else ExitStatus.FINE
-    if status:
-        raise typer.Exit(status)
+        assert batch_reporter is not None
+        return write_batch(run_jobs(jobs, check_job), batch_reporter, render, output)
+
+    run_and_write(jobs, check_job, render, output, write_all if batch_reporter is not None else None)

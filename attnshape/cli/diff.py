@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
 
-from attnshape.cli.flags import DifferenceFormat, Output, flag_words, takes_flags, typed_command
+from attnshape.cli.flags import DifferenceFormat, Output, flag_words, takes_target, typed_command
+from attnshape.cli.jobs import Job
 from attnshape.cli.output import check_writable, resolve_format, screen_for, write
+from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus, Option, did_you_mean
 from attnshape.model.difference import KINDS, Difference, FolderDifference, Kind
-from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.options.pyproject import project_targets, resolve_name
+from attnshape.options.spec import TargetSpec
+from attnshape.reporters.registry import find_renderer
 from attnshape.runtime.capture import to_standard_error
 
 if TYPE_CHECKING:
@@ -26,15 +31,7 @@ _ANY = "any"
 _INPUT_HELP = "A trace saved with --format json, a snapshot, a target, or a folder of saved traces."
 
 
-@dataclass(frozen=True)
-class TargetInput:
-    """An input that has to be traced first."""
-
-    spec: TargetSpec
-    options: RunOptions
-
-
-@takes_flags
+@partial(takes_target, declares_targets=True)
 def diff(
     typed: TargetSpec,
     run: Mapping[str, object],
@@ -50,19 +47,17 @@ def diff(
     output: Output = None,
 ) -> None:
     """Compare two traces: steps added or removed, and shapes changed."""
-    from attnshape.reporters.registry import find_renderer
-
     check_writable(output)
     name = resolve_format(format_, output)
     failing_kinds = _parse_kinds(fail_on or [_ANY])
     command = typed_command()
     inputs = _resolve(old, "OLD", typed, run, command), _resolve(new, "NEW", typed, run, command)
     # an unsuitable format is an error before anything runs
-    find_renderer(name, "differences" if all(isinstance(one, Path) for one in inputs) else "difference")
-    given = next(iter([*typed.given(), *(Option(name, value) for name, value in run.items())]), None)
-    if given is not None and not any(isinstance(one, TargetInput) for one in inputs):
+    find_renderer(name, "differences" if all(isinstance(side, Path) for side in inputs) else "difference")
+    option = next(iter([*typed.given(), *(Option(name, value) for name, value in run.items())]), None)
+    if option is not None and not any(isinstance(side, Job) for side in inputs):
         raise AttnshapeError(
-            f"{flag_words(given)[0]} applies to targets, and saved traces have been run already",
+            f"{flag_words(option)[0]} applies to targets, and saved traces have been run already",
             "leave it out, or name a target",
         )
     # until the table is written, since threads of the traced code may print meanwhile
@@ -96,21 +91,12 @@ def _parse_kinds(lists: list[str]) -> frozenset[Kind]:
 
 def _resolve(
     text: str, name: str, typed: TargetSpec, run: Mapping[str, object], command: str
-) -> Trace | Outline | TargetInput | Path:
-    """Return one of the two inputs: what is saved in a file, a folder's path, or a target to trace.
+) -> Trace | Outline | Job | Path:
+    """Return what an argument, OLD or NEW by name, is: a saved trace, a folder's path, or a target to trace.
 
-    Args:
-        text: The argument as typed.
-        name: The argument's name, for errors.
-        typed: The flags that describe a target.
-        run: The flags that say how to run it.
-        command: The whole command line, which a trace keeps.
-
-    Raises:
-        AttnshapeError: There is no such file or target, or the file is neither a trace nor a snapshot.
+    Raises AttnshapeError if there is no such file or target, or the file is neither a trace nor a snapshot.
     """
     from attnshape.comparison.saved import HOW_TO_SAVE, SUFFIXES, read_saved
-    from attnshape.options.pyproject import project_targets, resolve_name
     from attnshape.targets.builtin.registry import CATALOG
 
     if not text.strip():
@@ -125,7 +111,7 @@ def _resolve(
     except (OSError, ValueError) as error:
         raise AttnshapeError(f"can't read {text[:80]!r}: {error}", HOW_TO_SAVE) from None
     if ":" in text or text in known or path.suffix == ".py":
-        return TargetInput(*resolve_name(replace(typed, target=text), run, command))
+        return Job(text, {}, *resolve_name(replace(typed, target=text), run, command))
     if "/" in text or path.suffix in SUFFIXES:
         raise AttnshapeError(f"{name} is {text[:80]!r}: no such file", HOW_TO_SAVE)
     raise AttnshapeError(
@@ -133,9 +119,7 @@ def _resolve(
     )
 
 
-def _compare(
-    old: Trace | Outline | TargetInput | Path, new: Trace | Outline | TargetInput | Path
-) -> Difference | FolderDifference:
+def _compare(old: Trace | Outline | Job | Path, new: Trace | Outline | Job | Path) -> Difference | FolderDifference:
     """Return the difference of two inputs, after tracing targets. Raises AttnshapeError if only one is a folder."""
     from attnshape.comparison.saved import compare_folders, compare_saved
 
@@ -146,29 +130,25 @@ def _compare(
             f"{old if isinstance(old, Path) else new} is a folder and the other side isn't",
             "name two folders, or a file in it",
         )
-    if isinstance(old, TargetInput) or isinstance(new, TargetInput):
+    if isinstance(old, Job) or isinstance(new, Job):
         return compare_saved(*_traced(old, new))
     return compare_saved(old, new)
 
 
-def _traced(old: Trace | Outline | TargetInput, new: Trace | Outline | TargetInput) -> list[Trace | Outline]:
+def _traced(*sides: Trace | Outline | Job) -> Iterator[Trace | Outline]:
     # torch is imported only now that everything that can be checked without it has been checked
-    import gc
-
-    from attnshape.cli.progress import Progress
     from attnshape.pipelines.trace import trace_request
     from attnshape.targets.imports import forget_imports
 
     gc.freeze()
     gc.enable()
-    traces: list[Trace | Outline] = []
-    files = {one.spec.target.partition(":")[0] for one in (old, new) if isinstance(one, TargetInput)}
+    files = {side.spec.target.partition(":")[0] for side in sides if isinstance(side, Job)}
     with Progress() as progress:
-        for one in (old, new):
-            if isinstance(one, TargetInput):
+        for side in sides:
+            if isinstance(side, Job):
                 # two versions of a project may have modules of the same names
                 with forget_imports() if len(files) > 1 else nullcontext():
-                    traces.append(trace_request(one.spec, one.options, progress=progress))
+                    traced = trace_request(side.spec, side.options, progress=progress)
+                yield traced
             else:
-                traces.append(one)
-    return traces
+                yield side

@@ -6,22 +6,16 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from attnshape.dims.symbols import SYMBOLS, SYMBOLS_BY_NAME
+from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.errors import Option
-from attnshape.options.spec import (
-    DtypeName,
-    MechanismOptions,
-    TargetSpec,
-    parse_arguments,
-    parse_dims,
-    parse_inputs,
-    require_name,
-)
+from attnshape.options.pyproject import ProjectTarget
+from attnshape.options.spec import DtypeName, require_name
 from attnshape.reporters.registry import formats_for
 from attnshape.reporters.reporter import Kind
 
@@ -54,13 +48,12 @@ Depth = Annotated[
 Explain = Annotated[bool, typer.Option("--explain", help="Say in one sentence a step what it does and why.")]
 
 _Size = int | None
-_BUILT_IN = "Built-in mechanisms"
-_SIZES = "Sizes"
-_RUN = ("device", "dtype", "seed", "train", "grad")
+_sizes: Any = partial(typer.Option, rich_help_panel="Sizes")
+_built_in: Any = partial(typer.Option, rich_help_panel="Built-in mechanisms")
 
 
 def _size(flag: str, help_: str) -> Any:
-    return typer.Option(flag, metavar="N", min=1, help=help_, rich_help_panel=_SIZES)
+    return _sizes(flag, metavar="N", min=1, help=help_)
 
 
 def _declared(
@@ -96,27 +89,15 @@ def _declared(
     d_value: Annotated[_Size, _size("--d-value", "Dv, width of one head's values.")] = None,
     window: Annotated[_Size, _size("--window", "W, sliding-window width.")] = None,
     dim: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=EXPR", help="A dimension of your own: T=10, or C=nh*hs. Repeat.", rich_help_panel=_SIZES
-        ),
+        list[str] | None, _sizes(metavar="NAME=EXPR", help="A dimension of your own: T=10, or C=nh*hs. Repeat.")
     ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Mask later keys.", rich_help_panel=_BUILT_IN)] = False,
-    padding: Annotated[
-        bool, typer.Option("--padding", help="Mask padded keys, B x 1 x 1 x Lk.", rich_help_panel=_BUILT_IN)
-    ] = False,
+    causal: Annotated[bool, _built_in("--causal", help="Mask later keys.")] = False,
+    padding: Annotated[bool, _built_in("--padding", help="Mask padded keys, B x 1 x 1 x Lk.")] = False,
     mask_value: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", help="What masked scores become: -inf or a large negative.", rich_help_panel=_BUILT_IN
-        ),
+        float | None, _built_in(metavar="X", help="What masked scores become: -inf or a large negative.")
     ] = None,
-    dropout: Annotated[
-        float | None, typer.Option(metavar="P", help="Dropout of the weights, with --train.", rich_help_panel=_BUILT_IN)
-    ] = None,
-    no_bias: Annotated[
-        bool, typer.Option("--no-bias", help="Projections without bias.", rich_help_panel=_BUILT_IN)
-    ] = False,
+    dropout: Annotated[float | None, _built_in(metavar="P", help="Dropout of the weights, with --train.")] = None,
+    no_bias: Annotated[bool, _built_in("--no-bias", help="Projections without bias.")] = False,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or meta.")] = None,
     dtype: Annotated[
         DtypeName | None, typer.Option(metavar="NAME", help="float32, float64, float16 or bfloat16.")
@@ -130,52 +111,33 @@ def _declared(
     """Declare the parameters of each verb that `takes_target` makes."""
 
 
-def takes_target(verb: Callable[..., None]) -> Callable[..., None]:
+def takes_target(verb: Callable[..., None], declares_targets: bool = False) -> Callable[..., None]:
     """Return a verb with the flags of a target in place of its first two parameters.
 
-    The verb is called with a `TargetSpec` and a mapping of run options that have just what the user typed.
+    The verb is called with a `TargetSpec` and a mapping of run options that have just what the user typed. A verb may
+    declare its targets itself.
     """
-    return _with_flags(verb, without=())
+    shared = dict(inspect.signature(_declared, eval_str=True).parameters)
+    if declares_targets:
+        del shared["target"]
+    own = list(inspect.signature(verb, eval_str=True).parameters.values())[2:]
 
+    def called(**flags: Any) -> None:
+        typed = {_FIELDS.get(name, name): value for name in shared if (value := flags.pop(name)) is not None}
+        declared = ProjectTarget(**{"target": "", **typed})
+        if "target" in typed:
+            require_name(declared.target)
+        verb(declared.spec(), declared.run(), **flags)
 
-def takes_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a verb as `takes_target` does, for one that declares its targets itself."""
-    return _with_flags(verb, without=("target",))
-
-
-def _with_flags(verb: Callable[..., None], without: tuple[str, ...]) -> Callable[..., None]:
-    declared = inspect.signature(_declared, eval_str=True).parameters
-    shared = {name: one for name, one in declared.items() if name not in without}
-    own = dict(list(inspect.signature(verb, eval_str=True).parameters.items())[2:])
-
-    def called(**given: Any) -> None:
-        flags = {name: given.pop(name) for name in shared}
-        typed = {name: value for name, value in flags.items() if value is not None and value is not False}
-        verb(_target_spec(typed), {name: typed[name] for name in _RUN if name in typed}, **given)
-
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*shared.values(), *own.values())]
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared.values(), *own)]
     called.__name__, called.__doc__ = verb.__name__, verb.__doc__
-    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
 
 
-def _target_spec(typed: Mapping[str, Any]) -> TargetSpec:
-    sizes = {symbol.name: typed.get(symbol.flag.removeprefix("--").replace("-", "_")) for symbol in SYMBOLS}
-    options: MechanismOptions = {  # type: ignore[assignment]  # names and types are those declared above
-        name: typed[name] for name in ("causal", "padding", "mask_value", "dropout") if name in typed
-    }
-    return TargetSpec(
-        require_name(typed["target"]) if "target" in typed else "",
-        typed.get("init"),
-        inputs=parse_inputs(typed.get("input_", ())),
-        arguments=parse_arguments(typed.get("with_", ())),
-        sizes={
-            **{name: size for name, size in sizes.items() if size is not None},
-            **parse_dims(typed.get("dim", ())),
-        },
-        options={**options, "bias": False} if "no_bias" in typed else options,
-    )
+_FIELDS = {"input_": "inputs", "with_": "arguments"}
+"""The fields of `ProjectTarget` that have other names than the flags."""
 
 
 def typed_command() -> str:
@@ -192,7 +154,7 @@ def flag_words(option: Option) -> list[str]:
     field, value, key = option.field, option.value, option.key
     if field == "sizes":
         sizes = value if isinstance(value, Mapping) else {key: value}
-        return [word for symbol, size in sizes.items() for word in _size_words(str(symbol), size)]
+        return [word for symbol, size in sizes.items() for word in _size_words(symbol, size)]
     if field == "options" and key is not None:
         field, key, value = ("no_bias", None, True) if key == "bias" else (key, None, value)
     flag = {"inputs": "--input", "arguments": "--with", "claims": "--claim"}.get(field, f"--{field.replace('_', '-')}")
@@ -212,10 +174,10 @@ def flag_syntax(option: Option) -> str:
     return " ".join(_quoted(word) for word in flag_words(option))
 
 
-def _size_words(name: str, size: object) -> list[str]:
-    symbol = SYMBOLS_BY_NAME.get(name)
-    if symbol is not None:
-        return [symbol.flag] if size is None else [symbol.flag, str(size)]
+def _size_words(name: Any, size: object) -> list[str]:
+    if name in SYMBOLS_BY_NAME:
+        flag = SYMBOLS_BY_NAME[name].flag
+        return [flag] if size is None else [flag, str(size)]
     return ["--dim", name if size is None else f"{name}={size}"]
 
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
+import typer
 
 from attnshape.cli.flags import flag_words, typed_command
-from attnshape.errors import AttnshapeError, Option
+from attnshape.cli.output import write
+from attnshape.cli.progress import Progress
+from attnshape.errors import AttnshapeError, ExitStatus, Option
 from attnshape.options.pyproject import FILE, ProjectTarget, SizeSet, decode_target, named_target, require_targets
 from attnshape.options.spec import RunOptions, TargetSpec, run_options
+from attnshape.reporters.batch_view import ResultT
+from attnshape.runtime.capture import to_standard_error
+
+RunJob = Callable[["Job", Callable[[str], None]], ResultT]
+"""Runs one job and reports its progress through the callback."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +46,7 @@ class Refused:
 def jobs_of(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list[Job]:
     """Return what a verb runs: the target that was typed, or each set of sizes of a target of pyproject.toml.
 
-    Args:
-        verb: The verb, for the commands that run one of several jobs alone.
-        typed: The target with what the user typed for it.
-        run: The run options that the user typed.
-
-    Raises:
-        AttnshapeError: A value is invalid.
+    Raises AttnshapeError if a value is invalid.
     """
     options = run_options(run, typed_command())
     named = named_target(typed)
@@ -60,44 +64,61 @@ def jobs_of_all(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list
     Raises AttnshapeError if there is no target, or what was typed belongs to one target.
     """
     run_options(run, "")  # an error in what was typed isn't one of each target
-    _refuse_options_of_one(verb, typed)
-    return [job for name, table in require_targets().items() for job in _jobs(verb, name, table, typed, run)]
-
-
-def _jobs(verb: str, name: str, table: object, typed: TargetSpec, run: Mapping[str, object]) -> Iterator[Job | Refused]:
-    """Yield the jobs of one target of several: an error in it must not keep the others from running."""
-    try:
-        yield from _named_jobs(verb, name, decode_target(name, table), typed, run)
-    except AttnshapeError as error:
-        yield Refused(name, error)
-
-
-def _named_jobs(
-    verb: str, name: str, target: ProjectTarget, typed: TargetSpec, run: Mapping[str, object]
-) -> Iterator[Job]:
-    for sizes, spec in target.over(typed):
-        command = _command(verb, name, sizes, typed, run)
-        yield Job(name, sizes, spec, run_options({**target.run(), **run}, command))
-
-
-def _command(verb: str, name: str, sizes: SizeSet, typed: TargetSpec, run: Mapping[str, object]) -> str:
-    """Return the command that runs one of several jobs alone."""
-    options = [Option("sizes", sizes), *typed.given(), *(Option(field, value) for field, value in run.items())]
-    words = [word for option in options for word in flag_words(option)]
-    first = ["attnshape", verb]
-    return shlex.join([*first, *words, "--", name] if name.startswith("-") else [*first, name, *words])
-
-
-def _refuse_options_of_one(verb: str, typed: TargetSpec) -> None:
     if typed.target:
         name = typed.target[:60]
         raise AttnshapeError(
             f"--all runs every target that {FILE} names, and {name!r} is one target",
             f"leave one of them out: attnshape {verb} --all, or attnshape {verb} {name}",
         )
-    for option in typed.given():
+    if (option := next(typed.given(), None)) is not None:
         flag = flag_words(Option(option.field, None, option.key))[0]
         raise AttnshapeError(
             f"{flag} is of one target, and --all runs every one",
             f"write it below that target in {FILE}, or name the target: attnshape {verb} NAME {flag} …",
         )
+    jobs: list[Job | Refused] = []
+    for name, table in require_targets().items():
+        try:
+            jobs += _named_jobs(verb, name, decode_target(name, table), typed, run)
+        except AttnshapeError as error:  # the others run all the same
+            jobs.append(Refused(name, error))
+    return jobs
+
+
+def run_and_write(
+    jobs: Sequence[Job | Refused],
+    run: RunJob[ResultT],
+    render: Callable[[ResultT], str],
+    output: Path | None,
+    write_all: Callable[[], ExitStatus] | None,
+) -> None:
+    """Run the jobs, write their results, and exit unless the status is 0.
+
+    A single job is run, rendered and written. For a batch, `write_all` does all that instead; only then is it given.
+    """
+    gc.freeze()
+    gc.enable()
+    # until the results are written, since threads of the code that ran may print meanwhile
+    with to_standard_error():
+        if write_all is not None:
+            status = write_all()
+        else:
+            assert isinstance(jobs[0], Job)  # only with --all is a target refused later than here
+            with Progress() as progress:
+                result = run(jobs[0], progress)
+            write(render(result), output)
+            status = ExitStatus.FOUND if result.found_something else ExitStatus.FINE
+    if status:
+        raise typer.Exit(status)
+
+
+def _named_jobs(
+    verb: str, name: str, target: ProjectTarget, typed: TargetSpec, run: Mapping[str, object]
+) -> Iterator[Job]:
+    """Yield a job for each set of sizes, with the command that runs it alone."""
+    for sizes, spec in target.over(typed):
+        options = [Option("sizes", sizes), *typed.given(), *(Option(field, value) for field, value in run.items())]
+        words = [word for option in options for word in flag_words(option)]
+        words = [*words, "--", name] if name.startswith("-") else [name, *words]
+        command = shlex.join(["attnshape", verb, *words])
+        yield Job(name, sizes, spec, run_options({**target.run(), **run}, command))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attnshape.errors import AttnshapeError
 from attnshape.reporters.escaping import visible
+from attnshape.reporters.registry import find_renderer
 from attnshape.reporters.reporter import Screen, TraceRenderer
 from attnshape.runtime.capture import data_stream
 from attnshape.runtime.files import write_atomically
@@ -36,11 +38,9 @@ class TraceOutput:
     ) -> TraceOutput:
         """Return the output that the flags describe, checked before any work is done for it.
 
-        Raises:
-            AttnshapeError: A name is unknown, the format can't show a part of a trace, or the file can't be written.
+        Raises AttnshapeError if a name is unknown, the format can't select, or the file can't be written.
         """
         from attnshape.reporters.columns import DEFAULT, parse_columns
-        from attnshape.reporters.registry import find_renderer
         from attnshape.reporters.trace_view import ViewOptions
 
         check_writable(file)
@@ -53,10 +53,6 @@ class TraceOutput:
     def render(self, trace: Trace) -> str:
         """Return the trace as text."""
         return self.renderer(trace, self.options, screen_for(self.file))
-
-    def write(self, trace: Trace) -> None:
-        """Write the trace."""
-        write(self.render(trace), self.file)
 
 
 def resolve_format(name: str, output: Path | None, on_terminal: str = "table") -> str:
@@ -73,17 +69,12 @@ def screen_for(output: Path | None) -> Screen:
 
 def terminal_width() -> int:
     """Return the number of columns of the terminal."""
-    return max(_columns(), _NARROWEST)
-
-
-def _columns() -> int:
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns):
-        return int(columns)
-    try:
-        return os.get_terminal_size(data_stream().fileno()).columns or _DEFAULT_WIDTH
-    except (OSError, ValueError, AttributeError):
-        return _DEFAULT_WIDTH
+    typed = os.environ.get("COLUMNS", "")
+    columns = int(typed) if typed.isdecimal() else 0
+    if not columns:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            columns = os.get_terminal_size(data_stream().fileno()).columns
+    return max(columns or _DEFAULT_WIDTH, _NARROWEST)
 
 
 def use_color(output: Path | None) -> bool:
@@ -122,17 +113,13 @@ def write_bytes(data: bytes, output: Path | None) -> None:
         _write_standard_output(data)
         return
     try:
-        if _is_device(output):
+        # a device or a pipe can't be replaced; whatever is in /dev counts as one
+        if output.absolute().is_relative_to("/dev") or (output.exists() and not output.is_file()):
             output.write_bytes(data)
         else:
             write_atomically(output, data)
     except OSError as error:
         raise AttnshapeError(f"--output {output} can't be written: {error.strerror}", "choose another path") from None
-
-
-def _is_device(output: Path) -> bool:
-    """Return whether a path is a device or a pipe, which can't be replaced; whatever is in /dev counts as one."""
-    return output.absolute().is_relative_to("/dev") or (output.exists() and not output.is_file())
 
 
 def _write_standard_output(data: bytes) -> None:

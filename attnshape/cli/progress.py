@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnshape.runtime.signals import clear_progress_on_exit
 
@@ -110,9 +110,9 @@ class _Above(io.FileIO):
             return super().write(data) or 0
 
 
-def _is_terminal(stream: object) -> bool:
+def _is_terminal(stream: Any) -> bool:
     """Return whether a stream is the process's own standard error, and a terminal."""
     try:
-        return stream is not None and stream.fileno() == 2 and stream.isatty()  # type: ignore[attr-defined]
-    except (AttributeError, OSError, ValueError):  # it was closed, or replaced by something that is no file
+        return bool(stream.fileno() == 2 and stream.isatty())
+    except (AttributeError, OSError, ValueError):  # it is None or closed, or was replaced by something that is no file
         return False

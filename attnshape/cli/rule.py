@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from attnshape.checks.rules.pages import codes_under, page, pages
+from attnshape.checks.rules.pages import codes_under, pages
+from attnshape.checks.rules.pages import page as find_page
 from attnshape.cli.output import terminal_width, use_color, write
 from attnshape.reporters.reference_pages import rule_list, rule_page
 
@@ -23,7 +24,8 @@ def rule(
     """
     under = codes_under(code) if code is not None else ()
     if code is None or len(under) > 1:
-        write(rule_list([one for one in pages() if code is None or one.code in under], terminal_width()), None)
-        return
-    one = page(code)
-    write(rule_page(one, terminal_width(), use_color(None)) if sys.stdout.isatty() else one.markdown, None)
+        write(rule_list([page for page in pages() if code is None or page.code in under], terminal_width()), None)
+    elif sys.stdout.isatty():
+        write(rule_page(find_page(code), terminal_width(), use_color(None)), None)
+    else:
+        write(find_page(code).markdown, None)

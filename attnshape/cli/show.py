@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attnshape.cli.flags import Columns, Depth, Explain, Match, Output, TraceFormat
-from attnshape.cli.output import TraceOutput
+from attnshape.cli.output import TraceOutput, write
 from attnshape.model.trace import read_trace
 
 
@@ -22,4 +22,5 @@ def show(
     explain: Explain = False,
 ) -> None:
     """Show a saved trace again, in any format."""
-    TraceOutput.parse(format_, output, columns, match, depth, explain).write(read_trace(file))
+    trace_output = TraceOutput.parse(format_, output, columns, match, depth, explain)
+    write(trace_output.render(read_trace(file)), output)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from attnshape.errors import AttnshapeError, Option
 
 _LONGEST = 200
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 @dataclass(frozen=True)
@@ -44,13 +51,11 @@ def parse_expression(text: str) -> AxisExpression:
         f"{text[:60]!r} isn't an axis expression",
         "write a product, quotient or sum of size symbols and integers, without spaces: H*Dk, Dk//2, Lp+L",
     )
-    if len(text) > _LONGEST:
-        raise refused
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body if len(text) <= _LONGEST else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise refused from None
-    if not _allowed(tree):
+        tree = None
+    if tree is None or not _allowed(tree):
         raise refused
     return AxisExpression(text.strip(), tree)
 
@@ -63,7 +68,7 @@ def _allowed(node: ast.expr) -> bool:
             return type(value) is int
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return _allowed(operand)
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.FloorDiv(), right=right):
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _allowed(left) and _allowed(right)
     return False
 
@@ -76,18 +81,11 @@ def _evaluate(node: ast.expr, sizes: Mapping[str, int], text: str) -> int:
             return value
         case ast.UnaryOp(operand=operand):
             return -_evaluate(operand, sizes, text)
-        case ast.BinOp(left=left, op=operator, right=right):
-            first, second = _evaluate(left, sizes, text), _evaluate(right, sizes, text)
-            match operator:
-                case ast.Add():
-                    return first + second
-                case ast.Sub():
-                    return first - second
-                case ast.Mult():
-                    return first * second
-            if second == 0:
-                raise AttnshapeError(f"{text} divides by zero at these sizes", "give other sizes")
-            return first // second
+        case ast.BinOp(left=left, op=op, right=right):
+            try:
+                return _OPERATORS[type(op)](_evaluate(left, sizes, text), _evaluate(right, sizes, text))
+            except ZeroDivisionError:
+                raise AttnshapeError(f"{text} divides by zero at these sizes", "give other sizes") from None
     raise AssertionError(f"not an axis expression: {ast.dump(node)}")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as with_fields
 
 from attnshape.dims.expressions import AxisExpression, parse_expression
 from attnshape.dims.symbols import ORDER, SYMBOLS_BY_NAME, size_option
-from attnshape.errors import AttnshapeError
+from attnshape.errors import AttnshapeError, Text
 from attnshape.model.trace import Size
 
 LARGEST = 2**40
@@ -47,20 +47,14 @@ class Sizes:
 
 
 def check_size(symbol: str, size: object) -> int:
-    """Return a size as an integer.
-
-    Raises AttnshapeError if it isn't an integer that a tensor's axis can have.
-    """
+    """Return a size as an integer. Raises AttnshapeError if no tensor's axis can have it."""
+    example = "for example ", size_option(symbol, 4)
     if isinstance(size, (bool, str)) or not hasattr(size, "__index__"):
-        raise AttnshapeError(
-            (size_option(symbol), f" is {size!r}, expected a whole number"), ("for example ", size_option(symbol, 4))
-        )
+        raise AttnshapeError((size_option(symbol), f" is {size!r}, expected a whole number"), example)
     number = operator.index(size)
     shown = str(number) if abs(number) < LARGEST**3 else "a far too large number"
     if number < 1:
-        raise AttnshapeError(
-            (size_option(symbol), f" is {shown}, expected at least 1"), ("for example ", size_option(symbol, 4))
-        )
+        raise AttnshapeError((size_option(symbol), f" is {shown}, expected at least 1"), example)
     if number > LARGEST:
         raise AttnshapeError(
             (size_option(symbol), f" is {shown}, more than any tensor's axis can have ({LARGEST})"),
@@ -89,27 +83,45 @@ def parse_size(name: str, size: int | str) -> AxisExpression:
     return parse_expression(size if isinstance(size, str) else str(check_size(name, size)))
 
 
+def evaluate_sizes(
+    expressions: Mapping[str, AxisExpression],
+    known: Mapping[str, int],
+    undefined: Callable[[str, str], tuple[str, Text]],
+) -> dict[str, int]:
+    """Return the number of each expression by name, in order of evaluation: they may use each other and `known`.
+
+    Raises AttnshapeError if one needs a symbol without a number; `undefined` returns, for the name and the symbol, what
+    the message says after the size, and the hint.
+    """
+    waiting, numbers = dict(expressions), dict(known)
+    evaluated: dict[str, int] = {}
+    while waiting:
+        ready = [name for name, expression in waiting.items() if numbers.keys() >= {*expression.symbols}]
+        if not ready:
+            name, expression = next(iter(waiting.items()))
+            missing = next(symbol for symbol in expression.symbols if symbol not in numbers)
+            problem, hint = undefined(name, missing)
+            raise AttnshapeError((size_option(name, expression.text), problem), hint)
+        for name in ready:
+            evaluated[name] = numbers[name] = check_size(name, waiting.pop(name).evaluate(numbers))
+    return evaluated
+
+
 def resolve(used: Collection[str], given: Mapping[str, int | str]) -> Sizes:
-    """Return the sizes of a target.
+    """Return the sizes of a target that depends on the symbols in `used`, for the sizes that the user gave.
 
     Where D, H and Dk are all given they are independent; otherwise D = H*Dk.
 
-    Args:
-        used: The symbols that the target depends on.
-        given: The numbers that the user gave by symbol, and for the user's own dimensions numbers or expressions.
-
-    Raises:
-        AttnshapeError: A symbol is unknown, or the numbers contradict each other.
+    Raises AttnshapeError if a symbol is unknown, or the numbers contradict each other.
     """
     check_sizes(given)
     own = {name: parse_size(name, size) for name, size in given.items() if name not in SYMBOLS_BY_NAME}
     _refuse_unknown({*used}, own)
-    symbols = {*used, *(symbol for symbol in given if symbol in SYMBOLS_BY_NAME)}
     depends = {*used} | {name for expression in own.values() for name in expression.symbols} | own.keys()
-    symbols |= depends
     numbers: dict[str, Size] = {
         symbol: Size(check_size(symbol, size), "given") for symbol, size in given.items() if symbol in SYMBOLS_BY_NAME
     }
+    symbols = depends | numbers.keys()
     follows: dict[str, AxisExpression] = {}
     _key_value_heads(symbols, numbers)
     if "H" in depends and {"Hkv", "G"} & depends:
@@ -123,12 +135,16 @@ def resolve(used: Collection[str], given: Mapping[str, int | str]) -> Sizes:
         follows["D"] = parse_expression("H*Dk")
     waiting = (symbols & SYMBOLS_BY_NAME.keys()) - numbers.keys() - follows.keys()
     for symbol in sorted(waiting, key=ORDER.__getitem__):
-        default = SYMBOLS_BY_NAME[symbol].default
-        numbers[symbol] = Size(default if default is not None else 1, "default")
-    _evaluate_own(own, numbers, follows)
-    order = sorted(
-        numbers, key=lambda symbol: (ORDER.get(symbol, len(ORDER)), list(own).index(symbol) if symbol in own else 0)
-    )
+        _default(symbol, numbers)
+    known = {symbol: record.size for symbol, record in numbers.items()}
+    for name, size in evaluate_sizes(own, known, _undefined).items():
+        if own[name].symbols:
+            numbers[name] = Size(size, "derived", own[name].text)
+            follows[name] = own[name]
+        else:
+            numbers[name] = Size(size, "given")
+    place = {**ORDER, **{name: len(ORDER) + index for index, name in enumerate(own)}}
+    order = sorted(numbers, key=place.__getitem__)
     parts = {name for expression in follows.values() for name in expression.symbols}
     labels = frozenset(numbers) - depends - parts - follows.keys()
     return Sizes({symbol: numbers[symbol] for symbol in order}, follows, labels)
@@ -218,29 +234,11 @@ def _exact(whole: str, part: str, size: int, divisor: int) -> int:
     return size // divisor
 
 
-def _evaluate_own(
-    own: Mapping[str, AxisExpression], numbers: dict[str, Size], follows: dict[str, AxisExpression]
-) -> None:
-    """Add the user's own dimensions: a number is a size of its own, an expression follows from others."""
-    waiting = dict(own)
-    while waiting:
-        ready = [name for name, expression in waiting.items() if all(s in numbers for s in expression.symbols)]
-        if not ready:
-            name, expression = next(iter(waiting.items()))
-            missing = next(symbol for symbol in expression.symbols if symbol not in numbers)
-            raise AttnshapeError(
-                (size_option(name, expression.text), f" needs {missing}, which has no number or needs {name} itself"),
-                (f"define {missing} first: ", size_option(missing, 4)),
-            )
-        for name in ready:
-            expression = waiting.pop(name)
-            size = expression.evaluate({dim: record.size for dim, record in numbers.items()})
-            check_size(name, size)
-            if expression.symbols:
-                numbers[name] = Size(size, "derived", expression.text)
-                follows[name] = expression
-            else:
-                numbers[name] = Size(size, "given")
+def _undefined(name: str, missing: str) -> tuple[str, Text]:
+    return (
+        f" needs {missing}, which has no number or needs {name} itself",
+        (f"define {missing} first: ", size_option(missing, 4)),
+    )
 
 
 _MANY_WEIGHTS, _MANY_SCORES = 2**25, 10**8
@@ -263,21 +261,19 @@ def is_length(name: str) -> bool:
 
 def are_large(sizes: Sizes) -> bool:
     """Return whether tensors of these sizes could be large: weights of the widest size, scores of the longest."""
-    free = sorted(((sizes.records[one].size, is_length(one)) for one in sizes.independent), reverse=True)
+    free = sorted(((sizes.records[name].size, is_length(name)) for name in sizes.independent), reverse=True)
     longest = max((size for size, length in free if length), default=1)
     scores = longest * math.prod(size for size, _ in free[:3])
     return scores >= _MANY_SCORES or max(sizes.numbers.values(), default=1) ** 2 >= _MANY_WEIGHTS
 
 
 def proxy_sizes(sizes: Sizes, kept: Collection[str] = ()) -> Iterator[Sizes]:
-    """Yield smaller sizes at which the code can be expected to take the same steps as at the user's.
-
-    `kept` are symbols whose sizes stay as they are.
-    """
+    """Yield smaller sizes at which the code should take the same steps; the symbols in `kept` keep their sizes."""
+    free = {symbol: sizes.records[symbol].size for symbol in sizes.independent}
+    whole = {sizes.records[symbol].size for symbol in kept}
     for factor in _FACTORS:
-        whole = {sizes.records[symbol].size for symbol in kept}
-        smaller = _smaller(sorted({sizes.records[symbol].size for symbol in sizes.independent}), factor, whole)
-        chosen = {symbol: smaller[sizes.records[symbol].size] for symbol in sizes.independent}
+        smaller = _smaller(sorted({*free.values()}), factor, whole)
+        chosen = {symbol: smaller[size] for symbol, size in free.items()}
         if math.prod(sorted(chosen.values())[-4:]) > _MOST:
             continue
         try:

@@ -35,6 +35,8 @@ SYMBOLS: tuple[SizeSymbol, ...] = (
 
 SYMBOLS_BY_NAME: dict[str, SizeSymbol] = {symbol.name: symbol for symbol in SYMBOLS}
 ORDER: dict[str, int] = {symbol.name: place for place, symbol in enumerate(SYMBOLS)}
+SIZE_KEYS: dict[str, str] = {symbol.flag.removeprefix("--").replace("-", "_"): symbol.name for symbol in SYMBOLS}
+"""The symbol's name by the name of its parameter, such as `d_model`."""
 
 
 def size_option(symbol: str, value: object = None) -> Option:

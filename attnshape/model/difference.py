@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
-from attnshape.model.trace import Reference, StorageKind
+from attnshape.model.trace import Displayed, Reference, Saved, StorageKind
 
 SCHEMA: Literal["attnshape/diff/1"] = "attnshape/diff/1"
 FOLDERS_SCHEMA: Literal["attnshape/diffs/1"] = "attnshape/diffs/1"
@@ -122,7 +121,7 @@ class StepChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def shown(self) -> bool:
         """Whether there is anything to show; a step that was only renamed isn't shown."""
-        return bool(self.kinds or self.changed or any(one.changed for one in self.outputs))
+        return bool(self.kinds or self.changed or any(output.changed for output in self.outputs))
 
 
 class ResultChange(Struct, frozen=True):
@@ -141,7 +140,7 @@ class Side(Struct, frozen=True):
     failure: str | None = None
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class Difference(Displayed, frozen=True, kw_only=True):
     """The difference of two traces, step by step. It is immutable, and its text is a table.
 
     >>> import attnshape
@@ -167,24 +166,6 @@ class Difference(Struct, frozen=True, kw_only=True):
     def __bool__(self) -> bool:
         return bool(self.kinds)
 
-    def to_json(self) -> str:
-        """Return the difference as indented JSON, schema `attnshape/diff/1`."""
-        return _indented(self)
-
-    # like a trace, a difference displays itself; the reporters are imported only then
-
-    def __str__(self) -> str:
-        from attnshape.reporters.display import display_text
-
-        return display_text(self)
-
-    __repr__ = __str__
-
-    def _repr_markdown_(self) -> str:
-        from attnshape.reporters.display import display_markdown
-
-        return display_markdown(self)
-
 
 class FileDifference(Struct, frozen=True):
     """The difference of the files of one name."""
@@ -200,7 +181,7 @@ class NotCompared(Struct, frozen=True):
     reason: str
 
 
-class FolderDifference(Struct, frozen=True, kw_only=True):
+class FolderDifference(Saved, frozen=True, kw_only=True):
     """The difference of two folders of saved traces, file by file."""
 
     schema: Literal["attnshape/diffs/1"] = FOLDERS_SCHEMA
@@ -214,15 +195,7 @@ class FolderDifference(Struct, frozen=True, kw_only=True):
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """Every kind of difference in some file; a file that only one folder has counts as `steps`."""
-        found: set[Kind] = {kind for file in self.files for kind in file.difference.kinds}
+        kinds: set[Kind] = {kind for file in self.files for kind in file.difference.kinds}
         if self.only_old or self.only_new:
-            found.add("steps")
-        return tuple(kind for kind in KINDS if kind in found)
-
-    def to_json(self) -> str:
-        """Return the difference as indented JSON, schema `attnshape/diffs/1`."""
-        return _indented(self)
-
-
-def _indented(value: Struct) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+            kinds.add("steps")
+        return tuple(kind for kind in KINDS if kind in kinds)

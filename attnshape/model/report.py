@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
-from attnshape.model.trace import Size, Source
+from attnshape.model.trace import Saved, Size, Source
 
 SCHEMA: Literal["attnshape/report/1"] = "attnshape/report/1"
 
@@ -58,7 +57,7 @@ class Pattern(Struct, frozen=True, kw_only=True):
     """A character each: `#` where the output at the row depends on the input at the column, else `.`."""
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class Report(Saved, frozen=True, kw_only=True):
     """What was found, what was verified, and what could not be checked."""
 
     schema: Literal["attnshape/report/1"] = SCHEMA
@@ -89,7 +88,3 @@ class Report(Struct, frozen=True, kw_only=True):
     def found_something(self) -> bool:
         """Whether there is a finding that counts."""
         return bool(self.findings)
-
-    def to_json(self) -> str:
-        """Return the report as indented JSON, schema `attnshape/report/1`."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()

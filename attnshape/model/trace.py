@@ -22,18 +22,37 @@ _BATCH_SCHEMA = "attnshape/traces/1"
 Known = Literal["verified", "matched", "literal"]
 StorageKind = Literal["new", "view", "same", "inplace"]
 Role = Literal[
-    "projection",
-    "split",
-    "transpose",
-    "scores",
-    "scale",
-    "mask",
-    "softmax",
-    "dropout",
-    "context",
-    "merge",
-    "output",
+    "projection", "split", "transpose", "scores", "scale", "mask", "softmax", "dropout", "context", "merge", "output"
 ]
+
+
+class Saved(Struct, frozen=True):
+    """A value that is saved as JSON; its `schema` is the first key there."""
+
+    def to_json(self) -> str:
+        """Return the value as indented JSON, as it is saved.
+
+        >>> import attnshape
+        >>> print(attnshape.trace("scaled-dot-product").to_json().splitlines()[1])
+         "schema": "attnshape/trace/1",
+        """
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+
+
+class Displayed(Saved, frozen=True):
+    """A trace or a difference, which consoles and notebooks display; the reporters are imported only then."""
+
+    def __str__(self: Any) -> str:
+        from attnshape.reporters.display import display_text
+
+        return display_text(self)
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self: Any) -> str:
+        from attnshape.reporters.display import display_markdown
+
+        return display_markdown(self)
 
 
 class Reference(Struct, frozen=True, omit_defaults=True):
@@ -214,7 +233,7 @@ class HeldOut(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
 
 
-class Trace(Struct, frozen=True, kw_only=True):
+class Trace(Displayed, frozen=True, kw_only=True):
     """The ordered steps of one run, with what was inferred and checked.
 
     It is immutable, and shows itself: as a table in a console and in `print`, as HTML in a notebook.
@@ -275,15 +294,6 @@ class Trace(Struct, frozen=True, kw_only=True):
         """The indices of the steps that have inner steps."""
         return frozenset(step.parent for step in self.steps if step.parent is not None)
 
-    def to_json(self) -> str:
-        """Return the trace as JSON, which `attnshape show` and `from_json` read.
-
-        >>> import attnshape
-        >>> print(attnshape.trace("scaled-dot-product").to_json().splitlines()[1])
-         "schema": "attnshape/trace/1",
-        """
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
-
     @classmethod
     def from_json(cls, text: str | bytes) -> Trace:
         """Return the trace that `to_json` wrote. Raises AttnshapeError if the text is something else.
@@ -295,24 +305,10 @@ class Trace(Struct, frozen=True, kw_only=True):
         """
         return decode_trace(text)
 
-    # consoles and notebooks ask the trace itself how to display it; the reporters are imported only then
-
-    def __str__(self) -> str:
-        from attnshape.reporters.display import display_text
-
-        return display_text(self)
-
-    __repr__ = __str__
-
     def _repr_html_(self) -> str:
         from attnshape.reporters.display import display_html
 
         return display_html(self)
-
-    def _repr_markdown_(self) -> str:
-        from attnshape.reporters.display import display_markdown
-
-        return display_markdown(self)
 
 
 def decode_trace(text: str | bytes, name: str = "the text") -> Trace:
@@ -325,12 +321,12 @@ def decode_trace(text: str | bytes, name: str = "the text") -> Trace:
     try:
         trace = msgspec.json.decode(text, type=Trace)
     except msgspec.ValidationError as error:
-        found = _schema_of(text)
-        if found != SCHEMA:
-            what = f"says it is {found!r}" if found else "has no schema of ours"
+        schema = _schema_of(text)
+        if schema != SCHEMA:
+            what = f"says it is {schema!r}" if schema else "has no schema of ours"
             raise AttnshapeError(
                 f"{name} isn't a trace that this version reads: expected {SCHEMA!r}, it {what}",
-                apart if found == _BATCH_SCHEMA else again,
+                apart if schema == _BATCH_SCHEMA else again,
             ) from None
         raise AttnshapeError(f"{name} isn't a whole trace: {error}", again) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -379,9 +375,10 @@ def _inconsistencies(trace: Trace) -> Iterator[str]:
             yield "a tensor's axes aren't as many as its shape's"
         if len(tensor.strides) != len(tensor.stride) or any(size < 0 for size in tensor.shape):
             yield "a tensor's shape and strides don't fit"
-    for one in _references(trace):
-        if one.step is not None and not (0 < one.step <= len(counts) and 0 <= one.output < counts[one.step - 1]):
-            yield f"it refers to step {one.step}, which isn't there"
+    for reference in _references(trace):
+        number, output = reference.step, reference.output
+        if number is not None and not (0 < number <= len(counts) and 0 <= output < counts[number - 1]):
+            yield f"it refers to step {number}, which isn't there"
 
 
 def _tensors(trace: Trace) -> Iterator[TensorRecord]:

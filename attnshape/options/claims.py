@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from attnshape.dims.expressions import AxisExpression, parse_expression
-from attnshape.errors import AttnshapeError, Option, did_you_mean
+from attnshape.errors import AttnshapeError, Option, did_you_mean, most_similar
 
 Meaning = Literal["keep", "drop", "add", "dropout", "bias", "relative-bias"]
 """What a tensor argument is: a mask whose True keeps or drops a key, a mask that is added to the scores, a dropout
@@ -62,7 +62,10 @@ def parse_claims(texts: Iterable[str]) -> Claims:
         named = Option("claims"), f" {text[:60]!r}"
         if not equals:
             if name not in _SWITCHES:
-                raise AttnshapeError((*named, " isn't a claim"), _hint(name))
+                known = [*_SWITCHES, "window=W", "rope=half", "rope=interleaved", "scale=1/sqrt(Dk)"]
+                similar = most_similar(name, known)
+                hint = f"did you mean {similar}?" if similar is not None else f"the claims are {_FORMS}"
+                raise AttnshapeError((*named, " isn't a claim"), hint)
             values[name.replace("-", "_")] = True
         elif name == "window":
             values["window"] = parse_expression(value)
@@ -99,18 +102,12 @@ def claim_texts(value: Any, source: str) -> tuple[str, ...]:
             return tuple(part.strip() for part in value.split(",") if part.strip())
         case Mapping():
             return tuple(str(k) if v is True else f"{k}={v}" for k, v in value.items() if v is not False)
-        case Sequence() | set() | frozenset() if all(isinstance(one, str) for one in value):
+        case Sequence() | set() | frozenset() if all(isinstance(text, str) for text in value):
             return tuple(value)
     raise AttnshapeError(
         f"{source} returned {type(value).__name__} as its fourth value, expected its claims",
         'return a list of texts there, for example ["causal", "mask=keep"]',
     )
-
-
-def _hint(name: str) -> str:
-    known = [*_SWITCHES, "window=W", "rope=half", "rope=interleaved", "scale=1/sqrt(Dk)"]
-    hint = did_you_mean(name, known, "the claims are")
-    return hint if hint.startswith("did you mean") else f"the claims are {_FORMS}"
 
 
 def check_time_limit(seconds: float) -> None:

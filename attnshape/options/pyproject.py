@@ -1,4 +1,4 @@
-"""Targets that the project's pyproject.toml names: `[tool.attnshape.targets.NAME]`."""
+"""Targets as flags and tables of the project's pyproject.toml, `[tool.attnshape.targets.NAME]`, declare them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from attnshape.dims.sizes import LARGEST, check_size, parse_size
-from attnshape.dims.symbols import ORDER, SYMBOLS, SYMBOLS_BY_NAME
+from attnshape.dims.sizes import LARGEST, evaluate_sizes, parse_size
+from attnshape.dims.symbols import ORDER, SIZE_KEYS, SYMBOLS_BY_NAME
 from attnshape.errors import LISTS, AttnshapeError, Option, did_you_mean, literal
 from attnshape.options.claims import claim_texts, parse_claims
 from attnshape.options.spec import (
@@ -20,7 +20,6 @@ from attnshape.options.spec import (
     DeviceName,
     DtypeName,
     MaskValue,
-    MechanismOptions,
     Probability,
     RunOptions,
     Seed,
@@ -42,7 +41,6 @@ _Texts = Annotated[list[str], Meta(min_length=1)]
 _Named = dict[str, str] | _Texts | str
 _PLURALS = {"input": "inputs", "claim": "claims"}
 _RUN = ("device", "dtype", "seed", "train", "grad")
-_SIZE_KEYS = {symbol.flag.removeprefix("--").replace("-", "_"): symbol.name for symbol in SYMBOLS}
 _EXAMPLE = (
     'write for example [tool.attnshape.targets.attention], and below it target = "model.py:Attention", init = "D, H" '
     'and inputs = ["x: B L D"]'
@@ -50,7 +48,7 @@ _EXAMPLE = (
 
 
 class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """What pyproject.toml has under the name of a target."""
+    """A target as flags or pyproject.toml declare it; `decode_target` validates the latter."""
 
     target: Annotated[str, Meta(pattern=r"\S")]
     init: str | None = None
@@ -85,21 +83,21 @@ class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def run(self) -> dict[str, object]:
         """Return the run options that are given."""
-        given = {name: getattr(self, name) for name in _RUN}
-        return {name: value for name, value in given.items() if value is not None and value is not False}
+        return self._given(*_RUN)
 
     def spec(self) -> TargetSpec:
         """Return the target without its sets of sizes. Raises AttnshapeError if it is invalid."""
         claims = claim_texts(self.claims, "claims")
         parse_claims(claims)
+        options: Any = self._given("causal", "padding", "mask_value", "dropout")
         return TargetSpec(
             self.target,
             self.init,
             inputs=_mapping(self.inputs, parse_inputs),
             arguments={name: str(value) for name, value in _mapping(self.arguments, parse_arguments).items()},
-            sizes={**self._dims(), **self._symbols()},
-            options=self._options(),
-            expect=self._expect(),
+            sizes={**self._symbols(), **self._dims()},
+            options=options | ({"bias": False} if self.no_bias else {}),
+            expect=tuple(self.expect.items()) if isinstance(self.expect, dict) else parse_expect(_listed(self.expect)),
             claims=claims,
         )
 
@@ -108,57 +106,43 @@ class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.sizes is None:
             return ()
         tables = [self.sizes] if isinstance(self.sizes, dict) else self.sizes
-        found: list[SizeSet] = []
+        sets: list[SizeSet] = []
         for number, table in enumerate(tables, 1):
             where = f"the key sizes, set {number}: " if len(tables) > 1 else "the key sizes: "
             try:
-                one = self._evaluated(table)
+                sizes = self._evaluated(table)
             except AttnshapeError as error:
                 raise error.written_in(_assignment, where) from None
-            if one in found:
-                raise AttnshapeError(f"the key sizes has the set {format_sizes(one)} twice", "list each set once")
-            found.append(one)
-        return tuple(found)
+            if sizes in sets:
+                listed = " ".join(f"{name}={size}" for name, size in sizes.items())
+                raise AttnshapeError(f"the key sizes has the set {listed} twice", "list each set once")
+            sets.append(sizes)
+        return tuple(sets)
 
     def over(self, typed: TargetSpec) -> Iterator[tuple[SizeSet, TargetSpec]]:
         """Yield for each set of sizes what is left of it, and the target with what is typed laid over both.
 
         A size that is typed takes the place of that symbol in every set; sets that are then the same are one.
         """
-        base, seen = self.spec(), []
+        base, yielded = self.spec(), []
         for listed in self.sets() or ({},):
             sizes = {**listed, **{name: size for name, size in base.sizes.items() if name not in listed}}
-            one = typed.over(msgspec.structs.replace(base, sizes=sizes))
-            if one not in seen:
-                seen.append(one)
-                yield {name: size for name, size in listed.items() if name not in typed.sizes}, one
+            spec = typed.over(msgspec.structs.replace(base, sizes=sizes))
+            if spec not in yielded:
+                yielded.append(spec)
+                yield {name: size for name, size in listed.items() if name not in typed.sizes}, spec
+
+    def _given(self, *fields: str) -> dict[str, Any]:
+        values = {field: getattr(self, field) for field in fields}
+        return {field: value for field, value in values.items() if value is not None and value is not False}
 
     def _symbols(self) -> dict[str, int]:
-        return {symbol: size for key, symbol in _SIZE_KEYS.items() if (size := getattr(self, key)) is not None}
+        return {SIZE_KEYS[key]: size for key, size in self._given(*SIZE_KEYS).items()}
 
     def _dims(self) -> dict[str, int | str]:
         dims = _mapping(self.dim, parse_dims)
         refuse_symbols(dims)
         return dims
-
-    def _expect(self) -> tuple[tuple[str, str], ...]:
-        if isinstance(self.expect, dict):
-            return tuple(self.expect.items())
-        return parse_expect([self.expect] if isinstance(self.expect, str) else self.expect)
-
-    def _options(self) -> MechanismOptions:
-        options = MechanismOptions()
-        if self.causal:
-            options["causal"] = True
-        if self.padding:
-            options["padding"] = True
-        if self.mask_value is not None:
-            options["mask_value"] = self.mask_value
-        if self.dropout is not None:
-            options["dropout"] = self.dropout
-        if self.no_bias:
-            options["bias"] = False
-        return options
 
     def _evaluated(self, table: Mapping[str, int | str]) -> SizeSet:
         """Return a set with a number for each symbol: expressions may use the set and the target's other sizes."""
@@ -167,25 +151,20 @@ class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         symbols, dims = self._symbols(), self._dims()
         for name in table:
             _refuse_unknown(name, symbols, dims)
-        numbers = {name: size for name, size in {**symbols, **dims}.items() if isinstance(size, int)}
-        numbers = {name: size for name, size in numbers.items() if name not in table}
-        waiting = {name: parse_size(name, size) for name, size in table.items()}
-        while waiting:
-            ready = [name for name, one in waiting.items() if all(symbol in numbers for symbol in one.symbols)]
-            if not ready:
-                name, expression = next(iter(waiting.items()))
-                missing = next(symbol for symbol in expression.symbols if symbol not in numbers)
-                raise AttnshapeError(
-                    (Option("sizes", expression.text, name), f", and {missing} has no number there"),
-                    f"add {missing} to the set, for example {missing} = 4",
-                )
-            for name in ready:
-                numbers[name] = check_size(name, waiting.pop(name).evaluate(numbers))
+        others = {**symbols, **dims}
+        numbers = evaluate_sizes(
+            {name: parse_size(name, size) for name, size in table.items()},
+            {name: size for name, size in others.items() if isinstance(size, int) and name not in table},
+            lambda _, missing: (
+                f", and {missing} has no number there",
+                f"add {missing} to the set, for example {missing} = 4",
+            ),
+        )
         order = sorted(table, key=lambda name: (ORDER.get(name, len(ORDER)), name))
         return {name: numbers[name] for name in order}
 
 
-KEYS = tuple(one.encode_name for one in msgspec.structs.fields(ProjectTarget))
+KEYS = tuple(field.encode_name for field in msgspec.structs.fields(ProjectTarget))
 """The keys of a target, as they are documented; `input` and `claim` are read too."""
 
 _SETS = "for example sizes = [{ B = 2, L = 10 }, { B = 1, L = 1 }]"
@@ -210,16 +189,13 @@ _FORMS = {
     "dim": ("numbers or expressions by name", "{ nh = 4 }"),
     **{name.replace("_", "-"): (expected, literal(example)) for name, (expected, example) in EXPECTED.items()},
     **dict.fromkeys(("causal", "padding", "no-bias", "train", "grad"), ("true or false", "true")),
-    **{key.replace("_", "-"): (f"a whole number from 1 up to {LARGEST}", "4") for key in _SIZE_KEYS},
+    **{key.replace("_", "-"): (f"a whole number from 1 up to {LARGEST}", "4") for key in SIZE_KEYS},
 }
 """What each key takes, and an example."""
 
 
 def decode_target(name: str, table: object) -> ProjectTarget:
-    """Return a target of pyproject.toml, all of it validated.
-
-    Raises AttnshapeError, which names the file, the target and the key, if something in it is invalid.
-    """
+    """Return a target of pyproject.toml. Raises AttnshapeError, which names target and key, if anything is invalid."""
     context = f"{FILE}: target {_shown(name)}"
     if not name.strip() or ":" in name:
         what = "has a colon, as file.py:Name has" if name.strip() else "is empty"
@@ -230,7 +206,11 @@ def decode_target(name: str, table: object) -> ProjectTarget:
             'write [tool.attnshape.targets.NAME] with target = "model.py:Name"',
         )
     try:
-        target = msgspec.convert(_with_plurals(table), ProjectTarget, strict=False)
+        for key, plural in _PLURALS.items():
+            if key in table and plural in table:
+                raise AttnshapeError(f"the key {key} is given twice, as {key} and as {plural}", "keep one of them")
+        plurals = {_PLURALS.get(key, key): value for key, value in table.items()}
+        target = msgspec.convert(plurals, ProjectTarget, strict=False)
         # each set as it will be run: with the target's other sizes
         for _ in target.over(TargetSpec()):
             pass
@@ -303,15 +283,6 @@ def resolve_name(typed: TargetSpec, run: Mapping[str, object], command: str) -> 
     return spec, run_options({**named.run(), **run}, command)
 
 
-def format_sizes(sizes: Mapping[str, int]) -> str:
-    """Return a set of sizes in words.
-
-    >>> format_sizes({"B": 1, "L": 10})
-    'B=1 L=10'
-    """
-    return " ".join(f"{name}={size}" for name, size in sizes.items())
-
-
 def toml_syntax(option: Option) -> str:
     """Return an option as a key of a target in pyproject.toml.
 
@@ -338,28 +309,20 @@ def _toml(value: object) -> str:
 
 
 def _assignment(option: Option) -> str:
-    """Return a size as an entry of a set of sizes."""
     return f"{option.key}" if option.value is None else f"{option.key} = {_toml(option.value)}"
-
-
-def _with_plurals(table: dict[str, Any]) -> dict[str, Any]:
-    for key, plural in _PLURALS.items():
-        if key in table and plural in table:
-            raise AttnshapeError(f"the key {key} is given twice, as {key} and as {plural}", "keep one of them")
-    return {_PLURALS.get(key, key): value for key, value in table.items()}
 
 
 def _translated(problem: str, table: Mapping[str, Any]) -> AttnshapeError:
     """Return msgspec's complaint about a target's table in our own words."""
-    found = _PATH.search(problem)
-    if found is None:
+    place = _PATH.search(problem)
+    if place is None:
         if "missing required" in problem:
             return AttnshapeError("the key target is missing", 'write target = "model.py:Name"')
         key = problem.partition("`")[2].removesuffix("`")
         return AttnshapeError(
             f"the key {key[:60]} isn't one that a target has", did_you_mean(key, KEYS, "the keys are")
         )
-    key, inner = found["key"], found["inner"]
+    key, inner = place["key"], place["inner"]
     expected, example = _FORMS[key]
     got = _GOT.search(problem)
     value = table.get(key)
@@ -371,22 +334,20 @@ def _translated(problem: str, table: Mapping[str, Any]) -> AttnshapeError:
         )
     if got is not None:
         what = f"{'has' if inner else 'is'} {_KINDS.get(got[1], f'a {got[1]}')}"
+    elif isinstance(value, int) and abs(value) > LARGEST**3:
+        what = "is far too large"
     else:
-        what = f"is {_number_or_text(value)}"
+        what = f"is {_toml(value)[:40]}"
     return AttnshapeError(f"the key {key} {what}, expected {expected}", f"for example {key} = {example}")
-
-
-def _number_or_text(value: object) -> str:
-    if isinstance(value, int) and abs(value) > LARGEST**3:
-        return "far too large"
-    return _toml(value)[:40]
 
 
 def _mapping(value: Any, parse: Any) -> dict[str, Any]:
     """Return what a table, a list of texts or one text has by name."""
-    if isinstance(value, dict):
-        return value
-    return dict(parse([value] if isinstance(value, str) else value))
+    return value if isinstance(value, dict) else dict(parse(_listed(value)))
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 def _refuse_unknown(name: str, symbols: Mapping[str, int], dims: Mapping[str, int | str]) -> None:
@@ -395,7 +356,7 @@ def _refuse_unknown(name: str, symbols: Mapping[str, int], dims: Mapping[str, in
         raise AttnshapeError(
             f"{name}, which the key {key} of the same target gives too", f"keep one: {key}, or {name} in each set"
         )
-    by_key = _SIZE_KEYS.get(name.removeprefix("--").replace("-", "_"))
+    by_key = SIZE_KEYS.get(name.removeprefix("--").replace("-", "_"))
     if by_key is not None:
         raise AttnshapeError(f"{name[:40]!r}, which isn't a size symbol", f"write {by_key}, as in a signature")
     if name not in SYMBOLS_BY_NAME and name not in dims:

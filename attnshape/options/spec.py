@@ -20,14 +20,10 @@ MaskValue = Annotated[float, Meta(lt=0)]
 Probability = Annotated[float, Meta(ge=0, lt=1)]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 _DTYPE_ALIASES = {
-    "half": "float16",
-    "fp16": "float16",
+    **dict.fromkeys(("half", "fp16"), "float16"),
+    **dict.fromkeys(("float", "single", "fp32"), "float32"),
+    **dict.fromkeys(("double", "fp64"), "float64"),
     "bf16": "bfloat16",
-    "float": "float32",
-    "single": "float32",
-    "fp32": "float32",
-    "double": "float64",
-    "fp64": "float64",
 }
 """Other names of dtypes, which hints understand."""
 
@@ -148,26 +144,23 @@ def require_name(target: str) -> str:
     return target
 
 
-def run_options(given: Mapping[str, object], command: str) -> RunOptions:
-    """Return run options, with defaults for the fields that aren't given.
-
-    Raises AttnshapeError if a value is invalid.
-    """
-    return _decode({**given, "command": command}, RunOptions, lambda name, value=None: Option(name, value))
+def run_options(values: Mapping[str, object], command: str) -> RunOptions:
+    """Return run options, with defaults for what isn't given. Raises AttnshapeError if a value is invalid."""
+    return _decode({**values, "command": command}, RunOptions, Option)
 
 
-def decode_options(given: Mapping[str, object]) -> MechanismOptions:
+def decode_options(values: Mapping[str, object]) -> MechanismOptions:
     """Return the options of a built-in mechanism. Raises AttnshapeError if one is unknown or its value is invalid."""
     known = list(MechanismOptions.__annotations__)
-    for name in given:
+    for name in values:
         if name not in known:
             raise AttnshapeError(f"there is no option {name[:40]!r}", did_you_mean(name, known, "the options are"))
-    return _decode(given, MechanismOptions, lambda name, value=None: Option("options", value, name))
+    return _decode(values, MechanismOptions, lambda name, value=None: Option("options", value, name))
 
 
-def _decode(given: Mapping[str, object], kind: type[T], option: Any) -> T:
+def _decode(values: Mapping[str, object], kind: type[T], option: Any) -> T:
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         name = str(error).rpartition("`$.")[2].rstrip("`")
         expected, example = EXPECTED[name]
@@ -175,8 +168,8 @@ def _decode(given: Mapping[str, object], kind: type[T], option: Any) -> T:
         if name == "device":
             hint = f"choose from: {expected}"
         if name == "dtype":
-            hint = suggest_dtype(str(given[name]))
-        raise AttnshapeError((option(name), f" is {repr(given[name])[:60]}, expected {expected}"), hint) from None
+            hint = suggest_dtype(str(values[name]))
+        raise AttnshapeError((option(name), f" is {repr(values[name])[:60]}, expected {expected}"), hint) from None
 
 
 def suggest_dtype(name: str) -> str:
@@ -194,21 +187,21 @@ def split_pairs(field_name: str, texts: Iterable[str], separator: str, form: str
 
     Raises AttnshapeError if a text has another form, or a name is given twice.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in _pairs(field_name, texts, separator, form, example):
-        if name in found:
+        if name in values:
             raise AttnshapeError((Option(field_name), f" gives {name} twice"), "give it once")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _pairs(
     field_name: str, texts: Iterable[str], separator: str, form: str, example: Option
 ) -> Iterator[tuple[str, str]]:
     for text in texts:
-        name, found_separator, value = (part.strip() for part in text.partition(separator))
-        named = name.isidentifier() if separator == "=" else name and not any(one.isspace() for one in name)
-        if not found_separator or not named or (separator == "=" and not value):
+        name, separated, value = (part.strip() for part in text.partition(separator))
+        named = name.isidentifier() if separator == "=" else name.split() == [name]
+        if not separated or not named or (separator == "=" and not value):
             raise AttnshapeError((Option(field_name), f" {text[:80]!r} isn't {form}"), ("for example ", example))
         yield name, " ".join(value.split()) if separator == ":" else value
 
@@ -248,7 +241,10 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int | str]:
     {'nh': 4, 'C': 'nh*hs'}
     """
     sizes = split_pairs("dim", texts, "=", "NAME=EXPR", Option("sizes", {"nh": 4, "C": "nh*hs"}))
-    dims = {name: int(text) if _is_integer(text) else text for name, text in sizes.items()}
+    dims: dict[str, int | str] = {
+        name: int(text) if text.removeprefix("-").isdecimal() and len(text) < _LONGEST else text
+        for name, text in sizes.items()
+    }
     refuse_symbols(dims)
     return dims
 
@@ -263,20 +259,15 @@ def refuse_symbols(dims: Mapping[str, int | str]) -> None:
             )
 
 
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and len(text) < _LONGEST
-
-
 Existing = Literal["keep", "replace", "check"]
-EXISTING: tuple[Existing, ...] = ("keep", "replace", "check")
-STYLE_NAMES = ("jaxtyping", "comment")
+StyleName = Literal["jaxtyping", "comment"]
 
 
 @dataclass(frozen=True)
 class AnnotateOptions:
     """What to write."""
 
-    style: str
+    style: StyleName
     existing: Existing
     """What to do with signatures that the source has already."""
     include_matched: bool

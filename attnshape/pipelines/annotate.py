@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,17 +50,9 @@ def annotate_requests(
     project: Project,
     progress: ProgressCallback = lambda words: None,
 ) -> AnnotatedFile:
-    """Return the first target's file with verified annotations.
+    """Return the first target's file with annotations that hold for it and for the other targets.
 
-    Args:
-        specs: the target, then further cases of its code, for which the annotations hold as well.
-        run: how to run the targets.
-        options: what to write.
-        project: the current project, in which the file must be.
-        progress: Called with what happens next, for a progress display.
-
-    Raises:
-        AttnshapeError: where the file can't be annotated, for example because it isn't in the project.
+    Raises AttnshapeError if the file can't be annotated, for example because it isn't in the project.
     """
     with to_standard_error(), foreign_code(), isolated():
         specs = [*specs[:1], *map(without_arguments_of_a_case, specs[1:])]
@@ -69,19 +60,23 @@ def annotate_requests(
     progress("finding what holds in all runs")
     forms = infer_forms(observations)
     path = _find_file(specs[0], observations[0], forms, project)
-    source = _read(path)
-    forms = [
-        one for one in forms if not one.function.file.startswith("<") and Path(one.function.file).resolve() == path
-    ]
+    try:
+        source = decode_source(path, path.read_bytes())
+    except OSError as error:
+        name = display_path(str(path))
+        raise AttnshapeError(f"{name} can't be read: {error.strerror}", "make it readable") from None
+    files = {form.function.file for form in forms}
+    same = {file for file in files if not file.startswith("<") and Path(file).resolve() == path}
+    forms = [form for form in forms if form.function.file in same]
     tree = parse(source)
-    defined = {(one.name, one.line) for one in tree.definitions}
-    if not any((one.function.name, one.function.line) in defined for one in forms):
+    defined = {(definition.name, definition.line) for definition in tree.definitions}
+    if not any((form.function.name, form.function.line) in defined for form in forms):
         raise AttnshapeError(
             f"none of the functions that ran is in {display_path(str(path))} as it is on disk",
             "its code was made as it ran, or the file has changed since it was imported",
         )
-    runs = [run for one in observations for run in (*one.small, one.actual)]
-    taken = [symbols_of_other_numbers(one.function, runs) for one in forms]
+    runs = [run for observation in observations for run in (*observation.small, observation.actual)]
+    taken = [symbols_of_other_numbers(form.function, runs) for form in forms]
     forms, omissions = without_taken_symbols(forms, taken)
     if options.existing != "replace":
         forms, conflicting = without_conflicting_symbols(tree, forms)
@@ -96,7 +91,11 @@ def annotate_requests(
     if options.style == "comment":
         annotated = _comment(source, forms, context)
     else:
-        calls = _calls(specs, observations)
+        # each target at its own sizes, and at two sets of small ones
+        calls = tuple(
+            TargetCall(spec, (observation.actual.numbers, *(run.numbers for run in observation.small[:2])))
+            for spec, observation in zip(specs, observations, strict=True)
+        )
         annotated = SandboxVerification(source, forms, context, calls, run).verify(options, progress)
     skipped = [*functions_not_annotated(tree, forms)]
     if options.style != "comment" and not annotated.omissions:  # else these say which annotations don't hold
@@ -105,7 +104,7 @@ def annotate_requests(
     if options.existing != "check":
         return annotated
     progress("verifying the shape comments")
-    return replace(annotated, findings=verify_shape_comments(runs, [one.function for one in forms]).findings)
+    return replace(annotated, findings=verify_shape_comments(runs, [form.function for form in forms]).findings)
 
 
 def _observe_despite_annotations(
@@ -117,17 +116,11 @@ def _observe_despite_annotations(
     except AttnshapeError:
         if options.existing == "keep":
             raise
-    with _without_jaxtyping_checks():
-        return _observe(spec, run, progress)
-
-
-@contextlib.contextmanager
-def _without_jaxtyping_checks() -> Iterator[None]:
-    """Disable jaxtyping's decorators, which check calls and bind the sizes that beartype's hook checks against."""
+    # without jaxtyping's decorators, which check calls and bind the sizes that beartype's hook checks against
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
-        yield
+        return _observe(spec, run, progress)
     finally:
         jaxtyping.config.update("jaxtyping_disable", before)
 
@@ -150,34 +143,18 @@ def _find_file(
 
     Raises AttnshapeError if there is none.
     """
-    ran = [one.function.file for one in forms]
     own = observation.actual.file
-    files = [one for one in [own, *ran] if one is not None and one.endswith(".py") and Path(one).is_file()]
-    if not files:
+    candidates = [own or "", *(form.function.file for form in forms)]
+    paths = [Path(file).resolve() for file in candidates if file.endswith(".py") and Path(file).is_file()]
+    if not paths:
         where = f"in {own}" if own is not None else "not in a file of Python code"
         raise AttnshapeError(
             f"the code of {spec.target or DEFAULT} is {where}, so there is nothing to annotate",
             "name a function or class in a .py file: model.py:Attention",
         )
-    paths = [Path(one).resolve() for one in files]
     path = next((path for path in paths if project.contains(path)), paths[0])
     project.check(path)
     return path
-
-
-def _read(path: Path) -> PythonSource:
-    try:
-        return decode_source(path, path.read_bytes())
-    except OSError as error:
-        raise AttnshapeError(f"{display_path(str(path))} can't be read: {error.strerror}", "make it readable") from None
-
-
-def _calls(specs: Sequence[TargetSpec], observations: Sequence[TargetObservation]) -> tuple[TargetCall, ...]:
-    """Return what the sandbox runs: each target at its own sizes, and at two sets of small ones."""
-    return tuple(
-        TargetCall(spec, (one.actual.numbers, *(run.numbers for run in one.small[:2])))
-        for spec, one in zip(specs, observations, strict=True)
-    )
 
 
 def _comment(source: PythonSource, forms: Sequence[FunctionForms], context: AnnotateContext) -> AnnotatedFile:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import torch
+from msgspec.structs import replace
 
 from attnshape import __version__
 from attnshape.comments.verify import CommentVerification, may_document_shapes, verify_shape_comments
@@ -38,28 +39,32 @@ def check_comments(
 ) -> Report:
     """Return whether the shapes hold that the source of the traced functions documents.
 
-    Args:
-        spec: the target.
-        options: how to run it.
-        time_limit: seconds to look for sizes at which it runs.
-        printed: makes the context in which the target prints.
-        progress: Called with what happens next, for a progress display.
-
-    Raises:
-        AttnshapeError: where the request can't be carried out, or the target fails at the sizes given.
+    Raises AttnshapeError if the request can't be carried out, or the target fails at the given sizes.
     """
     require_device(options.device)
     progress("loading the target")
     with printed(), foreign_code(), isolated():
         target = find_target(spec)
-        sizes = target.sizes
         run = RunOptions(seed=options.seed, train=options.train)
         limit = TimeLimit()
-        variation = sample_target(target, sizes, run, limit, time_limit, progress)
+        variation = sample_target(target, target.sizes, run, limit, time_limit, progress)
         progress("verifying the shape comments")
-        chosen = sizes_to_observe(variation, sizes)
+        chosen = sizes_to_observe(variation, target.sizes)
         verification = verify_target(target, chosen, run, limit)
-    none_documented = not (verification.holding or verification.findings or verification.not_checked)
+    report = comments_report(target, options, run.dtype, chosen, verification)
+    if verification.holding or verification.findings or verification.not_checked:
+        return report
+    return replace(report, facts=(Fact(text="the functions that ran document no shapes"),))
+
+
+def comments_report(
+    target: Target,
+    options: RunOptions,
+    dtype: str,
+    small_sizes: Sequence[Mapping[str, int]],
+    verification: CommentVerification,
+) -> Report:
+    """Return the report of a verification; `options` are the user's, `dtype` is that of the small runs."""
     return Report(
         attnshape=__version__,
         torch=str(torch.__version__),
@@ -67,13 +72,12 @@ def check_comments(
         target=target.label,
         command=options.command,
         seed=options.seed,
-        dtype="float32",
-        sizes=dict(sizes.records),
-        small_sizes=tuple(dict(numbers) for numbers in chosen),
+        dtype=dtype,
+        sizes=dict(target.sizes.records),
+        small_sizes=tuple(dict(numbers) for numbers in small_sizes),
         runs=verification.runs,
         findings=verification.findings,
         verified=verification.summary,
-        facts=(Fact(text="the functions that ran document no shapes"),) if none_documented else (),
         not_checked=verification.not_checked,
     )
 
@@ -116,8 +120,8 @@ def observe_documented(
 
 def _functions_of_project(runs: Sequence[ObservedRun]) -> list[FunctionId]:
     """Return the functions that ran, without those of installed packages other than the target's own."""
-    functions = list(dict.fromkeys(one.function for run in runs for one in run.invocations))
+    functions = list(dict.fromkeys(call.function for run in runs for call in run.invocations))
     # the target's file decides, not that of the first function: garbage collection may have called that one
     first = functions[0].file if functions else ""
-    home = installed_package(next((one.file for one in runs if one.file is not None), first))
-    return [one for one in functions if installed_package(one.file) in (None, home)]
+    home = installed_package(next((run.file for run in runs if run.file is not None), first))
+    return [function for function in functions if installed_package(function.file) in (None, home)]

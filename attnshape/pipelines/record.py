@@ -103,7 +103,11 @@ class Recording:
         Recording.active -= 1
         recorder.__exit__(kind, error, trace)
         failure = describe_failure(error, recorder.failure, recorder.registry) if error is not None else None
-        raw = recorder.result(self._inputs(recorder.steps), [], failure)
+        # the tensors that existed before the block and that it used, in order of first use
+        names = dict.fromkeys(
+            reference.input for reference in _references(recorder.steps) if reference.input is not None
+        )
+        raw = recorder.result([(name, self._before[name]) for name in names], [], failure)
         # an outer recording must not see the checks
         with torch._C.DisableTorchFunction():
             try:
@@ -111,16 +115,9 @@ class Recording:
             except Exception as problem:  # noqa: BLE001 - the user's own exception must get through
                 self._result = problem.with_traceback(None)
 
-    def _inputs(self, steps: list[RawStep]) -> list[tuple[str, RawTensor]]:
-        """Return the tensors that existed before the block and that it used, in order of first use."""
-        names = dict.fromkeys(reference.input for reference in _references(steps) if reference.input is not None)
-        return [(name, self._before[name]) for name in names]
-
     def _options(self, raw: RawTrace) -> RunOptions:
         """Return the device and dtype that the code ran in: those of its first floating-point tensor."""
-        tensors = [tensor for _, tensor in raw.inputs] + [
-            output.tensor for step in raw.steps for output in step.outputs
-        ]
+        tensors = [*(tensor for _, tensor in raw.inputs), *(o.tensor for step in raw.steps for o in step.outputs)]
         first = next((tensor for tensor in tensors if "float" in tensor.dtype), None)
         return RunOptions(
             device=first.device if first else "cpu",

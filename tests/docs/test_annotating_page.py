@@ -1,9 +1,10 @@
 """docs/annotating.md: it has commands for each use, and names every option of the command."""
 
 import inspect
+from typing import get_args
 
 from attnshape.cli.annotate import annotate
-from attnshape.options.spec import EXISTING, STYLE_NAMES
+from attnshape.options.spec import Existing, StyleName
 from tests.docs.pages import DOCS
 from tests.readme.test_readme import BLOCK
 
@@ -24,4 +25,4 @@ def test_page_names_every_option() -> None:
     own = list(shared)[list(shared).index("grad") + 1 :]
     missing = [name for name in own if f"--{name}" not in text and name != "output"]
     assert missing == []
-    assert all(name in text for name in (*EXISTING, *STYLE_NAMES))
+    assert all(name in text for name in (*get_args(Existing), *get_args(StyleName)))
