@@ -368,8 +368,8 @@ def _from_proxy(
 
 def _wrong_at(made: Timeline, small_runs: SmallRuns, samples: Samples, runs: MeteredRuns) -> Mapping[str, int] | None:
     """Return sizes from which no formula was inferred, and at which the peak isn't what the formulas give."""
-    held_out = run_held_out(small_runs, samples, (), runs.tried)
-    log = runs.log(held_out.sizes) if held_out.run is not None else None
+    held_out, twin = run_held_out(small_runs, samples, (), runs.tried)
+    log = runs.log(held_out.sizes) if twin is not None else None
     wrong = log is not None and made.peak(held_out.sizes).bytes != log.peak
     return held_out.sizes if wrong else None
 

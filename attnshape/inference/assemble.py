@@ -23,96 +23,58 @@ from attnshape.model.trace import (
     Storage,
     TargetOutput,
     TensorRecord,
+    Trace,
 )
 from attnshape.runtime.files import display_path
-from attnshape.tracing.raw import RawFailure, RawTensor, SourceLocation
+from attnshape.tracing.raw import RawFailure, RawStep, RawTensor, SourceLocation
 
 _FUSED = ("scaled_dot_product_attention", ".flex_attention")
 
 Where = tuple[str, int]
 """Where a number is measured, such as `step 3: axis 1`, and of which of the step's outputs."""
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """Inputs, steps, loops and outputs with their formulas."""
-
-    inputs: tuple[NamedTensor, ...]
-    steps: tuple[Step, ...]
-    loops: tuple[Loop, ...]
-    outputs: tuple[TargetOutput, ...]
-    formulas: Mapping[Where, Formula]
-    """The formula of each number that the small runs have too."""
-    needs_more_runs: bool
-    """Whether a formula was found that another round should confirm."""
-    arbitrary: frozenset[Where]
-    """The strides of axes of size 1, which mean nothing."""
-    wrong: tuple[str, ...] = ()
-    """Notes on what the verification found wrong."""
-
-    @property
-    def unsolved(self) -> tuple[str, ...]:
-        """Where a number varied with the sizes and no formula gave it."""
-        return tuple(where for (where, _), formula in self._relevant() if formula.unsolved)
-
-    @property
-    def conditions(self) -> Mapping[str, Sequence[str]]:
-        """The comparisons of sizes under which formulas hold, and where these formulas are."""
-        found: dict[str, list[str]] = {}
-        for (where, _), formula in self._relevant():
-            if formula.condition:
-                found.setdefault(formula.condition, []).append(where)
-        return found
-
-    def _relevant(self) -> Iterator[tuple[Where, Formula]]:
-        return ((place, formula) for place, formula in self.formulas.items() if place not in self.arbitrary)
+Formulas = Mapping[Where, Formula]
+"""The formula of each number that the small runs have too."""
 
 
 class _Assembler:
     """Writes tensors with formulas, from the user's run and the small runs."""
 
-    def __init__(self, samples: Samples, numbers: Mapping[str, int]) -> None:
-        self._actual = samples.actual
+    def __init__(self, samples: Samples) -> None:
         self._samples = samples
+        self._actual = samples.actual
         self._runs = [run for _, run in samples.every]
-        self._numbers = numbers
         self._solver = solver_for(samples)
-        self._formulas: dict[Where, Formula] = {}
-        self._arbitrary: set[Where] = set()
-
-    def assembled(self) -> Assembled:
-        inputs, steps, loops = self._inputs(), self._steps(), self._loops()
+        self.formulas: dict[Where, Formula] = {}
+        self._write()
         while self._solver.again():
-            self._formulas.clear()
-            inputs, steps, loops = self._inputs(), self._steps(), self._loops()
-        outputs = tuple(TargetOutput(name, reference) for name, reference in self._actual.returned)
-        made = Assembled(
-            inputs, steps, loops, outputs, self._formulas, self._solver.needs_more_runs, frozenset(self._arbitrary)
-        )
-        return replace(made, needs_more_runs=made.needs_more_runs or bool(made.unsolved))
+            self.formulas.clear()
+            self._write()
 
-    def _inputs(self) -> tuple[NamedTensor, ...]:
+    @property
+    def settled(self) -> bool:
+        """Whether no formula was found that another round should confirm, and none is missing."""
+        return not self._solver.needs_more_runs and not any(formula.unsolved for _, formula in relevant(self.formulas))
+
+    def _write(self) -> None:
+        self.inputs = tuple(self._inputs())
+        self.steps = tuple(self._step(position, step) for position, step in enumerate(self._actual.steps))
+        self.loops = tuple(self._loops())
+
+    def _inputs(self) -> Iterator[NamedTensor]:
         small = [dict(run.inputs) for run in self._runs]
-        made = []
         for name, tensor in self._actual.inputs:
-            others = [inputs[name] for inputs in small if name in inputs]
-            made.append(NamedTensor(name, self._tensor(tensor, others if len(others) == len(small) else [], name)))
-        return tuple(made)
+            others = [inputs[name] for inputs in small] if all(name in inputs for inputs in small) else []
+            yield NamedTensor(name, self._tensor(tensor, others, name))
 
-    def _loops(self) -> tuple[Loop, ...]:
+    def _loops(self) -> Iterator[Loop]:
         runs = [run.loops for run in self._runs]
-        made = []
+        alike = all(len(loops) == len(self._actual.loops) for loops in runs)
         for place, loop in enumerate(self._actual.loops):
-            counts = [loops[place].count for loops in runs if len(loops) == len(self._actual.loops)]
-            formula = self._solve(counts if len(counts) == len(runs) else [], loop.count, (f"loop {place + 1}", 0))
-            made.append(Loop(loop.begin + 1, loop.end, loop.count, formula.text, formula.known))
-        return tuple(made)
+            counts = [loops[place].count for loops in runs] if alike else []
+            formula = self._solve(counts, loop.count, (f"loop {place + 1}", 0))
+            yield Loop(loop.begin + 1, loop.end, loop.count, formula.text, formula.known)
 
-    def _steps(self) -> tuple[Step, ...]:
-        return tuple(self._step(position) for position in range(len(self._actual.steps)))
-
-    def _step(self, position: int) -> Step:
-        raw = self._actual.steps[position]
+    def _step(self, position: int, raw: RawStep) -> Step:
         runs = self._runs if position < self._samples.common else []
         outputs = []
         for place, output in enumerate(raw.outputs):
@@ -141,9 +103,9 @@ class _Assembler:
             strides = []
             for axis, stride in enumerate(tensor.stride):
                 place = (f"{where}: stride {axis}", output)
-                if tensor.shape[axis] <= 1:
-                    self._arbitrary.add(place)
-                strides.append(self._solve([other.stride[axis] for other in small], stride, place).text)
+                formula = self._solve([other.stride[axis] for other in small], stride, place)
+                self.formulas[place] = replace(formula, arbitrary=tensor.shape[axis] <= 1)
+                strides.append(formula.text)
         else:
             strides = [
                 _product_of(axes[place + 1 :], tensor.shape[place + 1 :], s) for place, s in enumerate(tensor.stride)
@@ -152,15 +114,37 @@ class _Assembler:
 
     def _solve(self, values: Sequence[int], actual: int, place: Where) -> Formula:
         if not values:
-            return matched(actual, self._numbers)
-        formula = self._solver.solve(tuple(values), actual)
-        self._formulas[place] = formula
-        return formula
+            return matched(actual, self._samples.plan.sizes.numbers)
+        self.formulas[place] = self._solver.solve(tuple(values), actual)
+        return self.formulas[place]
 
 
-def assemble(samples: Samples, numbers: Mapping[str, int]) -> Assembled:
-    """Return the user's run with the formulas that the small runs give."""
-    return _Assembler(samples, numbers).assembled()
+def assemble(header: Trace, samples: Samples) -> tuple[tuple[Trace, Formulas], bool]:
+    """Return a trace with the steps of the user's run, and the formulas in it; and whether no more runs are needed.
+
+    Args:
+        header: The trace without inputs, steps, loops and outputs.
+        samples: The user's run and the small runs, from which the formulas are inferred.
+    """
+    assembler = _Assembler(samples)
+    trace = msgspec.structs.replace(
+        header,
+        inputs=assembler.inputs,
+        steps=assembler.steps,
+        loops=assembler.loops,
+        outputs=tuple(TargetOutput(name, reference) for name, reference in samples.actual.returned),
+    )
+    return (trace, assembler.formulas), assembler.settled
+
+
+def are_settled(samples: Samples) -> bool:
+    """Return whether the formulas of all numbers need no more runs."""
+    return _Assembler(samples).settled
+
+
+def relevant(formulas: Formulas) -> Iterator[tuple[str, Formula]]:
+    """Yield the formulas with where they are, except strides that mean nothing."""
+    return ((where, formula) for (where, _), formula in formulas.items() if not formula.arbitrary)
 
 
 def solver_for(samples: Samples) -> Solver:
@@ -259,8 +243,9 @@ class SimilarFailures:
         return tensor_record(tensor, axes, strides)
 
 
-def similar_failures(actual: RawFailure, samples: Samples, numbers: Mapping[str, int]) -> SimilarFailures:
+def similar_failures(actual: RawFailure, samples: Samples) -> SimilarFailures:
     """Return the small runs that failed at the same call as the user's."""
+    numbers = samples.plan.sizes.numbers
     rounds = [run.failure for run in samples.runs]
     kept = [failure for failure in rounds if failure is not None and _same_call(failure, actual)]
     if len(kept) < len(rounds) or len(kept) < 2:

@@ -242,10 +242,10 @@ class Plan:
 
     def elements_in_any_order(self, chosen: Mapping[str, int]) -> int:
         """Return the same where the numbers of the unknowns are in a different order from their primes."""
-        found = self.elements(chosen)
-        for powers in self.other_powers:
-            found = max(found, math.prod(chosen[name] ** power for name, power in powers.items()))
-        return found
+        elements: list[int] = [
+            math.prod(chosen[n] ** power for n, power in powers.items()) for powers in self.other_powers
+        ]
+        return max(self.elements(chosen), *elements, 0)
 
     def _largest_tensor(self, chosen: Mapping[str, int]) -> int:
         return math.prod(number ** self.power(name) for name, number in chosen.items()) if self.powers else 0
@@ -339,28 +339,24 @@ def _value(monomial: Monomial, chosen: Mapping[str, int]) -> int:
     return int(result)
 
 
+def is_prime(number: int) -> bool:
+    """Return whether a number from 2 on is a prime."""
+    return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
+
+
 def _prime(place: int) -> int:
     """Return the prime at a place, counted from the first that is used."""
-    number = _FIRST
-    for _ in range(place):
-        number = _prime_after(number)
-    return number
+    return next(itertools.islice(filter(is_prime, itertools.count(_FIRST)), place, None))
 
 
 def _prime_after(number: int) -> int:
-    """Return the smallest prime above a number."""
-    number += 1
-    while number < _FIRST or any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
-        number += 1
-    return number
+    """Return the smallest prime above a number, of those that are used."""
+    return next(filter(is_prime, itertools.count(max(number + 1, _FIRST))))
 
 
 def _prime_before(number: int) -> int:
     """Return the largest prime below a prime from 5 on."""
-    number -= 1
-    while any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
-        number -= 1
-    return number
+    return next(filter(is_prime, itertools.count(number - 1, -1)))
 
 
 _COMPOSITE = (12, 16, 15, 18, 20, 24, 14, 21, 27, 25, 22, 26)

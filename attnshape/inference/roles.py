@@ -12,35 +12,16 @@ import msgspec
 
 from attnshape.inference.dataflow import DataFlow, OutputRef, StepNode, innermost, match_softmax, step_graph
 from attnshape.model.trace import Reference, Role, Step, TensorRecord
-from attnshape.tracing.operations import (
-    ADDITIONS,
-    CASTS,
-    CONCATENATIONS,
-    CONVOLUTIONS,
-    COPIES,
-    DROPOUTS,
-    FUSED_ATTENTION,
-    JOINS,
-    LOG_SOFTMAXES,
-    MASKS,
-    NONLINEARITIES,
-    NORMS,
-    PRODUCTS,
-    RESHAPES,
-    SAME_VALUES,
-    SCALINGS,
-    SELECTIONS,
-    SPLITS,
-    TRANSPOSES,
-    WEIGHT_IS_SECOND,
-)
+from attnshape.tracing import operations as ops
 
 _FARTHEST = 24
 """How many steps may lie between a softmax and the product that makes its scores."""
-_REARRANGES_WEIGHTS = SPLITS | TRANSPOSES | CONCATENATIONS | CASTS | COPIES | SELECTIONS | RESHAPES
-_KEEPS_WEIGHTS = DROPOUTS | MASKS | SAME_VALUES | SCALINGS | NORMS
+_REARRANGES_WEIGHTS = (
+    ops.SPLITS | ops.TRANSPOSES | ops.CONCATENATIONS | ops.CASTS | ops.COPIES | ops.SELECTIONS | ops.RESHAPES
+)
+_KEEPS_WEIGHTS = ops.DROPOUTS | ops.MASKS | ops.SAME_VALUES | ops.SCALINGS | ops.NORMS
 """What may lie between the softmax and the product with the values."""
-_AFTER_CONTEXT = SAME_VALUES - SELECTIONS | CONCATENATIONS | DROPOUTS
+_AFTER_CONTEXT = ops.SAME_VALUES - ops.SELECTIONS | ops.CONCATENATIONS | ops.DROPOUTS
 
 
 def with_roles(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -49,7 +30,7 @@ def with_roles(steps: Sequence[Step]) -> tuple[Step, ...]:
     for node in roles.graph.nodes:
         if roles.is_softmax(node):
             roles.assign_around_softmax(node)
-        elif node.name in FUSED_ATTENTION:
+        elif node.name in ops.FUSED_ATTENTION:
             roles.assign_around_fused(node)
     return tuple(msgspec.structs.replace(step, role=roles.assigned.get(step.index)) for step in steps)
 
@@ -70,7 +51,7 @@ class _Roles:
         self._softmaxes = {
             node.order
             for node in self.graph.nodes
-            if (match := match_softmax(node, self.graph)) and not match.late and node.name not in LOG_SOFTMAXES
+            if (match := match_softmax(node, self.graph)) and not match.late and node.name not in ops.LOG_SOFTMAXES
         }
 
     def is_softmax(self, node: StepNode) -> bool:
@@ -85,16 +66,16 @@ class _Roles:
             return
         self._assign(softmax, "softmax")
         between = list(self._between(scores, softmax))
-        nonlinear = any(node.name in NONLINEARITIES for node in between)
+        nonlinear = any(node.name in ops.NONLINEARITIES for node in between)
         for node in between:
-            if node.name in MASKS:
+            if node.name in ops.MASKS:
                 self._assign(node, "mask")
-            elif node.name in SCALINGS and _tensors(node) == 1 and not nonlinear:
+            elif node.name in ops.SCALINGS and _tensors(node) == 1 and not nonlinear:
                 self._assign(node, "scale")
-            elif node.name in DROPOUTS:
+            elif node.name in ops.DROPOUTS:
                 self._assign(node, "dropout")
         for node in self._between(softmax, context):
-            if node.name in DROPOUTS:
+            if node.name in ops.DROPOUTS:
                 self._assign(node, "dropout")
         self._assign(scores, "scores")
         self._assign(context, "context")
@@ -118,7 +99,7 @@ class _Roles:
     def _scores(self, node: StepNode, depth: int) -> StepNode | None:
         """Return the nearest product that a step's values come from, with pointwise steps and layout between."""
         for maker in self.graph.makers(node):
-            if maker.name in PRODUCTS and not self._mixes_heads(maker):
+            if maker.name in ops.PRODUCTS and not self._mixes_heads(maker):
                 return maker if self._compares(maker) else None
             if depth < _FARTHEST and not self.is_softmax(maker):
                 found = self._scores(maker, depth + 1)
@@ -139,7 +120,7 @@ class _Roles:
                     waiting.append(reader)
                 elif self._is_linear(reader):  # a gate before a projection, not weights of anything
                     continue
-                elif reader.name in PRODUCTS and len(reader.step.operands) > 1:
+                elif reader.name in ops.PRODUCTS and len(reader.step.operands) > 1:
                     return reader
                 elif reader.name in _KEEPS_WEIGHTS:
                     waiting.append(reader)
@@ -174,19 +155,19 @@ class _Roles:
             if self._is_linear(node):
                 self._assign(node, "projection")
                 continue
-            if node.name in PRODUCTS | FUSED_ATTENTION or self.is_softmax(node):
+            if node.name in ops.PRODUCTS | ops.FUSED_ATTENTION or self.is_softmax(node):
                 continue
-            if node.name in TRANSPOSES:
+            if node.name in ops.TRANSPOSES:
                 self._assign(node, "transpose")
-            elif node.name in RESHAPES and self._adds_an_axis(node):
+            elif node.name in ops.RESHAPES and self._adds_an_axis(node):
                 self._assign(node, "split")
                 certain = True
-            elif node.name in SPLITS and certain:
+            elif node.name in ops.SPLITS and certain:
                 self._assign(node, "split")
-            elif node.name in SCALINGS and _is_by_number(node) and certain:
+            elif node.name in ops.SCALINGS and _is_by_number(node) and certain:
                 self._assign(node, "scale")
             else:
-                certain = certain and node.name in SAME_VALUES
+                certain = certain and node.name in ops.SAME_VALUES
             for maker in self.graph.makers(node):
                 if maker.order not in seen:
                     seen.add(maker.order)
@@ -207,11 +188,11 @@ class _Roles:
             if self._is_linear(reader):
                 self._assign(reader, "output")
                 return
-            if reader.name in TRANSPOSES:
+            if reader.name in ops.TRANSPOSES:
                 self._assign(reader, "transpose")
             elif reader.name == "contiguous":
                 copies.append(reader)
-            elif reader.name in JOINS or (reader.name in RESHAPES and _joins_heads(node, reader)):
+            elif reader.name in ops.JOINS or (reader.name in ops.RESHAPES and _joins_heads(node, reader)):
                 # a copy is part of the merge that it makes possible
                 for part in (*copies, reader):
                     self._assign(part, "merge")
@@ -219,7 +200,7 @@ class _Roles:
 
     def _mixes_heads(self, product: StepNode) -> bool:
         """Return whether a product with a parameter leaves queries and keys alone: talking heads (arXiv:2003.02436)."""
-        convolution = product.name in CONVOLUTIONS and _tensors(product) == 1
+        convolution = product.name in ops.CONVOLUTIONS and _tensors(product) == 1
         if not self._is_linear(product) and not convolution:
             return False
         pair = {axis.expression for axis in product.step.outputs[0].tensor.axes[-2:]}
@@ -234,16 +215,16 @@ class _Roles:
         """
         if not self._is_linear(product):
             return _tensors(product) > 1
-        nonlinear = [maker for maker in self.graph.makers(product) if maker.name in NONLINEARITIES]
+        nonlinear = [maker for maker in self.graph.makers(product) if maker.name in ops.NONLINEARITIES]
         sums = [addition for node in nonlinear for addition in self.graph.makers(node)]
-        return any(addition.name in ADDITIONS and _tensors(addition) > 1 for addition in sums)
+        return any(addition.name in ops.ADDITIONS and _tensors(addition) > 1 for addition in sums)
 
     def _is_linear(self, node: StepNode) -> bool:
         """Return whether a step is a product with a parameter, or with a part of one, such as a fused weight."""
-        if node.name not in PRODUCTS:
+        if node.name not in ops.PRODUCTS:
             return False
         operands = node.step.operands
-        second = operands[1:2] if node.name in WEIGHT_IS_SECOND else ()
+        second = operands[1:2] if node.name in ops.WEIGHT_IS_SECOND else ()
         return any(reference.parameter for reference in operands) or any(map(self._is_weight, second))
 
     def _is_weight(self, reference: Reference) -> bool:

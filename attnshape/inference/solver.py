@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import re
@@ -12,7 +11,7 @@ from functools import cached_property
 
 from attnshape.dims.expressions import parse_expression
 from attnshape.inference.algebra import factor, format_monomial, roundings, sums, unknown
-from attnshape.inference.plan import Plan
+from attnshape.inference.plan import Plan, is_prime
 from attnshape.model.trace import Known
 
 
@@ -28,6 +27,8 @@ class Formula:
     """Whether it is a number that may follow from a size that wasn't varied."""
     condition: str | None = None
     """The comparison of a size with another, or a number, under which it holds; None if it holds at all sizes."""
+    arbitrary: bool = False
+    """Whether it is the stride of an axis of size 1, which means nothing."""
 
 
 def matched(actual: int, sizes: Mapping[str, int]) -> Formula:
@@ -186,7 +187,7 @@ class Solver:
         return all(map(same, self._coprime_sizes)) and not all(map(same, self._diverging))
 
     def _by_simplicity(self, quotients: Sequence[tuple[str, Values]]) -> Iterator[list[tuple[str, str]]]:
-        """Yield formulas with the sum in them, the simple kinds first."""
+        """Yield formulas, each with the sum in it, the simple kinds first."""
         symbols = self._distinct(self._plan.symbols)
         terms = self._distinct([*self._plan.symbols, *self._ratios, *(text for text in self._sums if "//" in text)])
         bases = self._distinct([*self._plan.symbols, *self._sums])
@@ -209,7 +210,11 @@ class Solver:
             lambda values: itertools.chain(sums(values, larger, 1), sums(values, terms, 3)),
         )
         for kind in kinds:
-            yield [_times(divisor, inner) for divisor, values in quotients for inner in kind(values)]
+            yield [
+                (inner if divisor == "1" else f"{divisor}*({inner})", inner)
+                for divisor, values in quotients
+                for inner in kind(values)
+            ]
 
     def _smaller_or_larger(self, seen: Values) -> Formula | None:
         """Return the formula with the smaller, or the larger, of two sizes: `2*min(L, W)`.
@@ -287,23 +292,11 @@ class Solver:
         """Sizes none of which divides another."""
         chance = random.Random(0)
         names = self._plan.unknowns
-        return [
-            self._plan.at(dict(zip(names, chance.sample(_primes_between(67, 499), len(names)), strict=True)))
-            for _ in range(16)
-        ]
+        primes = list(filter(is_prime, range(67, 499)))
+        return [self._plan.at(dict(zip(names, chance.sample(primes, len(names)), strict=True))) for _ in range(16)]
 
     @cached_property
     def _other_sizes(self) -> list[dict[str, int]]:
         """Sizes at which formulas that can't be told apart by the runs differ: even and odd, small and large."""
         chance = random.Random(0)
         return [self._plan.at({name: chance.randint(1, 99) for name in self._plan.unknowns}) for _ in range(16)]
-
-
-@functools.cache
-def _primes_between(low: int, high: int) -> list[int]:
-    return [n for n in range(low, high) if all(n % divisor for divisor in range(2, int(n**0.5) + 1))]
-
-
-def _times(divisor: str, inner: str) -> tuple[str, str]:
-    """Return the formula of a product with a sum, and the sum."""
-    return (inner if divisor == "1" else f"{divisor}*({inner})", inner)

@@ -76,11 +76,7 @@ def outcome(item: BatchItem[Any]) -> str:
 def totals(items: Sequence[BatchItem[Any]]) -> str:
     """Return how many results had each outcome."""
     statuses = [item.status for item in items]
-    kinds = (
-        (ExitStatus.FINE, "fine"),
-        (ExitStatus.FOUND, "with problems"),
-        (ExitStatus.CANNOT, f"that {FAILED}"),
-    )
+    kinds = ((ExitStatus.FINE, "fine"), (ExitStatus.FOUND, "with problems"), (ExitStatus.CANNOT, f"that {FAILED}"))
     parts = [f"{statuses.count(status)} {words}" for status, words in kinds if status in statuses]
     return f"{pluralize(len(items), 'result')}: {', '.join(parts)}"
 

@@ -14,19 +14,7 @@ from attnshape.model.formatting import format_bytes, join_words
 from attnshape.model.trace import Step, TensorRecord, Trace
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.labels import one_line, operand_records, operand_role, operation_name, reference_label
-from attnshape.tracing.operations import (
-    CONCATENATIONS,
-    DIVISIONS,
-    DROPOUTS,
-    EXPANSIONS,
-    MATMULS,
-    RESHAPES,
-    SOFTMAXES,
-    TRANSPOSES,
-    UNIT_AXES,
-    base_name,
-    short_name,
-)
+from attnshape.tracing import operations as ops
 
 HEADS = ("H", "Hkv")
 """The expressions of axes that count heads."""
@@ -46,7 +34,7 @@ def explain(trace: Trace, step: Step) -> str:
     if len(step.outputs) != 1:
         return _explain_outputs(trace, step)
     result = step.outputs[0].tensor
-    describe = OPERATIONS.get(base_name(step.operation))
+    describe = OPERATIONS.get(ops.base_name(step.operation))
     action = describe(trace, step, result, operand_records(trace, step)) if describe else None
     action = action or f"{operation_name(step)} gives {_signature(result)}"
     find_reason = REASONS.get(step.role or "")
@@ -71,7 +59,7 @@ def _place(trace: Trace, step: Step, tensor: TensorRecord) -> str:
     match tensor.storage.kind:
         case "new":
             return f"new storage of {format_bytes(tensor.bytes)}"
-        case "view" if OPERATIONS.get(base_name(step.operation)) is _permute:
+        case "view" if OPERATIONS.get(ops.base_name(step.operation)) is _permute:
             return f"only the strides change, to {' '.join(map(str, tensor.stride))}: a view of {of}"
         case "view":
             return f"no data is copied: a view of {of}"
@@ -222,7 +210,7 @@ def _product(trace: Trace, step: Step, result: TensorRecord, given: list[TensorR
         return f"{what}{prod(result.shape):,} scores ({each}), each the dot product of a query and a key"
     if step.role == "context" and result.shape:
         vectors, last = prod(result.shape[:-1]), _axes(result)[-1]
-        if short_name(step.operation) != "einsum" and _weights_come_first(trace, step):
+        if ops.short_name(step.operation) != "einsum" and _weights_come_first(trace, step):
             each = f"each of {vectors:,} vectors of {axis_label(last)} features"
             return f"{what}{each} is a weighted sum of {contracted[1]:,} values"
     before = " and ".join(visible(one.signature) for one in given[:2])
@@ -284,7 +272,7 @@ def _fill(trace: Trace, step: Step, result: TensorRecord, given: list[TensorReco
 
 def _elementwise(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
     """Describe which signatures are combined."""
-    verb = _VERBS[base_name(step.operation)]
+    verb = _VERBS[ops.base_name(step.operation)]
     if len(given) != 2:
         return None
     first, second = map(_signature, given)
@@ -324,7 +312,7 @@ def _integer(node: ast.expr) -> int | None:
 def _contracted(step: Step, result: TensorRecord, given: list[TensorRecord]) -> AxisSize | None:
     if len(given) != 2 or not given[0].shape or not given[1].shape:
         return None
-    if base_name(step.operation) in MATMULS:
+    if ops.base_name(step.operation) in ops.MATMULS:
         return _axes(given[0])[-1]
     kept = set(_axes(result))
     shared = [axis for axis in dict.fromkeys(_axes(given[0])) if axis in _axes(given[1]) and axis not in kept]
@@ -341,7 +329,7 @@ def _projection_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
 
 def _split_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
     heads_shown = any(axis.expression in HEADS for axis in result.axes)
-    reshaped = base_name(step.operation) in RESHAPES
+    reshaped = ops.base_name(step.operation) in ops.RESHAPES
     return "giving each head some of the features" if reshaped and not heads_shown else ""
 
 
@@ -359,7 +347,7 @@ def _transpose_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
 
 def _contracts_rows(step: Step, user: Step) -> bool:
     """Return whether `user` is the matrix product for the scores, with the result of `step` on its right."""
-    matrices = base_name(user.operation) in MATMULS
+    matrices = ops.base_name(user.operation) in ops.MATMULS
     return user.role == "scores" and matrices and len(user.operands) > 1 and user.operands[1].step == step.index
 
 
@@ -373,12 +361,12 @@ def _mask_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
 
 
 def _merge_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
-    base = base_name(step.operation)
-    if base in RESHAPES | CONCATENATIONS:
+    base = ops.base_name(step.operation)
+    if base in ops.RESHAPES | ops.CONCATENATIONS:
         return "placing the results of the heads side by side (concat)"
     if base == "contiguous" and result.storage.kind == "new":
         return "since a view can only join axes that lie next to each other in memory"
-    return "to bring each token's heads together" if base in TRANSPOSES else ""
+    return "to bring each token's heads together" if base in ops.TRANSPOSES else ""
 
 
 def _output_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
@@ -389,18 +377,18 @@ _Describe = Callable[[Trace, Step, TensorRecord, list[TensorRecord]], str | None
 """From a step, its result and its operands to what it does; None if the trace doesn't show that."""
 
 OPERATIONS: dict[str, _Describe] = {
-    **dict.fromkeys(RESHAPES | UNIT_AXES, _reshape),
-    **dict.fromkeys(TRANSPOSES, _permute),
+    **dict.fromkeys(ops.RESHAPES | ops.UNIT_AXES, _reshape),
+    **dict.fromkeys(ops.TRANSPOSES, _permute),
     **dict.fromkeys(("contiguous", "clone"), _copy),
-    **dict.fromkeys(CONCATENATIONS, _join),
-    **dict.fromkeys(EXPANSIONS, _expand),
+    **dict.fromkeys(ops.CONCATENATIONS, _join),
+    **dict.fromkeys(ops.EXPANSIONS, _expand),
     "linear": _linear,
-    **dict.fromkeys(MATMULS | {"rmatmul", "einsum"}, _product),
-    **dict.fromkeys(SOFTMAXES, _softmax),
-    **dict.fromkeys(DIVISIONS, _divide),
+    **dict.fromkeys(ops.MATMULS | {"rmatmul", "einsum"}, _product),
+    **dict.fromkeys(ops.SOFTMAXES, _softmax),
+    **dict.fromkeys(ops.DIVISIONS, _divide),
     "masked_fill": _fill,
     **dict.fromkeys(("add", "sub", "mul"), _elementwise),
-    **dict.fromkeys(DROPOUTS, _dropout),
+    **dict.fromkeys(ops.DROPOUTS, _dropout),
 }
 
 REASONS: dict[str, Callable[[Trace, Step, TensorRecord], str]] = {

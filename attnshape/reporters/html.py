@@ -7,14 +7,7 @@ from html import escape
 
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.reporter import Reporter
-from attnshape.reporters.trace_view import (
-    FooterLine,
-    Header,
-    MarkedTensor,
-    TraceRow,
-    TraceView,
-    trace_view,
-)
+from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceRow, TraceView, trace_view
 
 # notebooks align cells to the right and break them at spaces unless each says otherwise
 _LEFT = ' style="text-align: left; white-space: nowrap"'

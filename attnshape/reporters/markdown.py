@@ -9,29 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 
 from attnshape.model.report import Finding, Pattern, Report
+from attnshape.reporters import report_view
 from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
 from attnshape.reporters.escaping import code, code_cell, prose, prose_with_code, visible
-from attnshape.reporters.report_view import (
-    closing,
-    evidence,
-    excerpt,
-    labelled_lists,
-    location,
-    pattern_rows,
-    pattern_title,
-    sizes,
-    verdict,
-)
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
 from attnshape.reporters.terminal import pad
-from attnshape.reporters.trace_view import (
-    FooterLine,
-    Header,
-    MarkedTensor,
-    TraceRow,
-    TraceView,
-    trace_view,
-)
+from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceRow, TraceView, trace_view
 from attnshape.runtime.files import ReadLines, source_lines
 
 if TYPE_CHECKING:
@@ -90,18 +73,24 @@ def report_markdown(report: Report, patterns: bool = False, read_lines: ReadLine
         patterns: Whether to draw the attention patterns.
         read_lines: Returns the lines of a source file, for the excerpts.
     """
-    parts = [_header(Header(report.command, report.target, tuple(filter(None, (report.dtype, sizes(report)))), ()))]
+    parts = [
+        _header(
+            Header(report.command, report.target, tuple(filter(None, (report.dtype, report_view.sizes(report)))), ())
+        )
+    ]
     parts += [_finding(finding, read_lines) for finding in report.findings]
     parts += [_pattern(pattern) for pattern in report.patterns if patterns]
-    parts.append(f"**{prose(verdict(report))}**")
-    items = [f"- {label}: {' · '.join(map(prose_with_code, items))}" for label, items in labelled_lists(report)]
-    parts.append("\n".join([*items, f"- {prose(closing(report))}"]))
+    parts.append(f"**{prose(report_view.verdict(report))}**")
+    items = [
+        f"- {label}: {' · '.join(map(prose_with_code, items))}" for label, items in report_view.labelled_lists(report)
+    ]
+    parts.append("\n".join([*items, f"- {prose(report_view.closing(report))}"]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def batch_heading(item: BatchItem[Any], screen: Screen) -> str:
     """Return the heading of a result, with the error below it where there is no result."""
-    # number signs at the end of a heading would be taken for its closing sequence
+    # number signs at the end of a heading would be taken for its report_view.closing sequence
     parts = ["## " + re.sub(r" (#+)$", r" \\\1", prose(title(item)))]
     if item.error is not None:
         parts.append(f"**{FAILED}:** {prose_with_code(item.error.message)}")
@@ -172,19 +161,19 @@ def _diff_cell(cell: DiffCell, is_code: bool) -> str:
 
 
 def _finding(finding: Finding, read_lines: ReadLines) -> str:
-    where = [code(location(finding.source))] if finding.source else []
+    where = [code(report_view.location(finding.source))] if finding.source else []
     parts = [" ".join([f"**{prose(finding.code)}**", *where, prose_with_code(finding.message)])]
-    found = excerpt(finding, read_lines)
+    found = report_view.excerpt(finding, read_lines)
     if found is not None:
         parts.append(_fenced([line for line in found.fit(_CODE_WIDTH) if line], "python"))
     hints = [f"- hint: {prose_with_code(finding.hint)}"] if finding.hint else []
-    parts.append("\n".join([*hints, f"- {prose_with_code(evidence(finding))}"]))
+    parts.append("\n".join([*hints, f"- {prose_with_code(report_view.evidence(finding))}"]))
     return "\n\n".join(parts)
 
 
 def _pattern(pattern: Pattern) -> str:
-    rows = pattern_rows(pattern, _CODE_WIDTH)
-    return "\n\n".join([prose(pattern_title(pattern)), *([_fenced(rows, "text")] if rows else [])])
+    rows = report_view.pattern_rows(pattern, _CODE_WIDTH)
+    return "\n\n".join([prose(report_view.pattern_title(pattern)), *([_fenced(rows, "text")] if rows else [])])
 
 
 def _fenced(lines: list[str], language: str) -> str:

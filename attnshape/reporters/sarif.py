@@ -47,11 +47,7 @@ def batch_sarif(batch: BatchResult[Report]) -> str:
 
 
 def _log(
-    version: str,
-    command: str,
-    notes: Sequence[dict[str, Any]],
-    findings: Sequence[Finding],
-    properties: dict[str, Any],
+    version: str, command: str, notes: Sequence[dict[str, Any]], findings: Sequence[Finding], properties: dict[str, Any]
 ) -> str:
     rules = pages()
     places = {page.code: place for place, page in enumerate(rules)}

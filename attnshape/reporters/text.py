@@ -10,19 +10,9 @@ from rich.cells import cell_len
 
 from attnshape.errors import ExitStatus
 from attnshape.model.report import Finding, Pattern, Report
+from attnshape.reporters import report_view
 from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
 from attnshape.reporters.escaping import visible
-from attnshape.reporters.report_view import (
-    closing,
-    evidence,
-    excerpt,
-    labelled_lists,
-    location,
-    pattern_rows,
-    pattern_title,
-    sizes,
-    verdict,
-)
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
 from attnshape.reporters.terminal import (
     GAP,
@@ -87,34 +77,34 @@ def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
 
 
 def _header(report: Report, width: int) -> list[StyledLine]:
-    title = " · ".join(visible(part) for part in (report.target, report.dtype, sizes(report)) if part)
+    title = " · ".join(visible(part) for part in (report.target, report.dtype, report_view.sizes(report)) if part)
     return header_lines(visible(report.command), title, width)
 
 
 def _finding(finding: Finding, width: int, read_lines: ReadLines) -> list[StyledLine]:
-    where = f"{location(finding.source)}: " if finding.source else ""
+    where = f"{report_view.location(finding.source)}: " if finding.source else ""
     lines = styled(visible(f"{where}{finding.code} {finding.message}"), width, "bold red")
-    found = excerpt(finding, read_lines)
+    found = report_view.excerpt(finding, read_lines)
     if found is not None:
         code, carets = found.fit(width - _INDENT - len(_BAR))
         lines.append(_indented(_BAR + code))
         lines += [_indented(_BAR + carets, "red")] if carets else []
     if finding.hint:
         lines += _indented_lines(f"hint: {visible(finding.hint)}", width, "green")
-    return lines + _indented_lines(visible(evidence(finding)), width, "dim")
+    return lines + _indented_lines(visible(report_view.evidence(finding)), width, "dim")
 
 
 def _pattern(pattern: Pattern, width: int) -> list[StyledLine]:
-    rows = pattern_rows(pattern, width - _INDENT)
-    return [*styled(visible(pattern_title(pattern)), width, "bold"), *map(_indented, rows)]
+    rows = report_view.pattern_rows(pattern, width - _INDENT)
+    return [*styled(visible(report_view.pattern_title(pattern)), width, "bold"), *map(_indented, rows)]
 
 
 def _summary(report: Report, width: int) -> list[StyledLine]:
     lines: list[StyledLine] = []
-    for label, items in labelled_lists(report):
+    for label, items in report_view.labelled_lists(report):
         lines += styled(f"{label}: {' · '.join(map(visible, items))}", width, _LIST_STYLES.get(label, ""))
-    lines += styled(verdict(report), width, "bold red" if report.findings else "bold")
-    return lines + styled(visible(closing(report)), width, "dim")
+    lines += styled(report_view.verdict(report), width, "bold red" if report.findings else "bold")
+    return lines + styled(visible(report_view.closing(report)), width, "dim")
 
 
 def _indented_lines(text: str, width: int, style: str) -> list[StyledLine]:

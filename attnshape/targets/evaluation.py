@@ -187,8 +187,7 @@ def _parse(source: Source, text: str, expression: str, hint: Text = "check its b
         return ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise AttnshapeError(
-            (*source, f" {text!r} isn't a Python expression: {exception_message(error)}"),
-            hint,
+            (*source, f" {text!r} isn't a Python expression: {exception_message(error)}"), hint
         ) from None
 
 

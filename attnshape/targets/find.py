@@ -103,10 +103,7 @@ def _refuse_sizes(
     elsewhere = f"{name}:{taking[0]} takes it" if taking else ""
     if {"Lq", "Lk"} & {symbol for symbol in given if not _concerns(symbol, symbols)} and "L" in symbols:
         raise AttnshapeError(
-            (
-                f"{label} is self-attention: queries and keys are one sequence, so it takes no ",
-                size_option(strange),
-            ),
+            (f"{label} is self-attention: queries and keys are one sequence, so it takes no ", size_option(strange)),
             (
                 *("give its one length with ", size_option("L")),
                 f"; {elsewhere or 'multi-head and scaled-dot-product take two'}",

@@ -142,10 +142,7 @@ class Recorder(CallMode):
         return self.registry.reference(tensor)
 
     def result(
-        self,
-        inputs: list[tuple[str, RawTensor]],
-        returned: list[tuple[str, Reference]],
-        failure: RawFailure | None,
+        self, inputs: list[tuple[str, RawTensor]], returned: list[tuple[str, Reference]], failure: RawFailure | None
     ) -> RawTrace:
         """Return the recording after all passes over its steps."""
         self._log.failure = None  # its traceback keeps the traced code's variables alive

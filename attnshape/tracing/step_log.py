@@ -180,11 +180,7 @@ class StepLog:
     """Records the steps of one run."""
 
     def __init__(
-        self,
-        frames: Frames,
-        stop: FrameType | None,
-        threads: OtherThreads,
-        on_step: Callable[[], None] | None = None,
+        self, frames: Frames, stop: FrameType | None, threads: OtherThreads, on_step: Callable[[], None] | None = None
     ) -> None:
         """`on_step` is called after each step that is not a composite."""
         self._on_step = on_step
