@@ -55,12 +55,7 @@ def _names(tree: ast.Expression) -> tuple[str, ...]:
 
 def evaluate(source: Source, text: str, names: Names) -> Any:
     """Return the expression's value. Raises AttnshapeError if it doesn't evaluate."""
-    tree = _parse(source, text, text)
-    try:
-        return eval(compile(tree, "<argument>", "eval"), names)
-    except BaseException as error:
-        reraise_interruption(error)
-        raise _failed(source, text, error, names) from error
+    return _evaluate(source, text, _parse(source, text, text), names)
 
 
 def evaluate_arguments(text: str, names: Names) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -68,13 +63,22 @@ def evaluate_arguments(text: str, names: Names) -> tuple[tuple[Any, ...], dict[s
     tree = _parse_arguments(text)
     names["_call"] = lambda *args, **kwargs: (args, kwargs)
     try:
-        value: tuple[tuple[Any, ...], dict[str, Any]] = eval(compile(tree, "<init>", "eval"), names)
-    except BaseException as error:
-        reraise_interruption(error)
-        raise _failed((Option("init"),), text, error, names) from error
+        value: tuple[tuple[Any, ...], dict[str, Any]] = _evaluate((Option("init"),), text, tree, names)
     finally:
         del names["_call"]
     return value
+
+
+def _evaluate(source: Source, text: str, tree: ast.Expression, names: Names) -> Any:
+    try:
+        return eval(compile(tree, "<argument>", "eval"), names)
+    except BaseException as error:
+        reraise_interruption(error)
+        sizes = ", ".join(name for name, value in names.items() if type(value) is int)
+        raise AttnshapeError(
+            (*source, f" {text!r} doesn't evaluate: {format_exception(error)}"),
+            f"names in it: the sizes ({sizes or 'none in use'}), torch, and what the target's module defines",
+        ) from error
 
 
 def reach(path: str, init: str | None, module: ModuleType, names: Names) -> Any:
@@ -84,16 +88,9 @@ def reach(path: str, init: str | None, module: ModuleType, names: Names) -> Any:
     """
     tree = _parse(THE_TARGET, path, path).body
     value = _walk(tree, path, init, module, names)
-    return (
-        _built(value, path, init, names)
-        if inspect.isclass(value) or (init is not None and _is_factory(tree, value))
-        else value
-    )
-
-
-def _is_factory(tree: ast.expr, value: Any) -> bool:
-    """Return whether `init` calls a function that builds the target."""
-    return isinstance(tree, ast.Name) and inspect.isfunction(value)
+    # `init` may be for a function that builds the target
+    is_factory = init is not None and isinstance(tree, ast.Name) and inspect.isfunction(value)
+    return _built(value, path, init, names) if inspect.isclass(value) or is_factory else value
 
 
 def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names: Names) -> Any:
@@ -145,13 +142,11 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
 
 
 def _built(value: Any, path: str, init: str | None, names: Names) -> Any:
-    if init is None:
-        required = required_parameters(value)
-        if required:
-            raise AttnshapeError(
-                f"{path} is a class whose constructor needs {', '.join(required)}",
-                ("say how to build it: ", Option("init", ", ".join(required)), ", with the sizes as names (D, H, …)"),
-            )
+    if init is None and (required := ", ".join(required_parameters(value))):
+        raise AttnshapeError(
+            f"{path} is a class whose constructor needs {required}",
+            ("say how to build it: ", Option("init", required), ", with the sizes as names (D, H, …)"),
+        )
     return _called(value, path, init or "", names)
 
 
@@ -194,11 +189,3 @@ def _parse(source: Source, text: str, expression: str, hint: Text = "check its b
 def _parse_arguments(text: str) -> ast.Expression:
     hint = ("write the arguments of a call: ", Option("init", "D, n_head=H"))
     return _parse((Option("init"),), text, f"_call({text})", hint)
-
-
-def _failed(source: Source, text: str, error: BaseException, names: Names) -> AttnshapeError:
-    sizes = ", ".join(name for name, value in names.items() if type(value) is int)
-    return AttnshapeError(
-        (*source, f" {text!r} doesn't evaluate: {format_exception(error)}"),
-        f"names in it: the sizes ({sizes or 'none in use'}), torch, and what the target's module defines",
-    )

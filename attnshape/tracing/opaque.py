@@ -45,13 +45,12 @@ class CompiledCalls:
         if self.seen or self._file is None:
             return
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and id(frame) != self._stop:
+        while frame is not None and id(frame) != self._stop and not self.seen:
             within = frame.f_code.co_filename == self._file
             frame = frame.f_back
             # torch compiles some of its own functions, whoever calls them
             if within and frame is not None and not frame.f_globals.get("__name__", "").startswith("torch."):
                 self.seen = True
-                return
 
 
 TORCHSCRIPT = "TorchScript"

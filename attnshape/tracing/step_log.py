@@ -24,7 +24,7 @@ from attnshape.tracing.source_locations import (
     is_node_of,
     operand_variables,
 )
-from attnshape.tracing.storage import OperandStates, TensorRegistry, describe_tensor, is_mapped
+from attnshape.tracing.storage import OperandState, TensorRegistry, describe_tensor, is_mapped
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Scope:
     barrier: int
     """The id of the frame that runs its body, which is alive as long as the composite runs."""
     call: TracedCall
-    before: OperandStates
+    before: list[OperandState]
     own: bool
     """Whether the traced code itself called it."""
     node: ast.AST | None
@@ -98,16 +98,6 @@ class Scopes:
             return False
         return site.frame.f_code is getattr(self.running[-1].call.func, "__code__", None)
 
-    def end(self, scope: Scope) -> None:
-        """End a composite, and every composite inside it that has not ended."""
-        if scope in self.running:
-            del self.running[self.running.index(scope) :]
-
-    def close(self) -> None:
-        """Release every frame."""
-        self.running.clear()
-        self.stop = None  # a frame keeps its variables alive, and the result is one of them
-
 
 class OutputNames:
     """Names the outputs of a run's steps. The first name of an output wins."""
@@ -127,14 +117,11 @@ class OutputNames:
     def assign(self, place: SourceLocation, result: object) -> None:
         """Give the tensors in a result the names to which their location binds them."""
         names = self.bound(place)
-        values: Sequence[object] = [result]
-        if place.unpacked:
-            values = result if isinstance(result, (tuple, list)) else []
-        if len(names) != len(values):
-            return
-        for name, value in zip(names, values, strict=True):
-            if name is not None and isinstance(value, Tensor):
-                self.give(value, name)
+        values = [result] if not place.unpacked else result if isinstance(result, (tuple, list)) else []
+        if len(names) == len(values):
+            for name, value in zip(names, values, strict=True):
+                if name is not None and isinstance(value, Tensor):
+                    self.give(value, name)
 
     def give(self, tensor: Tensor, name: str) -> None:
         """Name the step output that a tensor is."""
@@ -259,10 +246,10 @@ class StepLog:
 
     def add_keywords(self, scope: Scope, operands: list[Tensor]) -> None:
         """Add a module's keyword arguments, which torch passes only to the hook at its end."""
-        known = self.registry.before(operands).operands
-        scope.before.operands.extend(known)
-        earlier = (one.reference for one in known if one.reference.step is None or one.reference.step <= scope.position)
-        self.steps[scope.position].operands.extend(earlier)
+        known = self.registry.before(operands)
+        scope.before.extend(known)
+        references = [operand.reference for operand in known]
+        self.steps[scope.position].operands += [r for r in references if (r.step or 0) <= scope.position]
 
     def finish(self, scope: Scope, outputs: list[Tensor], result: object) -> None:
         """Give a composite its outputs, or drop it where it returned nothing new."""
@@ -287,18 +274,20 @@ class StepLog:
             for place, (output, reference) in enumerate(zip(outputs, references, strict=True))
         ]
         if step.passes_through:
-            self._pending = [waiting for waiting in self._pending if waiting.position <= scope.position]
-        for waiting in self._pending:
-            if waiting.position == scope.position:
-                waiting.result, waiting.finished = result, True
-        if any(waiting.position > scope.position for waiting in self._pending):
+            self._pending = [pending for pending in self._pending if pending.position <= scope.position]
+        for pending in self._pending:
+            if pending.position == scope.position:
+                pending.result, pending.finished = result, True
+        if any(pending.position > scope.position for pending in self._pending):
             self._resolve_pending()
         elif scope.node is not None:
             self._bind(step, scope.node, scope.call, result, None)
 
     def end(self, scope: Scope) -> None:
-        """End a composite, whether it returned or raised."""
-        self._scopes.end(scope)
+        """End a composite, whether it returned or raised, and every composite inside it that has not ended."""
+        running = self._scopes.running
+        if scope in running:
+            del running[running.index(scope) :]
 
     def name_arguments(self, call: TracedCall, frame: FrameType) -> None:
         """Name the arguments of a module call in the traced code: `self.attention(query, key, value)`."""
@@ -314,20 +303,17 @@ class StepLog:
             return
         site = self._scopes.site(frame)
         place, node = self._locator.find(site.nearest) if site is not None else (None, None)
-        names = {}
-        if node is not None and is_node_of(node, call):
-            names = by_tensor(operand_variables(node, call))
+        names = by_tensor(operand_variables(node, call)) if node is not None and is_node_of(node, call) else {}
         own = own_or_thin = _is_own(site)
-        given: dict[int, str] = {}
+        outer_names: dict[int, str] = {}
+        running = self._scopes.running
         if site is not None and site.own:
             place, _ = self._locator.find(site.frame)
-        else:
-            running = self._scopes.running
-            caller = next((at for at in range(len(running) - 1, -1, -1) if running[at].own), None)
-            if caller is not None:
-                place, outer = self.steps[running[caller].position].location, running[caller]
-                given = by_tensor(operand_variables(outer.node, outer.call)) if outer.node is not None else {}
-                own_or_thin = does_no_more([scope.call.name for scope in running[caller:]], call.name)
+        elif callers := [at for at, scope in enumerate(running) if scope.own]:
+            outer = running[callers[-1]]
+            place = self.steps[outer.position].location
+            outer_names = by_tensor(operand_variables(outer.node, outer.call)) if outer.node is not None else {}
+            own_or_thin = does_no_more([scope.call.name for scope in running[callers[-1] :]], call.name)
         parameters = parameter_names(call.func, call.args, call.keywords)
         operands = []
         for operand in call.operands:
@@ -335,7 +321,8 @@ class StepLog:
             inside = reference.step is not None and self.steps[reference.step - 1].library
             known = self._names.known(operand) if not inside else None
             # the traced code's names come first: a library's mean something only within the library
-            name = variable or known if own else given.get(id(operand)) or known or (None if own_or_thin else variable)
+            outer_name = outer_names.get(id(operand)) or known or (None if own_or_thin else variable)
+            name = variable or known if own else outer_name
             tensor = describe_tensor(operand, "new", reference, self.registry.root(operand))
             operands.append(RawOperand(name, tensor, parameters.get(id(operand)), extremes(operand)))
         taken = without_tensors(call.func, call.args, call.keywords)
@@ -344,7 +331,8 @@ class StepLog:
     def close(self) -> None:
         """Release every tensor and frame."""
         self._pending.clear()
-        self._scopes.close()
+        self._scopes.running.clear()
+        self._scopes.stop = None  # a frame keeps its variables alive, and the result is one of them
 
     def _step(self, call: TracedCall, site: Site | None) -> tuple[RawStep, bool]:
         """Return a step for a call, and whether its location is looked up only if a second inner step follows."""
@@ -377,14 +365,14 @@ class StepLog:
 
     def _resolve_pending(self) -> None:
         """Look up the locations of pending steps."""
-        waiting, self._pending = self._pending, []
-        for one in waiting:
-            step = self.steps[one.position]
-            node = self._look_up(step, one.frame, one.call)
-            if node is not None and one.finished:
-                self._bind(step, node, one.call, one.result, one.written)
+        all_pending, self._pending = self._pending, []
+        for pending in all_pending:
+            step = self.steps[pending.position]
+            node = self._look_up(step, pending.frame, pending.call)
+            if node is not None and pending.finished:
+                self._bind(step, node, pending.call, pending.result, pending.written)
             for scope in self._scopes.running:
-                if scope.position == one.position:
+                if scope.position == pending.position:
                     scope.node = node
 
     def _look_up(self, step: RawStep, at: FramePosition | FrameType, call: TracedCall) -> ast.AST | None:
@@ -419,18 +407,18 @@ class StepLog:
 
     def _passes_through(self, position: int, outputs: list[Tensor]) -> bool:
         """Return whether a composite returns just what its only inner step, in the library's source, returns."""
-        inner = [place for place in range(position + 1, len(self.steps)) if self.steps[place].parent == position]
-        if len(inner) != 1 or not self.steps[inner[0]].library:
+        inner = [(place, s) for place, s in enumerate(self.steps[position + 1 :], position + 2) if s.parent == position]
+        if len(inner) != 1 or not inner[0][1].library:
             return False
-        made = [Reference(step=inner[0] + 1, output=place) for place in range(len(self.steps[inner[0]].outputs))]
-        return [self.registry.reference(output) for output in outputs] == made
+        returned = [Reference(step=inner[0][0], output=place) for place in range(len(inner[0][1].outputs))]
+        return [self.registry.reference(output) for output in outputs] == returned
 
     def _drop(self, position: int) -> None:
         """Remove a composite and its inner steps."""
         if len(self.steps) > position + 1:
             self.registry.forget(position + 1)
         del self.steps[position:]
-        self._pending = [waiting for waiting in self._pending if waiting.position < position]
+        self._pending = [pending for pending in self._pending if pending.position < position]
 
 
 def _is_own(site: Site | None) -> bool:
