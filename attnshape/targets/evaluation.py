@@ -55,7 +55,7 @@ def _names(tree: ast.Expression) -> tuple[str, ...]:
 
 def evaluate(source: Source, text: str, names: Names) -> Any:
     """Return the expression's value. Raises AttnshapeError if it doesn't evaluate."""
-    return _evaluate(source, text, _parse(source, text, text), names)
+    return _evaluate(source, text, _parse(source, text, text), names, "<argument>")
 
 
 def evaluate_arguments(text: str, names: Names) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -63,15 +63,15 @@ def evaluate_arguments(text: str, names: Names) -> tuple[tuple[Any, ...], dict[s
     tree = _parse_arguments(text)
     names["_call"] = lambda *args, **kwargs: (args, kwargs)
     try:
-        value: tuple[tuple[Any, ...], dict[str, Any]] = _evaluate((Option("init"),), text, tree, names)
+        value: tuple[tuple[Any, ...], dict[str, Any]] = _evaluate((Option("init"),), text, tree, names, "<init>")
     finally:
         del names["_call"]
     return value
 
 
-def _evaluate(source: Source, text: str, tree: ast.Expression, names: Names) -> Any:
+def _evaluate(source: Source, text: str, tree: ast.Expression, names: Names, file: str) -> Any:
     try:
-        return eval(compile(tree, "<argument>", "eval"), names)
+        return eval(compile(tree, file, "eval"), names)
     except BaseException as error:
         reraise_interruption(error)
         sizes = ", ".join(name for name, value in names.items() if type(value) is int)

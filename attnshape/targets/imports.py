@@ -140,17 +140,13 @@ def origin(error: BaseException, where: str = "") -> str:
     ours = str(Path(__file__).resolve().parent)
     frames = [f for f in frames if not f.filename.startswith(ours)]
     candidates = inside or frames
-    if not candidates:
-        return ""
-    return f", at {display_path(candidates[-1].filename)}:{candidates[-1].lineno}"
+    return f", at {display_path(candidates[-1].filename)}:{candidates[-1].lineno}" if candidates else ""
 
 
 def _similar_file(path: Path) -> str:
-    try:
-        names = [str(found) for found in path.parent.glob("*.py")]
-    except OSError:
-        names = []
-    similar = most_similar(str(path), names)
+    similar = None
+    with contextlib.suppress(OSError):
+        similar = most_similar(str(path), map(str, path.parent.glob("*.py")))
     return f"did you mean {similar}?" if similar else "check its path; it is taken from the current folder"
 
 

@@ -125,46 +125,38 @@ def annotated_inputs(function: Any) -> list[TensorSpec]:
     Raises AttnshapeError if an annotation leaves an axis open.
     """
     specs = []
-    for name, annotation in _annotations(function):
-        words = [_axis(word, name, annotation.dim_str) for word in annotation.dim_str.split()]
-        specs.append(parse_tensor(name, f"{_kind(annotation.dtypes)} {' '.join(words)}"))
+    for parameter in _signature(function).parameters.values() if callable(function) else ():
+        choices = get_args(parameter.annotation) or (parameter.annotation,)
+        annotation: Any = next((choice for choice in choices if _is_jaxtyping(choice)), None)
+        if annotation is not None and parameter.default is parameter.empty:
+            words = [_axis(word, parameter.name, annotation.dim_str) for word in annotation.dim_str.split()]
+            specs.append(parse_tensor(parameter.name, f"{_kind(annotation.dtypes)} {' '.join(words)}"))
     return specs
 
 
 def annotated_result(function: Any) -> tuple[str, str] | None:
     """Return the kind and the dims string that a callable declares for its one result: `Float`, `B L D`."""
-    try:
-        annotation = inspect.signature(function, eval_str=True).return_annotation
-    except Exception:  # noqa: BLE001 - annotations may name what exists for type checkers alone
-        return None
-    if not hasattr(annotation, "dim_str") or not hasattr(annotation, "dtypes"):
+    annotation: Any = _signature(function).return_annotation
+    if not _is_jaxtyping(annotation):
         return None
     return annotation.__name__.partition("[")[0], " ".join(annotation.dim_str.split())
 
 
-def _annotations(function: Any) -> list[tuple[str, Any]]:
-    if function is None or not callable(function):
-        return []
+def _signature(function: Any) -> inspect.Signature:
     try:
-        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        return inspect.signature(function, eval_str=True)
     except Exception:  # noqa: BLE001 - annotations may name what exists for type checkers alone
-        return []
-    found = []
-    for parameter in parameters:
-        choices = get_args(parameter.annotation) or (parameter.annotation,)
-        tensor = next((choice for choice in choices if hasattr(choice, "dim_str") and hasattr(choice, "dtypes")), None)
-        if tensor is not None and parameter.default is parameter.empty:
-            found.append((parameter.name, tensor))
-    return found
+        return inspect.Signature()
+
+
+def _is_jaxtyping(annotation: Any) -> bool:
+    return hasattr(annotation, "dim_str") and hasattr(annotation, "dtypes")
 
 
 def _kind(dtypes: Any) -> str:
-    names = list(dtypes) if isinstance(dtypes, (tuple, list)) else []
-    if names and all("bool" in str(name) for name in names):
-        return "bool"
-    if names and all("int" in str(name) for name in names):
-        return "int"
-    return "float"
+    names = list(map(str, dtypes)) if isinstance(dtypes, (tuple, list)) else []
+    kinds = (kind for kind in ("bool", "int") if names and all(kind in name for name in names))
+    return next(kinds, "float")
 
 
 def _axis(word: str, name: str, dims: str) -> str:

@@ -107,7 +107,7 @@ def plain_variables(
         written = _named(enumerate(_operands(node.left, node.right, arguments)))
     else:
         written = _written(node, method)
-    values: dict[_Place, Any] = {**dict(enumerate(arguments)), **keywords}
+    values: dict[Any, Any] = {**dict(enumerate(arguments)), **keywords}
     pairs: list[tuple[str | None, Any]] = []
     for place, names in written:
         value = values.get(place)
