@@ -7,12 +7,12 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from attnshape.model.formatting import format_bytes, strip_self, unfold
-from attnshape.model.trace import NamedTensor, Reference, Role, Step, StorageKind, TensorRecord, Trace
+from attnshape.model.trace import NamedTensor, Reference, Role, Source, Step, StorageKind, TensorRecord, Trace
 from attnshape.reporters.escaping import visible
 from attnshape.tracing.operations import short_name
 
 if TYPE_CHECKING:
-    from attnshape.model.difference import OutlineStep
+    from attnshape.model.difference import OutlineStep, OutlineTensor
 
 LONG = 40
 """The length from which an argument is shortened too; the receiver of a method always is."""
@@ -53,6 +53,16 @@ def numbers(values: Sequence[int]) -> str:
     ('2 8', '()')
     """
     return " ".join(map(str, values)) or "()"
+
+
+def source_label(source: Source | None) -> str:
+    """Return a place in the source as a table names it, `model.py:31`; empty if it is unknown."""
+    return f"{source.file}:{source.line}" if source is not None else ""
+
+
+def stride_label(tensor: TensorRecord | OutlineTensor) -> str:
+    """Return a stride as text, with a mark if the tensor isn't contiguous."""
+    return numbers(tensor.stride) + ("" if tensor.contiguous else f" {NOT_CONTIGUOUS}")
 
 
 def step_label(trace: Trace, step: Step, shown: Container[int]) -> str:
@@ -162,8 +172,8 @@ def resolve(trace: Trace, reference: Reference) -> NamedTensor | None:
 
 def operand_records(trace: Trace, step: Step) -> list[TensorRecord]:
     """Return the records of a step's operands, as far as the trace has them."""
-    found = (resolve(trace, operand) for operand in step.operands)
-    return [one.tensor for one in found if one is not None]
+    operands = (resolve(trace, operand) for operand in step.operands)
+    return [operand.tensor for operand in operands if operand is not None]
 
 
 def operand_role(trace: Trace, reference: Reference) -> Role | None:
@@ -175,7 +185,7 @@ def operand_role(trace: Trace, reference: Reference) -> Role | None:
 def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:
     """Return the expression in the row above, where it has no name and the step reads it."""
     earlier = map(trace.step, range(step.index - 1, 0, -1))
-    previous = next((one for one in earlier if one.parent == step.parent), None)
+    previous = next((other for other in earlier if other.parent == step.parent), None)
     if previous is None or previous.index not in shown or len(previous.outputs) != 1 or previous.outputs[0].name:
         return None
     used = any(operand.step == previous.index for operand in step.operands)
