@@ -83,24 +83,21 @@ def totals(items: Sequence[BatchItem[Any]]) -> str:
 
 def distinct_findings(items: Sequence[BatchItem[Report]]) -> list[Finding]:
     """Return the findings of all reports, without those that an earlier report has at the same place."""
-    seen: set[object] = set()
-    found: list[Finding] = []
+    places: set[object] = set()
+    distinct: list[Finding] = []
     for item in items:
         own = item.result.findings if item.result is not None else ()
-        found += [finding for finding in own if _place(finding) not in seen]
-        seen |= {_place(finding) for finding in own}
-    return found
-
-
-def _place(finding: Finding) -> object:
-    return (finding.code, finding.source or finding.message, finding.expression)
+        keyed = [((finding.code, finding.source or finding.message, finding.expression), finding) for finding in own]
+        distinct += [finding for place, finding in keyed if place not in places]
+        places |= {place for place, _ in keyed}
+    return distinct
 
 
 def _trace_outcome(trace: Trace) -> str:
     if trace.failure is not None:
         source = trace.failure.source
         return f"failed at step {len(trace.steps) + 1}" + (f", {source.file}:{source.line}" if source else "")
-    broken = sum(not one.holds for one in trace.expectations)
+    broken = sum(not expected.holds for expected in trace.expectations)
     wrong = sum(
         bool(output.tensor.declared and not output.tensor.checked) for step in trace.steps for output in step.outputs
     )

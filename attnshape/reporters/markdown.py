@@ -14,7 +14,7 @@ from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResu
 from attnshape.reporters.escaping import code, code_cell, prose, prose_with_code, visible
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
 from attnshape.reporters.terminal import pad
-from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceRow, TraceView, trace_view
+from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceView, trace_view
 from attnshape.runtime.files import ReadLines, source_lines
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def trace_markdown(view: TraceView) -> str:
         for row in view.rows:
             if row.heading:
                 rows.append(("", f"**{row.heading}**", *[""] * (len(view.columns) - 1)))
-            rows.append(_trace_cells(view, row))
+            pairs = zip(view.columns, row.cells[1:], strict=True)
+            cells = (code_cell(cell) if column.code else prose(cell) for column, cell in pairs)
+            rows.append((row.cells[0], *cells))
         parts.append(markdown_table(rows, numbered=True))
     explanations = [f"- **{row.explanation[0]}** {prose(row.explanation[1])}" for row in view.rows if row.explanation]
     lists = ["\n".join(explanations)] if explanations else []
@@ -100,8 +102,8 @@ def batch_heading(item: BatchItem[Any], screen: Screen) -> str:
 
 def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
     """Return a table with a row for each result, and the number of results with each outcome."""
-    rows = [COLUMNS, *((prose(one.name), code_cell(sizes_text(one)), prose(outcome(one))) for one in batch.items)]
-    return f"## Summary\n\n{markdown_table(rows)}\n\n**{prose(totals(batch.items))}**\n"
+    rows = [(prose(item.name), code_cell(sizes_text(item)), prose(outcome(item))) for item in batch.items]
+    return f"## Summary\n\n{markdown_table([COLUMNS, *rows])}\n\n**{prose(totals(batch.items))}**\n"
 
 
 def markdown_table(rows: Sequence[tuple[str, ...]], numbered: bool = False) -> str:
@@ -134,19 +136,10 @@ def _footer_item(line: FooterLine) -> str:
 
 def _tensor(one: MarkedTensor) -> str:
     signature, shape = (
-        " ".join(_bold(prose(word)) if place in one.marks else prose(word) for place, word in enumerate(words))
+        " ".join(f"**{text}**" if place in one.marks and text else text for place, text in enumerate(map(prose, words)))
         for words in (one.signature, one.shape)
     )
     return " ".join(part for part in (code(one.name), signature.strip(), f"({shape or 'scalar'})") if part)
-
-
-def _bold(text: str) -> str:
-    return f"**{text}**" if text else ""
-
-
-def _trace_cells(view: TraceView, row: TraceRow) -> tuple[str, ...]:
-    pairs = zip(view.columns, row.cells[1:], strict=True)
-    return (row.cells[0], *(code_cell(cell) if column.code else prose(cell) for column, cell in pairs))
 
 
 def _diff_cells(view: DiffView, row: DiffRow) -> tuple[str, ...]:

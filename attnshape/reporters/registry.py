@@ -83,13 +83,13 @@ def find_renderer(name: str, kind: Kind, *, selects: bool = False, draws_pattern
             f"--format {name} can't show {_KINDS[kind]}", f"choose another format: {', '.join((AUTO, *able))}"
         )
     if selects and not reporter.selects:
-        others = ", ".join(one for one in able if REPORTERS[one].selects)
+        others = ", ".join(other for other in able if REPORTERS[other].selects)
         raise AttnshapeError(
             f"--format {name} always has the whole trace: --columns, --match, --depth and --explain are for tables",
             f"leave them out, or choose another format: {others}",
         )
     if draws_patterns and not reporter.draws_patterns:
-        others = ", ".join(one for one in able if REPORTERS[one].draws_patterns)
+        others = ", ".join(other for other in able if REPORTERS[other].draws_patterns)
         raise AttnshapeError(
             f"--format {name} can't draw patterns: --pattern is for people",
             f"leave it out, or choose another format: {others}",

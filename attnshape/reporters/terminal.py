@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ def fold_code(text: str, width: int) -> list[str]:
     >>> fold_code("query = ….transpose(1, 2)", 22)
     ['query = …', '  .transpose(1, 2)']
     """
-    depths = _depths(text, "([{", ")]}")
+    nesting = ((char in "([{") - (char in ")]}") for char in text)
+    depths = list(itertools.accumulate(nesting, initial=0))
     dots = [match.start() for match in re.finditer(r"\.(?=[A-Za-z_])", text)]
     breaks = {match.end(): 2 * depths[match.end()] + 1 for match in re.finditer(r"[(\[{]", text)}
     breaks |= {place: 2 * depths[place] for place in (*_after_spaces(text), *dots)}
@@ -149,13 +151,6 @@ def lay_out(
 
 def _after_spaces(text: str) -> list[int]:
     return [match.end() for match in re.finditer(r" (?=[^ ])", text)]
-
-
-def _depths(text: str, opening: str, closing: str) -> list[int]:
-    depths = [0]
-    for char in text:
-        depths.append(depths[-1] + (char in opening) - (char in closing))
-    return depths
 
 
 def _quoted(text: str) -> list[bool]:

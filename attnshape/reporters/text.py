@@ -43,7 +43,8 @@ def report_text(report: Report, screen: Screen, patterns: bool = False, read_lin
         read_lines: Returns the lines of a source file, for the excerpts.
     """
     width = max(screen.width, NARROWEST)
-    sections = [_header(report, width)]
+    what = " · ".join(visible(part) for part in (report.target, report.dtype, report_view.sizes(report)) if part)
+    sections = [header_lines(visible(report.command), what, width)]
     sections += [_finding(finding, width, read_lines) for finding in report.findings]
     sections += [_pattern(pattern, width) for pattern in report.patterns if patterns]
     sections.append(_summary(report, width))
@@ -64,21 +65,18 @@ def batch_heading(item: BatchItem[Any], screen: Screen) -> str:
 def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
     """Return a table with a row for each result, and the number of results with each outcome."""
     width = max(screen.width, NARROWEST)
-    rows = [tuple(map(visible, (one.name, sizes_text(one), outcome(one)))) for one in batch.items]
+    rows = [tuple(map(visible, (item.name, sizes_text(item), outcome(item)))) for item in batch.items]
     kept = [place for place in range(len(COLUMNS)) if any(row[place] for row in rows)]
     table = [tuple(row[place] for place in kept) for row in (COLUMNS, *rows)]
     widths = _column_widths(table, width)
     styles = ["bold", *(_STATUS_STYLES[item.status] for item in batch.items)]
     lines = [*_title("Summary", width)]
     for row, style in zip(table, styles, strict=True):
-        lines += [StyledLine(one, style) for one in _row_lines(row, widths)]
+        folded = [fold_words(cell, cell_width, hang=0) for cell, cell_width in zip(row, widths, strict=True)]
+        texts = ((" " * GAP).join(map(pad, line, widths)).rstrip() for line in zip_longest(*folded, fillvalue=""))
+        lines += [StyledLine(text, style) for text in texts]
     lines += [StyledLine(""), *styled(totals(batch.items), width, "bold")]
     return render_lines(lines, screen.color)
-
-
-def _header(report: Report, width: int) -> list[StyledLine]:
-    title = " · ".join(visible(part) for part in (report.target, report.dtype, report_view.sizes(report)) if part)
-    return header_lines(visible(report.command), title, width)
 
 
 def _finding(finding: Finding, width: int, read_lines: ReadLines) -> list[StyledLine]:
@@ -90,8 +88,9 @@ def _finding(finding: Finding, width: int, read_lines: ReadLines) -> list[Styled
         lines.append(_indented(_BAR + code))
         lines += [_indented(_BAR + carets, "red")] if carets else []
     if finding.hint:
-        lines += _indented_lines(f"hint: {visible(finding.hint)}", width, "green")
-    return lines + _indented_lines(visible(report_view.evidence(finding)), width, "dim")
+        lines += [_indented(text, "green") for text in fold_words(f"hint: {visible(finding.hint)}", width - _INDENT)]
+    evidence = fold_words(visible(report_view.evidence(finding)), width - _INDENT)
+    return lines + [_indented(text, "dim") for text in evidence]
 
 
 def _pattern(pattern: Pattern, width: int) -> list[StyledLine]:
@@ -105,10 +104,6 @@ def _summary(report: Report, width: int) -> list[StyledLine]:
         lines += styled(f"{label}: {' · '.join(map(visible, items))}", width, _LIST_STYLES.get(label, ""))
     lines += styled(report_view.verdict(report), width, "bold red" if report.findings else "bold")
     return lines + styled(visible(report_view.closing(report)), width, "dim")
-
-
-def _indented_lines(text: str, width: int, style: str) -> list[StyledLine]:
-    return [_indented(one, style) for one in fold_words(text, width - _INDENT)]
 
 
 def _indented(text: str, style: str = "") -> StyledLine:
@@ -127,11 +122,6 @@ def _column_widths(table: Sequence[tuple[str, ...]], width: int) -> list[int]:
     while sum(widths) > room:
         widths[widths.index(max(widths))] -= 1
     return widths
-
-
-def _row_lines(row: tuple[str, ...], widths: Sequence[int]) -> list[str]:
-    folded = [fold_words(cell, width, hang=0) for cell, width in zip(row, widths, strict=True)]
-    return [(" " * GAP).join(map(pad, line, widths)).rstrip() for line in zip_longest(*folded, fillvalue="")]
 
 
 BATCH = BatchReporter(batch_summary, batch_heading)
