@@ -120,12 +120,7 @@ class _Assembler:
 
 
 def assemble(header: Trace, samples: Samples) -> tuple[tuple[Trace, Formulas], bool]:
-    """Return a trace with the steps of the user's run, and the formulas in it; and whether no more runs are needed.
-
-    Args:
-        header: The trace without inputs, steps, loops and outputs.
-        samples: The user's run and the small runs, from which the formulas are inferred.
-    """
+    """Return the header as a trace with the steps of the user's run, its formulas, and whether they are settled."""
     assembler = _Assembler(samples)
     trace = msgspec.structs.replace(
         header,

@@ -35,10 +35,7 @@ def sample_and_solve(
         runs: The runs of the target at small sizes.
         plan: Which sizes vary, at first under no more constraints than are known beforehand.
         actual: The run whose steps the small runs must take.
-        solve: Takes the samples; returns what it found and whether that is settled.
-
-    Returns:
-        The samples and the solution for them.
+        solve: Takes the samples; returns the solution for them, and whether it is settled.
     """
     sampler = Sampler(runs)
     samples = sampler.sample(plan, actual)

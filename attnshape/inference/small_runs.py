@@ -104,14 +104,7 @@ class SmallRuns:
         progress: ProgressCallback = lambda words: None,
         time_limit: float = _TIME_LIMIT,
     ) -> None:
-        """Prepare to run a target.
-
-        Args:
-            attempt: Runs the target at these sizes; a failure is part of what it returns.
-            find_loops: Finds the loops in which runs that took different steps differ.
-            progress: The progress callback.
-            time_limit: Seconds after which no further constraints are tried.
-        """
+        """`attempt` runs the target; after `time_limit` seconds no further constraints are tried."""
         self._attempt = attempt
         self._find_loops = find_loops
         self._progress = progress

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jaxtyping
@@ -69,14 +70,7 @@ def verify_signatures(
     """Check each inferred signature and stride at the sizes held out, and each annotation of the source in all runs.
 
     A formula that fails there is replaced by this run's number. Where a signature can't be checked at the sizes held
-    out, it is checked at those of this run.
-
-    Args:
-        trace: The trace with its formulas, which have not been checked.
-        formulas: The formula of each number that the small runs have too.
-        samples: The user's run and the small runs.
-        held_out: The sizes held out.
-        twin: The run at these sizes, if there is one.
+    out, as there is no run (`twin`) at them, it is checked at those of this run.
     """
     trace = _HeldOutCheck(trace, formulas, samples, held_out, twin).checked()
     runs = samples.to_verify + ([(held_out.sizes, twin)] if samples.complete and twin is not None else [])
@@ -357,22 +351,22 @@ def verify(expected: Sequence[Expected], runs: Runs) -> tuple[Expectation, ...]:
 
 def _verdict(wanted: Expected, runs: Runs) -> Expectation:
     actual = runs[0][1]
+    refuted = partial(Expectation, wanted.name, wanted.signature, False)
     if not tensors_named(wanted.name, actual):
         if actual.failure is not None:
-            return Expectation(wanted.name, wanted.signature, False, "the code failed before it was made")
+            return refuted("the code failed before it was made")
         if _RETURNED.fullmatch(wanted.name):
-            return Expectation(wanted.name, wanted.signature, False, "nothing is returned there")
+            return refuted("nothing is returned there")
         raise AttnshapeError(
             (Option("expect"), f" {wanted.name!r}: no tensor has that name"),
             did_you_mean(wanted.name, names_of(actual), "the tensors with names are"),
         )
-    for place, (sizes, run) in enumerate(runs):
+    for sizes, run in runs:
         for tensor in tensors_named(wanted.name, run):
             with bound(sizes):
                 if not holds(wanted.signature, tensor.shape, tensor.dtype, wanted.kind):
-                    why = _difference(wanted.signature, tensor, sizes)
-                    where = f" (seen at {_listed_sizes(sizes)})" if place else ""
-                    return Expectation(wanted.name, wanted.signature, False, why + where)
+                    where = f" (seen at {_listed_sizes(sizes)})" if run is not actual else ""
+                    return refuted(_difference(wanted.signature, tensor, sizes) + where)
     return Expectation(wanted.name, wanted.signature, True, None if len(runs) > 1 else "at this run's sizes only")
 
 
