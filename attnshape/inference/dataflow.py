@@ -63,17 +63,17 @@ class DataFlow(Generic[N]):
     @cached_property
     def consumers(self) -> dict[Producer, list[tuple[N, int]]]:
         """For each producer, the calls that read it, and as which operand."""
-        found: dict[Producer, list[tuple[N, int]]] = {}
+        consumers: dict[Producer, list[tuple[N, int]]] = {}
         for node in self.nodes:
             for place, producers in enumerate(node.sources):
                 for producer in producers:
-                    found.setdefault(producer, []).append((node, place))
-        return found
+                    consumers.setdefault(producer, []).append((node, place))
+        return consumers
 
     def readers(self, node: N) -> list[N]:
         """Return the calls that read any output of a call, each once, in order."""
-        found = {reader.order: reader for ref in node.refs for reader, _ in self.consumers.get(ref, ())}
-        return [found[order] for order in sorted(found)]
+        readers = {reader.order: reader for ref in node.refs for reader, _ in self.consumers.get(ref, ())}
+        return [readers[order] for order in sorted(readers)]
 
     def node(self, ref: OutputRef) -> N:
         """Return the call that returned an output."""
@@ -81,8 +81,8 @@ class DataFlow(Generic[N]):
 
     def maker(self, node: N, place: int) -> N | None:
         """Return the last call that made or wrote to an operand; None for an input, a parameter or a constant."""
-        made = [producer for producer in node.sources[place] if isinstance(producer, OutputRef)]
-        return self.node(made[-1]) if made else None
+        refs = [producer for producer in node.sources[place] if isinstance(producer, OutputRef)]
+        return self.node(refs[-1]) if refs else None
 
     def makers(self, node: N) -> list[N]:
         """Return the calls that made the operands, in their order."""
@@ -91,11 +91,9 @@ class DataFlow(Generic[N]):
     def downstream(self, start: Iterable[Producer]) -> set[OutputRef]:
         """Return the outputs whose numbers depend on any of the producers; those among the producers are included."""
         reached: set[Producer] = set(start)
-        first = min((one.order if isinstance(one, OutputRef) else 0 for one in reached), default=0)
+        first = min((producer.order if isinstance(producer, OutputRef) else 0 for producer in reached), default=0)
         for node in self.nodes:
-            if node.order <= first or not reads_numbers(node):
-                continue
-            if any(producer in reached for producers in node.sources for producer in producers):
+            if node.order > first and reads_numbers(node) and any(map(reached.intersection, node.sources)):
                 reached.update(node.refs)
         return {producer for producer in reached if isinstance(producer, OutputRef)}
 
@@ -119,10 +117,8 @@ class DataFlow(Generic[N]):
 
     def origins(self, producers: Producers) -> set[str]:
         """Return the inputs, parameters and constants on which a tensor with these producers depends."""
-        found = {producer for producer in producers if isinstance(producer, str)}
-        for node in self.upstream(producers):
-            found |= {s for every in node.sources for s in every if isinstance(s, str)}
-        return found
+        sources = [producers, *(source for node in self.upstream(producers) for source in node.sources)]
+        return {producer for source in sources for producer in source if isinstance(producer, str)}
 
 
 def reads_numbers(node: Node) -> bool:
@@ -176,19 +172,16 @@ def step_graph(steps: Sequence[Step]) -> DataFlow[StepNode]:
 
 
 def _producers(steps: Sequence[Step], reference: Reference) -> Producers:
-    found = innermost(steps, reference)
-    if found.step is not None:
-        dtype = steps[found.step - 1].outputs[found.output].tensor.dtype
-        return () if dtype.startswith(_SELECTING) else (OutputRef(found.step, found.output),)
-    return (found.input or found.parameter or "constant",)
+    inner = innermost(steps, reference)
+    if inner.step is None:
+        return (inner.input or inner.parameter or "constant",)
+    dtype = steps[inner.step - 1].outputs[inner.output].tensor.dtype
+    return () if dtype.startswith(_SELECTING) else (OutputRef(inner.step, inner.output),)
 
 
 def innermost(steps: Sequence[Step], reference: Reference) -> Reference:
     """Return the innermost step's output that a reference to a composite's result stands for."""
-    while reference.step is not None:
-        inner = steps[reference.step - 1].outputs[reference.output].inner
-        if inner is None:
-            break
+    while reference.step is not None and (inner := steps[reference.step - 1].outputs[reference.output].inner):
         reference = inner
     return reference
 
@@ -278,9 +271,7 @@ def _before_maximum(exponential: N, graph: DataFlow[N]) -> tuple[N, int]:
 
 def _subtracts_logsumexp(node: N, graph: DataFlow[N]) -> bool:
     """Return whether a call is `x - logsumexp(x)`."""
-    if node.name not in ops.SUBTRACTIONS or len(node.sources) != 2:
-        return False
-    subtracted = _maker(node, 1, graph)
+    subtracted = _maker(node, 1, graph) if node.name in ops.SUBTRACTIONS and len(node.sources) == 2 else None
     if subtracted is None or subtracted.name != "logsumexp":
         return False
     return _maker(subtracted, 0, graph) is _maker(node, 0, graph)
@@ -300,10 +291,10 @@ def _is_normalised_later(exponential: N, graph: DataFlow[N]) -> bool:
 
 def _maker(node: N, place: int, graph: DataFlow[N]) -> N | None:
     """Return the call that made an operand, past casts and what only adds or removes axes of one."""
-    found = graph.maker(node, place)
-    while found is not None and found.name in _UNCHANGED and found.sources:
-        before = graph.maker(found, 0)
-        if before is None or before.numel != found.numel:
+    maker = graph.maker(node, place)
+    while maker is not None and maker.name in _UNCHANGED and maker.sources:
+        before = graph.maker(maker, 0)
+        if before is None or before.numel != maker.numel:
             break
-        found = before
-    return found
+        maker = before
+    return maker

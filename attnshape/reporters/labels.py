@@ -69,12 +69,7 @@ def step_label(trace: Trace, step: Step, shown: Container[int]) -> str:
     """Return the text of a step in its row; `…` in it stands for the expression in the row above.
 
     The source's assignment is shown as `name = expression`; a name that only a later use of the value reveals, as
-    `expression as name`.
-
-    Args:
-        trace: The trace.
-        step: One of its steps.
-        shown: The indices of the steps that have a row.
+    `expression as name`. `shown` are the indices of the steps that have a row.
     """
     text = clip(short(step.expression))
     inplace = any(output.tensor.storage.kind == "inplace" for output in step.outputs)
@@ -147,14 +142,7 @@ def reference_label(reference: Reference | None, steps: Sequence[Step] | Sequenc
 def storage_label(
     kind: StorageKind, of: Reference | None, size: int, steps: Sequence[Step] | Sequence[OutlineStep]
 ) -> str:
-    """Return where the result of a step is stored: `new 120 KiB`, `view of 2`, `same as 3` or `writes 4`.
-
-    Args:
-        kind: How the result is stored.
-        of: The tensor whose memory it shares.
-        size: Its bytes of new memory.
-        steps: The steps that `of` refers to.
-    """
+    """Return where the result of a step is stored: `new 120 KiB`, `view of 2`, `same as 3` or `writes 4`."""
     if kind == "new":
         return f"new {format_bytes(size)}"
     return f"{STORAGE_VERBS[kind]} {reference_label(of, steps)}"

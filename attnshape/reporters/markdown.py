@@ -68,13 +68,7 @@ def folders_markdown(differences: FolderDifference, command: str, screen: Screen
 
 
 def report_markdown(report: Report, patterns: bool = False, read_lines: ReadLines = source_lines) -> str:
-    """Return a report as Markdown.
-
-    Args:
-        report: The report.
-        patterns: Whether to draw the attention patterns.
-        read_lines: Returns the lines of a source file, for the excerpts.
-    """
+    """Return a report as Markdown, with excerpts of the lines that `read_lines` returns."""
     parts = [
         _header(
             Header(report.command, report.target, tuple(filter(None, (report.dtype, report_view.sizes(report)))), ())
@@ -107,12 +101,7 @@ def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
 
 
 def markdown_table(rows: Sequence[tuple[str, ...]], numbered: bool = False) -> str:
-    """Return a Markdown table.
-
-    Args:
-        rows: The cells as Markdown, the names of the columns first.
-        numbered: Whether the first column has numbers, which are aligned right.
-    """
+    """Return a table of Markdown cells, the names of the columns first; numbers in the first column go right."""
     widths = [max(3, *(min(cell_len(row[place]), _WIDEST) for row in rows)) for place in range(len(rows[0]))]
     rule = ["-" * width for width in widths]
     lines = [list(map(pad, cells, widths)) for cells in (rows[0], rule, *rows[1:])]

@@ -127,14 +127,8 @@ def lay_out(
 ) -> ColumnLayout:
     """Fit columns into a width: fold text columns, then leave out columns from the right.
 
-    Args:
-        names: The column names, that of the step numbers first.
-        least: For each column the least width to fold its cells to; None for cells that are never folded.
-        rows: The cells of each row.
-        width: The terminal cells available.
-
-    Returns:
-        The layout. The numbers and the first column after them are always kept.
+    `least` is for each column the least width to fold its cells to; None for cells that are never folded. The numbers
+    and the first column after them are always kept.
     """
     wanted = [max(cell_len(name), *(cell_len(row[place]) for row in rows), 1) for place, name in enumerate(names)]
     smallest = [min(full, limit or full) for full, limit in zip(wanted, least, strict=True)]
@@ -158,9 +152,9 @@ def _quoted(text: str) -> list[bool]:
     places = [False]
     open_quote = ""
     for char in text:
-        if open_quote:
-            open_quote = "" if char == open_quote else open_quote
-        elif char in "\"'":
+        if char == open_quote:
+            open_quote = ""
+        elif char in "\"'" and not open_quote:
             open_quote = char
         places.append(bool(open_quote))
     return places
@@ -203,15 +197,10 @@ def _render_color(lines: Sequence[StyledLine]) -> str:
     from rich.console import Console
     from rich.text import Text
 
+    file = io.StringIO()
     console = Console(
-        file=io.StringIO(),
-        force_terminal=True,
-        color_system="standard",
-        no_color=False,
-        legacy_windows=False,
-        _environ={},
+        file=file, force_terminal=True, color_system="standard", no_color=False, legacy_windows=False, _environ={}
     )
-    with console.capture() as capture:
-        for line in lines:
-            console.print(Text(line.text.rstrip(), style=line.style), soft_wrap=True)
-    return capture.get()
+    for line in lines:
+        console.print(Text(line.text.rstrip(), style=line.style), soft_wrap=True)
+    return file.getvalue()

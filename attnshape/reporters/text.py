@@ -34,14 +34,7 @@ _STATUS_STYLES = {ExitStatus.FINE: "green", ExitStatus.FOUND: "bold red", ExitSt
 
 
 def report_text(report: Report, screen: Screen, patterns: bool = False, read_lines: ReadLines = source_lines) -> str:
-    """Return a report as text of at most the screen's width; colour only decorates.
-
-    Args:
-        report: The report.
-        screen: The width and whether to use colour.
-        patterns: Whether to draw the attention patterns.
-        read_lines: Returns the lines of a source file, for the excerpts.
-    """
+    """Return a report as text of at most the screen's width; colour only decorates. `read_lines` is for excerpts."""
     width = max(screen.width, NARROWEST)
     what = " · ".join(visible(part) for part in (report.target, report.dtype, report_view.sizes(report)) if part)
     sections = [header_lines(visible(report.command), what, width)]

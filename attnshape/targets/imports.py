@@ -196,9 +196,13 @@ def forget_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        installed = _installed_folders()
+        folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+        torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+        folders += [Path(__file__).resolve().parents[1], *([_resolve(torch_file).parent] if torch_file else ())]
         for name in sys.modules.keys() - before:
-            if not _is_installed(sys.modules[name], installed):
+            file = getattr(sys.modules[name], "__file__", None)
+            places = [file] if file else list(getattr(sys.modules[name], "__path__", ()))
+            if places and not any(Path(place).is_relative_to(folder) for place in places for folder in folders):
                 del sys.modules[name]
 
 
@@ -225,15 +229,3 @@ def _resolve(entry: str) -> Path:
         return Path(entry).resolve()
     except (OSError, ValueError, RuntimeError):
         return Path(entry)
-
-
-def _installed_folders() -> list[Path]:
-    folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
-    return [*folders, Path(__file__).resolve().parents[1], *([_resolve(torch_file).parent] if torch_file else ())]
-
-
-def _is_installed(module: ModuleType, installed: list[Path]) -> bool:
-    file = getattr(module, "__file__", None)
-    places = [file] if file else list(getattr(module, "__path__", ()))
-    return not places or any(Path(place).is_relative_to(folder) for place in places for folder in installed)

@@ -33,19 +33,16 @@ def make_tensor(spec: TensorSpec, numbers: Mapping[str, int], options: RunOption
     V. `int`: counting along the last axis.
     """
     shape = [expression.evaluate(numbers) for expression in spec.axes]
+    name = f"{spec.name}: {spec.signature!r}"
     if any(size < 0 for size in shape):
-        raise AttnshapeError(f"{spec.name}: {spec.signature!r} is {shape}, a negative size", "give other sizes")
+        raise AttnshapeError(f"{name} is {shape}, a negative size", "give other sizes")
     if any(size > LARGEST for size in shape):
-        raise AttnshapeError(
-            f"{spec.name}: {spec.signature!r} is {shape}, more than any tensor's axis can have", "give smaller sizes"
-        )
+        raise AttnshapeError(f"{name} is {shape}, more than any tensor's axis can have", "give smaller sizes")
     try:
         return _filled(spec, shape, numbers, options)
     except (RuntimeError, MemoryError, OverflowError) as error:
-        raise AttnshapeError(
-            f"{spec.name}: {spec.signature!r} can't be made: {exception_message(error)}",
-            ("give smaller sizes, or ", Option("device", "meta")),
-        ) from error
+        hint = ("give smaller sizes, or ", Option("device", "meta"))
+        raise AttnshapeError(f"{name} can't be made: {exception_message(error)}", hint) from error
 
 
 def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], options: RunOptions) -> Tensor:
@@ -61,10 +58,8 @@ def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], opti
             return torch.arange(shape[-1] if shape else 1, device=device).expand(shape).clone()
         below = spec.below.evaluate(numbers)
         if below < 1:
-            raise AttnshapeError(
-                f"{spec.name}: no number from 0 up is below {below}, which int[{spec.below.text}] asks for",
-                "give other sizes",
-            )
+            none = f"no number from 0 up is below {below}, which int[{spec.below.text}] asks for"
+            raise AttnshapeError(f"{spec.name}: {none}", "give other sizes")
         return torch.randint(below, shape, device=device)
     return torch.randn(shape, device=device, dtype=dtype)
 

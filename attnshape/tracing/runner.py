@@ -118,11 +118,7 @@ class Runnable:
 def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[[], None] | None = None) -> RawTrace:
     """Call a runnable under the recorder, and return the recording; a failure of the call is part of it.
 
-    Args:
-        runnable: What to call.
-        seed: The random seed of the call.
-        grad: Whether autograd records for the parameters' gradients, or for the inputs' if there are no parameters.
-        on_step: Called after each step.
+    With `grad`, autograd records for the parameters' gradients, or for the inputs' if there are no parameters.
     """
     inputs = runnable.named_inputs()
     if grad and not any(tensor.requires_grad for _, tensor in runnable.named_parameters()):

@@ -108,7 +108,6 @@ def _case(function: ast.FunctionDef) -> CaseDescription:
 
 
 def _section(doc: str, heading: str) -> str:
-    """Return the indented lines below a heading."""
     lines = doc.partition(f"\n{heading}\n")[2].splitlines()
     end = next((place for place, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
     return textwrap.dedent("\n".join(lines[:end])).strip()
