@@ -189,10 +189,10 @@ def reference_tensor(reference: Reference, inputs: Sequence[NamedTensor], steps:
 
 def with_avoided(steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> tuple[Step, ...]:
     """Return the steps, fused ones with the scores that they never make: the query's axes, the last one the keys'."""
-    return tuple(_with(step, steps, inputs) if step.operation.endswith(_FUSED) else step for step in steps)
+    return tuple(_with_scores(step, steps, inputs) if step.operation.endswith(_FUSED) else step for step in steps)
 
 
-def _with(step: Step, steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> Step:
+def _with_scores(step: Step, steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> Step:
     query, key = (reference_tensor(operand, inputs, steps) for operand in step.operands[:2])
     if query is None or key is None or len(query.axes) < 2 or len(key.axes) < 2:
         return step
@@ -225,41 +225,30 @@ class SimilarFailures:
             tensor = operand.tensor
             known = reference_tensor(tensor.of, inputs, steps) if tensor.of is not None else None
             if known is None or (known.shape, known.stride) != (tensor.shape, tensor.stride):
-                known = self._record(tensor, [failure.operands[position].tensor for failure in self.failures])
+                small = [failure.operands[position].tensor for failure in self.failures]
+                axes = [self.formula([t.shape[axis] for t in small], size) for axis, size in enumerate(tensor.shape)]
+                strides = [
+                    self.formula([twin.stride[axis] for twin in small], stride).text if small else str(stride)
+                    for axis, stride in enumerate(tensor.stride)
+                ]
+                known = tensor_record(tensor, axes, strides)
             records.append(known)
         return records
-
-    def _record(self, tensor: RawTensor, small: Sequence[RawTensor]) -> TensorRecord:
-        axes = [self.formula([one.shape[axis] for one in small], size) for axis, size in enumerate(tensor.shape)]
-        strides = [
-            self.formula([one.stride[axis] for one in small], stride).text if small else str(stride)
-            for axis, stride in enumerate(tensor.stride)
-        ]
-        return tensor_record(tensor, axes, strides)
 
 
 def similar_failures(actual: RawFailure, samples: Samples) -> SimilarFailures:
     """Return the small runs that failed at the same call as the user's."""
     numbers = samples.plan.sizes.numbers
-    rounds = [run.failure for run in samples.runs]
-    kept = [failure for failure in rounds if failure is not None and _same_call(failure, actual)]
-    if len(kept) < len(rounds) or len(kept) < 2:
+    call, rounds = _call(actual), len(samples.runs)
+    similar = [(sizes, f) for sizes, run in samples.every if (f := run.failure) is not None and _call(f) == call]
+    if rounds < 2 or any(run.failure is None or _call(run.failure) != call for run in samples.runs):
         return SimilarFailures(actual, numbers)
-    validation = [
-        (sizes, run.failure)
-        for sizes, run in samples.validation
-        if run.failure is not None and _same_call(run.failure, actual)
-    ]
-    solver = Solver(samples.plan, len(kept), [sizes for sizes, _ in validation])
-    return SimilarFailures(actual, numbers, (*kept, *(failure for _, failure in validation)), solver)
-
-
-def _same_call(one: RawFailure, other: RawFailure) -> bool:
-    """Return whether two failures have one operation, place and message, and operands of equal ranks."""
-    return _call(one) == _call(other)
+    solver = Solver(samples.plan, rounds, [sizes for sizes, _ in similar[rounds:]])
+    return SimilarFailures(actual, numbers, tuple(failure for _, failure in similar), solver)
 
 
 def _call(failure: RawFailure) -> tuple[object, ...]:
+    """Return what two failures at the same call share: operation, place, message, and the ranks of the operands."""
     place = failure.location
     at = (place.file, place.line, place.column) if place is not None else None
     ranks = [len(operand.tensor.stride or operand.tensor.shape) for operand in failure.operands]

@@ -104,14 +104,12 @@ class _HeldOutCheck:
     def checked(self) -> Trace:
         """Return the trace without the formulas that fail, and a note on these."""
         twins = dict(self._run.inputs) if self._run is not None else {}
-        places = [
-            *((named, twins.get(named.name or ""), named.name or "", 0) for named in self._trace.inputs),
-            *(
-                (output, self._twin(step, place), f"step {step.index}", place)
-                for step in self._trace.steps
-                for place, output in enumerate(step.outputs)
-            ),
-        ]
+        places = [(named, twins.get(named.name or ""), named.name or "", 0) for named in self._trace.inputs]
+        for step in self._trace.steps:
+            raw = self._run.steps[step.index - 1] if self._run is not None and step.index <= self._common else None
+            for place, output in enumerate(step.outputs):
+                twin = raw.outputs[place].tensor if raw is not None else None
+                places.append((output, twin, f"step {step.index}", place))
         with bound(self._sizes):
             records = [self._check(named.tensor, twin, where, place) for named, twin, where, place in places]
         # those that were not checked at the sizes held out are checked at those of this run
@@ -146,11 +144,6 @@ class _HeldOutCheck:
                 self._drop(place, loop.expression)
                 loop = replace(loop, expression=str(loop.count), known="literal")
             yield loop
-
-    def _twin(self, step: Step, output: int) -> RawTensor | None:
-        if self._run is None or step.index > self._common:
-            return None
-        return self._run.steps[step.index - 1].outputs[output].tensor
 
     def _check(self, record: TensorRecord, twin: RawTensor | None, where: str, output: int) -> TensorRecord:
         """Return a tensor without the formulas that fail, marked as checked where its whole signature holds."""
@@ -327,17 +320,15 @@ def declared_result(declared: tuple[str, str] | None, symbols: Collection[str]) 
 
 def parse_expectations(signatures: Iterable[tuple[str, str]], symbols: Sequence[str]) -> tuple[Expected, ...]:
     """Return what is expected of each name. Raises AttnshapeError if a signature has an unknown symbol."""
-    expected = []
-    for name, signature in signatures:
-        for word in signature.split():
-            for symbol in parse_expression(word).symbols:
-                if symbol not in symbols:
-                    raise AttnshapeError(
-                        (Option("expect", signature, name), f": {symbol} isn't a size of this target"),
-                        did_you_mean(symbol, list(symbols), "its sizes are"),
-                    )
-        expected.append(Expected(name, signature))
-    return tuple(expected)
+    expected = tuple(Expected(name, signature) for name, signature in signatures)
+    for wanted in expected:
+        for symbol in [symbol for word in wanted.signature.split() for symbol in parse_expression(word).symbols]:
+            if symbol not in symbols:
+                raise AttnshapeError(
+                    (Option("expect", wanted.signature, wanted.name), f": {symbol} isn't a size of this target"),
+                    did_you_mean(symbol, symbols, "its sizes are"),
+                )
+    return expected
 
 
 def verify(expected: Sequence[Expected], runs: Runs) -> tuple[Expectation, ...]:
@@ -357,9 +348,11 @@ def _verdict(wanted: Expected, runs: Runs) -> Expectation:
             return refuted("the code failed before it was made")
         if _RETURNED.fullmatch(wanted.name):
             return refuted("nothing is returned there")
+        names = [name for name, _ in actual.returned]
+        names += [output.name for step in actual.steps for output in step.outputs if output.name]
         raise AttnshapeError(
             (Option("expect"), f" {wanted.name!r}: no tensor has that name"),
-            did_you_mean(wanted.name, names_of(actual), "the tensors with names are"),
+            did_you_mean(wanted.name, dict.fromkeys([OUTPUT, *names]), "the tensors with names are"),
         )
     for sizes, run in runs:
         for tensor in tensors_named(wanted.name, run):
@@ -403,9 +396,3 @@ def tensor_of(reference: Reference, run: RawTrace) -> RawTensor | None:
     if reference.step is not None:
         return run.steps[reference.step - 1].outputs[reference.output].tensor
     return next((tensor for name, tensor in run.inputs if name == reference.input), None)
-
-
-def names_of(run: RawTrace) -> list[str]:
-    """Return every name that an expectation could mean."""
-    names = [output.name for step in run.steps for output in step.outputs if output.name]
-    return list(dict.fromkeys([OUTPUT, *(name for name, _ in run.returned), *names]))

@@ -68,8 +68,10 @@ def outcome(item: BatchItem[Any]) -> str:
     match item.result:
         case Trace() as trace:
             return _trace_outcome(trace)
-        case Report() as report:
-            return _report_outcome(report)
+        case Report(findings=(), suppressed=suppressed):
+            return f"fine, {len(suppressed)} suppressed" if suppressed else "fine"
+        case Report(findings=findings):
+            return f"{pluralize(len(findings), 'finding')}: {', '.join(dict.fromkeys(f.code for f in findings))}"
     return f"{FAILED}: {item.error.message if item.error else 'unknown'}"
 
 
@@ -104,10 +106,3 @@ def _trace_outcome(trace: Trace) -> str:
     parts = [f"{pluralize(broken, 'expectation')} not met"] * bool(broken)
     parts += [f"{pluralize(wrong, 'annotation')} wrong"] * bool(wrong)
     return ", ".join(parts) or "fine"
-
-
-def _report_outcome(report: Report) -> str:
-    if not report.findings:
-        return "fine" + (f", {len(report.suppressed)} suppressed" if report.suppressed else "")
-    codes = ", ".join(dict.fromkeys(finding.code for finding in report.findings))
-    return f"{pluralize(len(report.findings), 'finding')}: {codes}"

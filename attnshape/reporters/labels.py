@@ -79,7 +79,10 @@ def step_label(trace: Trace, step: Step, shown: Container[int]) -> str:
     if above:
         text = elide(text, above, len(before) + len(text) + len(after) > LONG)
     loops = "".join(f"×{visible(loop.expression)} " for loop in trace.loops if loop.first <= step.index <= loop.last)
-    return loops + "↳ " * _depth(trace, step) + before + text + after
+    depth, inner = 0, step
+    while inner.parent is not None and 0 < inner.parent < inner.index:
+        depth, inner = depth + 1, trace.step(inner.parent)
+    return loops + "↳ " * depth + before + text + after
 
 
 def binding(text: str, names: Sequence[str | None], by_use: bool, inplace: bool) -> tuple[str, str]:
@@ -178,11 +181,3 @@ def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:
         return None
     used = any(operand.step == previous.index for operand in step.operands)
     return short(previous.expression) if used else None
-
-
-def _depth(trace: Trace, step: Step) -> int:
-    depth = 0
-    while step.parent is not None and 0 < step.parent < step.index:
-        step = trace.step(step.parent)
-        depth += 1
-    return depth

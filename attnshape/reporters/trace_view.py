@@ -182,10 +182,9 @@ def up_to_depth(trace: Trace, steps: Sequence[Step], depth: int | None) -> tuple
 def _matches(step: Step, word: str) -> bool:
     if word == CONCAT:
         return _concatenates(step)
-    if step.role == word or fnmatchcase(short_name(step.operation).rstrip("_"), word.rstrip("_")):
-        return True
-    module = step.module or ""
-    return bool(module) and (module.startswith(f"{word}.") or fnmatchcase(module, word))
+    operation, module = short_name(step.operation).rstrip("_"), step.module or ""
+    in_module = bool(module) and (module.startswith(f"{word}.") or fnmatchcase(module, word))
+    return step.role == word or fnmatchcase(operation, word.rstrip("_")) or in_module
 
 
 def _concatenates(step: Step) -> bool:
@@ -194,14 +193,13 @@ def _concatenates(step: Step) -> bool:
 
 
 def _match_hint(trace: Trace) -> str:
-    steps = trace.steps
-    present: dict[str, dict[str, None]] = {
-        "roles": {step.role: None for step in steps if step.role},
-        "operations": {short_name(step.operation): None for step in steps}
-        | ({CONCAT: None} if any(map(_concatenates, steps)) else {}),
-        "modules": {step.module: None for step in steps if step.module},
+    operations = [short_name(step.operation) for step in trace.steps]
+    present: dict[str, list[str]] = {
+        "roles": [step.role for step in trace.steps if step.role],
+        "operations": operations + [CONCAT] * any(map(_concatenates, trace.steps)),
+        "modules": [step.module for step in trace.steps if step.module],
     }
-    listed = [f"{kind}: {', '.join(map(visible, names))}" for kind, names in present.items() if names]
+    listed = [f"{kind}: {', '.join(map(visible, dict.fromkeys(names)))}" for kind, names in present.items() if names]
     return "this trace has " + "; ".join(listed) if listed else "this trace has no steps"
 
 
@@ -381,8 +379,7 @@ def _failure(failure: Failure) -> list[FooterLine]:
 
 
 def _marked(operand: Operand) -> MarkedTensor:
-    tensor = operand.tensor
-    expressions = tuple(visible(axis.expression) for axis in tensor.axes)
+    expressions = tuple(visible(axis.expression) for axis in operand.tensor.axes)
     # a saved trace may be inconsistent: a signature that doesn't fit the shape is shown without marks
-    marks = frozenset(operand.disagree) if len(expressions) == len(tensor.shape) else frozenset[int]()
-    return MarkedTensor(visible(operand.name), expressions, tuple(map(str, tensor.shape)), marks)
+    marks = frozenset(operand.disagree if len(expressions) == len(operand.tensor.shape) else ())
+    return MarkedTensor(visible(operand.name), expressions, tuple(map(str, operand.tensor.shape)), marks)

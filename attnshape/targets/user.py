@@ -107,7 +107,7 @@ def _without_building(first: Any, path: str) -> Any:
     """Return the callable whose annotations can be read before anything is built."""
     if inspect.isclass(first):
         attribute = path.partition(".")[2]
-        return getattr(first, attribute, None) if attribute.isidentifier() else getattr(first, "forward", None)
+        return getattr(first, attribute if attribute.isidentifier() else "forward", None)
     if isinstance(first, torch.nn.Module):
         return first.forward
     return first if path.isidentifier() else None
@@ -137,11 +137,9 @@ def _case_target(spec: TargetSpec, function: Callable[..., Any]) -> Target:
             raise
         except BaseException as error:
             reraise_interruption(error)
-            sizes = ", ".join(f"{name}={numbers[name]}" for name in used)
-            raise AttnshapeError(
-                f"the case {spec.target}({sizes}) can't be built: {format_exception(error)}{origin(error)}",
-                "fix the case, or give other sizes",
-            ) from error
+            case = f"{spec.target}({', '.join(f'{name}={numbers[name]}' for name in used)})"
+            why = f"the case {case} can't be built: {format_exception(error)}{origin(error)}"
+            raise AttnshapeError(why, "fix the case, or give other sizes") from error
         return from_case(spec.target, result, options)
 
     return Target(spec.target, resolve(used, spec.sizes), build, library=False)

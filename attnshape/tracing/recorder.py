@@ -18,9 +18,8 @@ from attnshape.tracing.frames import Frames
 from attnshape.tracing.function_mode import CallMode
 from attnshape.tracing.opaque import OtherThreads
 from attnshape.tracing.passes import collapse_opaque_calls, fold_updates, settle_composites
-from attnshape.tracing.raw import RawFailure, RawStep, RawTensor, RawTrace
+from attnshape.tracing.raw import RawFailure, RawTensor, RawTrace
 from attnshape.tracing.step_log import Scope, StepLog
-from attnshape.tracing.storage import TensorRegistry
 
 
 class ModuleStack:
@@ -90,19 +89,11 @@ class Recorder(CallMode):
         super().__init__()
         self.broken: str | None = None
         self._log = StepLog(frames, stop, threads, on_step)
+        self.steps = self._log.steps
+        self.registry = self._log.registry
         self._frames = frames
         self._modules = ModuleStack(root, self)
         self._scopes: list[tuple[nn.Module, Scope]] = []
-
-    @property
-    def steps(self) -> list[RawStep]:
-        """The steps so far."""
-        return self._log.steps
-
-    @property
-    def registry(self) -> TensorRegistry:
-        """Where each tensor comes from."""
-        return self._log.registry
 
     @property
     def failure(self) -> RawFailure | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -71,32 +71,6 @@ class CompositeMark:
 
     def __call__(self, _frame: FrameType, _event: str, _argument: Any) -> None:
         """Do nothing."""
-
-
-@dataclass
-class Scopes:
-    """The running composites, innermost last."""
-
-    frames: Frames
-    stop: FrameType | None
-    running: list[Scope] = field(default_factory=list)
-
-    def site(self, frame: FrameType | None) -> Site | None:
-        """Return where a call comes from, given its frame."""
-        return self.frames.site(frame, self.stop, self.running[-1].barrier if self.running else None)
-
-    def parent(self, site: Site | None) -> int | None:
-        """Return the position of the composite to which a call from a site belongs, if that composite has begun."""
-        if site is not None and site.library is not None:
-            mark: Any = site.library.f_trace
-            return mark.position if isinstance(mark, CompositeMark) else None
-        return self.running[-1].position if self.running else None
-
-    def is_body(self, site: Site | None) -> bool:
-        """Return whether a call is in the innermost composite's own body, which may be in the target's file too."""
-        if site is None or not self.running:
-            return False
-        return site.frame.f_code is getattr(self.running[-1].call.func, "__code__", None)
 
 
 class OutputNames:
@@ -175,7 +149,10 @@ class StepLog:
         self.steps: list[RawStep] = []
         self.failure: RawFailure | None = None
         self.registry = TensorRegistry()
-        self._scopes = Scopes(frames, stop)
+        self._frames = frames
+        self._stop = stop
+        self._running: list[Scope] = []
+        """The running composites, innermost last."""
         self._locator = SourceLocator()
         self._names = OutputNames(self.steps, self.registry)
         self._pending: list[PendingStep] = []
@@ -187,8 +164,8 @@ class StepLog:
 
     def prepare(self, frame: FrameType) -> None:
         """Release the tensors of pending steps before a call, unless the call is the first of another composite."""
-        site = self._scopes.site(frame)
-        if not self._is_first(site, self._scopes.parent(site)):
+        site = self._site(frame)
+        if not self._is_first(site, self._parent(site)):
             self._resolve_pending()
 
     def add(
@@ -201,7 +178,7 @@ class StepLog:
         result: object,
     ) -> None:
         """Add the step of a call that returned or changed tensors; `number` is the call's."""
-        site = self._scopes.site(frame)
+        site = self._site(frame)
         step, waits = self._step(call, site)
         index = len(self.steps) + 1
         node = self._look_up(step, site.nearest, call) if site is not None and not waits else None
@@ -232,7 +209,7 @@ class StepLog:
 
     def begin(self, composite: Composite, call: TracedCall, frame: FrameType | None, barrier: FrameType) -> Scope:
         """Begin a composite; the steps until its end belong to it."""
-        site = self._scopes.site(frame)
+        site = self._site(frame)
         step, waits = self._step(call, site)
         step.composite = composite
         position = len(self.steps)
@@ -241,7 +218,7 @@ class StepLog:
         if waits and site is not None:
             self._pending.append(PendingStep(position, FramePosition.of(site.nearest), call, finished=False))
         scope = Scope(position, id(barrier), call, self.registry.before(call.operands), not step.library, node)
-        self._scopes.running.append(scope)
+        self._running.append(scope)
         return scope
 
     def add_keywords(self, scope: Scope, operands: list[Tensor]) -> None:
@@ -285,13 +262,12 @@ class StepLog:
 
     def end(self, scope: Scope) -> None:
         """End a composite, whether it returned or raised, and every composite inside it that has not ended."""
-        running = self._scopes.running
-        if scope in running:
-            del running[running.index(scope) :]
+        if scope in self._running:
+            del self._running[self._running.index(scope) :]
 
     def name_arguments(self, call: TracedCall, frame: FrameType) -> None:
         """Name the arguments of a module call in the traced code: `self.attention(query, key, value)`."""
-        site = self._scopes.site(frame)
+        site = self._site(frame)
         if site is not None and site.own and site.library is None:
             place, node = self._locator.find(site.frame)
             if node is not None and is_node_of(node, call):
@@ -301,12 +277,12 @@ class StepLog:
         """Keep the facts of an exception, at the innermost call that raised it."""
         if self.failure is not None and self.failure.error is error:
             return
-        site = self._scopes.site(frame)
+        site = self._site(frame)
         place, node = self._locator.find(site.nearest) if site is not None else (None, None)
         names = by_tensor(operand_variables(node, call)) if node is not None and is_node_of(node, call) else {}
         own = own_or_thin = _is_own(site)
         outer_names: dict[int, str] = {}
-        running = self._scopes.running
+        running = self._running
         if site is not None and site.own:
             place, _ = self._locator.find(site.frame)
         elif callers := [at for at, scope in enumerate(running) if scope.own]:
@@ -331,12 +307,29 @@ class StepLog:
     def close(self) -> None:
         """Release every tensor and frame."""
         self._pending.clear()
-        self._scopes.running.clear()
-        self._scopes.stop = None  # a frame keeps its variables alive, and the result is one of them
+        self._running.clear()
+        self._stop = None  # a frame keeps its variables alive, and the result is one of them
+
+    def _site(self, frame: FrameType | None) -> Site | None:
+        """Return where a call comes from, given its frame."""
+        return self._frames.site(frame, self._stop, self._running[-1].barrier if self._running else None)
+
+    def _parent(self, site: Site | None) -> int | None:
+        """Return the position of the composite to which a call from a site belongs, if that composite has begun."""
+        if site is not None and site.library is not None:
+            mark: Any = site.library.f_trace
+            return mark.position if isinstance(mark, CompositeMark) else None
+        return self._running[-1].position if self._running else None
+
+    def _is_body(self, site: Site | None) -> bool:
+        """Return whether a call is in the innermost composite's own body, which may be in the target's file too."""
+        if site is None or not self._running:
+            return False
+        return site.frame.f_code is getattr(self._running[-1].call.func, "__code__", None)
 
     def _step(self, call: TracedCall, site: Site | None) -> tuple[RawStep, bool]:
         """Return a step for a call, and whether its location is looked up only if a second inner step follows."""
-        parent = self._scopes.parent(site)
+        parent = self._parent(site)
         if site is not None and site.library is not None and parent is None:
             parent = self._begin_call(site, site.library, call.path)
         waits = self._is_first(site, parent)
@@ -344,7 +337,7 @@ class StepLog:
             self._resolve_pending()
         self.add_from_other_threads(call.operands, parent)
         references = [self.registry.reference(operand) for operand in call.operands]
-        library = not _is_own(site) or self._scopes.is_body(site)
+        library = not _is_own(site) or self._is_body(site)
         return RawStep(call.name, None, references, [], call.path, parent, library=library, opaque=call.opaque), waits
 
     def _begin_call(self, site: Site, library: FrameType, module: str | None) -> int:
@@ -352,7 +345,7 @@ class StepLog:
         self._resolve_pending()
         place, node = self._locator.find(site.frame)
         itself = isinstance(node, ast.Call) and calls_itself(node, library.f_code.co_name)
-        around = self._scopes.running[-1].position if self._scopes.running else None
+        around = self._running[-1].position if self._running else None
         step = RawStep(library_call_name(library), place, [], [], module, around, composite="call")
         step.bound_names = tuple(self._names.bound(place)) if itself else ()
         self.steps.append(step)
@@ -371,7 +364,7 @@ class StepLog:
             node = self._look_up(step, pending.frame, pending.call)
             if node is not None and pending.finished:
                 self._bind(step, node, pending.call, pending.result, pending.written)
-            for scope in self._scopes.running:
+            for scope in self._running:
                 if scope.position == pending.position:
                     scope.node = node
 
