@@ -270,7 +270,6 @@ def _before_maximum(exponential: N, graph: DataFlow[N]) -> tuple[N, int]:
 
 
 def _subtracts_logsumexp(node: N, graph: DataFlow[N]) -> bool:
-    """Return whether a call is `x - logsumexp(x)`."""
     subtracted = _maker(node, 1, graph) if node.name in ops.SUBTRACTIONS and len(node.sources) == 2 else None
     if subtracted is None or subtracted.name != "logsumexp":
         return False

@@ -168,7 +168,6 @@ class Plan:
         return {symbol: varying[symbol] for symbol in self.sizes.records if symbol in varying}
 
     def _independent(self, symbol: str) -> Monomial:
-        """Return an independent symbol as its constraint has it."""
         match next((c for c in self.constraints if c.symbol == symbol), None):
             case Equal(other=other):
                 return self._independent(other)
@@ -331,12 +330,10 @@ def is_prime(number: int) -> bool:
 
 
 def _prime(place: int) -> int:
-    """Return the prime at a place, counted from the first that is used."""
     return next(itertools.islice(filter(is_prime, itertools.count(_FIRST)), place, None))
 
 
 def _prime_after(number: int) -> int:
-    """Return the smallest prime above a number, of those that are used."""
     return next(filter(is_prime, itertools.count(max(number + 1, _FIRST))))
 
 

@@ -225,5 +225,4 @@ def _without_constraints(numbers: Mapping[str, int], plan: Plan) -> dict[str, in
 
 
 def _multiples(plan: Plan) -> list[Multiple]:
-    """Return the multiples that the user's own sizes meet."""
     return [c for c in candidates(plan.sizes, plan.constraints) if isinstance(c, Multiple)]

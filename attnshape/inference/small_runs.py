@@ -166,7 +166,6 @@ class SmallRuns:
         return powers, largest / math.prod(primes[name] ** power for name, power in powers.items())
 
     def _powers_of_each(self, plan: Plan, primes: Mapping[str, int]) -> tuple[Mapping[str, int], ...]:
-        """Return the power of each unknown in every tensor."""
         if len(primes) != len(plan.unknowns):
             return ()
         run = self.at(plan.at(primes))
@@ -241,10 +240,8 @@ def _with_rounded_lengths(powers: Mapping[str, int], rest: float) -> dict[str, i
 
 
 def _powers(elements: int, primes: Mapping[str, int]) -> dict[str, int]:
-    """Return the power of each unknown in a number of elements."""
     return {name: multiplicity(elements, prime) for name, prime in primes.items()}
 
 
 def _elements(run: RawTrace) -> int:
-    """Return how many elements the largest tensor of a run has."""
     return max((math.prod(output.tensor.shape) for step in run.steps for output in step.outputs), default=0)

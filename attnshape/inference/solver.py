@@ -88,18 +88,15 @@ class Solver:
 
     def solve(self, values: Values, actual: int) -> Formula:
         """Return the formula of a quantity from its numbers in the rounds, the validation runs and the user's run."""
-        key = (values, actual)
-        if key not in self._found:
-            self._found[key] = self._solve(values, actual)
-        return self._found[key]
+        if (values, actual) not in self._found:
+            self._found[values, actual] = self._solve(values, actual)
+        return self._found[values, actual]
 
     def again(self) -> bool:
         """Forget what had no formula; return whether sums are known now that may be part of one."""
-        unsolved = [key for key, formula in self._found.items() if formula.unsolved]
-        for key in unsolved:
-            del self._found[key]
-        grown = bool(unsolved) and len(self._sums) > self._known_before
-        self._known_before = len(self._sums)
+        solved = {key: formula for key, formula in self._found.items() if not formula.unsolved}
+        grown = len(solved) < len(self._found) and len(self._sums) > self._known_before
+        self._found, self._known_before = solved, len(self._sums)
         return grown
 
     def _solve(self, values: Values, actual: int) -> Formula:
@@ -108,9 +105,8 @@ class Solver:
                 return Formula(str(actual), "literal", unsolved=True)
             # among small sizes int(L**0.5) is a constant too
             self.needs_more_runs = self.needs_more_runs or actual > 1
-            label = self._fixed.get(actual) if actual > 1 else None
-            if label:
-                return Formula(label, "matched")
+            if actual > 1 and actual in self._fixed:
+                return Formula(self._fixed[actual], "matched")
             return Formula(str(actual), "literal", doubtful=self._any_fixed and actual > 1)
         every = (*values, actual)
         product = self._product(values[: len(self._primes)])

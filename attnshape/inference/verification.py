@@ -23,7 +23,7 @@ from attnshape.inference.assemble import Formulas, Where
 from attnshape.inference.plan import held_out_sizes
 from attnshape.inference.small_runs import Samples, SmallRuns
 from attnshape.model.trace import Axis, Expectation, HeldOut, Loop, Reference, Step, TensorRecord, Trace
-from attnshape.tracing.raw import RawStep, RawTensor, RawTrace
+from attnshape.tracing.raw import RawTensor, RawTrace
 
 Runs = Sequence[tuple[Mapping[str, int], RawTrace]]
 """Runs of one target, each with its sizes."""
@@ -76,10 +76,14 @@ def verify_signatures(
     runs = samples.to_verify + ([(held_out.sizes, twin)] if samples.complete and twin is not None else [])
     steps, wrong = [], []
     for raw, step in zip(samples.actual.steps, trace.steps, strict=True):
-        dims, kind = _annotation(raw)
-        if dims is not None:
+        place, outputs = raw.location, raw.outputs
+        if place is not None and place.declared and len(outputs) == 1 and outputs[0].name in place.targets:
+            dims, kind = place.declared, place.declared_kind
             sound = all(_annotation_holds(dims, kind, step.index - 1, run, sizes) for sizes, run in runs)
-            step = _with_annotation(step, dims, sound, sound and samples.complete and twin is not None)
+            checked, at_held_out = "declared" if sound else None, sound and samples.complete and twin is not None
+            (output,) = step.outputs
+            tensor = replace(output.tensor, declared=dims, checked=checked, held_out=at_held_out)
+            step = replace(step, outputs=(replace(output, tensor=tensor),))
             if not sound:
                 wrong.append(_complaint(step, dims, kind))
         steps.append(step)
@@ -219,13 +223,6 @@ def first_three(places: Sequence[str]) -> str:
     return ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
 
 
-def _annotation(step: RawStep) -> tuple[str | None, str | None]:
-    """Return dims string and kind that the source declares for the step's one output, where that is assigned."""
-    if step.location is None or len(step.outputs) != 1 or step.outputs[0].name not in step.location.targets:
-        return None, None
-    return step.location.declared, step.location.declared_kind
-
-
 def _annotation_holds(dims: str, kind: str | None, position: int, run: RawTrace, sizes: Mapping[str, int]) -> bool:
     """Return whether an annotation holds in a run; names in it that are no size symbols may be any size."""
     if position >= len(run.steps):
@@ -233,13 +230,6 @@ def _annotation_holds(dims: str, kind: str | None, position: int, run: RawTrace,
     tensor = run.steps[position].outputs[0].tensor
     with bound(sizes):
         return holds(dims, tensor.shape, tensor.dtype, kind)
-
-
-def _with_annotation(step: Step, dims: str, sound: bool, at_held_out: bool) -> Step:
-    (output,) = step.outputs
-    checked = "declared" if sound else None
-    tensor = replace(output.tensor, declared=dims, checked=checked, held_out=at_held_out)
-    return replace(step, outputs=(replace(output, tensor=tensor),))
 
 
 def _complaint(step: Step, dims: str, kind: str | None) -> str:
@@ -313,9 +303,8 @@ def declared_result(declared: tuple[str, str] | None, symbols: Collection[str]) 
     if declared is None:
         return ()
     kind, signature = declared
-    words = re.findall(r"[^\W\d]\w*", signature)
-    plain = not set(signature) & set("#*.?=")
-    return (Expected(OUTPUT, signature, kind),) if plain and all(word in symbols for word in words) else ()
+    known = all(word in symbols for word in re.findall(r"[^\W\d]\w*", signature))
+    return (Expected(OUTPUT, signature, kind),) if known and not set(signature) & set("#*.?=") else ()
 
 
 def parse_expectations(signatures: Iterable[tuple[str, str]], symbols: Sequence[str]) -> tuple[Expected, ...]:
@@ -368,8 +357,7 @@ def _difference(signature: str, tensor: RawTensor, sizes: Mapping[str, int]) -> 
     if len(words) != len(tensor.shape):
         return f"it has {len(tensor.shape)} axes {list(tensor.shape)}, expected {len(words)}"
     for position, (word, size) in enumerate(zip(words, tensor.shape, strict=True)):
-        number = parse_expression(word).evaluate(sizes)
-        if number != size:
+        if (number := parse_expression(word).evaluate(sizes)) != size:
             equal = [symbol for symbol, value in sizes.items() if value == size]
             name = f"{equal[0]}={size}" if len(equal) == 1 else str(size)
             return f"axis {position} is {name}, expected {word}={number}"

@@ -161,7 +161,6 @@ class _SideSteps:
         """The step in the row above, None if that row is no step of this side."""
 
     def ancestors(self, step: OutlineStep) -> list[OutlineStep]:
-        """Return the composites around a step, the innermost first."""
         found = []
         while step.parent in self.by_index and step.parent < step.index:
             step = self.by_index[step.parent]
@@ -194,14 +193,11 @@ def _sides(difference: Difference) -> tuple[_SideSteps, _SideSteps]:
 
 
 class _RowBuilder:
-    """Builds the rows of one difference."""
-
     def __init__(self, difference: Difference, columns: Sequence[DiffColumn]) -> None:
         self._columns = columns
         self._old, self._new = _sides(difference)
 
     def rows(self, changes: Sequence[StepChange], noun: str) -> Iterator[DiffRow]:
-        """Yield the rows of what differs, and one row for each run of unchanged steps."""
         around = self._composites_around_changes(changes)
         unchanged = 0
         for change in changes:

@@ -159,7 +159,6 @@ def _pattern(pattern: Pattern) -> str:
 
 
 def _fenced(lines: list[str], language: str) -> str:
-    """Return lines of visible text as a fenced code block."""
     longest = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join([f"{fence}{language}", *lines, fence])

@@ -127,7 +127,6 @@ def excerpt(finding: Finding, read_lines: ReadLines) -> Excerpt | None:
 
 
 def _end(text: str, width: int) -> str:
-    """Return the end of the text, after an ellipsis."""
     if cell_len(text) <= width:
         return text
     start = next(place for place in range(len(text) + 1) if cell_len(text[place:]) <= width - len(_CUT))

@@ -52,15 +52,14 @@ def _log(
     rules = pages()
     places = {page.code: place for place, page in enumerate(rules)}
     digests: Counter[str] = Counter()
+    invocation = {
+        "commandLine": visible(command),
+        "executionSuccessful": all(note["level"] != "error" for note in notes),
+        "toolExecutionNotifications": notes,
+    }
     run = {
         "tool": {"driver": {"name": "attnshape", "version": version, "rules": list(map(_rule, rules))}},
-        "invocations": [
-            {
-                "commandLine": visible(command),
-                "executionSuccessful": all(note["level"] != "error" for note in notes),
-                "toolExecutionNotifications": notes,
-            }
-        ],
+        "invocations": [invocation],
         "columnKind": "unicodeCodePoints",
         "results": [_result(finding, places, digests) for finding in findings],
         "properties": properties,

@@ -112,10 +112,9 @@ def trace_view(trace: Trace, options: ViewOptions) -> TraceView:
     shown = {step.index for step in steps}
     headings = section_headings(trace) if len(shown) == len(trace.steps) else {}
     rows: list[TraceRow] = []
-    if every:
-        for tensor in trace.inputs:
-            subject = RowSubject(trace, visible(tensor.name or "an input"), tensor=tensor.tensor, given=True)
-            rows.append(TraceRow(_cells("", options, subject), "input"))
+    for named in trace.inputs if every else ():
+        subject = RowSubject(trace, visible(named.name or "an input"), tensor=named.tensor, given=True)
+        rows.append(TraceRow(_cells("", options, subject), "input"))
     for step in steps:
         rows += _step_rows(trace, step, options, shown, headings.get(step.index))
     if trace.failure and (every or not steps):

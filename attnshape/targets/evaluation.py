@@ -101,10 +101,8 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
             except AttributeError:
                 where = display_path(getattr(module, "__file__", None) or module.__name__)
                 similar = most_similar(name, public_names(module))
-                raise AttnshapeError(
-                    f"{where} has no {name}",
-                    did_you_mean(name, [similar] if similar else definitions(module), "it defines"),
-                ) from None
+                hint = did_you_mean(name, [similar] if similar else definitions(module), "it defines")
+                raise AttnshapeError(f"{where} has no {name}", hint) from None
         case ast.Attribute(value=owner, attr=attribute):
             value = _walk(owner, path, init, module, names)
             if inspect.isclass(value) and inspect.isfunction(inspect.getattr_static(value, attribute, None)):
@@ -113,15 +111,12 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
                 return getattr(value, attribute)
             except AttributeError:
                 public = [name for name in dir(value) if not name.startswith("_")]
-                raise AttnshapeError(
-                    f"{ast.unparse(owner)} has no {attribute}", did_you_mean(attribute, public[:20], "it has")
-                ) from None
+                hint = did_you_mean(attribute, public[:20], "it has")
+                raise AttnshapeError(f"{ast.unparse(owner)} has no {attribute}", hint) from None
             except BaseException as error:
                 reraise_interruption(error)
-                raise AttnshapeError(
-                    f"{ast.unparse(tree)} can't be read: {format_exception(error)}{origin(error)}",
-                    "fix it, or name something else",
-                ) from error
+                why = f"{ast.unparse(tree)} can't be read: {format_exception(error)}{origin(error)}"
+                raise AttnshapeError(why, "fix it, or name something else") from error
         case ast.Subscript(value=owner, slice=key):
             value = _walk(owner, path, init, module, names)
             position = evaluate(THE_TARGET, ast.unparse(key), names)
@@ -129,9 +124,8 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
                 return value[position]
             except BaseException as error:
                 reraise_interruption(error)
-                raise AttnshapeError(
-                    f"{ast.unparse(tree)} isn't there: {format_exception(error)}", "check the index"
-                ) from error
+                why = f"{ast.unparse(tree)} isn't there: {format_exception(error)}"
+                raise AttnshapeError(why, "check the index") from error
         case ast.Call(func=function, args=args, keywords=keywords):
             value = _walk(function, path, init, module, names)
             inner = ast.unparse(ast.Call(ast.Name("_"), args, keywords))[2:-1]
@@ -159,11 +153,10 @@ def _called(value: Any, path: str, text: str, names: Names) -> Any:
     except BaseException as error:
         reraise_interruption(error)
         sizes = ", ".join(f"{name}={value}" for name, value in names.items() if type(value) is int)
+        exits = isinstance(error, SystemExit)
         raise AttnshapeError(
             f"{path}({text}) can't be built: {format_exception(error)}{origin(error)}",
-            "trace a part of it that doesn't exit"
-            if isinstance(error, SystemExit)
-            else f"the sizes were {sizes or 'none'}",
+            "trace a part of it that doesn't exit" if exits else f"the sizes were {sizes or 'none'}",
         ) from error
 
 
@@ -181,9 +174,8 @@ def _parse(source: Source, text: str, expression: str, hint: Text = "check its b
     try:
         return ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise AttnshapeError(
-            (*source, f" {text!r} isn't a Python expression: {exception_message(error)}"), hint
-        ) from None
+        why = f" {text!r} isn't a Python expression: {exception_message(error)}"
+        raise AttnshapeError((*source, why), hint) from None
 
 
 def _parse_arguments(text: str) -> ast.Expression:

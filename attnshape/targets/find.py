@@ -31,10 +31,8 @@ def mechanism_target(spec: TargetSpec, name: str, case: str) -> Target:
     """
     own = {"init": spec.init, "inputs": spec.inputs, "arguments": {**spec.arguments, **spec.values}}
     if option := next((option for option, value in own.items() if value), None):
-        raise AttnshapeError(
-            (Option(option), f" is for your own targets; {name} is built in"),
-            f"its sizes and options: attnshape catalog {name}",
-        )
+        why = (Option(option), f" is for your own targets; {name} is built in")
+        raise AttnshapeError(why, f"its sizes and options: attnshape catalog {name}")
     cases = load(name)
     if case and case not in cases:
         raise AttnshapeError(f"{name} has no case {case!r}", did_you_mean(case, list(cases), "it has"))
@@ -59,7 +57,6 @@ def mechanism_target(spec: TargetSpec, name: str, case: str) -> Target:
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
-    """Return a case's sizes and options."""
     parameters = inspect.signature(function).parameters.values()
     sizes = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     return sizes, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

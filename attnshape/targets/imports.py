@@ -44,9 +44,8 @@ def _import_file(where: str) -> ModuleType:
     path = Path(where)
     try:
         if path.is_dir():
-            raise AttnshapeError(
-                f"{where} is a folder, expected a Python file", f"name a file in it: {path / 'model.py'}:Name"
-            )
+            hint = f"name a file in it: {path / 'model.py'}:Name"
+            raise AttnshapeError(f"{where} is a folder, expected a Python file", hint)
         if not path.is_file():
             raise AttnshapeError(f"there is no file {where}", _similar_file(path))
     except (OSError, ValueError) as error:
@@ -82,9 +81,8 @@ def _import_file(where: str) -> ModuleType:
 
 def _import_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise AttnshapeError(
-            f"{name!r} is neither a file nor a module", "write path/to/file.py:Name or package.module:Name"
-        )
+        hint = "write path/to/file.py:Name or package.module:Name"
+        raise AttnshapeError(f"{name!r} is neither a file nor a module", hint)
     module = _guarded_import(name, name)
     if getattr(module, "__file__", None) is None and Path(name).is_dir():
         raise AttnshapeError(f"{name} is a folder, expected a Python file", f"name a file in it: {name}/model.py:Name")
@@ -96,9 +94,8 @@ def _guarded_import(name: str, where: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise AttnshapeError(
-                f"there is no module {error.name}", "write path/to/file.py:Name, or install the package it is in"
-            ) from None
+            hint = "write path/to/file.py:Name, or install the package it is in"
+            raise AttnshapeError(f"there is no module {error.name}", hint) from None
         raise _import_failure(where, error) from None
     except BaseException as error:  # noqa: BLE001 - the file may raise anything
         reraise_interruption(error)

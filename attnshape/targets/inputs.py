@@ -157,8 +157,6 @@ def _kind(dtypes: Any) -> str:
 def _axis(word: str, name: str, dims: str) -> str:
     plain = word.lstrip("#?").rpartition("=")[2]
     if not plain or plain[0] in "*_." or plain == "...":
-        raise AttnshapeError(
-            f"the annotation {dims!r} of {name} leaves an axis open ({word})",
-            ("give it: ", Option("inputs", "B L D", name)),
-        )
+        hint = ("give it: ", Option("inputs", "B L D", name))
+        raise AttnshapeError(f"the annotation {dims!r} of {name} leaves an axis open ({word})", hint)
     return plain

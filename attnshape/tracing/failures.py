@@ -119,7 +119,6 @@ def release_frames(error: BaseException) -> None:
 
 
 def _innermost(trace: TracebackType | None) -> TracebackType | None:
-    """Return the innermost traceback entry outside the libraries."""
     frames, innermost = Frames(), None
     while trace is not None:
         innermost = trace if frames.kind(trace.tb_frame.f_code) == "own" else innermost

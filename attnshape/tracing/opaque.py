@@ -22,10 +22,8 @@ _COMPILER = "torch._dynamo.eval_frame"
 
 def force_eager() -> contextlib.AbstractContextManager[Any]:
     """Make compiled functions run eagerly: their compiler fails under a function mode."""
-    if _COMPILER not in sys.modules:  # nothing is compiled, and the import takes a second
-        return contextlib.nullcontext()
-    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+    # where nothing is compiled, the import would take a second
+    return torch.compiler.set_stance("force_eager") if _COMPILER in sys.modules else contextlib.nullcontext()
 
 
 class CompiledCalls:

@@ -183,7 +183,6 @@ class _Nesting:
 
 
 def _bind(step: RawStep) -> None:
-    """Name a library call's outputs by its assignment targets."""
     if len(step.bound_names) == len(step.outputs):
         for name, output in zip(step.bound_names, step.outputs, strict=True):
             output.name = name or output.name
@@ -197,11 +196,9 @@ def collapse_opaque_calls(raw: RawTrace) -> RawTrace:
     around: dict[int, int] = {}
     """For each removed step, the position of its call."""
     for position, step in enumerate(raw.steps):
-        reason = _OPAQUE_CALLS.get(base_name(step.operation))
-        if step.parent is not None and (
-            step.parent in around or raw.steps[step.parent].opaque in _OPAQUE_CALLS.values()
-        ):
-            around[position] = around.get(step.parent, step.parent)
+        parent, reason = step.parent, _OPAQUE_CALLS.get(base_name(step.operation))
+        if parent is not None and (parent in around or raw.steps[parent].opaque in _OPAQUE_CALLS.values()):
+            around[position] = around.get(parent, parent)
         elif reason is not None:
             step.opaque = reason
     calls = [position for position, step in enumerate(raw.steps) if step.opaque in _OPAQUE_CALLS.values()]
@@ -226,11 +223,8 @@ def collapse_opaque_calls(raw: RawTrace) -> RawTrace:
 
 
 def _used(raw: RawTrace, around: Collection[int]) -> set[Reference]:
-    """Return every reference of the remaining steps and of the run's result."""
     used = {reference for _, reference in raw.returned}
-    for position, step in enumerate(raw.steps):
-        if position in around:
-            continue
+    for step in [step for position, step in enumerate(raw.steps) if position not in around]:
         used.update(step.operands)
         for output in step.outputs:
             used.update(r for r in (output.tensor.of, output.tensor.root, output.inner) if r is not None)
@@ -241,8 +235,7 @@ def _collapse(position: int, steps: list[RawStep], inner: set[int]) -> None:
     """Give a call the operands of its last inner step, which does the work, before its other operands."""
     call = steps[position]
     worked_on = [_from_outside(reference, steps, inner) for reference in steps[max(inner)].operands]
-    given = [reference for reference in (*worked_on, *call.operands) if reference is not None]
-    call.operands = list(dict.fromkeys(given))
+    call.operands = list(dict.fromkeys(reference for reference in (*worked_on, *call.operands) if reference))
     for output in call.outputs:
         output.inner = None
 
@@ -304,10 +297,8 @@ def _parts(steps: list[RawStep], position: int) -> list[int]:
 
 
 def _same_update(step: RawStep, other: RawStep) -> bool:
-    first, second = step.location, other.location
-    if first is None or second is None:
-        return False
-    return (first.file, first.function, first.statement) == (second.file, second.function, second.statement)
+    places = [(p.file, p.function, p.statement) for p in (step.location, other.location) if p is not None]
+    return len(places) == 2 and places[0] == places[1]
 
 
 def _reads(step: RawStep) -> bool:

@@ -122,11 +122,9 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
     """
     inputs = runnable.named_inputs()
     if grad and not any(tensor.requires_grad for _, tensor in runnable.named_parameters()):
-        for _, tensor in inputs:
-            if tensor.is_floating_point() and tensor.is_leaf:
-                tensor.requires_grad_()
-    file = source_file(runnable.function)
-    frames = Frames(frozenset({file} if file else ()))
+        for tensor in [tensor for _, tensor in inputs if tensor.is_floating_point() and tensor.is_leaf]:
+            tensor.requires_grad_()
+    frames = Frames(frozenset(filter(None, [source_file(runnable.function)])))
     compiled, threads = CompiledCalls(id(sys._getframe()), on_step), OtherThreads()
     recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), threads, compiled.stepped)
     for name, tensor in parameters_within(runnable.function, runnable.bound()):
@@ -139,8 +137,7 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
         measured.append((name, describe_tensor(tensor, "same" if again else "new", again, again)))
     seed_all(seed)
     returned: list[tuple[str, Reference]] = []
-    failure = None
-    stopped = None
+    failure = stopped = None
     try:
         with torch.set_grad_enabled(grad), threads.watched(), force_eager(), recorder:
             result, stopped = run_to_completion(runnable.call())

@@ -229,7 +229,6 @@ def has_own_source(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _code_of(text: str) -> set[CodeType]:
-    """Return the code objects of a text that runs as `<string>`."""
     try:
         found = [compile(text, "<string>", "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):

@@ -311,7 +311,6 @@ class StepLog:
         self._stop = None  # a frame keeps its variables alive, and the result is one of them
 
     def _site(self, frame: FrameType | None) -> Site | None:
-        """Return where a call comes from, given its frame."""
         return self._frames.site(frame, self._stop, self._running[-1].barrier if self._running else None)
 
     def _parent(self, site: Site | None) -> int | None:
@@ -357,7 +356,6 @@ class StepLog:
         return site is not None and not _is_own(site) and parent is not None and len(self.steps) == parent + 1
 
     def _resolve_pending(self) -> None:
-        """Look up the locations of pending steps."""
         all_pending, self._pending = self._pending, []
         for pending in all_pending:
             step = self.steps[pending.position]
@@ -407,7 +405,6 @@ class StepLog:
         return [self.registry.reference(output) for output in outputs] == returned
 
     def _drop(self, position: int) -> None:
-        """Remove a composite and its inner steps."""
         if len(self.steps) > position + 1:
             self.registry.forget(position + 1)
         del self.steps[position:]
@@ -415,5 +412,4 @@ class StepLog:
 
 
 def _is_own(site: Site | None) -> bool:
-    """Return whether a call is in the traced code's own source."""
     return site is not None and site.own and site.library is None
