@@ -26,7 +26,7 @@ from attnshape.model.trace import (
     Trace,
 )
 from attnshape.runtime.files import display_path
-from attnshape.tracing.raw import RawFailure, RawStep, RawTensor, SourceLocation
+from attnshape.tracing.raw import RawFailure, RawStep, RawTensor
 
 _FUSED = ("scaled_dot_product_attention", ".flex_attention")
 
@@ -75,6 +75,7 @@ class _Assembler:
             yield Loop(loop.begin + 1, loop.end, loop.count, formula.text, formula.known)
 
     def _step(self, position: int, raw: RawStep) -> Step:
+        at = raw.location
         runs = self._runs if position < self._samples.common else []
         outputs = []
         for place, output in enumerate(raw.outputs):
@@ -84,10 +85,10 @@ class _Assembler:
         return Step(
             index=position + 1,
             parent=raw.parent + 1 if raw.parent is not None else None,
-            expression=(raw.location.expression if raw.location else "") or raw.operation,
+            expression=(at.expression if at else "") or raw.operation,
             operation=raw.operation,
             module=raw.module,
-            source=_source(raw.location),
+            source=Source(display_path(at.file), at.line, at.column, at.function) if at else None,
             operands=tuple(raw.operands),
             outputs=tuple(outputs),
             opaque=raw.opaque or UNSET,
@@ -166,10 +167,6 @@ def tensor_record(tensor: RawTensor, axes: Sequence[Formula], strides: Sequence[
         bytes=tensor.itemsize * math.prod(tensor.shape),
         storage=Storage(tensor.kind, tensor.of, tensor.root),
     )
-
-
-def _source(place: SourceLocation | None) -> Source | None:
-    return Source(display_path(place.file), place.line, place.column, place.function) if place is not None else None
 
 
 def _product_of(axes: Sequence[Formula], shape: Sequence[int], stride: int) -> str:

@@ -258,7 +258,8 @@ def holds(signature: str, shape: tuple[int, ...], dtype: str, kind: str | None =
     """
     try:
         tensor = torch.empty((1,) * len(shape), dtype=getattr(torch, dtype)).expand(shape)
-        return isinstance(tensor, _kind_named(kind, dtype)[Tensor, signature])
+        named: Any = getattr(jaxtyping, kind or "", None)
+        return isinstance(tensor, (named if hasattr(named, "dtypes") else kind_of(dtype))[Tensor, signature])
     except (AnnotationError, NameError, SyntaxError, ValueError, RuntimeError, ZeroDivisionError):
         return False
 
@@ -269,12 +270,6 @@ def checks_work() -> bool:
         return False
     with bound({"n": 2}):
         return holds("n 3", (2, 3), "float32") and not holds("n 3", (3, 3), "float32")
-
-
-def _kind_named(kind: str | None, dtype: str) -> Any:
-    """Return the jaxtyping type of that name; the dtype's own if there is no such type."""
-    named = getattr(jaxtyping, kind, None) if kind is not None else None
-    return named if hasattr(named, "dtypes") else kind_of(dtype)
 
 
 def kind_of(dtype: str) -> Any:

@@ -94,6 +94,10 @@ class DiffView:
         return (NUMBER, *(column.name for column in self.columns))
 
 
+def _signature(tensor: OutlineTensor, steps: _Steps) -> str:
+    return visible(tensor.signature) or "scalar"
+
+
 def _storage(tensor: OutlineTensor, steps: _Steps) -> str:
     if tensor.kind == "new" and not tensor.bytes:
         return ""
@@ -104,13 +108,7 @@ _STEP = DiffColumn("step", lambda tensor, steps: "", frozenset(), code=True, lea
 """The first column: its text is that of a whole step."""
 _DTYPE = DiffColumn("dtype", lambda tensor, steps: visible(tensor.dtype), frozenset({"dtype"}))
 _COLUMNS: tuple[DiffColumn, ...] = (
-    DiffColumn(
-        "signature",
-        lambda tensor, steps: visible(tensor.signature) or "scalar",
-        frozenset({"signature"}),
-        code=True,
-        least=12,
-    ),
+    DiffColumn("signature", _signature, frozenset({"signature"}), code=True, least=12),
     DiffColumn("shape", lambda tensor, steps: numbers(tensor.shape), frozenset({"shape"})),
     # a stride that only follows from the shape changes too
     DiffColumn("stride", lambda tensor, steps: stride_label(tensor), frozenset({"stride", "shape"})),

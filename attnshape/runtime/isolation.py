@@ -96,6 +96,10 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def _unless_none(restore: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda before: restore(before) if before is not None else None
+
+
 def _attribute(owner: Any, name: str) -> State:
     return partial(getattr, owner, name, None), partial(setattr, owner, name)
 
@@ -118,11 +122,6 @@ def _folder() -> str | None:
         return os.getcwd()  # noqa: PTH109 - os.chdir takes it back as text
     except OSError:
         return None
-
-
-def _set_folder(folder: str | None) -> None:
-    if folder is not None:
-        os.chdir(folder)
 
 
 def _set_environment(environment: dict[str, str]) -> None:
@@ -153,11 +152,6 @@ def _timer_runs() -> bool:
     return hasattr(signal, "getitimer") and signal.getitimer(signal.ITIMER_REAL)[0] > 0
 
 
-def _set_timer_runs(runs: bool) -> None:
-    if not runs:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
 def _wakeup_descriptor() -> int:
     if threading.current_thread() is not threading.main_thread():
         return -1
@@ -176,11 +170,6 @@ def _numpy_generator() -> Any:
     return numpy_random.get_state() if numpy_random is not None else None
 
 
-def _set_numpy_generator(state: Any) -> None:
-    if state is not None:
-        sys.modules["numpy.random"].set_state(state)
-
-
 # torch
 
 
@@ -194,10 +183,6 @@ def _modes(length: Callable[[], int], at: Callable[[int], Any], pop: Callable[[]
             push(mode)
 
     return lambda: [at(index) for index in range(length())], restore
-
-
-def _set_inference_mode(enabled: bool) -> None:
-    _inference_modes.append(torch._C._InferenceMode(enabled))
 
 
 def _autocast() -> tuple[list[tuple[str, bool, torch.dtype]], bool]:
@@ -216,10 +201,6 @@ def _set_autocast(state: tuple[list[tuple[str, bool, torch.dtype]], bool]) -> No
     torch.clear_autocast_cache()
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
 def _cpu_generator() -> bytes:
     # a tensor kept here would count towards what the traced code allocates
     return torch.get_rng_state().numpy().tobytes()
@@ -234,11 +215,6 @@ def _cuda_generators() -> list[Any] | None:
     return _cuda.get_rng_state_all() if _cuda.is_initialized() else None
 
 
-def _set_cuda_generators(states: list[Any] | None) -> None:
-    if states is not None:
-        _cuda.set_rng_state_all(states)
-
-
 _SETTINGS: tuple[State, ...] = (
     # the modes come first, since nothing else may be restored under one
     _modes(_len_torch_function_stack, _get_function_stack_at, _pop_torch_function_stack, _push_on_torch_function_stack),
@@ -248,7 +224,7 @@ _SETTINGS: tuple[State, ...] = (
         partial(_pop_torch_dispatch_stack, None),
         _push_on_torch_dispatch_stack,
     ),
-    (torch.is_inference_mode_enabled, _set_inference_mode),
+    (torch.is_inference_mode_enabled, lambda enabled: _inference_modes.append(torch._C._InferenceMode(enabled))),
     # the device's mode, if it has one, is restored with the function modes
     _attribute(default_device, "CURRENT_DEVICE"),
     _attribute(torch._GLOBAL_DEVICE_CONTEXT, "device_context"),
@@ -256,7 +232,10 @@ _SETTINGS: tuple[State, ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (_autocast, _set_autocast),
     (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    (_deterministic, lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1])),
+    (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda before: torch.use_deterministic_algorithms(before[0], warn_only=before[1]),
+    ),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_num_threads, torch.set_num_threads),
     _contents(lambda: vars(torch._tensor_str.PRINT_OPTS)),
@@ -270,10 +249,10 @@ _SETTINGS: tuple[State, ...] = (
     (_backends.cudnn_sdp_enabled, _backends.enable_cudnn_sdp),
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
     (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
-    (_timer_runs, _set_timer_runs),
+    (_timer_runs, lambda runs: runs or signal.setitimer(signal.ITIMER_REAL, 0)),
     (_signal_handlers, _set_signal_handlers),
     (_wakeup_descriptor, _set_wakeup_descriptor),
-    (_folder, _set_folder),
+    (_folder, _unless_none(os.chdir)),
     (lambda: dict(os.environ), _set_environment),
     _contents(lambda: sys.path),
     (lambda: list(warnings.filters), _set_warning_filters),
@@ -286,7 +265,7 @@ _SETTINGS: tuple[State, ...] = (
 )
 _GENERATORS: tuple[State, ...] = (
     (_cpu_generator, _set_cpu_generator),
-    (_cuda_generators, _set_cuda_generators),
+    (_cuda_generators, _unless_none(_cuda.set_rng_state_all)),
     (random.getstate, random.setstate),
-    (_numpy_generator, _set_numpy_generator),
+    (_numpy_generator, _unless_none(lambda state: sys.modules["numpy.random"].set_state(state))),
 )

@@ -171,5 +171,4 @@ def source_file(target: Callable[..., object]) -> str | None:
     function = getattr(function, "__func__", function)
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
-    code = getattr(function, "__code__", None)
-    return code.co_filename if code is not None else None
+    return getattr(getattr(function, "__code__", None), "co_filename", None)

@@ -42,9 +42,8 @@ def _emptied(value: Any, slots: Iterator[TensorSlot]) -> Any:
     if isinstance(value, Mapping):
         return {key: _emptied(item, slots) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(
-            *(part if isinstance(part, _KEPT) else OpaqueArgument() for part in (value.start, value.stop, value.step))
-        )
+        parts = (value.start, value.stop, value.step)
+        return slice(*(part if isinstance(part, _KEPT) else OpaqueArgument() for part in parts))
     return value if isinstance(value, _KEPT) else OpaqueArgument()
 
 

@@ -182,10 +182,9 @@ class StepLog:
         step, waits = self._step(call, site)
         index = len(self.steps) + 1
         node = self._look_up(step, site.nearest, call) if site is not None and not waits else None
-        step.outputs = [
-            RawOutput(self.registry.measure(output, Reference(step=index, output=place), call.operands, written))
-            for place, output in enumerate(outputs)
-        ]
+        for place, output in enumerate(outputs):
+            reference = Reference(step=index, output=place)
+            step.outputs.append(RawOutput(self.registry.measure(output, reference, call.operands, written)))
         step.mapped = any(map(is_mapped, outputs))
         self.steps.append(step)
         if waits and site is not None:
@@ -202,10 +201,9 @@ class StepLog:
             return
         for operand in operands:
             if self._threads.made(operand) and not self.registry.is_known(operand):
-                output = self.registry.measure(operand, Reference(step=len(self.steps) + 1), [], None)
-                self.steps.append(
-                    RawStep("threading.Thread", None, [], [RawOutput(output)], None, parent, opaque=IN_OTHER_THREAD)
-                )
+                output = RawOutput(self.registry.measure(operand, Reference(step=len(self.steps) + 1), [], None))
+                step = RawStep("threading.Thread", None, [], [output], None, parent, opaque=IN_OTHER_THREAD)
+                self.steps.append(step)
 
     def begin(self, composite: Composite, call: TracedCall, frame: FrameType | None, barrier: FrameType) -> Scope:
         """Begin a composite; the steps until its end belong to it."""
