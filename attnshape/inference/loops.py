@@ -90,8 +90,8 @@ def _key(steps: Sequence[RawStep], step: RawStep) -> Key:
     depth, parent = 0, step.parent
     while parent is not None:
         depth, parent = depth + 1, steps[parent].parent
-    operation, file, line, column, module = step.key
-    return (operation, file, line, column, re.sub(r"\d+", "#", module or ""), depth)
+    *place, module = step.key
+    return (*place, re.sub(r"\d+", "#", module or ""), depth)
 
 
 def _nodes(keys: Sequence[Key]) -> Iterator[_Node]:

@@ -241,10 +241,8 @@ class Plan:
         return math.prod(number ** self.power(name) for name, number in chosen.items()) if self.powers else 0
 
     def _is_small(self, chosen: Mapping[str, int]) -> bool:
-        return (
-            max((_value(symbol, chosen) for symbol in self.symbols.values()), default=0) <= _WIDEST
-            and self.elements(chosen) <= _MOST_ELEMENTS
-        )
+        widest = max((_value(symbol, chosen) for symbol in self.symbols.values()), default=0)
+        return widest <= _WIDEST and self.elements(chosen) <= _MOST_ELEMENTS
 
     def primes(self, round_: int) -> dict[str, int]:
         """Return each unknown's prime in a round: another for each, in the order of the user's sizes."""

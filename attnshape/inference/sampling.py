@@ -31,11 +31,8 @@ def sample_and_solve(
 ) -> tuple[Samples, Solution]:
     """Run a target at small sizes, solve for its formulas, and run it at more sizes where they aren't settled.
 
-    Args:
-        runs: The runs of the target at small sizes.
-        plan: Which sizes vary, at first under no more constraints than are known beforehand.
-        actual: The run whose steps the small runs must take.
-        solve: Takes the samples; returns the solution for them, and whether it is settled.
+    The plan has only the constraints that are known beforehand; the small runs must take the steps of `actual`. `solve`
+    returns the solution for its samples, and whether it is settled.
     """
     sampler = Sampler(runs)
     samples = sampler.sample(plan, actual)

@@ -37,11 +37,8 @@ def run_held_out(
 ) -> tuple[HeldOut, RawTrace | None]:
     """Run the target once at sizes that no formula was inferred from; return the sizes, or why there is no such run.
 
-    Args:
-        runs: The runs of the target at small sizes.
-        samples: Those that the formulas were inferred from.
-        conditions: Comparisons of sizes under which formulas hold, which the sizes meet if they can.
-        used: Further sizes at which the target was run.
+    The sizes meet the `conditions` under which formulas hold, if they can. `used` are further sizes that are not held
+    out, since the target was run at them.
     """
     if not samples.plan.unknowns:
         return HeldOut(reason="no size can vary"), None

@@ -63,16 +63,10 @@ def find_renderer(name: str, kind: Literal["differences"]) -> FoldersRenderer: .
 @overload
 def find_renderer(name: str, kind: Literal["traces", "reports"]) -> BatchReporter: ...
 def find_renderer(name: str, kind: Kind, *, selects: bool = False, draws_patterns: bool = False) -> Any:
-    """Return what renders a kind of value in a format.
+    """Return what renders a kind of value in a format, which has the name that `--format` takes; `auto` is resolved.
 
-    Args:
-        name: The format, as `--format` names it, with `auto` resolved.
-        kind: The kind of value.
-        selects: Whether only a part of a trace is to be shown.
-        draws_patterns: Whether attention patterns are to be drawn.
-
-    Raises:
-        AttnshapeError: There is no such format, or it can't do that; the hint names the formats that can.
+    Raises AttnshapeError if there is no such format, or if it can't show a part of a trace (`selects`) or draw attention
+    patterns; the hint names the formats that can.
     """
     able = formats_for(kind)
     choices = ", ".join((AUTO, *able))

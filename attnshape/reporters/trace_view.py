@@ -102,11 +102,7 @@ class TraceView:
 
 
 def trace_view(trace: Trace, options: ViewOptions) -> TraceView:
-    """Return the rows of the chosen steps, and the lines above and below them.
-
-    Raises:
-        AttnshapeError: A word of `options.match` names nothing in this trace.
-    """
+    """Return the rows of the chosen steps, and the lines above and below them; errors are those of `matching_steps`."""
     steps = up_to_depth(trace, matching_steps(trace, options.match), options.depth)
     every = options.match is None
     shown = {step.index for step in steps}
@@ -153,10 +149,7 @@ def matching_steps(trace: Trace, match: str | None) -> tuple[Step, ...]:
     """Return the steps whose role, operation or module one of the comma-separated words names; all for None.
 
     A word is a role, the short name of an operation, `concat`, or the path of a module, its beginning, or a glob of
-    these.
-
-    Raises:
-        AttnshapeError: A word matches no step of this trace.
+    these. Raises AttnshapeError if a word matches no step of this trace.
     """
     if match is None:
         return trace.steps

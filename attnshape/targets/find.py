@@ -40,7 +40,13 @@ def mechanism_target(spec: TargetSpec, name: str, case: str) -> Target:
     fitting = (fn for fn in cases.values() if all(_concerns(symbol, _parameters(fn)[0]) for symbol in given))
     function = cases[case] if case else next(fitting, next(iter(cases.values())))
     symbols, options = _parameters(function)
-    _refuse_contradiction(symbols, given)
+    # in the catalog D is H*Dk, where all three matter
+    if {"H", "D"} <= {*symbols} and {"D", "H", "Dk"} <= given.keys() and given["D"] != given["H"] * given["Dk"]:
+        product = given["H"] * given["Dk"]
+        raise AttnshapeError(
+            f"the sizes contradict each other: H*Dk = {given['H']}*{given['Dk']} = {product}, but D = {given['D']}",
+            ("leave ", size_option("Dk"), " out, or give ", size_option("D", product)),
+        )
     _refuse_sizes(f"{name}:{case}" if case else name, name, symbols, given, cases)
     _refuse_options(name, case, options, spec, cases)
     taken = {k: size for k, size in spec.sizes.items() if k not in SYMBOLS_BY_NAME or k in symbols or k in ("D", "Dk")}
@@ -109,16 +115,6 @@ def _refuse_options(
                 (f"{name} takes no ", Option("options", key=option)),
                 f"its case {able} does: {name}:{able}" if able and not case else ("its options: ", *takes),
             )
-
-
-def _refuse_contradiction(symbols: list[str], given: Mapping[str, int]) -> None:
-    """Raise AttnshapeError if D isn't H*Dk: in the catalog it must be, where all three matter."""
-    if {"H", "D"} <= {*symbols} and {"D", "H", "Dk"} <= given.keys() and given["D"] != given["H"] * given["Dk"]:
-        product = given["H"] * given["Dk"]
-        raise AttnshapeError(
-            f"the sizes contradict each other: H*Dk = {given['H']}*{given['Dk']} = {product}, but D = {given['D']}",
-            ("leave ", size_option("Dk"), " out, or give ", size_option("D", product)),
-        )
 
 
 def find_target(spec: TargetSpec) -> Target:

@@ -65,13 +65,10 @@ class Frames:
         """By the code's id, since hashing code is slow; the code is held so that its id stays its own."""
 
     def site(self, start: FrameType | None, stop: FrameType | None, barrier: int | None) -> Site | None:
-        """Return where a call comes from, or None where neither the traced code nor a composite makes it.
+        """Return where the call of a frame comes from; None where neither the traced code nor a composite makes it.
 
-        Args:
-            start: The frame that makes the call.
-            stop: The frame that started the run, outside the traced code.
-            barrier: The id of the frame under which the innermost composite runs. If no frame of the traced code lies
-                between it and the call, the site is the nearest library frame.
+        `stop` is the frame that started the run. `barrier` is the id of the frame under which the innermost composite
+        runs: if no frame of the traced code lies between it and the call, the site is the nearest library frame.
         """
         nearest: FrameType | None = None
         outermost: FrameType | None = None

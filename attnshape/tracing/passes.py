@@ -16,10 +16,7 @@ Move = Callable[[Reference, int | None], Reference]
 def renumber(raw: RawTrace, kept: Mapping[int, RawStep], move: Move) -> RawTrace:
     """Return a recording with only the kept steps, which are changed in place, and with every reference updated.
 
-    Args:
-        raw: The recording.
-        kept: The steps to keep, in order, by their old positions.
-        move: Maps references to removed steps to kept ones, all by their old numbers.
+    `kept` has them by their old positions. `move` maps references to removed steps to kept ones, by old numbers.
     """
     index = {position + 1: number for number, position in enumerate(kept, 1)}
 
