@@ -357,8 +357,8 @@ def _from_proxy(
     certain = whole and formulas.kept_solved and run.failure is None and run.broken is None
     wrong_at = None
     if certain and formulas.solved:
-        held_out = run_held_out(small_runs, samples, (), runs.tried)
-        log = runs.log(held_out.sizes) if held_out.run is not None else None
+        held_out, twin = run_held_out(small_runs, samples, (), runs.tried)
+        log = runs.log(held_out.sizes) if twin is not None else None
         if log is not None and formulas.peak(held_out.sizes).bytes != log.peak:
             wrong_at = held_out.sizes
     elif not certain:

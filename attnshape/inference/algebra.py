@@ -97,8 +97,7 @@ def multiplicity(value: int, prime: int) -> int:
     """
     count = 0
     while value and value % prime == 0:
-        value //= prime
-        count += 1
+        value, count = value // prime, count + 1
     return count
 
 
@@ -108,11 +107,9 @@ def format_monomial(monomial: Monomial, symbols: Mapping[str, Monomial]) -> str 
     The symbols come in the order in which a product is to be written. None if they can't express it.
     """
     attempts = [_cover(monomial, symbols, fits) for fits in (_divides, _divides_but_for_a_number)]
-    found = [attempt for attempt in attempts if attempt is not None]
-    if not found:
-        return None
-    factors, over = min(found, key=lambda attempt: (len(attempt[1]), len(attempt[0])))
-    return "//".join(["*".join(factors), *over])
+    covers = [attempt for attempt in attempts if attempt is not None]
+    factors, over = min(covers, key=lambda cover: (len(cover[1]), len(cover[0])), default=([], []))
+    return "//".join(["*".join(factors), *over]) if factors else None
 
 
 def _cover(
@@ -129,15 +126,11 @@ def _cover(
     rest = _settle(rest, symbols, numerator, denominator)
     if not rest.is_constant:
         return None
-    order = list(symbols)
-    factors = sorted(numerator, key=order.index)
-    over = sorted(denominator, key=order.index)
-    number = rest.coefficient
+    order, number = list(symbols), rest.coefficient
+    factors, over = sorted(numerator, key=order.index), sorted(denominator, key=order.index)
     if number.numerator != 1 or not factors:
         factors.insert(0, str(number.numerator))
-    if number.denominator != 1:
-        over.append(str(number.denominator))
-    return factors, over
+    return factors, over + [str(number.denominator)] * (number.denominator != 1)
 
 
 def _settle(rest: Monomial, symbols: Mapping[str, Monomial], numerator: list[str], denominator: list[str]) -> Monomial:
@@ -231,22 +224,17 @@ def roundings(values: Values, bases: Sequence[tuple[str, Values]], more: Sequenc
 
 
 def _quotients(values: Values, name: str, above: Values, divisor: str, below: Values) -> Iterator[str]:
-    if min(below) < 2:
-        return
     # a quotient that is the same everywhere would make any number of any divisor
-    if len({high // low for high, low in zip(above, below, strict=True)}) < 2:
+    if min(below) < 2 or len({high // low for high, low in zip(above, below, strict=True)}) < 2:
         return
     up = tuple(-(-high // low) for high, low in zip(above, below, strict=True))
     if values == tuple(number * low for number, low in zip(up, below, strict=True)):
         yield f"-(-{_inner(name)}//{_inner(divisor)})*{_inner(divisor)}"
-    if divisor.isdecimal() and int(divisor) <= _ALL_OFFSETS:
-        shifts = {shift: tuple(shift for _ in values) for shift in range(int(divisor))}
-    else:
-        shifts = {0: tuple(0 for _ in values), -1: tuple(low - 1 for low in below)}
-    for shift, added in shifts.items():
-        rest = {
-            value - (high + more) // low for value, high, more, low in zip(values, above, added, below, strict=True)
-        }
+    # -1 stands for one less than the divisor, which rounds up
+    shifts = range(int(divisor)) if divisor.isdecimal() and int(divisor) <= _ALL_OFFSETS else (0, -1)
+    for shift in shifts:
+        numbers = zip(values, above, below, strict=True)
+        rest = {value - (high + (low - 1 if shift == -1 else shift)) // low for value, high, low in numbers}
         if len(rest) == 1 and abs(addend := rest.pop()) <= _LARGEST_ADDEND:
             yield _written(name, divisor, shift, addend)
 

@@ -23,96 +23,59 @@ from attnshape.model.trace import (
     Storage,
     TargetOutput,
     TensorRecord,
+    Trace,
 )
 from attnshape.runtime.files import display_path
-from attnshape.tracing.raw import RawFailure, RawTensor, SourceLocation
+from attnshape.tracing.raw import RawFailure, RawStep, RawTensor
 
 _FUSED = ("scaled_dot_product_attention", ".flex_attention")
 
 Where = tuple[str, int]
 """Where a number is measured, such as `step 3: axis 1`, and of which of the step's outputs."""
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """Inputs, steps, loops and outputs with their formulas."""
-
-    inputs: tuple[NamedTensor, ...]
-    steps: tuple[Step, ...]
-    loops: tuple[Loop, ...]
-    outputs: tuple[TargetOutput, ...]
-    formulas: Mapping[Where, Formula]
-    """The formula of each number that the small runs have too."""
-    needs_more_runs: bool
-    """Whether a formula was found that another round should confirm."""
-    arbitrary: frozenset[Where]
-    """The strides of axes of size 1, which mean nothing."""
-    wrong: tuple[str, ...] = ()
-    """Notes on what the verification found wrong."""
-
-    @property
-    def unsolved(self) -> tuple[str, ...]:
-        """Where a number varied with the sizes and no formula gave it."""
-        return tuple(where for (where, _), formula in self._relevant() if formula.unsolved)
-
-    @property
-    def conditions(self) -> Mapping[str, Sequence[str]]:
-        """The comparisons of sizes under which formulas hold, and where these formulas are."""
-        found: dict[str, list[str]] = {}
-        for (where, _), formula in self._relevant():
-            if formula.condition:
-                found.setdefault(formula.condition, []).append(where)
-        return found
-
-    def _relevant(self) -> Iterator[tuple[Where, Formula]]:
-        return ((place, formula) for place, formula in self.formulas.items() if place not in self.arbitrary)
+Formulas = Mapping[Where, Formula]
+"""The formula of each number that the small runs have too."""
 
 
 class _Assembler:
     """Writes tensors with formulas, from the user's run and the small runs."""
 
-    def __init__(self, samples: Samples, numbers: Mapping[str, int]) -> None:
-        self._actual = samples.actual
+    def __init__(self, samples: Samples) -> None:
         self._samples = samples
+        self._actual = samples.actual
         self._runs = [run for _, run in samples.every]
-        self._numbers = numbers
         self._solver = solver_for(samples)
-        self._formulas: dict[Where, Formula] = {}
-        self._arbitrary: set[Where] = set()
-
-    def assembled(self) -> Assembled:
-        inputs, steps, loops = self._inputs(), self._steps(), self._loops()
+        self.formulas: dict[Where, Formula] = {}
+        self._write()
         while self._solver.again():
-            self._formulas.clear()
-            inputs, steps, loops = self._inputs(), self._steps(), self._loops()
-        outputs = tuple(TargetOutput(name, reference) for name, reference in self._actual.returned)
-        made = Assembled(
-            inputs, steps, loops, outputs, self._formulas, self._solver.needs_more_runs, frozenset(self._arbitrary)
-        )
-        return replace(made, needs_more_runs=made.needs_more_runs or bool(made.unsolved))
+            self.formulas.clear()
+            self._write()
 
-    def _inputs(self) -> tuple[NamedTensor, ...]:
+    @property
+    def settled(self) -> bool:
+        """Whether no formula was found that another round should confirm, and none is missing."""
+        return not self._solver.needs_more_runs and not any(formula.unsolved for _, formula in relevant(self.formulas))
+
+    def _write(self) -> None:
+        self.inputs = tuple(self._inputs())
+        self.steps = tuple(self._step(position, step) for position, step in enumerate(self._actual.steps))
+        self.loops = tuple(self._loops())
+
+    def _inputs(self) -> Iterator[NamedTensor]:
         small = [dict(run.inputs) for run in self._runs]
-        made = []
         for name, tensor in self._actual.inputs:
-            others = [inputs[name] for inputs in small if name in inputs]
-            made.append(NamedTensor(name, self._tensor(tensor, others if len(others) == len(small) else [], name)))
-        return tuple(made)
+            others = [inputs[name] for inputs in small] if all(name in inputs for inputs in small) else []
+            yield NamedTensor(name, self._tensor(tensor, others, name))
 
-    def _loops(self) -> tuple[Loop, ...]:
+    def _loops(self) -> Iterator[Loop]:
         runs = [run.loops for run in self._runs]
-        made = []
+        alike = all(len(loops) == len(self._actual.loops) for loops in runs)
         for place, loop in enumerate(self._actual.loops):
-            counts = [loops[place].count for loops in runs if len(loops) == len(self._actual.loops)]
-            formula = self._solve(counts if len(counts) == len(runs) else [], loop.count, (f"loop {place + 1}", 0))
-            made.append(Loop(loop.begin + 1, loop.end, loop.count, formula.text, formula.known))
-        return tuple(made)
+            counts = [loops[place].count for loops in runs] if alike else []
+            formula = self._solve(counts, loop.count, (f"loop {place + 1}", 0))
+            yield Loop(loop.begin + 1, loop.end, loop.count, formula.text, formula.known)
 
-    def _steps(self) -> tuple[Step, ...]:
-        return tuple(self._step(position) for position in range(len(self._actual.steps)))
-
-    def _step(self, position: int) -> Step:
-        raw = self._actual.steps[position]
+    def _step(self, position: int, raw: RawStep) -> Step:
+        at = raw.location
         runs = self._runs if position < self._samples.common else []
         outputs = []
         for place, output in enumerate(raw.outputs):
@@ -122,10 +85,10 @@ class _Assembler:
         return Step(
             index=position + 1,
             parent=raw.parent + 1 if raw.parent is not None else None,
-            expression=(raw.location.expression if raw.location else "") or raw.operation,
+            expression=(at.expression if at else "") or raw.operation,
             operation=raw.operation,
             module=raw.module,
-            source=_source(raw.location),
+            source=Source(display_path(at.file), at.line, at.column, at.function) if at else None,
             operands=tuple(raw.operands),
             outputs=tuple(outputs),
             opaque=raw.opaque or UNSET,
@@ -141,9 +104,9 @@ class _Assembler:
             strides = []
             for axis, stride in enumerate(tensor.stride):
                 place = (f"{where}: stride {axis}", output)
-                if tensor.shape[axis] <= 1:
-                    self._arbitrary.add(place)
-                strides.append(self._solve([other.stride[axis] for other in small], stride, place).text)
+                formula = self._solve([other.stride[axis] for other in small], stride, place)
+                self.formulas[place] = replace(formula, arbitrary=tensor.shape[axis] <= 1)
+                strides.append(formula.text)
         else:
             strides = [
                 _product_of(axes[place + 1 :], tensor.shape[place + 1 :], s) for place, s in enumerate(tensor.stride)
@@ -152,15 +115,32 @@ class _Assembler:
 
     def _solve(self, values: Sequence[int], actual: int, place: Where) -> Formula:
         if not values:
-            return matched(actual, self._numbers)
-        formula = self._solver.solve(tuple(values), actual)
-        self._formulas[place] = formula
-        return formula
+            return matched(actual, self._samples.plan.sizes.numbers)
+        self.formulas[place] = self._solver.solve(tuple(values), actual)
+        return self.formulas[place]
 
 
-def assemble(samples: Samples, numbers: Mapping[str, int]) -> Assembled:
-    """Return the user's run with the formulas that the small runs give."""
-    return _Assembler(samples, numbers).assembled()
+def assemble(header: Trace, samples: Samples) -> tuple[tuple[Trace, Formulas], bool]:
+    """Return the header as a trace with the steps of the user's run, its formulas, and whether they are settled."""
+    assembler = _Assembler(samples)
+    trace = msgspec.structs.replace(
+        header,
+        inputs=assembler.inputs,
+        steps=assembler.steps,
+        loops=assembler.loops,
+        outputs=tuple(TargetOutput(name, reference) for name, reference in samples.actual.returned),
+    )
+    return (trace, assembler.formulas), assembler.settled
+
+
+def are_settled(samples: Samples) -> bool:
+    """Return whether the formulas of all numbers need no more runs."""
+    return _Assembler(samples).settled
+
+
+def relevant(formulas: Formulas) -> Iterator[tuple[str, Formula]]:
+    """Yield the formulas with where they are, except strides that mean nothing."""
+    return ((where, formula) for (where, _), formula in formulas.items() if not formula.arbitrary)
 
 
 def solver_for(samples: Samples) -> Solver:
@@ -189,10 +169,6 @@ def tensor_record(tensor: RawTensor, axes: Sequence[Formula], strides: Sequence[
     )
 
 
-def _source(place: SourceLocation | None) -> Source | None:
-    return Source(display_path(place.file), place.line, place.column, place.function) if place is not None else None
-
-
 def _product_of(axes: Sequence[Formula], shape: Sequence[int], stride: int) -> str:
     """Write a stride known from one run alone: as the product of the axes after it if it equals that."""
     if math.prod(shape) != stride:
@@ -210,10 +186,10 @@ def reference_tensor(reference: Reference, inputs: Sequence[NamedTensor], steps:
 
 def with_avoided(steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> tuple[Step, ...]:
     """Return the steps, fused ones with the scores that they never make: the query's axes, the last one the keys'."""
-    return tuple(_with(step, steps, inputs) if step.operation.endswith(_FUSED) else step for step in steps)
+    return tuple(_with_scores(step, steps, inputs) if step.operation.endswith(_FUSED) else step for step in steps)
 
 
-def _with(step: Step, steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> Step:
+def _with_scores(step: Step, steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> Step:
     query, key = (reference_tensor(operand, inputs, steps) for operand in step.operands[:2])
     if query is None or key is None or len(query.axes) < 2 or len(key.axes) < 2:
         return step
@@ -246,40 +222,30 @@ class SimilarFailures:
             tensor = operand.tensor
             known = reference_tensor(tensor.of, inputs, steps) if tensor.of is not None else None
             if known is None or (known.shape, known.stride) != (tensor.shape, tensor.stride):
-                known = self._record(tensor, [failure.operands[position].tensor for failure in self.failures])
+                small = [failure.operands[position].tensor for failure in self.failures]
+                axes = [self.formula([t.shape[axis] for t in small], size) for axis, size in enumerate(tensor.shape)]
+                strides = [
+                    self.formula([twin.stride[axis] for twin in small], stride).text if small else str(stride)
+                    for axis, stride in enumerate(tensor.stride)
+                ]
+                known = tensor_record(tensor, axes, strides)
             records.append(known)
         return records
 
-    def _record(self, tensor: RawTensor, small: Sequence[RawTensor]) -> TensorRecord:
-        axes = [self.formula([one.shape[axis] for one in small], size) for axis, size in enumerate(tensor.shape)]
-        strides = [
-            self.formula([one.stride[axis] for one in small], stride).text if small else str(stride)
-            for axis, stride in enumerate(tensor.stride)
-        ]
-        return tensor_record(tensor, axes, strides)
 
-
-def similar_failures(actual: RawFailure, samples: Samples, numbers: Mapping[str, int]) -> SimilarFailures:
+def similar_failures(actual: RawFailure, samples: Samples) -> SimilarFailures:
     """Return the small runs that failed at the same call as the user's."""
-    rounds = [run.failure for run in samples.runs]
-    kept = [failure for failure in rounds if failure is not None and _same_call(failure, actual)]
-    if len(kept) < len(rounds) or len(kept) < 2:
+    numbers = samples.plan.sizes.numbers
+    call, rounds = _call(actual), len(samples.runs)
+    similar = [(sizes, f) for sizes, run in samples.every if (f := run.failure) is not None and _call(f) == call]
+    if rounds < 2 or any(run.failure is None or _call(run.failure) != call for run in samples.runs):
         return SimilarFailures(actual, numbers)
-    validation = [
-        (sizes, run.failure)
-        for sizes, run in samples.validation
-        if run.failure is not None and _same_call(run.failure, actual)
-    ]
-    solver = Solver(samples.plan, len(kept), [sizes for sizes, _ in validation])
-    return SimilarFailures(actual, numbers, (*kept, *(failure for _, failure in validation)), solver)
-
-
-def _same_call(one: RawFailure, other: RawFailure) -> bool:
-    """Return whether two failures have one operation, place and message, and operands of equal ranks."""
-    return _call(one) == _call(other)
+    solver = Solver(samples.plan, rounds, [sizes for sizes, _ in similar[rounds:]])
+    return SimilarFailures(actual, numbers, tuple(failure for _, failure in similar), solver)
 
 
 def _call(failure: RawFailure) -> tuple[object, ...]:
+    """Return what two failures at the same call share: operation, place, message, and the ranks of the operands."""
     place = failure.location
     at = (place.file, place.line, place.column) if place is not None else None
     ranks = [len(operand.tensor.stride or operand.tensor.shape) for operand in failure.operands]

@@ -9,29 +9,7 @@ from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from attnshape.model.trace import Reference, Step
-from attnshape.tracing.operations import (
-    ADDITIONS,
-    CASTS,
-    COPIES,
-    CREATED_LIKE,
-    DIVISIONS,
-    EXPANSIONS,
-    EXPONENTIALS,
-    LOG_SOFTMAXES,
-    LOWER_BOUNDS,
-    MASKS,
-    MAXIMA,
-    MULTIPLICATIONS,
-    PRODUCTS,
-    RESHAPES,
-    REVERSED_DIVISIONS,
-    SCALINGS,
-    SOFTMAXES,
-    SUBTRACTIONS,
-    SUMS,
-    UNIT_AXES,
-    base_name,
-)
+from attnshape.tracing import operations as ops
 
 
 class OutputRef(NamedTuple):
@@ -85,17 +63,17 @@ class DataFlow(Generic[N]):
     @cached_property
     def consumers(self) -> dict[Producer, list[tuple[N, int]]]:
         """For each producer, the calls that read it, and as which operand."""
-        found: dict[Producer, list[tuple[N, int]]] = {}
+        consumers: dict[Producer, list[tuple[N, int]]] = {}
         for node in self.nodes:
             for place, producers in enumerate(node.sources):
                 for producer in producers:
-                    found.setdefault(producer, []).append((node, place))
-        return found
+                    consumers.setdefault(producer, []).append((node, place))
+        return consumers
 
     def readers(self, node: N) -> list[N]:
         """Return the calls that read any output of a call, each once, in order."""
-        found = {reader.order: reader for ref in node.refs for reader, _ in self.consumers.get(ref, ())}
-        return [found[order] for order in sorted(found)]
+        readers = {reader.order: reader for ref in node.refs for reader, _ in self.consumers.get(ref, ())}
+        return [readers[order] for order in sorted(readers)]
 
     def node(self, ref: OutputRef) -> N:
         """Return the call that returned an output."""
@@ -103,8 +81,8 @@ class DataFlow(Generic[N]):
 
     def maker(self, node: N, place: int) -> N | None:
         """Return the last call that made or wrote to an operand; None for an input, a parameter or a constant."""
-        made = [producer for producer in node.sources[place] if isinstance(producer, OutputRef)]
-        return self.node(made[-1]) if made else None
+        refs = [producer for producer in node.sources[place] if isinstance(producer, OutputRef)]
+        return self.node(refs[-1]) if refs else None
 
     def makers(self, node: N) -> list[N]:
         """Return the calls that made the operands, in their order."""
@@ -113,11 +91,9 @@ class DataFlow(Generic[N]):
     def downstream(self, start: Iterable[Producer]) -> set[OutputRef]:
         """Return the outputs whose numbers depend on any of the producers; those among the producers are included."""
         reached: set[Producer] = set(start)
-        first = min((one.order if isinstance(one, OutputRef) else 0 for one in reached), default=0)
+        first = min((producer.order if isinstance(producer, OutputRef) else 0 for producer in reached), default=0)
         for node in self.nodes:
-            if node.order <= first or not reads_numbers(node):
-                continue
-            if any(producer in reached for producers in node.sources for producer in producers):
+            if node.order > first and reads_numbers(node) and any(map(reached.intersection, node.sources)):
                 reached.update(node.refs)
         return {producer for producer in reached if isinstance(producer, OutputRef)}
 
@@ -141,15 +117,13 @@ class DataFlow(Generic[N]):
 
     def origins(self, producers: Producers) -> set[str]:
         """Return the inputs, parameters and constants on which a tensor with these producers depends."""
-        found = {producer for producer in producers if isinstance(producer, str)}
-        for node in self.upstream(producers):
-            found |= {s for every in node.sources for s in every if isinstance(s, str)}
-        return found
+        sources = [producers, *(source for node in self.upstream(producers) for source in node.sources)]
+        return {producer for source in sources for producer in source if isinstance(producer, str)}
 
 
 def reads_numbers(node: Node) -> bool:
     """Return whether a call reads its operands' numbers, not just their shape or dtype."""
-    return node.name not in CREATED_LIKE
+    return node.name not in ops.CREATED_LIKE
 
 
 _SELECTING = ("int", "uint", "bool")
@@ -188,7 +162,9 @@ def step_graph(steps: Sequence[Step]) -> DataFlow[StepNode]:
     composites = {step.parent for step in steps}
     return DataFlow(
         [
-            StepNode(step, base_name(step.operation), tuple(_producers(steps, operand) for operand in step.operands))
+            StepNode(
+                step, ops.base_name(step.operation), tuple(_producers(steps, operand) for operand in step.operands)
+            )
             for step in steps
             if step.index not in composites
         ]
@@ -196,31 +172,28 @@ def step_graph(steps: Sequence[Step]) -> DataFlow[StepNode]:
 
 
 def _producers(steps: Sequence[Step], reference: Reference) -> Producers:
-    found = innermost(steps, reference)
-    if found.step is not None:
-        dtype = steps[found.step - 1].outputs[found.output].tensor.dtype
-        return () if dtype.startswith(_SELECTING) else (OutputRef(found.step, found.output),)
-    return (found.input or found.parameter or "constant",)
+    inner = innermost(steps, reference)
+    if inner.step is None:
+        return (inner.input or inner.parameter or "constant",)
+    dtype = steps[inner.step - 1].outputs[inner.output].tensor.dtype
+    return () if dtype.startswith(_SELECTING) else (OutputRef(inner.step, inner.output),)
 
 
 def innermost(steps: Sequence[Step], reference: Reference) -> Reference:
     """Return the innermost step's output that a reference to a composite's result stands for."""
-    while reference.step is not None:
-        inner = steps[reference.step - 1].outputs[reference.output].inner
-        if inner is None:
-            break
+    while reference.step is not None and (inner := steps[reference.step - 1].outputs[reference.output].inner):
         reference = inner
     return reference
 
 
-_UNCHANGED = CASTS | COPIES | UNIT_AXES | RESHAPES | {"getitem"}
+_UNCHANGED = ops.CASTS | ops.COPIES | ops.UNIT_AXES | ops.RESHAPES | {"getitem"}
 """What leaves every number as it is, where it returns as many as it was given."""
-_RESIZED = UNIT_AXES | EXPANSIONS | {"getitem"}
+_RESIZED = ops.UNIT_AXES | ops.EXPANSIONS | {"getitem"}
 """What may stand between a reduction and the operation that broadcasts its result."""
-_AWAY_FROM_ZERO = LOWER_BOUNDS | ADDITIONS
+_AWAY_FROM_ZERO = ops.LOWER_BOUNDS | ops.ADDITIONS
 """What keeps a sum from being zero."""
-_INVERSES = REVERSED_DIVISIONS | {"reciprocal"}
-_MASKING = MASKS | MULTIPLICATIONS
+_INVERSES = ops.REVERSED_DIVISIONS | {"reciprocal"}
+_MASKING = ops.MASKS | ops.MULTIPLICATIONS
 
 
 @dataclass(frozen=True)
@@ -252,34 +225,34 @@ def match_softmax(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
     """
     if not node.sources:
         return None
-    if node.name in SOFTMAXES | LOG_SOFTMAXES:
-        if node.name in LOG_SOFTMAXES and any(reader.name in EXPONENTIALS for reader in graph.readers(node)):
+    if node.name in ops.SOFTMAXES | ops.LOG_SOFTMAXES:
+        if node.name in ops.LOG_SOFTMAXES and any(reader.name in ops.EXPONENTIALS for reader in graph.readers(node)):
             return None
         return SoftmaxMatch(*_before_maximum(node, graph))
-    if node.name in EXPONENTIALS:
+    if node.name in ops.EXPONENTIALS:
         before = _maker(node, 0, graph)
-        if before is not None and (before.name in LOG_SOFTMAXES or _subtracts_logsumexp(before, graph)):
+        if before is not None and (before.name in ops.LOG_SOFTMAXES or _subtracts_logsumexp(before, graph)):
             return SoftmaxMatch(before, 0, node)
         if _is_normalised_later(node, graph):
             return SoftmaxMatch(*_before_maximum(node, graph), node, late=True)
-    if node.name in SCALINGS and len(node.sources) == 2:
+    if node.name in ops.SCALINGS and len(node.sources) == 2:
         return _match_quotient(node, graph)
     return None
 
 
 def _match_quotient(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
     over, under = _maker(node, 0, graph), _maker(node, 1, graph)
-    if node.name in MULTIPLICATIONS:
+    if node.name in ops.MULTIPLICATIONS:
         inverse = under is not None and under.name in _INVERSES and bool(under.sources)
         under = _maker(under, 0, graph) if inverse and under is not None else None
     while under is not None and under.name in _AWAY_FROM_ZERO | _RESIZED and under.sources:
         under = _maker(under, 0, graph)
-    if over is None or under is None or under.name not in SUMS or _maker(under, 0, graph) is not over:
+    if over is None or under is None or under.name not in ops.SUMS or _maker(under, 0, graph) is not over:
         return None
     masked = over.name in _MASKING
     while over is not None and over.name in _MASKING and over.sources:
         over = _maker(over, 0, graph)
-    if over is None or over.name not in EXPONENTIALS:
+    if over is None or over.name not in ops.EXPONENTIALS:
         return None
     return SoftmaxMatch(*_before_maximum(over, graph), over, masked)
 
@@ -287,20 +260,17 @@ def _match_quotient(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
 def _before_maximum(exponential: N, graph: DataFlow[N]) -> tuple[N, int]:
     """Return the call that reads the scores, and as which operand: what subtracts their maximum, where that is done."""
     before = _maker(exponential, 0, graph)
-    if before is not None and before.name in SUBTRACTIONS and len(before.sources) == 2:
+    if before is not None and before.name in ops.SUBTRACTIONS and len(before.sources) == 2:
         subtracted = _maker(before, 1, graph)
         while subtracted is not None and subtracted.name in _RESIZED and subtracted.sources:
             subtracted = _maker(subtracted, 0, graph)
-        if subtracted is not None and subtracted.name in MAXIMA:
+        if subtracted is not None and subtracted.name in ops.MAXIMA:
             return before, 0
     return exponential, 0
 
 
 def _subtracts_logsumexp(node: N, graph: DataFlow[N]) -> bool:
-    """Return whether a call is `x - logsumexp(x)`."""
-    if node.name not in SUBTRACTIONS or len(node.sources) != 2:
-        return False
-    subtracted = _maker(node, 1, graph)
+    subtracted = _maker(node, 1, graph) if node.name in ops.SUBTRACTIONS and len(node.sources) == 2 else None
     if subtracted is None or subtracted.name != "logsumexp":
         return False
     return _maker(subtracted, 0, graph) is _maker(node, 0, graph)
@@ -309,21 +279,21 @@ def _subtracts_logsumexp(node: N, graph: DataFlow[N]) -> bool:
 def _is_normalised_later(exponential: N, graph: DataFlow[N]) -> bool:
     """Return whether an exponential is summed for a division that follows the product with the values."""
     readers = graph.readers(exponential)
-    sums = next((reader for reader in readers if reader.name in SUMS), None)
-    if sums is None or not any(reader.name in PRODUCTS for reader in readers):
+    sums = next((reader for reader in readers if reader.name in ops.SUMS), None)
+    if sums is None or not any(reader.name in ops.PRODUCTS for reader in readers):
         return False
     return any(
-        reader.name in DIVISIONS and len(reader.sources) == 2 and graph.maker(reader, 1) is sums
+        reader.name in ops.DIVISIONS and len(reader.sources) == 2 and graph.maker(reader, 1) is sums
         for reader in graph.readers(sums)
     )
 
 
 def _maker(node: N, place: int, graph: DataFlow[N]) -> N | None:
     """Return the call that made an operand, past casts and what only adds or removes axes of one."""
-    found = graph.maker(node, place)
-    while found is not None and found.name in _UNCHANGED and found.sources:
-        before = graph.maker(found, 0)
-        if before is None or before.numel != found.numel:
+    maker = graph.maker(node, place)
+    while maker is not None and maker.name in _UNCHANGED and maker.sources:
+        before = graph.maker(maker, 0)
+        if before is None or before.numel != maker.numel:
             break
-        found = before
-    return found
+        maker = before
+    return maker

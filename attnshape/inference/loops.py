@@ -48,10 +48,10 @@ class Folding:
 
     def fold(self, raw: RawTrace) -> RawTrace:
         """Return the run with one iteration of each such loop; the run itself if it takes different steps."""
-        found = _matched(self.nodes, [_key(raw.steps, step) for step in raw.steps])
-        if found is None:
+        loops = _matched(self.nodes, [_key(raw.steps, step) for step in raw.steps])
+        if loops is None:
             return raw
-        return _with_first_outputs(_Folded(raw, self.varying, found).made(), self.splits)
+        return _with_first_outputs(_Folder(raw, self.varying, loops).folded(), self.splits)
 
 
 def find_folding(runs: Sequence[RawTrace]) -> Folding | None:
@@ -59,23 +59,18 @@ def find_folding(runs: Sequence[RawTrace]) -> Folding | None:
     if any(run.failure is not None or len(run.steps) > _MOST_STEPS for run in runs):
         return None
     keys = [[_key(run.steps, step) for step in run.steps] for run in runs]
-    for one in keys:
-        nodes = tuple(_nodes(one))
-        found = [_matched(nodes, other) for other in keys]
-        if all(loops is not None for loops in found):
-            counts = [dict(_counts(loops)) for loops in found if loops is not None]
+    for nodes in (tuple(_nodes(of_run)) for of_run in keys):
+        matches = [loops for other in keys if (loops := _matched(nodes, other)) is not None]
+        if len(matches) == len(keys):
+            counts = [dict(_counts(loops)) for loops in matches]
             varying = {path for path in counts[0] if len({count.get(path) for count in counts}) > 1}
-            folded = Folding(nodes, frozenset(varying))
-            splits = _splits([folded.fold(run) for run in runs])
+            folding = Folding(nodes, frozenset(varying))
+            steps = enumerate(zip(*(folding.fold(run).steps for run in runs), strict=True))
+            # the steps that return more tensors in one run than in another
+            splits = tuple(place for place, same in steps if len({len(step.outputs) for step in same}) > 1)
             if varying or splits:
-                return dataclasses.replace(folded, splits=splits)
+                return dataclasses.replace(folding, splits=splits)
     return None
-
-
-def _splits(runs: Sequence[RawTrace]) -> tuple[int, ...]:
-    """Return the positions of the steps that return more tensors in one run than in another."""
-    steps = enumerate(zip(*(run.steps for run in runs), strict=True))
-    return tuple(place for place, same in steps if len({len(step.outputs) for step in same}) > 1)
 
 
 def _with_first_outputs(raw: RawTrace, splits: Sequence[int]) -> RawTrace:
@@ -95,8 +90,8 @@ def _key(steps: Sequence[RawStep], step: RawStep) -> Key:
     depth, parent = 0, step.parent
     while parent is not None:
         depth, parent = depth + 1, steps[parent].parent
-    operation, file, line, column, module = step.key
-    return (operation, file, line, column, re.sub(r"\d+", "#", module or ""), depth)
+    *place, module = step.key
+    return (*place, re.sub(r"\d+", "#", module or ""), depth)
 
 
 def _nodes(keys: Sequence[Key]) -> Iterator[_Node]:
@@ -122,8 +117,8 @@ def _nodes(keys: Sequence[Key]) -> Iterator[_Node]:
 
 
 def _matched(nodes: Sequence[_Node], keys: Sequence[Key]) -> tuple[_Iterations, ...] | None:
-    found = _match(nodes, keys, 0, ())
-    return found[1] if found is not None and found[0] == len(keys) else None
+    match = _match(nodes, keys, 0, ())
+    return match[1] if match is not None and match[0] == len(keys) else None
 
 
 def _match(
@@ -155,18 +150,19 @@ def _counts(loops: Sequence[_Iterations]) -> Iterator[tuple[_Path, int]]:
             yield from _counts(inner)
 
 
-class _Folded:
-    """One run, with one iteration of each varying loop."""
+class _Folder:
+    """Leaves one iteration of each varying loop of a run."""
 
     def __init__(self, raw: RawTrace, varying: frozenset[_Path], loops: Sequence[_Iterations]) -> None:
         self.raw = raw
         self.varying = varying
         self.stands_for: dict[int, int] = {}
         """For each step of an iteration that is left out, the one of the iteration that is kept."""
-        self.found: list[tuple[int, int, int]] = []
+        self.loops: list[tuple[tuple[int, int], int]] = []
+        """Where the first iteration of each varying loop begins and ends, and how many there are."""
         self._fold(loops)
 
-    def made(self) -> RawTrace:
+    def folded(self) -> RawTrace:
         kept = {place: _copy(step) for place, step in enumerate(self.raw.steps) if place not in self.stands_for}
         order = {place: number for number, place in enumerate(kept)}
 
@@ -179,13 +175,9 @@ class _Folded:
         for step in kept.values():
             while step.parent in self.stands_for:
                 step.parent = self.stands_for[step.parent]
-        folded = renumber(self.raw, kept, move)
-        loops = []
-        for begin, end, count in self.found:
-            left = [order[place] for place in range(begin, end) if place in order]
-            if left:
-                loops.append(RawLoop(left[0], left[-1] + 1, count))
-        return dataclasses.replace(folded, loops=loops)
+        left = [([order[place] for place in range(*span) if place in order], count) for span, count in self.loops]
+        loops = [RawLoop(places[0], places[-1] + 1, count) for places, count in left if places]
+        return dataclasses.replace(renumber(self.raw, kept, move), loops=loops)
 
     def _fold(self, loops: Sequence[_Iterations]) -> None:
         for loop in loops:
@@ -193,15 +185,14 @@ class _Folded:
                 for inner in loop.inner:
                     self._fold(inner)
                 continue
-            begin, end = loop.spans[0]
             self._fold(loop.inner[0])
-            left = [place for place in range(begin, end) if place not in self.stands_for]
-            for iteration, (first, last) in enumerate(loop.spans[1:], 1):
-                self._fold(loop.inner[iteration])
-                others = [place for place in range(first, last) if place not in self.stands_for]
+            left = [place for place in range(*loop.spans[0]) if place not in self.stands_for]
+            for span, inner in zip(loop.spans[1:], loop.inner[1:], strict=True):
+                self._fold(inner)
+                others = [place for place in range(*span) if place not in self.stands_for]
                 # an iteration may be longer than the first where a loop inside of it has more iterations
                 self.stands_for |= {place: left[min(number, len(left) - 1)] for number, place in enumerate(others)}
-            self.found.append((begin, end, len(loop.spans)))
+            self.loops.append((loop.spans[0], len(loop.spans)))
 
 
 def _copy(step: RawStep) -> RawStep:

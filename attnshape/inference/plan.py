@@ -76,12 +76,12 @@ Constraint = Equal | Multiple | Fixed
 
 def _made_of(sizes: Sizes, constraints: Sequence[Constraint], symbol: str) -> set[str]:
     """Return the independent sizes that a size follows from, by its own expression or by a constraint."""
-    found = {symbol}
+    parts = {symbol}
     for _ in sizes.records:
-        follows = (name for known in found & sizes.follows.keys() for name in sizes.follows[known].symbols)
-        bound = (c.other for c in constraints if c.symbol in found and isinstance(c, (Equal, Multiple)) and c.other)
-        found |= {*follows, *bound}
-    return found
+        follows = (name for part in parts & sizes.follows.keys() for name in sizes.follows[part].symbols)
+        bound = (c.other for c in constraints if c.symbol in parts and isinstance(c, (Equal, Multiple)) and c.other)
+        parts |= {*follows, *bound}
+    return parts
 
 
 def candidates(sizes: Sizes, constraints: Sequence[Constraint]) -> Iterator[Constraint]:
@@ -160,17 +160,14 @@ class Plan:
     @cached_property
     def symbols(self) -> dict[str, Monomial]:
         """Each varying symbol as a product of unknowns, in canonical order; sums of symbols are left out."""
-        found = {symbol: self._independent(symbol) for symbol in self.sizes.independent}
+        products = {symbol: self._independent(symbol) for symbol in self.sizes.independent}
         for symbol, expression in self.sizes.follows.items():
-            product = _as_product(expression.tree, found)
-            if product is not None:
-                found[symbol] = product
-        return {
-            symbol: found[symbol] for symbol in self.sizes.records if symbol in found and not found[symbol].is_constant
-        }
+            if (product := _as_product(expression.tree, products)) is not None:
+                products[symbol] = product
+        varying = {symbol: product for symbol, product in products.items() if not product.is_constant}
+        return {symbol: varying[symbol] for symbol in self.sizes.records if symbol in varying}
 
     def _independent(self, symbol: str) -> Monomial:
-        """Return an independent symbol as its constraint has it."""
         match next((c for c in self.constraints if c.symbol == symbol), None):
             case Equal(other=other):
                 return self._independent(other)
@@ -186,9 +183,8 @@ class Plan:
         """Return a symbol that another is a multiple of; one that isn't a product counts as 1."""
         if symbol in self.sizes.independent:
             return self._independent(symbol)
-        tree = self.sizes.follows[symbol].tree
-        parts = {name: self._of(name) for name in self.sizes.follows[symbol].symbols}
-        return _as_product(tree, parts) or constant(1)
+        expression = self.sizes.follows[symbol]
+        return _as_product(expression.tree, {name: self._of(name) for name in expression.symbols}) or constant(1)
 
     @cached_property
     def unknowns(self) -> tuple[str, ...]:
@@ -200,20 +196,14 @@ class Plan:
         independent = [dim for dim in self.sizes.independent if dim in self.symbols]
         independent.sort(key=lambda dim: numbers[dim])
         names = tuple(dict.fromkeys(name for dim in independent for name, _ in sorted(self.symbols[dim].powers)))
-        taken = dict(
-            zip(names, itertools.accumulate(names, lambda last, _: _prime_after(last), initial=_FIRST), strict=False)
-        )
+        taken = dict(zip(names, filter(is_prime, itertools.count(_FIRST)), strict=False))
         if self.ordered or self._is_small(taken):
             return names
-        degrees = {
-            name: max(symbol.degree for symbol in self.symbols.values() if name in dict(symbol.powers))
-            for name in names
-        }
+        with_name = {name: [m.degree for m in self.symbols.values() if name in dict(m.powers)] for name in names}
         widest = max(self.symbols.values(), key=lambda symbol: _value(symbol, taken))
-        if _value(widest, taken) ** 2 > self._largest_tensor(taken):
-            within = dict(widest.powers)
-            return tuple(sorted(names, key=lambda name: (-within.get(name, 0), -self.power(name), -degrees[name])))
-        return tuple(sorted(names, key=lambda name: (-self.power(name), -degrees[name])))
+        within = dict(widest.powers) if _value(widest, taken) ** 2 > self._largest_tensor(taken) else {}
+        order = {name: (-within.get(name, 0), -self.power(name), -max(with_name[name])) for name in names}
+        return tuple(sorted(names, key=order.__getitem__))
 
     def power(self, name: str) -> int:
         """Return the power in which an unknown is part of the largest tensor, 1 if that isn't known."""
@@ -242,19 +232,17 @@ class Plan:
 
     def elements_in_any_order(self, chosen: Mapping[str, int]) -> int:
         """Return the same where the numbers of the unknowns are in a different order from their primes."""
-        found = self.elements(chosen)
-        for powers in self.other_powers:
-            found = max(found, math.prod(chosen[name] ** power for name, power in powers.items()))
-        return found
+        elements: list[int] = [
+            math.prod(chosen[n] ** power for n, power in powers.items()) for powers in self.other_powers
+        ]
+        return max(self.elements(chosen), *elements, 0)
 
     def _largest_tensor(self, chosen: Mapping[str, int]) -> int:
         return math.prod(number ** self.power(name) for name, number in chosen.items()) if self.powers else 0
 
     def _is_small(self, chosen: Mapping[str, int]) -> bool:
-        return (
-            max((_value(symbol, chosen) for symbol in self.symbols.values()), default=0) <= _WIDEST
-            and self.elements(chosen) <= _MOST_ELEMENTS
-        )
+        widest = max((_value(symbol, chosen) for symbol in self.symbols.values()), default=0)
+        return widest <= _WIDEST and self.elements(chosen) <= _MOST_ELEMENTS
 
     def primes(self, round_: int) -> dict[str, int]:
         """Return each unknown's prime in a round: another for each, in the order of the user's sizes."""
@@ -298,19 +286,14 @@ class Plan:
 
     def values_with(self, name: str, chosen: Mapping[str, int]) -> dict[str, int]:
         """Return the number of each symbol that an unknown is part of and whose other unknowns are chosen too."""
-        with_name = [(dim, symbol) for dim, symbol in self.symbols.items() if name in dict(symbol.powers)]
-        known = [(dim, symbol) for dim, symbol in with_name if all(n in chosen for n, _ in symbol.powers)]
-        return {dim: _value(symbol, chosen) for dim, symbol in known}
+        powers = {dim: dict(symbol.powers) for dim, symbol in self.symbols.items()}
+        known = [dim for dim, names in powers.items() if name in names and names.keys() <= chosen.keys()]
+        return {dim: _value(self.symbols[dim], chosen) for dim in known}
 
     def owner(self, name: str) -> str:
         """Return the independent symbol that an unknown stands in."""
-        return next(
-            symbol
-            for symbol in self.sizes.independent
-            if symbol in self.symbols
-            and any(n == name for n, _ in self.symbols[symbol].powers)
-            and (symbol == name or name.startswith(f"{symbol}/"))
-        )
+        owners = (symbol for symbol in self.sizes.independent if name == symbol or name.startswith(f"{symbol}/"))
+        return next(symbol for symbol in owners if symbol in self.symbols and name in dict(self.symbols[symbol].powers))
 
 
 def _as_product(tree: ast.expr, found: Mapping[str, Monomial]) -> Monomial | None:
@@ -339,28 +322,22 @@ def _value(monomial: Monomial, chosen: Mapping[str, int]) -> int:
     return int(result)
 
 
+def is_prime(number: int) -> bool:
+    """Return whether a number from 2 on is a prime."""
+    return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
+
+
 def _prime(place: int) -> int:
-    """Return the prime at a place, counted from the first that is used."""
-    number = _FIRST
-    for _ in range(place):
-        number = _prime_after(number)
-    return number
+    return next(itertools.islice(filter(is_prime, itertools.count(_FIRST)), place, None))
 
 
 def _prime_after(number: int) -> int:
-    """Return the smallest prime above a number."""
-    number += 1
-    while number < _FIRST or any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
-        number += 1
-    return number
+    return next(filter(is_prime, itertools.count(max(number + 1, _FIRST))))
 
 
 def _prime_before(number: int) -> int:
     """Return the largest prime below a prime from 5 on."""
-    number -= 1
-    while any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
-        number -= 1
-    return number
+    return next(filter(is_prime, itertools.count(number - 1, -1)))
 
 
 _COMPOSITE = (12, 16, 15, 18, 20, 24, 14, 21, 27, 25, 22, 26)
@@ -381,10 +358,9 @@ def reversed_sizes(plan: Plan) -> Iterator[dict[str, int]]:
 
     At primes in the order of the user's sizes `max(Lq, Lk)` is `Lk`; here it isn't.
     """
-    names = plan.unknowns
-    few = range(len(names) + 2, 2, -1)
-    falling = _FALLING[-len(names) :] if len(names) <= len(_FALLING) else range(8 + len(names), 8, -1)
-    choices = [dict(zip(names, numbers, strict=False)) for numbers in (falling, few)]
+    count = len(plan.unknowns)
+    falling = _FALLING[-count:] if count <= len(_FALLING) else range(8 + count, 8, -1)
+    choices = [dict(zip(plan.unknowns, numbers, strict=False)) for numbers in (falling, range(count + 2, 2, -1))]
     yield from [chosen for chosen in choices if plan.elements_in_any_order(chosen) <= _MOST_VALIDATED][:1]
 
 
@@ -411,8 +387,8 @@ def mixed_sizes(plan: Plan) -> Iterator[dict[str, int]]:
         yield from _enlarged(plan, (name,))
     # rounded up and rounded down with one added differ only if one length divides another
     small = {name: 6 + place for place, name in enumerate(plan.unknowns)}
-    for one, other in itertools.permutations([name for name in plan.unknowns if is_length(name)], 2):
-        yield small | {one: 3 * small[other]}
+    for multiple, divisor in itertools.permutations([name for name in plan.unknowns if is_length(name)], 2):
+        yield small | {multiple: 3 * small[divisor]}
 
 
 def held_out_sizes(plan: Plan, used: Iterable[Mapping[str, int]]) -> Iterator[dict[str, int]]:
@@ -420,22 +396,16 @@ def held_out_sizes(plan: Plan, used: Iterable[Mapping[str, int]]) -> Iterator[di
 
     No two symbols have one size, so that a wrong axis shows. The first sets keep the order of the user's sizes, and
     with it comparisons such as `Lq <= Lk`.
-
-    Args:
-        plan: Which sizes vary, under which constraints.
-        used: The sizes of every run so far.
     """
     numbers = plan.sizes.numbers
     fixed = {size for symbol, size in numbers.items() if symbol not in plan.symbols}
-    taken = {symbol: set(fixed) for symbol in plan.symbols}
-    for sizes in used:
-        for symbol, sizes_of_it in taken.items():
-            sizes_of_it.add(sizes[symbol])
+    used = list(used)
+    taken = {symbol: fixed | {sizes[symbol] for sizes in used} for symbol in plan.symbols}
     rising = sorted(plan.unknowns, key=lambda name: numbers[plan.owner(name)])
     orders = (plan.unknowns,) if plan.ordered else (rising, plan.unknowns, plan.unknowns[::-1])
-    found = [_unused(plan, order, first, taken) for order, first in itertools.product(orders, _FIRST_HELD_OUT)]
-    elements = [(plan.elements_in_any_order(chosen), chosen) for chosen in found if chosen]
-    for count, chosen in sorted(elements, key=lambda one: one[0] > _MOST_VALIDATED):
+    choices = [_unused(plan, order, first, taken) for order, first in itertools.product(orders, _FIRST_HELD_OUT)]
+    elements = [(plan.elements_in_any_order(chosen), chosen) for chosen in choices if chosen]
+    for count, chosen in sorted(elements, key=lambda pair: pair[0] > _MOST_VALIDATED):
         if count <= TOO_MANY_ELEMENTS:
             yield plan.at(chosen)
 

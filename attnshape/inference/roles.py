@@ -11,47 +11,23 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from attnshape.inference.dataflow import DataFlow, OutputRef, StepNode, innermost, match_softmax, step_graph
-from attnshape.model.trace import Reference, Role, Step, TensorRecord
-from attnshape.tracing.operations import (
-    ADDITIONS,
-    CASTS,
-    CONCATENATIONS,
-    CONVOLUTIONS,
-    COPIES,
-    DROPOUTS,
-    FUSED_ATTENTION,
-    JOINS,
-    LOG_SOFTMAXES,
-    MASKS,
-    NONLINEARITIES,
-    NORMS,
-    PRODUCTS,
-    RESHAPES,
-    SAME_VALUES,
-    SCALINGS,
-    SELECTIONS,
-    SPLITS,
-    TRANSPOSES,
-    WEIGHT_IS_SECOND,
-)
+from attnshape.model.trace import Reference, Role, Step
+from attnshape.tracing import operations as ops
 
 _FARTHEST = 24
 """How many steps may lie between a softmax and the product that makes its scores."""
-_REARRANGES_WEIGHTS = SPLITS | TRANSPOSES | CONCATENATIONS | CASTS | COPIES | SELECTIONS | RESHAPES
-_KEEPS_WEIGHTS = DROPOUTS | MASKS | SAME_VALUES | SCALINGS | NORMS
+_REARRANGES_WEIGHTS = (
+    ops.SPLITS | ops.TRANSPOSES | ops.CONCATENATIONS | ops.CASTS | ops.COPIES | ops.SELECTIONS | ops.RESHAPES
+)
+_KEEPS_WEIGHTS = ops.DROPOUTS | ops.MASKS | ops.SAME_VALUES | ops.SCALINGS | ops.NORMS
 """What may lie between the softmax and the product with the values."""
-_AFTER_CONTEXT = SAME_VALUES - SELECTIONS | CONCATENATIONS | DROPOUTS
+_AFTER_CONTEXT = ops.SAME_VALUES - ops.SELECTIONS | ops.CONCATENATIONS | ops.DROPOUTS
 
 
 def with_roles(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Return the steps with their roles."""
-    roles = _Roles(steps)
-    for node in roles.graph.nodes:
-        if roles.is_softmax(node):
-            roles.assign_around_softmax(node)
-        elif node.name in FUSED_ATTENTION:
-            roles.assign_around_fused(node)
-    return tuple(msgspec.structs.replace(step, role=roles.assigned.get(step.index)) for step in steps)
+    assigned = _Roles(steps).assigned
+    return tuple(msgspec.structs.replace(step, role=assigned.get(step.index)) for step in steps)
 
 
 class _Roles:
@@ -70,14 +46,19 @@ class _Roles:
         self._softmaxes = {
             node.order
             for node in self.graph.nodes
-            if (match := match_softmax(node, self.graph)) and not match.late and node.name not in LOG_SOFTMAXES
+            if (match := match_softmax(node, self.graph)) and not match.late and node.name not in ops.LOG_SOFTMAXES
         }
+        """The steps that return the weights of a softmax."""
+        for node in self.graph.nodes:
+            if node.order in self._softmaxes:
+                self._assign_around_softmax(node)
+            elif node.name in ops.FUSED_ATTENTION:
+                self._assign(node, "context")
+                for maker in self.graph.makers(node)[:3]:
+                    self._assign_before_product(maker)
+                self._assign_after_context(node)
 
-    def is_softmax(self, node: StepNode) -> bool:
-        """Return whether a step returns the weights of a softmax."""
-        return node.order in self._softmaxes
-
-    def assign_around_softmax(self, softmax: StepNode) -> None:
+    def _assign_around_softmax(self, softmax: StepNode) -> None:
         """Give roles to a softmax, to what leads to its scores, and to what reads its weights."""
         scores = self._scores(softmax, 0)
         context = self._context(softmax)
@@ -85,32 +66,21 @@ class _Roles:
             return
         self._assign(softmax, "softmax")
         between = list(self._between(scores, softmax))
-        nonlinear = any(node.name in NONLINEARITIES for node in between)
+        nonlinear = any(node.name in ops.NONLINEARITIES for node in between)
         for node in between:
-            if node.name in MASKS:
+            if node.name in ops.MASKS:
                 self._assign(node, "mask")
-            elif node.name in SCALINGS and _tensors(node) == 1 and not nonlinear:
+            elif node.name in ops.SCALINGS and _tensors(node) == 1 and not nonlinear:
                 self._assign(node, "scale")
-            elif node.name in DROPOUTS:
-                self._assign(node, "dropout")
-        for node in self._between(softmax, context):
-            if node.name in DROPOUTS:
+        for node in (*between, *self._between(softmax, context)):
+            if node.name in ops.DROPOUTS:
                 self._assign(node, "dropout")
         self._assign(scores, "scores")
         self._assign(context, "context")
-        for maker in self.graph.makers(scores):
+        values = [maker for maker in self.graph.makers(context) if not self._reaches(softmax, maker)]
+        for maker in (*self.graph.makers(scores), *values):
             self._assign_before_product(maker)
-        for maker in self.graph.makers(context):
-            if not self._reaches(softmax, maker):
-                self._assign_before_product(maker)
         self._assign_after_context(context)
-
-    def assign_around_fused(self, attention: StepNode) -> None:
-        """Give roles to a fused attention, and to what its queries, keys and values come from."""
-        self._assign(attention, "context")
-        for maker in self.graph.makers(attention)[:3]:
-            self._assign_before_product(maker)
-        self._assign_after_context(attention)
 
     def _assign(self, node: StepNode, role: Role) -> None:
         self.assigned.setdefault(node.order, role)
@@ -118,30 +88,28 @@ class _Roles:
     def _scores(self, node: StepNode, depth: int) -> StepNode | None:
         """Return the nearest product that a step's values come from, with pointwise steps and layout between."""
         for maker in self.graph.makers(node):
-            if maker.name in PRODUCTS and not self._mixes_heads(maker):
+            if maker.name in ops.PRODUCTS and not self._mixes_heads(maker):
                 return maker if self._compares(maker) else None
-            if depth < _FARTHEST and not self.is_softmax(maker):
-                found = self._scores(maker, depth + 1)
-                if found is not None:
-                    return found
+            further = depth < _FARTHEST and maker.order not in self._softmaxes
+            if further and (scores := self._scores(maker, depth + 1)) is not None:
+                return scores
         return None
 
     def _context(self, softmax: StepNode) -> StepNode | None:
         """Return the product with the values, with nothing but dropout, masks, layout and scaling before it."""
         waiting = [softmax]
-        seen: set[int] = set()
+        visited: set[int] = set()
         while waiting:
             for reader in self.graph.readers(waiting.pop(0)):
-                if reader.order in seen:
+                if reader.order in visited:
                     continue
-                seen.add(reader.order)
-                if self._mixes_heads(reader):
-                    waiting.append(reader)
-                elif self._is_linear(reader):  # a gate before a projection, not weights of anything
+                visited.add(reader.order)
+                mixes = self._mixes_heads(reader)
+                if not mixes and self._is_linear(reader):  # a gate before a projection, not weights of anything
                     continue
-                elif reader.name in PRODUCTS and len(reader.step.operands) > 1:
+                if not mixes and reader.name in ops.PRODUCTS and len(reader.step.operands) > 1:
                     return reader
-                elif reader.name in _KEEPS_WEIGHTS:
+                if mixes or reader.name in _KEEPS_WEIGHTS:
                     waiting.append(reader)
         return None
 
@@ -152,13 +120,9 @@ class _Roles:
                 yield node
 
     def _reaches(self, first: StepNode, last: StepNode) -> bool:
-        """Return whether the last step's values come from the first's."""
-        if first.order == last.order:
-            return True
-        for node in self.graph.upstream((OutputRef(last.order),), shapes=True):
-            if node.order <= first.order:
-                return node.order == first.order
-        return False
+        """Return whether the last step's values come from the first's, or both are one step."""
+        upstream = (node.order for node in self.graph.upstream((OutputRef(last.order),), shapes=True))
+        return next((order for order in upstream if order <= first.order), None) == first.order
 
     def _assign_before_product(self, operand: StepNode) -> None:
         """Give roles from a product's operand back to the projection from which it comes.
@@ -168,50 +132,46 @@ class _Roles:
         heads.
         """
         waiting = [(operand, True)]
-        seen = {operand.order}
+        visited = {operand.order}
         while waiting:
             node, certain = waiting.pop()
             if self._is_linear(node):
                 self._assign(node, "projection")
                 continue
-            if node.name in PRODUCTS | FUSED_ATTENTION or self.is_softmax(node):
+            if node.name in ops.PRODUCTS | ops.FUSED_ATTENTION or node.order in self._softmaxes:
                 continue
-            if node.name in TRANSPOSES:
+            if node.name in ops.TRANSPOSES:
                 self._assign(node, "transpose")
-            elif node.name in RESHAPES and self._adds_an_axis(node):
+            elif node.name in ops.RESHAPES and self._adds_an_axis(node):
                 self._assign(node, "split")
                 certain = True
-            elif node.name in SPLITS and certain:
+            elif node.name in ops.SPLITS and certain:
                 self._assign(node, "split")
-            elif node.name in SCALINGS and _is_by_number(node) and certain:
+            elif node.name in ops.SCALINGS and _tensors(node) == 1 and not _has_parameter(node) and certain:
                 self._assign(node, "scale")
             else:
-                certain = certain and node.name in SAME_VALUES
+                certain = certain and node.name in ops.SAME_VALUES
             for maker in self.graph.makers(node):
-                if maker.order not in seen:
-                    seen.add(maker.order)
+                if maker.order not in visited:
+                    visited.add(maker.order)
                     waiting.append((maker, certain))
 
     def _assign_after_context(self, context: StepNode) -> None:
         """Give roles from the context on to the output projection, as long as only layout lies between."""
         node, copies = context, list[StepNode]()
         while True:
-            readers = (
-                reader
-                for reader in self.graph.readers(node)
-                if self._is_linear(reader) or reader.name in _AFTER_CONTEXT
-            )
-            reader = next(readers, None)
+            readers = self.graph.readers(node)
+            reader = next((r for r in readers if self._is_linear(r) or r.name in _AFTER_CONTEXT), None)
             if reader is None or reader.order in self.assigned:
                 return
             if self._is_linear(reader):
                 self._assign(reader, "output")
                 return
-            if reader.name in TRANSPOSES:
+            if reader.name in ops.TRANSPOSES:
                 self._assign(reader, "transpose")
             elif reader.name == "contiguous":
                 copies.append(reader)
-            elif reader.name in JOINS or (reader.name in RESHAPES and _joins_heads(node, reader)):
+            elif reader.name in ops.JOINS or (reader.name in ops.RESHAPES and _joins_heads(node, reader)):
                 # a copy is part of the merge that it makes possible
                 for part in (*copies, reader):
                     self._assign(part, "merge")
@@ -219,7 +179,7 @@ class _Roles:
 
     def _mixes_heads(self, product: StepNode) -> bool:
         """Return whether a product with a parameter leaves queries and keys alone: talking heads (arXiv:2003.02436)."""
-        convolution = product.name in CONVOLUTIONS and _tensors(product) == 1
+        convolution = product.name in ops.CONVOLUTIONS and _tensors(product) == 1
         if not self._is_linear(product) and not convolution:
             return False
         pair = {axis.expression for axis in product.step.outputs[0].tensor.axes[-2:]}
@@ -234,30 +194,26 @@ class _Roles:
         """
         if not self._is_linear(product):
             return _tensors(product) > 1
-        nonlinear = [maker for maker in self.graph.makers(product) if maker.name in NONLINEARITIES]
+        nonlinear = [maker for maker in self.graph.makers(product) if maker.name in ops.NONLINEARITIES]
         sums = [addition for node in nonlinear for addition in self.graph.makers(node)]
-        return any(addition.name in ADDITIONS and _tensors(addition) > 1 for addition in sums)
+        return any(addition.name in ops.ADDITIONS and _tensors(addition) > 1 for addition in sums)
 
     def _is_linear(self, node: StepNode) -> bool:
         """Return whether a step is a product with a parameter, or with a part of one, such as a fused weight."""
-        if node.name not in PRODUCTS:
+        if node.name not in ops.PRODUCTS:
             return False
-        operands = node.step.operands
-        second = operands[1:2] if node.name in WEIGHT_IS_SECOND else ()
-        return any(reference.parameter for reference in operands) or any(map(self._is_weight, second))
+        second = node.step.operands[1:2] if node.name in ops.WEIGHT_IS_SECOND else ()
+        return _has_parameter(node) or any(map(self._is_weight, second))
 
     def _is_weight(self, reference: Reference) -> bool:
         return reference.parameter is not None or innermost(self._steps, reference).step in self._weights
 
     def _adds_an_axis(self, node: StepNode) -> bool:
         """Return whether a reshape splits an axis: its result has more axes than what it is a view of."""
-        read = self._first_operand(node.step)
-        return read is not None and _rank(node) > len(read.shape)
-
-    def _first_operand(self, step: Step) -> TensorRecord | None:
-        """Return a step's first operand, where a step made it."""
-        made = innermost(self._steps, step.operands[0]) if step.operands else None
-        return self._steps[made.step - 1].outputs[made.output].tensor if made is not None and made.step else None
+        read = innermost(self._steps, node.step.operands[0]) if node.step.operands else None
+        if read is None or not read.step:
+            return False
+        return _rank(node) > len(self._steps[read.step - 1].outputs[read.output].tensor.shape)
 
 
 def _rank(node: StepNode) -> int:
@@ -269,9 +225,8 @@ def _tensors(node: StepNode) -> int:
     return sum(reference.step is not None or reference.input is not None for reference in node.step.operands)
 
 
-def _is_by_number(node: StepNode) -> bool:
-    """Return whether a step multiplies by a number; a parameter would be the weight of a normalization."""
-    return _tensors(node) == 1 and not any(reference.parameter for reference in node.step.operands)
+def _has_parameter(node: StepNode) -> bool:
+    return any(reference.parameter for reference in node.step.operands)
 
 
 def _joins_heads(before: StepNode, after: StepNode) -> bool:

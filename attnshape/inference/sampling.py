@@ -31,14 +31,8 @@ def sample_and_solve(
 ) -> tuple[Samples, Solution]:
     """Run a target at small sizes, solve for its formulas, and run it at more sizes where they aren't settled.
 
-    Args:
-        runs: The runs of the target at small sizes.
-        plan: Which sizes vary, at first under no more constraints than are known beforehand.
-        actual: The run whose steps the small runs must take.
-        solve: Takes the samples; returns what it found and whether that is settled.
-
-    Returns:
-        The samples and the solution for them.
+    The plan has only the constraints that are known beforehand; the small runs must take the steps of `actual`. `solve`
+    returns the solution for its samples, and whether it is settled.
     """
     sampler = Sampler(runs)
     samples = sampler.sample(plan, actual)
@@ -64,48 +58,42 @@ class Sampler:
             best = self._runs.try_plan(plan, actual)
         self._runs.purpose = "" if best.complete else "searching for constraints on the sizes: "
         while not best.complete:
-            if any(self._runs.fold_loops([actual, *runs]) for runs in self._runs_to_fold(best.plan)):
-                actual = self._runs.folded(actual)
-                best = self._runs.try_plan(best.plan, actual)
-                continue
-            found = self._improve(best, actual)
-            if found is None:
+            if any(self._runs.fold_loops([best.actual, *runs]) for runs in self._runs_to_fold(best.plan)):
+                best = self._runs.try_plan(best.plan, self._runs.folded(best.actual))
+            elif (better := self._improve(best)) is not None:
+                best = better
+            else:
+                best = self._free_from_fixed(best)
                 break
-            best = found
-        best = best if best.complete else self._free_from_fixed(best, actual)
         self._runs.purpose = ""
-        samples = self._validated(best, actual)
-        diverging = samples.diverging if best.complete else ()
-        if any(self._runs.fold_loops([actual, self._runs.at(numbers)]) for numbers in diverging):
+        samples = self._validated(best)
+        diverging = samples.diverging if samples.complete else ()
+        if any(self._runs.fold_loops([samples.actual, self._runs.at(numbers)]) for numbers in diverging):
             # the loop had equally many iterations at all primes
-            actual = self._runs.folded(actual)
-            samples = self._validated(self._runs.try_plan(best.plan, actual), actual)
-        if self._fails_somewhere(samples, actual):
-            samples = self._with_missing_multiple(samples, actual) or samples
-        return replace(samples, actual=actual)
+            samples = self._validated(self._runs.try_plan(best.plan, self._runs.folded(samples.actual)))
+        return self._with_missing_multiple(samples) or samples
 
     def extend(self, samples: Samples, rounds: int) -> Samples:
         """Return the samples with more rounds and validation runs, as far as these take the same steps."""
-        actual = samples.actual
         runs, diverging = list(samples.runs), list(samples.diverging)
         for round_ in range(len(runs), rounds):
             if self._runs.is_far_too_large(samples.plan, round_):
                 break
             run = self._runs.run(samples.plan, round_)
-            if common_steps(run, actual) < samples.common:
+            if common_steps(run, samples.actual) < samples.common:
                 diverging.append(samples.plan.numbers(round_))
                 break
             runs.append(run)
         more = mixed_sizes(self._runs.with_measured_powers(samples.plan))
-        samples = self._with_runs_at(replace(samples, runs=tuple(runs), diverging=tuple(diverging)), actual, more)
-        constrained = self._with_missing_multiple(samples, actual) if self._fails_somewhere(samples, actual) else None
+        samples = self._with_runs_at(replace(samples, runs=tuple(runs), diverging=tuple(diverging)), more)
+        constrained = self._with_missing_multiple(samples)
         return self.extend(constrained, rounds) if constrained is not None else samples
 
-    def _validated(self, samples: Samples, actual: RawTrace) -> Samples:
+    def _validated(self, samples: Samples) -> Samples:
         weighed = self._runs.with_measured_powers(samples.plan)
-        return self._with_runs_at(samples, actual, [*reversed_sizes(weighed), *large_sizes(weighed)])
+        return self._with_runs_at(samples, [*reversed_sizes(weighed), *large_sizes(weighed)])
 
-    def _with_runs_at(self, samples: Samples, actual: RawTrace, choices: Iterable[Mapping[str, int]]) -> Samples:
+    def _with_runs_at(self, samples: Samples, choices: Iterable[Mapping[str, int]]) -> Samples:
         """Add the runs at the chosen numbers of the unknowns that take the same steps."""
         added, diverging = list(samples.validation), list(samples.diverging)
         for chosen in choices:
@@ -113,37 +101,34 @@ class Sampler:
                 break
             numbers = samples.plan.at(chosen)
             run = self._runs.at(numbers)
-            if replace(samples, actual=actual).are_matched_by(run):
+            if samples.are_matched_by(run):
                 added.append((numbers, run))
             else:
                 diverging.append(numbers)
         return replace(samples, validation=tuple(added), diverging=tuple(diverging))
 
-    def _fails_somewhere(self, samples: Samples, actual: RawTrace) -> bool:
-        """Return whether the target fails at some sizes, and not at the user's."""
-        failed = any(map(self._runs.fails, samples.diverging))
-        return samples.complete and actual.failure is None and failed
-
-    def _with_missing_multiple(self, samples: Samples, actual: RawTrace) -> Samples | None:
+    def _with_missing_multiple(self, samples: Samples) -> Samples | None:
         """Return samples under the multiple without which runs fail; all primes may have been 1 above one."""
-        plan = samples.plan
         failed = [numbers for numbers in samples.diverging if self._runs.fails(numbers)]
+        if not failed or not samples.complete or samples.actual.failure is not None:
+            return None
         # first those of numbers alone: what needs an even number often takes a multiple of an even size too
-        for constraint in sorted(_multiples(plan), key=lambda multiple: multiple.other is not None):
+        for constraint in sorted(_multiples(samples.plan), key=lambda multiple: multiple.other is not None):
             if self._runs.exhausted:
                 break
             met = [constraint.next(numbers) for numbers in failed]
-            if all(self._takes_same_steps(one, plan, actual) for one in met) and not any(
-                all(self._takes_same_steps(near, plan, actual) for near in constraint.near_misses(one)) for one in met
+            if all(self._works_at(numbers, samples) for numbers in met) and not any(
+                all(self._works_at(near, samples) for near in constraint.near_misses(numbers)) for numbers in met
             ):
-                found = self._runs.try_plan(plan.under(constraint), actual)
-                if found.complete:
-                    return self._validated(found, actual)
+                constrained = self._runs.try_plan(samples.plan.under(constraint), samples.actual)
+                if constrained.complete:
+                    return self._validated(constrained)
         return None
 
-    def _takes_same_steps(self, numbers: Mapping[str, int], plan: Plan, actual: RawTrace) -> bool:
-        run = self._runs.at(_without_constraints(numbers, plan))
-        return run.failure is None and takes_same_steps(run, actual)
+    def _works_at(self, numbers: Mapping[str, int], samples: Samples) -> bool:
+        """Return whether the target takes the user's steps where the independent sizes have these numbers."""
+        run = self._runs.at(_without_constraints(numbers, samples.plan))
+        return run.failure is None and takes_same_steps(run, samples.actual)
 
     def _runs_to_fold(self, plan: Plan) -> Iterator[Sequence[RawTrace]]:
         """Yield two runs; where they fail, two at multiples too, at which later loops may be reached."""
@@ -155,84 +140,77 @@ class Sampler:
             if all(run.failure is None for run in runs):
                 return
 
-    def _improve(self, best: Samples, actual: RawTrace) -> Samples | None:
+    def _improve(self, best: Samples) -> Samples | None:
         """Return the first constraint that completes the steps, else the one that gets furthest beyond the best."""
-        furthest: Samples | None = None
-        for plan in self._stricter(best, actual):
+        furthest = best
+        for plan in self._stricter(best):
             if self._runs.exhausted:
                 break
-            found = self._runs.try_plan(plan, actual)
-            if found.common > best.common or found.complete:
-                added = plan.constraints[len(best.plan.constraints) :]
-                if added and self._helps_only_by_size(found, added[0], actual):
-                    continue
-            if found.complete:
-                return self._weaker(found, actual) or found
-            if found.common > (furthest or best).common:
-                furthest = found
-        return furthest
+            samples = self._runs.try_plan(plan, best.actual)
+            added = plan.constraints[len(best.plan.constraints) :]
+            if added and (samples.common > best.common or samples.complete) and self._is_by_size(samples, added[0]):
+                continue
+            if samples.complete:
+                return self._weaker(samples) or samples
+            if samples.common > furthest.common:
+                furthest = samples
+        return furthest if furthest is not best else None
 
-    def _weaker(self, found: Samples, actual: RawTrace) -> Samples | None:
+    def _weaker(self, samples: Samples) -> Samples | None:
         """Return samples in which a multiple of another size needs to be one of a number only."""
-        last = found.plan.constraints[-1] if found.plan.constraints else None
+        last = samples.plan.constraints[-1] if samples.plan.constraints else None
         if not isinstance(last, Multiple) or last.other is None:
             return None
-        plan = replace(found.plan, constraints=found.plan.constraints[:-1])
+        plan = replace(samples.plan, constraints=samples.plan.constraints[:-1])
         for multiple in _multiples(plan):
             if multiple.other is None and multiple.symbol == last.symbol and not self._runs.exhausted:
-                weaker = self._runs.try_plan(plan.under(multiple), actual)
-                if weaker.complete and not self._helps_only_by_size(weaker, multiple, actual):
+                weaker = self._runs.try_plan(plan.under(multiple), samples.actual)
+                if weaker.complete and not self._is_by_size(weaker, multiple):
                     return weaker
         return None
 
-    def _stricter(self, best: Samples, actual: RawTrace) -> Iterator[Plan]:
+    def _stricter(self, best: Samples) -> Iterator[Plan]:
         """Yield plans with one constraint more: on the sizes that matter where these can be told, else on any."""
         plan = best.plan
         if not plan.ordered:
             yield replace(plan, ordered=True)
         fixes = [c for c in candidates(plan.sizes, plan.constraints) if isinstance(c, Fixed)]
-        tried = [(fix.symbol, self._runs.try_plan(plan.under(fix), actual)) for fix in fixes]
-        matter = {symbol for symbol, found in tried if found.complete or found.common > best.common}
+        tried = [(fix.symbol, self._runs.try_plan(plan.under(fix), best.actual)) for fix in fixes]
+        matter = {symbol for symbol, samples in tried if samples.complete or samples.common > best.common}
         for constraint in candidates(plan.sizes, plan.constraints):
             if not matter or constraint.symbol in matter:
                 stricter = plan.under(constraint)
                 # the order is given up where it makes the runs too large
                 yield replace(stricter, ordered=stricter.ordered and not stricter.is_large)
 
-    def _helps_only_by_size(self, found: Samples, added: Constraint, actual: RawTrace) -> bool:
-        """Return whether the numbers next to a multiple, which are none, take the same steps too."""
-        if not isinstance(added, Multiple):
-            return False
-        return all(
-            common_steps(self._runs.at(_without_constraints(near, found.plan)), actual) >= found.common
-            for near in added.near_misses(found.plan.numbers(0))
+    def _is_by_size(self, samples: Samples, added: Constraint) -> bool:
+        """Return whether a multiple helps only by its size: the numbers next to it take the same steps too."""
+        return isinstance(added, Multiple) and all(
+            common_steps(self._runs.at(_without_constraints(near, samples.plan)), samples.actual) >= samples.common
+            for near in added.near_misses(samples.plan.numbers(0))
         )
 
-    def _free_from_fixed(self, best: Samples, actual: RawTrace) -> Samples:
+    def _free_from_fixed(self, best: Samples) -> Samples:
         """Fix all sizes, then free one after the other while the steps stay the same."""
         sizes = best.plan.sizes
-        symbols = list(sizes.independent)
-        if any(sizes.records[symbol].size > LARGEST_FIXED for symbol in symbols):
+        waiting = list(sizes.independent)
+        if any(sizes.records[symbol].size > LARGEST_FIXED for symbol in waiting):
             return best
-        found = self._runs.try_plan(replace(best.plan, constraints=tuple(map(Fixed, symbols))), actual)
-        if not found.complete:
-            return found if found.common > best.common else best
-        waiting = symbols
-        while waiting:
-            freed = [
-                symbol for symbol in waiting if (looser := self._freed(symbol, found, actual)) and (found := looser)
-            ]
-            waiting = [symbol for symbol in waiting if symbol not in freed] if freed else []
-        return found
+        samples = self._runs.try_plan(replace(best.plan, constraints=tuple(map(Fixed, waiting))), best.actual)
+        if not samples.complete:
+            return samples if samples.common > best.common else best
+        while freed := [one for one in waiting if (looser := self._freed(one, samples)) and (samples := looser)]:
+            waiting = [symbol for symbol in waiting if symbol not in freed]
+        return samples
 
-    def _freed(self, symbol: str, found: Samples, actual: RawTrace) -> Samples | None:
+    def _freed(self, symbol: str, samples: Samples) -> Samples | None:
         """Return samples in which one fixed size varies too, as freely as it may."""
-        plan = replace(found.plan, constraints=tuple(c for c in found.plan.constraints if c.symbol != symbol))
+        plan = replace(samples.plan, constraints=tuple(c for c in samples.plan.constraints if c.symbol != symbol))
         bound = [c for c in candidates(plan.sizes, plan.constraints) if c.symbol == symbol and not isinstance(c, Fixed)]
         for freer in (plan, *map(plan.under, bound)):
             if self._runs.exhausted:
                 return None
-            freed = self._runs.try_plan(freer, actual)
+            freed = self._runs.try_plan(freer, samples.actual)
             if freed.complete:
                 return freed
         return None
@@ -244,5 +222,4 @@ def _without_constraints(numbers: Mapping[str, int], plan: Plan) -> dict[str, in
 
 
 def _multiples(plan: Plan) -> list[Multiple]:
-    """Return the multiples that the user's own sizes meet."""
     return [c for c in candidates(plan.sizes, plan.constraints) if isinstance(c, Multiple)]

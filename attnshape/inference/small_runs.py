@@ -54,33 +54,33 @@ class Samples:
     """Sizes that were tried, and at which the target takes different steps."""
 
     @property
+    def to_verify(self) -> list[tuple[Mapping[str, int], RawTrace]]:
+        """The user's run with its sizes; all others too where they take the same steps."""
+        return [(self.plan.sizes.numbers, self.actual), *(self.every if self.complete else ())]
+
+    @property
     def every(self) -> list[tuple[Mapping[str, int], RawTrace]]:
         """All runs with their sizes, the rounds first."""
         return [(self.plan.numbers(round_), run) for round_, run in enumerate(self.runs)] + list(self.validation)
 
     def are_matched_by(self, run: RawTrace) -> bool:
         """Return whether a run takes the steps that all samples take, with no tensor empty that isn't in the user's."""
-        steps = zip(run.steps, self.actual.steps, strict=False)
-        newly_empty = (
-            0 in mine.tensor.shape and 0 not in its.tensor.shape
-            for step, twin in steps
-            for mine, its in zip(step.outputs, twin.outputs, strict=False)
-        )
-        return (
-            common_steps(run, self.actual) >= self.common
-            and (takes_same_steps(run, self.actual) or not self.complete)
-            and not any(newly_empty)
+        if common_steps(run, self.actual) < self.common or (self.complete and not takes_same_steps(run, self.actual)):
+            return False
+        return not any(
+            0 in output.tensor.shape and 0 not in twin.tensor.shape
+            for step, actual in zip(run.steps, self.actual.steps, strict=False)
+            for output, twin in zip(step.outputs, actual.outputs, strict=False)
         )
 
 
 def common_steps(run: RawTrace, actual: RawTrace) -> int:
     """Return how many leading steps are the same."""
-    count = 0
-    for mine, theirs in zip(run.steps, actual.steps, strict=False):
-        if mine.key != theirs.key or _ranks(mine) != _ranks(theirs):
-            break
-        count += 1
-    return count
+    steps = zip(run.steps, actual.steps, strict=False)
+    return next(
+        (count for count, (step, twin) in enumerate(steps) if step.key != twin.key or _ranks(step) != _ranks(twin)),
+        min(len(run.steps), len(actual.steps)),
+    )
 
 
 def _ranks(step: RawStep) -> list[int]:
@@ -104,14 +104,7 @@ class SmallRuns:
         progress: ProgressCallback = lambda words: None,
         time_limit: float = _TIME_LIMIT,
     ) -> None:
-        """Prepare to run a target.
-
-        Args:
-            attempt: Runs the target at these sizes; a failure is part of what it returns.
-            find_loops: Finds the loops in which runs that took different steps differ.
-            progress: The progress callback.
-            time_limit: Seconds after which no further constraints are tried.
-        """
+        """`attempt` runs the target; after `time_limit` seconds no further constraints are tried."""
         self._attempt = attempt
         self._find_loops = find_loops
         self._progress = progress
@@ -173,20 +166,17 @@ class SmallRuns:
         return powers, largest / math.prod(primes[name] ** power for name, power in powers.items())
 
     def _powers_of_each(self, plan: Plan, primes: Mapping[str, int]) -> tuple[Mapping[str, int], ...]:
-        """Return the power of each unknown in every tensor."""
         if len(primes) != len(plan.unknowns):
             return ()
         run = self.at(plan.at(primes))
         counts = {math.prod(output.tensor.shape) for step in run.steps for output in step.outputs} - {0}
-        return tuple({tuple(powers.items()): powers for powers in (_powers(one, primes) for one in counts)}.values())
+        return tuple({tuple(powers.items()): powers for powers in (_powers(n, primes) for n in counts)}.values())
 
     def fold_loops(self, runs: Sequence[RawTrace]) -> bool:
         """Fold the loops in whose number of iterations alone the runs differ; return whether there are any."""
-        if self._folding is not None:
+        if self._folding is not None or (folding := self._find_loops(runs)) is None:
             return False
-        self._folding = self._find_loops(runs)
-        if self._folding is None:
-            return False
+        self._folding = folding
         self._done = {key: self.folded(run) for key, run in self._done.items()}
         return True
 
@@ -215,19 +205,15 @@ class SmallRuns:
         """Return how far the rounds of a plan take the user's steps."""
         plan = self._with_own_powers(plan, actual)
         runs: list[RawTrace] = []
-        shared = len(actual.steps)
-        complete = True
+        common = len(actual.steps)
         for round_ in range(_ROUNDS):
             if (plan.ordered or plan.constraints) and self.is_far_too_large(plan, round_):
-                complete, shared = False, 0
-                break
-            run = self.run(plan, round_)
-            runs.append(run)
-            shared = min(shared, common_steps(run, actual))
-            complete = complete and takes_same_steps(run, actual)
-            if not complete:
-                break
-        return Samples(plan, actual, tuple(runs), shared, complete)
+                return Samples(plan, actual, tuple(runs))
+            runs.append(self.run(plan, round_))
+            common = min(common, common_steps(runs[-1], actual))
+            if not takes_same_steps(runs[-1], actual):
+                return Samples(plan, actual, tuple(runs), common)
+        return Samples(plan, actual, tuple(runs), common, complete=True)
 
     def _with_own_powers(self, plan: Plan, actual: RawTrace) -> Plan:
         """Return the plan measured by its own first run, where a constraint lets this go further and be large."""
@@ -254,10 +240,8 @@ def _with_rounded_lengths(powers: Mapping[str, int], rest: float) -> dict[str, i
 
 
 def _powers(elements: int, primes: Mapping[str, int]) -> dict[str, int]:
-    """Return the power of each unknown in a number of elements."""
     return {name: multiplicity(elements, prime) for name, prime in primes.items()}
 
 
 def _elements(run: RawTrace) -> int:
-    """Return how many elements the largest tensor of a run has."""
     return max((math.prod(output.tensor.shape) for step in run.steps for output in step.outputs), default=0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
+import operator
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from functools import cached_property
 
 from attnshape.dims.expressions import parse_expression
 from attnshape.inference.algebra import factor, format_monomial, roundings, sums, unknown
-from attnshape.inference.plan import Plan
+from attnshape.inference.plan import Plan, is_prime
 from attnshape.model.trace import Known
 
 
@@ -28,6 +28,8 @@ class Formula:
     """Whether it is a number that may follow from a size that wasn't varied."""
     condition: str | None = None
     """The comparison of a size with another, or a number, under which it holds; None if it holds at all sizes."""
+    arbitrary: bool = False
+    """Whether it is the stride of an axis of size 1, which means nothing."""
 
 
 def matched(actual: int, sizes: Mapping[str, int]) -> Formula:
@@ -86,18 +88,15 @@ class Solver:
 
     def solve(self, values: Values, actual: int) -> Formula:
         """Return the formula of a quantity from its numbers in the rounds, the validation runs and the user's run."""
-        key = (values, actual)
-        if key not in self._found:
-            self._found[key] = self._solve(values, actual)
-        return self._found[key]
+        if (values, actual) not in self._found:
+            self._found[values, actual] = self._solve(values, actual)
+        return self._found[values, actual]
 
     def again(self) -> bool:
         """Forget what had no formula; return whether sums are known now that may be part of one."""
-        unsolved = [key for key, formula in self._found.items() if formula.unsolved]
-        for key in unsolved:
-            del self._found[key]
-        grown = bool(unsolved) and len(self._sums) > self._known_before
-        self._known_before = len(self._sums)
+        solved = {key: formula for key, formula in self._found.items() if not formula.unsolved}
+        grown = len(solved) < len(self._found) and len(self._sums) > self._known_before
+        self._found, self._known_before = solved, len(self._sums)
         return grown
 
     def _solve(self, values: Values, actual: int) -> Formula:
@@ -106,73 +105,65 @@ class Solver:
                 return Formula(str(actual), "literal", unsolved=True)
             # among small sizes int(L**0.5) is a constant too
             self.needs_more_runs = self.needs_more_runs or actual > 1
-            label = self._fixed.get(actual) if actual > 1 else None
-            if label:
-                return Formula(label, "matched")
+            if actual > 1 and actual in self._fixed:
+                return Formula(self._fixed[actual], "matched")
             return Formula(str(actual), "literal", doubtful=self._any_fixed and actual > 1)
-        seen = (*values, actual)
-        product = self.product(values[: len(self._primes)])
-        if product is not None and self._gives(product, seen):
+        every = (*values, actual)
+        product = self._product(values[: len(self._primes)])
+        if product is not None and self._gives(product, every):
             return Formula(product, "verified")
-        text = self._multiple_of_known(seen) or self._sum(seen)
-        if text is not None:
-            return Formula(text, "verified")
-        return self._smaller_or_larger(seen) or Formula(str(actual), "literal", unsolved=True)
+        formula = None
+        if min(every) > 0:
+            text = self._multiple_of_known(every) or self._sum(every)
+            formula = Formula(text, "verified") if text is not None else self._smaller_or_larger(every)
+        return formula or Formula(str(actual), "literal", unsolved=True)
 
-    def product(self, values: Values) -> str | None:
+    def _product(self, values: Values) -> str | None:
         """Return the values in the rounds as a product of symbols, None if they are none."""
         if min(values) < 1:
             return None
         monomial = factor(values, self._primes)
         return format_monomial(monomial, self._plan.symbols) if monomial is not None else None
 
-    def _gives(self, text: str, seen: Values) -> bool:
-        """Whether the formula gives what was seen in every run, the user's last."""
-        return self._at(text) == seen
+    def _gives(self, text: str, values: Values) -> bool:
+        """Whether the formula gives the values in every run, the user's last."""
+        return self._at(text) == values
 
     def _at(self, text: str) -> Values:
         expression = parse_expression(text)
         return tuple(expression.evaluate(numbers) for numbers in self._runs)
 
-    def _multiple_of_known(self, seen: Values) -> str | None:
+    def _multiple_of_known(self, values: Values) -> str | None:
         """Return the values as a product of sums that were found before, and of symbols; None if they are none."""
-        if min(seen) < 1:
-            return None
-        multiples = (self._multiple(seen, text, 3) for text in self._sums)
-        return next((text for text in multiples if text is not None and self._gives(text, seen)), None)
+        multiples = (self._multiple(values, text, 3) for text in self._sums)
+        return next((text for text in multiples if text is not None and self._gives(text, values)), None)
 
     def _multiple(self, values: Values, text: str, depth: int) -> str | None:
         """Return the values as a product of a known sum and others: `D*(Lp+L)`, `H*(L+1)*(L+1)`."""
-        numbers = self._sums[text]
-        if any(number < 1 or value % number for value, number in zip(values, numbers, strict=True)):
+        quotient = _quotient(values, self._sums[text])
+        if quotient is None:
             return None
-        quotient = tuple(value // number for value, number in zip(values, numbers, strict=True))
         inner = text if text.isidentifier() else f"({text})"
         if all(value == quotient[0] for value in quotient):
             return text if quotient[0] == 1 else f"{quotient[0]}*{inner}"
-        rest = self.product(quotient[: len(self._primes)])
+        rest = self._product(quotient[: len(self._primes)])
         if (rest is None or not self._gives(rest, quotient)) and depth:
             others = (self._multiple(quotient, other, depth - 1) for other in self._sums)
             rest = next((other for other in others if other is not None), None)
             rest = f"({rest})" if rest in self._sums and not rest.isidentifier() else rest
         return f"{rest}*{inner}" if rest is not None and not rest.count("//") > rest.count("(") else None
 
-    def _sum(self, seen: Values) -> str | None:
+    def _sum(self, values: Values) -> str | None:
         """Return the sum or the rounded quotient that gives the values, None if none does or several differ."""
-        if min(seen) < 1:
-            return None
         self.needs_more_runs = True
-        quotients = list(self._quotients(seen))
-        for found in self._by_simplicity(quotients):
-            fitting = {text: inner for text, inner in found if self._gives(text, seen)}
-            if not fitting:
-                continue
-            if not self._agree(list(fitting)):
-                return None
-            text, inner = min(fitting.items(), key=lambda pair: (_ADDED.search(pair[0]) is not None, len(pair[0])))
-            self._sums[inner] = self._at(inner)
-            return text
-        return None
+        kinds = self._by_simplicity(list(self._quotients(values)))
+        every = ({text: inner for text, inner in formulas if self._gives(text, values)} for formulas in kinds)
+        fitting = next(filter(None, every), None)
+        if fitting is None or not self._agree(list(fitting)):
+            return None
+        text, inner = min(fitting.items(), key=lambda pair: (_ADDED.search(pair[0]) is not None, len(pair[0])))
+        self._sums[inner] = self._at(inner)
+        return text
 
     def _agree(self, texts: Sequence[str]) -> bool:
         """Return whether formulas agree at all sizes at which the target takes the same steps."""
@@ -186,7 +177,7 @@ class Solver:
         return all(map(same, self._coprime_sizes)) and not all(map(same, self._diverging))
 
     def _by_simplicity(self, quotients: Sequence[tuple[str, Values]]) -> Iterator[list[tuple[str, str]]]:
-        """Yield formulas with the sum in them, the simple kinds first."""
+        """Yield formulas, each with the sum in it, the simple kinds first."""
         symbols = self._distinct(self._plan.symbols)
         terms = self._distinct([*self._plan.symbols, *self._ratios, *(text for text in self._sums if "//" in text)])
         bases = self._distinct([*self._plan.symbols, *self._sums])
@@ -209,66 +200,66 @@ class Solver:
             lambda values: itertools.chain(sums(values, larger, 1), sums(values, terms, 3)),
         )
         for kind in kinds:
-            yield [_times(divisor, inner) for divisor, values in quotients for inner in kind(values)]
+            yield [
+                (inner if divisor == "1" else f"{divisor}*({inner})", inner)
+                for divisor, values in quotients
+                for inner in kind(values)
+            ]
 
-    def _smaller_or_larger(self, seen: Values) -> Formula | None:
+    def _smaller_or_larger(self, values: Values) -> Formula | None:
         """Return the formula with the smaller, or the larger, of two sizes: `2*min(L, W)`.
 
         The formula has the one that is chosen at the user's sizes.
         """
-        if min(seen) < 1:
-            return None
-        found: dict[Formula, None] = {}
-        for one, other in itertools.combinations(self._plan.symbols, 2):
+        formulas = set(self._bounded_by_number(values))
+        for (first, numbers), (second, others) in itertools.combinations(self._sizes, 2):
             for choose, sign in ((min, "<="), (max, ">=")):
-                numbers = tuple(map(choose, self._at(one), self._at(other)))
-                if numbers in (self._at(one), self._at(other)):
-                    continue
-                first, second = (one, other) if numbers[-1] == self._at(one)[-1] else (other, one)
-                found |= {
-                    Formula(text, "verified", condition=f"{first} {sign} {second}"): None
-                    for text in self._with_symbol(seen, first, numbers)
-                }
-        found |= dict.fromkeys(self._bounded_by_number(seen))
-        return next(iter(found)) if len(found) == 1 else None
+                chosen = tuple(map(choose, numbers, others))
+                if chosen not in (numbers, others):
+                    symbols = (first, second) if chosen[-1] == numbers[-1] else (second, first)
+                    condition = f" {sign} ".join(symbols)
+                    texts = self._with_symbol(values, symbols[0], chosen)
+                    formulas |= {Formula(text, "verified", condition=condition) for text in texts}
+        return formulas.pop() if len(formulas) == 1 else None
 
-    def _bounded_by_number(self, seen: Values) -> Iterator[Formula]:
+    def _bounded_by_number(self, values: Values) -> Iterator[Formula]:
         """Yield the smaller, or the larger, of a size and a number: `min(L, 512)`, `max(D, 128)`."""
-        for symbol in self._plan.symbols:
-            numbers = self._at(symbol)
-            bounds = [value for value, number in zip(seen, numbers, strict=True) if value != number]
-            if len(set(bounds)) != 1 or not 1 < len(bounds) < len(seen) - 1:
+        for symbol, numbers in self._sizes:
+            bounds = [value for value, number in zip(values, numbers, strict=True) if value != number]
+            if len(set(bounds)) != 1 or not 1 < len(bounds) < len(values) - 1:
                 continue
             for choose, below, above in ((min, "<=", ">="), (max, ">=", "<=")):
-                if all(choose(number, bounds[0]) == value for value, number in zip(seen, numbers, strict=True)):
-                    if seen[-1] == numbers[-1]:
+                if values == tuple(choose(number, bounds[0]) for number in numbers):
+                    if values[-1] == numbers[-1]:
                         yield Formula(symbol, "verified", condition=f"{symbol} {below} {bounds[0]}")
                     else:
                         yield Formula(str(bounds[0]), "literal", condition=f"{symbol} {above} {bounds[0]}")
 
-    def _with_symbol(self, seen: Values, symbol: str, numbers: Values) -> Iterator[str]:
+    def _with_symbol(self, values: Values, symbol: str, numbers: Values) -> Iterator[str]:
         """Yield the values as a product with a symbol that has these numbers, or as a sum with it."""
-        if all(value % number == 0 for value, number in zip(seen, numbers, strict=True)):
-            quotient = tuple(value // number for value, number in zip(seen, numbers, strict=True))
+        if (quotient := _quotient(values, numbers)) is not None:
             if len(set(quotient)) == 1:
                 yield symbol if quotient[0] == 1 else f"{quotient[0]}*{symbol}"
                 return
-            rest = self.product(quotient[: len(self._primes)])
+            rest = self._product(quotient[: len(self._primes)])
             if rest is not None and "//" not in rest and self._gives(rest, quotient):
                 yield f"{rest}*{symbol}"
                 return
-        yield from sums(seen, [(symbol, numbers)], 1)
+        yield from sums(values, [(symbol, numbers)], 1)
 
     def _quotients(self, values: Values) -> Iterator[tuple[str, Values]]:
         """Yield the values themselves, then what is left when one or two symbols that divide them are taken out."""
         yield "1", values
-        symbols = [(symbol, self._at(symbol)) for symbol in self._plan.symbols]
-        ones = tuple(1 for _ in values)
-        for (first, numbers), (second, others) in itertools.combinations_with_replacement([("1", ones), *symbols], 2):
-            product = tuple(a * b for a, b in zip(numbers, others, strict=True))
-            if second != "1" and all(value % number == 0 for value, number in zip(values, product, strict=True)):
-                name = second if first == "1" else f"{first}*{second}"
-                yield name, tuple(value // number for value, number in zip(values, product, strict=True))
+        sizes = [("1", tuple(1 for _ in values)), *self._sizes]
+        for (first, numbers), (second, others) in itertools.combinations_with_replacement(sizes, 2):
+            quotient = _quotient(values, tuple(map(operator.mul, numbers, others)))
+            if second != "1" and quotient is not None:
+                yield second if first == "1" else f"{first}*{second}", quotient
+
+    @cached_property
+    def _sizes(self) -> list[tuple[str, Values]]:
+        """The varying symbols with their numbers."""
+        return [(symbol, self._at(symbol)) for symbol in self._plan.symbols]
 
     @cached_property
     def _ratios(self) -> list[str]:
@@ -277,20 +268,18 @@ class Solver:
         return [text for text in texts if text is not None and "//" in text]
 
     def _distinct(self, names: Iterable[str]) -> list[tuple[str, Values]]:
-        found: dict[Values, str] = {}
+        distinct: dict[Values, str] = {}
         for name in names:
-            found.setdefault(self._at(name), name)
-        return [(name, values) for values, name in found.items()]
+            distinct.setdefault(self._at(name), name)
+        return [(name, values) for values, name in distinct.items()]
 
     @cached_property
     def _coprime_sizes(self) -> list[dict[str, int]]:
         """Sizes none of which divides another."""
         chance = random.Random(0)
         names = self._plan.unknowns
-        return [
-            self._plan.at(dict(zip(names, chance.sample(_primes_between(67, 499), len(names)), strict=True)))
-            for _ in range(16)
-        ]
+        primes = list(filter(is_prime, range(67, 499)))
+        return [self._plan.at(dict(zip(names, chance.sample(primes, len(names)), strict=True))) for _ in range(16)]
 
     @cached_property
     def _other_sizes(self) -> list[dict[str, int]]:
@@ -299,11 +288,8 @@ class Solver:
         return [self._plan.at({name: chance.randint(1, 99) for name in self._plan.unknowns}) for _ in range(16)]
 
 
-@functools.cache
-def _primes_between(low: int, high: int) -> list[int]:
-    return [n for n in range(low, high) if all(n % divisor for divisor in range(2, int(n**0.5) + 1))]
-
-
-def _times(divisor: str, inner: str) -> tuple[str, str]:
-    """Return the formula of a product with a sum, and the sum."""
-    return (inner if divisor == "1" else f"{divisor}*({inner})", inner)
+def _quotient(values: Values, numbers: Values) -> Values | None:
+    """Return the values divided by the numbers, None if some value isn't a multiple."""
+    if any(number < 1 or value % number for value, number in zip(values, numbers, strict=True)):
+        return None
+    return tuple(map(operator.floordiv, values, numbers))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from attnshape.dims.sizes import Sizes, are_large, proxy_sizes
 from attnshape.errors import AttnshapeError
-from attnshape.inference.assemble import assemble
+from attnshape.inference.assemble import are_settled
 from attnshape.inference.plan import Plan
 from attnshape.inference.sampling import Solution, sample_and_solve
 from attnshape.inference.small_runs import ProgressCallback, Samples, SmallRuns
@@ -80,10 +80,7 @@ def sample_target_closely(
     if not target.varies:
         return Samples(Plan(sizes), _first_run(target, sizes, options))
 
-    def solve(samples: Samples) -> tuple[None, bool]:
-        return None, not assemble(samples, sizes.numbers).needs_more_runs
-
-    return _sample(target, sizes, options, limit, time_limit, progress, solve)[0]
+    return _sample(target, sizes, options, limit, time_limit, progress, lambda samples: (None, are_settled(samples)))[0]
 
 
 def small_enough(sizes: Sizes) -> Sizes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -15,22 +15,22 @@ from msgspec import UNSET
 from attnshape import __version__
 from attnshape.dims.sizes import Sizes, are_large
 from attnshape.errors import AttnshapeError, Option
-from attnshape.inference.assemble import Assembled, assemble, similar_failures, with_avoided
+from attnshape.inference.assemble import Formulas, assemble, relevant, similar_failures, with_avoided
 from attnshape.inference.plan import Equal, Multiple, Plan
 from attnshape.inference.roles import with_roles
 from attnshape.inference.sampling import sample_and_solve
 from attnshape.inference.small_runs import ProgressCallback, Samples, SmallRuns
 from attnshape.inference.verification import (
     Expected,
-    HeldOutRun,
     checks_work,
     declared_result,
+    first_three,
     parse_expectations,
     run_held_out,
     verify,
     verify_signatures,
 )
-from attnshape.model.trace import Trace
+from attnshape.model.trace import HeldOut, Trace
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.target_runs import small_run
 from attnshape.runtime.capture import to_standard_error
@@ -91,21 +91,22 @@ def trace_request(
         actual, declared = _run(target, sizes, options, limit)
         if not target.library and checks_work():
             expected += declared_result(declared, list(sizes.records))
+        header = _header(target.label, options, sizes)
         if target.varies:
 
-            def solve(samples: Samples) -> tuple[Assembled, bool]:
+            def solve(samples: Samples) -> tuple[tuple[Trace, Formulas], bool]:
                 progress("inferring the signatures")
-                assembled = assemble(samples, sizes.numbers)
-                return assembled, not assembled.needs_more_runs
+                return assemble(header, samples)
 
-            samples, assembled = sample_and_solve(runs, plan, actual, solve)
+            samples, (trace, formulas) = sample_and_solve(runs, plan, actual, solve)
             progress("checking the signatures")
-            held_out = run_held_out(runs, samples, assembled.conditions, metered.tried if metered else ())
+            conditions = {formula.condition for _, formula in relevant(formulas)}
+            held_out, twin = run_held_out(runs, samples, conditions, metered.tried if metered else ())
         else:
             samples = Samples(plan, actual)
-            assembled = assemble(samples, sizes.numbers)
-            held_out = HeldOutRun({}, reason="the target can't be built at other sizes")
-    trace = _trace(target.label, target.library, options, sizes, expected, samples, assembled, held_out)
+            (trace, formulas), _ = assemble(header, samples)
+            held_out, twin = HeldOut(reason="the target can't be built at other sizes"), None
+    trace = _verified(trace, formulas, samples, held_out, twin, expected, target.library)
     if estimate is None:
         return trace
     notes = (*trace.notes, *estimate.notes)
@@ -115,8 +116,9 @@ def trace_request(
 def trace_recording(label: str, options: RunOptions, sizes: Sizes, actual: RawTrace) -> Trace:
     """Return the trace of one run that was watched and can't be repeated: its axes are matched only."""
     samples = Samples(Plan(sizes), actual)
-    held_out = HeldOutRun({}, reason="a recording can't be repeated at other sizes")
-    return _trace(label, False, options, sizes, [], samples, assemble(samples, sizes.numbers), held_out)
+    (trace, formulas), _ = assemble(_header(label, options, sizes), samples)
+    held_out = HeldOut(reason="a recording can't be repeated at other sizes")
+    return _verified(trace, formulas, samples, held_out, None, [], library=False)
 
 
 def _estimate_memory(
@@ -160,32 +162,8 @@ def _run(
     return actual, declared[0]
 
 
-def _trace(
-    label: str,
-    library: bool,
-    options: RunOptions,
-    sizes: Sizes,
-    expected: Sequence[Expected],
-    samples: Samples,
-    assembled: Assembled,
-    held_out: HeldOutRun,
-) -> Trace:
-    """Verify the formulas and write the trace."""
-    actual = samples.actual
-    runs: list[tuple[Mapping[str, int], RawTrace]] = [(sizes.numbers, actual)]
-    if samples.complete:
-        runs += samples.every
-    expectations = verify(expected, runs)
-    checked = checks_work() and (not library or _catalog_is_checked())
-    if checked:
-        assembled = verify_signatures(assembled, samples, held_out)
-    failure = None
-    if actual.failure is not None:
-        # only a run that failed needs the explanations
-        from attnshape.diagnostics.explain import failure_of
-
-        similar = similar_failures(actual.failure, samples, sizes.numbers)
-        failure = failure_of(similar, assembled.inputs, assembled.steps, options.device, options.dtype)
+def _header(label: str, options: RunOptions, sizes: Sizes) -> Trace:
+    """Return the trace of a run of which nothing is known yet."""
     return Trace(
         attnshape=__version__,
         torch=str(torch.__version__),
@@ -196,18 +174,44 @@ def _trace(
         dtype=options.dtype,
         seed=options.seed,
         sizes=dict(sizes.records),
+        complete=False,
+        verified_at=1,
+        grad=options.grad or UNSET,
+    )
+
+
+def _verified(
+    trace: Trace,
+    formulas: Formulas,
+    samples: Samples,
+    held_out: HeldOut,
+    twin: RawTrace | None,
+    expected: Sequence[Expected],
+    library: bool,
+) -> Trace:
+    """Return the trace with its signatures and expectations verified, roles and notes."""
+    actual = samples.actual
+    expectations = verify(expected, samples.to_verify)
+    trace = msgspec.structs.replace(trace, notes=tuple(_notes(samples, formulas, held_out)))
+    if checks_work() and (not library or _catalog_is_checked()):
+        trace = verify_signatures(trace, formulas, samples, held_out, twin)
+    else:
+        trace = msgspec.structs.replace(trace, notes=(*trace.notes, _UNCHECKED))
+    failure = None
+    if actual.failure is not None:
+        # only a run that failed needs the explanations
+        from attnshape.diagnostics.explain import failure_of
+
+        similar = similar_failures(actual.failure, samples)
+        failure = failure_of(similar, trace.inputs, trace.steps, trace.device, trace.dtype)
+    return msgspec.structs.replace(
+        trace,
         complete=actual.failure is None and actual.broken is None,
         verified_at=1 + len(samples.every) if samples.common else 1,
-        held_out=held_out.record if checked else UNSET,
         preconditions=tuple(str(c) for c in samples.plan.constraints if isinstance(c, (Equal, Multiple))),
-        notes=(*_notes(samples, sizes, assembled, held_out), *(() if checked else (_UNCHECKED,))),
-        inputs=assembled.inputs,
-        steps=with_avoided(with_roles(assembled.steps), assembled.inputs),
-        loops=assembled.loops,
-        outputs=assembled.outputs,
+        steps=with_avoided(with_roles(trace.steps), trace.inputs),
         failure=failure,
         expectations=expectations,
-        grad=options.grad or UNSET,
     )
 
 
@@ -218,20 +222,19 @@ def _catalog_is_checked() -> bool:
     return annotations_are_checked()
 
 
-def _notes(samples: Samples, sizes: Sizes, assembled: Assembled, held_out: HeldOutRun) -> Iterable[str]:
+def _notes(samples: Samples, formulas: Formulas, held_out: HeldOut) -> Iterable[str]:
     """Yield what the reader should know about this trace."""
-    actual = samples.actual
+    actual, sizes = samples.actual, samples.plan.sizes
     if actual.broken is not None:
         yield actual.broken
     yield from actual.notes
     mapped = [f"step {number}" for number, step in enumerate(actual.steps, 1) if step.mapped]
     if mapped:
-        yield f"an axis that vmap maps over is hidden in {_listed(mapped)}"
+        yield f"an axis that vmap maps over is hidden in {first_three(mapped)}"
     for file in sorted({step.location.file for step in actual.steps if step.location and not step.location.expression}):
         yield f"the source of {display_path(file)} can't be read: its steps go by their operations"
     if not samples.runs:
         yield "one run only: an axis is matched to the one size that it equals"
-        yield from assembled.wrong
         return
     if fixed := samples.plan.fixed:
         numbers = ", ".join(f"{symbol}={sizes.records[symbol].size}" for symbol in fixed)
@@ -244,14 +247,13 @@ def _notes(samples: Samples, sizes: Sizes, assembled: Assembled, held_out: HeldO
     if sizes.labels:
         symbols = ", ".join(symbol for symbol in sizes.records if symbol in sizes.labels)
         yield f"nothing in the target depends on {symbols}: axes of that size are matched only"
-    if assembled.unsolved:
-        yield f"no formula for {_listed(assembled.unsolved)}: shown as this run's number"
-    for condition, places in assembled.conditions.items():
-        yield f"holds only where {condition}, as here: {_listed(places)}"
+    if unsolved := [where for where, formula in relevant(formulas) if formula.unsolved]:
+        yield f"no formula for {first_three(unsolved)}: shown as this run's number"
+    conditions: dict[str, list[str]] = {}
+    for where, formula in relevant(formulas):
+        if formula.condition:
+            conditions.setdefault(formula.condition, []).append(where)
+    for condition, places in conditions.items():
+        yield f"holds only where {condition}, as here: {first_three(places)}"
     if samples.common and held_out.reason:
         yield f"no signature was checked at sizes held out: {held_out.reason}"
-    yield from assembled.wrong
-
-
-def _listed(places: Sequence[str]) -> str:
-    return ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")

@@ -68,53 +68,41 @@ def outcome(item: BatchItem[Any]) -> str:
     match item.result:
         case Trace() as trace:
             return _trace_outcome(trace)
-        case Report() as report:
-            return _report_outcome(report)
+        case Report(findings=(), suppressed=suppressed):
+            return f"fine, {len(suppressed)} suppressed" if suppressed else "fine"
+        case Report(findings=findings):
+            return f"{pluralize(len(findings), 'finding')}: {', '.join(dict.fromkeys(f.code for f in findings))}"
     return f"{FAILED}: {item.error.message if item.error else 'unknown'}"
 
 
 def totals(items: Sequence[BatchItem[Any]]) -> str:
     """Return how many results had each outcome."""
     statuses = [item.status for item in items]
-    kinds = (
-        (ExitStatus.FINE, "fine"),
-        (ExitStatus.FOUND, "with problems"),
-        (ExitStatus.CANNOT, f"that {FAILED}"),
-    )
+    kinds = ((ExitStatus.FINE, "fine"), (ExitStatus.FOUND, "with problems"), (ExitStatus.CANNOT, f"that {FAILED}"))
     parts = [f"{statuses.count(status)} {words}" for status, words in kinds if status in statuses]
     return f"{pluralize(len(items), 'result')}: {', '.join(parts)}"
 
 
 def distinct_findings(items: Sequence[BatchItem[Report]]) -> list[Finding]:
     """Return the findings of all reports, without those that an earlier report has at the same place."""
-    seen: set[object] = set()
-    found: list[Finding] = []
+    places: set[object] = set()
+    distinct: list[Finding] = []
     for item in items:
         own = item.result.findings if item.result is not None else ()
-        found += [finding for finding in own if _place(finding) not in seen]
-        seen |= {_place(finding) for finding in own}
-    return found
-
-
-def _place(finding: Finding) -> object:
-    return (finding.code, finding.source or finding.message, finding.expression)
+        keyed = [((finding.code, finding.source or finding.message, finding.expression), finding) for finding in own]
+        distinct += [finding for place, finding in keyed if place not in places]
+        places |= {place for place, _ in keyed}
+    return distinct
 
 
 def _trace_outcome(trace: Trace) -> str:
     if trace.failure is not None:
         source = trace.failure.source
         return f"failed at step {len(trace.steps) + 1}" + (f", {source.file}:{source.line}" if source else "")
-    broken = sum(not one.holds for one in trace.expectations)
+    broken = sum(not expected.holds for expected in trace.expectations)
     wrong = sum(
         bool(output.tensor.declared and not output.tensor.checked) for step in trace.steps for output in step.outputs
     )
     parts = [f"{pluralize(broken, 'expectation')} not met"] * bool(broken)
     parts += [f"{pluralize(wrong, 'annotation')} wrong"] * bool(wrong)
     return ", ".join(parts) or "fine"
-
-
-def _report_outcome(report: Report) -> str:
-    if not report.findings:
-        return "fine" + (f", {len(report.suppressed)} suppressed" if report.suppressed else "")
-    codes = ", ".join(dict.fromkeys(finding.code for finding in report.findings))
-    return f"{pluralize(len(report.findings), 'finding')}: {codes}"

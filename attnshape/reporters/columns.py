@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attnshape.errors import AttnshapeError, most_similar
 from attnshape.model.trace import Axis, Step, TensorRecord, Trace
 from attnshape.reporters.escaping import visible
-from attnshape.reporters.labels import NOT_CONTIGUOUS, numbers, one_line, storage_label
+from attnshape.reporters.labels import numbers, one_line, source_label, storage_label, stride_label
 from attnshape.tracing.operations import short_name
 
 NUMBER = "#"
@@ -45,17 +45,8 @@ def _of_tensor(read: Callable[[TensorRecord], str]) -> Callable[[RowSubject], st
     return lambda row: visible(read(row.tensor)) if row.tensor else ""
 
 
-def _stride(tensor: TensorRecord) -> str:
-    return numbers(tensor.stride) + ("" if tensor.contiguous else f" {NOT_CONTIGUOUS}")
-
-
-def _source(step: Step) -> str | None:
-    return f"{step.source.file}:{step.source.line}" if step.source else None
-
-
 def _storage(row: RowSubject) -> str:
-    own = row.given and row.tensor is not None and row.tensor.storage.kind == "new"
-    if row.tensor is None or own:
+    if row.tensor is None or (row.given and row.tensor.storage.kind == "new"):
         return ""
     return storage_label(row.tensor.storage.kind, row.tensor.storage.of, row.tensor.bytes, row.trace.steps)
 
@@ -86,7 +77,7 @@ COLUMNS: dict[str, Column] = {
         Column("role", _of_step(lambda step: step.role)),
         Column("signature", _of_tensor(lambda tensor: tensor.signature or "scalar"), code=True, least=16),
         Column("shape", _of_tensor(lambda tensor: numbers(tensor.shape))),
-        Column("stride", _of_tensor(_stride)),
+        Column("stride", _of_tensor(stride_label)),
         Column("strides", _of_tensor(lambda tensor: " ".join(tensor.strides)), code=True, least=16),
         Column("storage", _storage, least=12),
         Column("contiguous", _of_tensor(lambda tensor: "yes" if tensor.contiguous else "no")),
@@ -94,7 +85,7 @@ COLUMNS: dict[str, Column] = {
         Column("device", _of_tensor(lambda tensor: tensor.device)),
         Column("bytes", _of_tensor(lambda tensor: f"{tensor.bytes:,}")),
         Column("module", _of_step(lambda step: step.module), code=True, least=12),
-        Column("source", _of_step(_source), code=True, least=16),
+        Column("source", _of_step(lambda step: source_label(step.source)), code=True, least=16),
         Column("known", _of_tensor(_known), least=12),
     )
 }
@@ -112,16 +103,14 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     ['step', 'shape']
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
+    every = f"the columns are {', '.join(COLUMNS)}"
     for place, name in enumerate(names):
         if name not in COLUMNS:
-            raise AttnshapeError(f"there is no column {visible(name)!r}", _way_out(name))
+            similar = most_similar(name, COLUMNS)
+            hint = f"did you mean {similar!r}? {every}" if similar else every
+            raise AttnshapeError(f"there is no column {visible(name)!r}", hint)
         if name in names[:place]:
             raise AttnshapeError(f"the column {name!r} is named twice", "name each column once")
     if not names:
-        raise AttnshapeError("no column is named", _way_out(""))
+        raise AttnshapeError("no column is named", every)
     return tuple(COLUMNS[name] for name in names)
-
-
-def _way_out(name: str) -> str:
-    similar = most_similar(name, COLUMNS)
-    return (f"did you mean {similar!r}? " if similar else "") + "the columns are " + ", ".join(COLUMNS)

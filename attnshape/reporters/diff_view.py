@@ -17,7 +17,6 @@ from attnshape.model.difference import (
     OutlineStep,
     OutlineTensor,
     OutputChange,
-    Rename,
     ResultChange,
     Side,
     StepChange,
@@ -28,13 +27,13 @@ from attnshape.reporters.columns import NUMBER
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.labels import (
     LONG,
-    NOT_CONTIGUOUS,
     binding,
     clip,
     elide,
     numbers,
     reference_label,
     storage_label,
+    stride_label,
 )
 from attnshape.reporters.trace_view import FooterLine, Header
 
@@ -95,8 +94,8 @@ class DiffView:
         return (NUMBER, *(column.name for column in self.columns))
 
 
-def _stride(tensor: OutlineTensor, steps: _Steps) -> str:
-    return numbers(tensor.stride) + ("" if tensor.contiguous else f" {NOT_CONTIGUOUS}")
+def _signature(tensor: OutlineTensor, steps: _Steps) -> str:
+    return visible(tensor.signature) or "scalar"
 
 
 def _storage(tensor: OutlineTensor, steps: _Steps) -> str:
@@ -109,16 +108,10 @@ _STEP = DiffColumn("step", lambda tensor, steps: "", frozenset(), code=True, lea
 """The first column: its text is that of a whole step."""
 _DTYPE = DiffColumn("dtype", lambda tensor, steps: visible(tensor.dtype), frozenset({"dtype"}))
 _COLUMNS: tuple[DiffColumn, ...] = (
-    DiffColumn(
-        "signature",
-        lambda tensor, steps: visible(tensor.signature) or "scalar",
-        frozenset({"signature"}),
-        code=True,
-        least=12,
-    ),
+    DiffColumn("signature", _signature, frozenset({"signature"}), code=True, least=12),
     DiffColumn("shape", lambda tensor, steps: numbers(tensor.shape), frozenset({"shape"})),
     # a stride that only follows from the shape changes too
-    DiffColumn("stride", _stride, frozenset({"stride", "shape"})),
+    DiffColumn("stride", lambda tensor, steps: stride_label(tensor), frozenset({"stride", "shape"})),
     DiffColumn("storage", _storage, frozenset({"storage", "bytes"}), least=12),
 )
 
@@ -166,7 +159,6 @@ class _SideSteps:
         """The step in the row above, None if that row is no step of this side."""
 
     def ancestors(self, step: OutlineStep) -> list[OutlineStep]:
-        """Return the composites around a step, the innermost first."""
         found = []
         while step.parent in self.by_index and step.parent < step.index:
             step = self.by_index[step.parent]
@@ -174,8 +166,7 @@ class _SideSteps:
         return found
 
     def inner_steps(self, composite: OutlineStep) -> int:
-        """Return how many steps are inside a composite."""
-        return sum(any(one is composite for one in self.ancestors(step)) for step in self.ordered)
+        return sum(any(ancestor is composite for ancestor in self.ancestors(step)) for step in self.ordered)
 
     def label(self, step: OutlineStep) -> str:
         """Return the text of a step in its row: its loops, its depth, its names and its expression.
@@ -185,7 +176,7 @@ class _SideSteps:
         text = clip(visible(step.expression)) or visible(step.operation)
         above = self.above
         unnamed = above is not None and [output.name for output in above.outputs] == [None]
-        if above is not None and unnamed and any(one.step == above.index for one in step.uses):
+        if above is not None and unnamed and any(reference.step == above.index for reference in step.uses):
             text = elide(text, clip(visible(above.expression)), len(text) > LONG)
         loops = "".join(f"×{visible(loop.expression)} " for loop in step.loops)
         by_use = any(output.by_use for output in step.outputs)
@@ -200,14 +191,11 @@ def _sides(difference: Difference) -> tuple[_SideSteps, _SideSteps]:
 
 
 class _RowBuilder:
-    """Builds the rows of one difference."""
-
     def __init__(self, difference: Difference, columns: Sequence[DiffColumn]) -> None:
         self._columns = columns
         self._old, self._new = _sides(difference)
 
     def rows(self, changes: Sequence[StepChange], noun: str) -> Iterator[DiffRow]:
-        """Yield the rows of what differs, and one row for each run of unchanged steps."""
         around = self._composites_around_changes(changes)
         unchanged = 0
         for change in changes:
@@ -268,12 +256,12 @@ class _RowBuilder:
             return
         yield self._text_row(number, step, kind)
         for place, output in enumerate(change.outputs):
-            if output.old is not None and output.new is not None and output.changed:
-                yield DiffRow("", (DiffCell(_output_name(output.new, place)), *self._pair(output)), "changed")
+            if output.new is None and output.old is not None:
+                yield self._output_row(output.old, place, self._old, "removed")
             elif output.old is None and output.new is not None:
                 yield self._output_row(output.new, place, self._new, "added")
-            elif output.new is None and output.old is not None:
-                yield self._output_row(output.old, place, self._old, "removed")
+            elif output.new is not None and output.changed:
+                yield DiffRow("", (DiffCell(_output_name(output.new, place)), *self._pair(output)), "changed")
 
     def _pair(self, output: OutputChange) -> Iterator[DiffCell]:
         if output.old is None or output.new is None:
@@ -293,8 +281,7 @@ class _RowBuilder:
             yield self._text_row(number, text, kind)
             for place, tensor in enumerate(step.outputs):
                 yield self._output_row(tensor, place, side, kind)
-        inside = side.inner_steps(step) if step.index else 0
-        if inside:
+        if inside := side.inner_steps(step) if step.index else 0:
             arrows = "↳ " * (1 + len(side.ancestors(step)))
             yield self._text_row(sign, f"{arrows}{pluralize(inside, 'step')} inside it", kind)
 
@@ -311,35 +298,38 @@ class _RowBuilder:
 
 
 def _number(old: int, new: int) -> str:
-    if not old and not new:
-        return ""
-    return str(new) if old == new else f"{old}→{new}"
+    return (str(new) if new else "") if old == new else f"{old}→{new}"
 
 
 def _output_name(tensor: OutlineTensor, place: int) -> str:
-    """Return the name of one of several outputs."""
     return visible(tensor.name or f"[{place}]")
 
 
 def _header(difference: Difference, command: str) -> Header:
-    """Return the lines above the table."""
     old, new = difference.old, difference.new
-    symbols = sorted({**old.sizes, **new.sizes}, key=lambda one: ORDER.get(one, len(ORDER)))
-    sizes = tuple(f"{visible(one)}={_size(old.sizes.get(one), new.sizes.get(one))}" for one in symbols)
+    symbols = sorted({**old.sizes, **new.sizes}, key=lambda symbol: ORDER.get(symbol, len(ORDER)))
+    sizes = tuple(f"{visible(name)}={_size(old.sizes.get(name), new.sizes.get(name))}" for name in symbols)
     return Header(visible(command), _both(visible(old.target), visible(new.target)), (), sizes)
 
 
 def _footer(difference: Difference) -> tuple[FooterLine, ...]:
-    """Return the lines below the table."""
     lines = [_verdict(difference), FooterLine(_totals(difference.old, difference.new))]
     if difference.renamed:
-        lines.append(FooterLine(f"renamed: {', '.join(map(_renamed, difference.renamed))}"))
-    moved = [_numbers(change) for change in difference.steps if "moved" in change.changed]
+        renamed = [f"{visible(rename.old)}{_ARROW}{visible(rename.new)}" for rename in difference.renamed]
+        lines.append(FooterLine(f"renamed: {', '.join(renamed)}"))
+    moved = [
+        f"{change.old.index if change.old else ''}→{change.new.index if change.new else ''}"
+        for change in difference.steps
+        if "moved" in change.changed
+    ]
     lines += [FooterLine(f"moved: {', '.join(moved)}")] if moved else []
     old, new = (side.ordered for side in _sides(difference))
     for change in difference.steps:
         if change.old is not None and change.new is not None and {"uses", "operands"} & set(change.changed):
-            lines.append(FooterLine(_reads(change.old, change.new, old, new)))
+            reads, read = _read(change.new, new), _read(change.old, old)
+            lines.append(
+                FooterLine(f"step {change.new.index} reads {reads}; the old step {change.old.index} reads {read}")
+            )
     lines += [FooterLine(_returned(change, old, new)) for change in difference.results]
     return (*lines, *_failures(difference.old, difference.new))
 
@@ -349,20 +339,18 @@ def _verdict(difference: Difference) -> FooterLine:
         rewritten = sum(change.shown for change in (*difference.inputs, *difference.steps))
         but = f"; {pluralize(rewritten, 'step')} only rewritten" if rewritten else ""
         return FooterLine(f"no difference{but}", "good")
-    counts = [_counted(difference.inputs, "input"), _counted(difference.steps, "step")]
-    counts.append(f"{pluralize(len(difference.results), 'output')} changed" * bool(difference.results))
-    parts = [part for part in counts if part]
+    results = f"{pluralize(len(difference.results), 'output')} changed" * bool(difference.results)
+    parts = list(filter(None, (_counted(difference.inputs, "input"), _counted(difference.steps, "step"), results)))
     return FooterLine(f"differs in {join_words(list(difference.kinds))}{': ' * bool(parts)}{'; '.join(parts)}", "bad")
 
 
 def _counted(changes: tuple[StepChange, ...], noun: str) -> str:
     counts = Counter(_status(change) for change in changes)
     statuses = ("added", "removed", "moved", "changed", "rewritten")
-    found = [(counts[status], status) for status in statuses if counts[status]]
-    if not found:
+    first, *others = [status for status in statuses if counts[status]] or [""]
+    if not first:
         return ""
-    first, *others = found
-    parts = [f"{pluralize(first[0], noun)} {first[1]}", *(f"{number:,} {status}" for number, status in others)]
+    parts = [f"{pluralize(counts[first], noun)} {first}", *(f"{counts[status]:,} {status}" for status in others)]
     return ", ".join([*parts, f"{counts['']:,} unchanged"] if counts[""] else parts)
 
 
@@ -380,33 +368,21 @@ def _status(change: StepChange) -> str:
 
 def _totals(old: Side, new: Side) -> str:
     before, after = old.totals, new.totals
-    return ", ".join(
-        (
-            f"steps {_both(f'{before.steps:,}', f'{after.steps:,}')}",
-            f"new storage {_both(format_bytes(before.new_bytes), format_bytes(after.new_bytes))}",
-            f"views {_both(f'{before.views:,}', f'{after.views:,}')}",
-        )
-    )
+    steps, views = _both(f"{before.steps:,}", f"{after.steps:,}"), _both(f"{before.views:,}", f"{after.views:,}")
+    new_bytes = _both(format_bytes(before.new_bytes), format_bytes(after.new_bytes))
+    return f"steps {steps}, new storage {new_bytes}, views {views}"
 
 
-def _numbers(change: StepChange) -> str:
-    return f"{change.old.index if change.old else ''}→{change.new.index if change.new else ''}"
-
-
-def _reads(old: OutlineStep, new: OutlineStep, before: _Steps, after: _Steps) -> str:
-    reads, read = (
-        ", ".join(reference_label(one, steps) for one in step.uses) or "nothing"
-        for step, steps in ((new, after), (old, before))
-    )
-    return f"step {new.index} reads {reads}; the old step {old.index} reads {read}"
+def _read(step: OutlineStep, steps: _Steps) -> str:
+    return ", ".join(reference_label(reference, steps) for reference in step.uses) or "nothing"
 
 
 def _returned(change: ResultChange, before: _Steps, after: _Steps) -> str:
     old = _reference_text(change.old.of, before) if change.old is not None else ""
     new = _reference_text(change.new.of, after) if change.new is not None else ""
     if change.old is None or change.new is None:
-        status, one = ("added", change.new) if change.old is None else ("removed", change.old)
-        return f"{status} {visible(one.name) if one is not None else ''}: {new or old}"
+        status, result = ("added", change.new) if change.old is None else ("removed", change.old)
+        return f"{status} {visible(result.name) if result is not None else ''}: {new or old}"
     name = visible(change.new.name)
     if change.old.name != change.new.name:
         return f"{visible(change.old.name)} is now {name}: {new}"
@@ -418,10 +394,6 @@ def _failures(old: Side, new: Side) -> Iterator[FooterLine]:
         if side.failure is not None:
             only = "" if other.failure is not None else f", the {other_name} one doesn't"
             yield FooterLine(f"✗ the {name} one fails at {visible(side.failure) or 'a step'}{only}", "bad")
-
-
-def _renamed(rename: Rename) -> str:
-    return f"{visible(rename.old)}{_ARROW}{visible(rename.new)}"
 
 
 def _both(old: str, new: str) -> str:

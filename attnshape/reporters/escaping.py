@@ -19,9 +19,9 @@ def visible(text: str) -> str:
     """
     if text.isprintable() and not _VARIANTS.search(text):
         return text
-    seen = (char.isprintable() and not _VARIANTS.match(char) for char in text)
     return "".join(
-        char if one else char.encode("unicode_escape").decode() for char, one in zip(text, seen, strict=True)
+        char if char.isprintable() and not _VARIANTS.match(char) else char.encode("unicode_escape").decode()
+        for char in text
     )
 
 

@@ -6,6 +6,7 @@ A sentence claims only what the trace shows.
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Callable
 from math import isqrt, prod, sqrt
@@ -14,19 +15,7 @@ from attnshape.model.formatting import format_bytes, join_words
 from attnshape.model.trace import Step, TensorRecord, Trace
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.labels import one_line, operand_records, operand_role, operation_name, reference_label
-from attnshape.tracing.operations import (
-    CONCATENATIONS,
-    DIVISIONS,
-    DROPOUTS,
-    EXPANSIONS,
-    MATMULS,
-    RESHAPES,
-    SOFTMAXES,
-    TRANSPOSES,
-    UNIT_AXES,
-    base_name,
-    short_name,
-)
+from attnshape.tracing import operations as ops
 
 HEADS = ("H", "Hkv")
 """The expressions of axes that count heads."""
@@ -46,7 +35,7 @@ def explain(trace: Trace, step: Step) -> str:
     if len(step.outputs) != 1:
         return _explain_outputs(trace, step)
     result = step.outputs[0].tensor
-    describe = OPERATIONS.get(base_name(step.operation))
+    describe = OPERATIONS.get(ops.base_name(step.operation))
     action = describe(trace, step, result, operand_records(trace, step)) if describe else None
     action = action or f"{operation_name(step)} gives {_signature(result)}"
     find_reason = REASONS.get(step.role or "")
@@ -68,21 +57,17 @@ def _explain_outputs(trace: Trace, step: Step) -> str:
 def _place(trace: Trace, step: Step, tensor: TensorRecord) -> str:
     source = tensor.storage.of
     of = f"{'step ' if source and source.step else ''}{reference_label(source, trace.steps)}"
-    match tensor.storage.kind:
-        case "new":
-            return f"new storage of {format_bytes(tensor.bytes)}"
-        case "view" if OPERATIONS.get(base_name(step.operation)) is _permute:
-            return f"only the strides change, to {' '.join(map(str, tensor.stride))}: a view of {of}"
-        case "view":
-            return f"no data is copied: a view of {of}"
-        case "same":
-            return f"nothing is copied: the same tensor as {of}"
-        case "inplace":
-            return f"written in place into {of}"
+    if tensor.storage.kind == "view" and OPERATIONS.get(ops.base_name(step.operation)) is _permute:
+        return f"only the strides change, to {' '.join(map(str, tensor.stride))}: a view of {of}"
+    return {
+        "new": f"new storage of {format_bytes(tensor.bytes)}",
+        "view": f"no data is copied: a view of {of}",
+        "same": f"nothing is copied: the same tensor as {of}",
+        "inplace": f"written in place into {of}",
+    }[tensor.storage.kind]
 
 
 def _axes(tensor: TensorRecord) -> list[AxisSize]:
-    """Return the axes of a tensor."""
     return list(zip((axis.expression for axis in tensor.axes), tensor.shape, strict=False))
 
 
@@ -118,28 +103,27 @@ def _becomes(before: TensorRecord, after: TensorRecord) -> str:
 
 
 def _reshape(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe which axis was split into which, or which axes were joined."""
     if not given:
         return None
     start, removed, added = _difference(_axes(given[0]), _axes(result))
     if prod(size for _, size in removed) != prod(size for _, size in added):
         return None
-    if len(removed) == 1 and len(added) > 1:
-        what = f"Splits {axis_position(start, len(given[0].shape))}, {axis_label(removed[0])}, into"
-        if len(added) == 2 and added[0][0] in HEADS:
-            return f"{what} {axis_label(added[0])} heads of {axis_label(added[1])} features each"
-        return f"{what} {' × '.join(map(axis_label, added))}"
-    if len(added) == 1 and len(removed) > 1:
-        return f"Joins the axes {join_words(list(map(axis_label, removed)))} into one of {axis_label(added[0])}"
-    if added and not removed:
-        return f"Adds {_ones(len(added))}: {_becomes(given[0], result)}"
-    if removed and not added:
-        return f"Drops {_ones(len(removed))}: {_becomes(given[0], result)}"
-    return f"Views the same elements with other axes: {_becomes(given[0], result)}" if removed else None
+    old, new = list(map(axis_label, removed)), list(map(axis_label, added))
+    if len(old) == 1 and len(new) > 1:
+        heads = len(new) == 2 and added[0][0] in HEADS
+        parts = f"{new[0]} heads of {new[1]} features each" if heads else " × ".join(new)
+        return f"Splits {axis_position(start, len(given[0].shape))}, {old[0]}, into {parts}"
+    if len(new) == 1 and len(old) > 1:
+        return f"Joins the axes {join_words(old)} into one of {new[0]}"
+    if not removed and not added:
+        return None
+    if removed and added:
+        return f"Views the same elements with other axes: {_becomes(given[0], result)}"
+    ones = "an axis of size 1" if len(old + new) == 1 else f"{len(old + new)} axes of size 1"
+    return f"{'Adds' if added else 'Drops'} {ones}: {_becomes(given[0], result)}"
 
 
 def _permute(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe which axes were swapped, or the new order."""
     if not given or sorted(_axes(given[0])) != sorted(_axes(result)):
         return None
     before = list(zip(_axes(given[0]), given[0].stride, strict=True))
@@ -148,28 +132,23 @@ def _permute(trace: Trace, step: Step, result: TensorRecord, given: list[TensorR
         return f"Reorders the axes: {_becomes(given[0], result)}"
     moved = [index for index, axis in enumerate(before) if axis != after[index]]
     if len(moved) == 2:
-        first, second = (before[index][0] for index in moved)
-        where = (
-            "the last two axes" if moved == [len(before) - 2, len(before) - 1] else f"axes {moved[0]} and {moved[1]}"
-        )
-        return f"Swaps {where}, {axis_label(first)} and {axis_label(second)}"
+        first, second = (axis_label(before[index][0]) for index in moved)
+        last = moved == [len(before) - 2, len(before) - 1]
+        where = "the last two axes" if last else f"axes {moved[0]} and {moved[1]}"
+        return f"Swaps {where}, {first} and {second}"
     return f"Reorders the axes: {_becomes(given[0], result)}" if moved else "Leaves the axes in their order"
 
 
 def _copy(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe whether the elements were copied."""
     if result.storage.kind == "same":
         return "Finds the elements in row-major order already"
     if result.storage.kind != "new" or not given:
         return None
-    elements = f"{prod(result.shape):,} elements"
-    if result.contiguous and not given[0].contiguous:
-        return f"Copies {elements} into row-major order"
-    return f"Copies {elements}"
+    reorders = result.contiguous and not given[0].contiguous
+    return f"Copies {prod(result.shape):,} elements{' into row-major order' if reorders else ''}"
 
 
 def _join(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe along which axis tensors were concatenated."""
     if len(given) < 2 or len({len(tensor.shape) for tensor in (*given, result)}) > 1:
         return None
     rank = len(result.shape)
@@ -182,12 +161,7 @@ def _join(trace: Trace, step: Step, result: TensorRecord, given: list[TensorReco
 
 
 def _expand(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe which signature was expanded to which."""
     return f"Repeats axes of size 1 without a copy: {_becomes(given[0], result)}" if given else None
-
-
-def _ones(number: int) -> str:
-    return "an axis of size 1" if number == 1 else f"{number} axes of size 1"
 
 
 def _difference(before: list[AxisSize], after: list[AxisSize]) -> tuple[int, list[AxisSize], list[AxisSize]]:
@@ -200,42 +174,35 @@ def _difference(before: list[AxisSize], after: list[AxisSize]) -> tuple[int, lis
 
 
 def _linear(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe from how many to how many features each vector is mapped."""
     if not given or not given[0].shape or not result.shape:
         return None
-    vectors = prod(result.shape[:-1])
-    learned = any(operand.parameter for operand in step.operands)
-    by = "a learned matrix" if learned else "a matrix"
-    before, after = _axes(given[0])[-1], _axes(result)[-1]
-    return f"Maps each of {vectors:,} vectors from {axis_label(before)} to {axis_label(after)} features with {by}"
+    by = "a learned matrix" if _has_parameter(step) else "a matrix"
+    before, after = axis_label(_axes(given[0])[-1]), axis_label(_axes(result)[-1])
+    return f"Maps each of {prod(result.shape[:-1]):,} vectors from {before} to {after} features with {by}"
+
+
+def _has_parameter(step: Step) -> bool:
+    return any(operand.parameter for operand in step.operands)
 
 
 def _product(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe which axis is contracted, and the result."""
     contracted = _contracted(step, result, given)
     if contracted is None:
         return None
     what = f"Contracts {axis_label(contracted)}: "
     matrices = len(given) > 1 and all(len(one.shape) > 1 for one in given[:2])
-    if step.role == "scores" and matrices and not any(operand.parameter for operand in step.operands):
+    if step.role == "scores" and matrices and not _has_parameter(step):
         each = " × ".join(map(axis_label, _axes(result)))
         return f"{what}{prod(result.shape):,} scores ({each}), each the dot product of a query and a key"
-    if step.role == "context" and result.shape:
-        vectors, last = prod(result.shape[:-1]), _axes(result)[-1]
-        if short_name(step.operation) != "einsum" and _weights_come_first(trace, step):
-            each = f"each of {vectors:,} vectors of {axis_label(last)} features"
-            return f"{what}{each} is a weighted sum of {contracted[1]:,} values"
-    before = " and ".join(visible(one.signature) for one in given[:2])
+    weights_first = step.operands and operand_role(trace, step.operands[0]) in ("softmax", "dropout")
+    if step.role == "context" and result.shape and weights_first and ops.short_name(step.operation) != "einsum":
+        each = f"each of {prod(result.shape[:-1]):,} vectors of {axis_label(_axes(result)[-1])} features"
+        return f"{what}{each} is a weighted sum of {contracted[1]:,} values"
+    before = " and ".join(visible(tensor.signature) for tensor in given[:2])
     return f"{what}{before} become {_signature(result)}"
 
 
-def _weights_come_first(trace: Trace, step: Step) -> bool:
-    """Return whether the first operand is the result of the softmax, before or after dropout."""
-    return bool(step.operands) and operand_role(trace, step.operands[0]) in ("softmax", "dropout")
-
-
 def _softmax(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe along which axis numbers become weights, if the expression contains the axis as a literal."""
     noun = "scores" if step.role == "softmax" else "elements"
     axis, rank = _softmax_axis(step.expression), len(result.shape)
     if axis is None or not -rank <= axis < rank:
@@ -247,16 +214,15 @@ def _softmax(trace: Trace, step: Step, result: TensorRecord, given: list[TensorR
 
 
 def _divide(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe what each element is divided by, if the expression shows a square root."""
-    found = _ROOT.search(one_line(step.expression))
+    divided = _ROOT.search(one_line(step.expression))
     divides = f"Divides each of {prod(result.shape):,} {'scores' if step.role == 'scale' else 'elements'}"
-    if found is None:
+    if divided is None:
         return f"{divides} by a number" if step.role == "scale" and len(given) == 1 else None
-    width = _scores_width(trace, step)
-    if width is None:
-        return f"{divides} by sqrt({visible(found[1])})"
-    root, exact = isqrt(width[1]), isqrt(width[1]) ** 2 == width[1]
-    return f"{divides} by sqrt({visible(found[1])}){f'={root}' if exact else f'≈{sqrt(width[1]):.4g}'}"
+    root = ""
+    if width := _scores_width(trace, step):
+        exact = isqrt(width[1]) ** 2 == width[1]
+        root = f"={isqrt(width[1])}" if exact else f"≈{sqrt(width[1]):.4g}"
+    return f"{divides} by sqrt({visible(divided[1])}){root}"
 
 
 def _scores_width(trace: Trace, step: Step) -> AxisSize | None:
@@ -276,25 +242,21 @@ def _scores_width(trace: Trace, step: Step) -> AxisSize | None:
 
 
 def _fill(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe which elements are replaced."""
     if len(given) < 2:
         return "Replaces elements where a mask is true"
     return f"Replaces elements of {visible(result.signature)} where the mask ({visible(given[1].signature)}) is true"
 
 
 def _elementwise(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe which signatures are combined."""
-    verb = _VERBS[base_name(step.operation)]
+    verb = _VERBS[ops.base_name(step.operation)]
     if len(given) != 2:
         return None
     first, second = map(_signature, given)
-    if first == second:
-        return f"{verb} {first} and {second}, element by element"
-    return f"{verb} {first} and {second}, broadcasting the smaller"
+    how = "element by element" if first == second else "broadcasting the smaller"
+    return f"{verb} {first} and {second}, {how}"
 
 
 def _dropout(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    """Describe whether dropout did anything."""
     if result.storage.kind == "same":
         return "Returns its input unchanged: dropout is off in this run"
     return f"Sets some of {prod(result.shape):,} elements to 0 at random and scales up the others"
@@ -308,40 +270,31 @@ def _softmax_axis(expression: str) -> int | None:
     if not isinstance(call, ast.Call) or getattr(call.func, "attr", getattr(call.func, "id", "")) != "softmax":
         return None
     named_axis = [keyword.value for keyword in call.keywords if keyword.arg == "dim"]
-    numbers = [_integer(node) for node in named_axis or call.args]
-    found = [number for number in numbers if number is not None]
-    return found[0] if len(found) == 1 else None
-
-
-def _integer(node: ast.expr) -> int | None:
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return None
-    return value if type(value) is int else None
+    numbers = []
+    for node in named_axis or call.args:
+        with contextlib.suppress(ValueError, TypeError):
+            numbers.append(ast.literal_eval(node))
+    integers = [number for number in numbers if type(number) is int]
+    return integers[0] if len(integers) == 1 else None
 
 
 def _contracted(step: Step, result: TensorRecord, given: list[TensorRecord]) -> AxisSize | None:
     if len(given) != 2 or not given[0].shape or not given[1].shape:
         return None
-    if base_name(step.operation) in MATMULS:
+    if ops.base_name(step.operation) in ops.MATMULS:
         return _axes(given[0])[-1]
     kept = set(_axes(result))
-    shared = [axis for axis in dict.fromkeys(_axes(given[0])) if axis in _axes(given[1]) and axis not in kept]
-    return shared[0] if len(shared) == 1 else None
+    shared = {axis for axis in _axes(given[0]) if axis in _axes(given[1]) and axis not in kept}
+    return shared.pop() if len(shared) == 1 else None
 
 
 def _projection_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
-    return (
-        "so that the model learns what to compare and what to mix"
-        if any(one.parameter for one in step.operands)
-        else ""
-    )
+    return "so that the model learns what to compare and what to mix" if _has_parameter(step) else ""
 
 
 def _split_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
     heads_shown = any(axis.expression in HEADS for axis in result.axes)
-    reshaped = base_name(step.operation) in RESHAPES
+    reshaped = ops.base_name(step.operation) in ops.RESHAPES
     return "giving each head some of the features" if reshaped and not heads_shown else ""
 
 
@@ -349,18 +302,18 @@ def _transpose_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
     if len(result.shape) < 2:
         return ""
     rows, columns = _axes(result)[-2:]
-    if any(_contracts_rows(step, user) for user in trace.steps[step.index : step.index + _NEAR]):
+    if any(
+        user.role == "scores"
+        and ops.base_name(user.operation) in ops.MATMULS
+        and len(user.operands) > 1
+        and user.operands[1].step == step.index
+        for user in trace.steps[step.index : step.index + _NEAR]
+    ):
         return f"so that the product for the scores can contract {axis_label(rows)}"
     after_split = any(operand_role(trace, operand) == "split" for operand in step.operands)
     if after_split and len(result.axes) > 2 and result.axes[-3].expression in HEADS:
         return f"so that each head has its own matrix, {axis_label(rows)} × {axis_label(columns)}"
     return ""
-
-
-def _contracts_rows(step: Step, user: Step) -> bool:
-    """Return whether `user` is the matrix product for the scores, with the result of `step` on its right."""
-    matrices = base_name(user.operation) in MATMULS
-    return user.role == "scores" and matrices and len(user.operands) > 1 and user.operands[1].step == step.index
 
 
 def _scale_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
@@ -373,34 +326,34 @@ def _mask_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
 
 
 def _merge_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
-    base = base_name(step.operation)
-    if base in RESHAPES | CONCATENATIONS:
+    base = ops.base_name(step.operation)
+    if base in ops.RESHAPES | ops.CONCATENATIONS:
         return "placing the results of the heads side by side (concat)"
     if base == "contiguous" and result.storage.kind == "new":
         return "since a view can only join axes that lie next to each other in memory"
-    return "to bring each token's heads together" if base in TRANSPOSES else ""
+    return "to bring each token's heads together" if base in ops.TRANSPOSES else ""
 
 
 def _output_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
-    return "which mixes the results of the heads" if any(one.parameter for one in step.operands) else ""
+    return "which mixes the results of the heads" if _has_parameter(step) else ""
 
 
 _Describe = Callable[[Trace, Step, TensorRecord, list[TensorRecord]], str | None]
 """From a step, its result and its operands to what it does; None if the trace doesn't show that."""
 
 OPERATIONS: dict[str, _Describe] = {
-    **dict.fromkeys(RESHAPES | UNIT_AXES, _reshape),
-    **dict.fromkeys(TRANSPOSES, _permute),
+    **dict.fromkeys(ops.RESHAPES | ops.UNIT_AXES, _reshape),
+    **dict.fromkeys(ops.TRANSPOSES, _permute),
     **dict.fromkeys(("contiguous", "clone"), _copy),
-    **dict.fromkeys(CONCATENATIONS, _join),
-    **dict.fromkeys(EXPANSIONS, _expand),
+    **dict.fromkeys(ops.CONCATENATIONS, _join),
+    **dict.fromkeys(ops.EXPANSIONS, _expand),
     "linear": _linear,
-    **dict.fromkeys(MATMULS | {"rmatmul", "einsum"}, _product),
-    **dict.fromkeys(SOFTMAXES, _softmax),
-    **dict.fromkeys(DIVISIONS, _divide),
+    **dict.fromkeys(ops.MATMULS | {"rmatmul", "einsum"}, _product),
+    **dict.fromkeys(ops.SOFTMAXES, _softmax),
+    **dict.fromkeys(ops.DIVISIONS, _divide),
     "masked_fill": _fill,
     **dict.fromkeys(("add", "sub", "mul"), _elementwise),
-    **dict.fromkeys(DROPOUTS, _dropout),
+    **dict.fromkeys(ops.DROPOUTS, _dropout),
 }
 
 REASONS: dict[str, Callable[[Trace, Step, TensorRecord], str]] = {

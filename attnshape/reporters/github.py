@@ -24,9 +24,10 @@ def batch_commands(items: Sequence[BatchItem[Report]]) -> str:
     """Return the commands of several reports, each finding once, and below them the outcome of each target."""
     commands = [_command(one) for one in distinct_findings(items)]
     commands += [_error_command(item) for item in items if item.error is not None]
-    # after a word of ours, no name is taken for a command
+    # after a word of ours, no name is taken for a command; the older kind is found anywhere in a line
     outcomes = [f"target {title(item)}: {outcome(item)}" for item in items]
-    return "".join(f"{line}\n" for line in (*commands, *map(_log_line, (*outcomes, totals(items)))))
+    log = [visible(text).replace("##[", "# #[") for text in (*outcomes, totals(items))]
+    return "".join(f"{line}\n" for line in (*commands, *log))
 
 
 def _command(finding: Finding) -> str:
@@ -42,11 +43,6 @@ def _error_command(item: BatchItem[Report]) -> str:
     hint = [f"hint: {item.error.hint}"] if item.error and item.error.hint else []
     named = f"file={_property(_FILE)},title={_property(title(item))}"
     return f"::error {named}::{_data(chr(10).join(map(visible, (outcome(item), *hint))))}"
-
-
-def _log_line(text: str) -> str:
-    """Return a line of the log without the older kind of command, which the runner finds anywhere in a line."""
-    return visible(text).replace("##[", "# #[")
 
 
 def _data(value: str) -> str:

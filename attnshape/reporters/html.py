@@ -7,14 +7,7 @@ from html import escape
 
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.reporter import Reporter
-from attnshape.reporters.trace_view import (
-    FooterLine,
-    Header,
-    MarkedTensor,
-    TraceRow,
-    TraceView,
-    trace_view,
-)
+from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceRow, TraceView, trace_view
 
 # notebooks align cells to the right and break them at spaces unless each says otherwise
 _LEFT = ' style="text-align: left; white-space: nowrap"'
@@ -71,10 +64,8 @@ def _lines(view: TraceView, row: TraceRow) -> Iterator[str]:
 
 def _row(tag: str, cells: tuple[str, ...], view: TraceView) -> str:
     codes = [False, *(column.code and tag == "td" for column in view.columns)]
-    contents = [
-        f"<code>{_text(cell)}</code>" if code and cell else _text(cell) for cell, code in zip(cells, codes, strict=True)
-    ]
-    first, *others = contents
+    pairs = zip(map(_text, cells), codes, strict=True)
+    first, *others = (f"<code>{cell}</code>" if code and cell else cell for cell, code in pairs)
     return f"<tr><{tag}{_RIGHT}>{first}</{tag}>" + "".join(f"<{tag}{_LEFT}>{one}</{tag}>" for one in others) + "</tr>"
 
 

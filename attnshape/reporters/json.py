@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from attnshape.model.trace import Trace
-from attnshape.reporters.batch_view import BatchItem, BatchResult
+from attnshape.reporters.batch_view import BatchResult
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
 
 
@@ -19,21 +19,14 @@ def indented(content: Any) -> str:
 
 def _batch(kind: Literal["trace", "report"], batch: BatchResult[Any], screen: Screen) -> str:
     """Return the results, each with its target's name and sizes, or the error in its place."""
-    return indented(
-        {
-            "schema": f"attnshape/{kind}s/1",
-            "attnshape": batch.version,
-            "command": batch.command,
-            "results": [_item(kind, item) for item in batch.items],
-        }
-    )
-
-
-def _item(kind: str, item: BatchItem[Any]) -> dict[str, Any]:
-    named = {"name": item.name, "sizes": item.sizes}
-    if item.error is not None:
-        return {**named, "error": {"message": item.error.message, "hint": item.error.hint}}
-    return {**named, kind: item.result}
+    results: list[dict[str, Any]] = [{"name": item.name, "sizes": item.sizes} for item in batch.items]
+    for result, item in zip(results, batch.items, strict=True):
+        if item.error is not None:
+            result["error"] = {"message": item.error.message, "hint": item.error.hint}
+        else:
+            result[kind] = item.result
+    head = {"schema": f"attnshape/{kind}s/1", "attnshape": batch.version, "command": batch.command}
+    return indented({**head, "results": results})
 
 
 REPORTER = Reporter(

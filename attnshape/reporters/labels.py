@@ -7,12 +7,12 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from attnshape.model.formatting import format_bytes, strip_self, unfold
-from attnshape.model.trace import NamedTensor, Reference, Role, Step, StorageKind, TensorRecord, Trace
+from attnshape.model.trace import NamedTensor, Reference, Role, Source, Step, StorageKind, TensorRecord, Trace
 from attnshape.reporters.escaping import visible
 from attnshape.tracing.operations import short_name
 
 if TYPE_CHECKING:
-    from attnshape.model.difference import OutlineStep
+    from attnshape.model.difference import OutlineStep, OutlineTensor
 
 LONG = 40
 """The length from which an argument is shortened too; the receiver of a method always is."""
@@ -55,16 +55,21 @@ def numbers(values: Sequence[int]) -> str:
     return " ".join(map(str, values)) or "()"
 
 
+def source_label(source: Source | None) -> str:
+    """Return a place in the source as a table names it, `model.py:31`; empty if it is unknown."""
+    return f"{source.file}:{source.line}" if source is not None else ""
+
+
+def stride_label(tensor: TensorRecord | OutlineTensor) -> str:
+    """Return a stride as text, with a mark if the tensor isn't contiguous."""
+    return numbers(tensor.stride) + ("" if tensor.contiguous else f" {NOT_CONTIGUOUS}")
+
+
 def step_label(trace: Trace, step: Step, shown: Container[int]) -> str:
     """Return the text of a step in its row; `…` in it stands for the expression in the row above.
 
     The source's assignment is shown as `name = expression`; a name that only a later use of the value reveals, as
-    `expression as name`.
-
-    Args:
-        trace: The trace.
-        step: One of its steps.
-        shown: The indices of the steps that have a row.
+    `expression as name`. `shown` are the indices of the steps that have a row.
     """
     text = clip(short(step.expression))
     inplace = any(output.tensor.storage.kind == "inplace" for output in step.outputs)
@@ -74,7 +79,10 @@ def step_label(trace: Trace, step: Step, shown: Container[int]) -> str:
     if above:
         text = elide(text, above, len(before) + len(text) + len(after) > LONG)
     loops = "".join(f"×{visible(loop.expression)} " for loop in trace.loops if loop.first <= step.index <= loop.last)
-    return loops + "↳ " * _depth(trace, step) + before + text + after
+    depth, inner = 0, step
+    while inner.parent is not None and 0 < inner.parent < inner.index:
+        depth, inner = depth + 1, trace.step(inner.parent)
+    return loops + "↳ " * depth + before + text + after
 
 
 def binding(text: str, names: Sequence[str | None], by_use: bool, inplace: bool) -> tuple[str, str]:
@@ -137,14 +145,7 @@ def reference_label(reference: Reference | None, steps: Sequence[Step] | Sequenc
 def storage_label(
     kind: StorageKind, of: Reference | None, size: int, steps: Sequence[Step] | Sequence[OutlineStep]
 ) -> str:
-    """Return where the result of a step is stored: `new 120 KiB`, `view of 2`, `same as 3` or `writes 4`.
-
-    Args:
-        kind: How the result is stored.
-        of: The tensor whose memory it shares.
-        size: Its bytes of new memory.
-        steps: The steps that `of` refers to.
-    """
+    """Return where the result of a step is stored: `new 120 KiB`, `view of 2`, `same as 3` or `writes 4`."""
     if kind == "new":
         return f"new {format_bytes(size)}"
     return f"{STORAGE_VERBS[kind]} {reference_label(of, steps)}"
@@ -162,8 +163,8 @@ def resolve(trace: Trace, reference: Reference) -> NamedTensor | None:
 
 def operand_records(trace: Trace, step: Step) -> list[TensorRecord]:
     """Return the records of a step's operands, as far as the trace has them."""
-    found = (resolve(trace, operand) for operand in step.operands)
-    return [one.tensor for one in found if one is not None]
+    operands = (resolve(trace, operand) for operand in step.operands)
+    return [operand.tensor for operand in operands if operand is not None]
 
 
 def operand_role(trace: Trace, reference: Reference) -> Role | None:
@@ -175,16 +176,8 @@ def operand_role(trace: Trace, reference: Reference) -> Role | None:
 def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:
     """Return the expression in the row above, where it has no name and the step reads it."""
     earlier = map(trace.step, range(step.index - 1, 0, -1))
-    previous = next((one for one in earlier if one.parent == step.parent), None)
+    previous = next((other for other in earlier if other.parent == step.parent), None)
     if previous is None or previous.index not in shown or len(previous.outputs) != 1 or previous.outputs[0].name:
         return None
     used = any(operand.step == previous.index for operand in step.operands)
     return short(previous.expression) if used else None
-
-
-def _depth(trace: Trace, step: Step) -> int:
-    depth = 0
-    while step.parent is not None and 0 < step.parent < step.index:
-        step = trace.step(step.parent)
-        depth += 1
-    return depth

@@ -9,29 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 
 from attnshape.model.report import Finding, Pattern, Report
+from attnshape.reporters import report_view
 from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
 from attnshape.reporters.escaping import code, code_cell, prose, prose_with_code, visible
-from attnshape.reporters.report_view import (
-    closing,
-    evidence,
-    excerpt,
-    labelled_lists,
-    location,
-    pattern_rows,
-    pattern_title,
-    sizes,
-    verdict,
-)
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
 from attnshape.reporters.terminal import pad
-from attnshape.reporters.trace_view import (
-    FooterLine,
-    Header,
-    MarkedTensor,
-    TraceRow,
-    TraceView,
-    trace_view,
-)
+from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceView, trace_view
 from attnshape.runtime.files import ReadLines, source_lines
 
 if TYPE_CHECKING:
@@ -52,7 +35,9 @@ def trace_markdown(view: TraceView) -> str:
         for row in view.rows:
             if row.heading:
                 rows.append(("", f"**{row.heading}**", *[""] * (len(view.columns) - 1)))
-            rows.append(_trace_cells(view, row))
+            pairs = zip(view.columns, row.cells[1:], strict=True)
+            cells = (code_cell(cell) if column.code else prose(cell) for column, cell in pairs)
+            rows.append((row.cells[0], *cells))
         parts.append(markdown_table(rows, numbered=True))
     explanations = [f"- **{row.explanation[0]}** {prose(row.explanation[1])}" for row in view.rows if row.explanation]
     lists = ["\n".join(explanations)] if explanations else []
@@ -83,25 +68,25 @@ def folders_markdown(differences: FolderDifference, command: str, screen: Screen
 
 
 def report_markdown(report: Report, patterns: bool = False, read_lines: ReadLines = source_lines) -> str:
-    """Return a report as Markdown.
-
-    Args:
-        report: The report.
-        patterns: Whether to draw the attention patterns.
-        read_lines: Returns the lines of a source file, for the excerpts.
-    """
-    parts = [_header(Header(report.command, report.target, tuple(filter(None, (report.dtype, sizes(report)))), ()))]
+    """Return a report as Markdown, with excerpts of the lines that `read_lines` returns."""
+    parts = [
+        _header(
+            Header(report.command, report.target, tuple(filter(None, (report.dtype, report_view.sizes(report)))), ())
+        )
+    ]
     parts += [_finding(finding, read_lines) for finding in report.findings]
     parts += [_pattern(pattern) for pattern in report.patterns if patterns]
-    parts.append(f"**{prose(verdict(report))}**")
-    items = [f"- {label}: {' · '.join(map(prose_with_code, items))}" for label, items in labelled_lists(report)]
-    parts.append("\n".join([*items, f"- {prose(closing(report))}"]))
+    parts.append(f"**{prose(report_view.verdict(report))}**")
+    items = [
+        f"- {label}: {' · '.join(map(prose_with_code, items))}" for label, items in report_view.labelled_lists(report)
+    ]
+    parts.append("\n".join([*items, f"- {prose(report_view.closing(report))}"]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def batch_heading(item: BatchItem[Any], screen: Screen) -> str:
     """Return the heading of a result, with the error below it where there is no result."""
-    # number signs at the end of a heading would be taken for its closing sequence
+    # number signs at the end of a heading would be taken for its report_view.closing sequence
     parts = ["## " + re.sub(r" (#+)$", r" \\\1", prose(title(item)))]
     if item.error is not None:
         parts.append(f"**{FAILED}:** {prose_with_code(item.error.message)}")
@@ -111,17 +96,12 @@ def batch_heading(item: BatchItem[Any], screen: Screen) -> str:
 
 def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
     """Return a table with a row for each result, and the number of results with each outcome."""
-    rows = [COLUMNS, *((prose(one.name), code_cell(sizes_text(one)), prose(outcome(one))) for one in batch.items)]
-    return f"## Summary\n\n{markdown_table(rows)}\n\n**{prose(totals(batch.items))}**\n"
+    rows = [(prose(item.name), code_cell(sizes_text(item)), prose(outcome(item))) for item in batch.items]
+    return f"## Summary\n\n{markdown_table([COLUMNS, *rows])}\n\n**{prose(totals(batch.items))}**\n"
 
 
 def markdown_table(rows: Sequence[tuple[str, ...]], numbered: bool = False) -> str:
-    """Return a Markdown table.
-
-    Args:
-        rows: The cells as Markdown, the names of the columns first.
-        numbered: Whether the first column has numbers, which are aligned right.
-    """
+    """Return a table of Markdown cells, the names of the columns first; numbers in the first column go right."""
     widths = [max(3, *(min(cell_len(row[place]), _WIDEST) for row in rows)) for place in range(len(rows[0]))]
     rule = ["-" * width for width in widths]
     lines = [list(map(pad, cells, widths)) for cells in (rows[0], rule, *rows[1:])]
@@ -145,19 +125,10 @@ def _footer_item(line: FooterLine) -> str:
 
 def _tensor(one: MarkedTensor) -> str:
     signature, shape = (
-        " ".join(_bold(prose(word)) if place in one.marks else prose(word) for place, word in enumerate(words))
+        " ".join(f"**{text}**" if place in one.marks and text else text for place, text in enumerate(map(prose, words)))
         for words in (one.signature, one.shape)
     )
     return " ".join(part for part in (code(one.name), signature.strip(), f"({shape or 'scalar'})") if part)
-
-
-def _bold(text: str) -> str:
-    return f"**{text}**" if text else ""
-
-
-def _trace_cells(view: TraceView, row: TraceRow) -> tuple[str, ...]:
-    pairs = zip(view.columns, row.cells[1:], strict=True)
-    return (row.cells[0], *(code_cell(cell) if column.code else prose(cell) for column, cell in pairs))
 
 
 def _diff_cells(view: DiffView, row: DiffRow) -> tuple[str, ...]:
@@ -172,23 +143,22 @@ def _diff_cell(cell: DiffCell, is_code: bool) -> str:
 
 
 def _finding(finding: Finding, read_lines: ReadLines) -> str:
-    where = [code(location(finding.source))] if finding.source else []
+    where = [code(report_view.location(finding.source))] if finding.source else []
     parts = [" ".join([f"**{prose(finding.code)}**", *where, prose_with_code(finding.message)])]
-    found = excerpt(finding, read_lines)
+    found = report_view.excerpt(finding, read_lines)
     if found is not None:
         parts.append(_fenced([line for line in found.fit(_CODE_WIDTH) if line], "python"))
     hints = [f"- hint: {prose_with_code(finding.hint)}"] if finding.hint else []
-    parts.append("\n".join([*hints, f"- {prose_with_code(evidence(finding))}"]))
+    parts.append("\n".join([*hints, f"- {prose_with_code(report_view.evidence(finding))}"]))
     return "\n\n".join(parts)
 
 
 def _pattern(pattern: Pattern) -> str:
-    rows = pattern_rows(pattern, _CODE_WIDTH)
-    return "\n\n".join([prose(pattern_title(pattern)), *([_fenced(rows, "text")] if rows else [])])
+    rows = report_view.pattern_rows(pattern, _CODE_WIDTH)
+    return "\n\n".join([prose(report_view.pattern_title(pattern)), *([_fenced(rows, "text")] if rows else [])])
 
 
 def _fenced(lines: list[str], language: str) -> str:
-    """Return lines of visible text as a fenced code block."""
     longest = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join([f"{fence}{language}", *lines, fence])

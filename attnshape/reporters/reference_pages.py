@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import groupby
 from typing import get_args
 
@@ -14,15 +13,8 @@ from attnshape.reporters.escaping import code_cell, prose
 from attnshape.reporters.markdown import markdown_table
 from attnshape.reporters.terminal import StyledLine, fold_words, pad, render_lines, styled
 
-
-@dataclass(frozen=True)
-class Chapter:
-    """A heading, the names of the columns, and the rows: terms first, then the meaning."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
+Chapter = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+"""A heading, the names of the columns, and the rows: terms first, then the meaning."""
 
 ROLES: dict[str, str] = {
     "projection": "a learned linear map from tokens to queries, keys or values",
@@ -62,45 +54,39 @@ WORDS: dict[str, str] = {
 
 def chapters() -> tuple[Chapter, ...]:
     """Return the glossary as data."""
-    sizes = tuple((one.name, one.flag, str(one.default or ""), one.meaning) for one in SYMBOLS)
-    own = (
-        "any",
-        "--dim NAME=EXPR",
-        "",
-        "a symbol of your own: a number is its size, an expression derives it from others",
-    )
+    sizes = [(symbol.name, symbol.flag, str(symbol.default or ""), symbol.meaning) for symbol in SYMBOLS]
+    meaning = "a symbol of your own: a number is its size, an expression derives it from others"
     return (
-        Chapter("Sizes", ("symbol", "flag", "default", "meaning"), (*sizes, own)),
-        Chapter("Roles", ("role", "meaning"), tuple((role, ROLES[role]) for role in get_args(Role))),
-        Chapter("Words", ("word", "meaning"), tuple(WORDS.items())),
+        ("Sizes", ("symbol", "flag", "default", "meaning"), [*sizes, ("any", "--dim NAME=EXPR", "", meaning)]),
+        ("Roles", ("role", "meaning"), [(role, ROLES[role]) for role in get_args(Role)]),
+        ("Words", ("word", "meaning"), list(WORDS.items())),
     )
 
 
 def glossary_text(width: int) -> str:
     """Return the glossary as text of at most `width` cells a line, and at least 60."""
-    return "\n".join(_terminal(chapter, max(width, 60)) for chapter in chapters())
+    return "\n".join(_terminal(title, rows, max(width, 60)) for title, _, rows in chapters())
 
 
 def glossary_markdown() -> str:
     """Return the glossary as Markdown."""
-    return "\n".join(_markdown(chapter) for chapter in chapters())
+    parts = []
+    for title, columns, rows in chapters():
+        cells = [(*map(code_cell, row[:-1]), prose(row[-1])) for row in rows]
+        parts.append(f"## {title}\n\n{markdown_table([columns, *cells])}\n")
+    return "\n".join(parts)
 
 
-def _terminal(chapter: Chapter, width: int) -> str:
-    widths = [max(map(len, column)) for column in zip(*chapter.rows, strict=True)]
+def _terminal(title: str, rows: list[tuple[str, ...]], width: int) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     indent = 2 + sum(size + 2 for size in widths[:-1])
-    lines = [chapter.title]
-    for row in chapter.rows:
+    lines = [title]
+    for row in rows:
         start = "  " + "".join(pad(cell, size) + "  " for cell, size in zip(row[:-1], widths[:-1], strict=True))
         for text in fold_words(row[-1], width - indent, hang=0):
             lines.append((start + text).rstrip())
             start = " " * indent
     return "\n".join(lines) + "\n"
-
-
-def _markdown(chapter: Chapter) -> str:
-    rows = [(*map(code_cell, row[:-1]), prose(row[-1])) for row in chapter.rows]
-    return f"## {chapter.title}\n\n{markdown_table([chapter.columns, *rows])}\n"
 
 
 _WIDEST = 100
@@ -109,13 +95,13 @@ _WIDEST = 100
 
 def rule_list(pages: Iterable[Page], width: int) -> str:
     """Return the codes and titles of rules below their families, at most `width` cells a line."""
-    titles = {title: code for code, title in FAMILIES.items()}
+    codes = {title: code for code, title in FAMILIES.items()}
     blocks = []
-    for title, members in groupby(pages, lambda one: family(one.code)):
-        lines = [f"{titles[title]}  {title}"]
-        for one in members:
-            first, *others = fold_words(one.title, width - len("  AS000  "), hang=0)
-            lines += [f"  {one.code}  {first}", *(" " * len("  AS000  ") + line for line in others)]
+    for title, members in groupby(pages, lambda page: family(page.code)):
+        lines = [f"{codes[title]}  {title}"]
+        for page in members:
+            first, *others = fold_words(page.title, width - len("  AS000  "), hang=0)
+            lines += [f"  {page.code}  {first}", *(" " * len("  AS000  ") + line for line in others)]
         blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
 
@@ -126,14 +112,9 @@ def rule_page(page: Page, width: int, color: bool) -> str:
     lines = styled(f"{page.code}: {page.title}", width, "bold")
     for name, body in page.sections.items():
         lines += [StyledLine(""), StyledLine(name, "bold cyan")]
-        lines += _code(body) if body.startswith("```") else _prose(body, width)
+        if body.startswith("```"):
+            lines += [StyledLine(f"  {line}".rstrip(), "green") for line in body.splitlines()[1:-1]]
+        else:
+            paragraphs = [" ".join(paragraph.split()) for paragraph in body.split("\n\n")]
+            lines += [StyledLine(f"  {line}") for text in paragraphs for line in fold_words(text, width - 2, hang=0)]
     return render_lines(lines, color)
-
-
-def _code(fenced: str) -> list[StyledLine]:
-    return [StyledLine(f"  {line}".rstrip(), "green") for line in fenced.splitlines()[1:-1]]
-
-
-def _prose(text: str, width: int) -> list[StyledLine]:
-    paragraphs = [" ".join(one.split()) for one in text.split("\n\n")]
-    return [StyledLine(f"  {line}") for one in paragraphs for line in fold_words(one, width - 2, hang=0)]

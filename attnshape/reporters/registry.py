@@ -63,35 +63,24 @@ def find_renderer(name: str, kind: Literal["differences"]) -> FoldersRenderer: .
 @overload
 def find_renderer(name: str, kind: Literal["traces", "reports"]) -> BatchReporter: ...
 def find_renderer(name: str, kind: Kind, *, selects: bool = False, draws_patterns: bool = False) -> Any:
-    """Return what renders a kind of value in a format.
+    """Return what renders a kind of value in a format, which has the name that `--format` takes; `auto` is resolved.
 
-    Args:
-        name: The format, as `--format` names it, with `auto` resolved.
-        kind: The kind of value.
-        selects: Whether only a part of a trace is to be shown.
-        draws_patterns: Whether attention patterns are to be drawn.
-
-    Raises:
-        AttnshapeError: There is no such format, or it can't do that; the hint names the formats that can.
+    Raises AttnshapeError if there is no such format, or if it can't show a part of a trace (`selects`), or draw
+    attention patterns; the hint names the formats that can.
     """
     able = formats_for(kind)
+    choices = ", ".join((AUTO, *able))
     reporter = REPORTERS.get(name)
     if reporter is None:
-        raise AttnshapeError(f"there is no format {visible(name)!r}", f"the formats are {', '.join((AUTO, *able))}")
+        raise AttnshapeError(f"there is no format {visible(name)!r}", f"the formats are {choices}")
     if name not in able:
-        raise AttnshapeError(
-            f"--format {name} can't show {_KINDS[kind]}", f"choose another format: {', '.join((AUTO, *able))}"
-        )
+        raise AttnshapeError(f"--format {name} can't show {_KINDS[kind]}", f"choose another format: {choices}")
     if selects and not reporter.selects:
-        others = ", ".join(one for one in able if REPORTERS[one].selects)
-        raise AttnshapeError(
-            f"--format {name} always has the whole trace: --columns, --match, --depth and --explain are for tables",
-            f"leave them out, or choose another format: {others}",
-        )
+        others = ", ".join(other for other in able if REPORTERS[other].selects)
+        whole = "always has the whole trace: --columns, --match, --depth and --explain are for tables"
+        raise AttnshapeError(f"--format {name} {whole}", f"leave them out, or choose another format: {others}")
     if draws_patterns and not reporter.draws_patterns:
-        others = ", ".join(one for one in able if REPORTERS[one].draws_patterns)
-        raise AttnshapeError(
-            f"--format {name} can't draw patterns: --pattern is for people",
-            f"leave it out, or choose another format: {others}",
-        )
+        others = ", ".join(other for other in able if REPORTERS[other].draws_patterns)
+        cannot = "can't draw patterns: --pattern is for people"
+        raise AttnshapeError(f"--format {name} {cannot}", f"leave it out, or choose another format: {others}")
     return getattr(reporter, kind)

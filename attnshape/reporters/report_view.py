@@ -41,12 +41,8 @@ def sizes(report: Report) -> str:
 
 def evidence(finding: Finding) -> str:
     """Return what shows that a finding is real."""
-    how = {
-        "intervention": "shown by intervention",
-        "reproduced": "shown by reproduced numbers",
-        "measured": "shown by measurement",
-    }[finding.shown]
-    return f"{how}: {finding.evidence}" if finding.evidence else how
+    by = {"intervention": "intervention", "reproduced": "reproduced numbers", "measured": "measurement"}[finding.shown]
+    return f"shown by {by}: {finding.evidence}" if finding.evidence else f"shown by {by}"
 
 
 def labelled_lists(report: Report) -> list[tuple[str, list[str]]]:
@@ -131,7 +127,6 @@ def excerpt(finding: Finding, read_lines: ReadLines) -> Excerpt | None:
 
 
 def _end(text: str, width: int) -> str:
-    """Return the end of the text, after an ellipsis."""
     if cell_len(text) <= width:
         return text
     start = next(place for place in range(len(text) + 1) if cell_len(text[place:]) <= width - len(_CUT))

@@ -47,26 +47,21 @@ def batch_sarif(batch: BatchResult[Report]) -> str:
 
 
 def _log(
-    version: str,
-    command: str,
-    notes: Sequence[dict[str, Any]],
-    findings: Sequence[Finding],
-    properties: dict[str, Any],
+    version: str, command: str, notes: Sequence[dict[str, Any]], findings: Sequence[Finding], properties: dict[str, Any]
 ) -> str:
     rules = pages()
     places = {page.code: place for place, page in enumerate(rules)}
-    seen: Counter[str] = Counter()
+    digests: Counter[str] = Counter()
+    invocation = {
+        "commandLine": visible(command),
+        "executionSuccessful": all(note["level"] != "error" for note in notes),
+        "toolExecutionNotifications": notes,
+    }
     run = {
         "tool": {"driver": {"name": "attnshape", "version": version, "rules": list(map(_rule, rules))}},
-        "invocations": [
-            {
-                "commandLine": visible(command),
-                "executionSuccessful": all(note["level"] != "error" for note in notes),
-                "toolExecutionNotifications": notes,
-            }
-        ],
+        "invocations": [invocation],
         "columnKind": "unicodeCodePoints",
-        "results": [_result(finding, places, seen) for finding in findings],
+        "results": [_result(finding, places, digests) for finding in findings],
         "properties": properties,
     }
     return indented({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]})
@@ -98,13 +93,13 @@ def _rule(page: Page) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, places: dict[str, int], seen: Counter[str]) -> dict[str, Any]:
+def _result(finding: Finding, places: dict[str, int], digests: Counter[str]) -> dict[str, Any]:
     hint = [f"hint: {finding.hint}"] if finding.hint else []
     result: dict[str, Any] = {
         "ruleId": visible(finding.code),
         "level": "error",
         "message": {"text": "\n".join(map(_message, (finding.message, *hint, evidence(finding))))},
-        "partialFingerprints": {"attnshapeFinding/v1": _fingerprint(finding, seen)},
+        "partialFingerprints": {"attnshapeFinding/v1": _fingerprint(finding, digests)},
     }
     if finding.code in places:
         result["ruleIndex"] = places[finding.code]
@@ -114,7 +109,9 @@ def _result(finding: Finding, places: dict[str, int], seen: Counter[str]) -> dic
 
 
 def _location(source: Source, expression: str) -> dict[str, Any]:
-    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(source.file)}}
+    path = PurePath(source.file)
+    uri = quote(path.as_posix(), errors="backslashreplace")
+    physical: dict[str, Any] = {"artifactLocation": {"uri": f"file://{uri}" if path.is_absolute() else uri}}
     if source.line >= 1 and source.column >= 1:
         physical["region"] = _region(source, expression)
     location: dict[str, Any] = {"physicalLocation": physical}
@@ -133,19 +130,13 @@ def _region(source: Source, expression: str) -> dict[str, Any]:
     return region
 
 
-def _uri(file: str) -> str:
-    path = PurePath(file)
-    encoded = quote(path.as_posix(), errors="backslashreplace")
-    return f"file://{encoded}" if path.is_absolute() else encoded
-
-
-def _fingerprint(finding: Finding, seen: Counter[str]) -> str:
+def _fingerprint(finding: Finding, digests: Counter[str]) -> str:
     """Return a fingerprint that stays the same when lines above the finding are added or removed."""
     source = finding.source
     parts = (finding.code, source.file if source else "", source.function if source else "", finding.expression)
     digest = hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
-    seen[digest] += 1
-    return f"{digest}:{seen[digest]}"
+    digests[digest] += 1
+    return f"{digest}:{digests[digest]}"
 
 
 def _message(text: str) -> str:

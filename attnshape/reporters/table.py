@@ -40,9 +40,8 @@ _INDENT = "    "
 def trace_table(view: TraceView, screen: Screen) -> str:
     """Return a trace as text of at most the screen's width; colour only decorates."""
     width = max(screen.width, NARROWEST)
-    layout = lay_out(
-        view.names, (None, *(column.least for column in view.columns)), [row.cells for row in view.rows], width
-    )
+    least = (None, *(column.least for column in view.columns))
+    layout = lay_out(view.names, least, [row.cells for row in view.rows], width)
     body = _trace_rows(view, layout, width) if view.rows else []
     footer = _footer(view.footer, width)
     if layout.left_out and view.rows:
@@ -82,27 +81,27 @@ def tensor_lines(tensors: Sequence[MarkedTensor], width: int) -> list[str]:
         key  B Lk Dk  2 16 64
                ^^       ^^
     """
-    names = max((cell_len(one.name) for one in tensors), default=0)
-    signatures = max((cell_len(" ".join(one.signature)) for one in tensors), default=0)
-    lines: list[str] = []
-    for one in tensors:
-        rows = [(one.name, " ".join(one.signature), " ".join(one.shape) or "scalar")]
-        rows += [("", _carets(one.signature, one.marks), _carets(one.shape, one.marks))] if one.marks else []
-        for name, signature, shape in rows:
-            cells = (pad(name, names), pad(signature, signatures), shape)
-            lines.append((_INDENT + (" " * GAP).join(cells)).rstrip())
+    rows: list[tuple[str, str, str]] = []
+    for tensor in tensors:
+        rows.append((tensor.name, " ".join(tensor.signature), " ".join(tensor.shape) or "scalar"))
+        if tensor.marks:
+            rows.append(("", _carets(tensor.signature, tensor.marks), _carets(tensor.shape, tensor.marks)))
+    names, signatures = (max((cell_len(row[place]) for row in rows), default=0) for place in range(2))
+    cells = [(pad(name, names), pad(signature, signatures), shape) for name, signature, shape in rows]
+    lines = [(_INDENT + (" " * GAP).join(row)).rstrip() for row in cells]
     if all(cell_len(line) <= width for line in lines):
         return lines
-    return [line for one in tensors for line in fold_words(_tensor_text(one), width)]
+    return [line for tensor in tensors for line in fold_words(_tensor_text(tensor), width)]
 
 
 def _carets(words: Sequence[str], marks: frozenset[int]) -> str:
     return " ".join(("^" if place in marks else " ") * cell_len(word) for place, word in enumerate(words))
 
 
-def _tensor_text(one: MarkedTensor) -> str:
-    marked = [f"{one.signature[place]} ({one.shape[place]})" for place in sorted(one.marks) if place < len(one.shape)]
-    text = f"{one.name}: {' '.join(one.signature)} ({' '.join(one.shape) or 'scalar'})"
+def _tensor_text(tensor: MarkedTensor) -> str:
+    axes = list(zip(tensor.signature, tensor.shape, strict=False))
+    marked = [f"{axes[place][0]} ({axes[place][1]})" for place in sorted(tensor.marks) if place < len(axes)]
+    text = f"{tensor.name}: {' '.join(tensor.signature)} ({' '.join(tensor.shape) or 'scalar'})"
     return f"{text}, here {', '.join(marked)}" if marked else text
 
 
@@ -164,21 +163,15 @@ def _drop_unchanged_columns(view: DiffView, width: int) -> tuple[DiffView, tuple
             break
         place = unchanged[-1]
         dropped.insert(0, view.columns[place].name)
-        view = replace(
-            view,
-            columns=view.columns[:place] + view.columns[place + 1 :],
-            rows=tuple(replace(row, cells=row.cells[:place] + row.cells[place + 1 :]) for row in view.rows),
-        )
+        rows = tuple(replace(row, cells=row.cells[:place] + row.cells[place + 1 :]) for row in view.rows)
+        view = replace(view, columns=view.columns[:place] + view.columns[place + 1 :], rows=rows)
     return view, tuple(dropped)
 
 
 def _diff_layout(view: DiffView, width: int) -> ColumnLayout:
     # a column needs room for the widest text of each cell; folded rows go across all columns
-    rows = [
-        (row.number, *(max(_stacked(cell), key=cell_len) for cell in row.cells))
-        for row in view.rows
-        if row.kind != "folded"
-    ]
+    kept = [row for row in view.rows if row.kind != "folded"]
+    rows = [(row.number, *(max(_stacked(cell), key=cell_len) for cell in row.cells)) for row in kept]
     return lay_out(view.names, (None, *(column.least for column in view.columns)), rows, width)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ def fold_code(text: str, width: int) -> list[str]:
     >>> fold_code("query = ….transpose(1, 2)", 22)
     ['query = …', '  .transpose(1, 2)']
     """
-    depths = _depths(text, "([{", ")]}")
+    nesting = ((char in "([{") - (char in ")]}") for char in text)
+    depths = list(itertools.accumulate(nesting, initial=0))
     dots = [match.start() for match in re.finditer(r"\.(?=[A-Za-z_])", text)]
     breaks = {match.end(): 2 * depths[match.end()] + 1 for match in re.finditer(r"[(\[{]", text)}
     breaks |= {place: 2 * depths[place] for place in (*_after_spaces(text), *dots)}
@@ -125,14 +127,8 @@ def lay_out(
 ) -> ColumnLayout:
     """Fit columns into a width: fold text columns, then leave out columns from the right.
 
-    Args:
-        names: The column names, that of the step numbers first.
-        least: For each column the least width to fold its cells to; None for cells that are never folded.
-        rows: The cells of each row.
-        width: The terminal cells available.
-
-    Returns:
-        The layout. The numbers and the first column after them are always kept.
+    `least` is for each column the least width to fold its cells to; None for cells that are never folded. The numbers
+    and the first column after them are always kept.
     """
     wanted = [max(cell_len(name), *(cell_len(row[place]) for row in rows), 1) for place, name in enumerate(names)]
     smallest = [min(full, limit or full) for full, limit in zip(wanted, least, strict=True)]
@@ -151,21 +147,14 @@ def _after_spaces(text: str) -> list[int]:
     return [match.end() for match in re.finditer(r" (?=[^ ])", text)]
 
 
-def _depths(text: str, opening: str, closing: str) -> list[int]:
-    depths = [0]
-    for char in text:
-        depths.append(depths[-1] + (char in opening) - (char in closing))
-    return depths
-
-
 def _quoted(text: str) -> list[bool]:
     """Return for each position in a command whether it is inside quotes."""
     places = [False]
     open_quote = ""
     for char in text:
-        if open_quote:
-            open_quote = "" if char == open_quote else open_quote
-        elif char in "\"'":
+        if char == open_quote:
+            open_quote = ""
+        elif char in "\"'" and not open_quote:
             open_quote = char
         places.append(bool(open_quote))
     return places
@@ -208,15 +197,10 @@ def _render_color(lines: Sequence[StyledLine]) -> str:
     from rich.console import Console
     from rich.text import Text
 
+    file = io.StringIO()
     console = Console(
-        file=io.StringIO(),
-        force_terminal=True,
-        color_system="standard",
-        no_color=False,
-        legacy_windows=False,
-        _environ={},
+        file=file, force_terminal=True, color_system="standard", no_color=False, legacy_windows=False, _environ={}
     )
-    with console.capture() as capture:
-        for line in lines:
-            console.print(Text(line.text.rstrip(), style=line.style), soft_wrap=True)
-    return capture.get()
+    for line in lines:
+        console.print(Text(line.text.rstrip(), style=line.style), soft_wrap=True)
+    return file.getvalue()

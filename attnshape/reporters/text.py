@@ -10,19 +10,9 @@ from rich.cells import cell_len
 
 from attnshape.errors import ExitStatus
 from attnshape.model.report import Finding, Pattern, Report
+from attnshape.reporters import report_view
 from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
 from attnshape.reporters.escaping import visible
-from attnshape.reporters.report_view import (
-    closing,
-    evidence,
-    excerpt,
-    labelled_lists,
-    location,
-    pattern_rows,
-    pattern_title,
-    sizes,
-    verdict,
-)
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
 from attnshape.reporters.terminal import (
     GAP,
@@ -44,16 +34,10 @@ _STATUS_STYLES = {ExitStatus.FINE: "green", ExitStatus.FOUND: "bold red", ExitSt
 
 
 def report_text(report: Report, screen: Screen, patterns: bool = False, read_lines: ReadLines = source_lines) -> str:
-    """Return a report as text of at most the screen's width; colour only decorates.
-
-    Args:
-        report: The report.
-        screen: The width and whether to use colour.
-        patterns: Whether to draw the attention patterns.
-        read_lines: Returns the lines of a source file, for the excerpts.
-    """
+    """Return a report as text of at most the screen's width; colour only decorates. `read_lines` is for excerpts."""
     width = max(screen.width, NARROWEST)
-    sections = [_header(report, width)]
+    what = " · ".join(visible(part) for part in (report.target, report.dtype, report_view.sizes(report)) if part)
+    sections = [header_lines(visible(report.command), what, width)]
     sections += [_finding(finding, width, read_lines) for finding in report.findings]
     sections += [_pattern(pattern, width) for pattern in report.patterns if patterns]
     sections.append(_summary(report, width))
@@ -74,51 +58,45 @@ def batch_heading(item: BatchItem[Any], screen: Screen) -> str:
 def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
     """Return a table with a row for each result, and the number of results with each outcome."""
     width = max(screen.width, NARROWEST)
-    rows = [tuple(map(visible, (one.name, sizes_text(one), outcome(one)))) for one in batch.items]
+    rows = [tuple(map(visible, (item.name, sizes_text(item), outcome(item)))) for item in batch.items]
     kept = [place for place in range(len(COLUMNS)) if any(row[place] for row in rows)]
     table = [tuple(row[place] for place in kept) for row in (COLUMNS, *rows)]
     widths = _column_widths(table, width)
     styles = ["bold", *(_STATUS_STYLES[item.status] for item in batch.items)]
     lines = [*_title("Summary", width)]
     for row, style in zip(table, styles, strict=True):
-        lines += [StyledLine(one, style) for one in _row_lines(row, widths)]
+        folded = [fold_words(cell, cell_width, hang=0) for cell, cell_width in zip(row, widths, strict=True)]
+        texts = ((" " * GAP).join(map(pad, line, widths)).rstrip() for line in zip_longest(*folded, fillvalue=""))
+        lines += [StyledLine(text, style) for text in texts]
     lines += [StyledLine(""), *styled(totals(batch.items), width, "bold")]
     return render_lines(lines, screen.color)
 
 
-def _header(report: Report, width: int) -> list[StyledLine]:
-    title = " · ".join(visible(part) for part in (report.target, report.dtype, sizes(report)) if part)
-    return header_lines(visible(report.command), title, width)
-
-
 def _finding(finding: Finding, width: int, read_lines: ReadLines) -> list[StyledLine]:
-    where = f"{location(finding.source)}: " if finding.source else ""
+    where = f"{report_view.location(finding.source)}: " if finding.source else ""
     lines = styled(visible(f"{where}{finding.code} {finding.message}"), width, "bold red")
-    found = excerpt(finding, read_lines)
+    found = report_view.excerpt(finding, read_lines)
     if found is not None:
         code, carets = found.fit(width - _INDENT - len(_BAR))
         lines.append(_indented(_BAR + code))
         lines += [_indented(_BAR + carets, "red")] if carets else []
     if finding.hint:
-        lines += _indented_lines(f"hint: {visible(finding.hint)}", width, "green")
-    return lines + _indented_lines(visible(evidence(finding)), width, "dim")
+        lines += [_indented(text, "green") for text in fold_words(f"hint: {visible(finding.hint)}", width - _INDENT)]
+    evidence = fold_words(visible(report_view.evidence(finding)), width - _INDENT)
+    return lines + [_indented(text, "dim") for text in evidence]
 
 
 def _pattern(pattern: Pattern, width: int) -> list[StyledLine]:
-    rows = pattern_rows(pattern, width - _INDENT)
-    return [*styled(visible(pattern_title(pattern)), width, "bold"), *map(_indented, rows)]
+    rows = report_view.pattern_rows(pattern, width - _INDENT)
+    return [*styled(visible(report_view.pattern_title(pattern)), width, "bold"), *map(_indented, rows)]
 
 
 def _summary(report: Report, width: int) -> list[StyledLine]:
     lines: list[StyledLine] = []
-    for label, items in labelled_lists(report):
+    for label, items in report_view.labelled_lists(report):
         lines += styled(f"{label}: {' · '.join(map(visible, items))}", width, _LIST_STYLES.get(label, ""))
-    lines += styled(verdict(report), width, "bold red" if report.findings else "bold")
-    return lines + styled(visible(closing(report)), width, "dim")
-
-
-def _indented_lines(text: str, width: int, style: str) -> list[StyledLine]:
-    return [_indented(one, style) for one in fold_words(text, width - _INDENT)]
+    lines += styled(report_view.verdict(report), width, "bold red" if report.findings else "bold")
+    return lines + styled(visible(report_view.closing(report)), width, "dim")
 
 
 def _indented(text: str, style: str = "") -> StyledLine:
@@ -137,11 +115,6 @@ def _column_widths(table: Sequence[tuple[str, ...]], width: int) -> list[int]:
     while sum(widths) > room:
         widths[widths.index(max(widths))] -= 1
     return widths
-
-
-def _row_lines(row: tuple[str, ...], widths: Sequence[int]) -> list[str]:
-    folded = [fold_words(cell, width, hang=0) for cell, width in zip(row, widths, strict=True)]
-    return [(" " * GAP).join(map(pad, line, widths)).rstrip() for line in zip_longest(*folded, fillvalue="")]
 
 
 BATCH = BatchReporter(batch_summary, batch_heading)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -18,13 +18,14 @@ from attnshape.model.trace import Avoided, Failure, Loop, Operand, Peak, Size, S
 from attnshape.reporters.columns import DEFAULT, NUMBER, Column, RowSubject, is_constant
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.explain import explain
-from attnshape.reporters.labels import NOT_CONTIGUOUS, one_line, short, step_label
+from attnshape.reporters.labels import NOT_CONTIGUOUS, one_line, short, source_label, step_label
 from attnshape.tracing.operations import JOINS, RESHAPES, base_name, short_name
 
 CONCAT = "concat"
 """The word in `--match` for what joins heads: a concatenation, or the reshape that merges them."""
 
 
+_BROKEN = "which doesn't hold"
 _PREPARE = frozenset({"projection", "split"})
 _ATTEND = frozenset({"scores", "scale", "mask", "softmax", "context"})
 _MERGE = frozenset({"merge", "output"})
@@ -101,20 +102,15 @@ class TraceView:
 
 
 def trace_view(trace: Trace, options: ViewOptions) -> TraceView:
-    """Return the rows of the chosen steps, and the lines above and below them.
-
-    Raises:
-        AttnshapeError: A word of `options.match` names nothing in this trace.
-    """
+    """Return the rows of the chosen steps, and the lines above and below them; errors are those of `matching_steps`."""
     steps = up_to_depth(trace, matching_steps(trace, options.match), options.depth)
     every = options.match is None
     shown = {step.index for step in steps}
     headings = section_headings(trace) if len(shown) == len(trace.steps) else {}
     rows: list[TraceRow] = []
-    if every:
-        for tensor in trace.inputs:
-            subject = RowSubject(trace, visible(tensor.name or "an input"), tensor=tensor.tensor, given=True)
-            rows.append(TraceRow(_cells("", options, subject), "input"))
+    for named in trace.inputs if every else ():
+        subject = RowSubject(trace, visible(named.name or "an input"), tensor=named.tensor, given=True)
+        rows.append(TraceRow(_cells("", options, subject), "input"))
     for step in steps:
         rows += _step_rows(trace, step, options, shown, headings.get(step.index))
     if trace.failure and (every or not steps):
@@ -140,8 +136,7 @@ def _step_rows(
 def _failure_row(failure: Failure, options: ViewOptions) -> TraceRow:
     # the step that failed isn't in the trace: its text is shown in the place of a step's
     text = failure.expression or failure.operation or "an unknown operation"
-    source = f"{failure.source.file}:{failure.source.line}" if failure.source else ""
-    texts = {"step": short(text), "expression": one_line(text), "source": source}
+    texts = {"step": short(text), "expression": one_line(text), "source": source_label(failure.source)}
     texts["op"] = short_name(failure.operation) if failure.operation else ""
     return TraceRow(("✗", *(visible(texts.get(column.name, "")) for column in options.columns)), "failure")
 
@@ -154,10 +149,7 @@ def matching_steps(trace: Trace, match: str | None) -> tuple[Step, ...]:
     """Return the steps whose role, operation or module one of the comma-separated words names; all for None.
 
     A word is a role, the short name of an operation, `concat`, or the path of a module, its beginning, or a glob of
-    these.
-
-    Raises:
-        AttnshapeError: A word matches no step of this trace.
+    these. Raises AttnshapeError if a word matches no step of this trace.
     """
     if match is None:
         return trace.steps
@@ -182,10 +174,9 @@ def up_to_depth(trace: Trace, steps: Sequence[Step], depth: int | None) -> tuple
 def _matches(step: Step, word: str) -> bool:
     if word == CONCAT:
         return _concatenates(step)
-    if step.role == word or fnmatchcase(short_name(step.operation).rstrip("_"), word.rstrip("_")):
-        return True
-    module = step.module or ""
-    return bool(module) and (module.startswith(f"{word}.") or fnmatchcase(module, word))
+    operation, module = short_name(step.operation).rstrip("_"), step.module or ""
+    in_module = bool(module) and (module.startswith(f"{word}.") or fnmatchcase(module, word))
+    return step.role == word or fnmatchcase(operation, word.rstrip("_")) or in_module
 
 
 def _concatenates(step: Step) -> bool:
@@ -194,14 +185,13 @@ def _concatenates(step: Step) -> bool:
 
 
 def _match_hint(trace: Trace) -> str:
-    steps = trace.steps
-    present: dict[str, dict[str, None]] = {
-        "roles": {step.role: None for step in steps if step.role},
-        "operations": {short_name(step.operation): None for step in steps}
-        | ({CONCAT: None} if any(map(_concatenates, steps)) else {}),
-        "modules": {step.module: None for step in steps if step.module},
+    operations = [short_name(step.operation) for step in trace.steps]
+    present: dict[str, list[str]] = {
+        "roles": [step.role for step in trace.steps if step.role],
+        "operations": operations + [CONCAT] * any(map(_concatenates, trace.steps)),
+        "modules": [step.module for step in trace.steps if step.module],
     }
-    listed = [f"{kind}: {', '.join(map(visible, names))}" for kind, names in present.items() if names]
+    listed = [f"{kind}: {', '.join(map(visible, dict.fromkeys(names)))}" for kind, names in present.items() if names]
     return "this trace has " + "; ".join(listed) if listed else "this trace has no steps"
 
 
@@ -220,24 +210,21 @@ def section_headings(trace: Trace) -> dict[int, str]:
         allowed = _PREPARE if step.index < begin else _ATTEND if step.index <= end else _MERGE
         if step.role in (_PREPARE | _ATTEND | _MERGE) - allowed:
             return {}
-    before = _first(step for step in steps if step.index < begin and step.role)
+    before = [step.index for step in steps if step.index < begin and step.role]
     after = [step.index for step in steps if step.index > end and step.role]
-    found = {begin: "attend"}
-    if before is not None:
-        found[before] = "project and split"
-        if before > 1:
-            found[1] = "before the attention"
+    headings = {begin: "attend"}
+    if before:
+        headings |= {before[0]: "project and split"} | ({1: "before the attention"} if before[0] > 1 else {})
     if after:
-        found[after[0]] = "merge"
-    elif end < len(steps):
-        found[end + 1] = "after the attention"
-    if after and after[-1] < len(steps):
-        found[after[-1] + 1] = "after the attention"
-    return found if len(found) > 1 else {}
+        headings[after[0]] = "merge"
+    last = after[-1] if after else end
+    if last < len(steps):
+        headings[last + 1] = "after the attention"
+    return headings if len(headings) > 1 else {}
 
 
 def _attend_begins(trace: Trace) -> int | None:
-    begin = _first(step for step in trace.steps if step.role in _ATTEND)
+    begin = next((step.index for step in trace.steps if step.role in _ATTEND), None)
     if begin is None:
         return None
     # the expression of the scores may start earlier, with the transposed key
@@ -247,19 +234,11 @@ def _attend_begins(trace: Trace) -> int | None:
             break
         begin -= 1
         used |= {operand.step for operand in trace.step(begin).operands}
-    return _enclosing(trace, begin)
-
-
-def _enclosing(trace: Trace, begin: int) -> int:
-    """Return the outermost composite that begins with that step and has no role before it."""
+    # then the outermost composite that begins with that step and has no role before it
     parent = trace.step(begin).parent
-    while parent is not None and parent < begin and not any(one.role for one in trace.steps[parent : begin - 1]):
+    while parent is not None and parent < begin and not any(step.role for step in trace.steps[parent : begin - 1]):
         begin, parent = parent, trace.step(parent).parent
     return begin
-
-
-def _first(steps: Iterable[Step]) -> int | None:
-    return next((step.index for step in steps), None)
 
 
 def trace_header(trace: Trace) -> Header:
@@ -272,31 +251,31 @@ def trace_header(trace: Trace) -> Header:
 
 def trace_footer(trace: Trace, shown: int) -> tuple[FooterLine, ...]:
     """Return the lines below a table that shows that many steps of a trace."""
-    totals = (_counts(trace, shown), _axes(trace), _memory(trace)) if trace.steps else ()
-    lines = [FooterLine(text) for text in totals if text]
-    lines += [FooterLine(_peak(trace.peak))] if trace.peak is not UNSET else []
-    lines += [FooterLine(_avoided(step.index, step.avoided)) for step in trace.steps if step.avoided is not UNSET]
-    lines += [
-        FooterLine(f"step {step.index} is opaque: {visible(step.opaque)}")
-        for step in trace.steps
-        if step.opaque is not UNSET
-    ]
-    lines += [FooterLine(_loop(loop)) for loop in trace.loops]
-    if trace.preconditions:
-        lines.append(FooterLine("takes these steps only if: " + ", ".join(map(visible, trace.preconditions))))
-    lines += [FooterLine(f"note: {visible(note)}") for note in trace.notes]
+    lines = [FooterLine(text) for text in _plain_lines(trace, shown) if text]
     if not trace.complete and not trace.failure:
         lines.append(FooterLine("incomplete: not every step of the run is in this trace", "bad"))
     if trace.failure:
         lines += _failure(trace.failure)
-    for one in trace.expectations:
-        name = f"{visible(one.name)}: {visible(one.signature)}"
-        why = f", but {visible(one.why)}" if one.why else ", which doesn't hold"
-        limits = f" ({visible(one.why)})" if one.why else ""
-        lines.append(
-            FooterLine(f"✓ {name}{limits}", "good") if one.holds else FooterLine(f"✗ expected {name}{why}", "bad")
-        )
+    for expected in trace.expectations:
+        name, why = f"{visible(expected.name)}: {visible(expected.signature)}", visible(expected.why or "")
+        if expected.holds:
+            lines.append(FooterLine(f"✓ {name}{f' ({why})' if why else ''}", "good"))
+        else:
+            lines.append(FooterLine(f"✗ expected {name}, {f'but {why}' if why else _BROKEN}", "bad"))
     return tuple(lines)
+
+
+def _plain_lines(trace: Trace, shown: int) -> Iterator[str]:
+    if trace.steps:
+        yield from (_counts(trace, shown), _axes(trace), _memory(trace))
+    if trace.peak is not UNSET:
+        yield _peak(trace.peak)
+    yield from (_avoided(step.index, step.avoided) for step in trace.steps if step.avoided is not UNSET)
+    yield from (f"step {s.index} is opaque: {visible(s.opaque)}" for s in trace.steps if s.opaque is not UNSET)
+    yield from map(_loop, trace.loops)
+    if trace.preconditions:
+        yield f"takes these steps only if: {', '.join(map(visible, trace.preconditions))}"
+    yield from (f"note: {visible(note)}" for note in trace.notes)
 
 
 def _size(symbol: str, size: Size) -> str:
@@ -381,7 +360,7 @@ def _avoided(index: int, scores: Avoided) -> str:
 
 
 def _failure(failure: Failure) -> list[FooterLine]:
-    place = f" at {visible(failure.source.file)}:{failure.source.line}" if failure.source else ""
+    place = f" at {visible(source_label(failure.source))}" if failure.source else ""
     operands = tuple(map(_marked, failure.operands))
     lines = [FooterLine(f"✗ failed{place}: {visible(failure.explanation or failure.error)}", "bad", operands)]
     if failure.explanation:
@@ -392,8 +371,7 @@ def _failure(failure: Failure) -> list[FooterLine]:
 
 
 def _marked(operand: Operand) -> MarkedTensor:
-    tensor = operand.tensor
-    expressions = tuple(visible(axis.expression) for axis in tensor.axes)
+    expressions = tuple(visible(axis.expression) for axis in operand.tensor.axes)
     # a saved trace may be inconsistent: a signature that doesn't fit the shape is shown without marks
-    marks = frozenset(operand.disagree) if len(expressions) == len(tensor.shape) else frozenset[int]()
-    return MarkedTensor(visible(operand.name), expressions, tuple(map(str, tensor.shape)), marks)
+    marks = frozenset(operand.disagree if len(expressions) == len(operand.tensor.shape) else ())
+    return MarkedTensor(visible(operand.name), expressions, tuple(map(str, operand.tensor.shape)), marks)

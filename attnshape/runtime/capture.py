@@ -41,7 +41,9 @@ def to_standard_error() -> Iterator[None]:
         for stream in (sys.stdout, sys.__stdout__, stderr):
             with contextlib.suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]  # None has nothing to flush
-        _flush_c()
+        # Windows has no handle for "all loaded libraries": there C's buffer is flushed when the process ends
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            ctypes.CDLL(None).fflush(None)
         if not ends_with_the_command():  # otherwise the traced code's threads may print until the process ends
             sys.stdout, sys.stderr = stdout, stderr
             if data is not None:
@@ -89,9 +91,3 @@ def _duplicate(number: int) -> int | None:
         return os.dup(number)
     except OSError:
         return None
-
-
-def _flush_c() -> None:
-    # Windows has no handle for "all loaded libraries": there C's buffer is flushed when the process ends
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).fflush(None)

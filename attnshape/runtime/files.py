@@ -18,12 +18,7 @@ from attnshape.runtime.signals import removed_if_unfinished
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader finds either the old content or the new, never a part of it.
 
-    Args:
-        path: The file. A symbolic link is followed: the file that it leads to is replaced.
-        data: The new content.
-
-    Raises:
-        OSError: The file can't be written. The old content and no temporary file are left.
+    A symbolic link is followed. Raises OSError if the file can't be written; no temporary file is left then.
     """
     with staged([(path, data)]) as pairs:
         for temporary, destination in pairs:
@@ -35,18 +30,11 @@ def staged(contents: Sequence[tuple[Path, bytes]]) -> Iterator[list[tuple[Path, 
     """Write new contents to temporary files beside their destinations, for the caller to move into place.
 
     A destination that exists passes its permissions on. Temporary files that were not moved are removed at the end
-    of the context, on an error, and when a signal ends the process.
-
-    Args:
-        contents: Each destination and its new content.
-
-    Yields:
-        Each temporary file and its destination, with symbolic links resolved.
-
-    Raises:
-        OSError: A temporary file can't be written.
+    of the context, on an error, and when a signal ends the process. Yields each temporary file and its destination,
+    with symbolic links resolved; raises OSError if a temporary file can't be written.
     """
-    pairs = [(_temporary(path), path) for path in (Path(os.path.realpath(path)) for path, _ in contents)]
+    paths = [Path(os.path.realpath(path)) for path, _ in contents]
+    pairs = [(path.with_name(f".{path.name}.{os.getpid()}.tmp"), path) for path in paths]
     with removed_if_unfinished(*(str(temporary) for temporary, _ in pairs)):
         try:
             for (temporary, destination), (_, data) in zip(pairs, contents, strict=True):
@@ -56,10 +44,6 @@ def staged(contents: Sequence[tuple[Path, bytes]]) -> Iterator[list[tuple[Path, 
             for temporary, _ in pairs:
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _write(temporary: Path, destination: Path, data: bytes) -> None:
@@ -93,10 +77,8 @@ def installed_package(file: str) -> str | None:
 def display_path(file: str) -> str:
     """Return a path relative to the current folder, or for installed code, to the folder that it is imported from."""
     path = Path(file)
-    try:
+    if path.is_relative_to(Path.cwd()):
         return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        pass
     parents = [Path(entry) for entry in sys.path if entry]
     inside = [path.relative_to(parent) for parent in parents if path.is_relative_to(parent)]
     return str(min(inside, key=lambda relative: len(relative.parts))) if inside else file

@@ -41,13 +41,11 @@ def _free_in_groups(root: Path) -> Iterator[int]:
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if not controllers:
-            names = ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
+        if controllers and "memory" not in controllers.split(","):
             continue
-        top = mount / "memory" if controllers else mount
+        second = ("memory.max", "memory.current", "inactive_file")
+        first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        names, top = (first, mount / "memory") if controllers else (second, mount)
         group = Path(path.lstrip("/"))
         # inside a container the path may be the host's, and the mount the container's own
         for folder in (top / group, *(top / parent for parent in group.parents), top):

@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,13 +43,9 @@ _SIGNALS = [
     for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGPIPE", "SIGCHLD", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 ]
-_HOOKS = (
-    module_hooks._global_forward_hooks,
-    module_hooks._global_forward_pre_hooks,
-    module_hooks._global_backward_hooks,
-    module_hooks._global_backward_pre_hooks,
-)
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+_cuda: Any = torch.cuda  # torch leaves both untyped
+_backends: Any = torch.backends.cuda
 _inference_modes: list[object] = []
 """Guards of the inference modes that were restored; a guard ends its mode when it is deleted."""
 
@@ -99,6 +96,24 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def _unless_none(restore: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda before: restore(before) if before is not None else None
+
+
+def _attribute(owner: Any, name: str) -> State:
+    return partial(getattr, owner, name, None), partial(setattr, owner, name)
+
+
+def _contents(container: Callable[[], Any]) -> State:
+    """Return the state of a list or a dict that stays the same object."""
+
+    def restore(before: Any) -> None:
+        container().clear()
+        (container().extend if isinstance(before, list) else container().update)(before)
+
+    return lambda: container().copy(), restore
+
+
 # Python
 
 
@@ -109,19 +124,10 @@ def _folder() -> str | None:
         return None
 
 
-def _set_folder(folder: str | None) -> None:
-    if folder is not None:
-        os.chdir(folder)
-
-
 def _set_environment(environment: dict[str, str]) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-
-
-def _set_import_path(path: list[str]) -> None:
-    sys.path[:] = path
 
 
 def _set_warning_filters(filters: list[Any]) -> None:
@@ -146,11 +152,6 @@ def _timer_runs() -> bool:
     return hasattr(signal, "getitimer") and signal.getitimer(signal.ITIMER_REAL)[0] > 0
 
 
-def _set_timer_runs(runs: bool) -> None:
-    if not runs:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
 def _wakeup_descriptor() -> int:
     if threading.current_thread() is not threading.main_thread():
         return -1
@@ -169,51 +170,19 @@ def _numpy_generator() -> Any:
     return numpy_random.get_state() if numpy_random is not None else None
 
 
-def _set_numpy_generator(state: Any) -> None:
-    if state is not None:
-        sys.modules["numpy.random"].set_state(state)
-
-
-def _set_collecting(enabled: bool) -> None:
-    (gc.enable if enabled else gc.disable)()
-
-
 # torch
 
 
-def _function_modes() -> list[Any]:
-    return [_get_function_stack_at(index) for index in range(_len_torch_function_stack())]
+def _modes(length: Callable[[], int], at: Callable[[int], Any], pop: Callable[[], Any], push: Any) -> State:
+    """Return the state of a stack of modes."""
 
+    def restore(modes: list[Any]) -> None:
+        while length():
+            pop()
+        for mode in modes:
+            push(mode)
 
-def _set_function_modes(modes: list[Any]) -> None:
-    while _len_torch_function_stack():
-        _pop_torch_function_stack()
-    for mode in modes:
-        _push_on_torch_function_stack(mode)
-
-
-def _dispatch_modes() -> list[Any]:
-    return [_get_dispatch_stack_at(index) for index in range(_len_torch_dispatch_stack())]
-
-
-def _set_dispatch_modes(modes: list[Any]) -> None:
-    while _len_torch_dispatch_stack():
-        _pop_torch_dispatch_stack(None)
-    for mode in modes:
-        _push_on_torch_dispatch_stack(mode)
-
-
-def _set_inference_mode(enabled: bool) -> None:
-    _inference_modes.append(torch._C._InferenceMode(enabled))
-
-
-def _device() -> tuple[Any, Any]:
-    return default_device.CURRENT_DEVICE, getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-
-
-def _set_device(state: tuple[Any, Any]) -> None:
-    # the device's mode, if it has one, is restored with the function modes
-    default_device.CURRENT_DEVICE, torch._GLOBAL_DEVICE_CONTEXT.device_context = state
+    return lambda: [at(index) for index in range(length())], restore
 
 
 def _autocast() -> tuple[list[tuple[str, bool, torch.dtype]], bool]:
@@ -232,53 +201,6 @@ def _set_autocast(state: tuple[list[tuple[str, bool, torch.dtype]], bool]) -> No
     torch.clear_autocast_cache()
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _print_options() -> dict[str, Any]:
-    return dict(vars(torch._tensor_str.PRINT_OPTS))
-
-
-def _set_print_options(options: dict[str, Any]) -> None:
-    vars(torch._tensor_str.PRINT_OPTS).update(options)
-
-
-def _hooks() -> list[dict[int, Any]]:
-    return [dict(hooks) for hooks in _HOOKS]
-
-
-def _set_hooks(before: list[dict[int, Any]]) -> None:
-    for hooks, kept in zip(_HOOKS, before, strict=True):
-        hooks.clear()
-        hooks.update(kept)
-
-
-def _backends() -> tuple[bool, ...]:
-    cuda: Any = torch.backends.cuda  # torch leaves it untyped
-    cudnn = torch.backends.cudnn
-    return (
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        cudnn.enabled,
-        cudnn.benchmark,
-        cudnn.deterministic,
-        torch.backends.mha.get_fastpath_enabled(),
-    )
-
-
-def _set_backends(enabled: tuple[bool, ...]) -> None:
-    cuda: Any = torch.backends.cuda  # torch leaves it untyped
-    cudnn = torch.backends.cudnn
-    setters = (cuda.enable_flash_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_math_sdp, cuda.enable_cudnn_sdp)
-    for set_enabled, value in zip(setters, enabled, strict=False):
-        set_enabled(value)
-    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = enabled[4:7]
-    torch.backends.mha.set_fastpath_enabled(enabled[7])
-
-
 def _cpu_generator() -> bytes:
     # a tensor kept here would count towards what the traced code allocates
     return torch.get_rng_state().numpy().tobytes()
@@ -289,41 +211,53 @@ def _set_cpu_generator(state: bytes) -> None:
 
 
 def _cuda_generators() -> list[Any] | None:
-    cuda: Any = torch.cuda  # torch leaves it untyped
     # reading them would initialize CUDA
-    return cuda.get_rng_state_all() if cuda.is_initialized() else None
-
-
-def _set_cuda_generators(states: list[Any] | None) -> None:
-    if states is not None:
-        torch.cuda.set_rng_state_all(states)
+    return _cuda.get_rng_state_all() if _cuda.is_initialized() else None
 
 
 _SETTINGS: tuple[State, ...] = (
     # the modes come first, since nothing else may be restored under one
-    (_function_modes, _set_function_modes),
-    (_dispatch_modes, _set_dispatch_modes),
-    (torch.is_inference_mode_enabled, _set_inference_mode),
-    (_device, _set_device),
+    _modes(_len_torch_function_stack, _get_function_stack_at, _pop_torch_function_stack, _push_on_torch_function_stack),
+    _modes(
+        _len_torch_dispatch_stack,
+        _get_dispatch_stack_at,
+        partial(_pop_torch_dispatch_stack, None),
+        _push_on_torch_dispatch_stack,
+    ),
+    (torch.is_inference_mode_enabled, lambda enabled: _inference_modes.append(torch._C._InferenceMode(enabled))),
+    # the device's mode, if it has one, is restored with the function modes
+    _attribute(default_device, "CURRENT_DEVICE"),
+    _attribute(torch._GLOBAL_DEVICE_CONTEXT, "device_context"),
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (torch.get_default_dtype, torch.set_default_dtype),
     (_autocast, _set_autocast),
     (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    (_deterministic, lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1])),
+    (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda before: torch.use_deterministic_algorithms(before[0], warn_only=before[1]),
+    ),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_num_threads, torch.set_num_threads),
-    (_print_options, _set_print_options),
-    (_hooks, _set_hooks),
-    (_backends, _set_backends),
-    (_timer_runs, _set_timer_runs),
+    _contents(lambda: vars(torch._tensor_str.PRINT_OPTS)),
+    _contents(lambda: module_hooks._global_forward_hooks),
+    _contents(lambda: module_hooks._global_forward_pre_hooks),
+    _contents(lambda: module_hooks._global_backward_hooks),
+    _contents(lambda: module_hooks._global_backward_pre_hooks),
+    (_backends.flash_sdp_enabled, _backends.enable_flash_sdp),
+    (_backends.mem_efficient_sdp_enabled, _backends.enable_mem_efficient_sdp),
+    (_backends.math_sdp_enabled, _backends.enable_math_sdp),
+    (_backends.cudnn_sdp_enabled, _backends.enable_cudnn_sdp),
+    *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+    (_timer_runs, lambda runs: runs or signal.setitimer(signal.ITIMER_REAL, 0)),
     (_signal_handlers, _set_signal_handlers),
     (_wakeup_descriptor, _set_wakeup_descriptor),
-    (_folder, _set_folder),
+    (_folder, _unless_none(os.chdir)),
     (lambda: dict(os.environ), _set_environment),
-    (lambda: list(sys.path), _set_import_path),
+    _contents(lambda: sys.path),
     (lambda: list(warnings.filters), _set_warning_filters),
     (sys.getrecursionlimit, sys.setrecursionlimit),
-    (gc.isenabled, _set_collecting),
+    (gc.isenabled, lambda enabled: (gc.enable if enabled else gc.disable)()),
     (gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds)),
     (sys.gettrace, sys.settrace),
     (sys.getprofile, sys.setprofile),
@@ -331,7 +265,7 @@ _SETTINGS: tuple[State, ...] = (
 )
 _GENERATORS: tuple[State, ...] = (
     (_cpu_generator, _set_cpu_generator),
-    (_cuda_generators, _set_cuda_generators),
+    (_cuda_generators, _unless_none(_cuda.set_rng_state_all)),
     (random.getstate, random.setstate),
-    (_numpy_generator, _set_numpy_generator),
+    (_numpy_generator, _unless_none(lambda state: sys.modules["numpy.random"].set_state(state))),
 )

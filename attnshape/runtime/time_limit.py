@@ -36,23 +36,19 @@ class TimeLimit:
         self._seconds = max(_DEFAULT_SECONDS, _FACTOR * elapsed)
 
     def run(self, action: Callable[[], Result]) -> Result:
-        """Return the result of `action`. Raises TooLong if it takes too long."""
+        """Return the result of `action`.
+
+        Raises TooLong if it takes too long; the next limit is then shorter, since that one would too.
+        """
+        started = time.monotonic()
         try:
-            with self.limited():
+            with at_most(self._seconds):
                 return action()
         except TooLong:
             # it may have been raised just as the limit was lifted, with the timer still running
             with contextlib.suppress(TooLong):
                 signal.setitimer(signal.ITIMER_REAL, 0)
             raise
-
-    @contextlib.contextmanager
-    def limited(self) -> Iterator[None]:
-        """Raise TooLong inside if it takes too long; the next limit is then shorter, since that one would too."""
-        started = time.monotonic()
-        try:
-            with at_most(self._seconds):
-                yield
         finally:
             if time.monotonic() - started >= self._seconds:
                 self._seconds = max(self._seconds / _DIVISOR, _LEAST_SECONDS)

@@ -55,12 +55,7 @@ def _names(tree: ast.Expression) -> tuple[str, ...]:
 
 def evaluate(source: Source, text: str, names: Names) -> Any:
     """Return the expression's value. Raises AttnshapeError if it doesn't evaluate."""
-    tree = _parse(source, text, text)
-    try:
-        return eval(compile(tree, "<argument>", "eval"), names)
-    except BaseException as error:
-        reraise_interruption(error)
-        raise _failed(source, text, error, names) from error
+    return _evaluate(source, text, _parse(source, text, text), names, "<argument>")
 
 
 def evaluate_arguments(text: str, names: Names) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -68,13 +63,22 @@ def evaluate_arguments(text: str, names: Names) -> tuple[tuple[Any, ...], dict[s
     tree = _parse_arguments(text)
     names["_call"] = lambda *args, **kwargs: (args, kwargs)
     try:
-        value: tuple[tuple[Any, ...], dict[str, Any]] = eval(compile(tree, "<init>", "eval"), names)
-    except BaseException as error:
-        reraise_interruption(error)
-        raise _failed((Option("init"),), text, error, names) from error
+        value: tuple[tuple[Any, ...], dict[str, Any]] = _evaluate((Option("init"),), text, tree, names, "<init>")
     finally:
         del names["_call"]
     return value
+
+
+def _evaluate(source: Source, text: str, tree: ast.Expression, names: Names, file: str) -> Any:
+    try:
+        return eval(compile(tree, file, "eval"), names)
+    except BaseException as error:
+        reraise_interruption(error)
+        sizes = ", ".join(name for name, value in names.items() if type(value) is int)
+        raise AttnshapeError(
+            (*source, f" {text!r} doesn't evaluate: {format_exception(error)}"),
+            f"names in it: the sizes ({sizes or 'none in use'}), torch, and what the target's module defines",
+        ) from error
 
 
 def reach(path: str, init: str | None, module: ModuleType, names: Names) -> Any:
@@ -84,16 +88,9 @@ def reach(path: str, init: str | None, module: ModuleType, names: Names) -> Any:
     """
     tree = _parse(THE_TARGET, path, path).body
     value = _walk(tree, path, init, module, names)
-    return (
-        _built(value, path, init, names)
-        if inspect.isclass(value) or (init is not None and _is_factory(tree, value))
-        else value
-    )
-
-
-def _is_factory(tree: ast.expr, value: Any) -> bool:
-    """Return whether `init` calls a function that builds the target."""
-    return isinstance(tree, ast.Name) and inspect.isfunction(value)
+    # `init` may be for a function that builds the target
+    is_factory = init is not None and isinstance(tree, ast.Name) and inspect.isfunction(value)
+    return _built(value, path, init, names) if inspect.isclass(value) or is_factory else value
 
 
 def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names: Names) -> Any:
@@ -104,10 +101,8 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
             except AttributeError:
                 where = display_path(getattr(module, "__file__", None) or module.__name__)
                 similar = most_similar(name, public_names(module))
-                raise AttnshapeError(
-                    f"{where} has no {name}",
-                    did_you_mean(name, [similar] if similar else definitions(module), "it defines"),
-                ) from None
+                hint = did_you_mean(name, [similar] if similar else definitions(module), "it defines")
+                raise AttnshapeError(f"{where} has no {name}", hint) from None
         case ast.Attribute(value=owner, attr=attribute):
             value = _walk(owner, path, init, module, names)
             if inspect.isclass(value) and inspect.isfunction(inspect.getattr_static(value, attribute, None)):
@@ -116,15 +111,12 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
                 return getattr(value, attribute)
             except AttributeError:
                 public = [name for name in dir(value) if not name.startswith("_")]
-                raise AttnshapeError(
-                    f"{ast.unparse(owner)} has no {attribute}", did_you_mean(attribute, public[:20], "it has")
-                ) from None
+                hint = did_you_mean(attribute, public[:20], "it has")
+                raise AttnshapeError(f"{ast.unparse(owner)} has no {attribute}", hint) from None
             except BaseException as error:
                 reraise_interruption(error)
-                raise AttnshapeError(
-                    f"{ast.unparse(tree)} can't be read: {format_exception(error)}{origin(error)}",
-                    "fix it, or name something else",
-                ) from error
+                why = f"{ast.unparse(tree)} can't be read: {format_exception(error)}{origin(error)}"
+                raise AttnshapeError(why, "fix it, or name something else") from error
         case ast.Subscript(value=owner, slice=key):
             value = _walk(owner, path, init, module, names)
             position = evaluate(THE_TARGET, ast.unparse(key), names)
@@ -132,9 +124,8 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
                 return value[position]
             except BaseException as error:
                 reraise_interruption(error)
-                raise AttnshapeError(
-                    f"{ast.unparse(tree)} isn't there: {format_exception(error)}", "check the index"
-                ) from error
+                why = f"{ast.unparse(tree)} isn't there: {format_exception(error)}"
+                raise AttnshapeError(why, "check the index") from error
         case ast.Call(func=function, args=args, keywords=keywords):
             value = _walk(function, path, init, module, names)
             inner = ast.unparse(ast.Call(ast.Name("_"), args, keywords))[2:-1]
@@ -145,13 +136,11 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
 
 
 def _built(value: Any, path: str, init: str | None, names: Names) -> Any:
-    if init is None:
-        required = required_parameters(value)
-        if required:
-            raise AttnshapeError(
-                f"{path} is a class whose constructor needs {', '.join(required)}",
-                ("say how to build it: ", Option("init", ", ".join(required)), ", with the sizes as names (D, H, …)"),
-            )
+    if init is None and (required := ", ".join(required_parameters(value))):
+        raise AttnshapeError(
+            f"{path} is a class whose constructor needs {required}",
+            ("say how to build it: ", Option("init", required), ", with the sizes as names (D, H, …)"),
+        )
     return _called(value, path, init or "", names)
 
 
@@ -164,11 +153,10 @@ def _called(value: Any, path: str, text: str, names: Names) -> Any:
     except BaseException as error:
         reraise_interruption(error)
         sizes = ", ".join(f"{name}={value}" for name, value in names.items() if type(value) is int)
+        exits = isinstance(error, SystemExit)
         raise AttnshapeError(
             f"{path}({text}) can't be built: {format_exception(error)}{origin(error)}",
-            "trace a part of it that doesn't exit"
-            if isinstance(error, SystemExit)
-            else f"the sizes were {sizes or 'none'}",
+            "trace a part of it that doesn't exit" if exits else f"the sizes were {sizes or 'none'}",
         ) from error
 
 
@@ -186,20 +174,10 @@ def _parse(source: Source, text: str, expression: str, hint: Text = "check its b
     try:
         return ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise AttnshapeError(
-            (*source, f" {text!r} isn't a Python expression: {exception_message(error)}"),
-            hint,
-        ) from None
+        why = f" {text!r} isn't a Python expression: {exception_message(error)}"
+        raise AttnshapeError((*source, why), hint) from None
 
 
 def _parse_arguments(text: str) -> ast.Expression:
     hint = ("write the arguments of a call: ", Option("init", "D, n_head=H"))
     return _parse((Option("init"),), text, f"_call({text})", hint)
-
-
-def _failed(source: Source, text: str, error: BaseException, names: Names) -> AttnshapeError:
-    sizes = ", ".join(name for name, value in names.items() if type(value) is int)
-    return AttnshapeError(
-        (*source, f" {text!r} doesn't evaluate: {format_exception(error)}"),
-        f"names in it: the sizes ({sizes or 'none in use'}), torch, and what the target's module defines",
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from attnshape.errors import AttnshapeError, Option, did_you_mean
 from attnshape.options.pyproject import FILE, project_targets
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.runtime.isolation import seed_all
-from attnshape.targets.builtin.registry import CATALOG, DEFAULT, describe, load
+from attnshape.targets.builtin.registry import CATALOG, DEFAULT, load
 from attnshape.targets.imports import defined_names, import_target
 from attnshape.targets.inputs import building_on
 from attnshape.targets.target import Target
@@ -28,22 +29,24 @@ def mechanism_target(spec: TargetSpec, name: str, case: str) -> Target:
 
     Raises AttnshapeError if there is no such mechanism or case, or if it doesn't take a size or an option.
     """
-    for option, value in (
-        ("init", spec.init), ("inputs", spec.inputs), ("arguments", {**spec.arguments, **spec.values})
-    ):  # fmt: skip
-        if value:
-            raise AttnshapeError(
-                (Option(option), f" is for your own targets; {name} is built in"),
-                f"its sizes and options: attnshape catalog {name}",
-            )
-    describe(name)
+    own = {"init": spec.init, "inputs": spec.inputs, "arguments": {**spec.arguments, **spec.values}}
+    if option := next((option for option, value in own.items() if value), None):
+        why = (Option(option), f" is for your own targets; {name} is built in")
+        raise AttnshapeError(why, f"its sizes and options: attnshape catalog {name}")
     cases = load(name)
     if case and case not in cases:
         raise AttnshapeError(f"{name} has no case {case!r}", did_you_mean(case, list(cases), "it has"))
     given = {symbol: int(size) for symbol, size in spec.sizes.items() if symbol in SYMBOLS_BY_NAME}
-    function = cases[case] if case else _fitting(cases, given)
+    fitting = (fn for fn in cases.values() if all(_concerns(symbol, _parameters(fn)[0]) for symbol in given))
+    function = cases[case] if case else next(fitting, next(iter(cases.values())))
     symbols, options = _parameters(function)
-    _refuse_contradiction(symbols, given)
+    # in the catalog D is H*Dk, where all three matter
+    if {"H", "D"} <= {*symbols} and {"D", "H", "Dk"} <= given.keys() and given["D"] != given["H"] * given["Dk"]:
+        product = given["H"] * given["Dk"]
+        raise AttnshapeError(
+            f"the sizes contradict each other: H*Dk = {given['H']}*{given['Dk']} = {product}, but D = {given['D']}",
+            ("leave ", size_option("Dk"), " out, or give ", size_option("D", product)),
+        )
     _refuse_sizes(f"{name}:{case}" if case else name, name, symbols, given, cases)
     _refuse_options(name, case, options, spec, cases)
     taken = {k: size for k, size in spec.sizes.items() if k not in SYMBOLS_BY_NAME or k in symbols or k in ("D", "Dk")}
@@ -60,18 +63,9 @@ def mechanism_target(spec: TargetSpec, name: str, case: str) -> Target:
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
-    """Return a case's sizes and options."""
     parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY], [
-        p.name for p in parameters if p.kind is p.KEYWORD_ONLY
-    ]
-
-
-def _fitting(cases: Mapping[str, Callable[..., Any]], given: Mapping[str, int]) -> Callable[..., Any]:
-    for function in cases.values():
-        if all(_concerns(symbol, _parameters(function)[0]) for symbol in given):
-            return function
-    return next(iter(cases.values()))
+    sizes = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    return sizes, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
 def _concerns(symbol: str, symbols: list[str]) -> bool:
@@ -84,17 +78,10 @@ def _refuse_sizes(
     label: str, name: str, symbols: list[str], given: Mapping[str, int], cases: Mapping[str, Callable[..., Any]]
 ) -> None:
     if "L" in given and {"Lq", "Lk"} & given.keys():
+        L, Lq, Lk = map(size_option, ("L", "Lq", "Lk"))
         raise AttnshapeError(
-            (
-                size_option("L"),
-                " says that queries and keys are one sequence, ",
-                size_option("Lq" if "Lq" in given else "Lk"),
-                " that they are two",
-            ),
-            (
-                *("give ", size_option("L"), " for self-attention, or "),
-                *(size_option("Lq"), " and ", size_option("Lk"), " for cross-attention"),
-            ),
+            (L, " says that queries and keys are one sequence, ", Lq if "Lq" in given else Lk, " that they are two"),
+            ("give ", L, " for self-attention, or ", Lq, " and ", Lk, " for cross-attention"),
         )
     strange = next((symbol for symbol in given if not _concerns(symbol, symbols)), None)
     if strange is None:
@@ -103,13 +90,12 @@ def _refuse_sizes(
     elsewhere = f"{name}:{taking[0]} takes it" if taking else ""
     if {"Lq", "Lk"} & {symbol for symbol in given if not _concerns(symbol, symbols)} and "L" in symbols:
         raise AttnshapeError(
+            (f"{label} is self-attention: queries and keys are one sequence, so it takes no ", size_option(strange)),
             (
-                f"{label} is self-attention: queries and keys are one sequence, so it takes no ",
-                size_option(strange),
-            ),
-            (
-                *("give its one length with ", size_option("L")),
-                f"; {elsewhere or 'multi-head and scaled-dot-product take two'}",
+                "give its one length with ",
+                size_option("L"),
+                "; ",
+                elsewhere or "multi-head and scaled-dot-product take two",
             ),
         )
     takes = [part for symbol in symbols for part in (", ", size_option(symbol), f" ({symbol})")][1:]
@@ -128,17 +114,6 @@ def _refuse_options(
             raise AttnshapeError(
                 (f"{name} takes no ", Option("options", key=option)),
                 f"its case {able} does: {name}:{able}" if able and not case else ("its options: ", *takes),
-            )
-
-
-def _refuse_contradiction(symbols: list[str], given: Mapping[str, int]) -> None:
-    """Raise AttnshapeError if D isn't H*Dk: in the catalog it must be, where all three matter."""
-    if "H" in symbols and "D" in symbols and {"D", "H", "Dk"} <= given.keys():
-        product = given["H"] * given["Dk"]
-        if given["D"] != product:
-            raise AttnshapeError(
-                f"the sizes contradict each other: H*Dk = {given['H']}*{given['Dk']} = {product}, but D = {given['D']}",
-                ("leave ", size_option("Dk"), " out, or give ", size_option("D", product)),
             )
 
 
@@ -166,17 +141,13 @@ def find_target(spec: TargetSpec) -> Target:
 
 
 def _incomplete(where: str) -> AttnshapeError:
-    try:
-        is_file = Path(where).is_file()
-    except (OSError, ValueError):
-        is_file = False
-    if is_file:
-        names = defined_names(where)
-        example = names[0] if names else "Name"
-        return AttnshapeError(
-            f"{where} is a file; which of its functions or classes?",
-            f"write {where}:{example}" + (f"; it defines {', '.join(names)}" if names else ""),
-        )
+    with contextlib.suppress(OSError, ValueError):
+        if Path(where).is_file():
+            names = defined_names(where)
+            example, others = (names[0], f"; it defines {', '.join(names)}") if names else ("Name", "")
+            return AttnshapeError(
+                f"{where} is a file; which of its functions or classes?", f"write {where}:{example}{others}"
+            )
     ours = list(project_targets())
     return AttnshapeError(
         f"there is no mechanism {where!r} in the catalog" + (f", nor a target in {FILE}" if ours else ""),

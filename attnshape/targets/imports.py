@@ -44,9 +44,8 @@ def _import_file(where: str) -> ModuleType:
     path = Path(where)
     try:
         if path.is_dir():
-            raise AttnshapeError(
-                f"{where} is a folder, expected a Python file", f"name a file in it: {path / 'model.py'}:Name"
-            )
+            hint = f"name a file in it: {path / 'model.py'}:Name"
+            raise AttnshapeError(f"{where} is a folder, expected a Python file", hint)
         if not path.is_file():
             raise AttnshapeError(f"there is no file {where}", _similar_file(path))
     except (OSError, ValueError) as error:
@@ -82,9 +81,8 @@ def _import_file(where: str) -> ModuleType:
 
 def _import_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise AttnshapeError(
-            f"{name!r} is neither a file nor a module", "write path/to/file.py:Name or package.module:Name"
-        )
+        hint = "write path/to/file.py:Name or package.module:Name"
+        raise AttnshapeError(f"{name!r} is neither a file nor a module", hint)
     module = _guarded_import(name, name)
     if getattr(module, "__file__", None) is None and Path(name).is_dir():
         raise AttnshapeError(f"{name} is a folder, expected a Python file", f"name a file in it: {name}/model.py:Name")
@@ -96,9 +94,8 @@ def _guarded_import(name: str, where: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise AttnshapeError(
-                f"there is no module {error.name}", "write path/to/file.py:Name, or install the package it is in"
-            ) from None
+            hint = "write path/to/file.py:Name, or install the package it is in"
+            raise AttnshapeError(f"there is no module {error.name}", hint) from None
         raise _import_failure(where, error) from None
     except BaseException as error:  # noqa: BLE001 - the file may raise anything
         reraise_interruption(error)
@@ -140,17 +137,13 @@ def origin(error: BaseException, where: str = "") -> str:
     ours = str(Path(__file__).resolve().parent)
     frames = [f for f in frames if not f.filename.startswith(ours)]
     candidates = inside or frames
-    if not candidates:
-        return ""
-    return f", at {display_path(candidates[-1].filename)}:{candidates[-1].lineno}"
+    return f", at {display_path(candidates[-1].filename)}:{candidates[-1].lineno}" if candidates else ""
 
 
 def _similar_file(path: Path) -> str:
-    try:
-        names = [str(found) for found in path.parent.glob("*.py")]
-    except OSError:
-        names = []
-    similar = most_similar(str(path), names)
+    similar = None
+    with contextlib.suppress(OSError):
+        similar = most_similar(str(path), map(str, path.parent.glob("*.py")))
     return f"did you mean {similar}?" if similar else "check its path; it is taken from the current folder"
 
 
@@ -200,9 +193,13 @@ def forget_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        installed = _installed_folders()
+        folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+        torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+        folders += [Path(__file__).resolve().parents[1], *([_resolve(torch_file).parent] if torch_file else ())]
         for name in sys.modules.keys() - before:
-            if not _is_installed(sys.modules[name], installed):
+            file = getattr(sys.modules[name], "__file__", None)
+            places = [file] if file else list(getattr(sys.modules[name], "__path__", ()))
+            if places and not any(Path(place).is_relative_to(folder) for place in places for folder in folders):
                 del sys.modules[name]
 
 
@@ -229,15 +226,3 @@ def _resolve(entry: str) -> Path:
         return Path(entry).resolve()
     except (OSError, ValueError, RuntimeError):
         return Path(entry)
-
-
-def _installed_folders() -> list[Path]:
-    folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
-    return [*folders, Path(__file__).resolve().parents[1], *([_resolve(torch_file).parent] if torch_file else ())]
-
-
-def _is_installed(module: ModuleType, installed: list[Path]) -> bool:
-    file = getattr(module, "__file__", None)
-    places = [file] if file else list(getattr(module, "__path__", ()))
-    return not places or any(Path(place).is_relative_to(folder) for place in places for folder in installed)

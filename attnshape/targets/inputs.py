@@ -33,19 +33,16 @@ def make_tensor(spec: TensorSpec, numbers: Mapping[str, int], options: RunOption
     V. `int`: counting along the last axis.
     """
     shape = [expression.evaluate(numbers) for expression in spec.axes]
+    name = f"{spec.name}: {spec.signature!r}"
     if any(size < 0 for size in shape):
-        raise AttnshapeError(f"{spec.name}: {spec.signature!r} is {shape}, a negative size", "give other sizes")
+        raise AttnshapeError(f"{name} is {shape}, a negative size", "give other sizes")
     if any(size > LARGEST for size in shape):
-        raise AttnshapeError(
-            f"{spec.name}: {spec.signature!r} is {shape}, more than any tensor's axis can have", "give smaller sizes"
-        )
+        raise AttnshapeError(f"{name} is {shape}, more than any tensor's axis can have", "give smaller sizes")
     try:
         return _filled(spec, shape, numbers, options)
     except (RuntimeError, MemoryError, OverflowError) as error:
-        raise AttnshapeError(
-            f"{spec.name}: {spec.signature!r} can't be made: {exception_message(error)}",
-            ("give smaller sizes, or ", Option("device", "meta")),
-        ) from error
+        hint = ("give smaller sizes, or ", Option("device", "meta"))
+        raise AttnshapeError(f"{name} can't be made: {exception_message(error)}", hint) from error
 
 
 def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], options: RunOptions) -> Tensor:
@@ -61,10 +58,8 @@ def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], opti
             return torch.arange(shape[-1] if shape else 1, device=device).expand(shape).clone()
         below = spec.below.evaluate(numbers)
         if below < 1:
-            raise AttnshapeError(
-                f"{spec.name}: no number from 0 up is below {below}, which int[{spec.below.text}] asks for",
-                "give other sizes",
-            )
+            none = f"no number from 0 up is below {below}, which int[{spec.below.text}] asks for"
+            raise AttnshapeError(f"{spec.name}: {none}", "give other sizes")
         return torch.randint(below, shape, device=device)
     return torch.randn(shape, device=device, dtype=dtype)
 
@@ -125,53 +120,43 @@ def annotated_inputs(function: Any) -> list[TensorSpec]:
     Raises AttnshapeError if an annotation leaves an axis open.
     """
     specs = []
-    for name, annotation in _annotations(function):
-        words = [_axis(word, name, annotation.dim_str) for word in annotation.dim_str.split()]
-        specs.append(parse_tensor(name, f"{_kind(annotation.dtypes)} {' '.join(words)}"))
+    for parameter in _signature(function).parameters.values() if callable(function) else ():
+        choices = get_args(parameter.annotation) or (parameter.annotation,)
+        annotation: Any = next((choice for choice in choices if _is_jaxtyping(choice)), None)
+        if annotation is not None and parameter.default is parameter.empty:
+            words = [_axis(word, parameter.name, annotation.dim_str) for word in annotation.dim_str.split()]
+            specs.append(parse_tensor(parameter.name, f"{_kind(annotation.dtypes)} {' '.join(words)}"))
     return specs
 
 
 def annotated_result(function: Any) -> tuple[str, str] | None:
     """Return the kind and the dims string that a callable declares for its one result: `Float`, `B L D`."""
-    try:
-        annotation = inspect.signature(function, eval_str=True).return_annotation
-    except Exception:  # noqa: BLE001 - annotations may name what exists for type checkers alone
-        return None
-    if not hasattr(annotation, "dim_str") or not hasattr(annotation, "dtypes"):
+    annotation: Any = _signature(function).return_annotation
+    if not _is_jaxtyping(annotation):
         return None
     return annotation.__name__.partition("[")[0], " ".join(annotation.dim_str.split())
 
 
-def _annotations(function: Any) -> list[tuple[str, Any]]:
-    if function is None or not callable(function):
-        return []
+def _signature(function: Any) -> inspect.Signature:
     try:
-        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        return inspect.signature(function, eval_str=True)
     except Exception:  # noqa: BLE001 - annotations may name what exists for type checkers alone
-        return []
-    found = []
-    for parameter in parameters:
-        choices = get_args(parameter.annotation) or (parameter.annotation,)
-        tensor = next((choice for choice in choices if hasattr(choice, "dim_str") and hasattr(choice, "dtypes")), None)
-        if tensor is not None and parameter.default is parameter.empty:
-            found.append((parameter.name, tensor))
-    return found
+        return inspect.Signature()
+
+
+def _is_jaxtyping(annotation: Any) -> bool:
+    return hasattr(annotation, "dim_str") and hasattr(annotation, "dtypes")
 
 
 def _kind(dtypes: Any) -> str:
-    names = list(dtypes) if isinstance(dtypes, (tuple, list)) else []
-    if names and all("bool" in str(name) for name in names):
-        return "bool"
-    if names and all("int" in str(name) for name in names):
-        return "int"
-    return "float"
+    names = list(map(str, dtypes)) if isinstance(dtypes, (tuple, list)) else []
+    kinds = (kind for kind in ("bool", "int") if names and all(kind in name for name in names))
+    return next(kinds, "float")
 
 
 def _axis(word: str, name: str, dims: str) -> str:
     plain = word.lstrip("#?").rpartition("=")[2]
     if not plain or plain[0] in "*_." or plain == "...":
-        raise AttnshapeError(
-            f"the annotation {dims!r} of {name} leaves an axis open ({word})",
-            ("give it: ", Option("inputs", "B L D", name)),
-        )
+        hint = ("give it: ", Option("inputs", "B L D", name))
+        raise AttnshapeError(f"the annotation {dims!r} of {name} leaves an axis open ({word})", hint)
     return plain

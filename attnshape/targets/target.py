@@ -35,8 +35,7 @@ def require_device(name: str) -> None:
         return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise AttnshapeError(
-            f"there is no device {name!r}: torch finds no CUDA here", ("leave ", Option("device"), " out: cpu")
-        )
+        hint = ("leave ", Option("device"), " out: cpu")
+        raise AttnshapeError(f"there is no device {name!r}: torch finds no CUDA here", hint)
     if index and int(index) >= count:
         raise AttnshapeError(f"there is no device {name!r}: torch finds {count}", f"the last is cuda:{count - 1}")

@@ -56,9 +56,10 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
     used = {name for name in names if name in symbols} - ({root} - dims)
     if not tensors:
         given = {*spec.arguments, *spec.values}
-        tensors = tuple(one for one in annotated_inputs(_without_building(first, path)) if one.name not in given)
+        annotated = annotated_inputs(_without_building(first, path))
+        tensors = tuple(tensor for tensor in annotated if tensor.name not in given)
         _check_symbols(tensors, symbols, annotated=True)
-    used |= {symbol for one in tensors for symbol in one.symbols}
+    used |= {symbol for tensor in tensors for symbol in tensor.symbols}
     varies = not any(True for _ in tensor_paths("", dict(spec.values)))
 
     def build(numbers: Mapping[str, int], options: RunOptions) -> Runnable:
@@ -77,7 +78,7 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
         for _, owned in modules_within(function):
             place(owned, options)
         seed_all(options.seed)
-        values: dict[str, Any] = {one.name: make_tensor(one, numbers, options) for one in tensors}
+        values: dict[str, Any] = {tensor.name: make_tensor(tensor, numbers, options) for tensor in tensors}
         with building_on(options):
             values |= {
                 name: place(evaluate((Option("arguments"),), text, names), options)
@@ -106,7 +107,7 @@ def _without_building(first: Any, path: str) -> Any:
     """Return the callable whose annotations can be read before anything is built."""
     if inspect.isclass(first):
         attribute = path.partition(".")[2]
-        return getattr(first, attribute, None) if attribute.isidentifier() else getattr(first, "forward", None)
+        return getattr(first, attribute if attribute.isidentifier() else "forward", None)
     if isinstance(first, torch.nn.Module):
         return first.forward
     return first if path.isidentifier() else None
@@ -114,16 +115,14 @@ def _without_building(first: Any, path: str) -> Any:
 
 def is_case(function: Any, path: str, spec: TargetSpec, symbols: set[str]) -> bool:
     """Return whether a function is a case: called with sizes alone, it returns a callable and its arguments."""
-    if not inspect.isfunction(function) or not path.isidentifier():
-        return False
-    if spec.init is not None or spec.inputs or spec.arguments or spec.values:
+    given = spec.init is not None or spec.inputs or spec.arguments or spec.values
+    if not inspect.isfunction(function) or not path.isidentifier() or given:
         return False
     parameters = inspect.signature(function).parameters.values()
     if any(hasattr(p.annotation, "dim_str") or "[Tensor" in str(p.annotation) for p in parameters):
         return False
     required = required_parameters(function)
-    unknown = [name for name in required if name not in symbols]
-    return not unknown and (bool(required) or not annotated_inputs(function))
+    return symbols.issuperset(required) and (bool(required) or not annotated_inputs(function))
 
 
 def _case_target(spec: TargetSpec, function: Callable[..., Any]) -> Target:
@@ -138,11 +137,9 @@ def _case_target(spec: TargetSpec, function: Callable[..., Any]) -> Target:
             raise
         except BaseException as error:
             reraise_interruption(error)
-            sizes = ", ".join(f"{name}={numbers[name]}" for name in used)
-            raise AttnshapeError(
-                f"the case {spec.target}({sizes}) can't be built: {format_exception(error)}{origin(error)}",
-                "fix the case, or give other sizes",
-            ) from error
+            case = f"{spec.target}({', '.join(f'{name}={numbers[name]}' for name in used)})"
+            why = f"the case {case} can't be built: {format_exception(error)}{origin(error)}"
+            raise AttnshapeError(why, "fix the case, or give other sizes") from error
         return from_case(spec.target, result, options)
 
     return Target(spec.target, resolve(used, spec.sizes), build, library=False)
@@ -178,11 +175,11 @@ def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> R
     except (TypeError, ValueError):
         return Runnable(function, tuple(values.values()))
     kinds = {p.kind for p in parameters.values()}
-    names = [p.name for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if inspect.Parameter.VAR_KEYWORD not in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        for name in values:
-            if name not in names:
-                raise AttnshapeError(f"{label} has no parameter {name!r}", did_you_mean(name, names, "it takes"))
+    variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    names = [p.name for p in parameters.values() if p.kind not in variadic]
+    strange = next((name for name in values if name not in names), None)
+    if strange is not None and not kinds & variadic:
+        raise AttnshapeError(f"{label} has no parameter {strange!r}", did_you_mean(strange, names, "it takes"))
     missing = [name for name in required_parameters(target) if name not in values]
     if missing:
         lacking = f"; nothing is given for {', '.join(missing)}" if missing != names else ", but no value is given"
@@ -217,19 +214,15 @@ def _reads_keywords(function: Callable[..., Any], kinds: set[Any]) -> bool:
 
 
 def _check_symbols(tensors: Sequence[TensorSpec], symbols: set[str], annotated: bool) -> None:
-    for one in tensors:
-        for symbol in one.symbols:
+    for tensor in tensors:
+        for symbol in tensor.symbols:
             if symbol not in symbols:
-                where = f"the annotation {one.signature!r} of {one.name}"
+                annotation = f"the annotation {tensor.signature!r} of {tensor.name}"
+                where = annotation if annotated else Option("inputs", tensor.signature, tensor.name)
+                similar = did_you_mean(symbol, sorted(symbols), "the symbols are")
                 raise AttnshapeError(
-                    (
-                        where if annotated else Option("inputs", one.signature, one.name),
-                        f": {symbol} isn't a size symbol",
-                    ),
-                    (
-                        f"{did_you_mean(symbol, sorted(symbols), 'the symbols are')} (or define your own: ",
-                        *(Option("sizes", 4, symbol), ")"),
-                    ),
+                    (where, f": {symbol} isn't a size symbol"),
+                    (f"{similar} (or define your own: ", Option("sizes", 4, symbol), ")"),
                 )
 
 

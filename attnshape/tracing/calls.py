@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -53,12 +54,10 @@ def _collect(values: Iterable[object], found: list[Tensor]) -> None:
         # most values have exactly these types; comparing types is faster than isinstance
         if kind is Tensor or kind is nn.Parameter:
             found.append(value)  # type: ignore[arg-type]
-        elif kind in _PLAIN:
+        elif kind in _PLAIN or (kind is dict and not value):
             continue
         elif kind is tuple or kind is list:
             _collect(value, found)  # type: ignore[arg-type]
-        elif kind is dict and not value:
-            continue
         elif isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, (tuple, list)):
@@ -69,16 +68,18 @@ def _collect(values: Iterable[object], found: list[Tensor]) -> None:
 
 def operation_name(func: Callable[..., Any]) -> str:
     """Return the public name of what was called: `torch.Tensor.view`, `torch.nn.functional.linear`."""
-    known = _names.get(func)
-    if known is None:
-        known = _names[func] = _public_name(func)
-    return known
+    if func not in _names:
+        _names[func] = _public_name(func)
+    return _names[func]
 
 
 def module_name(module: torch.nn.Module) -> str:
     """Return the public name of a module's class: `torch.nn.MultiheadAttention`."""
     kind = type(module)
-    return _shortest(kind.__module__, kind.__qualname__, kind)
+    packages = itertools.accumulate(kind.__module__.split("."), lambda path, part: f"{path}.{part}")
+    # the shortest prefix of its module's path that exports it
+    exports = (path for path in packages if getattr(sys.modules.get(path), kind.__qualname__, None) is kind)
+    return f"{next(exports, kind.__module__)}.{kind.__qualname__}"
 
 
 def library_call_name(frame: FrameType) -> str:
@@ -89,16 +90,6 @@ def library_call_name(frame: FrameType) -> str:
     if getattr(public, "__code__", None) is code:
         return f"{module.partition('.')[0]}.{code.co_name}"
     return f"{module}.{code.co_qualname.replace('.<locals>', '')}"
-
-
-def _shortest(module: str, name: str, value: object) -> str:
-    """Return a name under the shortest prefix of its module's path that exports it."""
-    parts = module.split(".")
-    for count in range(1, len(parts)):
-        path = ".".join(parts[:count])
-        if getattr(sys.modules.get(path), name, None) is value:
-            return f"{path}.{name}"
-    return f"{module}.{name}"
 
 
 def takes_receiver(func: Callable[..., Any]) -> bool:

@@ -69,7 +69,8 @@ def _parts(value: object) -> list[tuple[str, Any]]:
         if isinstance(value, types.MethodType):
             return [("", value.__self__)]
         if isinstance(value, types.FunctionType):
-            return _closure(value)
+            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            return [(f".{name}", cell.cell_contents) for name, cell in cells]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return [(f".{name}", getattr(value, name)) for name in value._fields]
         if isinstance(value, (tuple, list)):
@@ -80,42 +81,24 @@ def _parts(value: object) -> list[tuple[str, Any]]:
             return [(f"[{key!r}]", item) for key, item in value.items()]
         if isinstance(value, (set, frozenset)):
             # a set has no order
-            tensors = sorted(
-                (item for item in value if isinstance(item, Tensor)), key=lambda tensor: list(tensor.shape)
-            )
+            tensors = sorted((item for item in value if isinstance(item, Tensor)), key=lambda item: list(item.shape))
             return [(f"{{{place}}}", item) for place, item in enumerate(tensors)]
         return [(f".{name}", item) for name, item in _attributes(value).items()]
     except Exception:  # noqa: BLE001 - an object of the traced code may raise when it is inspected
         return []
 
 
-def _closure(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """Return the variables that a function captures."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return [(f".{name}", cell.cell_contents) for name, cell in cells]
-
-
 def _attributes(value: object) -> dict[str, Any]:
     """Return an object's own attributes without running any of its code."""
-    slots = [name for kind in type(value).__mro__ for name in _names(kind.__dict__.get("__slots__", ()))]
-    found = {name: object.__getattribute__(value, name) for name in slots if _has(value, name)}
-    try:
-        own: dict[str, Any] = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return found
-    return {**found, **own}
-
-
-def _names(slots: Any) -> list[str]:
-    return [slots] if isinstance(slots, str) else [name for name in slots if name not in ("__dict__", "__weakref__")]
-
-
-def _has(value: object, name: str) -> bool:
-    try:
-        object.__getattribute__(value, name)
-    except AttributeError:
-        return False
-    return True
+    attributes: dict[str, Any] = {}
+    slots = [kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__]
+    for name in [name for names in slots for name in ([names] if isinstance(names, str) else names)]:
+        if name not in ("__dict__", "__weakref__"):
+            with contextlib.suppress(AttributeError):
+                attributes[name] = object.__getattribute__(value, name)
+    with contextlib.suppress(AttributeError):
+        attributes |= object.__getattribute__(value, "__dict__")
+    return attributes
 
 
 _MANY = 1000
@@ -132,15 +115,11 @@ class Variables(nn.Module):
         super().__init__()
         self.tensors: dict[str, Tensor] = {}
         """The tensors in the variables, each under its first name."""
-        seen: set[int] = set()
+        first: dict[int, tuple[str, Any]] = {}
         for name, value in _held(frame):
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if isinstance(value, nn.Module):
-                self._modules[name] = value
-            else:
-                self.tensors[name] = value
+            first.setdefault(id(value), (name, value))
+        for name, value in first.values():
+            (self._modules if isinstance(value, nn.Module) else self.tensors)[name] = value
 
 
 def _held(frame: FrameType) -> Iterator[tuple[str, Any]]:
@@ -182,9 +161,7 @@ def named_tensors(target: object) -> list[tuple[str, Any]]:
 
 def module_of(target: object) -> nn.Module | None:
     """Return the module that a callable is, or whose method it is."""
-    if isinstance(target, nn.Module):
-        return target
-    owner = getattr(target, "__self__", None)
+    owner = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
     return owner if isinstance(owner, nn.Module) else None
 
 
@@ -194,5 +171,4 @@ def source_file(target: Callable[..., object]) -> str | None:
     function = getattr(function, "__func__", function)
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
-    code = getattr(function, "__code__", None)
-    return code.co_filename if code is not None else None
+    return getattr(getattr(function, "__code__", None), "co_filename", None)

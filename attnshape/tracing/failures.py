@@ -42,9 +42,8 @@ def _emptied(value: Any, slots: Iterator[TensorSlot]) -> Any:
     if isinstance(value, Mapping):
         return {key: _emptied(item, slots) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(
-            *(part if isinstance(part, _KEPT) else OpaqueArgument() for part in (value.start, value.stop, value.step))
-        )
+        parts = (value.start, value.stop, value.step)
+        return slice(*(part if isinstance(part, _KEPT) else OpaqueArgument() for part in parts))
     return value if isinstance(value, _KEPT) else OpaqueArgument()
 
 
@@ -87,31 +86,24 @@ def parameter_names(function: Callable[..., Any], args: tuple[Any, ...], keyword
 
 def describe_failure(error: BaseException, known: RawFailure | None, registry: TensorRegistry) -> RawFailure:
     """Return the facts of the exception that ended a run: those of the call that raised it, if one did."""
-    failure = _raised_in_code(error, registry)
-    if known is None or known.error is not error:
+    failure = known if known is not None and known.error is error else RawFailure(error)
+    innermost = _innermost(error.__traceback__)
+    if innermost is None:
         return failure
-    known.location = known.location or failure.location
-    return known
-
-
-def _raised_in_code(error: BaseException, registry: TensorRegistry) -> RawFailure:
-    """Return the facts of an exception that no traced call raised: its line, and what the line reads."""
-    found = _innermost(error.__traceback__)
-    failure = RawFailure(error)
-    if found is not None:
-        frame, line = found.tb_frame, found.tb_lineno
-        code = frame.f_code
-        text = linecache.getline(code.co_filename, line).strip() if has_own_source(code) else ""
-        failure.location = SourceLocation(code.co_filename, line, 1, code.co_qualname.replace(".<locals>", ""), text)
-        for expression in _read(found) if not isinstance(error, _OF_THE_LANGUAGE) else ():
-            value = _value(expression, frame)
-            name = ast.unparse(expression)
-            if isinstance(value, Tensor):
-                failure.operands.append(
-                    RawOperand(name, describe_tensor(value, "new", registry.reference(value), None))
-                )
-            elif type(value) is int:
-                failure.values[name] = value
+    frame, line, code = innermost.tb_frame, innermost.tb_lineno, innermost.tb_frame.f_code
+    text = linecache.getline(code.co_filename, line).strip() if has_own_source(code) else ""
+    here = SourceLocation(code.co_filename, line, 1, code.co_qualname.replace(".<locals>", ""), text)
+    failure.location = failure.location or here
+    if failure is known or isinstance(error, _OF_THE_LANGUAGE):
+        return failure
+    for expression in _read(innermost):
+        value = _value(expression, frame)
+        name = ast.unparse(expression)
+        if isinstance(value, Tensor):
+            tensor = describe_tensor(value, "new", registry.reference(value), None)
+            failure.operands.append(RawOperand(name, tensor))
+        elif type(value) is int:
+            failure.values[name] = value
     return failure
 
 
@@ -126,14 +118,11 @@ def release_frames(error: BaseException) -> None:
 
 
 def _innermost(trace: TracebackType | None) -> TracebackType | None:
-    """Return the innermost traceback entry outside the libraries."""
-    frames = Frames()
-    found = None
+    frames, innermost = Frames(), None
     while trace is not None:
-        if not frames.is_library(trace.tb_frame.f_code):
-            found = trace
+        innermost = trace if frames.kind(trace.tb_frame.f_code) == "own" else innermost
         trace = trace.tb_next
-    return found
+    return innermost
 
 
 def _read(trace: TracebackType) -> list[ast.expr]:
@@ -147,28 +136,21 @@ def _read(trace: TracebackType) -> list[ast.expr]:
         return []
     if trace.tb_next is not None:  # a library raised it: the arguments explain it
         arguments = executing.node.args if isinstance(executing.node, ast.Call) else []
-        return [one for one in arguments if isinstance(one, (ast.Name, ast.Attribute))]
+        return [node for node in arguments if isinstance(node, (ast.Name, ast.Attribute))]
     match list(statements):
         case [ast.Assert(test=test)]:
             kinds = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
             return [node for node in ast.walk(test) if isinstance(node, kinds)]
-        case [ast.Assign(targets=[ast.Tuple() | ast.List()], value=ast.Attribute(value=owner, attr="shape"))]:
-            return [owner]
-        case [
-            ast.Assign(
-                targets=[ast.Tuple() | ast.List()],
-                value=ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[]),
-            )
-        ]:
-            return [owner]
-        case [ast.Assign(targets=[ast.Tuple() | ast.List()], value=ast.Name() as value)]:
-            return [value]
-        case [
-            ast.Assign(
-                targets=[ast.Tuple() | ast.List()], value=ast.Call(func=ast.Attribute(value=owner), args=arguments)
-            )
-        ]:
-            return [one for one in (owner, *arguments) if isinstance(one, (ast.Name, ast.Attribute))]
+        case [ast.Assign(targets=[ast.Tuple() | ast.List()], value=unpacked)]:
+            match unpacked:
+                case ast.Attribute(value=owner, attr="shape"):
+                    return [owner]
+                case ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[]):
+                    return [owner]
+                case ast.Name():
+                    return [unpacked]
+                case ast.Call(func=ast.Attribute(value=owner), args=arguments):
+                    return [node for node in (owner, *arguments) if isinstance(node, (ast.Name, ast.Attribute))]
     return []
 
 
@@ -182,9 +164,9 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
             if isinstance(owner, Tensor):
                 return tuple(owner.shape) if name == "shape" else None
             return getattr(owner, "__dict__", {}).get(name)
-        case (
-            ast.Subscript(value=inner, slice=ast.Constant(value=int(place)))
-            | ast.Subscript(value=inner, slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(place))))
+        case ast.Subscript(
+            value=inner,
+            slice=ast.Constant(value=int(place)) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(place))),
         ):
             owner = _value(inner, frame)
             position = -place if isinstance(node.slice, ast.UnaryOp) else place

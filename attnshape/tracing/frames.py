@@ -65,13 +65,10 @@ class Frames:
         """By the code's id, since hashing code is slow; the code is held so that its id stays its own."""
 
     def site(self, start: FrameType | None, stop: FrameType | None, barrier: int | None) -> Site | None:
-        """Return where a call comes from, or None where neither the traced code nor a composite makes it.
+        """Return where the call of a frame comes from; None where neither the traced code nor a composite makes it.
 
-        Args:
-            start: The frame that makes the call.
-            stop: The frame that started the run, outside the traced code.
-            barrier: The id of the frame under which the innermost composite runs. If no frame of the traced code lies
-                between it and the call, the site is the nearest library frame.
+        `stop` is the frame that started the run. `barrier` is the id of the frame under which the innermost composite
+        runs: if no frame of the traced code lies between it and the call, the site is the nearest library frame.
         """
         nearest: FrameType | None = None
         outermost: FrameType | None = None
@@ -88,42 +85,31 @@ class Frames:
             frame = frame.f_back
         return None
 
-    def is_library(self, code: CodeType) -> bool:
-        """Return whether code is not the traced code's own."""
-        return self.kind(code) != "own"
-
     def kind(self, code: CodeType) -> CodeOwner:
         """Return whose code it is: the traced code's own, a library's, or plumbing that only forwards calls."""
-        known = self._kinds.get(id(code))
-        if known is None:
-            known = self._kinds[id(code)] = (self._kind(code.co_filename), code)
-        return known[0]
+        if id(code) not in self._kinds:
+            self._kinds[id(code)] = (self._kind(code.co_filename), code)
+        return self._kinds[id(code)][0]
 
     def belongs_to_library(self, code: CodeType) -> bool:
         """Return whether code is in a library, even where it is in the target's own file."""
-        return code.co_filename.startswith(tuple(f"{folder}/" for folder in _folders(_LIBRARIES)))
+        return _is_in(code.co_filename, _LIBRARIES)
 
     def _kind(self, file: str) -> CodeOwner:
         if file in self._own_files or file.startswith(_CONSOLES):
             return "own"
+        if file.startswith(f"{_HERE}/targets/builtin/mechanisms/"):
+            return "own"
         # beartype and dataclasses run generated code, which has no file
-        if file.startswith("<") or file == _CALL or _of_the_tool(file):
+        if file.startswith(("<", f"{_HERE}/")) or file == _CALL or _is_in(file, _PLUMBING):
             return "plumbing"
-        # looked up each time, since the traced code itself may import a library
-        if any(file == place or file.startswith(f"{place}/") for place in _folders(_PLUMBING)):
-            return "plumbing"
-        return "library" if any(file.startswith(f"{place}/") for place in _folders(_LIBRARIES)) else "own"
+        return "library" if _is_in(file, _LIBRARIES) else "own"
 
 
-def _of_the_tool(file: str) -> bool:
-    """Return whether a file is attnshape's own; the mechanisms of its catalog count as traced code."""
-    return file.startswith(f"{_HERE}/") and not file.startswith(f"{_HERE}/catalog/mechanisms/")
+def _is_in(file: str, modules: tuple[str, ...]) -> bool:
+    """Return whether a file is that of a module, or in a package.
 
-
-def _folders(names: tuple[str, ...]) -> list[str]:
-    return [folder for name in names if (folder := _folder(name))]
-
-
-def _folder(name: str) -> str | None:
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return file.removesuffix("/__init__.py") if file else None
+    The modules are looked up each time, since the traced code itself may import a library.
+    """
+    files = [path for name in modules if (path := getattr(sys.modules.get(name), "__file__", None))]
+    return any(file == path or file.startswith(f"{path.removesuffix('/__init__.py')}/") for path in files)

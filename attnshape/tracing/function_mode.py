@@ -95,9 +95,11 @@ class CallMode(TorchFunctionMode):
             return self._run(call, sys._getframe(1), lambda: value)
         frame = calling_frame(func, sys._getframe(1))
         call = TracedCall(func, args, keywords, self.module_path, tensors_in(args, keywords))
-        body = self._body(func) if func not in self._entered else None
-        if body is not None:
-            return self._run_composite(body, call, frame)
+        if isinstance(func, FunctionType) and func not in self._entered:
+            if func not in self._bodies:
+                self._bodies[func] = _body_of(func)
+            if (body := self._bodies[func]) is not None:
+                return self._run_composite(body, call, frame)
         return self._run(call, frame, lambda: func(*args, **keywords))
 
     def _run(self, call: TracedCall, frame: FrameType, make: Callable[[], Any]) -> Any:
@@ -154,31 +156,19 @@ class CallMode(TorchFunctionMode):
     def _pop(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
-    def _body(self, func: Callable[..., Any]) -> FunctionType | None:
-        """Return the body of a composite, None for a function that isn't one."""
-        if not isinstance(func, FunctionType):
-            return None
-        if func not in self._bodies:
-            self._bodies[func] = _body_of(func)
-        return self._bodies[func]
-
 
 def _body_of(func: FunctionType) -> FunctionType | None:
-    """Return a Python function of torch's without its hand-over to function modes, None if it has none.
+    """Return a composite without its hand-over to function modes; None for a function that isn't a composite.
 
     Such a function asks `has_torch_function` first, and hands the whole call over where the answer is yes. Its body has
     the same code, closure and defaults, but in its globals the answer is no.
     """
     if _QUESTIONS.isdisjoint(func.__code__.co_names):
         return None
-    namespace = func.__globals__ | dict.fromkeys(_QUESTIONS, _no)
+    namespace = func.__globals__ | dict.fromkeys(_QUESTIONS, lambda *_: False)
     body = FunctionType(func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__)
     body.__kwdefaults__ = func.__kwdefaults__
     return body
-
-
-def _no(*_: object) -> bool:
-    return False
 
 
 def _version(tensor: Tensor) -> int | None:

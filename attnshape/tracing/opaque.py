@@ -22,10 +22,8 @@ _COMPILER = "torch._dynamo.eval_frame"
 
 def force_eager() -> contextlib.AbstractContextManager[Any]:
     """Make compiled functions run eagerly: their compiler fails under a function mode."""
-    if _COMPILER not in sys.modules:  # nothing is compiled, and the import takes a second
-        return contextlib.nullcontext()
-    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+    # where nothing is compiled, the import would take a second
+    return torch.compiler.set_stance("force_eager") if _COMPILER in sys.modules else contextlib.nullcontext()
 
 
 class CompiledCalls:
@@ -45,13 +43,12 @@ class CompiledCalls:
         if self.seen or self._file is None:
             return
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and id(frame) != self._stop:
+        while frame is not None and id(frame) != self._stop and not self.seen:
             within = frame.f_code.co_filename == self._file
             frame = frame.f_back
             # torch compiles some of its own functions, whoever calls them
             if within and frame is not None and not frame.f_globals.get("__name__", "").startswith("torch."):
                 self.seen = True
-                return
 
 
 TORCHSCRIPT = "TorchScript"

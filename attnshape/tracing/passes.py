@@ -16,10 +16,7 @@ Move = Callable[[Reference, int | None], Reference]
 def renumber(raw: RawTrace, kept: Mapping[int, RawStep], move: Move) -> RawTrace:
     """Return a recording with only the kept steps, which are changed in place, and with every reference updated.
 
-    Args:
-        raw: The recording.
-        kept: The steps to keep, in order, by their old positions.
-        move: Maps references to removed steps to kept ones, all by their old numbers.
+    `kept` has them by their old positions. `move` maps references to removed steps to kept ones, by old numbers.
     """
     index = {position + 1: number for number, position in enumerate(kept, 1)}
 
@@ -94,18 +91,16 @@ class _Nesting:
     def _merge(self, position: int, only: int) -> None:
         """Merge a composite with its only inner step: the composite's location and outputs, the inner step's work."""
         outer, step = self.steps[position], self.steps.pop(only)
-        for output, made in zip(outer.outputs, step.outputs, strict=True):
-            output.inner = made.inner
+        for output, inner in zip(outer.outputs, step.outputs, strict=True):
+            output.inner = inner.inner
         step.operation = outer.operation if outer.composite == "function" else step.operation
-        step.location, step.parent, step.library, step.outputs = (
-            outer.location,
-            outer.parent,
-            outer.library,
-            outer.outputs,
-        )
+        step.location, step.parent, step.library = outer.location, outer.parent, outer.library
+        step.outputs = outer.outputs
         self.steps[position] = step
         self.thin[only] = position
-        self._adopt(only, position)
+        self.inner[position] = self.inner.pop(only, [])
+        for child in self.inner[position]:
+            self.steps[child].parent = position
 
     def _dissolve(self, position: int, inner: list[int]) -> None:
         """Remove a composite that returned no tensors or failed, and keep its inner steps."""
@@ -115,12 +110,6 @@ class _Nesting:
         self.inner.pop(position, None)
         if parent is not None:
             self.inner[parent] = sorted({*self.inner[parent], *inner} - {position})
-
-    def _adopt(self, old: int, new: int) -> None:
-        children = self.inner.pop(old, [])
-        self.inner[new] = children
-        for child in children:
-            self.steps[child].parent = new
 
     def _complete_call(self, position: int, inner: list[int]) -> None:
         """Find the operands of a library call, and its outputs: what is used outside, else its last step's outputs."""
@@ -135,22 +124,15 @@ class _Nesting:
         used = used or [(last + 1, place) for place in range(len(self.steps[last].outputs))]
         step = self.steps[position]
         step.outputs = []
-        for place, (index, output) in enumerate(used):
-            made = self.steps[index - 1].outputs[output]
-            facts = self._as_callers_see_it(made.tensor, within)
-            step.outputs.append(
-                RawOutput(facts, inner=Reference(step=index, output=output), outside_name=made.outside_name)
-            )
-            made.outside_name = None
-            self.results[index, output] = (position + 1, place)
+        for place, (index, number) in enumerate(used):
+            output = self.steps[index - 1].outputs[number]
+            tensor, inner_output = self._as_callers_see_it(output.tensor, within), Reference(step=index, output=number)
+            step.outputs.append(RawOutput(tensor, inner=inner_output, outside_name=output.outside_name))
+            output.outside_name = None
+            self.results[index, number] = (position + 1, place)
         _bind(step)
-        given = [
-            r
-            for child in sorted(within)
-            for r in self.steps[child].operands
-            if r.step is None or r.step - 1 not in within
-        ]
-        step.operands = list(dict.fromkeys(given))
+        operands = [operand for child in sorted(within) for operand in self.steps[child].operands]
+        step.operands = list(dict.fromkeys(r for r in operands if r.step is None or r.step - 1 not in within))
 
     def _within(self, position: int) -> Iterator[int]:
         for child in self.inner.get(position, []):
@@ -168,14 +150,11 @@ class _Nesting:
 
     def _users(self) -> dict[tuple[int, int], list[int | None]]:
         """Return the positions of the steps that read each output, by step and output; None for the run's caller."""
+        read = [(reference, position) for position, step in self.steps.items() for reference in step.operands]
         users: dict[tuple[int, int], list[int | None]] = {}
-        for position, step in self.steps.items():
-            for reference in step.operands:
-                if reference.step is not None:
-                    users.setdefault((reference.step, reference.output), []).append(position)
-        for _, reference in self.raw.returned:
+        for reference, user in (*read, *((reference, None) for _, reference in self.raw.returned)):
             if reference.step is not None:
-                users.setdefault((reference.step, reference.output), []).append(None)
+                users.setdefault((reference.step, reference.output), []).append(user)
         return users
 
     def _move(self, reference: Reference, by: int | None) -> Reference:
@@ -201,7 +180,6 @@ class _Nesting:
 
 
 def _bind(step: RawStep) -> None:
-    """Name a library call's outputs by its assignment targets."""
     if len(step.bound_names) == len(step.outputs):
         for name, output in zip(step.bound_names, step.outputs, strict=True):
             output.name = name or output.name
@@ -215,11 +193,9 @@ def collapse_opaque_calls(raw: RawTrace) -> RawTrace:
     around: dict[int, int] = {}
     """For each removed step, the position of its call."""
     for position, step in enumerate(raw.steps):
-        reason = _OPAQUE_CALLS.get(base_name(step.operation))
-        if step.parent is not None and (
-            step.parent in around or raw.steps[step.parent].opaque in _OPAQUE_CALLS.values()
-        ):
-            around[position] = around.get(step.parent, step.parent)
+        parent, reason = step.parent, _OPAQUE_CALLS.get(base_name(step.operation))
+        if parent is not None and (parent in around or raw.steps[parent].opaque in _OPAQUE_CALLS.values()):
+            around[position] = around.get(parent, parent)
         elif reason is not None:
             step.opaque = reason
     calls = [position for position, step in enumerate(raw.steps) if step.opaque in _OPAQUE_CALLS.values()]
@@ -244,11 +220,8 @@ def collapse_opaque_calls(raw: RawTrace) -> RawTrace:
 
 
 def _used(raw: RawTrace, around: Collection[int]) -> set[Reference]:
-    """Return every reference of the remaining steps and of the run's result."""
     used = {reference for _, reference in raw.returned}
-    for position, step in enumerate(raw.steps):
-        if position in around:
-            continue
+    for step in [step for position, step in enumerate(raw.steps) if position not in around]:
         used.update(step.operands)
         for output in step.outputs:
             used.update(r for r in (output.tensor.of, output.tensor.root, output.inner) if r is not None)
@@ -259,8 +232,7 @@ def _collapse(position: int, steps: list[RawStep], inner: set[int]) -> None:
     """Give a call the operands of its last inner step, which does the work, before its other operands."""
     call = steps[position]
     worked_on = [_from_outside(reference, steps, inner) for reference in steps[max(inner)].operands]
-    given = [reference for reference in (*worked_on, *call.operands) if reference is not None]
-    call.operands = list(dict.fromkeys(given))
+    call.operands = list(dict.fromkeys(reference for reference in (*worked_on, *call.operands) if reference))
     for output in call.outputs:
         output.inner = None
 
@@ -278,28 +250,23 @@ def _from_outside(reference: Reference, steps: list[RawStep], inner: set[int]) -
 def fold_updates(raw: RawTrace) -> RawTrace:
     """Return a recording in which `x[a] += y` is one step: it runs as reading, adding and writing."""
     absorbed: dict[int, int] = {}
+    updates: dict[int, RawStep] = {}
     operands: dict[int, list[Reference]] = {}
     for position, step in enumerate(raw.steps):
         parts = _parts(raw.steps, position)
         if parts:
             absorbed |= dict.fromkeys(parts, position)
+            updates[position] = raw.steps[parts[1]]
             inner = {part + 1 for part in parts}
             every = [r for part in parts for r in raw.steps[part].operands] + step.operands
             operands[position] = list(dict.fromkeys(r for r in every if r.step not in inner))
     if not absorbed:
         return raw
-    kept = {}
-    for position, step in enumerate(raw.steps):
-        if position in absorbed:
-            continue
-        kept[position] = step
-        if position in operands:
-            update = next(
-                raw.steps[part] for part, whole in absorbed.items() if whole == position and not _reads(raw.steps[part])
-            )
-            kept[position] = dataclasses.replace(
-                step, operands=operands[position], operation=update.operation, location=update.location
-            )
+    kept = {position: step for position, step in enumerate(raw.steps) if position not in absorbed}
+    for position, update in updates.items():
+        kept[position] = dataclasses.replace(
+            raw.steps[position], operands=operands[position], operation=update.operation, location=update.location
+        )
 
     def move(reference: Reference, _: int | None) -> Reference:
         if reference.step is not None and reference.step - 1 in absorbed:
@@ -327,10 +294,8 @@ def _parts(steps: list[RawStep], position: int) -> list[int]:
 
 
 def _same_update(step: RawStep, other: RawStep) -> bool:
-    first, second = step.location, other.location
-    if first is None or second is None:
-        return False
-    return (first.file, first.function, first.statement) == (second.file, second.function, second.statement)
+    places = [(p.file, p.function, p.statement) for p in (step.location, other.location) if p is not None]
+    return len(places) == 2 and places[0] == places[1]
 
 
 def _reads(step: RawStep) -> bool:

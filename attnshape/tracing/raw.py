@@ -96,10 +96,8 @@ class RawStep:
     @property
     def key(self) -> tuple[str, str, int, int, str | None]:
         """What identifies the step in another run of the same code."""
-        place = self.location
-        if place is None:
-            return (self.operation, "", 0, 0, self.module)
-        return (self.operation, place.file, place.line, place.column, self.module)
+        at = (self.location.file, self.location.line, self.location.column) if self.location else ("", 0, 0)
+        return (self.operation, *at, self.module)
 
 
 @dataclass(frozen=True, slots=True)

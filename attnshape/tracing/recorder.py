@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,30 +18,20 @@ from attnshape.tracing.frames import Frames
 from attnshape.tracing.function_mode import CallMode
 from attnshape.tracing.opaque import OtherThreads
 from attnshape.tracing.passes import collapse_opaque_calls, fold_updates, settle_composites
-from attnshape.tracing.raw import RawFailure, RawStep, RawTensor, RawTrace
+from attnshape.tracing.raw import RawFailure, RawTensor, RawTrace
 from attnshape.tracing.step_log import Scope, StepLog
-from attnshape.tracing.storage import TensorRegistry
-
-
-class ModuleListener(Protocol):
-    """Takes note of modules' calls."""
-
-    def module_started(self, module: nn.Module, path: str | None, args: tuple[Any, ...], frame: FrameType) -> None:
-        """Take note that a module other than the root was called; its body will run under the frame."""
-
-    def module_finished(self, module: nn.Module, keywords: dict[str, Any], result: object) -> None:
-        """Take note that a module other than the root returned, or failed, and then returned None."""
 
 
 class ModuleStack:
     """The running modules, innermost last, tracked by hooks on every module call."""
 
-    def __init__(self, root: nn.Module | None, listener: ModuleListener) -> None:
+    def __init__(self, root: nn.Module | None, recorder: Recorder) -> None:
+        """The recorder takes note of the calls of all modules but the root."""
         self._paths = {id(module): path for path, module in root.named_modules()} if root is not None else {}
         self._root = root
         self._running: list[str | None] = []
         """For each, its path, or that of the innermost module around it that has one."""
-        self._listener = listener
+        self._recorder = recorder
         self._handles: list[Any] = []
         self._thread = threading.get_ident()
 
@@ -68,7 +58,7 @@ class ModuleStack:
         around = self._running[-1] if self._running else None
         self._running.append(self._paths.get(id(module), around))
         if module is not self._root:
-            self._listener.module_started(module, self.path, args, sys._getframe(1))
+            self._recorder.module_started(module, self.path, args, sys._getframe(1))
 
     def _leave(self, module: nn.Module, _: object, *rest: Any) -> None:
         if threading.get_ident() != self._thread:
@@ -76,7 +66,7 @@ class ModuleStack:
         # torch passes no keyword arguments where the module failed
         keywords, result = rest if len(rest) == 2 else ({}, None)
         if module is not self._root:
-            self._listener.module_finished(module, keywords, result)
+            self._recorder.module_finished(module, keywords, result)
         if self._running:
             self._running.pop()
 
@@ -95,25 +85,15 @@ class Recorder(CallMode):
         threads: OtherThreads,
         on_step: Callable[[], None] | None = None,
     ) -> None:
-        """`root` gives modules their paths, `stop` is the frame that starts the run; `on_step` is called after each
-        step.
-        """
+        """`root` gives modules their paths, `stop` is the frame that starts the run; `on_step` follows each step."""
         super().__init__()
         self.broken: str | None = None
         self._log = StepLog(frames, stop, threads, on_step)
+        self.steps = self._log.steps
+        self.registry = self._log.registry
         self._frames = frames
         self._modules = ModuleStack(root, self)
         self._scopes: list[tuple[nn.Module, Scope]] = []
-
-    @property
-    def steps(self) -> list[RawStep]:
-        """The steps so far."""
-        return self._log.steps
-
-    @property
-    def registry(self) -> TensorRegistry:
-        """Where each tensor comes from."""
-        return self._log.registry
 
     @property
     def failure(self) -> RawFailure | None:
@@ -142,10 +122,7 @@ class Recorder(CallMode):
         return self.registry.reference(tensor)
 
     def result(
-        self,
-        inputs: list[tuple[str, RawTensor]],
-        returned: list[tuple[str, Reference]],
-        failure: RawFailure | None,
+        self, inputs: list[tuple[str, RawTensor]], returned: list[tuple[str, Reference]], failure: RawFailure | None
     ) -> RawTrace:
         """Return the recording after all passes over its steps."""
         self._log.failure = None  # its traceback keeps the traced code's variables alive
@@ -204,13 +181,14 @@ class Recorder(CallMode):
 
     def module_finished(self, module: nn.Module, keywords: dict[str, Any], result: object) -> None:
         """End the module's step, and give it its outputs."""
-        while self._scopes and any(running is module for running, _ in self._scopes):
-            running, scope = self._scopes.pop()
-            if running is module:
-                self._log.end(scope)
-                self._unwatched(self._log.add_keywords, scope, tensors_in(keywords))
-                self._unwatched(self._log.finish, scope, tensors_in(result), result)
-                return
+        places = [place for place, (running, _) in enumerate(self._scopes) if running is module]
+        if not places:
+            return
+        scope = self._scopes[places[-1]][1]
+        del self._scopes[places[-1] :]
+        self._log.end(scope)
+        self._unwatched(self._log.add_keywords, scope, tensors_in(keywords))
+        self._unwatched(self._log.finish, scope, tensors_in(result), result)
 
     def _unwatched(self, action: Callable[..., Any], *arguments: Any) -> Any:
         """Run an action, guarded, without recording its calls; hooks run while the mode is on."""

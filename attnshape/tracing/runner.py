@@ -36,15 +36,12 @@ def run_to_completion(result: Any) -> tuple[Any, str | None]:
     if inspect.iscoroutine(result):
         return run_to_completion(_awaited(result))
     if isinstance(result, (GeneratorType, map, filter, zip)):
-        return _listed(list(itertools.islice(_and_its_result(result), MOST_VALUES)))
-    if inspect.isasyncgen(result):
-        return _listed(_awaited(_collected(result)))
-    return result, None
-
-
-def _listed(values: list[Any]) -> tuple[list[Any], str | None]:
-    note = f"the generator was stopped after {MOST_VALUES} values" if len(values) == MOST_VALUES else None
-    return values, note
+        values = list(itertools.islice(_and_its_result(result), MOST_VALUES))
+    elif inspect.isasyncgen(result):
+        values = _awaited(_collected(result))
+    else:
+        return result, None
+    return values, f"the generator was stopped after {MOST_VALUES} values" if len(values) == MOST_VALUES else None
 
 
 def _and_its_result(values: Iterable[Any]) -> Iterator[Any]:
@@ -55,12 +52,12 @@ def _and_its_result(values: Iterable[Any]) -> Iterator[Any]:
 
 
 async def _collected(values: AsyncIterator[Any]) -> list[Any]:
-    found = []
+    collected = []
     async for value in values:
-        found.append(value)
-        if len(found) == MOST_VALUES:
+        collected.append(value)
+        if len(collected) == MOST_VALUES:
             break
-    return found
+    return collected
 
 
 def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -109,10 +106,7 @@ class Runnable:
         target = self.signature_of
         try:
             arguments = inspect.signature(target).bind(*self.args, **self.kwargs).arguments
-        except (
-            TypeError,
-            ValueError,
-        ):  # a built-in without a signature, or wrong arguments, which the call itself reports
+        except (TypeError, ValueError):  # a built-in without a signature, or wrong arguments, as the call will report
             return {**{f"argument {place}": value for place, value in enumerate(self.args, 1)}, **self.kwargs}
         flat: dict[str, Any] = {}
         for name, value in arguments.items():
@@ -124,19 +118,13 @@ class Runnable:
 def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[[], None] | None = None) -> RawTrace:
     """Call a runnable under the recorder, and return the recording; a failure of the call is part of it.
 
-    Args:
-        runnable: What to call.
-        seed: The random seed of the call.
-        grad: Whether autograd records for the parameters' gradients, or for the inputs' if there are no parameters.
-        on_step: Called after each step.
+    With `grad`, autograd records for the parameters' gradients, or for the inputs' if there are no parameters.
     """
     inputs = runnable.named_inputs()
     if grad and not any(tensor.requires_grad for _, tensor in runnable.named_parameters()):
-        for _, tensor in inputs:
-            if tensor.is_floating_point() and tensor.is_leaf:
-                tensor.requires_grad_()
-    file = source_file(runnable.function)
-    frames = Frames(frozenset({file} if file else ()))
+        for tensor in [tensor for _, tensor in inputs if tensor.is_floating_point() and tensor.is_leaf]:
+            tensor.requires_grad_()
+    frames = Frames(frozenset(filter(None, [source_file(runnable.function)])))
     compiled, threads = CompiledCalls(id(sys._getframe()), on_step), OtherThreads()
     recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), threads, compiled.stepped)
     for name, tensor in parameters_within(runnable.function, runnable.bound()):
@@ -149,8 +137,7 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
         measured.append((name, describe_tensor(tensor, "same" if again else "new", again, again)))
     seed_all(seed)
     returned: list[tuple[str, Reference]] = []
-    failure = None
-    stopped = None
+    failure = stopped = None
     try:
         with torch.set_grad_enabled(grad), threads.watched(), force_eager(), recorder:
             result, stopped = run_to_completion(runnable.call())
@@ -162,21 +149,17 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
     if is_interrupted():  # and the traced code caught the exception
         raise KeyboardInterrupt
     raw = recorder.result(measured, returned, failure)
-    said = (stopped, _THREADS if threads.worked else None, NOTE if compiled.seen else None)
-    raw.notes += [note for note in said if note is not None]
+    notes = (stopped, _THREADS if threads.worked else None, NOTE if compiled.seen else None)
+    raw.notes += [note for note in notes if note is not None]
     return raw
 
 
 def parameters_within(function: Callable[..., Any], bound: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """Return the parameters and buffers of every module among a callable and its arguments, with their paths."""
-    modules = modules_within(function) + [
-        (f"{name}{path and '.'}{path}", module)
-        for name, value in bound.items()
-        for path, module in modules_within(value)
-    ]
-    return [
-        (f"{path}{path and '.'}{name}", tensor) for path, module in modules for name, tensor in named_tensors(module)
-    ]
+    modules = modules_within(function)
+    for name, value in bound.items():
+        modules += [(f"{name}{path and '.'}{path}", module) for path, module in modules_within(value)]
+    return [(f"{path}{path and '.'}{name}", one) for path, module in modules for name, one in named_tensors(module)]
 
 
 def build_and_record(
@@ -186,15 +169,11 @@ def build_and_record(
 
     If the call imports modules, it is built and recorded again: what a module does on import is not a step of the call.
     """
-    raw, imported = _build_and_record(build, seed, grad, on_step)
-    return _build_and_record(build, seed, grad, on_step)[0] if imported else raw
-
-
-def _build_and_record(
-    build: Callable[[], Runnable], seed: int, grad: bool, on_step: Callable[[], None] | None
-) -> tuple[RawTrace, bool]:
-    with isolated():
-        runnable = build()
-        loaded = len(sys.modules)
-        raw = record(runnable, seed, grad, on_step)
-        return raw, len(sys.modules) > loaded
+    for _ in range(2):
+        with isolated():
+            runnable = build()
+            loaded = len(sys.modules)
+            raw = record(runnable, seed, grad, on_step)
+            if len(sys.modules) <= loaded:
+                break
+    return raw

@@ -26,9 +26,7 @@ def assignment_targets(node: Any) -> tuple[tuple[str | None, ...], bool, ast.exp
     parent = getattr(node, "parent", None)
     if isinstance(node, ast.AugAssign):
         return (_name(node.target),), False, None
-    if isinstance(node, ast.Assign):  # a tensor is unpacked: `q, k, v = qkv`
-        parent = node
-    match parent:
+    match node if isinstance(node, ast.Assign) else parent:  # a tensor is unpacked: `q, k, v = qkv`
         case ast.IfExp(body=body, orelse=orelse) if node is body or node is orelse:
             return assignment_targets(parent)
         case ast.NamedExpr(target=target):
@@ -53,10 +51,9 @@ def targets_per_iteration(node: Any) -> tuple[str | None, ...]:
     comprehension = getattr(node, "parent", None)
     if not isinstance(comprehension, (ast.GeneratorExp, ast.ListComp)) or comprehension.elt is not node:
         return ()
-    if len(comprehension.generators) != 1 or comprehension.generators[0].ifs:
-        return ()
     names, unpacked, _ = assignment_targets(comprehension)
-    return names if unpacked else ()
+    plain = len(comprehension.generators) == 1 and not comprehension.generators[0].ifs
+    return names if plain and unpacked else ()
 
 
 def loop_variables(node: Any) -> Iterator[str]:
@@ -110,19 +107,15 @@ def plain_variables(
         written = _named(enumerate(_operands(node.left, node.right, arguments)))
     else:
         written = _written(node, method)
-    found = []
-    for place, name in written:
-        if isinstance(place, int):
-            value = arguments[place] if place < len(arguments) else None
-        else:
-            value = keywords.get(place)
-        if isinstance(name, str):
-            if isinstance(value, Tensor):
-                found.append((name, value))
+    values: dict[Any, Any] = {**dict(enumerate(arguments)), **keywords}
+    pairs: list[tuple[str | None, Any]] = []
+    for place, names in written:
+        value = values.get(place)
+        if isinstance(names, str):
+            pairs.append((names, value))
         elif isinstance(value, (tuple, list)):
-            inner = zip(name, value, strict=False)
-            found += [(each, item) for each, item in inner if each is not None and isinstance(item, Tensor)]
-    return found
+            pairs += zip(names, value, strict=False)
+    return [(name, value) for name, value in pairs if name is not None and isinstance(value, Tensor)]
 
 
 _Place = int | str
@@ -150,14 +143,13 @@ def _written(node: ast.AST, method: bool) -> _Written:
 
 
 def _named(written: Iterable[tuple[_Place, ast.expr]]) -> _Written:
-    found: list[tuple[_Place, str | tuple[str | None, ...]]] = []
+    named: list[tuple[_Place, str | tuple[str | None, ...]]] = []
     for place, expression in written:
         if isinstance(expression, ast.Name):
-            found.append((place, expression.id))
+            named.append((place, expression.id))
         elif isinstance(expression, (ast.Tuple, ast.List)):
-            names = tuple(each.id if isinstance(each, ast.Name) else None for each in expression.elts)
-            found.append((place, names))
-    return tuple(found)
+            named.append((place, tuple(item.id if isinstance(item, ast.Name) else None for item in expression.elts)))
+    return tuple(named)
 
 
 def _operands(left: ast.expr, right: ast.expr, arguments: tuple[Any, ...]) -> list[ast.expr]:
@@ -192,12 +184,9 @@ def _name(target: ast.expr) -> str | None:
 def element_update(node: Any) -> tuple[int, int] | None:
     """Return the first and last line of the `x[a] += y` to which a node belongs, if it does."""
     update = node if isinstance(node, ast.AugAssign) else getattr(node, "parent", None)
-    if (
-        isinstance(update, ast.AugAssign)
-        and isinstance(update.target, ast.Subscript)
-        and node in (update, update.target)
-    ):
-        return update.lineno, update.end_lineno or update.lineno
+    match update:
+        case ast.AugAssign(target=ast.Subscript() as target) if node in (update, target):
+            return update.lineno, update.end_lineno or update.lineno
     return None
 
 
@@ -240,7 +229,6 @@ def has_own_source(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _code_of(text: str) -> set[CodeType]:
-    """Return the code objects of a text that runs as `<string>`."""
     try:
         found = [compile(text, "<string>", "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):
@@ -259,45 +247,39 @@ class SourceLocator:
         """Return a frame's source location, and its syntax node if that is certain."""
         code = frame.f_code
         key = (id(code), frame.f_lasti)
-        entry = self._found.get(key)
-        if entry is None:
-            place, node = self._look_up(
-                (frame if isinstance(frame, FramePosition) else FramePosition.of(frame)).at_call
-            )
+        if key not in self._found:
+            position = frame if isinstance(frame, FramePosition) else FramePosition.of(frame)
             # hold the code object, so that its id stays its own
-            self._found[key] = entry = (code, place, node)
-        return entry[1], entry[2]
+            self._found[key] = (code, *self._look_up(position.at_call))
+        return self._found[key][1:]
 
     def _look_up(self, frame: FramePosition) -> tuple[SourceLocation, ast.AST | None]:
         code = frame.f_code
         if not has_own_source(code):
             return SourceLocation(code.co_filename, frame.f_lineno, 1, code.co_name, ""), None
-        found = ExecutingSource.executing(frame)  # type: ignore[arg-type]  # it only reads the attributes that FramePosition has
-        node: Any = found.node or _unpacking(frame, found.statements)
+        executing = ExecutingSource.executing(frame)  # type: ignore[arg-type]  # it only reads FramePosition's attributes
+        node: Any = executing.node or _unpacking(frame, executing.statements)
         if node is None or not hasattr(node, "lineno"):
             line = frame.f_lineno
-            lines = getattr(found.source, "lines", [])
+            lines = getattr(executing.source, "lines", [])
             text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
             return SourceLocation(code.co_filename, line, 1, code.co_name, text), None
         targets, unpacked, annotation = assignment_targets(node)
-        text_node = displayed_node(node)
-        return (
-            SourceLocation(
-                file=code.co_filename,
-                line=node.lineno,
-                column=node.col_offset + 1,
-                function=code.co_qualname.replace(".<locals>", ""),
-                expression=_text(found.source, text_node),
-                targets=targets,
-                unpacked=unpacked,
-                targets_per_iteration=targets_per_iteration(node),
-                loop_variables=frozenset(loop_variables(node)),
-                declared=dims_string(annotation) if annotation is not None else None,
-                declared_kind=kind_name(annotation) if annotation is not None else None,
-                statement=element_update(node),
-            ),
-            node,
+        place = SourceLocation(
+            file=code.co_filename,
+            line=node.lineno,
+            column=node.col_offset + 1,
+            function=code.co_qualname.replace(".<locals>", ""),
+            expression=_text(executing.source, displayed_node(node)),
+            targets=targets,
+            unpacked=unpacked,
+            targets_per_iteration=targets_per_iteration(node),
+            loop_variables=frozenset(loop_variables(node)),
+            declared=dims_string(annotation) if annotation is not None else None,
+            declared_kind=kind_name(annotation) if annotation is not None else None,
+            statement=element_update(node),
         )
+        return place, node
 
 
 def _text(source: ExecutingSource, node: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -24,7 +24,7 @@ from attnshape.tracing.source_locations import (
     is_node_of,
     operand_variables,
 )
-from attnshape.tracing.storage import OperandStates, TensorRegistry, describe_tensor, is_mapped
+from attnshape.tracing.storage import OperandState, TensorRegistry, describe_tensor, is_mapped
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Scope:
     barrier: int
     """The id of the frame that runs its body, which is alive as long as the composite runs."""
     call: TracedCall
-    before: OperandStates
+    before: list[OperandState]
     own: bool
     """Whether the traced code itself called it."""
     node: ast.AST | None
@@ -73,42 +73,6 @@ class CompositeMark:
         """Do nothing."""
 
 
-@dataclass
-class Scopes:
-    """The running composites, innermost last."""
-
-    frames: Frames
-    stop: FrameType | None
-    running: list[Scope] = field(default_factory=list)
-
-    def site(self, frame: FrameType | None) -> Site | None:
-        """Return where a call comes from, given its frame."""
-        return self.frames.site(frame, self.stop, self.running[-1].barrier if self.running else None)
-
-    def parent(self, site: Site | None) -> int | None:
-        """Return the position of the composite to which a call from a site belongs, if that composite has begun."""
-        if site is not None and site.library is not None:
-            mark: Any = site.library.f_trace
-            return mark.position if isinstance(mark, CompositeMark) else None
-        return self.running[-1].position if self.running else None
-
-    def is_body(self, site: Site | None) -> bool:
-        """Return whether a call is in the innermost composite's own body, which may be in the target's file too."""
-        if site is None or not self.running:
-            return False
-        return site.frame.f_code is getattr(self.running[-1].call.func, "__code__", None)
-
-    def end(self, scope: Scope) -> None:
-        """End a composite, and every composite inside it that has not ended."""
-        if scope in self.running:
-            del self.running[self.running.index(scope) :]
-
-    def close(self) -> None:
-        """Release every frame."""
-        self.running.clear()
-        self.stop = None  # a frame keeps its variables alive, and the result is one of them
-
-
 class OutputNames:
     """Names the outputs of a run's steps. The first name of an output wins."""
 
@@ -127,14 +91,11 @@ class OutputNames:
     def assign(self, place: SourceLocation, result: object) -> None:
         """Give the tensors in a result the names to which their location binds them."""
         names = self.bound(place)
-        values: Sequence[object] = [result]
-        if place.unpacked:
-            values = result if isinstance(result, (tuple, list)) else []
-        if len(names) != len(values):
-            return
-        for name, value in zip(names, values, strict=True):
-            if name is not None and isinstance(value, Tensor):
-                self.give(value, name)
+        values = [result] if not place.unpacked else result if isinstance(result, (tuple, list)) else []
+        if len(names) == len(values):
+            for name, value in zip(names, values, strict=True):
+                if name is not None and isinstance(value, Tensor):
+                    self.give(value, name)
 
     def give(self, tensor: Tensor, name: str) -> None:
         """Name the step output that a tensor is."""
@@ -180,11 +141,7 @@ class StepLog:
     """Records the steps of one run."""
 
     def __init__(
-        self,
-        frames: Frames,
-        stop: FrameType | None,
-        threads: OtherThreads,
-        on_step: Callable[[], None] | None = None,
+        self, frames: Frames, stop: FrameType | None, threads: OtherThreads, on_step: Callable[[], None] | None = None
     ) -> None:
         """`on_step` is called after each step that is not a composite."""
         self._on_step = on_step
@@ -192,7 +149,10 @@ class StepLog:
         self.steps: list[RawStep] = []
         self.failure: RawFailure | None = None
         self.registry = TensorRegistry()
-        self._scopes = Scopes(frames, stop)
+        self._frames = frames
+        self._stop = stop
+        self._running: list[Scope] = []
+        """The running composites, innermost last."""
         self._locator = SourceLocator()
         self._names = OutputNames(self.steps, self.registry)
         self._pending: list[PendingStep] = []
@@ -204,8 +164,8 @@ class StepLog:
 
     def prepare(self, frame: FrameType) -> None:
         """Release the tensors of pending steps before a call, unless the call is the first of another composite."""
-        site = self._scopes.site(frame)
-        if not self._is_first(site, self._scopes.parent(site)):
+        site = self._site(frame)
+        if not self._is_first(site, self._parent(site)):
             self._resolve_pending()
 
     def add(
@@ -218,14 +178,13 @@ class StepLog:
         result: object,
     ) -> None:
         """Add the step of a call that returned or changed tensors; `number` is the call's."""
-        site = self._scopes.site(frame)
+        site = self._site(frame)
         step, waits = self._step(call, site)
         index = len(self.steps) + 1
         node = self._look_up(step, site.nearest, call) if site is not None and not waits else None
-        step.outputs = [
-            RawOutput(self.registry.measure(output, Reference(step=index, output=place), call.operands, written))
-            for place, output in enumerate(outputs)
-        ]
+        for place, output in enumerate(outputs):
+            reference = Reference(step=index, output=place)
+            step.outputs.append(RawOutput(self.registry.measure(output, reference, call.operands, written)))
         step.mapped = any(map(is_mapped, outputs))
         self.steps.append(step)
         if waits and site is not None:
@@ -242,14 +201,13 @@ class StepLog:
             return
         for operand in operands:
             if self._threads.made(operand) and not self.registry.is_known(operand):
-                output = self.registry.measure(operand, Reference(step=len(self.steps) + 1), [], None)
-                self.steps.append(
-                    RawStep("threading.Thread", None, [], [RawOutput(output)], None, parent, opaque=IN_OTHER_THREAD)
-                )
+                output = RawOutput(self.registry.measure(operand, Reference(step=len(self.steps) + 1), [], None))
+                step = RawStep("threading.Thread", None, [], [output], None, parent, opaque=IN_OTHER_THREAD)
+                self.steps.append(step)
 
     def begin(self, composite: Composite, call: TracedCall, frame: FrameType | None, barrier: FrameType) -> Scope:
         """Begin a composite; the steps until its end belong to it."""
-        site = self._scopes.site(frame)
+        site = self._site(frame)
         step, waits = self._step(call, site)
         step.composite = composite
         position = len(self.steps)
@@ -258,15 +216,15 @@ class StepLog:
         if waits and site is not None:
             self._pending.append(PendingStep(position, FramePosition.of(site.nearest), call, finished=False))
         scope = Scope(position, id(barrier), call, self.registry.before(call.operands), not step.library, node)
-        self._scopes.running.append(scope)
+        self._running.append(scope)
         return scope
 
     def add_keywords(self, scope: Scope, operands: list[Tensor]) -> None:
         """Add a module's keyword arguments, which torch passes only to the hook at its end."""
-        known = self.registry.before(operands).operands
-        scope.before.operands.extend(known)
-        earlier = (one.reference for one in known if one.reference.step is None or one.reference.step <= scope.position)
-        self.steps[scope.position].operands.extend(earlier)
+        known = self.registry.before(operands)
+        scope.before.extend(known)
+        references = [operand.reference for operand in known]
+        self.steps[scope.position].operands += [r for r in references if (r.step or 0) <= scope.position]
 
     def finish(self, scope: Scope, outputs: list[Tensor], result: object) -> None:
         """Give a composite its outputs, or drop it where it returned nothing new."""
@@ -291,22 +249,23 @@ class StepLog:
             for place, (output, reference) in enumerate(zip(outputs, references, strict=True))
         ]
         if step.passes_through:
-            self._pending = [waiting for waiting in self._pending if waiting.position <= scope.position]
-        for waiting in self._pending:
-            if waiting.position == scope.position:
-                waiting.result, waiting.finished = result, True
-        if any(waiting.position > scope.position for waiting in self._pending):
+            self._pending = [pending for pending in self._pending if pending.position <= scope.position]
+        for pending in self._pending:
+            if pending.position == scope.position:
+                pending.result, pending.finished = result, True
+        if any(pending.position > scope.position for pending in self._pending):
             self._resolve_pending()
         elif scope.node is not None:
             self._bind(step, scope.node, scope.call, result, None)
 
     def end(self, scope: Scope) -> None:
-        """End a composite, whether it returned or raised."""
-        self._scopes.end(scope)
+        """End a composite, whether it returned or raised, and every composite inside it that has not ended."""
+        if scope in self._running:
+            del self._running[self._running.index(scope) :]
 
     def name_arguments(self, call: TracedCall, frame: FrameType) -> None:
         """Name the arguments of a module call in the traced code: `self.attention(query, key, value)`."""
-        site = self._scopes.site(frame)
+        site = self._site(frame)
         if site is not None and site.own and site.library is None:
             place, node = self._locator.find(site.frame)
             if node is not None and is_node_of(node, call):
@@ -316,22 +275,19 @@ class StepLog:
         """Keep the facts of an exception, at the innermost call that raised it."""
         if self.failure is not None and self.failure.error is error:
             return
-        site = self._scopes.site(frame)
+        site = self._site(frame)
         place, node = self._locator.find(site.nearest) if site is not None else (None, None)
-        names = {}
-        if node is not None and is_node_of(node, call):
-            names = by_tensor(operand_variables(node, call))
+        names = by_tensor(operand_variables(node, call)) if node is not None and is_node_of(node, call) else {}
         own = own_or_thin = _is_own(site)
-        given: dict[int, str] = {}
+        outer_names: dict[int, str] = {}
+        running = self._running
         if site is not None and site.own:
             place, _ = self._locator.find(site.frame)
-        else:
-            running = self._scopes.running
-            caller = next((at for at in range(len(running) - 1, -1, -1) if running[at].own), None)
-            if caller is not None:
-                place, outer = self.steps[running[caller].position].location, running[caller]
-                given = by_tensor(operand_variables(outer.node, outer.call)) if outer.node is not None else {}
-                own_or_thin = does_no_more([scope.call.name for scope in running[caller:]], call.name)
+        elif callers := [at for at, scope in enumerate(running) if scope.own]:
+            outer = running[callers[-1]]
+            place = self.steps[outer.position].location
+            outer_names = by_tensor(operand_variables(outer.node, outer.call)) if outer.node is not None else {}
+            own_or_thin = does_no_more([scope.call.name for scope in running[callers[-1] :]], call.name)
         parameters = parameter_names(call.func, call.args, call.keywords)
         operands = []
         for operand in call.operands:
@@ -339,7 +295,8 @@ class StepLog:
             inside = reference.step is not None and self.steps[reference.step - 1].library
             known = self._names.known(operand) if not inside else None
             # the traced code's names come first: a library's mean something only within the library
-            name = variable or known if own else given.get(id(operand)) or known or (None if own_or_thin else variable)
+            outer_name = outer_names.get(id(operand)) or known or (None if own_or_thin else variable)
+            name = variable or known if own else outer_name
             tensor = describe_tensor(operand, "new", reference, self.registry.root(operand))
             operands.append(RawOperand(name, tensor, parameters.get(id(operand)), extremes(operand)))
         taken = without_tensors(call.func, call.args, call.keywords)
@@ -348,11 +305,28 @@ class StepLog:
     def close(self) -> None:
         """Release every tensor and frame."""
         self._pending.clear()
-        self._scopes.close()
+        self._running.clear()
+        self._stop = None  # a frame keeps its variables alive, and the result is one of them
+
+    def _site(self, frame: FrameType | None) -> Site | None:
+        return self._frames.site(frame, self._stop, self._running[-1].barrier if self._running else None)
+
+    def _parent(self, site: Site | None) -> int | None:
+        """Return the position of the composite to which a call from a site belongs, if that composite has begun."""
+        if site is not None and site.library is not None:
+            mark: Any = site.library.f_trace
+            return mark.position if isinstance(mark, CompositeMark) else None
+        return self._running[-1].position if self._running else None
+
+    def _is_body(self, site: Site | None) -> bool:
+        """Return whether a call is in the innermost composite's own body, which may be in the target's file too."""
+        if site is None or not self._running:
+            return False
+        return site.frame.f_code is getattr(self._running[-1].call.func, "__code__", None)
 
     def _step(self, call: TracedCall, site: Site | None) -> tuple[RawStep, bool]:
         """Return a step for a call, and whether its location is looked up only if a second inner step follows."""
-        parent = self._scopes.parent(site)
+        parent = self._parent(site)
         if site is not None and site.library is not None and parent is None:
             parent = self._begin_call(site, site.library, call.path)
         waits = self._is_first(site, parent)
@@ -360,7 +334,7 @@ class StepLog:
             self._resolve_pending()
         self.add_from_other_threads(call.operands, parent)
         references = [self.registry.reference(operand) for operand in call.operands]
-        library = not _is_own(site) or self._scopes.is_body(site)
+        library = not _is_own(site) or self._is_body(site)
         return RawStep(call.name, None, references, [], call.path, parent, library=library, opaque=call.opaque), waits
 
     def _begin_call(self, site: Site, library: FrameType, module: str | None) -> int:
@@ -368,7 +342,7 @@ class StepLog:
         self._resolve_pending()
         place, node = self._locator.find(site.frame)
         itself = isinstance(node, ast.Call) and calls_itself(node, library.f_code.co_name)
-        around = self._scopes.running[-1].position if self._scopes.running else None
+        around = self._running[-1].position if self._running else None
         step = RawStep(library_call_name(library), place, [], [], module, around, composite="call")
         step.bound_names = tuple(self._names.bound(place)) if itself else ()
         self.steps.append(step)
@@ -380,15 +354,14 @@ class StepLog:
         return site is not None and not _is_own(site) and parent is not None and len(self.steps) == parent + 1
 
     def _resolve_pending(self) -> None:
-        """Look up the locations of pending steps."""
-        waiting, self._pending = self._pending, []
-        for one in waiting:
-            step = self.steps[one.position]
-            node = self._look_up(step, one.frame, one.call)
-            if node is not None and one.finished:
-                self._bind(step, node, one.call, one.result, one.written)
-            for scope in self._scopes.running:
-                if scope.position == one.position:
+        all_pending, self._pending = self._pending, []
+        for pending in all_pending:
+            step = self.steps[pending.position]
+            node = self._look_up(step, pending.frame, pending.call)
+            if node is not None and pending.finished:
+                self._bind(step, node, pending.call, pending.result, pending.written)
+            for scope in self._running:
+                if scope.position == pending.position:
                     scope.node = node
 
     def _look_up(self, step: RawStep, at: FramePosition | FrameType, call: TracedCall) -> ast.AST | None:
@@ -423,20 +396,18 @@ class StepLog:
 
     def _passes_through(self, position: int, outputs: list[Tensor]) -> bool:
         """Return whether a composite returns just what its only inner step, in the library's source, returns."""
-        inner = [place for place in range(position + 1, len(self.steps)) if self.steps[place].parent == position]
-        if len(inner) != 1 or not self.steps[inner[0]].library:
+        inner = [(place, s) for place, s in enumerate(self.steps[position + 1 :], position + 2) if s.parent == position]
+        if len(inner) != 1 or not inner[0][1].library:
             return False
-        made = [Reference(step=inner[0] + 1, output=place) for place in range(len(self.steps[inner[0]].outputs))]
-        return [self.registry.reference(output) for output in outputs] == made
+        returned = [Reference(step=inner[0][0], output=place) for place in range(len(inner[0][1].outputs))]
+        return [self.registry.reference(output) for output in outputs] == returned
 
     def _drop(self, position: int) -> None:
-        """Remove a composite and its inner steps."""
         if len(self.steps) > position + 1:
             self.registry.forget(position + 1)
         del self.steps[position:]
-        self._pending = [waiting for waiting in self._pending if waiting.position < position]
+        self._pending = [pending for pending in self._pending if pending.position < position]
 
 
 def _is_own(site: Site | None) -> bool:
-    """Return whether a call is in the traced code's own source."""
     return site is not None and site.own and site.library is None

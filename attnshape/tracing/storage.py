@@ -24,30 +24,25 @@ class TensorRegistry:
     """
 
     def __init__(self) -> None:
-        self._roots: dict[int, tuple[StorageWeakRef, Reference]] = {}
+        self._roots: dict[int | None, tuple[StorageWeakRef, Reference]] = {}
         self._tensors: dict[int, tuple[Callable[[], Tensor | None], Reference]] = {}
 
     def introduce(self, tensor: Tensor, reference: Reference) -> None:
         """Register a tensor that exists before the first step; the first of several names wins."""
-        if id(tensor) in self._tensors:
-            return
-        self._tensors[id(tensor)] = (weakref.ref(tensor), reference)
-        storage = _storage(tensor)
-        if storage is not None and storage._cdata not in self._roots:
-            self._roots[storage._cdata] = (_weak(storage), reference)
+        if id(tensor) not in self._tensors:
+            self._tensors[id(tensor)] = (weakref.ref(tensor), reference)
+            if self.root(tensor) is None:
+                self._allocate(tensor, reference)
 
     def reference(self, tensor: Tensor) -> Reference:
         """Return where a tensor comes from: its own reference, else that of its memory, else a constant."""
-        known = self._tensors.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        root = self.root(tensor)
-        return root if root is not None else Reference(constant=True)
+        if self.is_known(tensor):
+            return self._tensors[id(tensor)][1]
+        return self.root(tensor) or Reference(constant=True)
 
     def root(self, tensor: Tensor) -> Reference | None:
         """Return the tensor that allocated this one's memory, if that was seen."""
-        storage = _storage(tensor)
-        entry = self._roots.get(storage._cdata) if storage is not None else None
+        entry = self._roots.get(memory_of(tensor))
         return entry[1] if entry is not None else None
 
     def measure(
@@ -57,68 +52,52 @@ class TensorRegistry:
 
         `written` is the operand to which the step wrote in place, if it did.
         """
-        storage = _storage(output)
-        address = storage._cdata if storage is not None else None
-        entry = self._roots.get(address) if address is not None else None
+        address, root = memory_of(output), self.root(output)
         kind: StorageKind = "new"
         of: Reference | None = None
-        root: Reference | None = None
-        itself = next((operand for operand in operands if operand is output), None)
-        if written is not None and output is written:
-            kind, of = "inplace", self.reference(output)
-        elif itself is not None:
-            kind, of = "same", self.reference(output)
+        if any(operand is output for operand in operands) or output is written:
+            kind, of = "inplace" if output is written else "same", self.reference(output)
         else:
             # memory not seen before can only be that of an operand not seen before
-            unseen = operands if entry is not None else [o for o in operands if not self.is_known(o)]
+            unseen = operands if root is not None else [o for o in operands if not self.is_known(o)]
             sharer = next((o for o in unseen if address is not None and memory_of(o) == address), None)
             if sharer is not None:
                 kind, of = "view", self.reference(sharer)
-            elif entry is not None:
-                kind, of = "view", entry[1]
-        if kind != "new":
-            root = entry[1] if entry is not None else of
-        if entry is None and storage is not None:
-            self._roots[storage._cdata] = (_weak(storage), of or reference)
+            elif root is not None:
+                kind, of = "view", root
+        if root is None:
+            self._allocate(output, of or reference)
         self._tensors[id(output)] = (weakref.ref(output), reference)
-        return describe_tensor(output, kind, of, root)
+        return describe_tensor(output, kind, of, (root or of) if kind != "new" else None)
 
-    def conclude(self, output: Tensor, reference: Reference, before: OperandStates) -> RawTensor:
+    def conclude(self, output: Tensor, reference: Reference, before: list[OperandState]) -> RawTensor:
         """Describe a composite's output as its caller sees it, and register it under the reference.
 
         What was allocated inside is new to the caller.
         """
-        storage = _storage(output)
-        address = storage._cdata if storage is not None else None
-        entry = self._roots.get(address) if address is not None else None
+        address, root = memory_of(output), self.root(output)
         kind: StorageKind = "new"
         of: Reference | None = None
-        root = entry[1] if entry is not None else None
-        itself = next((known for known in before.operands if known.identity == id(output)), None)
-        sharer = next((known for known in before.operands if address is not None and known.address == address), None)
-        inside = (
-            root is not None and root.step is not None and reference.step is not None and root.step > reference.step
-        )
+        itself = next((operand for operand in before if operand.identity == id(output)), None)
+        sharer = next((operand for operand in before if address is not None and operand.address == address), None)
         if itself is not None:
             written = itself.version is not None and output._version != itself.version
             kind, of = "inplace" if written else "same", itself.reference
         elif sharer is not None:
             kind, of = "view", sharer.reference
-        elif root is not None and not inside:
+        elif root is not None and not (root.step or 0) > (reference.step or 0):
             kind, of = "view", root
-        if storage is not None and kind == "new":
-            self._roots[storage._cdata] = (_weak(storage), reference)
+        if kind == "new":
+            self._allocate(output, reference)
         self._tensors[id(output)] = (weakref.ref(output), reference)
         return describe_tensor(output, kind, of, root if kind != "new" else None)
 
-    def before(self, operands: list[Tensor]) -> OperandStates:
+    def before(self, operands: list[Tensor]) -> list[OperandState]:
         """Return the state of a composite's operands as it begins."""
-        return OperandStates(
-            [
-                OperandState(id(o), memory_of(o), None if o.is_inference() else o._version, self.reference(o))
-                for o in operands
-            ]
-        )
+        return [
+            OperandState(id(o), memory_of(o), None if o.is_inference() else o._version, self.reference(o))
+            for o in operands
+        ]
 
     def is_known(self, tensor: Tensor) -> bool:
         """Return whether this tensor object was registered."""
@@ -127,12 +106,15 @@ class TensorRegistry:
 
     def forget(self, since: int) -> None:
         """Forget the outputs of a step and of all later ones."""
-        self._tensors = {
-            key: entry for key, entry in self._tensors.items() if entry[1].step is None or entry[1].step < since
-        }
-        self._roots = {
-            key: entry for key, entry in self._roots.items() if entry[1].step is None or entry[1].step < since
-        }
+        self._tensors = {key: entry for key, entry in self._tensors.items() if (entry[1].step or 0) < since}
+        self._roots = {key: entry for key, entry in self._roots.items() if (entry[1].step or 0) < since}
+
+    def _allocate(self, tensor: Tensor, reference: Reference) -> None:
+        """Register the tensor that allocated the memory, if there is any."""
+        storage = _storage(tensor)
+        if storage is not None:
+            weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._roots[storage._cdata] = (weak, reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +127,6 @@ class OperandState:
     reference: Reference
 
 
-@dataclass(frozen=True, slots=True)
-class OperandStates:
-    """The operands of a composite as they were when it began."""
-
-    operands: list[OperandState]
-
-
 def describe_tensor(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Reference | None) -> RawTensor:
     """Return the facts that can be read off a tensor."""
     strided = tensor.layout is torch.strided
@@ -159,8 +134,8 @@ def describe_tensor(tensor: Tensor, kind: StorageKind, of: Reference | None, roo
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()) if strided else (),
         offset=int(tensor.storage_offset()) if strided else 0,
-        dtype=_dtype_name(tensor.dtype),
-        device=_device_name(tensor.device),
+        dtype=_text(tensor.dtype).removeprefix("torch."),
+        device=_text(tensor.device),
         itemsize=tensor.itemsize,
         contiguous=strided and tensor.is_contiguous(),
         kind=kind,
@@ -169,23 +144,16 @@ def describe_tensor(tensor: Tensor, kind: StorageKind, of: Reference | None, roo
     )
 
 
-@functools.cache
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-@functools.cache
-def _device_name(device: torch.device) -> str:
-    return str(device)
-
-
-def _weak(storage: torch.UntypedStorage) -> StorageWeakRef:
-    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+_text = functools.cache(str)
+"""Caches the names of dtypes and devices, which torch writes anew each time."""
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     try:
-        return _unwrapped(tensor).untyped_storage()
+        # below the wrappers of torch.func is the tensor that holds the numbers, with the axes that vmap hides
+        while _functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = _functorch.get_unwrapped(tensor)
+        return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have none
         return None
 
@@ -199,10 +167,3 @@ def memory_of(tensor: Tensor) -> int | None:
 def is_mapped(tensor: Tensor) -> bool:
     """Return whether `torch.func.vmap` maps over the tensor, and hides that axis."""
     return _functorch.is_batchedtensor(tensor)
-
-
-def _unwrapped(tensor: Tensor) -> Tensor:
-    """Return the tensor that holds the numbers, with the axes that vmap hides."""
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return tensor

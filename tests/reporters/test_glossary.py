@@ -33,4 +33,4 @@ def test_markdown_has_three_complete_tables() -> None:
     tokens = MarkdownIt("commonmark").enable("table").parse(glossary_markdown())
     assert sum(token.type == "table_open" for token in tokens) == 3
     rows = sum(token.type == "tr_open" for token in tokens)
-    assert rows == sum(len(chapter.rows) + 1 for chapter in chapters())
+    assert rows == sum(len(rows_of) + 1 for _, _, rows_of in chapters())

@@ -87,11 +87,10 @@ def load(name: str) -> dict[str, Callable[..., Case]]:
 
 
 def _module_name(name: str) -> str:
-    if name in CATALOG:
-        return CATALOG[name]
-    raise AttnshapeError(
-        f"there is no mechanism {name!r} in the catalog", did_you_mean(name, CATALOG, "the mechanisms are")
-    )
+    if name not in CATALOG:
+        hint = did_you_mean(name, CATALOG, "the mechanisms are")
+        raise AttnshapeError(f"there is no mechanism {name!r} in the catalog", hint)
+    return CATALOG[name]
 
 
 def _is_case(function: ast.FunctionDef) -> bool:
@@ -108,7 +107,6 @@ def _case(function: ast.FunctionDef) -> CaseDescription:
 
 
 def _section(doc: str, heading: str) -> str:
-    """Return the indented lines below a heading."""
     lines = doc.partition(f"\n{heading}\n")[2].splitlines()
     end = next((place for place, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
     return textwrap.dedent("\n".join(lines[:end])).strip()
