@@ -65,8 +65,8 @@ def find_renderer(name: str, kind: Literal["traces", "reports"]) -> BatchReporte
 def find_renderer(name: str, kind: Kind, *, selects: bool = False, draws_patterns: bool = False) -> Any:
     """Return what renders a kind of value in a format, which has the name that `--format` takes; `auto` is resolved.
 
-    Raises AttnshapeError if there is no such format, or if it can't show a part of a trace (`selects`) or draw attention
-    patterns; the hint names the formats that can.
+    Raises AttnshapeError if there is no such format, or if it can't show a part of a trace (`selects`), or draw
+    attention patterns; the hint names the formats that can.
     """
     able = formats_for(kind)
     choices = ", ".join((AUTO, *able))
