@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -55,9 +56,9 @@ class Monomial:
 
 
 def _monomial(coefficient: Fraction, powers: Iterable[tuple[str, int]]) -> Monomial:
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for name, power in powers:
-        total[name] = total.get(name, 0) + power
+        total[name] += power
     return Monomial(coefficient, frozenset((name, power) for name, power in total.items() if power))
 
 

@@ -6,6 +6,7 @@ import itertools
 import operator
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,11 +36,9 @@ class Formula:
 def matched(actual: int, sizes: Mapping[str, int]) -> Formula:
     """Return the one size that an axis of a single run equals, else its number."""
     equal = [symbol for symbol, size in sizes.items() if size == actual]
-    return (
-        Formula(equal[0], "matched")
-        if actual > 1 and len(equal) == 1
-        else Formula(str(actual), "literal", unsolved=True)
-    )
+    if actual > 1 and len(equal) == 1:
+        return Formula(equal[0], "matched")
+    return Formula(str(actual), "literal", unsolved=True)
 
 
 Values = tuple[int, ...]
@@ -73,16 +72,13 @@ class Solver:
         self._primes = [plan.primes(round_) for round_ in range(rounds)]
         actual = plan.sizes.numbers
         self._runs = [*(plan.numbers(round_) for round_ in range(rounds)), *validation, actual]
-        fixed = [symbol for symbol in actual if all(numbers[symbol] == actual[symbol] for numbers in self._runs)]
-        sizes = [actual[symbol] for symbol in fixed]
-        self._fixed = {actual[symbol]: symbol for symbol in fixed if sizes.count(actual[symbol]) == 1}
-        self._any_fixed = any(size > 1 for size in sizes)
+        fixed = {symbol: n for symbol, n in actual.items() if all(numbers[symbol] == n for numbers in self._runs)}
+        counts = Counter(fixed.values())
+        self._fixed = {size: symbol for symbol, size in fixed.items() if counts[size] == 1}
+        self._any_fixed = any(size > 1 for size in counts)
         self._found: dict[tuple[Values, int], Formula] = {}
-        self._sums: dict[str, Values] = {
-            symbol: self._at(symbol)
-            for symbol in plan.sizes.follows
-            if symbol not in plan.symbols and symbol not in fixed
-        }
+        dependent = [symbol for symbol in plan.sizes.follows if symbol not in plan.symbols and symbol not in fixed]
+        self._sums: dict[str, Values] = {symbol: self._at(symbol) for symbol in dependent}
         self._known_before = len(self._sums)
         self.needs_more_runs = False
 
@@ -167,14 +163,12 @@ class Solver:
 
     def _agree(self, texts: Sequence[str]) -> bool:
         """Return whether formulas agree at all sizes at which the target takes the same steps."""
-        expressions = [parse_expression(text) for text in texts]
+        expressions = list(map(parse_expression, texts))
 
-        def same(sizes: Mapping[str, int]) -> bool:
-            return len({expression.evaluate(sizes) for expression in expressions}) == 1
+        def agree_at(places: Iterable[Mapping[str, int]]) -> bool:
+            return all(len({expression.evaluate(sizes) for expression in expressions}) == 1 for sizes in places)
 
-        if all(map(same, self._other_sizes)):
-            return True
-        return all(map(same, self._coprime_sizes)) and not all(map(same, self._diverging))
+        return agree_at(self._other_sizes) or (agree_at(self._coprime_sizes) and not agree_at(self._diverging))
 
     def _by_simplicity(self, quotients: Sequence[tuple[str, Values]]) -> Iterator[list[tuple[str, str]]]:
         """Yield formulas, each with the sum in it, the simple kinds first."""

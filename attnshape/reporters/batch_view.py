@@ -10,6 +10,7 @@ from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.model.formatting import pluralize
 from attnshape.model.report import Finding, Report
 from attnshape.model.trace import Trace
+from attnshape.reporters.labels import source_label
 
 ResultT = TypeVar("ResultT", Trace, Report)
 
@@ -97,8 +98,8 @@ def distinct_findings(items: Sequence[BatchItem[Report]]) -> list[Finding]:
 
 def _trace_outcome(trace: Trace) -> str:
     if trace.failure is not None:
-        source = trace.failure.source
-        return f"failed at step {len(trace.steps) + 1}" + (f", {source.file}:{source.line}" if source else "")
+        place = source_label(trace.failure.source)
+        return f"failed at step {len(trace.steps) + 1}{place and f', {place}'}"
     broken = sum(not expected.holds for expected in trace.expectations)
     wrong = sum(
         bool(output.tensor.declared and not output.tensor.checked) for step in trace.steps for output in step.outputs

@@ -40,8 +40,8 @@ def trace_markdown(view: TraceView) -> str:
             rows.append((row.cells[0], *cells))
         parts.append(markdown_table(rows, numbered=True))
     explanations = [f"- **{row.explanation[0]}** {prose(row.explanation[1])}" for row in view.rows if row.explanation]
-    lists = ["\n".join(explanations)] if explanations else []
-    lists += ["\n".join(map(_footer_item, view.footer))] if view.footer else []
+    lists = ["\n".join(items) for items in (explanations, map(_footer_item, view.footer))]
+    lists = [text for text in lists if text]
     # two lists in a row would become one: an invisible comment separates them
     return "\n\n".join([*parts, "\n\n<!-- -->\n\n".join(lists)]).rstrip() + "\n"
 

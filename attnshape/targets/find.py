@@ -128,13 +128,9 @@ def find_target(spec: TargetSpec) -> Target:
             raise AttnshapeError(f"{spec.target!r} names no case", f"its cases: attnshape catalog {where}")
         return mechanism_target(spec, where, path)
     if spec.options:
-        raise AttnshapeError(
-            (Option("options", key=next(iter(spec.options))), f" is for built-in mechanisms, {spec.target} isn't one"),
-            (
-                f"the built-in ones: {', '.join(CATALOG)}; your own target takes its arguments with ",
-                *(Option("init"), " and ", Option("arguments")),
-            ),
-        )
+        why = (Option("options", key=next(iter(spec.options))), f" is for built-in mechanisms, {spec.target} isn't one")
+        how = f"the built-in ones: {', '.join(CATALOG)}; your own target takes its arguments with "
+        raise AttnshapeError(why, (how, Option("init"), " and ", Option("arguments")))
     if not colon or not path:
         raise _incomplete(where)
     return user_target(spec, where, path)

@@ -183,13 +183,9 @@ def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> R
     missing = [name for name in required_parameters(target) if name not in values]
     if missing:
         lacking = f"; nothing is given for {', '.join(missing)}" if missing != names else ", but no value is given"
-        raise AttnshapeError(
-            f"{label} takes {', '.join(names)}{lacking}",
-            (
-                *("describe each tensor: ", Option("inputs", "B L D", missing[0])),
-                *(", or write its value in Python: ", Option("arguments", "…", missing[0])),
-            ),
-        )
+        described, written = Option("inputs", "B L D", missing[0]), Option("arguments", "…", missing[0])
+        hint = ("describe each tensor: ", described, ", or write its value in Python: ", written)
+        raise AttnshapeError(f"{label} takes {', '.join(names)}{lacking}", hint)
     # what no parameter is named after goes to **kwargs by name where these are read, else to *args in order
     to_args = inspect.Parameter.VAR_POSITIONAL in kinds and not _reads_keywords(target, kinds)
     extra = [name for name in values if to_args and name not in names]

@@ -34,9 +34,8 @@ def assignment_targets(node: Any) -> tuple[tuple[str | None, ...], bool, ast.exp
         case ast.AnnAssign(target=target, annotation=annotation):
             return (_name(target),), False, annotation
         case ast.Assign(targets=[ast.Tuple(elts=names) | ast.List(elts=names), *_]):
-            if any(isinstance(name, ast.Starred) for name in names):
-                return (), False, None
-            return tuple(_name(name) for name in names), True, None
+            starred = any(isinstance(name, ast.Starred) for name in names)
+            return ((), False, None) if starred else (tuple(map(_name, names)), True, None)
         case ast.Assign(targets=[target, *_]):
             return (_name(target),), False, None
         case ast.Tuple(elts=values):
@@ -91,8 +90,7 @@ def calls_itself(node: ast.AST, operation: str) -> bool:
     """Return whether a node is an operation's own call, not that of something which uses it, as `sum(rows)` does."""
     if not isinstance(node, ast.Call):
         return True
-    function = node.func
-    written = function.id if isinstance(function, ast.Name) else getattr(function, "attr", None)
+    written = getattr(node.func, "id", getattr(node.func, "attr", None))
     return written == operation.rpartition(".")[2]
 
 
@@ -230,12 +228,12 @@ def has_own_source(code: CodeType) -> bool:
 @functools.lru_cache(maxsize=4)
 def _code_of(text: str) -> set[CodeType]:
     try:
-        found = [compile(text, "<string>", "exec", dont_inherit=True)]
+        codes = [compile(text, "<string>", "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):
         return set()
-    for code in found:
-        found += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return set(found)
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(codes)
 
 
 class SourceLocator:
@@ -284,11 +282,10 @@ class SourceLocator:
 
 def _text(source: ExecutingSource, node: Any) -> str:
     """Return a node's exact text by UTF-8 offsets; `ast.get_source_segment` splits the whole file on each call."""
-    lines = _lines(source.text)[node.lineno - 1 : node.end_lineno]
-    last = lines[-1].encode()[: node.end_col_offset]
-    if len(lines) == 1:
-        return str(last[node.col_offset :], "utf-8")
-    return "\n".join([str(lines[0].encode()[node.col_offset :], "utf-8"), *lines[1:-1], str(last, "utf-8")])
+    lines = [line.encode() for line in _lines(source.text)[node.lineno - 1 : node.end_lineno]]
+    lines[-1] = lines[-1][: node.end_col_offset]
+    lines[0] = lines[0][node.col_offset :]
+    return b"\n".join(lines).decode()
 
 
 @functools.lru_cache(maxsize=64)

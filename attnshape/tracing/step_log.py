@@ -320,9 +320,8 @@ class StepLog:
 
     def _is_body(self, site: Site | None) -> bool:
         """Return whether a call is in the innermost composite's own body, which may be in the target's file too."""
-        if site is None or not self._running:
-            return False
-        return site.frame.f_code is getattr(self._running[-1].call.func, "__code__", None)
+        body = getattr(self._running[-1].call.func, "__code__", None) if self._running else None
+        return site is not None and site.frame.f_code is body
 
     def _step(self, call: TracedCall, site: Site | None) -> tuple[RawStep, bool]:
         """Return a step for a call, and whether its location is looked up only if a second inner step follows."""
