@@ -93,6 +93,7 @@ def test_no_progress_for_short_work(tmp_path: Path):
     assert process.wait() == 0
 
 
+@pytest.mark.slow
 def test_interrupt_erases_the_progress_line(tmp_path: Path):
     process, leader = start(tmp_path, COMMAND)
     written = ""

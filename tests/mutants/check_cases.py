@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from _pytest.mark import ParameterSet
 
+from attnshape.checks.rules.registry import RULES
 from attnshape.model.report import Report
 from attnshape.options.claims import Claims
 from attnshape.options.spec import RunOptions, TargetSpec
@@ -32,9 +33,10 @@ def runs(entries: Sequence[Pair | Unusual], is_quick: Callable[[int], bool]) -> 
     return found
 
 
-def is_first_of_its_code(index: int) -> bool:
-    """Return whether no pair before this one has its code."""
-    return PAIRS[index].code not in {pair.code for pair in PAIRS[:index]}
+def is_first_of_its_rule(index: int) -> bool:
+    """Return whether no pair before this one has a code of the same rule."""
+    codes = next(rule.CODES for rule in RULES if PAIRS[index].code in rule.CODES)
+    return not any(pair.code in codes for pair in PAIRS[:index])
 
 
 def check(entry: Pair | Unusual, case: str, size: int, seed: int) -> Report:

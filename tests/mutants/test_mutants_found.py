@@ -5,10 +5,10 @@ import pytest
 from attnshape.checks.rules.pages import codes
 from attnshape.comments.verify import CODES as WRITTEN
 from tests.mutants.cases import PAIRS, UNUSUAL, Pair, Unusual, wrong_line
-from tests.mutants.check_cases import check, failed_rules, is_first_of_its_code, runs
+from tests.mutants.check_cases import check, failed_rules, is_first_of_its_rule, runs
 
 
-@pytest.mark.parametrize(("pair", "size", "seed"), runs(PAIRS, is_first_of_its_code))
+@pytest.mark.parametrize(("pair", "size", "seed"), runs(PAIRS, is_first_of_its_rule))
 def test_mutant_is_found_at_its_line(pair: Pair, size: int, seed: int) -> None:
     report = check(pair, pair.wrong, size, seed)
     assert [finding.code for finding in report.findings] == [pair.code], report.findings
