@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ["pytester"]
+# targets, which have no doctests and import large libraries
+collect_ignore_glob = ["libraries/cases/*", "mutants/pairs/*", "mutants/unusual/*", "comments/sources/*"]
 pytest.register_assert_rewrite("tests.goldens")
 
 from tests.goldens import set_updating  # noqa: E402  # so that its assertion shows what differs
@@ -16,6 +18,8 @@ from tests.goldens import set_updating  # noqa: E402  # so that its assertion sh
 # the tensors are small, and the threads of several workers would compete for the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+# else each process that a test starts compiles the package again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # the same width in every terminal
 os.environ["COLUMNS"] = "80"
 

@@ -61,7 +61,7 @@ FITTING_CODES = {
 }
 """The codes that fit each kind of fault: two swapped axes are an order; the same length twice is a size."""
 
-QUICK = ["annotated", "einops_attn", "gqa", "head_modules", "kvcache", "linear_attn", "mla", "nanogpt", "rope", "slot"]
+QUICK = ["annotated", "einops_attn", "gqa", "kvcache", "nanogpt", "slot"]
 """Fast files in different notations."""
 
 KNOWN_MISSES = [fault for fault in FAULTS if fault.reason is not None]

@@ -31,7 +31,6 @@ FILES = sorted({case.partition(":")[0] for case in HAND_WORKED})
 
 QUICK = {
     *("torch_cases:mha_self", "labml_cases:cross", "diffusers_cases:cross", "transformers_text_cases:gpt2"),
-    *("vit_pytorch_cases:vit", "efficient_cases:linformer"),
 }
 """Cases that are traced and checked by default; the others are marked as slow."""
 

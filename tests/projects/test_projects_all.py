@@ -16,6 +16,7 @@ from attnshape.options.spec import RunOptions, TargetSpec
 from tests.cli.running import Attnshape
 from tests.projects.models import DOUBLE, ENTRY, FAILS, MISSING, RIGHT, SIZES, WRONG
 from tests.reporters import sample_traces
+from tests.sampling import sampled
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +171,7 @@ def test_invalid_claim_is_reported_with_its_target(attnshape: Attnshape, folder:
     assert typed.err.startswith("error: --claim 'casual' isn't a claim")
 
 
-@pytest.mark.parametrize("form", ["text", "markdown", "github", "sarif"])
+@pytest.mark.parametrize("form", sampled(["text", "markdown", "github", "sarif"], ["text", "sarif"]))
 def test_check_at_several_sizes_in_every_format(form: str, attnshape: Attnshape, folder: Path) -> None:
     (folder / "model.py").write_text(WRONG)
     result = attnshape(f"check attention --format {form}")

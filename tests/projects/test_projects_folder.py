@@ -29,7 +29,7 @@ def job(name: str, **sizes: int) -> Job:
 
 
 def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
 
 
 def test_each_trace_is_a_file(attnshape: Attnshape, folder: Path) -> None:

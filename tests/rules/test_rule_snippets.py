@@ -16,9 +16,9 @@ CODES = list(CONTEXTS)
 
 
 def mostly_slow(quick: int) -> list[object]:
-    """Return every code as a parameter; all but one in eight are slow."""
+    """Return every code as a parameter; all but one in sixteen are slow."""
     return [
-        pytest.param(code, marks=() if place % 8 == quick else pytest.mark.slow) for place, code in enumerate(CODES)
+        pytest.param(code, marks=() if place % 16 == quick else pytest.mark.slow) for place, code in enumerate(CODES)
     ]
 
 
