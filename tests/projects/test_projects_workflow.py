@@ -146,7 +146,7 @@ def test_both_branches_are_traced_with_their_own_code(tmp_path: Path) -> None:
             named = {output["name"] for step in trace["steps"] for output in step["outputs"]}
             if trace["target"] == "model.py:Attention":
                 assert named & {"scores", "logits"} == {name}
-    assert git(job.folder, "status", "--porcelain", env=job.env) == ""
+    assert git(job.folder, "status", "--porcelain", "--", ":(exclude)__pycache__", env=job.env) == ""
 
 
 @pytest.mark.slow
