@@ -1,4 +1,4 @@
-"""A source file as bytes and as text, and edits that leave all of it but their own places unchanged."""
+"""A source file as bytes and as text, and edits that change only the bytes they replace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LineEnd:
 
 @dataclass(frozen=True)
 class PythonSource:
-    """A Python file. Its text is decoded as Python does it, and keeps its line endings."""
+    """A Python file. Its text is decoded as Python decodes it, and keeps its line endings."""
 
     path: Path
     data: bytes
@@ -72,7 +72,7 @@ class PythonSource:
         return [0, *(match.end() for match in _NEWLINE.finditer(self.utf8))]
 
     def offset(self, line: int, column: int) -> int:
-        """Return the offset of a place, by line from 1 and column in UTF-8 bytes from 0."""
+        """Return the offset of a position: lines count from 1, columns in UTF-8 bytes from 0."""
         return self._lines[line - 1] + column if 0 < line <= len(self._lines) else -1
 
     def line(self, offset: int) -> int:
@@ -84,7 +84,7 @@ class PythonSource:
         return self._lines[self.line(offset) - 1]
 
     def end_of_line(self, offset: int) -> LineEnd | None:
-        """Return where the line of an offset can get a comment; None if more code follows the offset on the line."""
+        """Return the position for a comment on the line of an offset; None if code follows the offset on that line."""
         rest = _REST_OF_LINE.match(self.utf8, offset)
         if rest is None:
             return None
@@ -93,7 +93,7 @@ class PythonSource:
         return LineEnd(start + len(text), start, text.decode())
 
     def edited(self, edits: Iterable[Edit]) -> bytes:
-        """Return the file's bytes with edits, which don't overlap. Edits at one offset keep their order.
+        """Return the file's bytes after edits that don't overlap. Edits at the same offset keep their order.
 
         Raises AttnshapeError if the file's encoding lacks a character.
         """
@@ -112,7 +112,7 @@ class PythonSource:
 
 
 def decode_source(path: Path, data: bytes) -> PythonSource:
-    """Return a file's bytes as source. Raises AttnshapeError if they aren't text in the encoding that they name."""
+    """Decode a file's bytes. Raises AttnshapeError if they aren't text in the encoding that the file declares."""
     name = display_path(str(path))
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)

@@ -1,4 +1,4 @@
-"""`attnshape catalog`: the built-in mechanisms; with a name, its formula, paper, sizes and code."""
+"""`attnshape catalog`: lists the built-in mechanisms, or shows one mechanism's formula, paper, sizes and code."""
 
 from __future__ import annotations
 

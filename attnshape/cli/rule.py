@@ -1,4 +1,4 @@
-"""`attnshape rule`: what a code means; without one, all codes."""
+"""`attnshape rule`: explains a code, or lists all codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses shapes as people write them in comments: `(B, nh, T, hs)`, `[n_batch, n_Q]`, `B x H x L`, `b n (h d)`."""
+"""Parses the notations of shapes in comments: `(B, nh, T, hs)`, `[n_batch, n_Q]`, `B x H x L`, `b n (h d)`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEANINGS: dict[Meaning, tuple[str, ...]] = {
         hidden_dim hid_dim channels features feat model dmodel"""
     ),
 }
-"""No word stands for two meanings."""
+"""Names of axes by their usual meaning; no name has two meanings."""
 
 _OTHER = _words(
     """window window_size n_windows num_windows groups group n_group n_groups classes vocab vocab_size patches n_patches
@@ -48,11 +48,11 @@ _TYPES = _words(
 
 
 _ENGLISH = _words("of in to is at on by or as if it we be no so an do up us my vs eg ie the and for not all are")
-"""Short words that are English rather than a dimension name: `(of T)`."""
+"""Short English words that aren't dimension names, as in `(of T)`."""
 
 
 def usual_meaning(name: str) -> Meaning | None:
-    """Return what an axis of that name usually is, None if it may be anything.
+    """Return the usual meaning of an axis with this name, or None.
 
     >>> usual_meaning("nh"), usual_meaning("batch size"), usual_meaning("N")
     ('heads', 'batch', None)
@@ -62,7 +62,7 @@ def usual_meaning(name: str) -> Meaning | None:
 
 
 def is_axis_word(name: str) -> bool:
-    """Return whether axes commonly have this name: `batch`, `seq_len`, `n_windows`.
+    """Return whether this is a common name of an axis: `batch`, `seq_len`, `n_windows`.
 
     >>> is_axis_word("seq len"), is_axis_word("faster")
     (True, False)
@@ -71,12 +71,12 @@ def is_axis_word(name: str) -> bool:
 
 
 def is_type(name: str) -> bool:
-    """Return whether a word names a type or is a keyword, as in `(Tensor, optional)`, and so no axis."""
+    """Return whether a word is a type or a keyword and not an axis, as in `(Tensor, optional)`."""
     return name.lower().rpartition(".")[2] in _TYPES
 
 
 def normalize_name(name: str) -> str:
-    """Return a name with underscores for its gaps: `batch size` and `batch-size` are `batch_size`."""
+    """Replace the spaces and hyphens of a name with underscores: `batch size` becomes `batch_size`."""
     return re.sub(r"[\s-]+", "_", name.strip())
 
 
@@ -92,28 +92,28 @@ _ALLOWED = (
 )
 _MOST_DIGITS = 16
 MAX_LENGTH = 1000
-"""Longer comments and lines are data, and would take long to parse."""
+"""Longer comments and lines aren't parsed: they contain data, and parsing them would be slow."""
 PRIME = "ʹ"
-"""Replaces the apostrophe of `H'` in expressions, since Python's names can't have one."""
+"""Replaces the apostrophe of `H'` in expressions, since Python's names can't contain one."""
 _ANY_AXES = ("...", "…", "*", "..")
 _ANY_SIZE = ("?", "_", "-1", ":")
 _EITHER = re.compile(r"[QKVST]/[QKVST]")
-"""One length or another: of queries or keys, of source or target."""
+"""One of two lengths, such as `T/S`: target or source."""
 
 
 @dataclass(frozen=True)
 class AxisToken:
-    """One documented axis: a dimension name, an expression of names, a number, any size, or any number of axes."""
+    """One axis of a documented shape: a name, a number, an expression, an arbitrary size, or any number of axes."""
 
     text: str
     kind: Literal["name", "number", "expression", "any", "variadic"]
     tree: ast.expr | None = None
     broadcast: bool = False
-    """Whether the size 1 fits too, as with jaxtyping's `#L`."""
+    """Whether the axis may also have size 1, as with jaxtyping's `#L`."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The dimension names in it, each once."""
+        """The distinct dimension names."""
         if self.kind == "name":
             return (self.text,)
         nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name)] if self.tree is not None else []
@@ -133,7 +133,7 @@ class ShapeText:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The dimension names in it, each once."""
+        """The distinct dimension names."""
         return tuple(dict.fromkeys(name for axis in self.axes for name in axis.names))
 
 
@@ -154,7 +154,7 @@ def parse_axis(text: str) -> AxisToken | None:
     if is_type(plain):
         return None
     if _WORDS.fullmatch(plain) and not _DIFFERENCE.fullmatch(plain):
-        # several words are one axis's name if they, or one of them, are an axis's: `[src len, hid dim]`
+        # several words are one name if one of them, or all together, are a common name: `[src len, hid dim]`
         axis_words = [word for word in (plain, *plain.split()) if len(word) > 2 and is_axis_word(word)]
         return AxisToken(normalize_name(plain), "name") if " " not in plain or axis_words else None
     return _expression(plain)
@@ -185,7 +185,7 @@ def _expression(plain: str) -> AxisToken | None:
 
 
 def find_shapes(text: str) -> Iterator[ShapeText]:
-    """Yield the bracketed shapes in a text, without calls and subscripts such as `view(B, T)` and `x[B, T]`.
+    """Yield the bracketed shapes in a text, except in calls and subscripts such as `view(B, T)` and `x[B, T]`.
 
     >>> [documented.text for documented in find_shapes("(B, T) @ [T, C] -> view(B, C), (see above)")]
     ['(B, T)', '[T, C]']
@@ -201,13 +201,13 @@ def find_shapes(text: str) -> Iterator[ShapeText]:
         axes = None if called else _bracketed(text[place + 1 : end - 1])
         if axes is not None:
             yield ShapeText(axes, text[place:end], place, end, bracketed=True)
-        # the brackets within `torch.Size([B, T])` may hold a shape
+        # the inner brackets of `torch.Size([B, T])` may contain a shape
         skipped = axes is not None or (called and not before.endswith("Size"))
         place = end if skipped else place + 1
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Return the position after the bracket that closes the one at `start`, None if none does."""
+    """Return the position after the closing bracket of the one at `start`; None if there is none."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] in "([") - (text[place] in ")]")
@@ -254,7 +254,7 @@ def _einops(text: str) -> tuple[AxisToken, ...] | None:
 
 
 def parse_bare_shape(text: str) -> ShapeText | None:
-    """Parse a text that is one shape without brackets: `B x H x L`, `B,T,C`, `batch, seq, dim`, `b h n d`.
+    """Parse a shape without brackets: `B x H x L`, `B,T,C`, `batch, seq, dim`, `b h n d`.
 
     >>> [axis.text for axis in parse_bare_shape("B x H x L").axes], parse_bare_shape("split the heads")
     (['B', 'H', 'L'], None)
@@ -294,7 +294,7 @@ def find_bare_shapes(text: str) -> list[ShapeText]:
 
 
 def _plausible(axes: tuple[AxisToken, ...] | None) -> tuple[AxisToken, ...] | None:
-    """Return the axes of a list without brackets, None if one of them is likely not meant as an axis."""
+    """Return the axes if all their names are likely names of axes, else None."""
     names = [name for axis in axes or () for name in axis.names]
     likely = all((len(name) <= 2 or is_axis_word(name) or "_" in name) and name not in _ENGLISH for name in names)
     return axes if likely else None

@@ -1,4 +1,4 @@
-"""The outline of a trace: the part that is compared, without anything that depends on the machine."""
+"""The outline of a trace: the parts that are compared, without those that depend on the machine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from attnshape.tracing.operations import short_name
 INPUT = "input"
 """The operation of an input, which is compared like a step."""
 UNEXPLAINED = "?"
-"""Stands in a signature for an axis whose size depends on the data, so that no formula gives it."""
+"""The signature's symbol for an axis whose size depends on the data, so that it has no formula."""
 _LARGEST = 2**63 - 1
 """The largest number that can be saved."""
 
 
 class Outline(Struct, frozen=True, kw_only=True):
-    """The part of a trace that is compared."""
+    """The parts of a trace that are compared."""
 
     target: str
     sizes: dict[str, int]
@@ -37,7 +37,7 @@ class Outline(Struct, frozen=True, kw_only=True):
 
     @property
     def totals(self) -> Totals:
-        """The totals; the results of a composite are counted at the inner steps that made them."""
+        """The totals. The outputs of a composite are counted at the inner steps that produced them."""
         composites = {step.parent for step in self.steps}
         counted = [
             (tensor, math.prod(loop.count for loop in step.loops))
@@ -50,7 +50,7 @@ class Outline(Struct, frozen=True, kw_only=True):
         return Totals(len(self.steps), min(new, _LARGEST), min(views, _LARGEST))
 
     def own_text(self, step: OutlineStep) -> str:
-        """Return a step's expression with `…` in place of its operands, whose text belongs to other steps.
+        """Return a step's expression with `…` in place of the operands that other steps produced.
 
         >>> import attnshape
         >>> made = outline(attnshape.trace("scaled-dot-product"))
@@ -65,7 +65,7 @@ class Outline(Struct, frozen=True, kw_only=True):
                 read = self.steps[reference.step - 1]
                 texts |= {read.expression} if read.expression != step.expression else set()
                 texts |= {output.name or "" for output in read.outputs[reference.output : reference.output + 1]}
-        # the longest first: an outer expression contains the inner ones
+        # the longest first, since an outer expression contains inner ones
         longest = sorted(texts - {""}, key=lambda text: (-len(text), text))
         if not longest:
             return step.expression
@@ -74,7 +74,7 @@ class Outline(Struct, frozen=True, kw_only=True):
 
 
 def outline(trace: Trace, inner: bool = True) -> Outline:
-    """Return a trace's outline, with the steps inside of libraries' functions and modules if `inner`.
+    """Return a trace's outline, including the steps inside of library functions and modules if `inner`.
 
     >>> import attnshape
     >>> made = outline(attnshape.trace("scaled-dot-product"))
@@ -101,12 +101,12 @@ class _Selection:
     """The steps that an outline keeps, and the outputs that replace those of the other steps."""
 
     numbers: Mapping[int, int]
-    """The number in the outline of each step that is kept."""
+    """The number in the outline of each step kept, by its number in the trace."""
     replacements: Mapping[tuple[int, int], tuple[int, int]]
-    """For each output that is left out, by step and position, the output of the composite around it."""
+    """For each output left out, as (step, position), the output of the enclosing composite."""
 
     def reference(self, reference: Reference) -> Reference:
-        """Return a trace's reference as the outline has it."""
+        """Translate a reference of the trace to the outline's step numbers."""
         if reference.step is None:
             is_input = reference.input is not None
             parameter = None if is_input else reference.parameter
@@ -135,7 +135,7 @@ def _top_level(trace: Trace) -> _Selection:
 def _step(step: Step, selection: _Selection, loops: tuple[Loop, ...], is_composite: bool) -> OutlineStep:
     around = sorted(_loops_around(step.index, loops), key=lambda loop: loop.first - loop.last)
     read = [operand for operand in step.operands if operand.step is not None or operand.input is not None]
-    # an output of each iteration of a loop is read as often as the loop repeats, which depends on the sizes
+    # a step after a loop may read an output of each iteration, whose number depends on the sizes
     repeated = {use for use in read if use.step is not None and set(_loops_around(use.step, loops)) - set(around)}
     once = [use for place, use in enumerate(read) if use not in repeated or use not in read[:place]]
     uses = list(map(selection.reference, once))
@@ -158,7 +158,7 @@ def _loops_around(index: int, loops: tuple[Loop, ...]) -> Iterator[Loop]:
 
 
 def input_step(tensor: OutlineTensor) -> OutlineStep:
-    """Return an input as the step that stands for it."""
+    """Return a step that represents an input."""
     return OutlineStep(index=0, expression=tensor.name or "", operation=INPUT, outputs=(tensor,))
 
 
@@ -189,5 +189,5 @@ def _signature(record: TensorRecord) -> str:
 
 
 def _text(expression: str) -> str:
-    # broken source may contain half of a surrogate pair, which can't be saved
+    # invalid source may contain a lone surrogate, which can't be saved
     return strip_self(unfold(expression)).encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The data flow of a run, and the softmaxes in it: one call, or spelled out with exponentials."""
+"""The data-flow graph of a run, and its softmaxes: single calls, or computed with exponentials."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from attnshape.tracing import operations as ops
 
 
 class OutputRef(NamedTuple):
-    """One output of a call: the call's number, counted from 1 as in `RawStep.order`, and which of its outputs."""
+    """One output of a call: the call's number, from 1 as in `RawStep.order`, and the output's index."""
 
     order: int
     output: int = 0
 
 
 Producer = OutputRef | str
-"""What an operand comes from: another call's output, or an input, parameter or constant by name."""
+"""The source of an operand: another call's output, or the name of an input, parameter or constant."""
 Producers = tuple[Producer, ...]
-"""What made a tensor, and then what wrote to its memory."""
+"""The producer of a tensor, followed by those that wrote to its memory."""
 
 
 class Node(Protocol):
@@ -46,7 +46,7 @@ class Node(Protocol):
 
     @property
     def numel(self) -> int:
-        """How many elements its first output has."""
+        """The number of elements of its first output."""
 
 
 N = TypeVar("N", bound=Node)
@@ -62,7 +62,7 @@ class DataFlow(Generic[N]):
 
     @cached_property
     def consumers(self) -> dict[Producer, list[tuple[N, int]]]:
-        """For each producer, the calls that read it, and as which operand."""
+        """The calls that read each producer, with the operand's index."""
         consumers: dict[Producer, list[tuple[N, int]]] = {}
         for node in self.nodes:
             for place, producers in enumerate(node.sources):
@@ -80,16 +80,16 @@ class DataFlow(Generic[N]):
         return self._by_order[ref.order]
 
     def maker(self, node: N, place: int) -> N | None:
-        """Return the last call that made or wrote to an operand; None for an input, a parameter or a constant."""
+        """Return the last call that produced or wrote to an operand; None for an input, a parameter or a constant."""
         refs = [producer for producer in node.sources[place] if isinstance(producer, OutputRef)]
         return self.node(refs[-1]) if refs else None
 
     def makers(self, node: N) -> list[N]:
-        """Return the calls that made the operands, in their order."""
+        """Return the calls that produced the operands, in the order of the operands."""
         return [maker for place in range(len(node.sources)) if (maker := self.maker(node, place)) is not None]
 
     def downstream(self, start: Iterable[Producer]) -> set[OutputRef]:
-        """Return the outputs whose numbers depend on any of the producers; those among the producers are included."""
+        """Return the outputs whose values depend on any of the producers, including these."""
         reached: set[Producer] = set(start)
         first = min((producer.order if isinstance(producer, OutputRef) else 0 for producer in reached), default=0)
         for node in self.nodes:
@@ -98,13 +98,13 @@ class DataFlow(Generic[N]):
         return {producer for producer in reached if isinstance(producer, OutputRef)}
 
     def behind(self, ref: OutputRef) -> set[OutputRef]:
-        """Return the outputs whose numbers depend on one output, itself included."""
+        """Return the outputs whose values depend on one output, including itself."""
         return self.downstream([ref])
 
     def upstream(self, producers: Producers, shapes: bool = False) -> Iterator[N]:
         """Yield the calls on which a tensor with these producers depends, the latest first.
 
-        With `shapes`, those on which only its shape depends are included.
+        With `shapes`, also the calls on which only its shape depends.
         """
         wanted = {producer.order for producer in producers if isinstance(producer, OutputRef)}
         while wanted:
@@ -122,12 +122,12 @@ class DataFlow(Generic[N]):
 
 
 def reads_numbers(node: Node) -> bool:
-    """Return whether a call reads its operands' numbers, not just their shape or dtype."""
+    """Return whether a call reads the values of its operands, not just their shape or dtype."""
     return node.name not in ops.CREATED_LIKE
 
 
 _SELECTING = ("int", "uint", "bool")
-"""Dtypes of tensors that select or mask numbers of others."""
+"""Prefixes of the dtypes of indices and masks."""
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,14 @@ class StepNode:
 
     @property
     def numel(self) -> int:
-        """How many elements its first output has."""
+        """The number of elements of its first output."""
         return math.prod(self.step.outputs[0].tensor.shape)
 
 
 def step_graph(steps: Sequence[Step]) -> DataFlow[StepNode]:
-    """Return the graph of a trace's steps without its composites, whose results are those of their inner steps.
+    """Return the graph of a trace's steps without composites, whose outputs are those of their inner steps.
 
-    What an operand that selects or masks numbers comes from is left out.
+    Calls that compute indices or masks aren't producers in this graph.
     """
     composites = {step.parent for step in steps}
     return DataFlow(
@@ -180,48 +180,48 @@ def _producers(steps: Sequence[Step], reference: Reference) -> Producers:
 
 
 def innermost(steps: Sequence[Step], reference: Reference) -> Reference:
-    """Return the innermost step's output that a reference to a composite's result stands for."""
+    """Resolve a reference to a composite's output to the output of the innermost step."""
     while reference.step is not None and (inner := steps[reference.step - 1].outputs[reference.output].inner):
         reference = inner
     return reference
 
 
 _UNCHANGED = ops.CASTS | ops.COPIES | ops.UNIT_AXES | ops.RESHAPES | {"getitem"}
-"""What leaves every number as it is, where it returns as many as it was given."""
+"""Operations that keep all values if their output has as many elements as their operand."""
 _RESIZED = ops.UNIT_AXES | ops.EXPANSIONS | {"getitem"}
-"""What may stand between a reduction and the operation that broadcasts its result."""
+"""Operations allowed between a reduction and the operation that broadcasts its result."""
 _AWAY_FROM_ZERO = ops.LOWER_BOUNDS | ops.ADDITIONS
-"""What keeps a sum from being zero."""
+"""Operations that keep a sum from being zero."""
 _INVERSES = ops.REVERSED_DIVISIONS | {"reciprocal"}
 _MASKING = ops.MASKS | ops.MULTIPLICATIONS
 
 
 @dataclass(frozen=True)
 class SoftmaxMatch(Generic[N]):
-    """One softmax, by the call that returns its weights."""
+    """A softmax, matched from the call that returns its weights."""
 
     owner: N
     """The call that reads the scores, before their maximum is subtracted."""
     place: int
-    """As which of its operands."""
+    """The index of the scores among its operands."""
     exponential: N | None = None
-    """The exponential that it is spelled out with."""
+    """The exponential, unless the softmax is a single call."""
     masked: bool = False
     """Whether the exponentials are masked before they are summed."""
     late: bool = False
-    """Whether the sum divides only the product with the values."""
+    """Whether the division by the sum follows the product with the values."""
 
     @property
     def base(self) -> float:
-        """The factor on the scores in the exponent of e: the logarithm of two for powers of two."""
+        """The natural logarithm of the base of the exponential: 1, or log(2) for `exp2`."""
         return math.log(2) if self.exponential is not None and self.exponential.name == "exp2" else 1.0
 
 
 def match_softmax(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
     """Return the softmax whose weights a call returns, or None.
 
-    Spelled out: `exp(x - logsumexp(x))`, `exp(log_softmax(x))`, and `e / sum(e)` where `e` is an exponential, masked or
-    not. A `log_softmax` counts where no exponential reads it.
+    A softmax is a single call, `exp(x - logsumexp(x))`, `exp(log_softmax(x))`, or `e / sum(e)` of an exponential `e`,
+    masked or not. A `log_softmax` counts as a softmax if no exponential reads it.
     """
     if not node.sources:
         return None
@@ -258,7 +258,7 @@ def _match_quotient(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
 
 
 def _before_maximum(exponential: N, graph: DataFlow[N]) -> tuple[N, int]:
-    """Return the call that reads the scores, and as which operand: what subtracts their maximum, where that is done."""
+    """Return the call that reads the scores, and the operand's index: the subtraction of their maximum, if any."""
     before = _maker(exponential, 0, graph)
     if before is not None and before.name in ops.SUBTRACTIONS and len(before.sources) == 2:
         subtracted = _maker(before, 1, graph)
@@ -277,7 +277,7 @@ def _subtracts_logsumexp(node: N, graph: DataFlow[N]) -> bool:
 
 
 def _is_normalised_later(exponential: N, graph: DataFlow[N]) -> bool:
-    """Return whether an exponential is summed for a division that follows the product with the values."""
+    """Return whether the division by an exponential's sum follows the product with the values."""
     readers = graph.readers(exponential)
     sums = next((reader for reader in readers if reader.name in ops.SUMS), None)
     if sums is None or not any(reader.name in ops.PRODUCTS for reader in readers):
@@ -289,7 +289,7 @@ def _is_normalised_later(exponential: N, graph: DataFlow[N]) -> bool:
 
 
 def _maker(node: N, place: int, graph: DataFlow[N]) -> N | None:
-    """Return the call that made an operand, past casts and what only adds or removes axes of one."""
+    """Return the call that produced an operand, skipping casts, copies and reshapes."""
     maker = graph.maker(node, place)
     while maker is not None and maker.name in _UNCHANGED and maker.sources:
         before = graph.maker(maker, 0)

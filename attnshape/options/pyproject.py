@@ -267,7 +267,7 @@ def named_target(spec: TargetSpec) -> ProjectTarget | None:
 
 
 def resolve_name(typed: TargetSpec, run: Mapping[str, object], command: str) -> tuple[TargetSpec, RunOptions]:
-    """Return what to run and how, with what pyproject.toml has under the target's name beneath what is given.
+    """Return the target and its run options; the user's options override those of the target in pyproject.toml.
 
     Raises AttnshapeError if a value is invalid, or if the name has several sets of sizes.
     """

@@ -1,4 +1,4 @@
-"""From a request to a report: run every rule at small sizes, and confirm what they find at other sizes."""
+"""Checks a target: runs every rule at small sizes, and confirms the findings at other sizes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _SECONDS = 2.0
 
 
 def patterns(subject: Subject) -> Iterator[Pattern]:
-    """Yield a pattern for each input that has tokens and a batch, until the time limit.
+    """Yield a pattern for each input that has a token axis and a batch axis, until the time limit.
 
-    Batch elements must stay apart: several tokens are changed in one run, each in another batch element.
+    Each run changes several tokens, each in a different batch element. So the target must not mix batch elements.
     """
     deadline = time.monotonic() + _SECONDS
     batch = subject.numbers.get(subject.batch or "", 0)
@@ -82,7 +82,7 @@ def patterns(subject: Subject) -> Iterator[Pattern]:
 
 
 def _diagonal(rows: int, tokens: int, start: int) -> Replace:
-    """Return the replacement that changes another token in each batch element, the first of them `start`."""
+    """Return the replacement that changes a different token in each batch element, starting with token `start`."""
 
     def change(value: Tensor) -> Tensor:
         at = torch.arange(value.shape[rows])[:, None] + start == torch.arange(value.shape[tokens])
@@ -94,20 +94,20 @@ def _diagonal(rows: int, tokens: int, start: int) -> Replace:
 
 
 def _tokens(subject: Subject, shape: tuple[int, ...]) -> int | None:
-    """Return the axis of tokens, if a result has one."""
+    """Return the token axis of a result, or None."""
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}
     return next((axis for axis, size in enumerate(shape) if size in lengths and size > 1), None)
 
 
 _OUT_OF_TIME = "the time limit was reached"
 _TOO_LARGE = 150 * 2**20
-"""Bytes of one run's results, above which other sizes are tried first."""
+"""If the results of one run take more bytes, other sizes are tried first."""
 _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
 class _RulePass:
-    """What every rule reports at one set of sizes."""
+    """The outcomes of all rules at one set of sizes."""
 
     subject: Subject
     outcomes: list[Outcome]
@@ -127,7 +127,7 @@ def check_request(
 ) -> Report:
     """Check a target against every rule, and its shape comments against the shapes of its tensors.
 
-    `time_limit` is in seconds, for all runs together; `printed` opens the context in which the target may print.
+    `time_limit` is in seconds, for all runs together; `printed` returns a context that redirects the target's output.
 
     Raises AttnshapeError if the request can't be carried out, or the target fails at the given sizes.
     """
@@ -139,14 +139,14 @@ def check_request(
         run = RunOptions(dtype="float64", seed=options.seed, train=options.train)
         budget, limit = Budget(time_limit), TimeLimit()
         claims = _with_claims_of_case(claims, target, run)
-        # the rules get the other half of the time
+        # the other half of the time is for the rules
         variation = sample_target(target, sizes, run, limit, time_limit / 2, progress)
         candidates = [sizes.numbers]
         if variation is not None:
             candidates = [*small_sizes(variation.plan), *([] if are_large(sizes) else candidates)]
 
         def subject_at(numbers: Mapping[str, int]) -> Subject | None:
-            """Return the target at these sizes, None if it fails at them or takes too long."""
+            """Return the subject at these sizes; None if the target fails at them or takes too long."""
             try:
                 experiment = Experiment(target, numbers, run, limit, budget)
             except (TooLong, OutOfTimeError):
@@ -164,7 +164,7 @@ def check_request(
             )
         drawn: tuple[Pattern, ...] = ()
         independent = bool(passes) and Verification(batch.INDEPENDENT) in passes[0].outcomes
-        # then each position can be tried in a batch element of its own
+        # with independent batch elements, one run can change a different position in each
         if independent and passes[0].subject.experiment.bytes <= _TOO_LARGE:
             progress("finding out which positions depend on which")
             with contextlib.suppress(OutOfTimeError, TooLong, RuntimeError):
@@ -185,7 +185,7 @@ def check_request(
 
 
 def _with_claims_of_case(claims: Claims, target: Target, run: RunOptions) -> Claims:
-    """Return the claims of the user and of the target's own case; the user's win."""
+    """Return the claims of the user and of the target's case; the user's take precedence."""
     sizes = target.sizes
     numbers = next(proxy_sizes(sizes)).numbers if are_large(sizes) else sizes.numbers
     with isolated():
@@ -206,7 +206,7 @@ def _run_rules(
     subject_at: Callable[[Mapping[str, int]], Subject | None],
     progress: ProgressCallback,
 ) -> list[_RulePass]:
-    """Run every rule at the first sizes that fit, and again at others if there is a violation to confirm."""
+    """Run every rule at the first suitable sizes, and at other sizes too if there is a violation to confirm."""
     passes: list[_RulePass] = []
     smallest: Subject | None = None
     for numbers in candidates:
@@ -226,7 +226,7 @@ def _run_rules(
 
 
 def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]:
-    """Yield what every rule reports. A rule that fails leaves its topic undecided, and the others go on."""
+    """Yield the outcomes of every rule. If a rule fails, its topic is undecided, and the other rules still run."""
     for rule in RULES:
         progress(f"checking {rule.TOPIC}")
         try:
@@ -245,7 +245,7 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
 
 
 def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecked]]:
-    """Return the root causes that every pass finds at the same line, and those that only the first one finds."""
+    """Return the root causes that every pass finds at the same line, and those that only the first pass finds."""
     findings = [_finding(violation, passes[0].subject) for violation in _root_causes(passes[0])]
     unconfirmed: list[NotChecked] = []
     for again in passes[1:]:
@@ -260,7 +260,7 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
 
 
 def _root_causes(first: _RulePass) -> list[Violation]:
-    """Return the violations that don't follow from another: mixed-up axes make everything downstream wrong."""
+    """Return the violations without consequences of others: mixed-up axes make everything downstream wrong."""
     subject = first.subject
     kept: list[Violation] = []
     for violation in sorted(first.of(Violation), key=lambda violation: violation.at or OutputRef(0)):
@@ -291,7 +291,7 @@ def _code_and_line(finding: Finding) -> tuple[str, str, int]:
 
 
 def _with_rules(report: Report, passes: Sequence[_RulePass]) -> Report:
-    """Return the report of the shape comments with what the rules report."""
+    """Add the outcomes of the rules to the report on shape comments."""
     if not passes:
         return replace(report, not_checked=(NotChecked(what="everything", why=_OUT_OF_TIME),))
     findings, unconfirmed = _confirm(passes)

@@ -1,4 +1,4 @@
-"""From a request to a trace: run the target, run it again at small sizes, infer formulas, verify them."""
+"""Traces a target: runs it, runs it again at small sizes, infers formulas, and verifies them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def trace_request(
     Args:
         spec: The target and its sizes.
         options: How to run it.
-        printed: Where what the traced code prints goes.
+        printed: Returns a context that redirects the output of the traced code.
         progress: The progress callback.
 
     Raises:
@@ -114,7 +114,7 @@ def trace_request(
 
 
 def trace_recording(label: str, options: RunOptions, sizes: Sizes, actual: RawTrace) -> Trace:
-    """Return the trace of one run that was watched and can't be repeated: its axes are matched only."""
+    """Return the trace of a recording, which can't be repeated: its axes are only matched to sizes."""
     samples = Samples(Plan(sizes), actual)
     (trace, formulas), _ = assemble(_header(label, options, sizes), samples)
     held_out = HeldOut(reason="a recording can't be repeated at other sizes")
@@ -124,13 +124,13 @@ def trace_recording(label: str, options: RunOptions, sizes: Sizes, actual: RawTr
 def _estimate_memory(
     target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit, progress: ProgressCallback
 ) -> tuple[MeteredRuns | None, PeakEstimate | None]:
-    """Return the peak memory that small runs show, and these runs; nothing if the sizes are small.
+    """Estimate the peak memory from small runs, and return it with these runs; None if the sizes are small.
 
-    Raises AttnshapeError if the run needs more than is free: nothing has been allocated at the user's sizes by then.
+    Raises AttnshapeError if the run needs more memory than is free, before anything is allocated at the user's sizes.
     """
     if not target.varies or not (options.grad or are_large(sizes)):
         return None, None
-    # the default trace imports none of this
+    # a default trace doesn't need these imports
     from attnshape.cost.capacity import refuse_too_large
     from attnshape.cost.estimate import estimate_peak_memory
     from attnshape.cost.meter import MeteredRuns
@@ -146,7 +146,7 @@ def _estimate_memory(
 def _run(
     target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit
 ) -> tuple[RawTrace, tuple[str, str] | None]:
-    """Run the target at the user's sizes; return the run and the annotation of what it returns."""
+    """Run the target at the user's sizes; return the run and the target's return annotation."""
     declared: list[tuple[str, str] | None] = []
     comparison = Comparison(options.seed)
 
@@ -163,7 +163,7 @@ def _run(
 
 
 def _header(label: str, options: RunOptions, sizes: Sizes) -> Trace:
-    """Return the trace of a run of which nothing is known yet."""
+    """Return a trace without steps, which describes only the run."""
     return Trace(
         attnshape=__version__,
         torch=str(torch.__version__),
@@ -189,7 +189,7 @@ def _verified(
     expected: Sequence[Expected],
     library: bool,
 ) -> Trace:
-    """Return the trace with its signatures and expectations verified, roles and notes."""
+    """Verify the signatures and expectations, and add roles and notes."""
     actual = samples.actual
     expectations = verify(expected, samples.to_verify)
     trace = msgspec.structs.replace(trace, notes=tuple(_notes(samples, formulas, held_out)))
@@ -199,7 +199,7 @@ def _verified(
         trace = msgspec.structs.replace(trace, notes=(*trace.notes, _UNCHECKED))
     failure = None
     if actual.failure is not None:
-        # only a run that failed needs the explanations
+        # imported only for runs that failed
         from attnshape.diagnostics.explain import failure_of
 
         similar = similar_failures(actual.failure, samples)
@@ -223,7 +223,7 @@ def _catalog_is_checked() -> bool:
 
 
 def _notes(samples: Samples, formulas: Formulas, held_out: HeldOut) -> Iterable[str]:
-    """Yield what the reader should know about this trace."""
+    """Yield notes on the limits of this trace."""
     actual, sizes = samples.actual, samples.plan.sizes
     if actual.broken is not None:
         yield actual.broken

@@ -1,4 +1,4 @@
-"""GitHub's workflow commands: each finding of a report becomes an annotation at its line."""
+"""GitHub's workflow commands, which annotate the line of each finding."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from attnshape.reporters.report_view import evidence, labelled_lists, verdict
 from attnshape.reporters.reporter import BatchReporter, Reporter
 
 _FILE = "pyproject.toml"
-"""The file at which an error in a target of it is annotated."""
+"""The file that is annotated if a target declared in it fails."""
 
 
 def report_commands(report: Report) -> str:
-    """Return a command for each finding, and below them the lines of the log."""
+    """Return a command for each finding, followed by the plain lines of the log."""
     lists = [f"{label}: {' · '.join(map(visible, items))}" for label, items in labelled_lists(report)]
     return "".join(f"{line}\n" for line in (*map(_command, report.findings), *lists, verdict(report)))
 
 
 def batch_commands(items: Sequence[BatchItem[Report]]) -> str:
-    """Return the commands of several reports, each finding once, and below them the outcome of each target."""
+    """Return a command for each distinct finding of several reports, followed by the outcome of each target."""
     commands = [_command(one) for one in distinct_findings(items)]
     commands += [_error_command(item) for item in items if item.error is not None]
-    # after a word of ours, no name is taken for a command; the older kind is found anywhere in a line
+    # the prefix "target" keeps a name from starting a command; older commands, `##[…]`, work anywhere in a line
     outcomes = [f"target {title(item)}: {outcome(item)}" for item in items]
     log = [visible(text).replace("##[", "# #[") for text in (*outcomes, totals(items))]
     return "".join(f"{line}\n" for line in (*commands, *log))

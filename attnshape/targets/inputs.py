@@ -1,4 +1,4 @@
-"""Tensor arguments: described by the user or by annotations, made at given sizes, and placed on a device."""
+"""Creates tensor arguments at given sizes from descriptions or annotations, and moves values to a device."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _WITHOUT_TENSORS = (type, ModuleType, FunctionType)
 
 
 def building_on(options: RunOptions) -> AbstractContextManager[object]:
-    """Return the context to build a target in: on meta from the start, since a large one fits nowhere else."""
+    """Return the context to build a target in. Meta targets are built on meta, since they may not fit in memory."""
     return torch.device("meta") if options.device == "meta" else nullcontext()
 
 
 def make_tensor(spec: TensorSpec, numbers: Mapping[str, int], options: RunOptions) -> Tensor:
-    """Return a tensor of the described axes.
+    """Create a tensor from its description.
 
-    Floating point: normal deviates. Booleans: at random, at least one True along the last axis. `int[V]`: uniform below
-    V. `int`: counting along the last axis.
+    Floating point: standard normal. Booleans: random, with at least one True along the last axis. `int[V]`: uniform
+    below V. `int`: 0, 1, 2, … along the last axis.
     """
     shape = [expression.evaluate(numbers) for expression in spec.axes]
     name = f"{spec.name}: {spec.signature!r}"
@@ -48,7 +48,7 @@ def make_tensor(spec: TensorSpec, numbers: Mapping[str, int], options: RunOption
 def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], options: RunOptions) -> Tensor:
     device, dtype = torch.device(options.device), torch_dtype(options)
     if spec.kind == "bool":
-        # one byte each from the start: comparing random numbers would take five
+        # comparing random floats would take five bytes per element
         values = torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(0.5)
         if shape and shape[-1]:
             values[..., 0] = True
@@ -71,15 +71,15 @@ def torch_dtype(options: RunOptions) -> torch.dtype:
 
 
 def place(value: Any, options: RunOptions) -> Any:
-    """Return a value with its tensors on the device, floating-point ones in the dtype.
+    """Move a value's tensors to the device, and floating-point tensors to the dtype.
 
-    Tensors in tuples, lists and dicts are replaced, and those in the attributes of objects.
+    This includes tensors in tuples, lists, dicts, and the attributes of objects.
     """
     return _Placer(options).placed(value, 0)
 
 
 class _Placer:
-    """Places one value; what holds no tensor stays the same object."""
+    """Moves one value; a tuple is copied only if an item changes."""
 
     def __init__(self, options: RunOptions) -> None:
         self._device = torch.device(options.device)
@@ -115,7 +115,7 @@ class _Placer:
 
 
 def annotated_inputs(function: Any) -> list[TensorSpec]:
-    """Return the described inputs of a callable: each parameter with a jaxtyping annotation and no default.
+    """Return the inputs of a callable: each parameter with a jaxtyping annotation and no default.
 
     Raises AttnshapeError if an annotation leaves an axis open.
     """
@@ -130,7 +130,7 @@ def annotated_inputs(function: Any) -> list[TensorSpec]:
 
 
 def annotated_result(function: Any) -> tuple[str, str] | None:
-    """Return the kind and the dims string that a callable declares for its one result: `Float`, `B L D`."""
+    """Return the kind and the dimensions of a callable's return annotation: `Float`, `B L D`."""
     annotation: Any = _signature(function).return_annotation
     if not _is_jaxtyping(annotation):
         return None
@@ -140,7 +140,7 @@ def annotated_result(function: Any) -> tuple[str, str] | None:
 def _signature(function: Any) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
-    except Exception:  # noqa: BLE001 - annotations may name what exists for type checkers alone
+    except Exception:  # noqa: BLE001 - annotations may use names defined only under TYPE_CHECKING
         return inspect.Signature()
 
 

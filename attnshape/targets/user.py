@@ -1,4 +1,4 @@
-"""The user's own code as targets: functions, classes, methods, paths inside objects, cases, and given objects."""
+"""Targets in the user's own code: functions, classes, methods, attributes, cases, and objects passed from Python."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from attnshape.tracing.runner import Runnable
 
 
 def user_target(spec: TargetSpec, where: str, path: str) -> Target:
-    """Return the target that `where:path` names. Raises AttnshapeError if it can't be one."""
+    """Return the target that `where:path` names. Raises AttnshapeError if it can't be a target."""
     return _target_in(spec, import_target(where), path)
 
 
 def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
-    """Return the target that a path leads to in a module. Raises AttnshapeError if it can't be one."""
+    """Return the target that a path leads to in a module. Raises AttnshapeError if it can't be a target."""
     tensors = tuple(parse_tensor(name, text) for name, text in spec.inputs.items())
     dims = {name for name in spec.sizes if name not in SYMBOLS_BY_NAME}
     symbols = {*SYMBOLS_BY_NAME, *dims}
@@ -91,7 +91,7 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy, where one can be made: no run sees another's device or state."""
+    """Return a deep copy if possible, so that runs don't share a device or state; else the value itself."""
     try:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001 - not everything can be copied
@@ -99,12 +99,12 @@ def _copied(value: Any) -> Any:
 
 
 def _uncompiled(function: Any) -> Any:
-    """Return the module that a compiled one was made from: the compiler doesn't work while calls are recorded."""
+    """Return the original of a compiled module, since the compiler fails while calls are recorded."""
     return getattr(function, "_orig_mod", function) if isinstance(function, torch.nn.Module) else function
 
 
 def _without_building(first: Any, path: str) -> Any:
-    """Return the callable whose annotations can be read before anything is built."""
+    """Return the callable that has the target's annotations, without building it; None if it isn't known yet."""
     if inspect.isclass(first):
         attribute = path.partition(".")[2]
         return getattr(first, attribute if attribute.isidentifier() else "forward", None)
@@ -114,7 +114,7 @@ def _without_building(first: Any, path: str) -> Any:
 
 
 def is_case(function: Any, path: str, spec: TargetSpec, symbols: set[str]) -> bool:
-    """Return whether a function is a case: called with sizes alone, it returns a callable and its arguments."""
+    """Return whether a function is a case: it takes only sizes and returns a callable with its arguments."""
     given = spec.init is not None or spec.inputs or spec.arguments or spec.values
     if not inspect.isfunction(function) or not path.isidentifier() or given:
         return False
@@ -146,7 +146,7 @@ def _case_target(spec: TargetSpec, function: Callable[..., Any]) -> Target:
 
 
 def from_case(label: str, result: Any, options: RunOptions) -> Runnable:
-    """Return a case's result as something to run. Raises AttnshapeError if it is something else."""
+    """Return the result of a case as a runnable. Raises AttnshapeError if it has another form."""
     claims: Any = None
     match result:
         case (function, args) if callable(function) and isinstance(args, (tuple, list)):
@@ -168,7 +168,7 @@ def from_case(label: str, result: Any, options: RunOptions) -> Runnable:
 
 
 def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> Runnable:
-    """Return the call with each value under its parameter. Raises AttnshapeError if the names don't fit."""
+    """Return the call that passes each value to its parameter. Raises AttnshapeError if the names don't match."""
     target = Runnable(function).signature_of
     try:
         parameters = inspect.signature(target).parameters
@@ -186,7 +186,7 @@ def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> R
         described, written = Option("inputs", "B L D", missing[0]), Option("arguments", "…", missing[0])
         hint = ("describe each tensor: ", described, ", or write its value in Python: ", written)
         raise AttnshapeError(f"{label} takes {', '.join(names)}{lacking}", hint)
-    # what no parameter is named after goes to **kwargs by name where these are read, else to *args in order
+    # a value without a parameter of its name goes to **kwargs if the code reads them, else to *args
     to_args = inspect.Parameter.VAR_POSITIONAL in kinds and not _reads_keywords(target, kinds)
     extra = [name for name in values if to_args and name not in names]
     by_place = {inspect.Parameter.POSITIONAL_ONLY, *([inspect.Parameter.POSITIONAL_OR_KEYWORD] if extra else [])}
@@ -223,9 +223,9 @@ def _check_symbols(tensors: Sequence[TensorSpec], symbols: set[str], annotated: 
 
 
 class DefiningModule(ModuleType):
-    """The module that defines a callable, with the callable itself as one more attribute.
+    """The module that defines a callable, with the callable as an additional attribute.
 
-    A path from its module can't reach a callable that a function defines.
+    This also makes callables that are defined inside a function reachable by a path.
     """
 
     def __init__(self, name: str, value: Any) -> None:
@@ -243,9 +243,9 @@ class DefiningModule(ModuleType):
 
 
 def callable_target(spec: TargetSpec) -> Target:
-    """Return the target of `spec.callable`, which itself is never moved or changed.
+    """Return the target of `spec.callable`, whose original is never moved or modified.
 
-    Raises AttnshapeError if it can't be one.
+    Raises AttnshapeError if it can't be a target.
     """
     value = spec.callable
     if module_of(value) is not None:

@@ -1,4 +1,4 @@
-"""The facts of a failure: the arguments of the failing call without their tensors, or what the failing line reads."""
+"""What is known of a failure: the arguments of the failing call without tensors, or values that its line reads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from attnshape.tracing.storage import TensorRegistry, describe_tensor
 
 _KEPT = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
 _OF_THE_LANGUAGE = (TypeError, AttributeError, KeyError, NameError)
-"""Exceptions that the line explains by itself."""
+"""Exceptions for which the failing line is explanation enough."""
 _MOST_NUMBERS = 2**20
-"""The extremes of larger operands aren't computed."""
+"""The minimum and maximum of larger operands aren't computed."""
 
 
 def without_tensors(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> RawCall:
@@ -33,7 +33,7 @@ def without_tensors(function: Callable[..., Any], args: tuple[Any, ...], keyword
 
 
 def _emptied(value: Any, slots: Iterator[TensorSlot]) -> Any:
-    # in the order of the operands
+    # slots are assigned in the order of the operands
     if isinstance(value, Tensor):
         return next(slots)
     if isinstance(value, (tuple, list)):
@@ -48,7 +48,7 @@ def _emptied(value: Any, slots: Iterator[TensorSlot]) -> Any:
 
 
 def does_no_more(composites: Sequence[str], operation: str) -> bool:
-    """Return whether composites only call an operation and return its result, judged by their names.
+    """Return whether composites are only wrappers of an operation, judged by their names.
 
     >>> does_no_more(["torch.nn.Linear"], "torch.nn.functional.linear")
     True
@@ -75,17 +75,17 @@ def extremes(tensor: Tensor) -> tuple[float, float] | None:
 
 
 def parameter_names(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[int, str]:
-    """Return the parameter to which each tensor was passed, by the tensor's id, as far as the signature is known."""
+    """Map the id of each tensor argument to its parameter's name, as far as the signature is known."""
     try:
         bound = inspect.signature(function).bind(*args, **keywords).arguments
-    except (TypeError, ValueError):  # built in, or given wrong arguments
+    except (TypeError, ValueError):  # a builtin, or the arguments don't match
         bound = dict(keywords)
-    # a tensor may be passed more than once: the first name wins
+    # if a tensor is passed more than once, the first name wins
     return {id(value): name for name, value in reversed(bound.items()) if isinstance(value, Tensor)}
 
 
 def describe_failure(error: BaseException, known: RawFailure | None, registry: TensorRegistry) -> RawFailure:
-    """Return the facts of the exception that ended a run: those of the call that raised it, if one did."""
+    """Describe the exception that ended a run, with the call that raised it if there is one."""
     failure = known if known is not None and known.error is error else RawFailure(error)
     innermost = _innermost(error.__traceback__)
     if innermost is None:
@@ -134,7 +134,7 @@ def _read(trace: TracebackType) -> list[ast.expr]:
         statements = executing.statements or set()
     except Exception:  # noqa: BLE001 - unreadable source explains nothing
         return []
-    if trace.tb_next is not None:  # a library raised it: the arguments explain it
+    if trace.tb_next is not None:  # raised inside a library: the arguments explain it
         arguments = executing.node.args if isinstance(executing.node, ast.Call) else []
         return [node for node in arguments if isinstance(node, (ast.Name, ast.Attribute))]
     match list(statements):

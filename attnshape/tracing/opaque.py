@@ -1,4 +1,4 @@
-"""Code that the recorder can't see into: compiled code, TorchScript, and other threads."""
+"""Code inside of which the recorder can't observe calls: compiled code, TorchScript, and other threads."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _COMPILER = "torch._dynamo.eval_frame"
 
 def force_eager() -> contextlib.AbstractContextManager[Any]:
     """Make compiled functions run eagerly: their compiler fails under a function mode."""
-    # where nothing is compiled, the import would take a second
+    # without compiled code torch._dynamo isn't imported yet, and its import takes a second
     return torch.compiler.set_stance("force_eager") if _COMPILER in sys.modules else contextlib.nullcontext()
 
 
 class CompiledCalls:
-    """Finds out whether any step came from compiled code, by the frames of each step."""
+    """Detects from the frames of each step whether it came from compiled code."""
 
     def __init__(self, stop: int, on_step: Callable[[], None] | None) -> None:
-        """`stop` is the id of the frame that started the run; `on_step` is called after each step too."""
+        """`stop` is the id of the frame that started the run; `on_step` is called after each step."""
         self.seen = False
         self._file = getattr(sys.modules.get(_COMPILER), "__file__", None)
         self._stop = stop
         self._on_step = on_step
 
     def stepped(self) -> None:
-        """Take note of a step."""
+        """Inspect the frames of the step that was just recorded."""
         if self._on_step is not None:
             self._on_step()
         if self.seen or self._file is None:
@@ -46,23 +46,23 @@ class CompiledCalls:
         while frame is not None and id(frame) != self._stop and not self.seen:
             within = frame.f_code.co_filename == self._file
             frame = frame.f_back
-            # torch compiles some of its own functions, whoever calls them
+            # torch compiles some of its own functions in any case
             if within and frame is not None and not frame.f_globals.get("__name__", "").startswith("torch."):
                 self.seen = True
 
 
 TORCHSCRIPT = "TorchScript"
-"""The reason why nothing inside such a call can be seen."""
+"""The reason why the inner steps of such a call can't be recorded."""
 _CALLED: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 ScriptHandler = Callable[[Callable[[], Any], tuple[Any, ...], dict[str, Any], FrameType], Any]
-"""Makes a call of TorchScript, given the call itself, its arguments, and the frame that it comes from."""
+"""Handles a TorchScript call: takes a function that makes it, its arguments, keywords, and the caller's frame."""
 
 
 class ScriptCalls:
-    """Hands each call of TorchScript that this thread makes to a function mode, while it is entered.
+    """A context manager that passes each TorchScript call of this thread to a handler.
 
-    TorchScript runs outside of Python and hands no operation to a function mode, and it has no hook. So its classes'
-    `__call__` is replaced for that time.
+    TorchScript runs outside of Python, calls no function mode, and has no hook. So the context replaces `__call__` of
+    its classes.
     """
 
     def __init__(self, handler: ScriptHandler) -> None:
@@ -79,7 +79,7 @@ class ScriptCalls:
     def __exit__(self, *_: object) -> None:
         for kind, before in zip(_CALLED, self._before, strict=True):
             kind.__call__ = before
-        self._handler = None  # it holds the mode
+        self._handler = None  # it keeps the mode alive
 
     def _watching(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def call(called: Any, *args: Any, **keywords: Any) -> Any:
@@ -94,28 +94,28 @@ IN_OTHER_THREAD = "it was made in another thread, whose steps can't be seen"
 
 
 class OtherThreads:
-    """The tensors that threads started by the traced code made, which a function mode can't see."""
+    """The tensors created by threads that the traced code started, where the recorder's mode isn't active."""
 
     def __init__(self) -> None:
         self._made: dict[int, Callable[[], Tensor | None]] = {}
 
     @property
     def worked(self) -> bool:
-        """Whether another thread made a tensor."""
+        """Whether another thread created a tensor."""
         return bool(self._made)
 
     def made(self, tensor: Tensor) -> bool:
-        """Return whether another thread made the tensor."""
+        """Return whether another thread created the tensor."""
         reference = self._made.get(id(tensor))
         return reference is not None and reference() is tensor
 
     def note(self, tensors: Iterable[Tensor]) -> None:
-        """Note tensors that another thread made."""
+        """Add tensors that another thread created."""
         self._made.update((id(tensor), weakref.ref(tensor)) for tensor in tensors)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch the threads that start inside the block."""
+        """Track the threads that start inside the block."""
         before = threading.getprofile()
         # runs at the start of each new thread, in that thread
         threading.setprofile(self._started)
@@ -130,7 +130,7 @@ class OtherThreads:
 
 
 class _ThreadMode(TorchFunctionMode):
-    """Notes the tensors that its thread makes; each thread has function modes of its own."""
+    """Registers the tensors that its thread creates; function modes are thread-local."""
 
     def __init__(self, watching: OtherThreads) -> None:
         super().__init__()

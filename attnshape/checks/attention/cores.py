@@ -74,7 +74,7 @@ class Softmax:
     late: bool = False
     """Whether the division by the sum comes only after the product with the values."""
     base: float = 1.0
-    """The factor on the scores in the exponent of e: the logarithm of two for powers of two."""
+    """The natural logarithm of the base of the exponential: 1, or log(2) for `exp2`."""
 
     @property
     def ref(self) -> OutputRef:

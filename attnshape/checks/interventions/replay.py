@@ -63,7 +63,7 @@ class ReplayedCall:
 
     @property
     def numel(self) -> int:
-        """How many elements its first result has."""
+        """The number of elements of its first result."""
         return self.values[0].numel()
 
     @property

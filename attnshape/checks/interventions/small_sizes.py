@@ -1,4 +1,4 @@
-"""The sizes at which a target is checked: small, all different, and such that no two axes can be confused."""
+"""Chooses the sizes at which a target is checked: small, distinct, and such that each identifies its axis."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.inference.plan import Plan
 
 _COINCIDES = 3
-"""Smaller sizes divide too many numbers."""
+"""Sizes up to this divide too many numbers to identify an axis."""
 LENGTHS = ("L", "Lq", "Lk", "Lp")
 
 
 def involves(size: int, symbol: str, numbers: Mapping[str, int]) -> bool:
-    """Return whether an axis is a symbol's, or a product with it, judged by its size.
+    """Return whether an axis of this size is likely a symbol or a product with it.
 
     >>> involves(35, "B", {"B": 5, "H": 7}), involves(14, "B", {"B": 5, "H": 7})
     (True, False)
@@ -38,13 +38,13 @@ _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 """2 and 3 divide too many numbers."""
 _GROUPS = (4, 6)
 _MOST_ORDERS = 6
-"""Up to so many sizes, every order of the primes is tried."""
+"""Up to this many unknowns, every assignment of the primes is tried."""
 _WIDTHS = ("D", "H", "Hkv", "G", "Dk", "Dv")
-"""The factors of widths."""
+"""Symbols whose product is the model width."""
 
 
 def small_sizes(plan: Plan) -> list[dict[str, int]]:
-    """Return two sets of sizes under a plan's constraints, then those of its own rounds.
+    """Return two sets of sizes under a plan's constraints, then those of the plan's own runs.
 
     The primes are assigned so that the largest tensor is as small as possible. Lengths keep the user's order.
     """
@@ -58,7 +58,7 @@ def small_sizes(plan: Plan) -> list[dict[str, int]]:
 
 
 def other_lengths(plan: Plan, numbers: Mapping[str, int]) -> dict[str, int] | None:
-    """Return sizes that differ only in lengths; None if no length varies by itself."""
+    """Return sizes that differ only in the lengths; None if no length is independent."""
     lengths = [name for name in plan.unknowns if name in LENGTHS]
     if not lengths or any(name not in numbers for name in plan.unknowns):
         return None
@@ -66,9 +66,9 @@ def other_lengths(plan: Plan, numbers: Mapping[str, int]) -> dict[str, int] | No
 
 
 def _cheapest(plan: Plan, primes: Sequence[int], group: int, unlike: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Return the primes by unknown that make the cheapest run; no unknown keeps its prime from `unlike`.
+    """Return the assignment of primes to unknowns with the cheapest run, and no prime as in `unlike`.
 
-    `group` is the number of heads that share one; a prime would make the heads, and with them the widths, large.
+    `group` is the number of query heads per key head; a prime would make the heads, and so the widths, large.
     """
     groups = dict.fromkeys((name for name in plan.unknowns if name in ("G", "H/Hkv")), group)
     unknowns = [name for name in plan.unknowns if name not in groups]
@@ -92,7 +92,7 @@ def _cheapest(plan: Plan, primes: Sequence[int], group: int, unlike: Mapping[str
 
 
 def _coincide(numbers: Mapping[str, int]) -> bool:
-    """Return whether a size is also a number that code derives from lengths, such as `2 * L - 1` or `L + 1`."""
+    """Return whether a size equals a number that code derives from lengths, such as `2 * L - 1` or `L + 1`."""
     lengths = [numbers[name] for name in numbers if name in LENGTHS]
     derived = {number for n in lengths for number in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
     derived |= {a + b for a, b in itertools.combinations(lengths, 2)}
@@ -100,12 +100,12 @@ def _coincide(numbers: Mapping[str, int]) -> bool:
 
 
 def _cost(plan: Plan, chosen: Mapping[str, int]) -> float:
-    """Estimate the cost of a run: its largest tensor, and the weights, which are widths squared."""
+    """Estimate the cost of a run: its largest tensor, and weights of the width squared."""
     width = math.prod(number for name, number in chosen.items() if _symbol_in(name) in _WIDTHS)
     tensor = math.prod(number ** plan.power(name) for name, number in chosen.items())
     return float(tensor + width**2)
 
 
 def _symbol_in(name: str) -> str:
-    """Return the symbol of an unknown, or the one of which it is a factor."""
+    """Return the symbol of an unknown, which may be a quotient such as `H/Hkv`."""
     return name.partition("/")[0]

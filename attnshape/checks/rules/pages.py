@@ -1,4 +1,4 @@
-"""The page of each code: what the mistake is, what it costs, and how to fix it. Imports no torch."""
+"""The documentation page of each code. This module doesn't import torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Page:
     code: str
     title: str
     sections: Mapping[str, str]
-    """The Markdown under each heading, without the heading."""
+    """The Markdown of each section by its heading."""
     markdown: str
     """The whole page."""
 
@@ -60,12 +60,12 @@ def page(code: str) -> Page:
 
 
 def suggest_code(word: str) -> str:
-    """Return a hint for a word that isn't a code: the codes of its family, the nearest code, or where to find all.
+    """Return a hint for an unknown code: the codes of its family, the most similar code, or how to list all.
 
     >>> suggest_code("AS699"), suggest_code("nonsense")
     ('the family has AS601, AS602', 'attnshape rule lists all codes')
     """
-    if re.fullmatch(rf"{PREFIX}\d+", word.strip().upper()):  # the nearest number is a guess
+    if re.fullmatch(rf"{PREFIX}\d+", word.strip().upper()):  # of numbers, the most similar would be a guess
         beside = codes_under(word.strip()[: len(PREFIX) + 1])
         return f"the family has {', '.join(beside)}" if beside else _ALL_LISTED
     hint = did_you_mean(word, codes())

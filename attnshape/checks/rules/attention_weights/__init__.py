@@ -1,4 +1,4 @@
-"""Does the softmax run over the keys, and do its weights reach the values unchanged?"""
+"""Checks that the softmax runs over the keys and that its weights reach the value product unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MASKS = ops.MASKS | ops.ELEMENT_WRITES
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
-    """Find the axis along which the weights sum to one, and where known numbers end up after the softmax."""
+    """Check the axis along which the weights sum to one, and the operations on them after the softmax."""
     if not subject.measured and not subject.fused:
         yield from _by_blocks(subject)
         return
@@ -45,7 +45,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
 
 
 def _by_blocks(subject: Subject) -> Iterator[Outcome]:
-    """Check a softmax that is computed block by block: if every value is one, so must be every result."""
+    """Check a softmax that is computed block by block: if all values are 1, all results must be 1."""
     names = [name for name in subject.inputs if name.rpartition(".")[2].lower() in _VALUES]
     operations = {event.name for event in subject.base.events}
     online = operations & ops.EXPONENTIALS and operations & (ops.MAXIMA | {"maximum"})
@@ -96,7 +96,7 @@ def _at_value(measured: MeasuredCore, axis: int) -> int | None:
 
 
 def _rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
-    """Return why rows of weights don't sum to one in the value product, None if they do."""
+    """Return why rows of weights don't sum to one in the value product; None if no reason was found."""
     core, mapping = measured.core, measured.weights_map
     chain = between(subject.graph, core.softmax.ref, core.value.sources(core.weights_place))
     dropout = any(event.name in ops.DROPOUTS for event in chain)
@@ -158,10 +158,10 @@ _violation = partial(
 
 
 def _dropout_before(subject: Subject, core: Core) -> Iterator[Violation]:
-    """Yield a violation for each dropout, or pattern of it that was drawn beforehand, before the softmax."""
+    """Yield a violation for each dropout before the softmax, including dropout masks that are arguments."""
     for event in between(subject.graph, core.scores.ref, core.softmax.sources):
         patterns = {name for name, meaning in subject.claims.arguments.items() if meaning == "dropout"}
-        # the rate in training mode
+        # the probability in training mode
         rate = event.keywords.get("p", event.args[1] if len(event.args) > 1 else 0.5)
         drops = event.name in ops.DROPOUTS and isinstance(rate, (int, float)) and rate > 0
         if drops or event.producers & patterns:

@@ -1,4 +1,4 @@
-"""Does an independent computation from the same queries, keys and values give the target's numbers?"""
+"""Compares the target's numbers with an independent computation from the same queries, keys and values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnshape.checks.rules.protocol import Outcome, Undecided, Verification
 
 @dataclass(frozen=True)
 class OracleMismatch:
-    """A result that differs from the oracle's."""
+    """A result that differs from the independent computation."""
 
     what: str
     """Scores, weights or context."""
@@ -27,7 +27,7 @@ class OracleMismatch:
 
 
 def compare_with_oracle(measured: MeasuredCore, tolerance: float) -> OracleMismatch | str | None:
-    """Return the first result of a core that differs from the oracle's, why there is none, or None if all agree."""
+    """Return the first result that differs from the oracle's, why it has none, or None if all agree."""
     core, before, after = measured.core, measured.scores_map, measured.weights_map
     scores = product(core.scores)
     if scores is None:
@@ -56,19 +56,19 @@ def compare_with_oracle(measured: MeasuredCore, tolerance: float) -> OracleMisma
 
 
 def compare_fused_with_oracle(core: FusedCore, tolerance: float) -> OracleMismatch | None:
-    """Return the mismatch of a fused attention's context with the oracle's; None if they agree."""
+    """Compare the context of fused attention with the oracle's; return None if they agree."""
     query, key, value = (core.tensor(name).double() for name in ("query", "key", "value"))
     if core.arguments.get("enable_gqa"):
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     logits = torch.einsum("...id,...jd->...ij", query, key) * core.scale + core.added
     powers = (logits - logits.amax(-1, keepdim=True)).exp()
-    weights = (powers / powers.sum(-1, keepdim=True)).nan_to_num()  # a row without keys is zeros
+    weights = (powers / powers.sum(-1, keepdim=True)).nan_to_num()  # PyTorch returns zeros for a row without keys
     context = torch.einsum("...ij,...jd->...id", weights, value)
     return _mismatch("context", context, core.event.values[0].double(), tolerance)
 
 
 def product(observed: Product) -> Tensor | None:
-    """Return a product computed by einsum over the axes that were found; None if these are ambiguous."""
+    """Compute a product with einsum over the axes observed; return None if they are ambiguous."""
     symbols = iter(string.ascii_letters)
     out = {axis: next(symbols) for axis in range(observed.result.ndim)}
     summed = {place: list(observed.contracted(place)) for place in observed.places}
@@ -98,7 +98,7 @@ def product(observed: Product) -> Tensor | None:
 
 
 def _along(value: Tensor, source: Tensor, factor: Tensor) -> Tensor:
-    """Return the numbers multiplied and arranged by a map, without what it adds; 0 if they no longer matter."""
+    """Multiply and rearrange values as a map does, without the term that it adds; 0 for elements that it ignores."""
     arranged = value.flatten()[source.clamp(min=0)]
     return torch.where(source >= 0, arranged * factor.nan_to_num(), torch.zeros_like(arranged))
 

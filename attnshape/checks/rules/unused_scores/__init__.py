@@ -1,4 +1,4 @@
-"""Does anything read the scaled or masked scores?"""
+"""Checks that the scaled or masked scores are used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOPIC = "unused scores"
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
-    """Look for scaled or masked scores that no other call reads."""
+    """Report scaled or masked scores that no other call reads."""
     if not subject.cores:
         yield Undecided(TOPIC, "the code computes no scores of its own")
         return
@@ -27,7 +27,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
 
 
 def unread(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
-    """Yield the calls that scale or mask an attention's scores into a result that nothing reads."""
+    """Yield the calls that scale or mask the scores but whose result is never read."""
     path = between(subject.graph, core.scores.ref, core.softmax.sources)
     starts: list[Producer] = [core.scores.ref, *(ref for event in path for ref in event.refs)]
     for place in core.scores.places:
