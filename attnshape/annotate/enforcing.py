@@ -23,18 +23,18 @@ _TRANSPARENT = (*_DESCRIPTORS, "abc.abstractmethod", "typing.final", "typing.ove
 _HOOKS = ("beartype_this_package", "beartype_package", "beartype_packages", "beartype_all")
 
 
-def functions_unchecked_already(tree: Tree) -> frozenset[str]:
+def functions_without_typechecker(tree: Tree) -> frozenset[str]:
     """Return the functions whose own `@jaxtyped(typechecker=None)` checks only their local variables."""
     names = set()
     for definition in tree.definitions:
         calls = [decorator.decorator for decorator in definition.node.decorators]
-        own = [tree.code(call).replace(" ", "") for call in calls if tree.origin(dotted_name(call)) == _JAXTYPED]
-        if own and all("typechecker=None" in code for code in own):
+        jaxtyped = [tree.code(call).replace(" ", "") for call in calls if tree.origin(dotted_name(call)) == _JAXTYPED]
+        if jaxtyped and all("typechecker=None" in code for code in jaxtyped):
             names.add(definition.name)
     return frozenset(names)
 
 
-def decorate(
+def decorator_edits(
     tree: Tree, functions: Sequence[Definition], unchecked: Collection[str]
 ) -> tuple[list[Edit], list[ImportItem]]:
     """Return the decorators to insert and their imports; for `unchecked` functions, only variables are checked."""
@@ -116,7 +116,7 @@ def hook_edits(hook: ImportHook) -> tuple[PythonSource, tuple[Edit, ...]] | None
             if isinstance(line, cst.SimpleStatementLine) and any(_uses_beartype(part, tree) for part in line.body):
                 at = _end_of_line(tree, line)
                 return source, (Edit(at, at, newline + call),)
-    at = _behind_docstring(tree)
+    at = _after_docstring(tree)
     text = newline.join(["from beartype.claw import beartype_package", "", call, ""])
     before = newline if at and source.utf8[:at].endswith((b"\n", b"\r")) else newline * 2 if at else ""
     return source, (Edit(at, at, f"{before}{text}{newline if source.utf8[at:].strip() else ''}"),)
@@ -133,14 +133,14 @@ def _uses_beartype(statement: cst.CSTNode, tree: Tree) -> bool:
     return False
 
 
-def _behind_docstring(tree: Tree) -> int:
+def _after_docstring(tree: Tree) -> int:
     """Return the offset after a file's docstring and `__future__` imports, or after its leading comments."""
     at = 0
-    for place, line in enumerate(tree.module.body):
+    for index, line in enumerate(tree.module.body):
         if not isinstance(line, cst.SimpleStatementLine):
             break
         match line.body[0]:
-            case cst.Expr(value=cst.SimpleString()) if place == 0:
+            case cst.Expr(value=cst.SimpleString()) if index == 0:
                 at = _end_of_line(tree, line)
             case cst.ImportFrom(module=cst.Name(value="__future__")):
                 at = _end_of_line(tree, line)
@@ -156,8 +156,8 @@ def _behind_docstring(tree: Tree) -> int:
 
 def _end_of_line(tree: Tree, line: cst.SimpleStatementLine) -> int:
     end = tree.end(line.body[-1])
-    behind = tree.source.end_of_line(end)
-    return behind.at if behind is not None else end
+    line_end = tree.source.end_of_line(end)
+    return line_end.at if line_end is not None else end
 
 
 def _parse_file(path: Path) -> Tree:

@@ -51,7 +51,7 @@ class PythonSource:
     @cached_property
     def text(self) -> str:
         """The text, without a byte order mark."""
-        return self.data[len(self._mark) :].decode(self.encoding)
+        return self.data[len(self._bom) :].decode(self.encoding)
 
     @cached_property
     def utf8(self) -> bytes:
@@ -59,7 +59,7 @@ class PythonSource:
         return self.text.encode("utf-8")
 
     @property
-    def _mark(self) -> bytes:
+    def _bom(self) -> bytes:
         return codecs.BOM_UTF8 if self.data.startswith(codecs.BOM_UTF8) else b""
 
     @cached_property
@@ -97,13 +97,13 @@ class PythonSource:
 
         Raises AttnshapeError if the file's encoding lacks a character.
         """
-        pieces, done = [], 0
+        pieces, end = [], 0
         for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
-            pieces += [self.utf8[done : edit.start].decode(), edit.text]
-            done = edit.end
-        text = "".join([*pieces, self.utf8[done:].decode()])
+            pieces += [self.utf8[end : edit.start].decode(), edit.text]
+            end = edit.end
+        text = "".join([*pieces, self.utf8[end:].decode()])
         try:
-            return self._mark + text.encode(self.encoding)
+            return self._bom + text.encode(self.encoding)
         except UnicodeEncodeError as error:
             raise AttnshapeError(
                 f"{display_path(str(self.path))} is in {self.encoding}, which lacks {error.object[error.start]!r}",

@@ -54,7 +54,7 @@ def diff(
     inputs = _resolve(old, "OLD", typed, run, command), _resolve(new, "NEW", typed, run, command)
     # an unsuitable format is an error before anything runs
     find_renderer(name, "differences" if all(isinstance(side, Path) for side in inputs) else "difference")
-    option = next(iter([*typed.given(), *(Option(name, value) for name, value in run.items())]), None)
+    option = next(iter([*typed.given_options(), *(Option(name, value) for name, value in run.items())]), None)
     if option is not None and not any(isinstance(side, Job) for side in inputs):
         raise AttnshapeError(
             f"{flag_words(option)[0]} applies to targets, and saved traces have been run already",

@@ -18,7 +18,7 @@ from attnshape.runtime.signals import clear_progress_on_exit
 if TYPE_CHECKING:
     from rich.console import Console
 
-_AFTER = 2.0
+_DELAY = 2.0
 """Seconds until the line appears; most traces take less."""
 _INTERVAL = 0.2
 
@@ -47,7 +47,7 @@ class Progress:
     def __enter__(self) -> Progress:
         if _is_terminal(self._stream):
             sys.stderr = io.TextIOWrapper(
-                io.BufferedWriter(_Above(self)), self._stream.encoding, self._stream.errors, line_buffering=True
+                io.BufferedWriter(_ErasingFile(self)), self._stream.encoding, self._stream.errors, line_buffering=True
             )
             clear_progress_on_exit(lambda: bool(self._visible))
             self._thread.start()
@@ -76,7 +76,7 @@ class Progress:
             self._at_line_start = at_line_start
 
     def _refresh(self) -> None:
-        if self._done.wait(_AFTER):
+        if self._done.wait(_DELAY):
             return
         # the import takes a tenth of a second, so only long commands make it
         from rich.console import Console
@@ -97,7 +97,7 @@ class Progress:
         self._visible = text
 
 
-class _Above(io.FileIO):
+class _ErasingFile(io.FileIO):
     """The file of standard error, which erases the progress line before each write."""
 
     def __init__(self, progress: Progress) -> None:

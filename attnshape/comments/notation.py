@@ -33,7 +33,7 @@ MEANINGS: dict[Meaning, tuple[str, ...]] = {
 }
 """Names of axes by their usual meaning; no name has two meanings."""
 
-_OTHER = _words(
+_OTHER_AXIS_NAMES = _words(
     """window window_size n_windows num_windows groups group n_group n_groups classes vocab vocab_size patches n_patches
     num_patches layers n_layers chunks n_chunks chunk rank past past_len total_len memory context experts height depth
     blocks block block_size query key value target source words frames inner_dim mem_len size"""
@@ -67,7 +67,7 @@ def is_axis_word(name: str) -> bool:
     >>> is_axis_word("seq len"), is_axis_word("faster")
     (True, False)
     """
-    return usual_meaning(name) is not None or normalize_name(name).lower() in _OTHER
+    return usual_meaning(name) is not None or normalize_name(name).lower() in _OTHER_AXIS_NAMES
 
 
 def is_type(name: str) -> bool:
@@ -84,13 +84,13 @@ _NAME = r"[^\W\d][\w']*"
 _WORDS = re.compile(rf"{_NAME}(?:[ -]{_NAME}){{0,2}}")
 _DIFFERENCE = re.compile(r"\w{1,2}-\w{1,2}")
 _IMPLICIT = re.compile(rf"(?<![\w'])(\d+)({_NAME})")
-_RUN_TOGETHER = re.compile(r"[A-Z][a-z]?(?:x[A-Z][a-z]?){2,}")
+_JOINED_BY_X = re.compile(r"[A-Z][a-z]?(?:x[A-Z][a-z]?){2,}")
 """`BxHxLxD`."""
 _ALLOWED = (
     *(ast.BinOp, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Constant),
     *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv),
 )
-_MOST_DIGITS = 16
+_MAX_DIGITS = 16
 MAX_LENGTH = 1000
 """Longer comments and lines aren't parsed: they contain data, and parsing them would be slow."""
 PRIME = "ʹ"
@@ -149,7 +149,7 @@ def parse_axis(text: str) -> AxisToken | None:
         return AxisToken(plain, "variadic")
     if plain in _ANY_SIZE or _EITHER.fullmatch(plain):
         return AxisToken(plain, "any")
-    if plain.isdecimal() and len(plain) < _MOST_DIGITS:
+    if plain.isdecimal() and len(plain) < _MAX_DIGITS:
         return AxisToken(str(int(plain)), "number") if int(plain) else None  # an interval: [0, T)
     if is_type(plain):
         return None
@@ -161,27 +161,27 @@ def parse_axis(text: str) -> AxisToken | None:
 
 
 def _expression(plain: str) -> AxisToken | None:
-    written = plain.replace("self.", "").replace("×", "*").replace("·", "*").replace("^", "**")
-    grouped = re.fullmatch(rf"\(\s*({_NAME}(?:\s+{_NAME})+)\s*\)", written)
+    code = plain.replace("self.", "").replace("×", "*").replace("·", "*").replace("^", "**")
+    grouped = re.fullmatch(rf"\(\s*({_NAME}(?:\s+{_NAME})+)\s*\)", code)
     if grouped:
-        written = "*".join(grouped[1].split())
-    written = _IMPLICIT.sub(r"\1*\2", written)
-    written = re.sub(r"(?<!/)/(?!/)", "//", written).replace("'", PRIME)
-    written = re.sub(r"(?<=[\w)])\s+x\s+(?=[\w(])", "*", written)
-    if len(written) > 80:
+        code = "*".join(grouped[1].split())
+    code = _IMPLICIT.sub(r"\1*\2", code)
+    code = re.sub(r"(?<!/)/(?!/)", "//", code).replace("'", PRIME)
+    code = re.sub(r"(?<=[\w)])\s+x\s+(?=[\w(])", "*", code)
+    if len(code) > 80:
         return None
     try:
-        tree = ast.parse(written.strip(), mode="eval").body
+        tree = ast.parse(code.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     nodes = list(ast.walk(tree))
-    whole = all(type(node.value) is int for node in nodes if isinstance(node, ast.Constant))
+    only_integers = all(type(node.value) is int for node in nodes if isinstance(node, ast.Constant))
     names = [node.id for node in nodes if isinstance(node, ast.Name)]
-    if not (names and whole and all(isinstance(node, _ALLOWED) for node in nodes)) or any(map(is_type, names)):
+    if not (names and only_integers and all(isinstance(node, _ALLOWED) for node in nodes)) or any(map(is_type, names)):
         return None
     if isinstance(tree, ast.Name):
         return AxisToken(tree.id, "name")
-    return AxisToken(written.replace(" ", ""), "expression", tree)
+    return AxisToken(code.replace(" ", ""), "expression", tree)
 
 
 def find_shapes(text: str) -> Iterator[ShapeText]:
@@ -190,29 +190,29 @@ def find_shapes(text: str) -> Iterator[ShapeText]:
     >>> [documented.text for documented in find_shapes("(B, T) @ [T, C] -> view(B, C), (see above)")]
     ['(B, T)', '[T, C]']
     """
-    place = 0
-    while place < len(text) <= MAX_LENGTH:
-        end = _closing(text, place) if text[place] in "([" else None
+    position = 0
+    while position < len(text) <= MAX_LENGTH:
+        end = _after_closing_bracket(text, position) if text[position] in "([" else None
         if end is None:
-            place += 1
+            position += 1
             continue
-        before = text[:place]
+        before = text[:position]
         called = re.search(r"[\w\])}]$", before) and not re.search(r"(?:\bSize|\bshape|\bsize)$", before)
-        axes = None if called else _bracketed(text[place + 1 : end - 1])
+        axes = None if called else _bracketed(text[position + 1 : end - 1])
         if axes is not None:
-            yield ShapeText(axes, text[place:end], place, end, bracketed=True)
+            yield ShapeText(axes, text[position:end], position, end, bracketed=True)
         # the inner brackets of `torch.Size([B, T])` may contain a shape
         skipped = axes is not None or (called and not before.endswith("Size"))
-        place = end if skipped else place + 1
+        position = end if skipped else position + 1
 
 
-def _closing(text: str, start: int) -> int | None:
+def _after_closing_bracket(text: str, start: int) -> int | None:
     """Return the position after the closing bracket of the one at `start`; None if there is none."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] in "([") - (text[place] in ")]")
+    for position in range(start, len(text)):
+        depth += (text[position] in "([") - (text[position] in ")]")
         if depth == 0:
-            return place + 1 if text[place] == {"(": ")", "[": "]"}[text[start]] else None
+            return position + 1 if text[position] == {"(": ")", "[": "]"}[text[start]] else None
     return None
 
 
@@ -223,10 +223,10 @@ def _bracketed(inner: str) -> tuple[AxisToken, ...] | None:
         parts = _split(inner, separator)
         if len(parts) > 1 or (separator == "," and inner.rstrip().endswith(",")):
             return _parse_axes([part for part in parts if part.strip()])
-    if _RUN_TOGETHER.fullmatch(inner.strip()):
+    if _JOINED_BY_X.fullmatch(inner.strip()):
         return _parse_axes(inner.strip().split("x"))
     single = parse_axis(inner)
-    return (single,) if single is not None and single.kind != "expression" else _plausible(_einops(inner))
+    return (single,) if single is not None and single.kind != "expression" else _if_plausible(_einops(inner))
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -263,14 +263,14 @@ def parse_bare_shape(text: str) -> ShapeText | None:
     axes: tuple[AxisToken, ...] | None = None
     if re.search(r"\s[x×]\s|×", plain) or re.fullmatch(r"\S+(?:\sX\s\S+)+", plain):
         axes = _parse_axes(re.split(r"\s+[x×X]\s+|×", plain))
-    elif _RUN_TOGETHER.fullmatch(plain):
+    elif _JOINED_BY_X.fullmatch(plain):
         axes = _parse_axes(plain.split("x"))
     elif "," in plain:
         parts = _split(plain, r",")
         if all(is_axis_word(part) for part in parts if " " in part.strip() and part.strip()[0].isalpha()):
-            axes = _plausible(_parse_axes(parts))
+            axes = _if_plausible(_parse_axes(parts))
     elif plain and not re.search(r"[=:]|[\w)]\s+\*\s+[\w(]", plain):  # one product isn't a shape: C = nh * hs
-        axes = _plausible(_einops(plain))
+        axes = _if_plausible(_einops(plain))
     if axes is None or len(axes) < 2 or all(axis.kind == "number" for axis in axes):
         return None
     start = text.index(plain)
@@ -293,7 +293,7 @@ def find_bare_shapes(text: str) -> list[ShapeText]:
     ]
 
 
-def _plausible(axes: tuple[AxisToken, ...] | None) -> tuple[AxisToken, ...] | None:
+def _if_plausible(axes: tuple[AxisToken, ...] | None) -> tuple[AxisToken, ...] | None:
     """Return the axes if all their names are likely names of axes, else None."""
     names = [name for axis in axes or () for name in axis.names]
     likely = all((len(name) <= 2 or is_axis_word(name) or "_" in name) and name not in _ENGLISH for name in names)

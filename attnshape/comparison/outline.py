@@ -19,7 +19,7 @@ INPUT = "input"
 """The operation of an input, which is compared like a step."""
 UNEXPLAINED = "?"
 """The signature's symbol for an axis whose size depends on the data, so that it has no formula."""
-_LARGEST = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
 """The largest number that can be saved."""
 
 
@@ -47,14 +47,14 @@ class Outline(Struct, frozen=True, kw_only=True):
         ]
         new = sum(tensor.bytes * times for tensor, times in counted if tensor.kind == "new")
         views = sum(times for tensor, times in counted if tensor.kind == "view")
-        return Totals(len(self.steps), min(new, _LARGEST), min(views, _LARGEST))
+        return Totals(len(self.steps), min(new, _MAX_INT64), min(views, _MAX_INT64))
 
-    def own_text(self, step: OutlineStep) -> str:
+    def text_without_operands(self, step: OutlineStep) -> str:
         """Return a step's expression with `…` in place of the operands that other steps produced.
 
         >>> import attnshape
-        >>> made = outline(attnshape.trace("scaled-dot-product"))
-        >>> made.steps[1].expression, made.own_text(made.steps[1])
+        >>> traced = outline(attnshape.trace("scaled-dot-product"))
+        >>> traced.steps[1].expression, traced.text_without_operands(traced.steps[1])
         ('query @ key.transpose(-2, -1)', '… @ …')
         """
         texts: set[str] = set()
@@ -77,8 +77,8 @@ def outline(trace: Trace, inner: bool = True) -> Outline:
     """Return a trace's outline, including the steps inside of library functions and modules if `inner`.
 
     >>> import attnshape
-    >>> made = outline(attnshape.trace("scaled-dot-product"))
-    >>> [(step.operation, step.outputs[0].signature) for step in made.steps[:2]]
+    >>> traced = outline(attnshape.trace("scaled-dot-product"))
+    >>> [(step.operation, step.outputs[0].signature) for step in traced.steps[:2]]
     [('transpose', 'B Dk Lk'), ('matmul', 'B Lq Lk')]
     """
     selection = _Selection({step.index: step.index for step in trace.steps}, {}) if inner else _top_level(trace)
@@ -122,8 +122,8 @@ def _top_level(trace: Trace) -> _Selection:
         outermost[step.index] = outermost.get(step.parent, step.parent) if step.parent else step.index
         for position, output in enumerate(step.outputs):
             if output.inner is not None and output.inner.step is not None:
-                around = replacements.get((step.index, position), (step.index, position))
-                replacements[output.inner.step, output.inner.output] = around
+                enclosing = replacements.get((step.index, position), (step.index, position))
+                replacements[output.inner.step, output.inner.output] = enclosing
     for step in trace.steps:
         if step.parent is not None:
             for position in range(len(step.outputs)):
@@ -133,12 +133,12 @@ def _top_level(trace: Trace) -> _Selection:
 
 
 def _step(step: Step, selection: _Selection, loops: tuple[Loop, ...], is_composite: bool) -> OutlineStep:
-    around = sorted(_loops_around(step.index, loops), key=lambda loop: loop.first - loop.last)
+    enclosing = sorted(_enclosing_loops(step.index, loops), key=lambda loop: loop.first - loop.last)
     read = [operand for operand in step.operands if operand.step is not None or operand.input is not None]
     # a step after a loop may read an output of each iteration, whose number depends on the sizes
-    repeated = {use for use in read if use.step is not None and set(_loops_around(use.step, loops)) - set(around)}
-    once = [use for place, use in enumerate(read) if use not in repeated or use not in read[:place]]
-    uses = list(map(selection.reference, once))
+    repeated = {use for use in read if use.step is not None and set(_enclosing_loops(use.step, loops)) - set(enclosing)}
+    distinct = [use for index, use in enumerate(read) if use not in repeated or use not in read[:index]]
+    uses = list(map(selection.reference, distinct))
     if is_composite:
         # a library's function may use its operands in any order
         uses = sorted(set(uses), key=lambda use: (use.step or 0, use.output, use.input or ""))
@@ -148,12 +148,12 @@ def _step(step: Step, selection: _Selection, loops: tuple[Loop, ...], is_composi
         expression=_text(step.expression),
         operation=short_name(step.operation),
         uses=tuple(uses),
-        loops=tuple(OutlineLoop(loop.expression, loop.count) for loop in around),
+        loops=tuple(OutlineLoop(loop.expression, loop.count) for loop in enclosing),
         outputs=tuple(_tensor(output, selection) for output in step.outputs),
     )
 
 
-def _loops_around(index: int, loops: tuple[Loop, ...]) -> Iterator[Loop]:
+def _enclosing_loops(index: int, loops: tuple[Loop, ...]) -> Iterator[Loop]:
     return (loop for loop in loops if loop.first <= index <= loop.last)
 
 

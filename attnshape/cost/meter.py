@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnshape.runtime.capture import silenced_stderr
+from attnshape.runtime.capture import suppressed_stderr
 from attnshape.tracing.raw import RawStep, RawTrace
 
 _MARK = "attnshape::mark"
@@ -29,7 +29,7 @@ class MemoryLog:
     steps: tuple[RawStep, ...]
     inputs: tuple[int, ...]
     """The bytes of each block that contains an input."""
-    held: tuple[tuple[tuple[int, ...], int], ...]
+    tensors: tuple[tuple[tuple[int, ...], int], ...]
     """The shape and bytes per element of each parameter, buffer and input."""
 
     @property
@@ -53,7 +53,7 @@ class Meter:
         self._marks = 0
         self._before = 0
         self._inputs: tuple[int, ...] | None = None
-        self._held: tuple[tuple[tuple[int, ...], int], ...] = ()
+        self._tensors: tuple[tuple[tuple[int, ...], int], ...] = ()
         self._collecting = False
 
     def __enter__(self) -> Meter:
@@ -72,15 +72,15 @@ class Meter:
                 self._segments = _segments(self._disable())
             self._disable = None
 
-    def built(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+    def mark_built(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         """Mark the end of building the target, with its inputs, parameters and buffers; the last call counts."""
         self._before = self._marks
         blocks = {storage._cdata: storage.nbytes() for tensor in inputs if (storage := _storage(tensor)) is not None}
         self._inputs = tuple(blocks.values())
-        self._held = tuple((tuple(tensor.shape), tensor.itemsize) for tensor in (*inputs, *parameters))
-        self.stepped()
+        self._tensors = tuple((tuple(tensor.shape), tensor.itemsize) for tensor in (*inputs, *parameters))
+        self.mark_step()
 
-    def stepped(self) -> None:
+    def mark_step(self) -> None:
         """Mark the end of a step."""
         self._marks += 1
         self._mark()
@@ -100,7 +100,7 @@ class Meter:
             tuple(itertools.chain.from_iterable(running[begin:end]))
             for begin, end in itertools.pairwise([0, *ends, len(running)])
         ]
-        return MemoryLog(tuple(building), tuple(joined), tuple(single), self._inputs, self._held)
+        return MemoryLog(tuple(building), tuple(joined), tuple(single), self._inputs, self._tensors)
 
     def _start(self) -> None:
         # the public profiler writes to standard error and takes a hundred times as long
@@ -108,7 +108,7 @@ class Meter:
         from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig, _RecordFunctionFast
 
         config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
-        _hush(lambda: _enable_profiler_legacy(config), _disable_profiler_legacy)
+        _suppress_warning(lambda: _enable_profiler_legacy(config), _disable_profiler_legacy)
         _enable_profiler_legacy(config)
         self._disable = _disable_profiler_legacy
         mark = _RecordFunctionFast(_MARK)
@@ -120,16 +120,16 @@ class Meter:
         self._mark = leave_mark
 
 
-_hushed: list[bool] = []
+_warning_triggered: list[bool] = []
 
 
-def _hush(enable: Callable[[], None], disable: Callable[[], object]) -> None:
+def _suppress_warning(enable: Callable[[], None], disable: Callable[[], object]) -> None:
     """Trigger and suppress the warning that torch prints once, when a block older than the profile is freed."""
-    if _hushed:
+    if _warning_triggered:
         return
-    _hushed.append(True)
+    _warning_triggered.append(True)
     older = torch.empty(1)
-    with silenced_stderr():
+    with suppressed_stderr():
         enable()
         del older
         disable()
@@ -164,25 +164,25 @@ class MeteredRuns:
 
     def __init__(self, run: SmallRun) -> None:
         self._run = run
-        self.tried: list[Mapping[str, int]] = []
+        self.sizes_run: list[Mapping[str, int]] = []
         """The sizes of every run."""
-        self._made: dict[tuple[tuple[str, int], ...], RawTrace] = {}
+        self._raw_traces: dict[tuple[tuple[str, int], ...], RawTrace] = {}
         self._logs: dict[tuple[tuple[str, int], ...], MemoryLog | None] = {}
 
     def __call__(self, numbers: Mapping[str, int]) -> RawTrace:
         """Run the target at these sizes."""
-        self.tried.append(numbers)
+        self.sizes_run.append(numbers)
         with Meter() as meter:
             raw = self._run(numbers, meter)
         if raw.failure is not None and "rofiler is already enabled" in str(raw.failure.error):
             raw = self._run(numbers, None)  # the traced code uses the profiler itself, which can't be nested
         key = tuple(numbers.items())
-        self._logs[key], self._made[key] = meter.log(raw.steps), raw
+        self._logs[key], self._raw_traces[key] = meter.log(raw.steps), raw
         return raw
 
     def reuse(self, numbers: Mapping[str, int]) -> RawTrace:
         """Return and forget the last run at these sizes; run the target if there is none."""
-        return self._made.pop(tuple(numbers.items()), None) or self._run(numbers, None)
+        return self._raw_traces.pop(tuple(numbers.items()), None) or self._run(numbers, None)
 
     def log(self, numbers: Mapping[str, int]) -> MemoryLog | None:
         """Return the memory log of the run at these sizes; None if it couldn't be measured."""

@@ -33,7 +33,7 @@ _SHAPE = (1, "shape", "size")
 """The position and the keywords of the new shape in a call's arguments."""
 
 
-def wrong_number(context: FailureContext) -> Diagnosis | None:
+def wrong_element_count(context: FailureContext) -> Diagnosis | None:
     """Explain a new shape whose number of elements differs from the old shape's."""
     operand, named = context.operand(0, "input", "self"), _named_sizes(context, *_SHAPE)
     if operand is None or not named or context.operation not in RESHAPES_TO_SIZES:
@@ -44,13 +44,13 @@ def wrong_number(context: FailureContext) -> Diagnosis | None:
         return None
     before, after = _equation(zip(operand.symbols, operand.shape, strict=True)), _equation(named)
     changed, new_axes = _changed_axes(operand, new)
-    wanted = f"the new shape has {after}" if -1 not in new else f"which isn't a multiple of {after}"
+    new_count = f"the new shape has {after}" if -1 not in new else f"which isn't a multiple of {after}"
     remainder = _remainder(operand, changed, [named[axis] for axis in new_axes])
     return Diagnosis(
         f"{context.operation} keeps the number of elements: "
-        f"{quoted(operand)} has {before} elements, {wanted}{remainder}",
+        f"{quoted(operand)} has {before} elements, {new_count}{remainder}",
         {operand.position: changed},
-        _with_one_inferred(context, operand, new) if -1 not in new else (),
+        _fixes_with_inferred_size(context, operand, new) if -1 not in new else (),
     )
 
 
@@ -92,7 +92,7 @@ def _remainder(operand: FailedOperand, changed: Sequence[int], parts: Sequence[t
     return ""
 
 
-def _with_one_inferred(context: FailureContext, operand: FailedOperand, new: Sequence[int]) -> Iterator[Fix]:
+def _fixes_with_inferred_size(context: FailureContext, operand: FailedOperand, new: Sequence[int]) -> Iterator[Fix]:
     """Yield the calls with -1 in place of one size."""
     tree = parse_expression(context.expression)
     if not isinstance(tree, ast.Call) or context.call is None or len(context.call.args) < 2:
@@ -114,7 +114,7 @@ def _infer_axis(axis: int, call: RawCall) -> RawCall:
     return replace(call, args=(call.args[0], (*shape[:axis], -1, *shape[axis + 1 :])), keywords={})
 
 
-def unflattened(context: FailureContext) -> Diagnosis | None:
+def wrong_unflatten_sizes(context: FailureContext) -> Diagnosis | None:
     """Explain an unflatten into sizes whose product isn't the axis's size."""
     operand, axis = context.operand(0, "input", "self"), context.argument(1, "dim")
     if context.operation != "unflatten" or operand is None or type(axis) is not int:
@@ -132,12 +132,12 @@ def unflattened(context: FailureContext) -> Diagnosis | None:
 # views with incompatible strides
 
 
-def strides(context: FailureContext) -> Diagnosis | None:
+def incompatible_strides(context: FailureContext) -> Diagnosis | None:
     """Explain a view whose tensor has incompatible strides."""
     operand = context.operand(0, "input", "self")
     if context.operation != "view" or operand is None or "stride" not in context.message:
         return None
-    step = _non_contiguous_since(context, operand)
+    step = _step_that_made_non_contiguous(context, operand)
     if step is None:
         why = f"{quoted(operand)} is a non-contiguous input"
     else:
@@ -145,20 +145,20 @@ def strides(context: FailureContext) -> Diagnosis | None:
         text = " ".join(step.expression.split())
         which = f"step {step.index}{source}" if text == operand.name else f"step {step.index}, {text}{source},"
         why = f"{which} made {quoted(operand)} non-contiguous"
-    apart = tuple(sorted({at for axis in _gaps(context, operand) for at in (axis, axis + 1)}))
+    nonadjacent = tuple(sorted({at for axis in _gaps(context, operand) for at in (axis, axis + 1)}))
     problem = f"regroup {axes_of(operand)}"
-    if apart:
-        problem = f"join {join_words([operand.symbols[axis] for axis in apart])}, which aren't adjacent in memory"
+    if nonadjacent:
+        problem = f"join {join_words([operand.symbols[axis] for axis in nonadjacent])}, which aren't adjacent in memory"
     reshaped = call_instead(_with_method(context.expression, "reshape"), torch.Tensor.reshape)
     copied = call_instead(
         _with_method(context.expression, "contiguous().view"),
         lambda tensor, *shape: tensor.contiguous().view(*shape),
         rank=1,
     )
-    return Diagnosis(f"view can't {problem}: {why}", {operand.position: apart}, reshaped + copied)
+    return Diagnosis(f"view can't {problem}: {why}", {operand.position: nonadjacent}, reshaped + copied)
 
 
-def _non_contiguous_since(context: FailureContext, operand: FailedOperand) -> Step | None:
+def _step_that_made_non_contiguous(context: FailureContext, operand: FailedOperand) -> Step | None:
     """Return the step that made an operand non-contiguous: the last step that read a contiguous tensor."""
     of = context.failure.operands[operand.position].tensor.of
     while of is not None and of.step is not None:

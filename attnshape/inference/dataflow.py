@@ -65,9 +65,9 @@ class DataFlow(Generic[N]):
         """The calls that read each producer, with the operand's index."""
         consumers: dict[Producer, list[tuple[N, int]]] = {}
         for node in self.nodes:
-            for place, producers in enumerate(node.sources):
+            for operand, producers in enumerate(node.sources):
                 for producer in producers:
-                    consumers.setdefault(producer, []).append((node, place))
+                    consumers.setdefault(producer, []).append((node, operand))
         return consumers
 
     def readers(self, node: N) -> list[N]:
@@ -79,14 +79,18 @@ class DataFlow(Generic[N]):
         """Return the call that returned an output."""
         return self._by_order[ref.order]
 
-    def maker(self, node: N, place: int) -> N | None:
+    def input_node(self, node: N, operand: int) -> N | None:
         """Return the last call that produced or wrote to an operand; None for an input, a parameter or a constant."""
-        refs = [producer for producer in node.sources[place] if isinstance(producer, OutputRef)]
+        refs = [producer for producer in node.sources[operand] if isinstance(producer, OutputRef)]
         return self.node(refs[-1]) if refs else None
 
-    def makers(self, node: N) -> list[N]:
+    def input_nodes(self, node: N) -> list[N]:
         """Return the calls that produced the operands, in the order of the operands."""
-        return [maker for place in range(len(node.sources)) if (maker := self.maker(node, place)) is not None]
+        return [
+            input_node
+            for operand in range(len(node.sources))
+            if (input_node := self.input_node(node, operand)) is not None
+        ]
 
     def downstream(self, start: Iterable[Producer]) -> set[OutputRef]:
         """Return the outputs whose values depend on any of the producers, including these."""
@@ -97,7 +101,7 @@ class DataFlow(Generic[N]):
                 reached.update(node.refs)
         return {producer for producer in reached if isinstance(producer, OutputRef)}
 
-    def behind(self, ref: OutputRef) -> set[OutputRef]:
+    def downstream_of(self, ref: OutputRef) -> set[OutputRef]:
         """Return the outputs whose values depend on one output, including itself."""
         return self.downstream([ref])
 
@@ -113,7 +117,9 @@ class DataFlow(Generic[N]):
             node = self._by_order[order]
             yield node
             if shapes or reads_numbers(node):
-                wanted |= {s.order for every in node.sources for s in every if isinstance(s, OutputRef)}
+                wanted |= {
+                    producer.order for source in node.sources for producer in source if isinstance(producer, OutputRef)
+                }
 
     def origins(self, producers: Producers) -> set[str]:
         """Return the inputs, parameters and constants on which a tensor with these producers depends."""
@@ -126,7 +132,7 @@ def reads_numbers(node: Node) -> bool:
     return node.name not in ops.CREATED_LIKE
 
 
-_SELECTING = ("int", "uint", "bool")
+_INDEX_DTYPES = ("int", "uint", "bool")
 """Prefixes of the dtypes of indices and masks."""
 
 
@@ -146,7 +152,7 @@ class StepNode:
     @property
     def refs(self) -> tuple[OutputRef, ...]:
         """The references to its outputs."""
-        return tuple(OutputRef(self.step.index, place) for place in range(len(self.step.outputs)))
+        return tuple(OutputRef(self.step.index, output) for output in range(len(self.step.outputs)))
 
     @property
     def numel(self) -> int:
@@ -176,7 +182,7 @@ def _producers(steps: Sequence[Step], reference: Reference) -> Producers:
     if inner.step is None:
         return (inner.input or inner.parameter or "constant",)
     dtype = steps[inner.step - 1].outputs[inner.output].tensor.dtype
-    return () if dtype.startswith(_SELECTING) else (OutputRef(inner.step, inner.output),)
+    return () if dtype.startswith(_INDEX_DTYPES) else (OutputRef(inner.step, inner.output),)
 
 
 def innermost(steps: Sequence[Step], reference: Reference) -> Reference:
@@ -186,11 +192,11 @@ def innermost(steps: Sequence[Step], reference: Reference) -> Reference:
     return reference
 
 
-_UNCHANGED = ops.CASTS | ops.COPIES | ops.UNIT_AXES | ops.RESHAPES | {"getitem"}
+_VALUE_PRESERVING = ops.CASTS | ops.COPIES | ops.UNIT_AXES | ops.RESHAPES | {"getitem"}
 """Operations that keep all values if their output has as many elements as their operand."""
-_RESIZED = ops.UNIT_AXES | ops.EXPANSIONS | {"getitem"}
+_BROADCASTING = ops.UNIT_AXES | ops.EXPANSIONS | {"getitem"}
 """Operations allowed between a reduction and the operation that broadcasts its result."""
-_AWAY_FROM_ZERO = ops.LOWER_BOUNDS | ops.ADDITIONS
+_ZERO_GUARDS = ops.LOWER_BOUNDS | ops.ADDITIONS
 """Operations that keep a sum from being zero."""
 _INVERSES = ops.REVERSED_DIVISIONS | {"reciprocal"}
 _MASKING = ops.MASKS | ops.MULTIPLICATIONS
@@ -202,13 +208,13 @@ class SoftmaxMatch(Generic[N]):
 
     owner: N
     """The call that reads the scores, before their maximum is subtracted."""
-    place: int
+    operand: int
     """The index of the scores among its operands."""
     exponential: N | None = None
     """The exponential, unless the softmax is a single call."""
     masked: bool = False
     """Whether the exponentials are masked before they are summed."""
-    late: bool = False
+    deferred: bool = False
     """Whether the division by the sum follows the product with the values."""
 
     @property
@@ -230,50 +236,55 @@ def match_softmax(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
             return None
         return SoftmaxMatch(*_before_maximum(node, graph))
     if node.name in ops.EXPONENTIALS:
-        before = _maker(node, 0, graph)
+        before = _input_node(node, 0, graph)
         if before is not None and (before.name in ops.LOG_SOFTMAXES or _subtracts_logsumexp(before, graph)):
             return SoftmaxMatch(before, 0, node)
         if _is_normalised_later(node, graph):
-            return SoftmaxMatch(*_before_maximum(node, graph), node, late=True)
+            return SoftmaxMatch(*_before_maximum(node, graph), node, deferred=True)
     if node.name in ops.SCALINGS and len(node.sources) == 2:
         return _match_quotient(node, graph)
     return None
 
 
 def _match_quotient(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
-    over, under = _maker(node, 0, graph), _maker(node, 1, graph)
+    numerator, denominator = _input_node(node, 0, graph), _input_node(node, 1, graph)
     if node.name in ops.MULTIPLICATIONS:
-        inverse = under is not None and under.name in _INVERSES and bool(under.sources)
-        under = _maker(under, 0, graph) if inverse and under is not None else None
-    while under is not None and under.name in _AWAY_FROM_ZERO | _RESIZED and under.sources:
-        under = _maker(under, 0, graph)
-    if over is None or under is None or under.name not in ops.SUMS or _maker(under, 0, graph) is not over:
+        inverse = denominator is not None and denominator.name in _INVERSES and bool(denominator.sources)
+        denominator = _input_node(denominator, 0, graph) if inverse and denominator is not None else None
+    while denominator is not None and denominator.name in _ZERO_GUARDS | _BROADCASTING and denominator.sources:
+        denominator = _input_node(denominator, 0, graph)
+    if (
+        numerator is None
+        or denominator is None
+        or denominator.name not in ops.SUMS
+        or _input_node(denominator, 0, graph) is not numerator
+    ):
         return None
-    masked = over.name in _MASKING
-    while over is not None and over.name in _MASKING and over.sources:
-        over = _maker(over, 0, graph)
-    if over is None or over.name not in ops.EXPONENTIALS:
+    masked = numerator.name in _MASKING
+    while numerator is not None and numerator.name in _MASKING and numerator.sources:
+        numerator = _input_node(numerator, 0, graph)
+    if numerator is None or numerator.name not in ops.EXPONENTIALS:
         return None
-    return SoftmaxMatch(*_before_maximum(over, graph), over, masked)
+    return SoftmaxMatch(*_before_maximum(numerator, graph), numerator, masked)
 
 
 def _before_maximum(exponential: N, graph: DataFlow[N]) -> tuple[N, int]:
     """Return the call that reads the scores, and the operand's index: the subtraction of their maximum, if any."""
-    before = _maker(exponential, 0, graph)
+    before = _input_node(exponential, 0, graph)
     if before is not None and before.name in ops.SUBTRACTIONS and len(before.sources) == 2:
-        subtracted = _maker(before, 1, graph)
-        while subtracted is not None and subtracted.name in _RESIZED and subtracted.sources:
-            subtracted = _maker(subtracted, 0, graph)
+        subtracted = _input_node(before, 1, graph)
+        while subtracted is not None and subtracted.name in _BROADCASTING and subtracted.sources:
+            subtracted = _input_node(subtracted, 0, graph)
         if subtracted is not None and subtracted.name in ops.MAXIMA:
             return before, 0
     return exponential, 0
 
 
 def _subtracts_logsumexp(node: N, graph: DataFlow[N]) -> bool:
-    subtracted = _maker(node, 1, graph) if node.name in ops.SUBTRACTIONS and len(node.sources) == 2 else None
+    subtracted = _input_node(node, 1, graph) if node.name in ops.SUBTRACTIONS and len(node.sources) == 2 else None
     if subtracted is None or subtracted.name != "logsumexp":
         return False
-    return _maker(subtracted, 0, graph) is _maker(node, 0, graph)
+    return _input_node(subtracted, 0, graph) is _input_node(node, 0, graph)
 
 
 def _is_normalised_later(exponential: N, graph: DataFlow[N]) -> bool:
@@ -283,17 +294,17 @@ def _is_normalised_later(exponential: N, graph: DataFlow[N]) -> bool:
     if sums is None or not any(reader.name in ops.PRODUCTS for reader in readers):
         return False
     return any(
-        reader.name in ops.DIVISIONS and len(reader.sources) == 2 and graph.maker(reader, 1) is sums
+        reader.name in ops.DIVISIONS and len(reader.sources) == 2 and graph.input_node(reader, 1) is sums
         for reader in graph.readers(sums)
     )
 
 
-def _maker(node: N, place: int, graph: DataFlow[N]) -> N | None:
+def _input_node(node: N, operand: int, graph: DataFlow[N]) -> N | None:
     """Return the call that produced an operand, skipping casts, copies and reshapes."""
-    maker = graph.maker(node, place)
-    while maker is not None and maker.name in _UNCHANGED and maker.sources:
-        before = graph.maker(maker, 0)
-        if before is None or before.numel != maker.numel:
+    input_node = graph.input_node(node, operand)
+    while input_node is not None and input_node.name in _VALUE_PRESERVING and input_node.sources:
+        before = graph.input_node(input_node, 0)
+        if before is None or before.numel != input_node.numel:
             break
-        maker = before
-    return maker
+        input_node = before
+    return input_node

@@ -88,7 +88,7 @@ class TargetSpec(Struct, frozen=True):
                     (f"{name} is given twice, in ", Option("inputs"), " and in ", Option("arguments")), "give it once"
                 )
 
-    def over(self, base: TargetSpec) -> TargetSpec:
+    def merged_onto(self, base: TargetSpec) -> TargetSpec:
         """Return the base with its fields replaced by those given here; sizes and options are merged."""
         own = {*self.arguments, *self.values}
         return TargetSpec(
@@ -103,7 +103,7 @@ class TargetSpec(Struct, frozen=True):
             values=self.values,
         )
 
-    def given(self) -> Iterator[Option]:
+    def given_options(self) -> Iterator[Option]:
         """Yield each option given, except the target."""
         if self.init is not None:
             yield Option("init", self.init)
@@ -131,7 +131,7 @@ class RunOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 T = TypeVar("T")
-_LONGEST = 40
+_MAX_DIGITS = 40
 """Sizes with at least this many digits aren't parsed as integers."""
 
 
@@ -242,14 +242,14 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int | str]:
     """
     sizes = split_pairs("dim", texts, "=", "NAME=EXPR", Option("sizes", {"nh": 4, "C": "nh*hs"}))
     dims: dict[str, int | str] = {
-        name: int(text) if text.removeprefix("-").isdecimal() and len(text) < _LONGEST else text
+        name: int(text) if text.removeprefix("-").isdecimal() and len(text) < _MAX_DIGITS else text
         for name, text in sizes.items()
     }
-    refuse_symbols(dims)
+    check_dim_names(dims)
     return dims
 
 
-def refuse_symbols(dims: Mapping[str, int | str]) -> None:
+def check_dim_names(dims: Mapping[str, int | str]) -> None:
     """Raise AttnshapeError if one of the user's own dimensions has the name of a built-in size symbol."""
     for name, size in dims.items():
         if name in SYMBOLS_BY_NAME:

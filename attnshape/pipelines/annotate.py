@@ -10,7 +10,7 @@ from pathlib import Path
 import jaxtyping
 
 from attnshape.annotate.changes import AnnotateContext
-from attnshape.annotate.enforcing import find_hook, functions_unchecked_already
+from attnshape.annotate.enforcing import find_hook, functions_without_typechecker
 from attnshape.annotate.exclusions import (
     annotations_not_recognized,
     functions_not_annotated,
@@ -85,7 +85,7 @@ def annotate_requests(
         options.existing,
         options.include_matched,
         sizes=tuple(run.numbers for run in runs),
-        unchecked=functions_unchecked_already(tree),
+        unchecked=functions_without_typechecker(tree),
         hook=find_hook(path).is_possible,
     )
     if options.style == "comment":

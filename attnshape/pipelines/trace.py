@@ -49,22 +49,22 @@ if TYPE_CHECKING:
     from attnshape.cost.estimate import PeakEstimate
     from attnshape.cost.meter import MeteredRuns
 
-Printed = Callable[[], AbstractContextManager[object]]
+OutputRedirect = Callable[[], AbstractContextManager[object]]
 _UNCHECKED = "no signature was checked: jaxtyping's checks or Python's assertions are disabled"
 
 
 def trace_request(
     spec: TargetSpec,
     options: RunOptions,
-    printed: Printed = to_standard_error,
-    progress: ProgressCallback = lambda words: None,
+    redirect_output: OutputRedirect = to_standard_error,
+    progress: ProgressCallback = lambda activity: None,
 ) -> Trace:
     """Return the trace of a request.
 
     Args:
         spec: The target and its sizes.
         options: How to run it.
-        printed: Returns a context that redirects the output of the traced code.
+        redirect_output: Returns a context that redirects the output of the traced code.
         progress: The progress callback.
 
     Raises:
@@ -72,7 +72,7 @@ def trace_request(
     """
     require_device(options.device)
     progress("loading the target")
-    with printed(), foreign_code(), isolated():
+    with redirect_output(), foreign_code(), isolated():
         target = find_target(spec)
         sizes = target.sizes
         expected = parse_expectations(spec.expect, list(sizes.records))
@@ -101,12 +101,12 @@ def trace_request(
             samples, (trace, formulas) = sample_and_solve(runs, plan, actual, solve)
             progress("checking the signatures")
             conditions = {formula.condition for _, formula in relevant(formulas)}
-            held_out, twin = run_held_out(runs, samples, conditions, metered.tried if metered else ())
+            held_out, held_out_run = run_held_out(runs, samples, conditions, metered.sizes_run if metered else ())
         else:
             samples = Samples(plan, actual)
             (trace, formulas), _ = assemble(header, samples)
-            held_out, twin = HeldOut(reason="the target can't be built at other sizes"), None
-    trace = _verified(trace, formulas, samples, held_out, twin, expected, target.library)
+            held_out, held_out_run = HeldOut(reason="the target can't be built at other sizes"), None
+    trace = _verified(trace, formulas, samples, held_out, held_out_run, expected, target.library)
     if estimate is None:
         return trace
     notes = (*trace.notes, *estimate.notes)
@@ -185,7 +185,7 @@ def _verified(
     formulas: Formulas,
     samples: Samples,
     held_out: HeldOut,
-    twin: RawTrace | None,
+    held_out_run: RawTrace | None,
     expected: Sequence[Expected],
     library: bool,
 ) -> Trace:
@@ -194,7 +194,7 @@ def _verified(
     expectations = verify(expected, samples.to_verify)
     trace = msgspec.structs.replace(trace, notes=tuple(_notes(samples, formulas, held_out)))
     if checks_work() and (not library or _catalog_is_checked()):
-        trace = verify_signatures(trace, formulas, samples, held_out, twin)
+        trace = verify_signatures(trace, formulas, samples, held_out, held_out_run)
     else:
         trace = msgspec.structs.replace(trace, notes=(*trace.notes, _UNCHECKED))
     failure = None
@@ -241,8 +241,8 @@ def _notes(samples: Samples, formulas: Formulas, held_out: HeldOut) -> Iterable[
         yield f"not varied: {numbers}, since at other sizes the code takes a different path or fails"
     elif not samples.complete and actual.failure is None:
         after = f"after step {samples.common}" if samples.common else "from the first step on"
-        ended = any(run.failure is not None and isinstance(run.failure.error, TooLong) for run in samples.runs)
-        why = "runs for too long" if ended else "takes a different path"
+        timed_out = any(run.failure is not None and isinstance(run.failure.error, TooLong) for run in samples.runs)
+        why = "runs for too long" if timed_out else "takes a different path"
         yield f"at small sizes the code {why} {after}: axes there are matched only"
     if sizes.labels:
         symbols = ", ".join(symbol for symbol in sizes.records if symbol in sizes.labels)

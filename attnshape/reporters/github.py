@@ -22,7 +22,7 @@ def report_commands(report: Report) -> str:
 
 def batch_commands(items: Sequence[BatchItem[Report]]) -> str:
     """Return a command for each distinct finding of several reports, followed by the outcome of each target."""
-    commands = [_command(one) for one in distinct_findings(items)]
+    commands = [_command(finding) for finding in distinct_findings(items)]
     commands += [_error_command(item) for item in items if item.error is not None]
     # the prefix "target" keeps a name from starting a command; older commands, `##[…]`, work anywhere in a line
     outcomes = [f"target {title(item)}: {outcome(item)}" for item in items]
@@ -32,25 +32,27 @@ def batch_commands(items: Sequence[BatchItem[Report]]) -> str:
 
 def _command(finding: Finding) -> str:
     source = finding.source
-    place = {"file": source.file, "line": str(source.line), "col": str(source.column)} if source else {}
-    named = ",".join(f"{name}={_property(value)}" for name, value in {**place, "title": finding.code}.items())
+    location = {"file": source.file, "line": str(source.line), "col": str(source.column)} if source else {}
+    properties = ",".join(
+        f"{name}={_escape_property(value)}" for name, value in {**location, "title": finding.code}.items()
+    )
     hint = [f"hint: {finding.hint}"] if finding.hint else []
     message = "\n".join(visible(part) for part in (finding.message, *hint, evidence(finding)))
-    return f"::error {named}::{_data(message)}"
+    return f"::error {properties}::{_escape_data(message)}"
 
 
 def _error_command(item: BatchItem[Report]) -> str:
     hint = [f"hint: {item.error.hint}"] if item.error and item.error.hint else []
-    named = f"file={_property(_FILE)},title={_property(title(item))}"
-    return f"::error {named}::{_data(chr(10).join(map(visible, (outcome(item), *hint))))}"
+    properties = f"file={_escape_property(_FILE)},title={_escape_property(title(item))}"
+    return f"::error {properties}::{_escape_data(chr(10).join(map(visible, (outcome(item), *hint))))}"
 
 
-def _data(value: str) -> str:
+def _escape_data(value: str) -> str:
     return value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(value: str) -> str:
-    return _data(visible(value)).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(value: str) -> str:
+    return _escape_data(visible(value)).replace(":", "%3A").replace(",", "%2C")
 
 
 REPORTER = Reporter(

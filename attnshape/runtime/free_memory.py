@@ -53,13 +53,13 @@ def _free_in_groups(root: Path) -> Iterator[int]:
 
 
 def _free_in_group(folder: Path, limit: str, usage: str, cache: str) -> Iterator[int]:
-    most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
-    if not most.isdecimal() or not used.isdecimal() or int(most) >= UNLIMITED:
+    maximum, used = _read(folder / limit).strip(), _read(folder / usage).strip()
+    if not maximum.isdecimal() or not used.isdecimal() or int(maximum) >= UNLIMITED:
         return
     # the kernel drops cached files before an allocation fails
     statistics = (line.split() for line in _read(folder / "memory.stat").splitlines())
     cached = next((int(words[1]) for words in statistics if len(words) == 2 and words[0] == cache), 0)
-    yield int(most) - int(used) + cached
+    yield int(maximum) - int(used) + cached
 
 
 def _free_in_address_space(root: Path) -> Iterator[int]:

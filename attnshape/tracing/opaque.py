@@ -44,18 +44,18 @@ class CompiledCalls:
             return
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and id(frame) != self._stop and not self.seen:
-            within = frame.f_code.co_filename == self._file
+            is_compiler_frame = frame.f_code.co_filename == self._file
             frame = frame.f_back
             # torch compiles some of its own functions in any case
-            if within and frame is not None and not frame.f_globals.get("__name__", "").startswith("torch."):
+            if is_compiler_frame and frame is not None and not frame.f_globals.get("__name__", "").startswith("torch."):
                 self.seen = True
 
 
 TORCHSCRIPT = "TorchScript"
 """The reason why the inner steps of such a call can't be recorded."""
-_CALLED: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+_SCRIPT_TYPES: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 ScriptHandler = Callable[[Callable[[], Any], tuple[Any, ...], dict[str, Any], FrameType], Any]
-"""Handles a TorchScript call: takes a function that makes it, its arguments, keywords, and the caller's frame."""
+"""Handles a TorchScript call: takes a function that makes it, its arguments, kwargs, and the caller's frame."""
 
 
 class ScriptCalls:
@@ -67,25 +67,25 @@ class ScriptCalls:
 
     def __init__(self, handler: ScriptHandler) -> None:
         self._handler: ScriptHandler | None = handler
-        self._before: list[Any] = []
+        self._original_calls: list[Any] = []
         self._thread = threading.get_ident()
 
     def __enter__(self) -> ScriptCalls:
-        self._before = [kind.__call__ for kind in _CALLED]
-        for kind, before in zip(_CALLED, self._before, strict=True):
-            kind.__call__ = self._watching(before)
+        self._original_calls = [kind.__call__ for kind in _SCRIPT_TYPES]
+        for kind, before in zip(_SCRIPT_TYPES, self._original_calls, strict=True):
+            kind.__call__ = self._wrap(before)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for kind, before in zip(_CALLED, self._before, strict=True):
+        for kind, before in zip(_SCRIPT_TYPES, self._original_calls, strict=True):
             kind.__call__ = before
         self._handler = None  # it keeps the mode alive
 
-    def _watching(self, before: Callable[..., Any]) -> Callable[..., Any]:
-        def call(called: Any, *args: Any, **keywords: Any) -> Any:
+    def _wrap(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
             if self._handler is None or threading.get_ident() != self._thread:
-                return before(called, *args, **keywords)
-            return self._handler(lambda: before(called, *args, **keywords), args, keywords, sys._getframe(1))
+                return before(function, *args, **kwargs)
+            return self._handler(lambda: before(function, *args, **kwargs), args, kwargs, sys._getframe(1))
 
         return call
 
@@ -97,34 +97,34 @@ class OtherThreads:
     """The tensors created by threads that the traced code started, where the recorder's mode isn't active."""
 
     def __init__(self) -> None:
-        self._made: dict[int, Callable[[], Tensor | None]] = {}
+        self._references: dict[int, Callable[[], Tensor | None]] = {}
 
     @property
     def worked(self) -> bool:
         """Whether another thread created a tensor."""
-        return bool(self._made)
+        return bool(self._references)
 
     def made(self, tensor: Tensor) -> bool:
         """Return whether another thread created the tensor."""
-        reference = self._made.get(id(tensor))
+        reference = self._references.get(id(tensor))
         return reference is not None and reference() is tensor
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Add tensors that another thread created."""
-        self._made.update((id(tensor), weakref.ref(tensor)) for tensor in tensors)
+        self._references.update((id(tensor), weakref.ref(tensor)) for tensor in tensors)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Track the threads that start inside the block."""
         before = threading.getprofile()
         # runs at the start of each new thread, in that thread
-        threading.setprofile(self._started)
+        threading.setprofile(self._on_thread_start)
         try:
             yield
         finally:
             threading.setprofile(before)
 
-    def _started(self, *_: object) -> None:
+    def _on_thread_start(self, *_: object) -> None:
         sys.setprofile(None)
         _ThreadMode(self).__enter__()  # type: ignore[no-untyped-call]  # torch leaves its modes untyped
 
@@ -132,13 +132,13 @@ class OtherThreads:
 class _ThreadMode(TorchFunctionMode):
     """Registers the tensors that its thread creates; function modes are thread-local."""
 
-    def __init__(self, watching: OtherThreads) -> None:
+    def __init__(self, threads: OtherThreads) -> None:
         super().__init__()
-        self._watching = watching
+        self._threads = threads
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._watching.note(tensors_in(result))
+        self._threads.note(tensors_in(result))
         return result

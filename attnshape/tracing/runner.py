@@ -128,12 +128,12 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
     compiled, threads = CompiledCalls(id(sys._getframe()), on_step), OtherThreads()
     recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), threads, compiled.stepped)
     for name, tensor in parameters_within(runnable.function, runnable.bound()):
-        recorder.registry.introduce(tensor, Reference(parameter=name))
+        recorder.registry.register_existing(tensor, Reference(parameter=name))
     measured: list[tuple[str, RawTensor]] = []
     for name, tensor in inputs:
         earlier = next((other for other, value in inputs[: len(measured)] if value is tensor), None)
         again = Reference(input=earlier) if earlier is not None else None
-        recorder.registry.introduce(tensor, Reference(input=name))
+        recorder.registry.register_existing(tensor, Reference(input=name))
         measured.append((name, describe_tensor(tensor, "same" if again else "new", again, again)))
     seed_all(seed)
     returned: list[tuple[str, Reference]] = []

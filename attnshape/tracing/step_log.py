@@ -184,7 +184,7 @@ class StepLog:
         node = self._look_up(step, site.nearest, call) if site is not None and not waits else None
         for place, output in enumerate(outputs):
             reference = Reference(step=index, output=place)
-            step.outputs.append(RawOutput(self.registry.measure(output, reference, call.operands, written)))
+            step.outputs.append(RawOutput(self.registry.register_output(output, reference, call.operands, written)))
         step.mapped = any(map(is_mapped, outputs))
         self.steps.append(step)
         if waits and site is not None:
@@ -201,7 +201,9 @@ class StepLog:
             return
         for operand in operands:
             if self._threads.made(operand) and not self.registry.is_known(operand):
-                output = RawOutput(self.registry.measure(operand, Reference(step=len(self.steps) + 1), [], None))
+                output = RawOutput(
+                    self.registry.register_output(operand, Reference(step=len(self.steps) + 1), [], None)
+                )
                 step = RawStep("threading.Thread", None, [], [output], None, parent, opaque=IN_OTHER_THREAD)
                 self.steps.append(step)
 
@@ -215,13 +217,13 @@ class StepLog:
         self.steps.append(step)
         if waits and site is not None:
             self._pending.append(PendingStep(position, FramePosition.of(site.nearest), call, finished=False))
-        scope = Scope(position, id(barrier), call, self.registry.before(call.operands), not step.library, node)
+        scope = Scope(position, id(barrier), call, self.registry.operand_states(call.operands), not step.library, node)
         self._running.append(scope)
         return scope
 
     def add_keywords(self, scope: Scope, operands: list[Tensor]) -> None:
         """Add a module's keyword arguments, which torch passes only to the hook at its end."""
-        known = self.registry.before(operands)
+        known = self.registry.operand_states(operands)
         scope.before.extend(known)
         references = [operand.reference for operand in known]
         self.steps[scope.position].operands += [r for r in references if (r.step or 0) <= scope.position]
@@ -243,7 +245,9 @@ class StepLog:
         references = [self.registry.reference(output) for output in outputs]
         step.outputs = [
             RawOutput(
-                self.registry.conclude(output, Reference(step=scope.position + 1, output=place), scope.before),
+                self.registry.register_composite_output(
+                    output, Reference(step=scope.position + 1, output=place), scope.before
+                ),
                 inner=reference if reference.step is not None and reference.step > scope.position + 1 else None,
             )
             for place, (output, reference) in enumerate(zip(outputs, references, strict=True))

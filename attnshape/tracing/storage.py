@@ -26,7 +26,7 @@ class TensorRegistry:
         self._roots: dict[int | None, tuple[StorageWeakRef, Reference]] = {}
         self._tensors: dict[int, tuple[Callable[[], Tensor | None], Reference]] = {}
 
-    def introduce(self, tensor: Tensor, reference: Reference) -> None:
+    def register_existing(self, tensor: Tensor, reference: Reference) -> None:
         """Register a tensor that exists before the first step; of several references the first wins."""
         if id(tensor) not in self._tensors:
             self._tensors[id(tensor)] = (weakref.ref(tensor), reference)
@@ -44,7 +44,7 @@ class TensorRegistry:
         entry = self._roots.get(memory_of(tensor))
         return entry[1] if entry is not None else None
 
-    def measure(
+    def register_output(
         self, output: Tensor, reference: Reference, operands: list[Tensor], written: Tensor | None
     ) -> RawTensor:
         """Describe and register a step's output.
@@ -58,8 +58,8 @@ class TensorRegistry:
             kind, of = "inplace" if output is written else "same", self.reference(output)
         else:
             # unknown memory can only belong to an unknown operand
-            unseen = operands if root is not None else [o for o in operands if not self.is_known(o)]
-            sharer = next((o for o in unseen if address is not None and memory_of(o) == address), None)
+            candidates = operands if root is not None else [o for o in operands if not self.is_known(o)]
+            sharer = next((o for o in candidates if address is not None and memory_of(o) == address), None)
             if sharer is not None:
                 kind, of = "view", self.reference(sharer)
             elif root is not None:
@@ -69,7 +69,7 @@ class TensorRegistry:
         self._tensors[id(output)] = (weakref.ref(output), reference)
         return describe_tensor(output, kind, of, (root or of) if kind != "new" else None)
 
-    def conclude(self, output: Tensor, reference: Reference, before: list[OperandState]) -> RawTensor:
+    def register_composite_output(self, output: Tensor, reference: Reference, before: list[OperandState]) -> RawTensor:
         """Describe and register a composite's output from its caller's view.
 
         Memory that was allocated inside is new to the caller.
@@ -91,7 +91,7 @@ class TensorRegistry:
         self._tensors[id(output)] = (weakref.ref(output), reference)
         return describe_tensor(output, kind, of, root if kind != "new" else None)
 
-    def before(self, operands: list[Tensor]) -> list[OperandState]:
+    def operand_states(self, operands: list[Tensor]) -> list[OperandState]:
         """Return the state of a composite's operands before it runs."""
         return [
             OperandState(id(o), memory_of(o), None if o.is_inference() else o._version, self.reference(o))
@@ -100,8 +100,8 @@ class TensorRegistry:
 
     def is_known(self, tensor: Tensor) -> bool:
         """Return whether this tensor object was registered."""
-        known = self._tensors.get(id(tensor))
-        return known is not None and known[0]() is tensor
+        entry = self._tensors.get(id(tensor))
+        return entry is not None and entry[0]() is tensor
 
     def forget(self, since: int) -> None:
         """Forget the outputs of a step and of all later ones."""

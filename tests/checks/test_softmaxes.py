@@ -81,7 +81,7 @@ def test_softmax_as_one_call(function):
     (found,) = found_in(lambda s: function(s * 2), s=scores())
     assert found.event is found.owner
     assert found.axes == {2}
-    assert not found.late
+    assert not found.deferred
     assert found.base == 1
     assert torch.equal(found.given, 2 * scores())
     assert found.sources == (OutputRef(1),)
@@ -92,7 +92,7 @@ def test_explicit_softmax_is_found_with_its_scores(function):
     (found,) = found_in(lambda s: function(s * 2), s=scores())
     assert torch.equal(found.given, 2 * scores())
     assert found.axes == {2}
-    assert not found.late
+    assert not found.deferred
     assert found.event.values[0].shape == scores().shape
     assert found.sources[-1] == OutputRef(1)
 
@@ -139,7 +139,7 @@ def test_softmax_normalised_after_the_values(function):
         return (powers @ v) / powers.sum(-1, keepdim=True)
 
     (found,) = found_in(late, s=scores(), v=normal(3, 6, 5, seed=1))
-    assert found.late
+    assert found.deferred
     assert found.axes == frozenset()
     assert found.event.name == "exp"
     assert torch.equal(found.given, scores())

@@ -36,7 +36,7 @@ class RunGraph(DataFlow[ReplayedCall]):
 
 def between(graph: RunGraph, start: OutputRef, sources: tuple[Producer, ...]) -> list[ReplayedCall]:
     """Return the calls between a result and a tensor with these producers, in order, both ends left out."""
-    behind = graph.behind(start)
+    behind = graph.downstream_of(start)
     return [
         event
         for event in reversed(list(graph.upstream(sources)))
@@ -71,7 +71,7 @@ class Softmax:
     """The axes along which the weights sum to one."""
     masked: bool = False
     """Whether the exponentials are masked before they are summed."""
-    late: bool = False
+    deferred: bool = False
     """Whether the division by the sum comes only after the product with the values."""
     base: float = 1.0
     """The natural logarithm of the base of the exponential: 1, or log(2) for `exp2`."""
@@ -195,8 +195,8 @@ def softmaxes(graph: RunGraph) -> list[Softmax]:
     for event in graph.nodes:
         match = match_softmax(event, graph) if event.values[0].is_floating_point() else None
         if match is not None:
-            axes = frozenset[int]() if match.late else _axes_that_sum_to_one(event)
-            result.append(Softmax(event, match.owner, match.place, axes, match.masked, match.late, match.base))
+            axes = frozenset[int]() if match.deferred else _axes_that_sum_to_one(event)
+            result.append(Softmax(event, match.owner, match.operand, axes, match.masked, match.deferred, match.base))
     return result
 
 
@@ -260,7 +260,7 @@ def _scores(softmax: Softmax, flow: RunGraph) -> tuple[list[Product], list[Produ
 
 def _value(softmax: Softmax, flow: RunGraph) -> tuple[Product, int] | None:
     """Return the product with the values, and the place of the weights among its operands."""
-    behind = flow.behind(softmax.ref)
+    behind = flow.downstream_of(softmax.ref)
     reached: set[Producer] = {softmax.ref}
     for event in flow.nodes[softmax.event.order :]:
         if not event.producers & reached:

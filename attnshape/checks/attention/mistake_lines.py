@@ -12,7 +12,7 @@ from attnshape.tracing import operations as ops
 from attnshape.tracing.raw import SourceLocation
 from attnshape.tracing.source_locations import SourceLocator
 
-_ROTATES = (
+_ROTATION_OPERATIONS = (
     (ops.SAME_VALUES | ops.JOINS | ops.ROTATION_ARITHMETIC | ops.POWERS | ops.EXPONENTIALS | ops.CREATED_LIKE)
     | (ops.FILLS | ops.ADDITIONS | ops.SUBTRACTIONS | ops.REVERSED_SUBTRACTIONS | ops.MULTIPLICATIONS)
     | (ops.DIVISIONS | ops.REVERSED_DIVISIONS | {"einsum"})
@@ -29,8 +29,8 @@ def helper_call(subject: Subject, ref: OutputRef) -> SourceLocation | None:
 
 
 def _is_helper(subject: Subject, code: CodeType) -> bool:
-    own = [event for event in subject.base.events if any(moment.f_code is code for moment in event.calls)]
-    return all(event.name in _ROTATES for event in own)
+    events = [event for event in subject.base.events if any(frame.f_code is code for frame in event.calls)]
+    return all(event.name in _ROTATION_OPERATIONS for event in events)
 
 
 class MaskLines:
@@ -82,7 +82,9 @@ class MaskLines:
 
     def first_difference(self, name: str) -> OutputRef:
         """Return the call that computes the relative positions, else the result of `laid_out`."""
-        sources = [source for event in self._path(name)[-1:] for operand in self._given(event) for source in operand]
+        sources = [
+            source for event in self._path(name)[-1:] for operand in self._other_operands(event) for source in operand
+        ]
         subtractions = ops.SUBTRACTIONS | ops.REVERSED_SUBTRACTIONS
         differences = [event for event in self._flow.upstream(tuple(sources)) if event.name in subtractions]
         return differences[-1].refs[0] if differences else self.laid_out(name)
@@ -113,10 +115,10 @@ class MaskLines:
     def _constants(self, event: ReplayedCall) -> Iterator[list[ReplayedCall]]:
         """Yield, for each operand other than the scores, the upstream calls that don't depend on the data."""
         data = self._flow.depends_on_data
-        for sources in self._given(event):
+        for sources in self._other_operands(event):
             yield [call for call in self._flow.upstream(sources) if call.refs[0] not in data]
 
-    def _given(self, event: ReplayedCall) -> list[tuple[Producer, ...]]:
+    def _other_operands(self, event: ReplayedCall) -> list[tuple[Producer, ...]]:
         """Return the producers of each operand other than the scores."""
         if self._fused is not None:
             return [mask] if (mask := self._fused.sources("attn_mask")) else []
@@ -125,12 +127,12 @@ class MaskLines:
     def _path(self, name: str) -> list[ReplayedCall]:
         """Return the calls from a mask to its application to the scores or weights, in order."""
         for event in self.applying:
-            if any(name in self._flow.origins(sources) for sources in self._given(event)):
+            if any(name in self._flow.origins(sources) for sources in self._other_operands(event)):
                 break
         else:
             return []
-        calls = {call.order: call for sources in self._given(event) for call in self._flow.upstream(sources)}
-        path = [call for call in calls.values() if any(name in self._flow.origins(each) for each in call.sources)]
+        calls = {call.order: call for sources in self._other_operands(event) for call in self._flow.upstream(sources)}
+        path = [call for call in calls.values() if any(name in self._flow.origins(sources) for sources in call.sources)]
         return [*sorted(path, key=lambda call: call.order), event]
 
     def _ref(self, events: list[ReplayedCall]) -> OutputRef:

@@ -56,7 +56,7 @@ def page(code: str) -> Page:
     wanted = code.strip().upper()
     if wanted not in codes():
         raise AttnshapeError(f"there is no rule {code[:40]!r}", suggest_code(wanted))
-    return _read(wanted)
+    return _read_page(wanted)
 
 
 def suggest_code(word: str) -> str:
@@ -66,15 +66,15 @@ def suggest_code(word: str) -> str:
     ('the family has AS601, AS602', 'attnshape rule lists all codes')
     """
     if re.fullmatch(rf"{PREFIX}\d+", word.strip().upper()):  # of numbers, the most similar would be a guess
-        beside = codes_under(word.strip()[: len(PREFIX) + 1])
-        return f"the family has {', '.join(beside)}" if beside else _ALL_LISTED
+        siblings = codes_under(word.strip()[: len(PREFIX) + 1])
+        return f"the family has {', '.join(siblings)}" if siblings else _ALL_LISTED
     hint = did_you_mean(word, codes())
     return hint if hint.startswith("did you mean") else _ALL_LISTED
 
 
 def pages() -> list[Page]:
     """Return all pages, sorted by code."""
-    return [_read(code) for code in codes()]
+    return [_read_page(code) for code in codes()]
 
 
 def family(code: str) -> str:
@@ -107,7 +107,7 @@ def _files() -> dict[str, Path]:
 
 
 @functools.cache
-def _read(code: str) -> Page:
+def _read_page(code: str) -> Page:
     text = _files()[code].read_text(encoding="utf-8")
     heading, *parts = text.split("\n## ")
     named = (part.partition("\n") for part in parts)

@@ -115,7 +115,7 @@ def _heads(subject: Subject, core: Core | FusedCore) -> Violation | None:
         features.append(changed_indices(differs(before, after, subject.experiment.tolerance), -1))
     if features != [set(range(head, heads * width, heads)) for head in (0, 1)]:
         return None
-    behind = subject.graph.behind(core.context)
+    behind = subject.graph.downstream_of(core.context)
     between = subject.base.events[core.context.order : event.order - 1]
     layout = [later for later in between if later.name in DATA_MOVEMENT and later.refs[0] in behind]
     joined = next((later for later in layout if later.name in JOINS), None)

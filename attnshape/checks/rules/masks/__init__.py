@@ -17,7 +17,7 @@ from attnshape.checks.attention.visibility import EVIDENCE, Explanation, Hypothe
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
-from attnshape.checks.rules.unused_scores import unread
+from attnshape.checks.rules.unused_scores import unread_calls
 from attnshape.tracing.operations import ELEMENT_WRITES, MASKS, MULTIPLICATIONS, TRIANGLES
 
 CODES: tuple[str, ...] = ("AS401", "AS402", "AS403", "AS404", "AS405", "AS406")
@@ -84,7 +84,7 @@ def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:
     for name, slip in hypothesis.masks:
         if slip is None:
             yield Verification(f"{name} hides exactly the keys that it should")
-        elif slip != "ignored" or isinstance(core, FusedCore) or not any(unread(subject, core)):
+        elif slip != "ignored" or isinstance(core, FusedCore) or not any(unread_calls(subject, core)):
             code, what, hint = _SLIPS[slip]
             yield _violation(code, f"{name} {what}", _line(lines, name, slip), hint)
 

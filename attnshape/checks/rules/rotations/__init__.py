@@ -108,7 +108,7 @@ class UniformRun:
         """Return the first call before an operand whose result differs along an axis where it shouldn't."""
         graph = self.subject.graph
         behind = graph.downstream(set(self.change.inputs))
-        behind |= {ref for start in self.change.results for ref in graph.behind(start) - {start}}
+        behind |= {ref for start in self.change.results for ref in graph.downstream_of(start) - {start}}
         for event in reversed(list(graph.upstream(operand.sources))):
             ref = event.refs[0]
             value = self.run.value(ref)
@@ -301,7 +301,7 @@ def _cached(subject: Subject) -> Violation | None:
 def _after_concatenation(subject: Subject, name: str) -> OutputRef | None:
     """Return the first call that computes with the concatenation of a cache and new keys."""
     joined = {ref for ref in subject.graph.downstream({name}) if subject.base.event(ref).name in JOINS}
-    behind = {ref for start in joined for ref in subject.graph.behind(start)}
+    behind = {ref for start in joined for ref in subject.graph.downstream_of(start)}
     later = (ref for ref in behind - joined if subject.base.event(ref).name not in DATA_MOVEMENT)
     return min(later, default=None)
 

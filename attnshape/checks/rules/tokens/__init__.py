@@ -25,7 +25,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     comparable, mixing = False, None
     scores = [product for core in subject.cores for product in (core.scores, *core.more_scores, *core.positional)]
     mixed_by = [*(product.ref for product in scores), *(core.context for core in subject.fused)]
-    behind = {ref for start in mixed_by for ref in subject.graph.behind(start)}
+    behind = {ref for start in mixed_by for ref in subject.graph.downstream_of(start)}
     for symbol in subject.lengths:
         index = subject.numbers[symbol] // 2
         change = subject.at_index(symbol, index)
@@ -166,11 +166,11 @@ def _normalises(subject: Subject, divergence: Divergence) -> bool:
     if summary is None or event.name in _DIVISIONS:
         return summary is not None
     if event.name in ops.MULTIPLICATIONS:
-        behind = subject.graph.behind(summary.refs[0])
+        behind = subject.graph.downstream_of(summary.refs[0])
         earlier = subject.graph.upstream(tuple(event.producers))
         return any(before.name in _INVERSE and before.refs[0] in behind for before in earlier)
     if event.name in ops.SUBTRACTIONS:
-        behind = subject.graph.behind(divergence.ref)
+        behind = subject.graph.downstream_of(divergence.ref)
         return any(
             later.name in _DIVISIONS
             and len(later.given) == 2
@@ -191,7 +191,7 @@ def _is_wide_convolution(divergence: Divergence) -> bool:
 
 def _before_attention(subject: Subject, event: ReplayedCall) -> bool:
     """Return whether scores over tokens depend on a call."""
-    behind = subject.graph.behind(OutputRef(event.order))
+    behind = subject.graph.downstream_of(OutputRef(event.order))
     others = set(subject.numbers.values()) - {subject.numbers[symbol] for symbol in subject.lengths}
     for core in subject.cores:
         parts = {OutputRef(core.scores.first.order), OutputRef(core.value.first.order)}

@@ -20,13 +20,13 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if not subject.cores:
         yield Undecided(TOPIC, "the code computes no scores of its own")
         return
-    events = [event for core in subject.cores for event in unread(subject, core)]
+    events = [event for core in subject.cores for event in unread_calls(subject, core)]
     yield from map(_violation, events)
     if not events:
         yield Verification("scaled and masked scores are used")
 
 
-def unread(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
+def unread_calls(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
     """Yield the calls that scale or mask the scores but whose result is never read."""
     path = between(subject.graph, core.scores.ref, core.softmax.sources)
     starts: list[Producer] = [core.scores.ref, *(ref for event in path for ref in event.refs)]
@@ -35,9 +35,9 @@ def unread(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
     returned = {tensor.untyped_storage()._cdata for tensor in subject.base.results}
     readers = [event for start in dict.fromkeys(starts) for event, _ in subject.graph.consumers.get(start, [])]
     for event in readers:
-        read = any(map(reads_numbers, subject.graph.readers(event)))
-        kept = returned & {output.untyped_storage()._cdata for output in event.outputs}
-        if event.name in MASKS | SCALINGS and not event.in_place and not read and not kept:
+        is_read = any(map(reads_numbers, subject.graph.readers(event)))
+        is_returned = returned & {output.untyped_storage()._cdata for output in event.outputs}
+        if event.name in MASKS | SCALINGS and not event.in_place and not is_read and not is_returned:
             yield event
 
 
