@@ -65,7 +65,7 @@ def sample_target(
     Raises:
         AttnshapeError: The target fails at its own sizes.
     """
-    if not target.varies:
+    if not target.resizable:
         return None
     return _sample(target, sizes, options, limit, time_limit, progress, lambda samples: (None, True))[0]
 
@@ -77,7 +77,7 @@ def sample_target_closely(
 
     The arguments and errors are those of `sample_target`.
     """
-    if not target.varies:
+    if not target.resizable:
         return Samples(Plan(sizes), _first_run(target, sizes, options))
 
     return _sample(target, sizes, options, limit, time_limit, progress, lambda samples: (None, are_settled(samples)))[0]

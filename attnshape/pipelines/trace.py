@@ -86,13 +86,13 @@ def trace_request(
             metered.reuse if metered else lambda numbers: small_run(target, numbers, options, limit),
             progress=progress,
         )
-        plan = runs.with_powers(Plan(sizes)) if target.varies else Plan(sizes)
+        plan = runs.with_powers(Plan(sizes)) if target.resizable else Plan(sizes)
         progress("running the target")
         actual, declared = _run(target, sizes, options, limit)
-        if not target.library and checks_work():
+        if not target.is_builtin and checks_work():
             expected += declared_result(declared, list(sizes.records))
         header = _header(target.label, options, sizes)
-        if target.varies:
+        if target.resizable:
 
             def solve(samples: Samples) -> tuple[tuple[Trace, Formulas], bool]:
                 progress("inferring the signatures")
@@ -106,7 +106,7 @@ def trace_request(
             samples = Samples(plan, actual)
             (trace, formulas), _ = assemble(header, samples)
             held_out, held_out_run = HeldOut(reason="the target can't be built at other sizes"), None
-    trace = _verified(trace, formulas, samples, held_out, held_out_run, expected, target.library)
+    trace = _verified(trace, formulas, samples, held_out, held_out_run, expected, target.is_builtin)
     if estimate is None:
         return trace
     notes = (*trace.notes, *estimate.notes)
@@ -118,7 +118,7 @@ def trace_recording(label: str, options: RunOptions, sizes: Sizes, actual: RawTr
     samples = Samples(Plan(sizes), actual)
     (trace, formulas), _ = assemble(_header(label, options, sizes), samples)
     held_out = HeldOut(reason="a recording can't be repeated at other sizes")
-    return _verified(trace, formulas, samples, held_out, None, [], library=False)
+    return _verified(trace, formulas, samples, held_out, None, [], is_builtin=False)
 
 
 def _estimate_memory(
@@ -128,7 +128,7 @@ def _estimate_memory(
 
     Raises AttnshapeError if the run needs more memory than is free, before anything is allocated at the user's sizes.
     """
-    if not target.varies or not (options.grad or are_large(sizes)):
+    if not target.resizable or not (options.grad or are_large(sizes)):
         return None, None
     # a default trace doesn't need these imports
     from attnshape.cost.capacity import refuse_too_large
@@ -153,7 +153,7 @@ def _run(
     def build() -> Runnable:
         runnable = target.build(sizes.numbers, options)
         declared[:] = [annotated_result(runnable.signature_of)]
-        return runnable if target.library or options.grad else comparison.of(runnable)
+        return runnable if target.is_builtin or options.grad else comparison.of(runnable)
 
     started = time.monotonic()
     actual = build_and_record(build, options.seed, options.grad)
@@ -187,13 +187,13 @@ def _verified(
     held_out: HeldOut,
     held_out_run: RawTrace | None,
     expected: Sequence[Expected],
-    library: bool,
+    is_builtin: bool,
 ) -> Trace:
     """Verify the signatures and expectations, and add roles and notes."""
     actual = samples.actual
     expectations = verify(expected, samples.to_verify)
     trace = msgspec.structs.replace(trace, notes=tuple(_notes(samples, formulas, held_out)))
-    if checks_work() and (not library or _catalog_is_checked()):
+    if checks_work() and (not is_builtin or _catalog_is_checked()):
         trace = verify_signatures(trace, formulas, samples, held_out, held_out_run)
     else:
         trace = msgspec.structs.replace(trace, notes=(*trace.notes, _UNCHECKED))

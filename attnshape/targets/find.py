@@ -59,7 +59,7 @@ def mechanism_target(spec: TargetSpec, name: str, case: str) -> Target:
             result = function(*(numbers[symbol] for symbol in symbols), **chosen)
         return runnable_from_case(name, result, run)
 
-    return Target(f"{name}:{case}" if case else name, resolve(symbols, taken), build, library=True)
+    return Target(f"{name}:{case}" if case else name, resolve(symbols, taken), build, is_builtin=True)
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]]:

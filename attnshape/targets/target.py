@@ -22,9 +22,9 @@ class Target:
     """The user's sizes, the defaults, and the sizes derived from them."""
     build: Callable[[Mapping[str, int], RunOptions], Runnable]
     """Builds the code and its arguments at the given sizes."""
-    library: bool
+    is_builtin: bool
     """Whether it is a mechanism of the catalog, whose own annotations are checked as it runs."""
-    varies: bool = True
+    resizable: bool = True
     """Whether it can be built at other sizes; False if the user passed actual tensors."""
 
 

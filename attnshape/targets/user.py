@@ -60,7 +60,7 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
         tensors = tuple(tensor for tensor in annotated if tensor.name not in given_names)
         _check_symbols(tensors, symbols, annotated=True)
     used |= {symbol for tensor in tensors for symbol in tensor.symbols}
-    varies = not any(True for _ in tensor_paths("", dict(spec.values)))
+    resizable = not any(True for _ in tensor_paths("", dict(spec.values)))
 
     def build(numbers: Mapping[str, int], options: RunOptions) -> Runnable:
         names = Names(numbers, module)
@@ -84,10 +84,10 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
                 name: move(evaluate((Option("arguments"),), text, names), options)
                 for name, text in spec.arguments.items()
             }
-        values |= {name: _try_deepcopy(value) if varies else value for name, value in spec.values.items()}
+        values |= {name: _try_deepcopy(value) if resizable else value for name, value in spec.values.items()}
         return _bind(function, spec.target, values)
 
-    return Target(spec.target, resolve(used, spec.sizes), build, library=False, varies=varies)
+    return Target(spec.target, resolve(used, spec.sizes), build, is_builtin=False, resizable=resizable)
 
 
 def _try_deepcopy(value: Any) -> Any:
@@ -142,7 +142,7 @@ def _case_target(spec: TargetSpec, function: Callable[..., Any]) -> Target:
             raise AttnshapeError(why, "fix the case, or give other sizes") from error
         return runnable_from_case(spec.target, result, options)
 
-    return Target(spec.target, resolve(used, spec.sizes), build, library=False)
+    return Target(spec.target, resolve(used, spec.sizes), build, is_builtin=False)
 
 
 def runnable_from_case(label: str, result: Any, options: RunOptions) -> Runnable:

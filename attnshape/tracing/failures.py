@@ -59,12 +59,12 @@ def _replace_tensors(value: Any, slots: Iterator[TensorSlot]) -> Any:
     return value if isinstance(value, _PLAIN_TYPES) else OpaqueArgument()
 
 
-def does_no_more(composites: Sequence[str], operation: str) -> bool:
+def only_wraps(composites: Sequence[str], operation: str) -> bool:
     """Return whether composites are only wrappers of an operation, judged by their names.
 
-    >>> does_no_more(["torch.nn.Linear"], "torch.nn.functional.linear")
+    >>> only_wraps(["torch.nn.Linear"], "torch.nn.functional.linear")
     True
-    >>> does_no_more(["torch.nn.MultiheadAttention"], "torch.nn.functional.linear")
+    >>> only_wraps(["torch.nn.MultiheadAttention"], "torch.nn.functional.linear")
     False
     """
     return {_plain(name) for name in composites} == {_plain(operation)}
@@ -74,7 +74,7 @@ def _plain(name: str) -> str:
     return name.rpartition(".")[2].replace("_", "").lower()
 
 
-def extremes(tensor: Tensor) -> tuple[float, float] | None:
+def min_and_max(tensor: Tensor) -> tuple[float, float] | None:
     """Return the smallest and largest number of a tensor; None unless it is small and on the CPU."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not 0 < tensor.numel() <= _MAX_NUMEL:
         return None

@@ -31,24 +31,24 @@ class CompiledCalls:
 
     def __init__(self, stop: int, on_step: Callable[[], None] | None) -> None:
         """`stop` is the id of the frame that started the run; `on_step` is called after each step."""
-        self.seen = False
+        self.found = False
         self._file = getattr(sys.modules.get(_COMPILER), "__file__", None)
         self._stop = stop
         self._on_step = on_step
 
-    def stepped(self) -> None:
+    def inspect_step(self) -> None:
         """Inspect the frames of the step that was just recorded."""
         if self._on_step is not None:
             self._on_step()
-        if self.seen or self._file is None:
+        if self.found or self._file is None:
             return
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and id(frame) != self._stop and not self.seen:
+        while frame is not None and id(frame) != self._stop and not self.found:
             is_compiler_frame = frame.f_code.co_filename == self._file
             frame = frame.f_back
             # torch compiles some of its own functions in any case
             if is_compiler_frame and frame is not None and not frame.f_globals.get("__name__", "").startswith("torch."):
-                self.seen = True
+                self.found = True
 
 
 TORCHSCRIPT = "TorchScript"
@@ -100,21 +100,21 @@ class OtherThreads:
         self._references: dict[int, Callable[[], Tensor | None]] = {}
 
     @property
-    def worked(self) -> bool:
+    def created_any(self) -> bool:
         """Whether another thread created a tensor."""
         return bool(self._references)
 
-    def made(self, tensor: Tensor) -> bool:
+    def created(self, tensor: Tensor) -> bool:
         """Return whether another thread created the tensor."""
         reference = self._references.get(id(tensor))
         return reference is not None and reference() is tensor
 
-    def note(self, tensors: Iterable[Tensor]) -> None:
+    def add(self, tensors: Iterable[Tensor]) -> None:
         """Add tensors that another thread created."""
         self._references.update((id(tensor), weakref.ref(tensor)) for tensor in tensors)
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def track(self) -> Iterator[None]:
         """Track the threads that start inside the block."""
         before = threading.getprofile()
         # runs at the start of each new thread, in that thread
@@ -140,5 +140,5 @@ class _ThreadMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._threads.note(tensors_in(result))
+        self._threads.add(tensors_in(result))
         return result

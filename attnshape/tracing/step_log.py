@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnshape.model.trace import Reference
 from attnshape.tracing.calls import TracedCall, library_call_name
-from attnshape.tracing.failures import does_no_more, extremes, parameter_names, without_tensors
+from attnshape.tracing.failures import min_and_max, only_wraps, parameter_names, without_tensors
 from attnshape.tracing.frames import Frames, Site
 from attnshape.tracing.opaque import IN_OTHER_THREAD, OtherThreads
 from attnshape.tracing.raw import Composite, RawFailure, RawOperand, RawOutput, RawStep, SourceLocation
@@ -197,10 +197,10 @@ class StepLog:
 
     def add_from_other_threads(self, operands: list[Tensor], parent: int | None) -> None:
         """Add an opaque step for each operand that another thread made."""
-        if not self._threads.worked:
+        if not self._threads.created_any:
             return
         for operand in operands:
-            if self._threads.made(operand) and not self.registry.is_known(operand):
+            if self._threads.created(operand) and not self.registry.is_known(operand):
                 output = RawOutput(
                     self.registry.register_output(operand, Reference(step=len(self.steps) + 1), [], None)
                 )
@@ -291,7 +291,7 @@ class StepLog:
             outer = running[callers[-1]]
             place = self.steps[outer.position].location
             outer_names = by_tensor(operand_variables(outer.node, outer.call)) if outer.node is not None else {}
-            own_or_thin = does_no_more([scope.call.name for scope in running[callers[-1] :]], call.name)
+            own_or_thin = only_wraps([scope.call.name for scope in running[callers[-1] :]], call.name)
         parameters = parameter_names(call.func, call.args, call.keywords)
         operands = []
         for operand in call.operands:
@@ -302,7 +302,7 @@ class StepLog:
             outer_name = outer_names.get(id(operand)) or known or (None if own_or_thin else variable)
             name = variable or known if own else outer_name
             tensor = describe_tensor(operand, "new", reference, self.registry.root(operand))
-            operands.append(RawOperand(name, tensor, parameters.get(id(operand)), extremes(operand)))
+            operands.append(RawOperand(name, tensor, parameters.get(id(operand)), min_and_max(operand)))
         taken = without_tensors(call.func, call.args, call.keywords)
         self.failure = RawFailure(error, call.name, place, operands, taken, own=own_or_thin)
 

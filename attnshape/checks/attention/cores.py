@@ -82,9 +82,9 @@ class Softmax:
         return OutputRef(self.event.order)
 
     @property
-    def given(self) -> Tensor:
+    def scores(self) -> Tensor:
         """The scores that it reads."""
-        return self.owner.given[self.place]
+        return self.owner.operand_values[self.place]
 
     @property
     def sources(self) -> tuple[Producer, ...]:
@@ -114,7 +114,7 @@ class Core:
     @property
     def weights(self) -> Tensor:
         """The weights as the value product reads them."""
-        return self.value.given(self.weights_place)
+        return self.value.operand(self.weights_place)
 
     @property
     def values_place(self) -> int:
@@ -150,7 +150,7 @@ class FusedCore:
         """Return the value of an argument that is a tensor."""
         place = self.place(name)
         assert place is not None
-        return self.event.given[place]
+        return self.event.operand_values[place]
 
     def sources(self, name: str) -> tuple[Producer, ...]:
         """Return the producers of an argument; none if it isn't a tensor."""
@@ -172,7 +172,7 @@ class FusedCore:
     def hides_its_mask(self) -> bool:
         """Whether the mask has no numbers of its own, as those of `torch.nn.attention.bias`."""
         place = self.place("attn_mask")
-        return place is not None and type(self.event.given[place]) not in (Tensor, torch.nn.Parameter)
+        return place is not None and type(self.event.operand_values[place]) not in (Tensor, torch.nn.Parameter)
 
     @cached_property
     def added(self) -> Tensor:
@@ -218,11 +218,11 @@ def fused_cores(flow: RunGraph) -> list[FusedCore]:
 
 def product(event: ReplayedCall, flow: RunGraph) -> Product | None:
     """Return the product that a call makes, or that it begins: it multiplies, and the next call sums."""
-    if event.name in ops.PRODUCTS and len(event.given) >= 2:
+    if event.name in ops.PRODUCTS and len(event.operand_values) >= 2:
         # baddbmm and addmm have what they add in front
         left = 1 if event.name in ops.PRODUCTS_WITH_ADDEND else 0
         return Product(event, event, left, left + 1)
-    spreads = len(event.given) == 2 and event.numel > max(value.numel() for value in event.given)
+    spreads = len(event.operand_values) == 2 and event.numel > max(value.numel() for value in event.operand_values)
     if event.name in ops.MULTIPLICATIONS and spreads:
         sums = [reader for reader, _ in flow.consumers.get(event.refs[0], []) if reader.name in ops.SUMS]
         if len(sums) == 1:

@@ -43,55 +43,55 @@ class MaskLines:
         """The softmax, or the fused attention."""
         self._scores: set[Producer] = set()
         if isinstance(core, FusedCore):
-            self.softmax, self.applying = core.context, [core.event]
+            self.softmax, self.applications = core.context, [core.event]
             return
         self.softmax = core.softmax.ref
-        self.applying = [
+        self.applications = [
             *between(self._flow, core.scores.ref, core.softmax.sources),
             *between(self._flow, core.softmax.ref, core.value.sources(core.weights_place)),
         ]
-        self._scores = {core.scores.ref, *(ref for event in self.applying for ref in event.refs)}
+        self._scores = {core.scores.ref, *(ref for event in self.applications for ref in event.refs)}
         if core.scores.last.name in ops.PRODUCTS_WITH_ADDEND:
             # baddbmm adds within the product itself
-            self.applying.insert(0, core.scores.last)
+            self.applications.insert(0, core.scores.last)
             factors = {source for place in core.scores.places for source in core.scores.sources(place)}
             self._scores |= {source for source in factors if isinstance(source, OutputRef)}
 
-    def changed(self, name: str) -> OutputRef:
+    def last_change(self, name: str) -> OutputRef:
         """Return the last call that changes the mask's values, else the call that applies it."""
         path = self._path(name)
         changes = [event for event in path[:-1] if event.name not in ops.SAME_VALUES | ops.JOINS | ops.LOGICAL]
         return self._ref((changes or path)[-1:])
 
-    def laid_out(self, name: str) -> OutputRef:
+    def first_rearrangement(self, name: str) -> OutputRef:
         """Return the first call that moves the mask's values to other axes, else the call that applies it."""
         path = self._path(name)
         return self._ref([event for event in path[:-1] if event.name in ops.DATA_MOVEMENT] or path[-1:])
 
-    def transposed(self, name: str) -> OutputRef:
-        """Return the last call that transposes the mask, else the result of `laid_out`."""
+    def last_transpose(self, name: str) -> OutputRef:
+        """Return the last call that transposes the mask, else the result of `first_rearrangement`."""
         transposes = [event for event in self._path(name)[:-1] if event.name in ops.TRANSPOSES]
-        return transposes[-1].refs[0] if transposes else self.laid_out(name)
+        return transposes[-1].refs[0] if transposes else self.first_rearrangement(name)
 
-    def repeated(self, name: str) -> OutputRef:
-        """Return the call that repeats the mask for the heads, else the result of `laid_out`."""
+    def repetition(self, name: str) -> OutputRef:
+        """Return the call that repeats the mask for the heads, else the result of `first_rearrangement`."""
         path = self._path(name)[:-1]
         repeats = [event for event in path if event.name in ops.REPEATS]
         repeats = repeats or [event for event in path if event.name in ops.EXPANSIONS]
-        return repeats[0].refs[0] if repeats else self.laid_out(name)
+        return repeats[0].refs[0] if repeats else self.first_rearrangement(name)
 
     def first_difference(self, name: str) -> OutputRef:
-        """Return the call that computes the relative positions, else the result of `laid_out`."""
+        """Return the call that computes the relative positions, else the result of `first_rearrangement`."""
         sources = [
             source for event in self._path(name)[-1:] for operand in self._other_operands(event) for source in operand
         ]
         subtractions = ops.SUBTRACTIONS | ops.REVERSED_SUBTRACTIONS
         differences = [event for event in self._flow.upstream(tuple(sources)) if event.name in subtractions]
-        return differences[-1].refs[0] if differences else self.laid_out(name)
+        return differences[-1].refs[0] if differences else self.first_rearrangement(name)
 
     def constant(self) -> OutputRef:
         """Return the last multiplication in a constant that is added to the scores, else the result of `triangle`."""
-        for event in self.applying:
+        for event in self.applications:
             for constants in self._constants(event):
                 products = [call for call in constants if call.name in ops.MULTIPLICATIONS | {"einsum"}]
                 if products:
@@ -102,7 +102,7 @@ class MaskLines:
         """Return the call that builds the causal mask, else the last one of another constant, else the softmax."""
         triangles = ops.TRIANGLES | ops.ORDER_COMPARISONS
         read: OutputRef | None = None
-        for event in self.applying:
+        for event in self.applications:
             for constants in self._constants(event):
                 built = [call for call in constants if call.name in triangles]
                 if built:
@@ -126,7 +126,7 @@ class MaskLines:
 
     def _path(self, name: str) -> list[ReplayedCall]:
         """Return the calls from a mask to its application to the scores or weights, in order."""
-        for event in self.applying:
+        for event in self.applications:
             if any(name in self._flow.origins(sources) for sources in self._other_operands(event)):
                 break
         else:

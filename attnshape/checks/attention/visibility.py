@@ -123,7 +123,7 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
     core, before, behind = measured.core, measured.scores_map, measured.weights_map
     if len(core.key_axes) != 1 or before is None:
         raise UndecidableVisibilityError("the keys span more than one axis")
-    if (core.more_scores or core.positional) and core.softmax.given.numel() != core.scores.result.numel():
+    if (core.more_scores or core.positional) and core.softmax.scores.numel() != core.scores.result.numel():
         raise UndecidableVisibilityError("scores of several products are joined before the softmax")
     weights = core.weights
     added, factor = before.added, before.factor
@@ -150,7 +150,7 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
     layout = _Layout(subject, core.scores.ref, tuple(weights.shape), queries, core.key_axes[0])
     replaced = (factor == 0) & (added > HIDES)
     visible = VisibleKeys(core, *(layout.canonical(tensor) for tensor in (added, replaced, dropped)))
-    return _without_unused_slots(visible, core.value.given(core.values_place))
+    return _without_unused_slots(visible, core.value.operand(core.values_place))
 
 
 def visible_keys_fused(subject: Subject, core: FusedCore) -> VisibleKeys:

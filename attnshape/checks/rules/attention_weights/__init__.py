@@ -122,7 +122,7 @@ def _check_rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     if len(factors) == 1 and factors[0] != 1 and not dropout:
         at = _first_call(chain, ops.SCALINGS, core)
         event = subject.base.event(at)
-        if len(event.given) == 1 or min(value.numel() for value in event.given) == 1:
+        if len(event.operand_values) == 1 or min(value.numel() for value in event.operand_values) == 1:
             message = f"rows of weights sum to {factors[0]:.4g}: they are multiplied after the softmax"
             return _violation("AS302", message, at, "scale the scores before the softmax")
     if factors and factors[0] == 0:

@@ -29,7 +29,7 @@ class OracleMismatch:
 def compare_with_oracle(measured: MeasuredCore, tolerance: float) -> OracleMismatch | str | None:
     """Return the first result that differs from the oracle's, why it has none, or None if all agree."""
     core, before, after = measured.core, measured.scores_map, measured.weights_map
-    scores = product(core.scores)
+    scores = einsum_product(core.scores)
     if scores is None:
         return "the axes of the scores' product can't be told apart"
     if before is None or after is None or not before.elementwise or not after.elementwise:
@@ -49,7 +49,7 @@ def compare_with_oracle(measured: MeasuredCore, tolerance: float) -> OracleMisma
     mismatch = _mismatch("weights", weights, core.softmax.event.values[0].double(), tolerance)
     if mismatch is not None:
         return mismatch
-    context = product(core.value)
+    context = einsum_product(core.value)
     if context is None:
         return "the axes of the value product can't be told apart"
     return _mismatch("context", context, core.value.result.double() - core.value.added, tolerance)
@@ -67,12 +67,12 @@ def compare_fused_with_oracle(core: FusedCore, tolerance: float) -> OracleMismat
     return _mismatch("context", context, core.event.values[0].double(), tolerance)
 
 
-def product(observed: Product) -> Tensor | None:
+def einsum_product(observed: Product) -> Tensor | None:
     """Compute a product with einsum over the axes observed; return None if they are ambiguous."""
     symbols = iter(string.ascii_letters)
     out = {axis: next(symbols) for axis in range(observed.result.ndim)}
     contracted = {place: list(observed.contracted(place)) for place in observed.places}
-    sizes = {place: [observed.given(place).shape[a] for a in axes] for place, axes in contracted.items()}
+    sizes = {place: [observed.operand(place).shape[a] for a in axes] for place, axes in contracted.items()}
     if sizes[observed.left] != sizes[observed.right] or len(set(sizes[observed.left])) != len(sizes[observed.left]):
         return None
     shared = [next(symbols) for _ in contracted[observed.left]]
@@ -84,7 +84,7 @@ def product(observed: Product) -> Tensor | None:
                 term += shared[contracted[place].index(axis)]
             elif len(remaining) == 1:
                 term += out[next(iter(remaining))]
-            elif observed.given(place).shape[axis] == 1:
+            elif observed.operand(place).shape[axis] == 1:
                 term += next(symbols)
             else:
                 return None
@@ -92,7 +92,7 @@ def product(observed: Product) -> Tensor | None:
     output_axes = [axis for axis in out if out[axis] in terms[0] + terms[1]]
     if any(observed.result.shape[axis] != 1 for axis in out if axis not in output_axes):
         return None
-    left, right = observed.given(observed.left).double(), observed.given(observed.right).double()
+    left, right = observed.operand(observed.left).double(), observed.operand(observed.right).double()
     result = torch.einsum(f"{terms[0]},{terms[1]}->{''.join(out[axis] for axis in output_axes)}", left, right)
     return result.reshape(observed.result.shape)
 

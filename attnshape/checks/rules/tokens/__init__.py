@@ -115,7 +115,7 @@ def splits_fused_projection(subject: Subject, divergence: Divergence) -> bool:
     event = divergence.event
     shape = event.values[divergence.ref.output].shape
     width = subject.numbers.get("H", 0) * subject.numbers.get("Dk", 0) or subject.numbers.get("D", 0)
-    last = event.given[0].shape[-1] if event.given and event.given[0].ndim else 0
+    last = event.operand_values[0].shape[-1] if event.operand_values and event.operand_values[0].ndim else 0
     return width > 0 and any(last == parts * width and (parts in shape or event.name in ops.SPLITS) for parts in (2, 3))
 
 
@@ -155,7 +155,7 @@ def _repeat(subject: Subject, divergence: Divergence) -> OutputRef | None:
     for event in (divergence.event, *subject.graph.upstream(divergence.event.sources[0])):
         if event.name not in ops.DATA_MOVEMENT:
             return None
-        if event.values[0].numel() > event.given[0].numel():
+        if event.values[0].numel() > event.operand_values[0].numel():
             return event.refs[0]
     return None
 
@@ -173,9 +173,9 @@ def _normalises(subject: Subject, divergence: Divergence) -> bool:
         behind = subject.graph.downstream_of(divergence.ref)
         return any(
             later.name in _DIVISIONS
-            and len(later.given) == 2
+            and len(later.operand_values) == 2
             and later.sources[0][0] in behind
-            and later.given[1].shape == summary.values[0].shape
+            and later.operand_values[1].shape == summary.values[0].shape
             for later in subject.base.events[event.order : event.order + _NEAR]
         )
     return False
@@ -185,7 +185,9 @@ def _is_wide_convolution(divergence: Divergence) -> bool:
     """Return whether a convolution takes tokens for channels, so that it affects more positions than its kernel has."""
     event = divergence.event
     return (
-        event.name in ops.CONVOLUTIONS and len(event.given) > 1 and len(divergence.indices) > event.given[1].shape[-1]
+        event.name in ops.CONVOLUTIONS
+        and len(event.operand_values) > 1
+        and len(divergence.indices) > event.operand_values[1].shape[-1]
     )
 
 
