@@ -92,7 +92,7 @@ class PythonSource:
         start = rest.start("comment") if text else offset + len(rest.group().rstrip(b" \t\f"))
         return LineEnd(start + len(text), start, text.decode())
 
-    def edited(self, edits: Iterable[Edit]) -> bytes:
+    def apply(self, edits: Iterable[Edit]) -> bytes:
         """Return the file's bytes after edits that don't overlap. Edits at the same offset keep their order.
 
         Raises AttnshapeError if the file's encoding lacks a character.
@@ -117,7 +117,7 @@ def decode_source(path: Path, data: bytes) -> PythonSource:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         source = PythonSource(path, data, "utf-8" if encoding == "utf-8-sig" else encoding)
-        reproduced = source.edited(())
+        reproduced = source.apply(())
     except (SyntaxError, LookupError, UnicodeDecodeError) as error:
         raise AttnshapeError(
             f"{name} can't be read as text: {error}", "save it in the encoding that it names"

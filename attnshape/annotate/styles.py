@@ -62,7 +62,7 @@ class AnnotatedFile:
     @property
     def files(self) -> list[tuple[PythonSource, bytes]]:
         """Each file that changes, with its new contents."""
-        return [(source, source.edited(edits)) for source, edits in self.rewrite.files]
+        return [(source, source.apply(edits)) for source, edits in self.rewrite.files]
 
 
 def rewrite_jaxtyping(source: PythonSource, forms: Sequence[FunctionForms], context: AnnotateContext) -> Rewrite:

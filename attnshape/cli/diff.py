@@ -131,11 +131,11 @@ def _compare(old: Trace | Outline | Job | Path, new: Trace | Outline | Job | Pat
             "name two folders, or a file in it",
         )
     if isinstance(old, Job) or isinstance(new, Job):
-        return compare_saved(*_traced(old, new))
+        return compare_saved(*_trace_targets(old, new))
     return compare_saved(old, new)
 
 
-def _traced(*sides: Trace | Outline | Job) -> Iterator[Trace | Outline]:
+def _trace_targets(*sides: Trace | Outline | Job) -> Iterator[Trace | Outline]:
     # these import torch, so all checks that don't need it come first
     from attnshape.pipelines.trace import trace_request
     from attnshape.targets.imports import forget_imports

@@ -161,7 +161,7 @@ def _comment(source: PythonSource, forms: Sequence[FunctionForms], context: Anno
     """Return the file with comments. Raises AttnshapeError if these would change its code."""
     rewrite = rewrite_with_comments(source, forms, context)
     for _, edits in rewrite.files:
-        if ast.dump(ast.parse(source.edited(edits))) != ast.dump(ast.parse(source.data)):
+        if ast.dump(ast.parse(source.apply(edits))) != ast.dump(ast.parse(source.data)):
             raise AttnshapeError(
                 f"comments would change the code of {display_path(str(source.path))}",
                 "nothing was written; please report this with the file",

@@ -36,11 +36,11 @@ class RunGraph(DataFlow[ReplayedCall]):
 
 def between(graph: RunGraph, start: OutputRef, sources: tuple[Producer, ...]) -> list[ReplayedCall]:
     """Return the calls between a result and a tensor with these producers, in order, both ends left out."""
-    behind = graph.downstream_of(start)
+    downstream = graph.downstream_of(start)
     return [
         event
         for event in reversed(list(graph.upstream(sources)))
-        if event.order > start.order and any(ref in behind for ref in event.refs)
+        if event.order > start.order and any(ref in downstream for ref in event.refs)
     ]
 
 
@@ -260,7 +260,7 @@ def _scores(softmax: Softmax, flow: RunGraph) -> tuple[list[Product], list[Produ
 
 def _value(softmax: Softmax, flow: RunGraph) -> tuple[Product, int] | None:
     """Return the product with the values, and the place of the weights among its operands."""
-    behind = flow.downstream_of(softmax.ref)
+    downstream = flow.downstream_of(softmax.ref)
     reached: set[Producer] = {softmax.ref}
     for event in flow.nodes[softmax.event.order :]:
         if not event.producers & reached:
@@ -270,7 +270,7 @@ def _value(softmax: Softmax, flow: RunGraph) -> tuple[Product, int] | None:
             for place in candidate.places:
                 other = candidate.sources(candidate.other(place))
                 weights = not reached.isdisjoint(candidate.sources(place))
-                if weights and behind.isdisjoint(other) and flow.carries_data(other):
+                if weights and downstream.isdisjoint(other) and flow.carries_data(other):
                     return candidate, place
         reached.update(event.refs)
     return None

@@ -109,9 +109,9 @@ class Product:
 
 def recompute(event: ReplayedCall, replaced: Mapping[int, Tensor]) -> Tensor:
     """Return the result of a call with some operands replaced."""
-    given = iter([replaced.get(place, value) for place, value in enumerate(event.operand_values)])
+    values = iter([replaced.get(place, value) for place, value in enumerate(event.operand_values)])
     args, keywords = tree_map(
-        lambda value: next(given) if isinstance(value, Tensor) else value, (event.args, dict(event.keywords))
+        lambda value: next(values) if isinstance(value, Tensor) else value, (event.args, dict(event.keywords))
     )
     with torch.no_grad():
         result = event.function(*args, **keywords)

@@ -115,9 +115,9 @@ def _heads(subject: Subject, core: Core | FusedCore) -> Violation | None:
         features.append(changed_indices(differs(before, after, subject.experiment.tolerance), -1))
     if features != [set(range(head, heads * width, heads)) for head in (0, 1)]:
         return None
-    behind = subject.graph.downstream_of(core.context)
+    downstream = subject.graph.downstream_of(core.context)
     between = subject.base.events[core.context.order : event.order - 1]
-    layout = [later for later in between if later.name in DATA_MOVEMENT and later.refs[0] in behind]
+    layout = [later for later in between if later.name in DATA_MOVEMENT and later.refs[0] in downstream]
     joined = next((later for later in layout if later.name in JOINS), None)
     merges = joined or next((later for later in layout if later.values[0].shape[-1] == heads * width), event)
     ends = f"head 0 ends up in features 0, {heads}, {2 * heads}, …, expected 0 to {width - 1}"
