@@ -49,7 +49,7 @@ def trace(
         target: A case (a function of sizes alone that returns a callable and its arguments), a function, a class, a
             module, or a string as on the command line: `"multi-head"`, `"model.py:Attention"`. A module is copied,
             never moved or changed; its own widths can't vary, those of a class can.
-        init: The arguments to call a class with, in Python over the sizes: `"D, n_head=H"`.
+        init: The arguments of a class, as Python code that may use the sizes: `"D, n_head=H"`.
         inputs: The tensor arguments by parameter: each a description, `"B Lq D"`, `"bool B 1 1 Lk"`, `"int[V] B L"`,
             or the tensor itself. With tensors there is one run, and axes are only matched against the sizes given.
         arguments: The other arguments by parameter: a string is Python over the sizes,

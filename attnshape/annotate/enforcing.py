@@ -1,4 +1,4 @@
-"""`--enforce`: the decorators that check annotations, and beartype's import hook, which checks those of variables."""
+"""`--enforce`: adds decorators that check annotations, and beartype's import hook, which checks variables."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from attnshape.runtime.files import display_path
 _JAXTYPED = "jaxtyping.jaxtyped"
 _DESCRIPTORS = ("staticmethod", "classmethod", "property")
 _TRANSPARENT = (*_DESCRIPTORS, "abc.abstractmethod", "typing.final", "typing.override", "typing_extensions.override")
-"""Decorators through which beartype's hook sees that jaxtyping already checks a function."""
+"""Decorators that don't hide from beartype's hook that jaxtyping checks a function."""
 _HOOKS = ("beartype_this_package", "beartype_package", "beartype_packages", "beartype_all")
 
 
-def functions_unchecked_already(tree: Tree) -> frozenset[str]:
-    """Return the functions whose own decorator checks only their local variables."""
+def functions_without_typechecker(tree: Tree) -> frozenset[str]:
+    """Return the functions whose own `@jaxtyped(typechecker=None)` checks only their local variables."""
     names = set()
     for definition in tree.definitions:
         calls = [decorator.decorator for decorator in definition.node.decorators]
-        own = [tree.code(call).replace(" ", "") for call in calls if tree.origin(dotted_name(call)) == _JAXTYPED]
-        if own and all("typechecker=None" in code for code in own):
+        jaxtyped = [tree.code(call).replace(" ", "") for call in calls if tree.origin(dotted_name(call)) == _JAXTYPED]
+        if jaxtyped and all("typechecker=None" in code for code in jaxtyped):
             names.add(definition.name)
     return frozenset(names)
 
 
-def decorate(
+def decorator_edits(
     tree: Tree, functions: Sequence[Definition], unchecked: Collection[str]
 ) -> tuple[list[Edit], list[ImportItem]]:
-    """Return the edits that have functions checked, and their imports; of `unchecked` ones only local variables."""
+    """Return the decorators to insert and their imports; for `unchecked` functions, only variables are checked."""
     edits: list[Edit] = []
     needed: set[tuple[str, str]] = set()
     jaxtyped = tree.spelling("jaxtyping", "jaxtyped")
@@ -50,7 +50,7 @@ def decorate(
             needed.add(("beartype", "beartype"))
             checker = tree.spelling("beartype", "beartype")
         edits.append(_insert_line_above(tree, function.node, f"@{jaxtyped}(typechecker={checker})"))
-        # else beartype's hook would check the arguments again above other decorators, where no symbol has a value
+        # otherwise beartype's hook would check the arguments again outside of other decorators, without bound symbols
         for decorator, name in zip(function.node.decorators, function.decorators, strict=True):
             if tree.origin(name) not in _TRANSPARENT and not name.endswith((".setter", ".getter", ".deleter")):
                 edits.append(_insert_line_above(tree, decorator, f"@{jaxtyped}(typechecker=None)"))
@@ -66,26 +66,26 @@ def _insert_line_above(tree: Tree, node: cst.CSTNode, text: str) -> Edit:
 
 @dataclass(frozen=True)
 class ImportHook:
-    """Where a module's import hook belongs."""
+    """The import hook of a module, and the file that sets it."""
 
     module: str
-    """The module's full name where it is part of a package, else the file's stem."""
+    """The module's full name if it is part of a package, else the file's stem."""
     package: Path | None
-    """The `__init__.py` that sets the hook; None for a module outside of any package."""
+    """The `__init__.py` that sets the hook; None if the module isn't in a package."""
 
     @property
     def is_possible(self) -> bool:
-        """Whether the module can be imported by its name at all."""
+        """Whether the module can be imported by name."""
         return all(part.isidentifier() for part in self.module.split("."))
 
     @property
     def lines(self) -> tuple[str, str]:
-        """What must run before the module is imported."""
+        """The lines that must run before the module is imported."""
         return "from beartype.claw import beartype_package", f'beartype_package("{self.module}")'
 
 
 def find_hook(path: Path) -> ImportHook:
-    """Return where the hook of a file belongs: a module can't hook itself once its import has begun."""
+    """Return the import hook of a file, which its package must set: a module can't hook its own import."""
     module = path.parent if path.stem == "__init__" else path
     packages = _packages_around(module)
     names = [*(package.parent.name for package in reversed(packages)), module.stem if module is path else module.name]
@@ -93,7 +93,7 @@ def find_hook(path: Path) -> ImportHook:
 
 
 def _packages_around(path: Path) -> list[Path]:
-    """Return the `__init__.py` of each package that a file or a folder lies in, the innermost first."""
+    """Return the `__init__.py` of each package that contains a file or folder, innermost first."""
     packages = (folder / "__init__.py" for folder in path.parents)
     return list(itertools.takewhile(Path.is_file, packages))
 
@@ -101,8 +101,8 @@ def _packages_around(path: Path) -> list[Path]:
 def hook_edits(hook: ImportHook) -> tuple[PythonSource, tuple[Edit, ...]] | None:
     """Return the package's file and the edits that set the hook; None if one is set or there is no package.
 
-    The edits are made here and not by libcst's AddImportsVisitor, which adds an import below the others: the hook must
-    be set before the package imports any of its modules.
+    libcst's AddImportsVisitor isn't used, since it adds an import below the others: the hook must be set before the
+    package imports any of its modules.
     """
     if hook.package is None:
         return None
@@ -111,12 +111,12 @@ def hook_edits(hook: ImportHook) -> tuple[PythonSource, tuple[Edit, ...]] | None
     tree = _parse_file(hook.package)
     source, newline = tree.source, tree.source.newline
     call = f'{tree.spelling("beartype.claw", "beartype_package")}("{hook.module}")'
-    if tree.missing_import("beartype.claw", "beartype_package") is None:  # what imports the name must stay above
+    if tree.missing_import("beartype.claw", "beartype_package") is None:  # the call must follow the import of the name
         for line in reversed(tree.module.body):
             if isinstance(line, cst.SimpleStatementLine) and any(_uses_beartype(part, tree) for part in line.body):
                 at = _end_of_line(tree, line)
                 return source, (Edit(at, at, newline + call),)
-    at = _behind_docstring(tree)
+    at = _after_docstring(tree)
     text = newline.join(["from beartype.claw import beartype_package", "", call, ""])
     before = newline if at and source.utf8[:at].endswith((b"\n", b"\r")) else newline * 2 if at else ""
     return source, (Edit(at, at, f"{before}{text}{newline if source.utf8[at:].strip() else ''}"),)
@@ -133,14 +133,14 @@ def _uses_beartype(statement: cst.CSTNode, tree: Tree) -> bool:
     return False
 
 
-def _behind_docstring(tree: Tree) -> int:
-    """Return the offset after a file's docstring and its imports from `__future__`, or after its first comments."""
+def _after_docstring(tree: Tree) -> int:
+    """Return the offset after a file's docstring and `__future__` imports, or after its leading comments."""
     at = 0
-    for place, line in enumerate(tree.module.body):
+    for index, line in enumerate(tree.module.body):
         if not isinstance(line, cst.SimpleStatementLine):
             break
         match line.body[0]:
-            case cst.Expr(value=cst.SimpleString()) if place == 0:
+            case cst.Expr(value=cst.SimpleString()) if index == 0:
                 at = _end_of_line(tree, line)
             case cst.ImportFrom(module=cst.Name(value="__future__")):
                 at = _end_of_line(tree, line)
@@ -156,8 +156,8 @@ def _behind_docstring(tree: Tree) -> int:
 
 def _end_of_line(tree: Tree, line: cst.SimpleStatementLine) -> int:
     end = tree.end(line.body[-1])
-    behind = tree.source.end_of_line(end)
-    return behind.at if behind is not None else end
+    line_end = tree.source.end_of_line(end)
+    return line_end.at if line_end is not None else end
 
 
 def _parse_file(path: Path) -> Tree:

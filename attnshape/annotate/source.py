@@ -1,4 +1,4 @@
-"""A source file as bytes and as text, and edits that leave all of it but their own places unchanged."""
+"""A source file as bytes and as text, and edits that change only the bytes they replace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LineEnd:
 
 @dataclass(frozen=True)
 class PythonSource:
-    """A Python file. Its text is decoded as Python does it, and keeps its line endings."""
+    """A Python file. Its text is decoded as Python decodes it, and keeps its line endings."""
 
     path: Path
     data: bytes
@@ -51,7 +51,7 @@ class PythonSource:
     @cached_property
     def text(self) -> str:
         """The text, without a byte order mark."""
-        return self.data[len(self._mark) :].decode(self.encoding)
+        return self.data[len(self._bom) :].decode(self.encoding)
 
     @cached_property
     def utf8(self) -> bytes:
@@ -59,7 +59,7 @@ class PythonSource:
         return self.text.encode("utf-8")
 
     @property
-    def _mark(self) -> bytes:
+    def _bom(self) -> bytes:
         return codecs.BOM_UTF8 if self.data.startswith(codecs.BOM_UTF8) else b""
 
     @cached_property
@@ -72,7 +72,7 @@ class PythonSource:
         return [0, *(match.end() for match in _NEWLINE.finditer(self.utf8))]
 
     def offset(self, line: int, column: int) -> int:
-        """Return the offset of a place, by line from 1 and column in UTF-8 bytes from 0."""
+        """Return the offset of a position: lines count from 1, columns in UTF-8 bytes from 0."""
         return self._lines[line - 1] + column if 0 < line <= len(self._lines) else -1
 
     def line(self, offset: int) -> int:
@@ -84,7 +84,7 @@ class PythonSource:
         return self._lines[self.line(offset) - 1]
 
     def end_of_line(self, offset: int) -> LineEnd | None:
-        """Return where the line of an offset can get a comment; None if more code follows the offset on the line."""
+        """Return the position for a comment on the line of an offset; None if code follows the offset on that line."""
         rest = _REST_OF_LINE.match(self.utf8, offset)
         if rest is None:
             return None
@@ -92,18 +92,18 @@ class PythonSource:
         start = rest.start("comment") if text else offset + len(rest.group().rstrip(b" \t\f"))
         return LineEnd(start + len(text), start, text.decode())
 
-    def edited(self, edits: Iterable[Edit]) -> bytes:
-        """Return the file's bytes with edits, which don't overlap. Edits at one offset keep their order.
+    def apply(self, edits: Iterable[Edit]) -> bytes:
+        """Return the file's bytes after edits that don't overlap. Edits at the same offset keep their order.
 
         Raises AttnshapeError if the file's encoding lacks a character.
         """
-        pieces, done = [], 0
+        pieces, end = [], 0
         for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
-            pieces += [self.utf8[done : edit.start].decode(), edit.text]
-            done = edit.end
-        text = "".join([*pieces, self.utf8[done:].decode()])
+            pieces += [self.utf8[end : edit.start].decode(), edit.text]
+            end = edit.end
+        text = "".join([*pieces, self.utf8[end:].decode()])
         try:
-            return self._mark + text.encode(self.encoding)
+            return self._bom + text.encode(self.encoding)
         except UnicodeEncodeError as error:
             raise AttnshapeError(
                 f"{display_path(str(self.path))} is in {self.encoding}, which lacks {error.object[error.start]!r}",
@@ -112,12 +112,12 @@ class PythonSource:
 
 
 def decode_source(path: Path, data: bytes) -> PythonSource:
-    """Return a file's bytes as source. Raises AttnshapeError if they aren't text in the encoding that they name."""
+    """Decode a file's bytes. Raises AttnshapeError if they aren't text in the encoding that the file declares."""
     name = display_path(str(path))
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         source = PythonSource(path, data, "utf-8" if encoding == "utf-8-sig" else encoding)
-        reproduced = source.edited(())
+        reproduced = source.apply(())
     except (SyntaxError, LookupError, UnicodeDecodeError) as error:
         raise AttnshapeError(
             f"{name} can't be read as text: {error}", "save it in the encoding that it names"

@@ -9,7 +9,7 @@ from libcst.codemod.visitors import ImportItem
 
 from attnshape.annotate.changes import AnnotateContext, Annotations, Change, Omission, Place
 from attnshape.annotate.comment_style import annotate_with_comments
-from attnshape.annotate.enforcing import ImportHook, decorate, find_hook, hook_edits
+from attnshape.annotate.enforcing import ImportHook, decorator_edits, find_hook, hook_edits
 from attnshape.annotate.exclusions import notes_on_constants, why_not_annotated
 from attnshape.annotate.jaxtyping_style import annotate_types
 from attnshape.annotate.source import Edit, PythonSource
@@ -62,7 +62,7 @@ class AnnotatedFile:
     @property
     def files(self) -> list[tuple[PythonSource, bytes]]:
         """Each file that changes, with its new contents."""
-        return [(source, source.edited(edits)) for source, edits in self.rewrite.files]
+        return [(source, source.apply(edits)) for source, edits in self.rewrite.files]
 
 
 def rewrite_jaxtyping(source: PythonSource, forms: Sequence[FunctionForms], context: AnnotateContext) -> Rewrite:
@@ -83,9 +83,9 @@ def rewrite_enforced(source: PythonSource, forms: Sequence[FunctionForms], conte
         if function in annotations.functions
         or (function.name in variables_only and why_not_annotated(function, tree) is None)
     ]
-    decorator_edits, needed = decorate(tree, functions, context.unchecked)
+    decorations, needed = decorator_edits(tree, functions, context.unchecked)
     imports = import_edits(tree, {*_needed_imports(tree, annotations), *needed})
-    rewrite = _rewrite(tree, annotations, [*imports, *decorator_edits])
+    rewrite = _rewrite(tree, annotations, [*imports, *decorations])
     if not functions or not context.hook:
         return rewrite
     hook = find_hook(source.path)

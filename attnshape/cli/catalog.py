@@ -1,4 +1,4 @@
-"""`attnshape catalog`: the built-in mechanisms; with a name, its formula, paper, sizes and code."""
+"""`attnshape catalog`: lists the built-in mechanisms, or shows one mechanism's formula, paper, sizes and code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def catalog(
 ) -> None:
     """List the built-in mechanisms; with NAME, show its formula, paper, sizes and code."""
     if name is None:
-        widest = max(len(listed) for listed in CATALOG)
-        write("".join(f"{listed:<{widest}}  {describe(listed).summary}\n" for listed in CATALOG), None)
+        width = max(len(entry) for entry in CATALOG)
+        write("".join(f"{entry:<{width}}  {describe(entry).summary}\n" for entry in CATALOG), None)
         return
     mechanism = describe(name)
     cases = "\n".join(_case(name, case) for case in mechanism.cases)

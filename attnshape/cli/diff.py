@@ -1,4 +1,4 @@
-"""`attnshape diff`: compares two traces, saved or made now, step by step."""
+"""`attnshape diff`: compares two traces, saved or new, step by step."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def diff(
     inputs = _resolve(old, "OLD", typed, run, command), _resolve(new, "NEW", typed, run, command)
     # an unsuitable format is an error before anything runs
     find_renderer(name, "differences" if all(isinstance(side, Path) for side in inputs) else "difference")
-    option = next(iter([*typed.given(), *(Option(name, value) for name, value in run.items())]), None)
+    option = next(iter([*typed.given_options(), *(Option(name, value) for name, value in run.items())]), None)
     if option is not None and not any(isinstance(side, Job) for side in inputs):
         raise AttnshapeError(
             f"{flag_words(option)[0]} applies to targets, and saved traces have been run already",
             "leave it out, or name a target",
         )
-    # until the table is written, since threads of the traced code may print meanwhile
+    # redirected until the table is written, since threads of the traced code may still print
     with to_standard_error():
         difference = _compare(*inputs)
         screen = screen_for(output)
@@ -76,7 +76,7 @@ def diff(
 
 
 def _parse_kinds(lists: list[str]) -> frozenset[Kind]:
-    """Return the kinds in the values of `--fail-on`. Raises AttnshapeError for an unknown kind and for none at all."""
+    """Return the kinds in the values of `--fail-on`. Raises AttnshapeError if one is unknown or there are none."""
     words = [word.strip() for text in lists for word in text.split(",") if word.strip()]
     choices = (*KINDS, _ANY)
     for word in words:
@@ -92,7 +92,7 @@ def _parse_kinds(lists: list[str]) -> frozenset[Kind]:
 def _resolve(
     text: str, name: str, typed: TargetSpec, run: Mapping[str, object], command: str
 ) -> Trace | Outline | Job | Path:
-    """Return what an argument, OLD or NEW by name, is: a saved trace, a folder's path, or a target to trace.
+    """Resolve the argument OLD or NEW to a saved trace, the path of a folder, or a job that traces a target.
 
     Raises AttnshapeError if there is no such file or target, or the file is neither a trace nor a snapshot.
     """
@@ -131,12 +131,12 @@ def _compare(old: Trace | Outline | Job | Path, new: Trace | Outline | Job | Pat
             "name two folders, or a file in it",
         )
     if isinstance(old, Job) or isinstance(new, Job):
-        return compare_saved(*_traced(old, new))
+        return compare_saved(*_trace_targets(old, new))
     return compare_saved(old, new)
 
 
-def _traced(*sides: Trace | Outline | Job) -> Iterator[Trace | Outline]:
-    # torch is imported only now that everything that can be checked without it has been checked
+def _trace_targets(*sides: Trace | Outline | Job) -> Iterator[Trace | Outline]:
+    # these import torch, so all checks that don't need it come first
     from attnshape.pipelines.trace import trace_request
     from attnshape.targets.imports import forget_imports
 

@@ -70,7 +70,7 @@ def jobs_of_all(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list
             f"--all runs every target that {FILE} names, and {name!r} is one target",
             f"leave one of them out: attnshape {verb} --all, or attnshape {verb} {name}",
         )
-    if (option := next(typed.given(), None)) is not None:
+    if (option := next(typed.given_options(), None)) is not None:
         flag = flag_words(Option(option.field, None, option.key))[0]
         raise AttnshapeError(
             f"{flag} is of one target, and --all runs every one",
@@ -117,7 +117,11 @@ def _named_jobs(
 ) -> Iterator[Job]:
     """Yield a job for each set of sizes, with the command that runs it alone."""
     for sizes, spec in target.over(typed):
-        options = [Option("sizes", sizes), *typed.given(), *(Option(field, value) for field, value in run.items())]
+        options = [
+            Option("sizes", sizes),
+            *typed.given_options(),
+            *(Option(field, value) for field, value in run.items()),
+        ]
         words = [word for option in options for word in flag_words(option)]
         words = [*words, "--", name] if name.startswith("-") else [name, *words]
         command = shlex.join(["attnshape", verb, *words])

@@ -1,7 +1,7 @@
-"""Shows on a terminal what a long command is doing, and leaves nothing behind.
+"""A progress line on the terminal for long commands, erased at the end.
 
-Not by rich's Status: that wraps what the traced code prints at the terminal's width, ends its unfinished lines, and
-replaces sys.stdout and sys.stderr, which attnshape.runtime.capture has replaced by then.
+rich's Status isn't suitable: it wraps the traced code's output at the terminal's width, ends its unfinished lines, and
+replaces sys.stdout and sys.stderr, which attnshape.runtime.capture has replaced already.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from attnshape.runtime.signals import clear_progress_on_exit
 if TYPE_CHECKING:
     from rich.console import Console
 
-_AFTER = 2.0
-"""Seconds before anything is shown: most traces are done by then."""
+_DELAY = 2.0
+"""Seconds until the line appears; most traces take less."""
 _INTERVAL = 0.2
 
 
 class Progress:
-    """A line at the bottom of the terminal that standard error is; nothing if it isn't a terminal.
+    """A progress line on standard error, if that is a terminal.
 
-    Text that is printed to `sys.stderr` in the meantime goes above the line, unchanged.
+    Text printed to `sys.stderr` in the meantime appears above the line, unchanged.
     """
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class Progress:
         self._thread = threading.Thread(target=self._refresh, daemon=True)
 
     def __call__(self, activity: str) -> None:
-        """Set what the line says that the command is doing."""
+        """Set the activity that the line shows."""
         self._activity = activity
 
     def __enter__(self) -> Progress:
         if _is_terminal(self._stream):
             sys.stderr = io.TextIOWrapper(
-                io.BufferedWriter(_Above(self)), self._stream.encoding, self._stream.errors, line_buffering=True
+                io.BufferedWriter(_ErasingFile(self)), self._stream.encoding, self._stream.errors, line_buffering=True
             )
             clear_progress_on_exit(lambda: bool(self._visible))
             self._thread.start()
@@ -65,7 +65,7 @@ class Progress:
             sys.stderr = self._stream
 
     def hide(self, at_line_start: bool = True) -> None:
-        """Erase the line. It comes back once the text printed after it has ended its own line."""
+        """Erase the line. It reappears once other output ends with a newline."""
         with self._lock:
             if self._visible and self._console is not None:
                 from rich.control import Control
@@ -76,9 +76,9 @@ class Progress:
             self._at_line_start = at_line_start
 
     def _refresh(self) -> None:
-        if self._done.wait(_AFTER):
+        if self._done.wait(_DELAY):
             return
-        # the import takes a tenth of a second, which only long work can spare
+        # the import takes a tenth of a second, so only long commands make it
         from rich.console import Console
 
         self._console = Console(file=self._stream, highlight=False)
@@ -97,8 +97,8 @@ class Progress:
         self._visible = text
 
 
-class _Above(io.FileIO):
-    """Standard error's own file, which erases the progress line before anything is written."""
+class _ErasingFile(io.FileIO):
+    """The file of standard error, which erases the progress line before each write."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(2, "w", closefd=False)
@@ -114,5 +114,5 @@ def _is_terminal(stream: Any) -> bool:
     """Return whether a stream is the process's own standard error, and a terminal."""
     try:
         return bool(stream.fileno() == 2 and stream.isatty())
-    except (AttributeError, OSError, ValueError):  # it is None or closed, or was replaced by something that is no file
+    except (AttributeError, OSError, ValueError):  # None, closed, or replaced by an object that isn't a file
         return False

@@ -1,4 +1,4 @@
-"""`attnshape rule`: what a code means; without one, all codes."""
+"""`attnshape rule`: explains a code, or lists all codes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def rule(
 
     Without CODE, list all codes.
     """
-    under = codes_under(code) if code is not None else ()
-    if code is None or len(under) > 1:
-        write(rule_list([page for page in pages() if code is None or page.code in under], terminal_width()), None)
+    matches = codes_under(code) if code is not None else ()
+    if code is None or len(matches) > 1:
+        write(rule_list([page for page in pages() if code is None or page.code in matches], terminal_width()), None)
     elif sys.stdout.isatty():
         write(rule_page(find_page(code), terminal_width(), use_color(None)), None)
     else:

@@ -1,4 +1,4 @@
-"""Parses shapes as people write them in comments: `(B, nh, T, hs)`, `[n_batch, n_Q]`, `B x H x L`, `b n (h d)`."""
+"""Parses the notations of shapes in comments: `(B, nh, T, hs)`, `[n_batch, n_Q]`, `B x H x L`, `b n (h d)`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ MEANINGS: dict[Meaning, tuple[str, ...]] = {
         hidden_dim hid_dim channels features feat model dmodel"""
     ),
 }
-"""No word stands for two meanings."""
+"""Names of axes by their usual meaning; no name has two meanings."""
 
-_OTHER = _words(
+_OTHER_AXIS_NAMES = _words(
     """window window_size n_windows num_windows groups group n_group n_groups classes vocab vocab_size patches n_patches
     num_patches layers n_layers chunks n_chunks chunk rank past past_len total_len memory context experts height depth
     blocks block block_size query key value target source words frames inner_dim mem_len size"""
@@ -48,11 +48,11 @@ _TYPES = _words(
 
 
 _ENGLISH = _words("of in to is at on by or as if it we be no so an do up us my vs eg ie the and for not all are")
-"""Short words that are English rather than a dimension name: `(of T)`."""
+"""Short English words that aren't dimension names, as in `(of T)`."""
 
 
 def usual_meaning(name: str) -> Meaning | None:
-    """Return what an axis of that name usually is, None if it may be anything.
+    """Return the usual meaning of an axis with this name, or None.
 
     >>> usual_meaning("nh"), usual_meaning("batch size"), usual_meaning("N")
     ('heads', 'batch', None)
@@ -62,21 +62,21 @@ def usual_meaning(name: str) -> Meaning | None:
 
 
 def is_axis_word(name: str) -> bool:
-    """Return whether axes commonly have this name: `batch`, `seq_len`, `n_windows`.
+    """Return whether this is a common name of an axis: `batch`, `seq_len`, `n_windows`.
 
     >>> is_axis_word("seq len"), is_axis_word("faster")
     (True, False)
     """
-    return usual_meaning(name) is not None or normalize_name(name).lower() in _OTHER
+    return usual_meaning(name) is not None or normalize_name(name).lower() in _OTHER_AXIS_NAMES
 
 
 def is_type(name: str) -> bool:
-    """Return whether a word names a type or is a keyword, as in `(Tensor, optional)`, and so no axis."""
+    """Return whether a word is a type or a keyword and not an axis, as in `(Tensor, optional)`."""
     return name.lower().rpartition(".")[2] in _TYPES
 
 
 def normalize_name(name: str) -> str:
-    """Return a name with underscores for its gaps: `batch size` and `batch-size` are `batch_size`."""
+    """Replace the spaces and hyphens of a name with underscores: `batch size` becomes `batch_size`."""
     return re.sub(r"[\s-]+", "_", name.strip())
 
 
@@ -84,36 +84,36 @@ _NAME = r"[^\W\d][\w']*"
 _WORDS = re.compile(rf"{_NAME}(?:[ -]{_NAME}){{0,2}}")
 _DIFFERENCE = re.compile(r"\w{1,2}-\w{1,2}")
 _IMPLICIT = re.compile(rf"(?<![\w'])(\d+)({_NAME})")
-_RUN_TOGETHER = re.compile(r"[A-Z][a-z]?(?:x[A-Z][a-z]?){2,}")
+_JOINED_BY_X = re.compile(r"[A-Z][a-z]?(?:x[A-Z][a-z]?){2,}")
 """`BxHxLxD`."""
 _ALLOWED = (
     *(ast.BinOp, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Constant),
     *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv),
 )
-_MOST_DIGITS = 16
+_MAX_DIGITS = 16
 MAX_LENGTH = 1000
-"""Longer comments and lines are data, and would take long to parse."""
+"""Longer comments and lines aren't parsed: they contain data, and parsing them would be slow."""
 PRIME = "ʹ"
-"""Replaces the apostrophe of `H'` in expressions, since Python's names can't have one."""
+"""Replaces the apostrophe of `H'` in expressions, since Python's names can't contain one."""
 _ANY_AXES = ("...", "…", "*", "..")
 _ANY_SIZE = ("?", "_", "-1", ":")
 _EITHER = re.compile(r"[QKVST]/[QKVST]")
-"""One length or another: of queries or keys, of source or target."""
+"""One of two lengths, such as `T/S`: target or source."""
 
 
 @dataclass(frozen=True)
 class AxisToken:
-    """One documented axis: a dimension name, an expression of names, a number, any size, or any number of axes."""
+    """One axis of a documented shape: a name, a number, an expression, an arbitrary size, or any number of axes."""
 
     text: str
     kind: Literal["name", "number", "expression", "any", "variadic"]
     tree: ast.expr | None = None
     broadcast: bool = False
-    """Whether the size 1 fits too, as with jaxtyping's `#L`."""
+    """Whether the axis may also have size 1, as with jaxtyping's `#L`."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The dimension names in it, each once."""
+        """The distinct dimension names."""
         if self.kind == "name":
             return (self.text,)
         nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name)] if self.tree is not None else []
@@ -133,7 +133,7 @@ class ShapeText:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The dimension names in it, each once."""
+        """The distinct dimension names."""
         return tuple(dict.fromkeys(name for axis in self.axes for name in axis.names))
 
 
@@ -149,70 +149,70 @@ def parse_axis(text: str) -> AxisToken | None:
         return AxisToken(plain, "variadic")
     if plain in _ANY_SIZE or _EITHER.fullmatch(plain):
         return AxisToken(plain, "any")
-    if plain.isdecimal() and len(plain) < _MOST_DIGITS:
+    if plain.isdecimal() and len(plain) < _MAX_DIGITS:
         return AxisToken(str(int(plain)), "number") if int(plain) else None  # an interval: [0, T)
     if is_type(plain):
         return None
     if _WORDS.fullmatch(plain) and not _DIFFERENCE.fullmatch(plain):
-        # several words are one axis's name if they, or one of them, are an axis's: `[src len, hid dim]`
+        # several words are one name if one of them, or all together, are a common name: `[src len, hid dim]`
         axis_words = [word for word in (plain, *plain.split()) if len(word) > 2 and is_axis_word(word)]
         return AxisToken(normalize_name(plain), "name") if " " not in plain or axis_words else None
     return _expression(plain)
 
 
 def _expression(plain: str) -> AxisToken | None:
-    written = plain.replace("self.", "").replace("×", "*").replace("·", "*").replace("^", "**")
-    grouped = re.fullmatch(rf"\(\s*({_NAME}(?:\s+{_NAME})+)\s*\)", written)
+    code = plain.replace("self.", "").replace("×", "*").replace("·", "*").replace("^", "**")
+    grouped = re.fullmatch(rf"\(\s*({_NAME}(?:\s+{_NAME})+)\s*\)", code)
     if grouped:
-        written = "*".join(grouped[1].split())
-    written = _IMPLICIT.sub(r"\1*\2", written)
-    written = re.sub(r"(?<!/)/(?!/)", "//", written).replace("'", PRIME)
-    written = re.sub(r"(?<=[\w)])\s+x\s+(?=[\w(])", "*", written)
-    if len(written) > 80:
+        code = "*".join(grouped[1].split())
+    code = _IMPLICIT.sub(r"\1*\2", code)
+    code = re.sub(r"(?<!/)/(?!/)", "//", code).replace("'", PRIME)
+    code = re.sub(r"(?<=[\w)])\s+x\s+(?=[\w(])", "*", code)
+    if len(code) > 80:
         return None
     try:
-        tree = ast.parse(written.strip(), mode="eval").body
+        tree = ast.parse(code.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     nodes = list(ast.walk(tree))
-    whole = all(type(node.value) is int for node in nodes if isinstance(node, ast.Constant))
+    only_integers = all(type(node.value) is int for node in nodes if isinstance(node, ast.Constant))
     names = [node.id for node in nodes if isinstance(node, ast.Name)]
-    if not (names and whole and all(isinstance(node, _ALLOWED) for node in nodes)) or any(map(is_type, names)):
+    if not (names and only_integers and all(isinstance(node, _ALLOWED) for node in nodes)) or any(map(is_type, names)):
         return None
     if isinstance(tree, ast.Name):
         return AxisToken(tree.id, "name")
-    return AxisToken(written.replace(" ", ""), "expression", tree)
+    return AxisToken(code.replace(" ", ""), "expression", tree)
 
 
 def find_shapes(text: str) -> Iterator[ShapeText]:
-    """Yield the bracketed shapes in a text, without calls and subscripts such as `view(B, T)` and `x[B, T]`.
+    """Yield the bracketed shapes in a text, except in calls and subscripts such as `view(B, T)` and `x[B, T]`.
 
     >>> [documented.text for documented in find_shapes("(B, T) @ [T, C] -> view(B, C), (see above)")]
     ['(B, T)', '[T, C]']
     """
-    place = 0
-    while place < len(text) <= MAX_LENGTH:
-        end = _closing(text, place) if text[place] in "([" else None
+    position = 0
+    while position < len(text) <= MAX_LENGTH:
+        end = _after_closing_bracket(text, position) if text[position] in "([" else None
         if end is None:
-            place += 1
+            position += 1
             continue
-        before = text[:place]
+        before = text[:position]
         called = re.search(r"[\w\])}]$", before) and not re.search(r"(?:\bSize|\bshape|\bsize)$", before)
-        axes = None if called else _bracketed(text[place + 1 : end - 1])
+        axes = None if called else _bracketed(text[position + 1 : end - 1])
         if axes is not None:
-            yield ShapeText(axes, text[place:end], place, end, bracketed=True)
-        # the brackets within `torch.Size([B, T])` may hold a shape
+            yield ShapeText(axes, text[position:end], position, end, bracketed=True)
+        # the inner brackets of `torch.Size([B, T])` may contain a shape
         skipped = axes is not None or (called and not before.endswith("Size"))
-        place = end if skipped else place + 1
+        position = end if skipped else position + 1
 
 
-def _closing(text: str, start: int) -> int | None:
-    """Return the position after the bracket that closes the one at `start`, None if none does."""
+def _after_closing_bracket(text: str, start: int) -> int | None:
+    """Return the position after the closing bracket of the one at `start`; None if there is none."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] in "([") - (text[place] in ")]")
+    for position in range(start, len(text)):
+        depth += (text[position] in "([") - (text[position] in ")]")
         if depth == 0:
-            return place + 1 if text[place] == {"(": ")", "[": "]"}[text[start]] else None
+            return position + 1 if text[position] == {"(": ")", "[": "]"}[text[start]] else None
     return None
 
 
@@ -223,10 +223,10 @@ def _bracketed(inner: str) -> tuple[AxisToken, ...] | None:
         parts = _split(inner, separator)
         if len(parts) > 1 or (separator == "," and inner.rstrip().endswith(",")):
             return _parse_axes([part for part in parts if part.strip()])
-    if _RUN_TOGETHER.fullmatch(inner.strip()):
+    if _JOINED_BY_X.fullmatch(inner.strip()):
         return _parse_axes(inner.strip().split("x"))
     single = parse_axis(inner)
-    return (single,) if single is not None and single.kind != "expression" else _plausible(_einops(inner))
+    return (single,) if single is not None and single.kind != "expression" else _if_plausible(_einops(inner))
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -254,7 +254,7 @@ def _einops(text: str) -> tuple[AxisToken, ...] | None:
 
 
 def parse_bare_shape(text: str) -> ShapeText | None:
-    """Parse a text that is one shape without brackets: `B x H x L`, `B,T,C`, `batch, seq, dim`, `b h n d`.
+    """Parse a shape without brackets: `B x H x L`, `B,T,C`, `batch, seq, dim`, `b h n d`.
 
     >>> [axis.text for axis in parse_bare_shape("B x H x L").axes], parse_bare_shape("split the heads")
     (['B', 'H', 'L'], None)
@@ -263,14 +263,14 @@ def parse_bare_shape(text: str) -> ShapeText | None:
     axes: tuple[AxisToken, ...] | None = None
     if re.search(r"\s[x×]\s|×", plain) or re.fullmatch(r"\S+(?:\sX\s\S+)+", plain):
         axes = _parse_axes(re.split(r"\s+[x×X]\s+|×", plain))
-    elif _RUN_TOGETHER.fullmatch(plain):
+    elif _JOINED_BY_X.fullmatch(plain):
         axes = _parse_axes(plain.split("x"))
     elif "," in plain:
         parts = _split(plain, r",")
         if all(is_axis_word(part) for part in parts if " " in part.strip() and part.strip()[0].isalpha()):
-            axes = _plausible(_parse_axes(parts))
+            axes = _if_plausible(_parse_axes(parts))
     elif plain and not re.search(r"[=:]|[\w)]\s+\*\s+[\w(]", plain):  # one product isn't a shape: C = nh * hs
-        axes = _plausible(_einops(plain))
+        axes = _if_plausible(_einops(plain))
     if axes is None or len(axes) < 2 or all(axis.kind == "number" for axis in axes):
         return None
     start = text.index(plain)
@@ -293,8 +293,8 @@ def find_bare_shapes(text: str) -> list[ShapeText]:
     ]
 
 
-def _plausible(axes: tuple[AxisToken, ...] | None) -> tuple[AxisToken, ...] | None:
-    """Return the axes of a list without brackets, None if one of them is likely not meant as an axis."""
+def _if_plausible(axes: tuple[AxisToken, ...] | None) -> tuple[AxisToken, ...] | None:
+    """Return the axes if all their names are likely names of axes, else None."""
     names = [name for axis in axes or () for name in axis.names]
     likely = all((len(name) <= 2 or is_axis_word(name) or "_" in name) and name not in _ENGLISH for name in names)
     return axes if likely else None

@@ -55,7 +55,7 @@ def align(old: Outline, new: Outline) -> Alignment:
     sides = [_Side(_Features(step, step.expression) for step in side.inputs) for side in (old, new)]
     inputs = _aligned(sides, Alignment()).steps
     names = {a.outputs[0].name or "": b.outputs[0].name or "" for a, b in inputs if a is not None and b is not None}
-    sides = [_Side(_Features(step, side.own_text(step)) for step in side.steps) for side in (old, new)]
+    sides = [_Side(_Features(step, side.text_without_operands(step)) for step in side.steps) for side in (old, new)]
     best = Alignment(inputs, inputs_to_new=names)
     for _ in range(_ROUNDS):
         before, best = best, _aligned(sides, best)
@@ -65,27 +65,27 @@ def align(old: Outline, new: Outline) -> Alignment:
 
 
 class _Features:
-    def __init__(self, step: OutlineStep, own_text: str) -> None:
-        """`own_text` is the step's expression without its operands."""
-        self.step, self.own_text = step, own_text
+    def __init__(self, step: OutlineStep, text_without_operands: str) -> None:
+        """`text_without_operands` is the step's expression without its operands."""
+        self.step, self.text_without_operands = step, text_without_operands
         self.base = base_name(step.operation)
         self.names = tuple(output.name for output in step.outputs)
         self.signatures = tuple(output.signature for output in step.outputs)
         # the name that the expression begins with, such as a module's
-        self.first_name = match[0] if (match := _WORD.match(own_text)) else ""
+        self.first_name = match[0] if (match := _WORD.match(text_without_operands)) else ""
         # equal for steps that weren't edited
-        self.key = (step.operation, own_text, self.names, self.signatures, len(step.uses))
+        self.key = (step.operation, text_without_operands, self.names, self.signatures, len(step.uses))
         # doesn't depend on the steps' positions
         self.order = (step.expression, step.operation, *(name or "" for name in self.names), *self.signatures)
 
     @cached_property
     def tokens(self) -> Counter[str]:
-        return Counter(_TOKEN.findall(self.own_text))
+        return Counter(_TOKEN.findall(self.text_without_operands))
 
     @cached_property
     def skeleton(self) -> list[str]:
         """The tokens with `_` in place of names, except the names of functions."""
-        tokens = _TOKEN.findall(self.own_text)
+        tokens = _TOKEN.findall(self.text_without_operands)
         pairs = zip(tokens, [*tokens[1:], ""], strict=False)
         return ["_" if _WORD.fullmatch(token) and following != "(" else token for token, following in pairs]
 
@@ -133,7 +133,7 @@ class _Similarity:
         if old.names != new.names and old.names and new.names and self._names >= {*old.names, *new.names}:
             return 0.0
         shared, tokens = (old.tokens & new.tokens).total(), old.tokens.total() + new.tokens.total()
-        common = 1.0 if old.own_text == new.own_text else 2 * shared / max(1, tokens)
+        common = 1.0 if old.text_without_operands == new.text_without_operands else 2 * shared / max(1, tokens)
         if old.base == new.base:
             if not (same_names or same_signatures or common >= _EDITED):
                 return 0.0

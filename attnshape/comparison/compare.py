@@ -166,7 +166,7 @@ class _Comparison:
         return StepChange(old=old, new=new, changed=facts, outputs=outputs, kinds=ordered)
 
     def _step_facts(self, old: OutlineStep, new: OutlineStep) -> tuple[StepFact, ...]:
-        old_text, new_text = self._old.own_text(old), self._new.own_text(new)
+        old_text, new_text = self._old.text_without_operands(old), self._new.text_without_operands(new)
         rewritten = not self.renames.same_text(old_text, new_text)
         uses = list(zip(old.uses, new.uses, strict=False))
         same_uses = len(old.uses) == len(new.uses) and all(self._same(a, b) for a, b in uses)

@@ -1,4 +1,4 @@
-"""The outline of a trace: the part that is compared, without anything that depends on the machine."""
+"""The outline of a trace: the parts that are compared, without those that depend on the machine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from attnshape.tracing.operations import short_name
 INPUT = "input"
 """The operation of an input, which is compared like a step."""
 UNEXPLAINED = "?"
-"""Stands in a signature for an axis whose size depends on the data, so that no formula gives it."""
-_LARGEST = 2**63 - 1
+"""The signature's symbol for an axis whose size depends on the data, so that it has no formula."""
+_MAX_INT64 = 2**63 - 1
 """The largest number that can be saved."""
 
 
 class Outline(Struct, frozen=True, kw_only=True):
-    """The part of a trace that is compared."""
+    """The parts of a trace that are compared."""
 
     target: str
     sizes: dict[str, int]
@@ -37,7 +37,7 @@ class Outline(Struct, frozen=True, kw_only=True):
 
     @property
     def totals(self) -> Totals:
-        """The totals; the results of a composite are counted at the inner steps that made them."""
+        """The totals. The outputs of a composite are counted at the inner steps that produced them."""
         composites = {step.parent for step in self.steps}
         counted = [
             (tensor, math.prod(loop.count for loop in step.loops))
@@ -47,14 +47,14 @@ class Outline(Struct, frozen=True, kw_only=True):
         ]
         new = sum(tensor.bytes * times for tensor, times in counted if tensor.kind == "new")
         views = sum(times for tensor, times in counted if tensor.kind == "view")
-        return Totals(len(self.steps), min(new, _LARGEST), min(views, _LARGEST))
+        return Totals(len(self.steps), min(new, _MAX_INT64), min(views, _MAX_INT64))
 
-    def own_text(self, step: OutlineStep) -> str:
-        """Return a step's expression with `…` in place of its operands, whose text belongs to other steps.
+    def text_without_operands(self, step: OutlineStep) -> str:
+        """Return a step's expression with `…` in place of the operands that other steps produced.
 
         >>> import attnshape
-        >>> made = outline(attnshape.trace("scaled-dot-product"))
-        >>> made.steps[1].expression, made.own_text(made.steps[1])
+        >>> traced = outline(attnshape.trace("scaled-dot-product"))
+        >>> traced.steps[1].expression, traced.text_without_operands(traced.steps[1])
         ('query @ key.transpose(-2, -1)', '… @ …')
         """
         texts: set[str] = set()
@@ -65,7 +65,7 @@ class Outline(Struct, frozen=True, kw_only=True):
                 read = self.steps[reference.step - 1]
                 texts |= {read.expression} if read.expression != step.expression else set()
                 texts |= {output.name or "" for output in read.outputs[reference.output : reference.output + 1]}
-        # the longest first: an outer expression contains the inner ones
+        # the longest first, since an outer expression contains inner ones
         longest = sorted(texts - {""}, key=lambda text: (-len(text), text))
         if not longest:
             return step.expression
@@ -74,11 +74,11 @@ class Outline(Struct, frozen=True, kw_only=True):
 
 
 def outline(trace: Trace, inner: bool = True) -> Outline:
-    """Return a trace's outline, with the steps inside of libraries' functions and modules if `inner`.
+    """Return a trace's outline, including the steps inside of library functions and modules if `inner`.
 
     >>> import attnshape
-    >>> made = outline(attnshape.trace("scaled-dot-product"))
-    >>> [(step.operation, step.outputs[0].signature) for step in made.steps[:2]]
+    >>> traced = outline(attnshape.trace("scaled-dot-product"))
+    >>> [(step.operation, step.outputs[0].signature) for step in traced.steps[:2]]
     [('transpose', 'B Dk Lk'), ('matmul', 'B Lq Lk')]
     """
     selection = _Selection({step.index: step.index for step in trace.steps}, {}) if inner else _top_level(trace)
@@ -101,12 +101,12 @@ class _Selection:
     """The steps that an outline keeps, and the outputs that replace those of the other steps."""
 
     numbers: Mapping[int, int]
-    """The number in the outline of each step that is kept."""
+    """The number in the outline of each step kept, by its number in the trace."""
     replacements: Mapping[tuple[int, int], tuple[int, int]]
-    """For each output that is left out, by step and position, the output of the composite around it."""
+    """For each output left out, as (step, position), the output of the enclosing composite."""
 
     def reference(self, reference: Reference) -> Reference:
-        """Return a trace's reference as the outline has it."""
+        """Translate a reference of the trace to the outline's step numbers."""
         if reference.step is None:
             is_input = reference.input is not None
             parameter = None if is_input else reference.parameter
@@ -122,8 +122,8 @@ def _top_level(trace: Trace) -> _Selection:
         outermost[step.index] = outermost.get(step.parent, step.parent) if step.parent else step.index
         for position, output in enumerate(step.outputs):
             if output.inner is not None and output.inner.step is not None:
-                around = replacements.get((step.index, position), (step.index, position))
-                replacements[output.inner.step, output.inner.output] = around
+                enclosing = replacements.get((step.index, position), (step.index, position))
+                replacements[output.inner.step, output.inner.output] = enclosing
     for step in trace.steps:
         if step.parent is not None:
             for position in range(len(step.outputs)):
@@ -133,12 +133,12 @@ def _top_level(trace: Trace) -> _Selection:
 
 
 def _step(step: Step, selection: _Selection, loops: tuple[Loop, ...], is_composite: bool) -> OutlineStep:
-    around = sorted(_loops_around(step.index, loops), key=lambda loop: loop.first - loop.last)
+    enclosing = sorted(_enclosing_loops(step.index, loops), key=lambda loop: loop.first - loop.last)
     read = [operand for operand in step.operands if operand.step is not None or operand.input is not None]
-    # an output of each iteration of a loop is read as often as the loop repeats, which depends on the sizes
-    repeated = {use for use in read if use.step is not None and set(_loops_around(use.step, loops)) - set(around)}
-    once = [use for place, use in enumerate(read) if use not in repeated or use not in read[:place]]
-    uses = list(map(selection.reference, once))
+    # a step after a loop may read an output of each iteration, whose number depends on the sizes
+    repeated = {use for use in read if use.step is not None and set(_enclosing_loops(use.step, loops)) - set(enclosing)}
+    distinct = [use for index, use in enumerate(read) if use not in repeated or use not in read[:index]]
+    uses = list(map(selection.reference, distinct))
     if is_composite:
         # a library's function may use its operands in any order
         uses = sorted(set(uses), key=lambda use: (use.step or 0, use.output, use.input or ""))
@@ -148,17 +148,17 @@ def _step(step: Step, selection: _Selection, loops: tuple[Loop, ...], is_composi
         expression=_text(step.expression),
         operation=short_name(step.operation),
         uses=tuple(uses),
-        loops=tuple(OutlineLoop(loop.expression, loop.count) for loop in around),
+        loops=tuple(OutlineLoop(loop.expression, loop.count) for loop in enclosing),
         outputs=tuple(_tensor(output, selection) for output in step.outputs),
     )
 
 
-def _loops_around(index: int, loops: tuple[Loop, ...]) -> Iterator[Loop]:
+def _enclosing_loops(index: int, loops: tuple[Loop, ...]) -> Iterator[Loop]:
     return (loop for loop in loops if loop.first <= index <= loop.last)
 
 
 def input_step(tensor: OutlineTensor) -> OutlineStep:
-    """Return an input as the step that stands for it."""
+    """Return a step that represents an input."""
     return OutlineStep(index=0, expression=tensor.name or "", operation=INPUT, outputs=(tensor,))
 
 
@@ -189,5 +189,5 @@ def _signature(record: TensorRecord) -> str:
 
 
 def _text(expression: str) -> str:
-    # broken source may contain half of a surrogate pair, which can't be saved
+    # invalid source may contain a lone surrogate, which can't be saved
     return strip_self(unfold(expression)).encode(errors="backslashreplace").decode()

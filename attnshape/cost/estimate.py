@@ -357,7 +357,7 @@ def _from_proxy(
     certain = whole and formulas.kept_solved and run.failure is None and run.broken is None
     wrong_at = None
     if certain and formulas.solved:
-        held_out, twin = run_held_out(small_runs, samples, (), runs.tried)
+        held_out, twin = run_held_out(small_runs, samples, (), runs.sizes_run)
         log = runs.log(held_out.sizes) if twin is not None else None
         if log is not None and formulas.peak(held_out.sizes).bytes != log.peak:
             wrong_at = held_out.sizes
@@ -405,7 +405,7 @@ def guess_timeline(known: Timeline, log: MemoryLog, numbers: Mapping[str, int]) 
     # of shapes of as many bytes, those of parameters and inputs take precedence
     results = ((output.tensor.shape, output.tensor.itemsize) for step in log.steps for output in step.outputs)
     texts: dict[int, str] = {}
-    for shape, itemsize in (*results, *log.held):
+    for shape, itemsize in (*results, *log.tensors):
         axes = (_axis(size, numbers) for size in shape)
         texts[math.prod(shape) * itemsize] = "*".join([str(itemsize), *axes])
     blocks = {size: Block(parse_expression(text), size) for size, text in texts.items()}

@@ -1,4 +1,4 @@
-"""Measure what a run allocates and frees, block by block, and between which steps."""
+"""Measures the memory blocks that each step of a run allocates and frees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnshape.runtime.capture import silenced_stderr
+from attnshape.runtime.capture import suppressed_stderr
 from attnshape.tracing.raw import RawStep, RawTrace
 
 _MARK = "attnshape::mark"
@@ -20,30 +20,30 @@ _MARK = "attnshape::mark"
 
 @dataclass(frozen=True)
 class MemoryLog:
-    """What one run allocated and freed, in order: positive bytes for an allocation, negative to free one."""
+    """The bytes of each block that a run allocated (positive) or freed (negative), in order."""
 
     building: tuple[int, ...]
-    """While the target and its inputs were made."""
+    """Blocks while the target and its inputs were built."""
     running: tuple[tuple[int, ...], ...]
-    """During each step, and after the last."""
+    """Blocks during each step, and after the last step."""
     steps: tuple[RawStep, ...]
     inputs: tuple[int, ...]
-    """The bytes of each block that an input lies in."""
-    held: tuple[tuple[tuple[int, ...], int], ...]
-    """Shape and bytes of a number of each parameter, buffer and input."""
+    """The bytes of each block that contains an input."""
+    tensors: tuple[tuple[tuple[int, ...], int], ...]
+    """The shape and bytes per element of each parameter, buffer and input."""
 
     @property
     def peak(self) -> int:
-        """The most bytes that are held at one time."""
+        """The peak number of allocated bytes."""
         changes = itertools.chain(self.building, *self.running)
         return max(itertools.accumulate(changes, initial=0))
 
 
 class Meter:
-    """Watches the allocations on the host between entering and leaving it, those inside torch's kernels included.
+    """A context manager that measures allocations on the host, including those inside torch's kernels.
 
-    It observes through torch's profiler, so that the code takes the same path as without it. Where that profiler is
-    missing, or at work already, nothing is measured and `log` gives None.
+    It uses torch's profiler, so that the code takes the same path as without it. If the profiler is missing or already
+    active, nothing is measured and `log` returns None.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Meter:
         self._marks = 0
         self._before = 0
         self._inputs: tuple[int, ...] | None = None
-        self._held: tuple[tuple[tuple[int, ...], int], ...] = ()
+        self._tensors: tuple[tuple[tuple[int, ...], int], ...] = ()
         self._collecting = False
 
     def __enter__(self) -> Meter:
-        # what is collected now would be freed without having been allocated
+        # garbage collection would free blocks that were allocated before the measurement
         self._collecting = gc.isenabled()
         gc.disable()
         with contextlib.suppress(ImportError, AttributeError, TypeError, RuntimeError):
@@ -72,23 +72,23 @@ class Meter:
                 self._segments = _segments(self._disable())
             self._disable = None
 
-    def built(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        """Take note that the target is built, with these inputs, parameters and buffers; the last time counts."""
+    def mark_built(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+        """Mark the end of building the target, with its inputs, parameters and buffers; the last call counts."""
         self._before = self._marks
         blocks = {storage._cdata: storage.nbytes() for tensor in inputs if (storage := _storage(tensor)) is not None}
         self._inputs = tuple(blocks.values())
-        self._held = tuple((tuple(tensor.shape), tensor.itemsize) for tensor in (*inputs, *parameters))
-        self.stepped()
+        self._tensors = tuple((tuple(tensor.shape), tensor.itemsize) for tensor in (*inputs, *parameters))
+        self.mark_step()
 
-    def stepped(self) -> None:
-        """Take note that a step has been recorded."""
+    def mark_step(self) -> None:
+        """Mark the end of a step."""
         self._marks += 1
         self._mark()
 
     def log(self, steps: Sequence[RawStep]) -> MemoryLog | None:
-        """Return what was measured of a run of these steps; None if it can't be told which step is which.
+        """Return the log of a run with these steps; None if the marks don't match the steps.
 
-        What a step that is no longer there took, or gave back, counts to the next one.
+        Blocks of a step that was removed are counted at the next step.
         """
         single = sorted((step for step in steps if step.order is not None), key=lambda step: step.order or 0)
         ends = [step.order or 0 for step in single]
@@ -100,7 +100,7 @@ class Meter:
             tuple(itertools.chain.from_iterable(running[begin:end]))
             for begin, end in itertools.pairwise([0, *ends, len(running)])
         ]
-        return MemoryLog(tuple(building), tuple(joined), tuple(single), self._inputs, self._held)
+        return MemoryLog(tuple(building), tuple(joined), tuple(single), self._inputs, self._tensors)
 
     def _start(self) -> None:
         # the public profiler writes to standard error and takes a hundred times as long
@@ -108,7 +108,7 @@ class Meter:
         from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig, _RecordFunctionFast
 
         config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
-        _hush(lambda: _enable_profiler_legacy(config), _disable_profiler_legacy)
+        _suppress_warning(lambda: _enable_profiler_legacy(config), _disable_profiler_legacy)
         _enable_profiler_legacy(config)
         self._disable = _disable_profiler_legacy
         mark = _RecordFunctionFast(_MARK)
@@ -120,23 +120,23 @@ class Meter:
         self._mark = leave_mark
 
 
-_hushed: list[bool] = []
+_warning_triggered: list[bool] = []
 
 
-def _hush(enable: Callable[[], None], disable: Callable[[], object]) -> None:
-    """Suppress the warning that torch's allocator prints once, at the first block older than the profile."""
-    if _hushed:
+def _suppress_warning(enable: Callable[[], None], disable: Callable[[], object]) -> None:
+    """Trigger and suppress the warning that torch prints once, when a block older than the profile is freed."""
+    if _warning_triggered:
         return
-    _hushed.append(True)
+    _warning_triggered.append(True)
     older = torch.empty(1)
-    with silenced_stderr():
+    with suppressed_stderr():
         enable()
         del older
         disable()
 
 
 def _segments(threads: Sequence[Sequence[Any]]) -> list[list[int]]:
-    """Return the bytes allocated and freed between the marks of the thread that has any."""
+    """Return the bytes allocated and freed between marks, for the thread that has the marks."""
     events = max(threads, key=lambda events: sum(event.name() == _MARK for event in events), default=())
     segments: list[list[int]] = [[]]
     for event in events:
@@ -156,34 +156,34 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 SmallRun = Callable[[Mapping[str, int], Meter | None], RawTrace]
-"""Runs the target at some sizes, under a meter where there is one, and returns the raw facts as they were recorded."""
+"""Runs the target at the given sizes, with a meter if it isn't None, and returns the raw trace."""
 
 
 class MeteredRuns:
-    """Runs the target at any sizes, and keeps what each run allocated."""
+    """Runs the target at any sizes, and keeps the memory log of each run."""
 
     def __init__(self, run: SmallRun) -> None:
         self._run = run
-        self.tried: list[Mapping[str, int]] = []
+        self.sizes_run: list[Mapping[str, int]] = []
         """The sizes of every run."""
-        self._made: dict[tuple[tuple[str, int], ...], RawTrace] = {}
+        self._raw_traces: dict[tuple[tuple[str, int], ...], RawTrace] = {}
         self._logs: dict[tuple[tuple[str, int], ...], MemoryLog | None] = {}
 
     def __call__(self, numbers: Mapping[str, int]) -> RawTrace:
-        """Run it at these sizes."""
-        self.tried.append(numbers)
+        """Run the target at these sizes."""
+        self.sizes_run.append(numbers)
         with Meter() as meter:
             raw = self._run(numbers, meter)
         if raw.failure is not None and "rofiler is already enabled" in str(raw.failure.error):
-            raw = self._run(numbers, None)  # the traced code profiles itself, and there can't be two profiles at once
+            raw = self._run(numbers, None)  # the traced code uses the profiler itself, which can't be nested
         key = tuple(numbers.items())
-        self._logs[key], self._made[key] = meter.log(raw.steps), raw
+        self._logs[key], self._raw_traces[key] = meter.log(raw.steps), raw
         return raw
 
     def reuse(self, numbers: Mapping[str, int]) -> RawTrace:
-        """Return the last run at these sizes, the first time; else run the target again."""
-        return self._made.pop(tuple(numbers.items()), None) or self._run(numbers, None)
+        """Return and forget the last run at these sizes; run the target if there is none."""
+        return self._raw_traces.pop(tuple(numbers.items()), None) or self._run(numbers, None)
 
     def log(self, numbers: Mapping[str, int]) -> MemoryLog | None:
-        """Return what the run at these sizes allocated; None if that couldn't be measured."""
+        """Return the memory log of the run at these sizes; None if it couldn't be measured."""
         return self._logs.get(tuple(numbers.items()))

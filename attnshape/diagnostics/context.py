@@ -33,7 +33,7 @@ class FailedOperand:
     text: str | None
     """Its text in the failing expression; None if it doesn't appear there."""
     record: TensorRecord
-    extremes: tuple[float, float] | None = None
+    min_and_max: tuple[float, float] | None = None
     """The smallest and the largest element, where they were recorded."""
 
     @property
@@ -145,7 +145,7 @@ def failure_context(
         # inside a library, only an input or a keyword argument surely has this name in the user's own line
         certain = failure.own or (of is not None and of.input == name) or name == _passed_variable(raw, expression)
         texts = (text for text in (name, f"self.{name}") if certain and _occurs_once(text, expression))
-        operands.append(FailedOperand(position, name, next(texts, None), record, raw.extremes))
+        operands.append(FailedOperand(position, name, next(texts, None), record, raw.min_and_max))
     return FailureContext(failure, tuple(operands), tuple(steps), similar, device, dtype)
 
 

@@ -68,7 +68,7 @@ def _mask(context: FailureContext) -> Diagnosis | None:
         return None
     wanted = "bool" if context.operation != _FUSED else "bool, or have the queries' dtype"
     # for other numbers nobody knows which positions they hide
-    fixes = _as_bool(context, mask) if mask.extremes is not None and set(mask.extremes) <= {0, 1} else ()
+    fixes = _as_bool(context, mask) if mask.min_and_max is not None and set(mask.min_and_max) <= {0, 1} else ()
     problem = f"the mask of {context.operation} must be {wanted}: {quoted(mask)} is {mask.record.dtype}"
     return Diagnosis(problem, fixes=fixes)
 
@@ -95,7 +95,7 @@ def _index(context: FailureContext) -> Diagnosis | None:
     if index is None or index.record.dtype in ("int64", "int32"):
         return None
     rows = min(table.shape, default=0)
-    in_range = index.extremes is not None and all(0 <= extreme < rows for extreme in index.extremes)
+    in_range = index.min_and_max is not None and all(0 <= extreme < rows for extreme in index.min_and_max)
     return Diagnosis(
         f"the indices of {context.operation} must be integers: {quoted(index)} is {index.record.dtype}",
         fixes=change_operand(index, ".long()", lambda tensor, _: tensor.long()) if in_range else (),

@@ -1,4 +1,4 @@
-"""Explains why a call failed: asks each kind of diagnosis in turn, and tries the fixes of the first that applies."""
+"""Explains why a call failed: finds the first diagnosis that applies, and tries its fixes."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ KINDS: tuple[Callable[[FailureContext], Diagnosis | None], ...] = (
     products.einsum,
     products.contraction,
     products.tensordot,
-    reshapes.strides,
-    reshapes.wrong_number,
-    reshapes.unflattened,
+    reshapes.incompatible_strides,
+    reshapes.wrong_element_count,
+    reshapes.wrong_unflatten_sizes,
     joins.split_sizes,
     broadcasting.expanding,
     broadcasting.writing,
@@ -143,7 +143,7 @@ KINDS: tuple[Callable[[FailureContext], Diagnosis | None], ...] = (
     joins.unpacking,
     joins.assertion,
 )
-"""The kinds of diagnosis, in the order in which they are asked. Each returns None for a failure of another kind."""
+"""The kinds of diagnosis, in the order in which they are tried. Each returns None for a failure of another kind."""
 
 
 def failure_of(

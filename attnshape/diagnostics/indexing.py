@@ -79,7 +79,9 @@ def _along(context: FailureContext) -> Diagnosis | None:
 
 def _outside(index: FailedOperand, start: int, stop: int) -> int | None:
     """Return the largest, else the smallest of some indices, if it isn't in a range."""
-    return next((int(extreme) for extreme in reversed(index.extremes or ()) if not start <= int(extreme) < stop), None)
+    return next(
+        (int(extreme) for extreme in reversed(index.min_and_max or ()) if not start <= int(extreme) < stop), None
+    )
 
 
 def _item(context: FailureContext) -> Diagnosis | None:

@@ -1,4 +1,4 @@
-"""Views and reshapes to a wrong number of elements, or across strides that forbid them."""
+"""Views and reshapes to a wrong number of elements, and views with incompatible strides."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from attnshape.tracing.operations import RESHAPES_TO_SIZES
 from attnshape.tracing.raw import RawCall
 
 _SHAPE = (1, "shape", "size")
-"""The position and the keywords of the new shape among the arguments."""
+"""The position and the keywords of the new shape in a call's arguments."""
 
 
-def wrong_number(context: FailureContext) -> Diagnosis | None:
-    """Explain a new shape whose number of elements differs from the old one's."""
+def wrong_element_count(context: FailureContext) -> Diagnosis | None:
+    """Explain a new shape whose number of elements differs from the old shape's."""
     operand, named = context.operand(0, "input", "self"), _named_sizes(context, *_SHAPE)
     if operand is None or not named or context.operation not in RESHAPES_TO_SIZES:
         return None
@@ -44,18 +44,18 @@ def wrong_number(context: FailureContext) -> Diagnosis | None:
         return None
     before, after = _equation(zip(operand.symbols, operand.shape, strict=True)), _equation(named)
     changed, new_axes = _changed_axes(operand, new)
-    wanted = f"the new shape has {after}" if -1 not in new else f"which isn't a multiple of {after}"
+    new_count = f"the new shape has {after}" if -1 not in new else f"which isn't a multiple of {after}"
     remainder = _remainder(operand, changed, [named[axis] for axis in new_axes])
     return Diagnosis(
         f"{context.operation} keeps the number of elements: "
-        f"{quoted(operand)} has {before} elements, {wanted}{remainder}",
+        f"{quoted(operand)} has {before} elements, {new_count}{remainder}",
         {operand.position: changed},
-        _with_one_inferred(context, operand, new) if -1 not in new else (),
+        _fixes_with_inferred_size(context, operand, new) if -1 not in new else (),
     )
 
 
 def _named_sizes(context: FailureContext, start: int, *keywords: str) -> list[tuple[str, int]]:
-    """Return the sizes among the arguments with their formulas; -1, 0 and 1 stand for themselves."""
+    """Return the sizes among the arguments with their formulas; -1, 0 and 1 are shown as numbers."""
     sizes = context.integers(start, *keywords) or []
     return [(text if number > 1 else str(number), number) for text, number in sizes]
 
@@ -65,14 +65,14 @@ def _known_product(sizes: Iterable[int]) -> int:
 
 
 def _equation(sizes: Iterable[tuple[str, int]]) -> str:
-    """Return the product of sizes, -1 left out, and its value."""
+    """Return the product of sizes other than -1, and its value."""
     known = [(text, number) for text, number in sizes if number != -1]
     text, number = product([text for text, _ in known]), math.prod(number for _, number in known)
     return f"{number:,}" if text.replace("*", "").isdecimal() else f"{text} = {number:,}"
 
 
 def _changed_axes(operand: FailedOperand, new: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
-    """Return the axes of the old shape and of the new one between the equal axes at both ends."""
+    """Return the axes of the old and of the new shape that remain without the equal axes at both ends."""
     shortest = min(operand.rank, len(new))
     start = next((axis for axis in range(shortest) if operand.shape[axis] != new[axis]), shortest)
     rest = shortest - start
@@ -81,7 +81,7 @@ def _changed_axes(operand: FailedOperand, new: Sequence[int]) -> tuple[tuple[int
 
 
 def _remainder(operand: FailedOperand, changed: Sequence[int], parts: Sequence[tuple[str, int]]) -> str:
-    """Return a clause where one axis is split into parts that don't divide it."""
+    """Return a clause if one axis is split into parts that don't divide it, else an empty string."""
     if len(changed) != 1 or len(parts) < 2:
         return ""
     whole = operand.shape[changed[0]]
@@ -92,7 +92,7 @@ def _remainder(operand: FailedOperand, changed: Sequence[int], parts: Sequence[t
     return ""
 
 
-def _with_one_inferred(context: FailureContext, operand: FailedOperand, new: Sequence[int]) -> Iterator[Fix]:
+def _fixes_with_inferred_size(context: FailureContext, operand: FailedOperand, new: Sequence[int]) -> Iterator[Fix]:
     """Yield the calls with -1 in place of one size."""
     tree = parse_expression(context.expression)
     if not isinstance(tree, ast.Call) or context.call is None or len(context.call.args) < 2:
@@ -104,7 +104,7 @@ def _with_one_inferred(context: FailureContext, operand: FailedOperand, new: Seq
         return
     for axis, node in enumerate(sizes):
         text = f"{context.expression[: node.col_offset]}-1{context.expression[node.end_col_offset :]}"
-        # the usual mistake is in merging heads: the last axis is wrong and all before it stay
+        # the usual mistake is in merging heads: only the last axis is wrong
         merges_heads = axis == len(new) - 1 and tuple(new[:axis]) == operand.shape[:axis]
         yield Fix(text, call=partial(_infer_axis, axis), rank=0 if merges_heads else 1)
 
@@ -114,7 +114,7 @@ def _infer_axis(axis: int, call: RawCall) -> RawCall:
     return replace(call, args=(call.args[0], (*shape[:axis], -1, *shape[axis + 1 :])), keywords={})
 
 
-def unflattened(context: FailureContext) -> Diagnosis | None:
+def wrong_unflatten_sizes(context: FailureContext) -> Diagnosis | None:
     """Explain an unflatten into sizes whose product isn't the axis's size."""
     operand, axis = context.operand(0, "input", "self"), context.argument(1, "dim")
     if context.operation != "unflatten" or operand is None or type(axis) is not int:
@@ -129,15 +129,15 @@ def unflattened(context: FailureContext) -> Diagnosis | None:
     return Diagnosis(f"{problem}{_remainder(operand, [axis], parts)}", {operand.position: (axis,)})
 
 
-# views that strides forbid
+# views with incompatible strides
 
 
-def strides(context: FailureContext) -> Diagnosis | None:
-    """Explain a view of a tensor whose memory is in a different order."""
+def incompatible_strides(context: FailureContext) -> Diagnosis | None:
+    """Explain a view whose tensor has incompatible strides."""
     operand = context.operand(0, "input", "self")
     if context.operation != "view" or operand is None or "stride" not in context.message:
         return None
-    step = _non_contiguous_since(context, operand)
+    step = _step_that_made_non_contiguous(context, operand)
     if step is None:
         why = f"{quoted(operand)} is a non-contiguous input"
     else:
@@ -145,21 +145,21 @@ def strides(context: FailureContext) -> Diagnosis | None:
         text = " ".join(step.expression.split())
         which = f"step {step.index}{source}" if text == operand.name else f"step {step.index}, {text}{source},"
         why = f"{which} made {quoted(operand)} non-contiguous"
-    apart = tuple(sorted({at for axis in _gaps(context, operand) for at in (axis, axis + 1)}))
+    nonadjacent = tuple(sorted({at for axis in _gaps(context, operand) for at in (axis, axis + 1)}))
     problem = f"regroup {axes_of(operand)}"
-    if apart:
-        problem = f"join {join_words([operand.symbols[axis] for axis in apart])}, which aren't adjacent in memory"
+    if nonadjacent:
+        problem = f"join {join_words([operand.symbols[axis] for axis in nonadjacent])}, which aren't adjacent in memory"
     reshaped = call_instead(_with_method(context.expression, "reshape"), torch.Tensor.reshape)
     copied = call_instead(
         _with_method(context.expression, "contiguous().view"),
         lambda tensor, *shape: tensor.contiguous().view(*shape),
         rank=1,
     )
-    return Diagnosis(f"view can't {problem}: {why}", {operand.position: apart}, reshaped + copied)
+    return Diagnosis(f"view can't {problem}: {why}", {operand.position: nonadjacent}, reshaped + copied)
 
 
-def _non_contiguous_since(context: FailureContext, operand: FailedOperand) -> Step | None:
-    """Return the step that made an operand non-contiguous: the last one that read a contiguous tensor."""
+def _step_that_made_non_contiguous(context: FailureContext, operand: FailedOperand) -> Step | None:
+    """Return the step that made an operand non-contiguous: the last step that read a contiguous tensor."""
     of = context.failure.operands[operand.position].tensor.of
     while of is not None and of.step is not None:
         step = context.steps[of.step - 1]
@@ -171,7 +171,7 @@ def _non_contiguous_since(context: FailureContext, operand: FailedOperand) -> St
 
 
 def _non_contiguous_source(context: FailureContext, step: Step, tensor: TensorRecord) -> Reference | None:
-    """Return the non-contiguous tensor that a step's result has its strides from; None if the step changed them."""
+    """Return the non-contiguous tensor whose strides a step's result keeps; None if the step changed them."""
     is_new = tensor.storage.kind == "new"
     # elementwise operations keep the memory order of their operand
     for reference in step.operands if is_new else [tensor.storage.of]:
@@ -183,7 +183,7 @@ def _non_contiguous_source(context: FailureContext, step: Step, tensor: TensorRe
 
 
 def _gaps(context: FailureContext, operand: FailedOperand) -> list[int]:
-    """Return the axes that the view joins with the next one although they aren't adjacent in memory."""
+    """Return each axis that the view merges with the next axis although they aren't adjacent in memory."""
     new = [number for _, number in context.integers(*_SHAPE) or ()]
     inferred = math.prod(operand.shape) // _known_product(new)
     changed, _ = _changed_axes(operand, [inferred if size == -1 else size for size in new])
@@ -213,7 +213,7 @@ _RANK = re.compile(r"[Ee]xpected (\d+) dims\. Received (\d+)-dim")
 
 
 def einops_pattern(context: FailureContext) -> Diagnosis | None:
-    """Explain an einops pattern with another number of axes, or one that splits an axis unevenly."""
+    """Explain an einops pattern with the wrong number of axes, or that splits an axis unevenly."""
     if type(context.failure.error).__name__ != "EinopsError" or len(context.operands) != 1:
         return None
     (operand,) = context.operands

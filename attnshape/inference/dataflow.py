@@ -1,4 +1,4 @@
-"""The data flow of a run, and the softmaxes in it: one call, or spelled out with exponentials."""
+"""The data-flow graph of a run, and its softmaxes: single calls, or computed with exponentials."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from attnshape.tracing import operations as ops
 
 
 class OutputRef(NamedTuple):
-    """One output of a call: the call's number, counted from 1 as in `RawStep.order`, and which of its outputs."""
+    """One output of a call: the call's number, from 1 as in `RawStep.order`, and the output's index."""
 
     order: int
     output: int = 0
 
 
 Producer = OutputRef | str
-"""What an operand comes from: another call's output, or an input, parameter or constant by name."""
+"""The source of an operand: another call's output, or the name of an input, parameter or constant."""
 Producers = tuple[Producer, ...]
-"""What made a tensor, and then what wrote to its memory."""
+"""The producer of a tensor, followed by those that wrote to its memory."""
 
 
 class Node(Protocol):
@@ -46,7 +46,7 @@ class Node(Protocol):
 
     @property
     def numel(self) -> int:
-        """How many elements its first output has."""
+        """The number of elements of its first output."""
 
 
 N = TypeVar("N", bound=Node)
@@ -62,12 +62,12 @@ class DataFlow(Generic[N]):
 
     @cached_property
     def consumers(self) -> dict[Producer, list[tuple[N, int]]]:
-        """For each producer, the calls that read it, and as which operand."""
+        """The calls that read each producer, with the operand's index."""
         consumers: dict[Producer, list[tuple[N, int]]] = {}
         for node in self.nodes:
-            for place, producers in enumerate(node.sources):
+            for operand, producers in enumerate(node.sources):
                 for producer in producers:
-                    consumers.setdefault(producer, []).append((node, place))
+                    consumers.setdefault(producer, []).append((node, operand))
         return consumers
 
     def readers(self, node: N) -> list[N]:
@@ -79,17 +79,21 @@ class DataFlow(Generic[N]):
         """Return the call that returned an output."""
         return self._by_order[ref.order]
 
-    def maker(self, node: N, place: int) -> N | None:
-        """Return the last call that made or wrote to an operand; None for an input, a parameter or a constant."""
-        refs = [producer for producer in node.sources[place] if isinstance(producer, OutputRef)]
+    def input_node(self, node: N, operand: int) -> N | None:
+        """Return the last call that produced or wrote to an operand; None for an input, a parameter or a constant."""
+        refs = [producer for producer in node.sources[operand] if isinstance(producer, OutputRef)]
         return self.node(refs[-1]) if refs else None
 
-    def makers(self, node: N) -> list[N]:
-        """Return the calls that made the operands, in their order."""
-        return [maker for place in range(len(node.sources)) if (maker := self.maker(node, place)) is not None]
+    def input_nodes(self, node: N) -> list[N]:
+        """Return the calls that produced the operands, in the order of the operands."""
+        return [
+            input_node
+            for operand in range(len(node.sources))
+            if (input_node := self.input_node(node, operand)) is not None
+        ]
 
     def downstream(self, start: Iterable[Producer]) -> set[OutputRef]:
-        """Return the outputs whose numbers depend on any of the producers; those among the producers are included."""
+        """Return the outputs whose values depend on any of the producers, including these."""
         reached: set[Producer] = set(start)
         first = min((producer.order if isinstance(producer, OutputRef) else 0 for producer in reached), default=0)
         for node in self.nodes:
@@ -97,14 +101,14 @@ class DataFlow(Generic[N]):
                 reached.update(node.refs)
         return {producer for producer in reached if isinstance(producer, OutputRef)}
 
-    def behind(self, ref: OutputRef) -> set[OutputRef]:
-        """Return the outputs whose numbers depend on one output, itself included."""
+    def downstream_of(self, ref: OutputRef) -> set[OutputRef]:
+        """Return the outputs whose values depend on one output, including itself."""
         return self.downstream([ref])
 
     def upstream(self, producers: Producers, shapes: bool = False) -> Iterator[N]:
         """Yield the calls on which a tensor with these producers depends, the latest first.
 
-        With `shapes`, those on which only its shape depends are included.
+        With `shapes`, also the calls on which only its shape depends.
         """
         wanted = {producer.order for producer in producers if isinstance(producer, OutputRef)}
         while wanted:
@@ -113,7 +117,9 @@ class DataFlow(Generic[N]):
             node = self._by_order[order]
             yield node
             if shapes or reads_numbers(node):
-                wanted |= {s.order for every in node.sources for s in every if isinstance(s, OutputRef)}
+                wanted |= {
+                    producer.order for source in node.sources for producer in source if isinstance(producer, OutputRef)
+                }
 
     def origins(self, producers: Producers) -> set[str]:
         """Return the inputs, parameters and constants on which a tensor with these producers depends."""
@@ -122,12 +128,12 @@ class DataFlow(Generic[N]):
 
 
 def reads_numbers(node: Node) -> bool:
-    """Return whether a call reads its operands' numbers, not just their shape or dtype."""
+    """Return whether a call reads the values of its operands, not just their shape or dtype."""
     return node.name not in ops.CREATED_LIKE
 
 
-_SELECTING = ("int", "uint", "bool")
-"""Dtypes of tensors that select or mask numbers of others."""
+_INDEX_DTYPES = ("int", "uint", "bool")
+"""Prefixes of the dtypes of indices and masks."""
 
 
 @dataclass(frozen=True)
@@ -146,18 +152,18 @@ class StepNode:
     @property
     def refs(self) -> tuple[OutputRef, ...]:
         """The references to its outputs."""
-        return tuple(OutputRef(self.step.index, place) for place in range(len(self.step.outputs)))
+        return tuple(OutputRef(self.step.index, output) for output in range(len(self.step.outputs)))
 
     @property
     def numel(self) -> int:
-        """How many elements its first output has."""
+        """The number of elements of its first output."""
         return math.prod(self.step.outputs[0].tensor.shape)
 
 
 def step_graph(steps: Sequence[Step]) -> DataFlow[StepNode]:
-    """Return the graph of a trace's steps without its composites, whose results are those of their inner steps.
+    """Return the graph of a trace's steps without composites, whose outputs are those of their inner steps.
 
-    What an operand that selects or masks numbers comes from is left out.
+    Calls that compute indices or masks aren't producers in this graph.
     """
     composites = {step.parent for step in steps}
     return DataFlow(
@@ -176,52 +182,52 @@ def _producers(steps: Sequence[Step], reference: Reference) -> Producers:
     if inner.step is None:
         return (inner.input or inner.parameter or "constant",)
     dtype = steps[inner.step - 1].outputs[inner.output].tensor.dtype
-    return () if dtype.startswith(_SELECTING) else (OutputRef(inner.step, inner.output),)
+    return () if dtype.startswith(_INDEX_DTYPES) else (OutputRef(inner.step, inner.output),)
 
 
 def innermost(steps: Sequence[Step], reference: Reference) -> Reference:
-    """Return the innermost step's output that a reference to a composite's result stands for."""
+    """Resolve a reference to a composite's output to the output of the innermost step."""
     while reference.step is not None and (inner := steps[reference.step - 1].outputs[reference.output].inner):
         reference = inner
     return reference
 
 
-_UNCHANGED = ops.CASTS | ops.COPIES | ops.UNIT_AXES | ops.RESHAPES | {"getitem"}
-"""What leaves every number as it is, where it returns as many as it was given."""
-_RESIZED = ops.UNIT_AXES | ops.EXPANSIONS | {"getitem"}
-"""What may stand between a reduction and the operation that broadcasts its result."""
-_AWAY_FROM_ZERO = ops.LOWER_BOUNDS | ops.ADDITIONS
-"""What keeps a sum from being zero."""
+_VALUE_PRESERVING = ops.CASTS | ops.COPIES | ops.UNIT_AXES | ops.RESHAPES | {"getitem"}
+"""Operations that keep all values if their output has as many elements as their operand."""
+_BROADCASTING = ops.UNIT_AXES | ops.EXPANSIONS | {"getitem"}
+"""Operations allowed between a reduction and the operation that broadcasts its result."""
+_ZERO_GUARDS = ops.LOWER_BOUNDS | ops.ADDITIONS
+"""Operations that keep a sum from being zero."""
 _INVERSES = ops.REVERSED_DIVISIONS | {"reciprocal"}
 _MASKING = ops.MASKS | ops.MULTIPLICATIONS
 
 
 @dataclass(frozen=True)
 class SoftmaxMatch(Generic[N]):
-    """One softmax, by the call that returns its weights."""
+    """A softmax, matched from the call that returns its weights."""
 
     owner: N
     """The call that reads the scores, before their maximum is subtracted."""
-    place: int
-    """As which of its operands."""
+    operand: int
+    """The index of the scores among its operands."""
     exponential: N | None = None
-    """The exponential that it is spelled out with."""
+    """The exponential, unless the softmax is a single call."""
     masked: bool = False
     """Whether the exponentials are masked before they are summed."""
-    late: bool = False
-    """Whether the sum divides only the product with the values."""
+    deferred: bool = False
+    """Whether the division by the sum follows the product with the values."""
 
     @property
     def base(self) -> float:
-        """The factor on the scores in the exponent of e: the logarithm of two for powers of two."""
+        """The natural logarithm of the base of the exponential: 1, or log(2) for `exp2`."""
         return math.log(2) if self.exponential is not None and self.exponential.name == "exp2" else 1.0
 
 
 def match_softmax(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
     """Return the softmax whose weights a call returns, or None.
 
-    Spelled out: `exp(x - logsumexp(x))`, `exp(log_softmax(x))`, and `e / sum(e)` where `e` is an exponential, masked or
-    not. A `log_softmax` counts where no exponential reads it.
+    A softmax is a single call, `exp(x - logsumexp(x))`, `exp(log_softmax(x))`, or `e / sum(e)` of an exponential `e`,
+    masked or not. A `log_softmax` counts as a softmax if no exponential reads it.
     """
     if not node.sources:
         return None
@@ -230,70 +236,75 @@ def match_softmax(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
             return None
         return SoftmaxMatch(*_before_maximum(node, graph))
     if node.name in ops.EXPONENTIALS:
-        before = _maker(node, 0, graph)
+        before = _input_node(node, 0, graph)
         if before is not None and (before.name in ops.LOG_SOFTMAXES or _subtracts_logsumexp(before, graph)):
             return SoftmaxMatch(before, 0, node)
         if _is_normalised_later(node, graph):
-            return SoftmaxMatch(*_before_maximum(node, graph), node, late=True)
+            return SoftmaxMatch(*_before_maximum(node, graph), node, deferred=True)
     if node.name in ops.SCALINGS and len(node.sources) == 2:
         return _match_quotient(node, graph)
     return None
 
 
 def _match_quotient(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
-    over, under = _maker(node, 0, graph), _maker(node, 1, graph)
+    numerator, denominator = _input_node(node, 0, graph), _input_node(node, 1, graph)
     if node.name in ops.MULTIPLICATIONS:
-        inverse = under is not None and under.name in _INVERSES and bool(under.sources)
-        under = _maker(under, 0, graph) if inverse and under is not None else None
-    while under is not None and under.name in _AWAY_FROM_ZERO | _RESIZED and under.sources:
-        under = _maker(under, 0, graph)
-    if over is None or under is None or under.name not in ops.SUMS or _maker(under, 0, graph) is not over:
+        inverse = denominator is not None and denominator.name in _INVERSES and bool(denominator.sources)
+        denominator = _input_node(denominator, 0, graph) if inverse and denominator is not None else None
+    while denominator is not None and denominator.name in _ZERO_GUARDS | _BROADCASTING and denominator.sources:
+        denominator = _input_node(denominator, 0, graph)
+    if (
+        numerator is None
+        or denominator is None
+        or denominator.name not in ops.SUMS
+        or _input_node(denominator, 0, graph) is not numerator
+    ):
         return None
-    masked = over.name in _MASKING
-    while over is not None and over.name in _MASKING and over.sources:
-        over = _maker(over, 0, graph)
-    if over is None or over.name not in ops.EXPONENTIALS:
+    masked = numerator.name in _MASKING
+    while numerator is not None and numerator.name in _MASKING and numerator.sources:
+        numerator = _input_node(numerator, 0, graph)
+    if numerator is None or numerator.name not in ops.EXPONENTIALS:
         return None
-    return SoftmaxMatch(*_before_maximum(over, graph), over, masked)
+    return SoftmaxMatch(*_before_maximum(numerator, graph), numerator, masked)
 
 
 def _before_maximum(exponential: N, graph: DataFlow[N]) -> tuple[N, int]:
-    """Return the call that reads the scores, and as which operand: what subtracts their maximum, where that is done."""
-    before = _maker(exponential, 0, graph)
+    """Return the call that reads the scores, and the operand's index: the subtraction of their maximum, if any."""
+    before = _input_node(exponential, 0, graph)
     if before is not None and before.name in ops.SUBTRACTIONS and len(before.sources) == 2:
-        subtracted = _maker(before, 1, graph)
-        while subtracted is not None and subtracted.name in _RESIZED and subtracted.sources:
-            subtracted = _maker(subtracted, 0, graph)
+        subtracted = _input_node(before, 1, graph)
+        while subtracted is not None and subtracted.name in _BROADCASTING and subtracted.sources:
+            subtracted = _input_node(subtracted, 0, graph)
         if subtracted is not None and subtracted.name in ops.MAXIMA:
             return before, 0
     return exponential, 0
 
 
 def _subtracts_logsumexp(node: N, graph: DataFlow[N]) -> bool:
-    subtracted = _maker(node, 1, graph) if node.name in ops.SUBTRACTIONS and len(node.sources) == 2 else None
+    subtracted = _input_node(node, 1, graph) if node.name in ops.SUBTRACTIONS and len(node.sources) == 2 else None
     if subtracted is None or subtracted.name != "logsumexp":
         return False
-    return _maker(subtracted, 0, graph) is _maker(node, 0, graph)
+    return _input_node(subtracted, 0, graph) is _input_node(node, 0, graph)
 
 
 def _is_normalised_later(exponential: N, graph: DataFlow[N]) -> bool:
-    """Return whether an exponential is summed for a division that follows the product with the values."""
+    """Return whether the division by an exponential's sum follows the product with the values."""
     readers = graph.readers(exponential)
     sums = next((reader for reader in readers if reader.name in ops.SUMS), None)
     if sums is None or not any(reader.name in ops.PRODUCTS for reader in readers):
         return False
     return any(
-        reader.name in ops.DIVISIONS and len(reader.sources) == 2 and graph.maker(reader, 1) is sums
+        reader.name in ops.DIVISIONS and len(reader.sources) == 2 and graph.input_node(reader, 1) is sums
         for reader in graph.readers(sums)
     )
 
 
-def _maker(node: N, place: int, graph: DataFlow[N]) -> N | None:
-    """Return the call that made an operand, past casts and what only adds or removes axes of one."""
-    maker = graph.maker(node, place)
-    while maker is not None and maker.name in _UNCHANGED and maker.sources:
-        before = graph.maker(maker, 0)
-        if before is None or before.numel != maker.numel:
+def _input_node(node: N, operand: int, graph: DataFlow[N]) -> N | None:
+    """Return the call that produced an operand, skipping casts, copies and reshapes."""
+    input_node = graph.input_node(node, operand)
+    while input_node is not None and input_node.name in _VALUE_PRESERVING and input_node.sources:
+        before = graph.input_node(input_node, 0)
+        if before is None or before.numel != input_node.numel:
             break
-        maker = before
-    return maker
+        input_node = before
+    return input_node

@@ -46,7 +46,7 @@ class _Roles:
         self._softmaxes = {
             node.order
             for node in self.graph.nodes
-            if (match := match_softmax(node, self.graph)) and not match.late and node.name not in ops.LOG_SOFTMAXES
+            if (match := match_softmax(node, self.graph)) and not match.deferred and node.name not in ops.LOG_SOFTMAXES
         }
         """The steps that return the weights of a softmax."""
         for node in self.graph.nodes:
@@ -54,8 +54,8 @@ class _Roles:
                 self._assign_around_softmax(node)
             elif node.name in ops.FUSED_ATTENTION:
                 self._assign(node, "context")
-                for maker in self.graph.makers(node)[:3]:
-                    self._assign_before_product(maker)
+                for input_node in self.graph.input_nodes(node)[:3]:
+                    self._assign_before_product(input_node)
                 self._assign_after_context(node)
 
     def _assign_around_softmax(self, softmax: StepNode) -> None:
@@ -77,9 +77,9 @@ class _Roles:
                 self._assign(node, "dropout")
         self._assign(scores, "scores")
         self._assign(context, "context")
-        values = [maker for maker in self.graph.makers(context) if not self._reaches(softmax, maker)]
-        for maker in (*self.graph.makers(scores), *values):
-            self._assign_before_product(maker)
+        values = [node for node in self.graph.input_nodes(context) if not self._reaches(softmax, node)]
+        for input_node in (*self.graph.input_nodes(scores), *values):
+            self._assign_before_product(input_node)
         self._assign_after_context(context)
 
     def _assign(self, node: StepNode, role: Role) -> None:
@@ -87,11 +87,11 @@ class _Roles:
 
     def _scores(self, node: StepNode, depth: int) -> StepNode | None:
         """Return the nearest product that a step's values come from, with pointwise steps and layout between."""
-        for maker in self.graph.makers(node):
-            if maker.name in ops.PRODUCTS and not self._mixes_heads(maker):
-                return maker if self._compares(maker) else None
-            further = depth < _FARTHEST and maker.order not in self._softmaxes
-            if further and (scores := self._scores(maker, depth + 1)) is not None:
+        for input_node in self.graph.input_nodes(node):
+            if input_node.name in ops.PRODUCTS and not self._mixes_heads(input_node):
+                return input_node if self._compares(input_node) else None
+            further = depth < _FARTHEST and input_node.order not in self._softmaxes
+            if further and (scores := self._scores(input_node, depth + 1)) is not None:
                 return scores
         return None
 
@@ -151,10 +151,10 @@ class _Roles:
                 self._assign(node, "scale")
             else:
                 certain = certain and node.name in ops.SAME_VALUES
-            for maker in self.graph.makers(node):
-                if maker.order not in visited:
-                    visited.add(maker.order)
-                    waiting.append((maker, certain))
+            for input_node in self.graph.input_nodes(node):
+                if input_node.order not in visited:
+                    visited.add(input_node.order)
+                    waiting.append((input_node, certain))
 
     def _assign_after_context(self, context: StepNode) -> None:
         """Give roles from the context on to the output projection, as long as only layout lies between."""
@@ -183,7 +183,7 @@ class _Roles:
         if not self._is_linear(product) and not convolution:
             return False
         pair = {axis.expression for axis in product.step.outputs[0].tensor.axes[-2:]}
-        read = [maker.step.outputs[0].tensor.axes for maker in self.graph.makers(product)]
+        read = [input_node.step.outputs[0].tensor.axes for input_node in self.graph.input_nodes(product)]
         return _rank(product) > 3 and any(len(axes) > 3 and {a.expression for a in axes[-2:]} == pair for axes in read)
 
     def _compares(self, product: StepNode) -> bool:
@@ -194,8 +194,8 @@ class _Roles:
         """
         if not self._is_linear(product):
             return _tensors(product) > 1
-        nonlinear = [maker for maker in self.graph.makers(product) if maker.name in ops.NONLINEARITIES]
-        sums = [addition for node in nonlinear for addition in self.graph.makers(node)]
+        nonlinear = [node for node in self.graph.input_nodes(product) if node.name in ops.NONLINEARITIES]
+        sums = [addition for node in nonlinear for addition in self.graph.input_nodes(node)]
         return any(addition.name in ops.ADDITIONS and _tensors(addition) > 1 for addition in sums)
 
     def _is_linear(self, node: StepNode) -> bool:

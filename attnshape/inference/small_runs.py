@@ -110,7 +110,7 @@ class SmallRuns:
         self._progress = progress
         self.purpose = ""
         """What the runs are for, as the progress line begins."""
-        self.tried: list[Mapping[str, int]] = []
+        self.sizes_run: list[Mapping[str, int]] = []
         """The sizes of every run."""
         self._done: dict[tuple[tuple[str, int], ...], RawTrace] = {}
         self._folding: Folding | None = None
@@ -126,8 +126,8 @@ class SmallRuns:
         """Return what the target does at these sizes."""
         key = tuple(numbers.items())
         if key not in self._done:
-            self.tried.append(numbers)
-            self._progress(f"{self.purpose}run {len(self.tried)} at small sizes")
+            self.sizes_run.append(numbers)
+            self._progress(f"{self.purpose}run {len(self.sizes_run)} at small sizes")
             started = time.monotonic()
             run = self._attempt(numbers)
             if time.monotonic() - started > _LONG:

@@ -45,12 +45,12 @@ def run_held_out(
     if not samples.common:
         return HeldOut(reason="the target takes a different path at small sizes"), None
     plan = runs.with_measured_powers(samples.plan)
-    unused = held_out_sizes(plan, [plan.sizes.numbers, *runs.tried, *used])
+    unused = held_out_sizes(plan, [plan.sizes.numbers, *runs.sizes_run, *used])
     choices = sorted(unused, key=lambda numbers: not all(_is_met(condition, numbers) for condition in conditions))
     runs.purpose = "checking the signatures: "
     reason = "every small size was used to infer them"
     for numbers in choices[:_MOST_ATTEMPTS]:
-        if numbers not in runs.tried:
+        if numbers not in runs.sizes_run:
             run = runs.at(numbers)
             if samples.are_matched_by(run):
                 return HeldOut(sizes=numbers), run

@@ -140,7 +140,7 @@ def infer_forms(observed: Sequence[TargetObservation]) -> list[FunctionForms]:
     cases = [_Case(observation, solver_for(observation.variation)) for observation in observed]
     functions = dict.fromkeys(call.function for case in cases for run in case.runs for call in run.invocations)
     forms = [_of_function(function, cases) for function in functions]
-    # every solver must take its turn, so that none loses its sums
+    # not `any`, which would skip later solvers: each must take part in every round to keep its sums
     while sum(case.solver.again() for case in cases):
         forms = [_of_function(function, cases) for function in functions]
     return forms

@@ -24,11 +24,11 @@ from attnshape.options.spec import (
     RunOptions,
     Seed,
     TargetSpec,
+    check_dim_names,
     parse_arguments,
     parse_dims,
     parse_expect,
     parse_inputs,
-    refuse_symbols,
     run_options,
 )
 
@@ -127,7 +127,7 @@ class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         base, yielded = self.spec(), []
         for listed in self.sets() or ({},):
             sizes = {**listed, **{name: size for name, size in base.sizes.items() if name not in listed}}
-            spec = typed.over(msgspec.structs.replace(base, sizes=sizes))
+            spec = typed.merged_onto(msgspec.structs.replace(base, sizes=sizes))
             if spec not in yielded:
                 yielded.append(spec)
                 yield {name: size for name, size in listed.items() if name not in typed.sizes}, spec
@@ -141,7 +141,7 @@ class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def _dims(self) -> dict[str, int | str]:
         dims = _mapping(self.dim, parse_dims)
-        refuse_symbols(dims)
+        check_dim_names(dims)
         return dims
 
     def _evaluated(self, table: Mapping[str, int | str]) -> SizeSet:
@@ -267,7 +267,7 @@ def named_target(spec: TargetSpec) -> ProjectTarget | None:
 
 
 def resolve_name(typed: TargetSpec, run: Mapping[str, object], command: str) -> tuple[TargetSpec, RunOptions]:
-    """Return what to run and how, with what pyproject.toml has under the target's name beneath what is given.
+    """Return the target and its run options; the user's options override those of the target in pyproject.toml.
 
     Raises AttnshapeError if a value is invalid, or if the name has several sets of sizes.
     """

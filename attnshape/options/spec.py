@@ -1,4 +1,4 @@
-"""What to run and how: the options that the command line, the Python API and pyproject.toml construct."""
+"""The options of a run, built by the command line, the Python API and pyproject.toml."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _DTYPE_ALIASES = {
     **dict.fromkeys(("double", "fp64"), "float64"),
     "bf16": "bfloat16",
 }
-"""Other names of dtypes, which hints understand."""
+"""Aliases of dtypes, for hints."""
 
 
 class MechanismOptions(TypedDict, total=False):
-    """What only built-in mechanisms take."""
+    """Options of built-in mechanisms only."""
 
     causal: bool
     padding: bool
@@ -50,32 +50,32 @@ EXPECTED: dict[str, tuple[str, object]] = {
     "mask_value": ("a negative number", -10000.0),
     "dropout": ("a probability from 0 up to 1", 0.1),
 }
-"""For each field that msgspec validates what it takes, and an example."""
+"""The valid values of each field that msgspec validates, and an example."""
 
 
 class TargetSpec(Struct, frozen=True):
-    """A target as the user gave it, with what belongs to it.
+    """The user's description of a target, its sizes and its inputs.
 
     Raises AttnshapeError on construction if a size or an option is invalid, or a parameter is given twice.
     """
 
     target: str = ""
-    """A mechanism, `file.py:Name`, `package.module:Name`, or a name from pyproject.toml; multi-head where empty."""
+    """A mechanism, `file.py:Name`, `package.module:Name`, or a name from pyproject.toml; multi-head if empty."""
     init: str | None = None
-    """The arguments to call a class with, in Python over the sizes."""
+    """The arguments of a class, as Python code that may use the sizes."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """The description of each tensor argument, by parameter: `int[V] B L`."""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """Other arguments by parameter, in Python over the sizes."""
+    """Other arguments by parameter, as Python code that may use the sizes."""
     sizes: Mapping[str, int | str] = field(default_factory=dict)
-    """The size of each symbol given; the user's own dimensions may be expressions."""
+    """Sizes by symbol; those of the user's own dimensions may be expressions."""
     options: MechanismOptions = field(default_factory=lambda: MechanismOptions())
     expect: tuple[tuple[str, str], ...] = ()
-    """The names of variables, or `output`, each with a signature that it must have; a name may have several."""
+    """Pairs of a variable, or `output`, and its expected signature; a variable may have several."""
     claims: tuple[str, ...] = ()
     """What the code is meant to do, for `check`."""
     callable: Any = None
-    """The object to run, where Python code gave one; `target` is then its name."""
+    """The object to run, if it was passed from Python; `target` is then its name."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that are passed as they are, by parameter."""
 
@@ -88,8 +88,8 @@ class TargetSpec(Struct, frozen=True):
                     (f"{name} is given twice, in ", Option("inputs"), " and in ", Option("arguments")), "give it once"
                 )
 
-    def over(self, base: TargetSpec) -> TargetSpec:
-        """Return the base with what is given here in place of its own: sizes and options one by one."""
+    def merged_onto(self, base: TargetSpec) -> TargetSpec:
+        """Return the base with its fields replaced by those given here; sizes and options are merged."""
         own = {*self.arguments, *self.values}
         return TargetSpec(
             target=base.target,
@@ -103,8 +103,8 @@ class TargetSpec(Struct, frozen=True):
             values=self.values,
         )
 
-    def given(self) -> Iterator[Option]:
-        """Yield each option that is given besides the target itself."""
+    def given_options(self) -> Iterator[Option]:
+        """Yield each option given, except the target."""
         if self.init is not None:
             yield Option("init", self.init)
         for name in ("inputs", "arguments", "sizes", "options"):
@@ -125,18 +125,18 @@ class RunOptions(Struct, frozen=True, forbid_unknown_fields=True):
     train: bool = False
     """Whether the target runs in training mode, with dropout."""
     grad: bool = False
-    """Whether what gradients need is kept, as in training."""
+    """Whether autograd keeps the tensors that gradients need."""
     command: str = "attnshape trace"
-    """The command or the call, as the user typed it."""
+    """The command line or Python call, as the user typed it."""
 
 
 T = TypeVar("T")
-_LONGEST = 40
-"""The most digits of a size that is read as an integer."""
+_MAX_DIGITS = 40
+"""Sizes with at least this many digits aren't parsed as integers."""
 
 
 def require_name(target: str) -> str:
-    """Return the name of a target as typed. Raises AttnshapeError if it is empty."""
+    """Return the name of a target unchanged. Raises AttnshapeError if it is empty."""
     if not target.strip():
         raise AttnshapeError(
             "the target's name is empty", "leave it out for multi-head, or name one: attnshape catalog"
@@ -145,7 +145,7 @@ def require_name(target: str) -> str:
 
 
 def run_options(values: Mapping[str, object], command: str) -> RunOptions:
-    """Return run options, with defaults for what isn't given. Raises AttnshapeError if a value is invalid."""
+    """Return run options, with defaults for missing values. Raises AttnshapeError if a value is invalid."""
     return _decode({**values, "command": command}, RunOptions, Option)
 
 
@@ -185,7 +185,7 @@ def suggest_dtype(name: str) -> str:
 def split_pairs(field_name: str, texts: Iterable[str], separator: str, form: str, example: Option) -> dict[str, str]:
     """Return `name: axes` or `NAME=PYTHON` texts as a mapping.
 
-    Raises AttnshapeError if a text has another form, or a name is given twice.
+    Raises AttnshapeError if a text has another form, or a name occurs twice.
     """
     values: dict[str, str] = {}
     for name, value in _pairs(field_name, texts, separator, form, example):
@@ -207,7 +207,7 @@ def _pairs(
 
 
 def parse_inputs(texts: Iterable[str]) -> dict[str, str]:
-    """Return tensor descriptions, `query: B Lq D`, by name.
+    """Parse tensor descriptions, `query: B Lq D`, into a mapping by name.
 
     >>> parse_inputs(["ids: int[V] B L"])
     {'ids': 'int[V] B L'}
@@ -216,7 +216,7 @@ def parse_inputs(texts: Iterable[str]) -> dict[str, str]:
 
 
 def parse_expect(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return names with the signatures that they must have, `scores: B H Lq Lk`; a name may come several times.
+    """Parse names and their expected signatures, `scores: B H Lq Lk`; a name may occur several times.
 
     >>> parse_expect(["scores: B H Lq Lk", "output: B Lq D"])
     (('scores', 'B H Lq Lk'), ('output', 'B Lq D'))
@@ -225,7 +225,7 @@ def parse_expect(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_arguments(texts: Iterable[str]) -> dict[str, str]:
-    """Return `NAME=PYTHON` texts by name.
+    """Parse `NAME=PYTHON` texts into a mapping by name.
 
     >>> parse_arguments(["scale=H**-0.5"])
     {'scale': 'H**-0.5'}
@@ -235,22 +235,22 @@ def parse_arguments(texts: Iterable[str]) -> dict[str, str]:
 
 
 def parse_dims(texts: Iterable[str]) -> dict[str, int | str]:
-    """Return the sizes of the user's own dimensions, `NAME=EXPR`, by name: integers or expressions.
+    """Parse the sizes of the user's own dimensions, `NAME=EXPR`: integers or expressions.
 
     >>> parse_dims(["nh=4", "C=nh*hs"])
     {'nh': 4, 'C': 'nh*hs'}
     """
     sizes = split_pairs("dim", texts, "=", "NAME=EXPR", Option("sizes", {"nh": 4, "C": "nh*hs"}))
     dims: dict[str, int | str] = {
-        name: int(text) if text.removeprefix("-").isdecimal() and len(text) < _LONGEST else text
+        name: int(text) if text.removeprefix("-").isdecimal() and len(text) < _MAX_DIGITS else text
         for name, text in sizes.items()
     }
-    refuse_symbols(dims)
+    check_dim_names(dims)
     return dims
 
 
-def refuse_symbols(dims: Mapping[str, int | str]) -> None:
-    """Raise AttnshapeError if a dimension of the user's own has the name of a size symbol."""
+def check_dim_names(dims: Mapping[str, int | str]) -> None:
+    """Raise AttnshapeError if one of the user's own dimensions has the name of a built-in size symbol."""
     for name, size in dims.items():
         if name in SYMBOLS_BY_NAME:
             raise AttnshapeError(
@@ -265,11 +265,11 @@ StyleName = Literal["jaxtyping", "comment"]
 
 @dataclass(frozen=True)
 class AnnotateOptions:
-    """What to write."""
+    """Which annotations to write, and in which style."""
 
     style: StyleName
     existing: Existing
-    """What to do with signatures that the source has already."""
+    """What to do with signatures that are already in the source."""
     include_matched: bool
     """Whether to write axes that only match a size."""
     enforce: bool

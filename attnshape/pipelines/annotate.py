@@ -10,7 +10,7 @@ from pathlib import Path
 import jaxtyping
 
 from attnshape.annotate.changes import AnnotateContext
-from attnshape.annotate.enforcing import find_hook, functions_unchecked_already
+from attnshape.annotate.enforcing import find_hook, functions_without_typechecker
 from attnshape.annotate.exclusions import (
     annotations_not_recognized,
     functions_not_annotated,
@@ -85,7 +85,7 @@ def annotate_requests(
         options.existing,
         options.include_matched,
         sizes=tuple(run.numbers for run in runs),
-        unchecked=functions_unchecked_already(tree),
+        unchecked=functions_without_typechecker(tree),
         hook=find_hook(path).is_possible,
     )
     if options.style == "comment":
@@ -161,7 +161,7 @@ def _comment(source: PythonSource, forms: Sequence[FunctionForms], context: Anno
     """Return the file with comments. Raises AttnshapeError if these would change its code."""
     rewrite = rewrite_with_comments(source, forms, context)
     for _, edits in rewrite.files:
-        if ast.dump(ast.parse(source.edited(edits))) != ast.dump(ast.parse(source.data)):
+        if ast.dump(ast.parse(source.apply(edits))) != ast.dump(ast.parse(source.data)):
             raise AttnshapeError(
                 f"comments would change the code of {display_path(str(source.path))}",
                 "nothing was written; please report this with the file",

@@ -1,4 +1,4 @@
-"""From a request to a report: run every rule at small sizes, and confirm what they find at other sizes."""
+"""Checks a target: runs every rule at small sizes, and confirms the findings at other sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from attnshape.options.claims import Claims, parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.comments import comments_not_checked, comments_report, sizes_to_observe, verify_target
 from attnshape.pipelines.target_runs import sample_target
-from attnshape.pipelines.trace import Printed
+from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.isolation import isolated
 from attnshape.runtime.signals import foreign_code, reraise_interruption
@@ -36,16 +36,16 @@ from attnshape.runtime.time_limit import TimeLimit, TooLong
 from attnshape.targets.find import find_target
 from attnshape.targets.target import Target, require_device
 
-_SECONDS = 2.0
+_PATTERN_SECONDS = 2.0
 """The time limit for all patterns of a subject, in seconds."""
 
 
 def patterns(subject: Subject) -> Iterator[Pattern]:
-    """Yield a pattern for each input that has tokens and a batch, until the time limit.
+    """Yield a pattern for each input that has a token axis and a batch axis, until the time limit.
 
-    Batch elements must stay apart: several tokens are changed in one run, each in another batch element.
+    Each run changes several tokens, each in a different batch element. So the target must not mix batch elements.
     """
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + _PATTERN_SECONDS
     batch = subject.numbers.get(subject.batch or "", 0)
     for name, value in subject.inputs.items():
         symbol = next((length for length in subject.lengths if subject.numbers[length] in value.shape), None)
@@ -64,7 +64,7 @@ def patterns(subject: Subject) -> Iterator[Pattern]:
             if not diff.comparable:
                 return
             for path, mask in diff.returned():
-                axis = _tokens(subject, mask.shape)
+                axis = _token_axis(subject, mask.shape)
                 if axis is not None and batch in mask.shape:
                     batch_axis = list(mask.shape).index(batch)
                     elements, within = mask.movedim(batch_axis, 0), axis - (axis >= batch_axis)
@@ -82,32 +82,32 @@ def patterns(subject: Subject) -> Iterator[Pattern]:
 
 
 def _diagonal(rows: int, tokens: int, start: int) -> Replace:
-    """Return the replacement that changes another token in each batch element, the first of them `start`."""
+    """Return the replacement that changes a different token in each batch element, starting with token `start`."""
 
     def change(value: Tensor) -> Tensor:
-        at = torch.arange(value.shape[rows])[:, None] + start == torch.arange(value.shape[tokens])
-        at = at if rows < tokens else at.T
+        is_changed = torch.arange(value.shape[rows])[:, None] + start == torch.arange(value.shape[tokens])
+        is_changed = is_changed if rows < tokens else is_changed.T
         shape = [size if axis in (rows, tokens) else 1 for axis, size in enumerate(value.shape)]
-        return torch.where(at.reshape(shape), other_numbers(value), value)
+        return torch.where(is_changed.reshape(shape), other_numbers(value), value)
 
     return change
 
 
-def _tokens(subject: Subject, shape: tuple[int, ...]) -> int | None:
-    """Return the axis of tokens, if a result has one."""
+def _token_axis(subject: Subject, shape: tuple[int, ...]) -> int | None:
+    """Return the token axis of a result, or None."""
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}
     return next((axis for axis, size in enumerate(shape) if size in lengths and size > 1), None)
 
 
 _OUT_OF_TIME = "the time limit was reached"
-_TOO_LARGE = 150 * 2**20
-"""Bytes of one run's results, above which other sizes are tried first."""
+_MAX_RESULT_BYTES = 150 * 2**20
+"""If the results of one run take more bytes, other sizes are tried first."""
 _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
 class _RulePass:
-    """What every rule reports at one set of sizes."""
+    """The outcomes of all rules at one set of sizes."""
 
     subject: Subject
     outcomes: list[Outcome]
@@ -122,31 +122,31 @@ def check_request(
     options: RunOptions,
     claims: Claims,
     time_limit: float,
-    printed: Printed = to_standard_error,
-    progress: ProgressCallback = lambda words: None,
+    redirect_output: OutputRedirect = to_standard_error,
+    progress: ProgressCallback = lambda activity: None,
 ) -> Report:
     """Check a target against every rule, and its shape comments against the shapes of its tensors.
 
-    `time_limit` is in seconds, for all runs together; `printed` opens the context in which the target may print.
+    `time_limit` is in seconds, for all runs together; `redirect_output` returns a context for the target's output.
 
     Raises AttnshapeError if the request can't be carried out, or the target fails at the given sizes.
     """
     require_device(options.device)
     progress("loading the target")
-    with printed(), foreign_code(), isolated():
+    with redirect_output(), foreign_code(), isolated():
         target = find_target(spec)
         sizes = target.sizes
         run = RunOptions(dtype="float64", seed=options.seed, train=options.train)
         budget, limit = Budget(time_limit), TimeLimit()
-        claims = _with_claims_of_case(claims, target, run)
-        # the rules get the other half of the time
+        claims = _merge_case_claims(claims, target, run)
+        # the other half of the time is for the rules
         variation = sample_target(target, sizes, run, limit, time_limit / 2, progress)
         candidates = [sizes.numbers]
         if variation is not None:
             candidates = [*small_sizes(variation.plan), *([] if are_large(sizes) else candidates)]
 
         def subject_at(numbers: Mapping[str, int]) -> Subject | None:
-            """Return the target at these sizes, None if it fails at them or takes too long."""
+            """Return the subject at these sizes; None if the target fails at them or takes too long."""
             try:
                 experiment = Experiment(target, numbers, run, limit, budget)
             except (TooLong, OutOfTimeError):
@@ -162,13 +162,13 @@ def check_request(
                 "the target runs neither at its own sizes nor at any of the small sizes that were tried, on the CPU",
                 "attnshape trace, with the same arguments, shows where it fails",
             )
-        drawn: tuple[Pattern, ...] = ()
+        visibility: tuple[Pattern, ...] = ()
         independent = bool(passes) and Verification(batch.INDEPENDENT) in passes[0].outcomes
-        # then each position can be tried in a batch element of its own
-        if independent and passes[0].subject.experiment.bytes <= _TOO_LARGE:
+        # with independent batch elements, one run can change a different position in each
+        if independent and passes[0].subject.experiment.bytes <= _MAX_RESULT_BYTES:
             progress("finding out which positions depend on which")
             with contextlib.suppress(OutOfTimeError, TooLong, RuntimeError):
-                drawn = tuple(patterns(passes[0].subject))
+                visibility = tuple(patterns(passes[0].subject))
         progress("comparing the shape comments with the observed shapes")
         if budget.is_spent:
             comments = comments_not_checked(_OUT_OF_TIME)
@@ -176,16 +176,20 @@ def check_request(
             comments = verify_target(target, sizes_to_observe(variation, sizes), run, limit)
         dtype = str(passes[0].subject.experiment.dtype).removeprefix("torch.") if passes else run.dtype
         checked_at = [
-            {symbol: size for symbol, size in each.subject.experiment.numbers.items() if symbol not in sizes.labels}
-            for each in passes
+            {
+                symbol: size
+                for symbol, size in rule_pass.subject.experiment.numbers.items()
+                if symbol not in sizes.labels
+            }
+            for rule_pass in passes
         ]
         report = comments_report(target, options, dtype, checked_at, comments)
         runs = budget.runs + comments.runs
-        return replace(_with_rules(report, passes), claims=claims.texts, runs=runs, patterns=drawn)
+        return replace(_with_rules(report, passes), claims=claims.texts, runs=runs, patterns=visibility)
 
 
-def _with_claims_of_case(claims: Claims, target: Target, run: RunOptions) -> Claims:
-    """Return the claims of the user and of the target's own case; the user's win."""
+def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claims:
+    """Return the claims of the user and of the target's case; the user's take precedence."""
     sizes = target.sizes
     numbers = next(proxy_sizes(sizes)).numbers if are_large(sizes) else sizes.numbers
     with isolated():
@@ -206,7 +210,7 @@ def _run_rules(
     subject_at: Callable[[Mapping[str, int]], Subject | None],
     progress: ProgressCallback,
 ) -> list[_RulePass]:
-    """Run every rule at the first sizes that fit, and again at others if there is a violation to confirm."""
+    """Run every rule at the first suitable sizes, and at other sizes too if there is a violation to confirm."""
     passes: list[_RulePass] = []
     smallest: Subject | None = None
     for numbers in candidates:
@@ -214,7 +218,7 @@ def _run_rules(
         subject = subject_at(numbers)
         if subject is None:
             continue
-        if subject.experiment.bytes > _TOO_LARGE:
+        if subject.experiment.bytes > _MAX_RESULT_BYTES:
             smallest = min(smallest or subject, subject, key=lambda candidate: candidate.experiment.bytes)
             continue
         passes.append(_RulePass(subject, list(_outcomes(subject, progress))))
@@ -226,7 +230,7 @@ def _run_rules(
 
 
 def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]:
-    """Yield what every rule reports. A rule that fails leaves its topic undecided, and the others go on."""
+    """Yield the outcomes of every rule. If a rule fails, its topic is undecided, and the other rules still run."""
     for rule in RULES:
         progress(f"checking {rule.TOPIC}")
         try:
@@ -245,11 +249,11 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
 
 
 def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecked]]:
-    """Return the root causes that every pass finds at the same line, and those that only the first one finds."""
+    """Return the root causes that every pass finds at the same line, and those that only the first pass finds."""
     findings = [_finding(violation, passes[0].subject) for violation in _root_causes(passes[0])]
     unconfirmed: list[NotChecked] = []
-    for again in passes[1:]:
-        confirmed = {_code_and_line(_finding(violation, again.subject)) for violation in again.of(Violation)}
+    for other_pass in passes[1:]:
+        confirmed = {_code_and_line(_finding(violation, other_pass.subject)) for violation in other_pass.of(Violation)}
         unconfirmed += [
             NotChecked(what=finding.message, why="found at one set of sizes, and not at another")
             for finding in findings
@@ -260,25 +264,25 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
 
 
 def _root_causes(first: _RulePass) -> list[Violation]:
-    """Return the violations that don't follow from another: mixed-up axes make everything downstream wrong."""
+    """Return the violations without consequences of others: mixed-up axes make everything downstream wrong."""
     subject = first.subject
     kept: list[Violation] = []
     for violation in sorted(first.of(Violation), key=lambda violation: violation.at or OutputRef(0)):
-        of_axes = [cause for cause in kept if cause.code.startswith("AS1")]
-        downstream = any(cause.at and violation.at in subject.graph.behind(cause.at) for cause in of_axes)
-        same_line = any(subject.source(cause.at) == subject.source(violation.at) for cause in of_axes)
+        axis_causes = [cause for cause in kept if cause.code.startswith("AS1")]
+        downstream = any(cause.at and violation.at in subject.graph.downstream_of(cause.at) for cause in axis_causes)
+        same_line = any(subject.source(cause.at) == subject.source(violation.at) for cause in axis_causes)
         if not downstream and not same_line:
             kept.append(violation)
     return kept
 
 
 def _finding(violation: Violation, subject: Subject) -> Finding:
-    place = violation.place or subject.place(violation.at)
+    location = violation.place or subject.place(violation.at)
     return Finding(
         code=violation.code,
         message=violation.message,
-        source=displayed_source(place),
-        expression=place.expression if place is not None else "",
+        source=displayed_source(location),
+        expression=location.expression if location is not None else "",
         hint=violation.hint,
         shown=violation.shown,
         evidence=violation.evidence,
@@ -291,7 +295,7 @@ def _code_and_line(finding: Finding) -> tuple[str, str, int]:
 
 
 def _with_rules(report: Report, passes: Sequence[_RulePass]) -> Report:
-    """Return the report of the shape comments with what the rules report."""
+    """Add the outcomes of the rules to the report on shape comments."""
     if not passes:
         return replace(report, not_checked=(NotChecked(what="everything", why=_OUT_OF_TIME),))
     findings, unconfirmed = _confirm(passes)

@@ -18,7 +18,7 @@ from attnshape.observation.forms import FunctionId
 from attnshape.observation.watch import ObservedRun, runs_at
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.target_runs import sample_target
-from attnshape.pipelines.trace import Printed
+from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import installed_package
 from attnshape.runtime.isolation import isolated
@@ -34,7 +34,7 @@ def check_comments(
     spec: TargetSpec,
     options: RunOptions,
     time_limit: float,
-    printed: Printed = to_standard_error,
+    redirect_output: OutputRedirect = to_standard_error,
     progress: ProgressCallback = lambda words: None,
 ) -> Report:
     """Return whether the shapes hold that the source of the traced functions documents.
@@ -43,7 +43,7 @@ def check_comments(
     """
     require_device(options.device)
     progress("loading the target")
-    with printed(), foreign_code(), isolated():
+    with redirect_output(), foreign_code(), isolated():
         target = find_target(spec)
         run = RunOptions(seed=options.seed, train=options.train)
         limit = TimeLimit()

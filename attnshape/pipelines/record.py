@@ -84,12 +84,12 @@ class Recording:
         self._recorder = Recorder(Frames(frozenset({file})), variables, frame.f_back, OtherThreads())
         for name, tensor in named_tensors(variables):
             with contextlib.suppress(Exception):
-                self._recorder.registry.introduce(tensor, Reference(parameter=name))
+                self._recorder.registry.register_existing(tensor, Reference(parameter=name))
         for name, tensor in variables.tensors.items():
             # a nested or lazy tensor has no shape to record, and may never be used
             with contextlib.suppress(Exception):
                 self._before[name] = describe_tensor(tensor, "new", None, None)
-                self._recorder.registry.introduce(tensor, Reference(input=name))
+                self._recorder.registry.register_existing(tensor, Reference(input=name))
         self._recorder.__enter__()
         Recording.active += 1
         return self

@@ -36,12 +36,12 @@ def small_run(
         runnable = target.build(numbers, small)
         if meter is not None:
             made = (runnable.named_inputs(), runnable.named_parameters())
-            meter.built(*([tensor for _, tensor in named] for named in made))
+            meter.mark_built(*([tensor for _, tensor in named] for named in made))
         return runnable
 
     try:
         if meter is not None:  # what kernels take for themselves may depend on their threads
-            return limit.run(lambda: build_and_record(build, options.seed, options.grad, meter.stepped))
+            return limit.run(lambda: build_and_record(build, options.seed, options.grad, meter.mark_step))
         with one_thread():
             return limit.run(lambda: build_and_record(build, options.seed, options.grad))
     except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
@@ -65,7 +65,7 @@ def sample_target(
     Raises:
         AttnshapeError: The target fails at its own sizes.
     """
-    if not target.varies:
+    if not target.resizable:
         return None
     return _sample(target, sizes, options, limit, time_limit, progress, lambda samples: (None, True))[0]
 
@@ -77,7 +77,7 @@ def sample_target_closely(
 
     The arguments and errors are those of `sample_target`.
     """
-    if not target.varies:
+    if not target.resizable:
         return Samples(Plan(sizes), _first_run(target, sizes, options))
 
     return _sample(target, sizes, options, limit, time_limit, progress, lambda samples: (None, are_settled(samples)))[0]

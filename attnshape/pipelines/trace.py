@@ -1,4 +1,4 @@
-"""From a request to a trace: run the target, run it again at small sizes, infer formulas, verify them."""
+"""Traces a target: runs it, runs it again at small sizes, infers formulas, and verifies them."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ if TYPE_CHECKING:
     from attnshape.cost.estimate import PeakEstimate
     from attnshape.cost.meter import MeteredRuns
 
-Printed = Callable[[], AbstractContextManager[object]]
+OutputRedirect = Callable[[], AbstractContextManager[object]]
 _UNCHECKED = "no signature was checked: jaxtyping's checks or Python's assertions are disabled"
 
 
 def trace_request(
     spec: TargetSpec,
     options: RunOptions,
-    printed: Printed = to_standard_error,
-    progress: ProgressCallback = lambda words: None,
+    redirect_output: OutputRedirect = to_standard_error,
+    progress: ProgressCallback = lambda activity: None,
 ) -> Trace:
     """Return the trace of a request.
 
     Args:
         spec: The target and its sizes.
         options: How to run it.
-        printed: Where what the traced code prints goes.
+        redirect_output: Returns a context that redirects the output of the traced code.
         progress: The progress callback.
 
     Raises:
@@ -72,7 +72,7 @@ def trace_request(
     """
     require_device(options.device)
     progress("loading the target")
-    with printed(), foreign_code(), isolated():
+    with redirect_output(), foreign_code(), isolated():
         target = find_target(spec)
         sizes = target.sizes
         expected = parse_expectations(spec.expect, list(sizes.records))
@@ -86,13 +86,13 @@ def trace_request(
             metered.reuse if metered else lambda numbers: small_run(target, numbers, options, limit),
             progress=progress,
         )
-        plan = runs.with_powers(Plan(sizes)) if target.varies else Plan(sizes)
+        plan = runs.with_powers(Plan(sizes)) if target.resizable else Plan(sizes)
         progress("running the target")
         actual, declared = _run(target, sizes, options, limit)
-        if not target.library and checks_work():
+        if not target.is_builtin and checks_work():
             expected += declared_result(declared, list(sizes.records))
         header = _header(target.label, options, sizes)
-        if target.varies:
+        if target.resizable:
 
             def solve(samples: Samples) -> tuple[tuple[Trace, Formulas], bool]:
                 progress("inferring the signatures")
@@ -101,12 +101,12 @@ def trace_request(
             samples, (trace, formulas) = sample_and_solve(runs, plan, actual, solve)
             progress("checking the signatures")
             conditions = {formula.condition for _, formula in relevant(formulas)}
-            held_out, twin = run_held_out(runs, samples, conditions, metered.tried if metered else ())
+            held_out, held_out_run = run_held_out(runs, samples, conditions, metered.sizes_run if metered else ())
         else:
             samples = Samples(plan, actual)
             (trace, formulas), _ = assemble(header, samples)
-            held_out, twin = HeldOut(reason="the target can't be built at other sizes"), None
-    trace = _verified(trace, formulas, samples, held_out, twin, expected, target.library)
+            held_out, held_out_run = HeldOut(reason="the target can't be built at other sizes"), None
+    trace = _verified(trace, formulas, samples, held_out, held_out_run, expected, target.is_builtin)
     if estimate is None:
         return trace
     notes = (*trace.notes, *estimate.notes)
@@ -114,23 +114,23 @@ def trace_request(
 
 
 def trace_recording(label: str, options: RunOptions, sizes: Sizes, actual: RawTrace) -> Trace:
-    """Return the trace of one run that was watched and can't be repeated: its axes are matched only."""
+    """Return the trace of a recording, which can't be repeated: its axes are only matched to sizes."""
     samples = Samples(Plan(sizes), actual)
     (trace, formulas), _ = assemble(_header(label, options, sizes), samples)
     held_out = HeldOut(reason="a recording can't be repeated at other sizes")
-    return _verified(trace, formulas, samples, held_out, None, [], library=False)
+    return _verified(trace, formulas, samples, held_out, None, [], is_builtin=False)
 
 
 def _estimate_memory(
     target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit, progress: ProgressCallback
 ) -> tuple[MeteredRuns | None, PeakEstimate | None]:
-    """Return the peak memory that small runs show, and these runs; nothing if the sizes are small.
+    """Estimate the peak memory from small runs, and return it with these runs; None if the sizes are small.
 
-    Raises AttnshapeError if the run needs more than is free: nothing has been allocated at the user's sizes by then.
+    Raises AttnshapeError if the run needs more memory than is free, before anything is allocated at the user's sizes.
     """
-    if not target.varies or not (options.grad or are_large(sizes)):
+    if not target.resizable or not (options.grad or are_large(sizes)):
         return None, None
-    # the default trace imports none of this
+    # a default trace doesn't need these imports
     from attnshape.cost.capacity import refuse_too_large
     from attnshape.cost.estimate import estimate_peak_memory
     from attnshape.cost.meter import MeteredRuns
@@ -146,14 +146,14 @@ def _estimate_memory(
 def _run(
     target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit
 ) -> tuple[RawTrace, tuple[str, str] | None]:
-    """Run the target at the user's sizes; return the run and the annotation of what it returns."""
+    """Run the target at the user's sizes; return the run and the target's return annotation."""
     declared: list[tuple[str, str] | None] = []
     comparison = Comparison(options.seed)
 
     def build() -> Runnable:
         runnable = target.build(sizes.numbers, options)
         declared[:] = [annotated_result(runnable.signature_of)]
-        return runnable if target.library or options.grad else comparison.of(runnable)
+        return runnable if target.is_builtin or options.grad else comparison.of(runnable)
 
     started = time.monotonic()
     actual = build_and_record(build, options.seed, options.grad)
@@ -163,7 +163,7 @@ def _run(
 
 
 def _header(label: str, options: RunOptions, sizes: Sizes) -> Trace:
-    """Return the trace of a run of which nothing is known yet."""
+    """Return a trace without steps, which describes only the run."""
     return Trace(
         attnshape=__version__,
         torch=str(torch.__version__),
@@ -185,21 +185,21 @@ def _verified(
     formulas: Formulas,
     samples: Samples,
     held_out: HeldOut,
-    twin: RawTrace | None,
+    held_out_run: RawTrace | None,
     expected: Sequence[Expected],
-    library: bool,
+    is_builtin: bool,
 ) -> Trace:
-    """Return the trace with its signatures and expectations verified, roles and notes."""
+    """Verify the signatures and expectations, and add roles and notes."""
     actual = samples.actual
     expectations = verify(expected, samples.to_verify)
     trace = msgspec.structs.replace(trace, notes=tuple(_notes(samples, formulas, held_out)))
-    if checks_work() and (not library or _catalog_is_checked()):
-        trace = verify_signatures(trace, formulas, samples, held_out, twin)
+    if checks_work() and (not is_builtin or _catalog_is_checked()):
+        trace = verify_signatures(trace, formulas, samples, held_out, held_out_run)
     else:
         trace = msgspec.structs.replace(trace, notes=(*trace.notes, _UNCHECKED))
     failure = None
     if actual.failure is not None:
-        # only a run that failed needs the explanations
+        # imported only for runs that failed
         from attnshape.diagnostics.explain import failure_of
 
         similar = similar_failures(actual.failure, samples)
@@ -223,7 +223,7 @@ def _catalog_is_checked() -> bool:
 
 
 def _notes(samples: Samples, formulas: Formulas, held_out: HeldOut) -> Iterable[str]:
-    """Yield what the reader should know about this trace."""
+    """Yield notes on the limits of this trace."""
     actual, sizes = samples.actual, samples.plan.sizes
     if actual.broken is not None:
         yield actual.broken
@@ -241,8 +241,8 @@ def _notes(samples: Samples, formulas: Formulas, held_out: HeldOut) -> Iterable[
         yield f"not varied: {numbers}, since at other sizes the code takes a different path or fails"
     elif not samples.complete and actual.failure is None:
         after = f"after step {samples.common}" if samples.common else "from the first step on"
-        ended = any(run.failure is not None and isinstance(run.failure.error, TooLong) for run in samples.runs)
-        why = "runs for too long" if ended else "takes a different path"
+        timed_out = any(run.failure is not None and isinstance(run.failure.error, TooLong) for run in samples.runs)
+        why = "runs for too long" if timed_out else "takes a different path"
         yield f"at small sizes the code {why} {after}: axes there are matched only"
     if sizes.labels:
         symbols = ", ".join(symbol for symbol in sizes.records if symbol in sizes.labels)

@@ -1,4 +1,4 @@
-"""GitHub's workflow commands: each finding of a report becomes an annotation at its line."""
+"""GitHub's workflow commands, which annotate the line of each finding."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from attnshape.reporters.report_view import evidence, labelled_lists, verdict
 from attnshape.reporters.reporter import BatchReporter, Reporter
 
 _FILE = "pyproject.toml"
-"""The file at which an error in a target of it is annotated."""
+"""The file that is annotated if a target declared in it fails."""
 
 
 def report_commands(report: Report) -> str:
-    """Return a command for each finding, and below them the lines of the log."""
+    """Return a command for each finding, followed by the plain lines of the log."""
     lists = [f"{label}: {' · '.join(map(visible, items))}" for label, items in labelled_lists(report)]
     return "".join(f"{line}\n" for line in (*map(_command, report.findings), *lists, verdict(report)))
 
 
 def batch_commands(items: Sequence[BatchItem[Report]]) -> str:
-    """Return the commands of several reports, each finding once, and below them the outcome of each target."""
-    commands = [_command(one) for one in distinct_findings(items)]
+    """Return a command for each distinct finding of several reports, followed by the outcome of each target."""
+    commands = [_command(finding) for finding in distinct_findings(items)]
     commands += [_error_command(item) for item in items if item.error is not None]
-    # after a word of ours, no name is taken for a command; the older kind is found anywhere in a line
+    # the prefix "target" keeps a name from starting a command; older commands, `##[…]`, work anywhere in a line
     outcomes = [f"target {title(item)}: {outcome(item)}" for item in items]
     log = [visible(text).replace("##[", "# #[") for text in (*outcomes, totals(items))]
     return "".join(f"{line}\n" for line in (*commands, *log))
@@ -32,25 +32,27 @@ def batch_commands(items: Sequence[BatchItem[Report]]) -> str:
 
 def _command(finding: Finding) -> str:
     source = finding.source
-    place = {"file": source.file, "line": str(source.line), "col": str(source.column)} if source else {}
-    named = ",".join(f"{name}={_property(value)}" for name, value in {**place, "title": finding.code}.items())
+    location = {"file": source.file, "line": str(source.line), "col": str(source.column)} if source else {}
+    properties = ",".join(
+        f"{name}={_escape_property(value)}" for name, value in {**location, "title": finding.code}.items()
+    )
     hint = [f"hint: {finding.hint}"] if finding.hint else []
     message = "\n".join(visible(part) for part in (finding.message, *hint, evidence(finding)))
-    return f"::error {named}::{_data(message)}"
+    return f"::error {properties}::{_escape_data(message)}"
 
 
 def _error_command(item: BatchItem[Report]) -> str:
     hint = [f"hint: {item.error.hint}"] if item.error and item.error.hint else []
-    named = f"file={_property(_FILE)},title={_property(title(item))}"
-    return f"::error {named}::{_data(chr(10).join(map(visible, (outcome(item), *hint))))}"
+    properties = f"file={_escape_property(_FILE)},title={_escape_property(title(item))}"
+    return f"::error {properties}::{_escape_data(chr(10).join(map(visible, (outcome(item), *hint))))}"
 
 
-def _data(value: str) -> str:
+def _escape_data(value: str) -> str:
     return value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(value: str) -> str:
-    return _data(visible(value)).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(value: str) -> str:
+    return _escape_data(visible(value)).replace(":", "%3A").replace(",", "%2C")
 
 
 REPORTER = Reporter(

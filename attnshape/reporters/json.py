@@ -1,4 +1,4 @@
-"""JSON: the saved forms of a trace, a report and a difference, and several results as one document."""
+"""JSON of a trace, a report, a difference, or a batch of results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def indented(content: Any) -> str:
 
 
 def _batch(kind: Literal["trace", "report"], batch: BatchResult[Any], screen: Screen) -> str:
-    """Return the results, each with its target's name and sizes, or the error in its place."""
+    """Return the results with the name and sizes of each target; a target that failed has its error instead."""
     results: list[dict[str, Any]] = [{"name": item.name, "sizes": item.sizes} for item in batch.items]
     for result, item in zip(results, batch.items, strict=True):
         if item.error is not None:

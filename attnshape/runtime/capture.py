@@ -54,7 +54,7 @@ def to_standard_error() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def silenced_stderr() -> Iterator[None]:
+def suppressed_stderr() -> Iterator[None]:
     """Discard what C code writes to standard error; without a standard error, do nothing."""
     copy = _duplicate(2)
     if copy is None:

@@ -1,4 +1,4 @@
-"""How much memory is free on a device."""
+"""The amount of free memory on a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 UNLIMITED = 2**62
-"""The number of free bytes on platforms that don't tell; a limit at least this high is no limit."""
+"""The result on platforms that don't report free memory; limits from this number on mean no limit."""
 
 
 def free_memory(device: torch.device) -> int:
@@ -23,8 +23,8 @@ def free_memory(device: torch.device) -> int:
 def free_on_host(root: Path = Path("/")) -> int:
     """Return the number of bytes that this process can still allocate.
 
-    The least of what the kernel, the process's control groups and its own limits leave, read from the file system at
-    `root`. Other platforms than Linux have no such files: there nothing counts as too large.
+    This is the minimum over the kernel, the process's control groups and its resource limits, read from the files
+    below `root`. Platforms other than Linux have no such files: there the result is `UNLIMITED`.
     """
     return max(min([UNLIMITED, *_free_in_kernel(root), *_free_in_groups(root), *_free_in_address_space(root)]), 0)
 
@@ -36,7 +36,7 @@ def _free_in_kernel(root: Path) -> Iterator[int]:
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
-    """Yield what each control group of the process leaves; a container's host has more memory than the container."""
+    """Yield the free bytes of each control group of the process: a container has less memory than its host."""
     mount = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -47,23 +47,23 @@ def _free_in_groups(root: Path) -> Iterator[int]:
         first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         names, top = (first, mount / "memory") if controllers else (second, mount)
         group = Path(path.lstrip("/"))
-        # inside a container the path may be the host's, and the mount the container's own
+        # in a container the path may be relative to the host's root, and the mount to the container's
         for folder in (top / group, *(top / parent for parent in group.parents), top):
             yield from _free_in_group(folder, *names)
 
 
 def _free_in_group(folder: Path, limit: str, usage: str, cache: str) -> Iterator[int]:
-    most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
-    if not most.isdecimal() or not used.isdecimal() or int(most) >= UNLIMITED:
+    maximum, used = _read(folder / limit).strip(), _read(folder / usage).strip()
+    if not maximum.isdecimal() or not used.isdecimal() or int(maximum) >= UNLIMITED:
         return
-    # the kernel drops cached files before it refuses memory
+    # the kernel drops cached files before an allocation fails
     statistics = (line.split() for line in _read(folder / "memory.stat").splitlines())
     cached = next((int(words[1]) for words in statistics if len(words) == 2 and words[0] == cache), 0)
-    yield int(most) - int(used) + cached
+    yield int(maximum) - int(used) + cached
 
 
 def _free_in_address_space(root: Path) -> Iterator[int]:
-    """Yield what `ulimit -v` leaves, if it limits the address space."""
+    """Yield the free bytes of the address space if `ulimit -v` limits it."""
     for line in _read(root / "proc/self/limits").splitlines():
         if line.startswith("Max address space"):
             most = line.removeprefix("Max address space").split()[0]

@@ -27,7 +27,7 @@ class _Shutdown:
     owns_process: bool = False
     """Whether the process runs the command line, and nothing else."""
     status: int | None = None
-    """The exit status that a signal has asked for."""
+    """The exit status that a signal requests."""
     foreign_depth: int = 0
     """How many `foreign_code` contexts are open."""
     unfinished: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from attnshape.targets.imports import definitions, exception_message, format_exc
 class Names(dict[str, Any]):
     """The names that an expression may use: the sizes, torch, and what the target's own module defines.
 
-    The module is asked by attribute, since lazy modules lack their names in `__dict__`; sizes win over it.
+    Names are looked up with `getattr`, since a lazy module lacks them in `__dict__`; sizes take precedence.
     """
 
     def __init__(self, numbers: Mapping[str, int], module: ModuleType | None) -> None:

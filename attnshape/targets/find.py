@@ -18,9 +18,9 @@ from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.runtime.isolation import seed_all
 from attnshape.targets.builtin.registry import CATALOG, DEFAULT, load
 from attnshape.targets.imports import defined_names, import_target
-from attnshape.targets.inputs import building_on
+from attnshape.targets.inputs import device_context
 from attnshape.targets.target import Target
-from attnshape.targets.user import callable_target, from_case, is_case, user_target
+from attnshape.targets.user import callable_target, is_case, runnable_from_case, user_target
 from attnshape.tracing.runner import Runnable
 
 
@@ -55,11 +55,11 @@ def mechanism_target(spec: TargetSpec, name: str, case: str) -> Target:
         # a function has no training mode of its own, so its case takes it
         chosen = {**spec.options, "train": run.train} if "train" in options else spec.options
         seed_all(run.seed)
-        with building_on(run):
+        with device_context(run):
             result = function(*(numbers[symbol] for symbol in symbols), **chosen)
-        return from_case(name, result, run)
+        return runnable_from_case(name, result, run)
 
-    return Target(f"{name}:{case}" if case else name, resolve(symbols, taken), build, library=True)
+    return Target(f"{name}:{case}" if case else name, resolve(symbols, taken), build, is_builtin=True)
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]]:

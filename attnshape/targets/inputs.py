@@ -1,4 +1,4 @@
-"""Tensor arguments: described by the user or by annotations, made at given sizes, and placed on a device."""
+"""Creates tensor arguments at given sizes from descriptions or annotations, and moves values to a device."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from attnshape.errors import AttnshapeError, Option
 from attnshape.options.spec import RunOptions
 from attnshape.targets.imports import exception_message
 
-_DEEPEST = 8
+_MAX_DEPTH = 8
 _WITHOUT_TENSORS = (type, ModuleType, FunctionType)
 
 
-def building_on(options: RunOptions) -> AbstractContextManager[object]:
-    """Return the context to build a target in: on meta from the start, since a large one fits nowhere else."""
+def device_context(options: RunOptions) -> AbstractContextManager[object]:
+    """Return the context to build a target in. Meta targets are built on meta, since they may not fit in memory."""
     return torch.device("meta") if options.device == "meta" else nullcontext()
 
 
 def make_tensor(spec: TensorSpec, numbers: Mapping[str, int], options: RunOptions) -> Tensor:
-    """Return a tensor of the described axes.
+    """Create a tensor from its description.
 
-    Floating point: normal deviates. Booleans: at random, at least one True along the last axis. `int[V]`: uniform below
-    V. `int`: counting along the last axis.
+    Floating point: standard normal. Booleans: random, with at least one True along the last axis. `int[V]`: uniform
+    below V. `int`: 0, 1, 2, … along the last axis.
     """
     shape = [expression.evaluate(numbers) for expression in spec.axes]
     name = f"{spec.name}: {spec.signature!r}"
@@ -39,16 +39,16 @@ def make_tensor(spec: TensorSpec, numbers: Mapping[str, int], options: RunOption
     if any(size > LARGEST for size in shape):
         raise AttnshapeError(f"{name} is {shape}, more than any tensor's axis can have", "give smaller sizes")
     try:
-        return _filled(spec, shape, numbers, options)
+        return _fill(spec, shape, numbers, options)
     except (RuntimeError, MemoryError, OverflowError) as error:
         hint = ("give smaller sizes, or ", Option("device", "meta"))
         raise AttnshapeError(f"{name} can't be made: {exception_message(error)}", hint) from error
 
 
-def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], options: RunOptions) -> Tensor:
+def _fill(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], options: RunOptions) -> Tensor:
     device, dtype = torch.device(options.device), torch_dtype(options)
     if spec.kind == "bool":
-        # one byte each from the start: comparing random numbers would take five
+        # comparing random floats would take five bytes per element
         values = torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(0.5)
         if shape and shape[-1]:
             values[..., 0] = True
@@ -58,8 +58,8 @@ def _filled(spec: TensorSpec, shape: list[int], numbers: Mapping[str, int], opti
             return torch.arange(shape[-1] if shape else 1, device=device).expand(shape).clone()
         below = spec.below.evaluate(numbers)
         if below < 1:
-            none = f"no number from 0 up is below {below}, which int[{spec.below.text}] asks for"
-            raise AttnshapeError(f"{spec.name}: {none}", "give other sizes")
+            problem = f"no number from 0 up is below {below}, which int[{spec.below.text}] asks for"
+            raise AttnshapeError(f"{spec.name}: {problem}", "give other sizes")
         return torch.randint(below, shape, device=device)
     return torch.randn(shape, device=device, dtype=dtype)
 
@@ -70,16 +70,16 @@ def torch_dtype(options: RunOptions) -> torch.dtype:
     return dtype
 
 
-def place(value: Any, options: RunOptions) -> Any:
-    """Return a value with its tensors on the device, floating-point ones in the dtype.
+def move(value: Any, options: RunOptions) -> Any:
+    """Move a value's tensors to the device, and floating-point tensors to the dtype.
 
-    Tensors in tuples, lists and dicts are replaced, and those in the attributes of objects.
+    This includes tensors in tuples, lists, dicts, and the attributes of objects.
     """
-    return _Placer(options).placed(value, 0)
+    return _Mover(options).move(value, 0)
 
 
-class _Placer:
-    """Places one value; what holds no tensor stays the same object."""
+class _Mover:
+    """Moves one value; a tuple is copied only if an item changes."""
 
     def __init__(self, options: RunOptions) -> None:
         self._device = torch.device(options.device)
@@ -87,35 +87,35 @@ class _Placer:
         self._train = options.train
         self._seen: set[int] = set()
 
-    def placed(self, value: Any, depth: int) -> Any:
+    def move(self, value: Any, depth: int) -> Any:
         if isinstance(value, Tensor):
             return value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
         if isinstance(value, torch.nn.Module):
             value.to(device=self._device, dtype=self._dtype)
             return value.train(self._train)
-        if depth > _DEEPEST or id(value) in self._seen:
+        if depth > _MAX_DEPTH or id(value) in self._seen:
             return value
         self._seen.add(id(value))
         if isinstance(value, tuple):
-            items = [self.placed(item, depth + 1) for item in value]
+            items = [self.move(item, depth + 1) for item in value]
             if all(new is old for new, old in zip(items, value, strict=True)):
                 return value
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         if isinstance(value, list):
-            value[:] = [self.placed(item, depth + 1) for item in value]
+            value[:] = [self.move(item, depth + 1) for item in value]
         elif isinstance(value, dict):
             for key, item in list(value.items()):
-                if (new := self.placed(item, depth + 1)) is not item:
+                if (new := self.move(item, depth + 1)) is not item:
                     value[key] = new
         elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, _WITHOUT_TENSORS):
             for name, item in list(vars(value).items()):
-                if (new := self.placed(item, depth + 1)) is not item:
+                if (new := self.move(item, depth + 1)) is not item:
                     object.__setattr__(value, name, new)
         return value
 
 
 def annotated_inputs(function: Any) -> list[TensorSpec]:
-    """Return the described inputs of a callable: each parameter with a jaxtyping annotation and no default.
+    """Return the inputs of a callable: each parameter with a jaxtyping annotation and no default.
 
     Raises AttnshapeError if an annotation leaves an axis open.
     """
@@ -130,7 +130,7 @@ def annotated_inputs(function: Any) -> list[TensorSpec]:
 
 
 def annotated_result(function: Any) -> tuple[str, str] | None:
-    """Return the kind and the dims string that a callable declares for its one result: `Float`, `B L D`."""
+    """Return the kind and the dimensions of a callable's return annotation: `Float`, `B L D`."""
     annotation: Any = _signature(function).return_annotation
     if not _is_jaxtyping(annotation):
         return None
@@ -140,7 +140,7 @@ def annotated_result(function: Any) -> tuple[str, str] | None:
 def _signature(function: Any) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
-    except Exception:  # noqa: BLE001 - annotations may name what exists for type checkers alone
+    except Exception:  # noqa: BLE001 - annotations may use names defined only under TYPE_CHECKING
         return inspect.Signature()
 
 

@@ -1,4 +1,4 @@
-"""A target that was found: what can be built at any sizes and run."""
+"""A target: code that can be built at any sizes and run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from attnshape.tracing.runner import Runnable
 
 @dataclass(frozen=True)
 class Target:
-    """Code to run, found but not built yet."""
+    """Code that can be built at any sizes and run."""
 
     label: str
     sizes: Sizes
-    """The sizes that the user gave, the defaults, and how others follow from them."""
+    """The user's sizes, the defaults, and the sizes derived from them."""
     build: Callable[[Mapping[str, int], RunOptions], Runnable]
-    """Builds the code and its arguments at these sizes."""
-    library: bool
+    """Builds the code and its arguments at the given sizes."""
+    is_builtin: bool
     """Whether it is a mechanism of the catalog, whose own annotations are checked as it runs."""
-    varies: bool = True
-    """Whether it can be built at other sizes; False if the user gave tensors themselves."""
+    resizable: bool = True
+    """Whether it can be built at other sizes; False if the user passed actual tensors."""
 
 
 def require_device(name: str) -> None:

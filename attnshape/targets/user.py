@@ -1,4 +1,4 @@
-"""The user's own code as targets: functions, classes, methods, paths inside objects, cases, and given objects."""
+"""Targets in the user's own code: functions, classes, methods, attributes, cases, and objects passed from Python."""
 
 from __future__ import annotations
 
@@ -30,45 +30,45 @@ from attnshape.targets.evaluation import (
     required_parameters,
 )
 from attnshape.targets.imports import format_exception, import_target, origin
-from attnshape.targets.inputs import annotated_inputs, building_on, make_tensor, place
+from attnshape.targets.inputs import annotated_inputs, device_context, make_tensor, move
 from attnshape.targets.target import Target
 from attnshape.tracing.containers import module_of, modules_within, tensor_paths
 from attnshape.tracing.runner import Runnable
 
 
 def user_target(spec: TargetSpec, where: str, path: str) -> Target:
-    """Return the target that `where:path` names. Raises AttnshapeError if it can't be one."""
+    """Return the target that `where:path` names. Raises AttnshapeError if it can't be a target."""
     return _target_in(spec, import_target(where), path)
 
 
 def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
-    """Return the target that a path leads to in a module. Raises AttnshapeError if it can't be one."""
+    """Return the target that a path leads to in a module. Raises AttnshapeError if it can't be a target."""
     tensors = tuple(parse_tensor(name, text) for name, text in spec.inputs.items())
     dims = {name for name in spec.sizes if name not in SYMBOLS_BY_NAME}
     symbols = {*SYMBOLS_BY_NAME, *dims}
     _check_symbols(tensors, symbols, annotated=False)
     root = path.partition(".")[0].partition("(")[0].partition("[")[0].strip()
-    first: Any = getattr(module, root, None)
-    if is_case(first, path, spec, symbols):
-        return _case_target(spec, first)
+    root_object: Any = getattr(module, root, None)
+    if is_case(root_object, path, spec, symbols):
+        return _case_target(spec, root_object)
     names = [*names_used(THE_TARGET, path), *(names_in_call(spec.init) if spec.init is not None else ())]
     names += [name for text in spec.arguments.values() for name in names_used((Option("arguments"),), text)]
     used = {name for name in names if name in symbols} - ({root} - dims)
     if not tensors:
-        given = {*spec.arguments, *spec.values}
-        annotated = annotated_inputs(_without_building(first, path))
-        tensors = tuple(tensor for tensor in annotated if tensor.name not in given)
+        given_names = {*spec.arguments, *spec.values}
+        annotated = annotated_inputs(_annotated_callable(root_object, path))
+        tensors = tuple(tensor for tensor in annotated if tensor.name not in given_names)
         _check_symbols(tensors, symbols, annotated=True)
     used |= {symbol for tensor in tensors for symbol in tensor.symbols}
-    varies = not any(True for _ in tensor_paths("", dict(spec.values)))
+    resizable = not any(True for _ in tensor_paths("", dict(spec.values)))
 
     def build(numbers: Mapping[str, int], options: RunOptions) -> Runnable:
         names = Names(numbers, module)
         seed_all(options.seed)
-        with building_on(options):
+        with device_context(options):
             function = reach(path, spec.init, module, names)
-        if "(" not in path and not inspect.isclass(first):
-            function = _copied(function)
+        if "(" not in path and not inspect.isclass(root_object):
+            function = _try_deepcopy(function)
         if not callable(function):
             raise AttnshapeError(
                 f"{spec.target} isn't something to call: its type is {type(function).__name__}",
@@ -76,22 +76,22 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
             )
         function = _uncompiled(function)
         for _, owned in modules_within(function):
-            place(owned, options)
+            move(owned, options)
         seed_all(options.seed)
         values: dict[str, Any] = {tensor.name: make_tensor(tensor, numbers, options) for tensor in tensors}
-        with building_on(options):
+        with device_context(options):
             values |= {
-                name: place(evaluate((Option("arguments"),), text, names), options)
+                name: move(evaluate((Option("arguments"),), text, names), options)
                 for name, text in spec.arguments.items()
             }
-        values |= {name: _copied(value) if varies else value for name, value in spec.values.items()}
+        values |= {name: _try_deepcopy(value) if resizable else value for name, value in spec.values.items()}
         return _bind(function, spec.target, values)
 
-    return Target(spec.target, resolve(used, spec.sizes), build, library=False, varies=varies)
+    return Target(spec.target, resolve(used, spec.sizes), build, is_builtin=False, resizable=resizable)
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy, where one can be made: no run sees another's device or state."""
+def _try_deepcopy(value: Any) -> Any:
+    """Return a deep copy if possible, so that runs don't share a device or state; else the value itself."""
     try:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001 - not everything can be copied
@@ -99,24 +99,24 @@ def _copied(value: Any) -> Any:
 
 
 def _uncompiled(function: Any) -> Any:
-    """Return the module that a compiled one was made from: the compiler doesn't work while calls are recorded."""
+    """Return the original of a compiled module, since the compiler fails while calls are recorded."""
     return getattr(function, "_orig_mod", function) if isinstance(function, torch.nn.Module) else function
 
 
-def _without_building(first: Any, path: str) -> Any:
-    """Return the callable whose annotations can be read before anything is built."""
-    if inspect.isclass(first):
+def _annotated_callable(root_object: Any, path: str) -> Any:
+    """Return the callable that has the target's annotations, without building it; None if it isn't known yet."""
+    if inspect.isclass(root_object):
         attribute = path.partition(".")[2]
-        return getattr(first, attribute if attribute.isidentifier() else "forward", None)
-    if isinstance(first, torch.nn.Module):
-        return first.forward
-    return first if path.isidentifier() else None
+        return getattr(root_object, attribute if attribute.isidentifier() else "forward", None)
+    if isinstance(root_object, torch.nn.Module):
+        return root_object.forward
+    return root_object if path.isidentifier() else None
 
 
 def is_case(function: Any, path: str, spec: TargetSpec, symbols: set[str]) -> bool:
-    """Return whether a function is a case: called with sizes alone, it returns a callable and its arguments."""
-    given = spec.init is not None or spec.inputs or spec.arguments or spec.values
-    if not inspect.isfunction(function) or not path.isidentifier() or given:
+    """Return whether a function is a case: it takes only sizes and returns a callable with its arguments."""
+    has_arguments = spec.init is not None or spec.inputs or spec.arguments or spec.values
+    if not inspect.isfunction(function) or not path.isidentifier() or has_arguments:
         return False
     parameters = inspect.signature(function).parameters.values()
     if any(hasattr(p.annotation, "dim_str") or "[Tensor" in str(p.annotation) for p in parameters):
@@ -131,7 +131,7 @@ def _case_target(spec: TargetSpec, function: Callable[..., Any]) -> Target:
     def build(numbers: Mapping[str, int], options: RunOptions) -> Runnable:
         seed_all(options.seed)
         try:
-            with building_on(options):
+            with device_context(options):
                 result = function(**{name: numbers[name] for name in used})
         except AttnshapeError:
             raise
@@ -140,13 +140,13 @@ def _case_target(spec: TargetSpec, function: Callable[..., Any]) -> Target:
             case = f"{spec.target}({', '.join(f'{name}={numbers[name]}' for name in used)})"
             why = f"the case {case} can't be built: {format_exception(error)}{origin(error)}"
             raise AttnshapeError(why, "fix the case, or give other sizes") from error
-        return from_case(spec.target, result, options)
+        return runnable_from_case(spec.target, result, options)
 
-    return Target(spec.target, resolve(used, spec.sizes), build, library=False)
+    return Target(spec.target, resolve(used, spec.sizes), build, is_builtin=False)
 
 
-def from_case(label: str, result: Any, options: RunOptions) -> Runnable:
-    """Return a case's result as something to run. Raises AttnshapeError if it is something else."""
+def runnable_from_case(label: str, result: Any, options: RunOptions) -> Runnable:
+    """Return the result of a case as a runnable. Raises AttnshapeError if it has another form."""
     claims: Any = None
     match result:
         case (function, args) if callable(function) and isinstance(args, (tuple, list)):
@@ -163,12 +163,12 @@ def from_case(label: str, result: Any, options: RunOptions) -> Runnable:
             )
     function = _uncompiled(function)
     for _, module in modules_within(function):
-        place(module, options)
-    return Runnable(function, place(tuple(args), options), place(kwargs, options), claim_texts(claims, label))
+        move(module, options)
+    return Runnable(function, move(tuple(args), options), move(kwargs, options), claim_texts(claims, label))
 
 
 def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> Runnable:
-    """Return the call with each value under its parameter. Raises AttnshapeError if the names don't fit."""
+    """Return the call that passes each value to its parameter. Raises AttnshapeError if the names don't match."""
     target = Runnable(function).signature_of
     try:
         parameters = inspect.signature(target).parameters
@@ -177,22 +177,25 @@ def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> R
     kinds = {p.kind for p in parameters.values()}
     variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     names = [p.name for p in parameters.values() if p.kind not in variadic]
-    strange = next((name for name in values if name not in names), None)
-    if strange is not None and not kinds & variadic:
-        raise AttnshapeError(f"{label} has no parameter {strange!r}", did_you_mean(strange, names, "it takes"))
+    unknown = next((name for name in values if name not in names), None)
+    if unknown is not None and not kinds & variadic:
+        raise AttnshapeError(f"{label} has no parameter {unknown!r}", did_you_mean(unknown, names, "it takes"))
     missing = [name for name in required_parameters(target) if name not in values]
     if missing:
-        lacking = f"; nothing is given for {', '.join(missing)}" if missing != names else ", but no value is given"
-        described, written = Option("inputs", "B L D", missing[0]), Option("arguments", "…", missing[0])
-        hint = ("describe each tensor: ", described, ", or write its value in Python: ", written)
-        raise AttnshapeError(f"{label} takes {', '.join(names)}{lacking}", hint)
-    # what no parameter is named after goes to **kwargs by name where these are read, else to *args in order
+        problem = f"; nothing is given for {', '.join(missing)}" if missing != names else ", but no value is given"
+        described, passed = Option("inputs", "B L D", missing[0]), Option("arguments", "…", missing[0])
+        hint = ("describe each tensor: ", described, ", or write its value in Python: ", passed)
+        raise AttnshapeError(f"{label} takes {', '.join(names)}{problem}", hint)
+    # a value without a parameter of its name goes to **kwargs if the code reads them, else to *args
     to_args = inspect.Parameter.VAR_POSITIONAL in kinds and not _reads_keywords(target, kinds)
     extra = [name for name in values if to_args and name not in names]
-    by_place = {inspect.Parameter.POSITIONAL_ONLY, *([inspect.Parameter.POSITIONAL_OR_KEYWORD] if extra else [])}
-    positional = [p.name for p in parameters.values() if p.kind in by_place and p.name in values] + extra
-    others = {name: value for name, value in values.items() if name not in positional}
-    return Runnable(function, tuple(values[name] for name in positional), others)
+    positional_kinds = {
+        inspect.Parameter.POSITIONAL_ONLY,
+        *([inspect.Parameter.POSITIONAL_OR_KEYWORD] if extra else []),
+    }
+    positional = [p.name for p in parameters.values() if p.kind in positional_kinds and p.name in values] + extra
+    keywords = {name: value for name, value in values.items() if name not in positional}
+    return Runnable(function, tuple(values[name] for name in positional), keywords)
 
 
 def _reads_keywords(function: Callable[..., Any], kinds: set[Any]) -> bool:
@@ -223,9 +226,9 @@ def _check_symbols(tensors: Sequence[TensorSpec], symbols: set[str], annotated: 
 
 
 class DefiningModule(ModuleType):
-    """The module that defines a callable, with the callable itself as one more attribute.
+    """The module that defines a callable, with the callable as an additional attribute.
 
-    A path from its module can't reach a callable that a function defines.
+    This also makes callables that are defined inside a function reachable by a path.
     """
 
     def __init__(self, name: str, value: Any) -> None:
@@ -243,9 +246,9 @@ class DefiningModule(ModuleType):
 
 
 def callable_target(spec: TargetSpec) -> Target:
-    """Return the target of `spec.callable`, which itself is never moved or changed.
+    """Return the target of `spec.callable`, whose original is never moved or modified.
 
-    Raises AttnshapeError if it can't be one.
+    Raises AttnshapeError if it can't be a target.
     """
     value = spec.callable
     if module_of(value) is not None:

@@ -1,4 +1,4 @@
-"""The facts of a failure: the arguments of the failing call without their tensors, or what the failing line reads."""
+"""What is known of a failure: the arguments of the failing call without tensors, or values that its line reads."""
 
 from __future__ import annotations
 
@@ -18,41 +18,53 @@ from attnshape.tracing.raw import OpaqueArgument, RawCall, RawFailure, RawOperan
 from attnshape.tracing.source_locations import has_own_source
 from attnshape.tracing.storage import TensorRegistry, describe_tensor
 
-_KEPT = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
-_OF_THE_LANGUAGE = (TypeError, AttributeError, KeyError, NameError)
-"""Exceptions that the line explains by itself."""
-_MOST_NUMBERS = 2**20
-"""The extremes of larger operands aren't computed."""
+_PLAIN_TYPES = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+)
+_SELF_EXPLANATORY = (TypeError, AttributeError, KeyError, NameError)
+"""Exceptions for which the failing line is explanation enough."""
+_MAX_NUMEL = 2**20
+"""The minimum and maximum of larger operands aren't computed."""
 
 
 def without_tensors(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> RawCall:
     """Return a call whose tensors are replaced by their positions among the operands."""
     slots = (TensorSlot(position) for position in range(2**31))
-    positional = tuple(_emptied(value, slots) for value in args)
-    return RawCall(function, positional, {name: _emptied(value, slots) for name, value in keywords.items()})
+    positional = tuple(_replace_tensors(value, slots) for value in args)
+    return RawCall(function, positional, {name: _replace_tensors(value, slots) for name, value in keywords.items()})
 
 
-def _emptied(value: Any, slots: Iterator[TensorSlot]) -> Any:
-    # in the order of the operands
+def _replace_tensors(value: Any, slots: Iterator[TensorSlot]) -> Any:
+    # slots are assigned in the order of the operands
     if isinstance(value, Tensor):
         return next(slots)
     if isinstance(value, (tuple, list)):
-        items = [_emptied(item, slots) for item in value]
+        items = [_replace_tensors(item, slots) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, Mapping):
-        return {key: _emptied(item, slots) for key, item in value.items()}
+        return {key: _replace_tensors(item, slots) for key, item in value.items()}
     if isinstance(value, slice):
         parts = (value.start, value.stop, value.step)
-        return slice(*(part if isinstance(part, _KEPT) else OpaqueArgument() for part in parts))
-    return value if isinstance(value, _KEPT) else OpaqueArgument()
+        return slice(*(part if isinstance(part, _PLAIN_TYPES) else OpaqueArgument() for part in parts))
+    return value if isinstance(value, _PLAIN_TYPES) else OpaqueArgument()
 
 
-def does_no_more(composites: Sequence[str], operation: str) -> bool:
-    """Return whether composites only call an operation and return its result, judged by their names.
+def only_wraps(composites: Sequence[str], operation: str) -> bool:
+    """Return whether composites are only wrappers of an operation, judged by their names.
 
-    >>> does_no_more(["torch.nn.Linear"], "torch.nn.functional.linear")
+    >>> only_wraps(["torch.nn.Linear"], "torch.nn.functional.linear")
     True
-    >>> does_no_more(["torch.nn.MultiheadAttention"], "torch.nn.functional.linear")
+    >>> only_wraps(["torch.nn.MultiheadAttention"], "torch.nn.functional.linear")
     False
     """
     return {_plain(name) for name in composites} == {_plain(operation)}
@@ -62,9 +74,9 @@ def _plain(name: str) -> str:
     return name.rpartition(".")[2].replace("_", "").lower()
 
 
-def extremes(tensor: Tensor) -> tuple[float, float] | None:
+def min_and_max(tensor: Tensor) -> tuple[float, float] | None:
     """Return the smallest and largest number of a tensor; None unless it is small and on the CPU."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not 0 < tensor.numel() <= _MOST_NUMBERS:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not 0 < tensor.numel() <= _MAX_NUMEL:
         return None
     try:
         with torch.no_grad():
@@ -75,28 +87,28 @@ def extremes(tensor: Tensor) -> tuple[float, float] | None:
 
 
 def parameter_names(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[int, str]:
-    """Return the parameter to which each tensor was passed, by the tensor's id, as far as the signature is known."""
+    """Map the id of each tensor argument to its parameter's name, as far as the signature is known."""
     try:
         bound = inspect.signature(function).bind(*args, **keywords).arguments
-    except (TypeError, ValueError):  # built in, or given wrong arguments
+    except (TypeError, ValueError):  # a builtin, or the arguments don't match
         bound = dict(keywords)
-    # a tensor may be passed more than once: the first name wins
+    # if a tensor is passed more than once, the first name wins
     return {id(value): name for name, value in reversed(bound.items()) if isinstance(value, Tensor)}
 
 
 def describe_failure(error: BaseException, known: RawFailure | None, registry: TensorRegistry) -> RawFailure:
-    """Return the facts of the exception that ended a run: those of the call that raised it, if one did."""
+    """Describe the exception that ended a run, with the call that raised it if there is one."""
     failure = known if known is not None and known.error is error else RawFailure(error)
     innermost = _innermost(error.__traceback__)
     if innermost is None:
         return failure
     frame, line, code = innermost.tb_frame, innermost.tb_lineno, innermost.tb_frame.f_code
     text = linecache.getline(code.co_filename, line).strip() if has_own_source(code) else ""
-    here = SourceLocation(code.co_filename, line, 1, code.co_qualname.replace(".<locals>", ""), text)
-    failure.location = failure.location or here
-    if failure is known or isinstance(error, _OF_THE_LANGUAGE):
+    location = SourceLocation(code.co_filename, line, 1, code.co_qualname.replace(".<locals>", ""), text)
+    failure.location = failure.location or location
+    if failure is known or isinstance(error, _SELF_EXPLANATORY):
         return failure
-    for expression in _read(innermost):
+    for expression in _explaining_expressions(innermost):
         value = _value(expression, frame)
         name = ast.unparse(expression)
         if isinstance(value, Tensor):
@@ -125,7 +137,7 @@ def _innermost(trace: TracebackType | None) -> TracebackType | None:
     return innermost
 
 
-def _read(trace: TracebackType) -> list[ast.expr]:
+def _explaining_expressions(trace: TracebackType) -> list[ast.expr]:
     """Return the expressions whose values explain why an assertion or an unpacking failed."""
     if not has_own_source(trace.tb_frame.f_code):
         return []
@@ -134,7 +146,7 @@ def _read(trace: TracebackType) -> list[ast.expr]:
         statements = executing.statements or set()
     except Exception:  # noqa: BLE001 - unreadable source explains nothing
         return []
-    if trace.tb_next is not None:  # a library raised it: the arguments explain it
+    if trace.tb_next is not None:  # raised inside a library: the arguments explain it
         arguments = executing.node.args if isinstance(executing.node, ast.Call) else []
         return [node for node in arguments if isinstance(node, (ast.Name, ast.Attribute))]
     match list(statements):
@@ -166,12 +178,12 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
             return getattr(owner, "__dict__", {}).get(name)
         case ast.Subscript(
             value=inner,
-            slice=ast.Constant(value=int(place)) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(place))),
+            slice=ast.Constant(value=int(number)) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))),
         ):
             owner = _value(inner, frame)
-            position = -place if isinstance(node.slice, ast.UnaryOp) else place
-            if isinstance(owner, tuple) and -len(owner) <= position < len(owner):
-                return owner[position]
+            index = -number if isinstance(node.slice, ast.UnaryOp) else number
+            if isinstance(owner, tuple) and -len(owner) <= index < len(owner):
+                return owner[index]
         case ast.Call(func=ast.Attribute(value=inner, attr="size"), args=[axis], keywords=[]):
             shape = ast.Attribute(value=inner, attr="shape", ctx=ast.Load())
             return _value(ast.Subscript(value=shape, slice=axis, ctx=ast.Load()), frame)

@@ -1,4 +1,4 @@
-"""Code that the recorder can't see into: compiled code, TorchScript, and other threads."""
+"""Code inside of which the recorder can't observe calls: compiled code, TorchScript, and other threads."""
 
 from __future__ import annotations
 
@@ -22,70 +22,70 @@ _COMPILER = "torch._dynamo.eval_frame"
 
 def force_eager() -> contextlib.AbstractContextManager[Any]:
     """Make compiled functions run eagerly: their compiler fails under a function mode."""
-    # where nothing is compiled, the import would take a second
+    # without compiled code torch._dynamo isn't imported yet, and its import takes a second
     return torch.compiler.set_stance("force_eager") if _COMPILER in sys.modules else contextlib.nullcontext()
 
 
 class CompiledCalls:
-    """Finds out whether any step came from compiled code, by the frames of each step."""
+    """Detects from the frames of each step whether it came from compiled code."""
 
     def __init__(self, stop: int, on_step: Callable[[], None] | None) -> None:
-        """`stop` is the id of the frame that started the run; `on_step` is called after each step too."""
-        self.seen = False
+        """`stop` is the id of the frame that started the run; `on_step` is called after each step."""
+        self.found = False
         self._file = getattr(sys.modules.get(_COMPILER), "__file__", None)
         self._stop = stop
         self._on_step = on_step
 
-    def stepped(self) -> None:
-        """Take note of a step."""
+    def inspect_step(self) -> None:
+        """Inspect the frames of the step that was just recorded."""
         if self._on_step is not None:
             self._on_step()
-        if self.seen or self._file is None:
+        if self.found or self._file is None:
             return
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and id(frame) != self._stop and not self.seen:
-            within = frame.f_code.co_filename == self._file
+        while frame is not None and id(frame) != self._stop and not self.found:
+            is_compiler_frame = frame.f_code.co_filename == self._file
             frame = frame.f_back
-            # torch compiles some of its own functions, whoever calls them
-            if within and frame is not None and not frame.f_globals.get("__name__", "").startswith("torch."):
-                self.seen = True
+            # torch compiles some of its own functions in any case
+            if is_compiler_frame and frame is not None and not frame.f_globals.get("__name__", "").startswith("torch."):
+                self.found = True
 
 
 TORCHSCRIPT = "TorchScript"
-"""The reason why nothing inside such a call can be seen."""
-_CALLED: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+"""The reason why the inner steps of such a call can't be recorded."""
+_SCRIPT_TYPES: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 ScriptHandler = Callable[[Callable[[], Any], tuple[Any, ...], dict[str, Any], FrameType], Any]
-"""Makes a call of TorchScript, given the call itself, its arguments, and the frame that it comes from."""
+"""Handles a TorchScript call: takes a function that makes it, its arguments, kwargs, and the caller's frame."""
 
 
 class ScriptCalls:
-    """Hands each call of TorchScript that this thread makes to a function mode, while it is entered.
+    """A context manager that passes each TorchScript call of this thread to a handler.
 
-    TorchScript runs outside of Python and hands no operation to a function mode, and it has no hook. So its classes'
-    `__call__` is replaced for that time.
+    TorchScript runs outside of Python, calls no function mode, and has no hook. So the context replaces `__call__` of
+    its classes.
     """
 
     def __init__(self, handler: ScriptHandler) -> None:
         self._handler: ScriptHandler | None = handler
-        self._before: list[Any] = []
+        self._original_calls: list[Any] = []
         self._thread = threading.get_ident()
 
     def __enter__(self) -> ScriptCalls:
-        self._before = [kind.__call__ for kind in _CALLED]
-        for kind, before in zip(_CALLED, self._before, strict=True):
-            kind.__call__ = self._watching(before)
+        self._original_calls = [kind.__call__ for kind in _SCRIPT_TYPES]
+        for kind, before in zip(_SCRIPT_TYPES, self._original_calls, strict=True):
+            kind.__call__ = self._wrap(before)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for kind, before in zip(_CALLED, self._before, strict=True):
+        for kind, before in zip(_SCRIPT_TYPES, self._original_calls, strict=True):
             kind.__call__ = before
-        self._handler = None  # it holds the mode
+        self._handler = None  # it keeps the mode alive
 
-    def _watching(self, before: Callable[..., Any]) -> Callable[..., Any]:
-        def call(called: Any, *args: Any, **keywords: Any) -> Any:
+    def _wrap(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
             if self._handler is None or threading.get_ident() != self._thread:
-                return before(called, *args, **keywords)
-            return self._handler(lambda: before(called, *args, **keywords), args, keywords, sys._getframe(1))
+                return before(function, *args, **kwargs)
+            return self._handler(lambda: before(function, *args, **kwargs), args, kwargs, sys._getframe(1))
 
         return call
 
@@ -94,51 +94,51 @@ IN_OTHER_THREAD = "it was made in another thread, whose steps can't be seen"
 
 
 class OtherThreads:
-    """The tensors that threads started by the traced code made, which a function mode can't see."""
+    """The tensors created by threads that the traced code started, where the recorder's mode isn't active."""
 
     def __init__(self) -> None:
-        self._made: dict[int, Callable[[], Tensor | None]] = {}
+        self._references: dict[int, Callable[[], Tensor | None]] = {}
 
     @property
-    def worked(self) -> bool:
-        """Whether another thread made a tensor."""
-        return bool(self._made)
+    def created_any(self) -> bool:
+        """Whether another thread created a tensor."""
+        return bool(self._references)
 
-    def made(self, tensor: Tensor) -> bool:
-        """Return whether another thread made the tensor."""
-        reference = self._made.get(id(tensor))
+    def created(self, tensor: Tensor) -> bool:
+        """Return whether another thread created the tensor."""
+        reference = self._references.get(id(tensor))
         return reference is not None and reference() is tensor
 
-    def note(self, tensors: Iterable[Tensor]) -> None:
-        """Note tensors that another thread made."""
-        self._made.update((id(tensor), weakref.ref(tensor)) for tensor in tensors)
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Add tensors that another thread created."""
+        self._references.update((id(tensor), weakref.ref(tensor)) for tensor in tensors)
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Watch the threads that start inside the block."""
+    def track(self) -> Iterator[None]:
+        """Track the threads that start inside the block."""
         before = threading.getprofile()
         # runs at the start of each new thread, in that thread
-        threading.setprofile(self._started)
+        threading.setprofile(self._on_thread_start)
         try:
             yield
         finally:
             threading.setprofile(before)
 
-    def _started(self, *_: object) -> None:
+    def _on_thread_start(self, *_: object) -> None:
         sys.setprofile(None)
         _ThreadMode(self).__enter__()  # type: ignore[no-untyped-call]  # torch leaves its modes untyped
 
 
 class _ThreadMode(TorchFunctionMode):
-    """Notes the tensors that its thread makes; each thread has function modes of its own."""
+    """Registers the tensors that its thread creates; function modes are thread-local."""
 
-    def __init__(self, watching: OtherThreads) -> None:
+    def __init__(self, threads: OtherThreads) -> None:
         super().__init__()
-        self._watching = watching
+        self._threads = threads
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._watching.note(tensors_in(result))
+        self._threads.add(tensors_in(result))
         return result

@@ -189,7 +189,7 @@ _OPAQUE_CALLS = {"flex_attention": "its scores are made after all where it is no
 
 
 def collapse_opaque_calls(raw: RawTrace) -> RawTrace:
-    """Return a recording without the inner steps of calls that work out of sight, which are marked as opaque."""
+    """Return a recording without the inner steps of opaque calls, which are marked."""
     around: dict[int, int] = {}
     """For each removed step, the position of its call."""
     for position, step in enumerate(raw.steps):

@@ -139,7 +139,7 @@ class RawOperand:
     tensor: RawTensor
     parameter: str | None = None
     """The called function's parameter to which it was passed."""
-    extremes: tuple[float, float] | None = None
+    min_and_max: tuple[float, float] | None = None
     """Its smallest and largest number."""
 
 

@@ -1,4 +1,4 @@
-"""The recorder: a function mode that turns each call into a step, and changes nothing."""
+"""The recorder: a function mode that records each call as a step without changing its result."""
 
 from __future__ import annotations
 

@@ -126,20 +126,20 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
             tensor.requires_grad_()
     frames = Frames(frozenset(filter(None, [source_file(runnable.function)])))
     compiled, threads = CompiledCalls(id(sys._getframe()), on_step), OtherThreads()
-    recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), threads, compiled.stepped)
+    recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), threads, compiled.inspect_step)
     for name, tensor in parameters_within(runnable.function, runnable.bound()):
-        recorder.registry.introduce(tensor, Reference(parameter=name))
+        recorder.registry.register_existing(tensor, Reference(parameter=name))
     measured: list[tuple[str, RawTensor]] = []
     for name, tensor in inputs:
         earlier = next((other for other, value in inputs[: len(measured)] if value is tensor), None)
         again = Reference(input=earlier) if earlier is not None else None
-        recorder.registry.introduce(tensor, Reference(input=name))
+        recorder.registry.register_existing(tensor, Reference(input=name))
         measured.append((name, describe_tensor(tensor, "same" if again else "new", again, again)))
     seed_all(seed)
     returned: list[tuple[str, Reference]] = []
     failure = stopped = None
     try:
-        with torch.set_grad_enabled(grad), threads.watched(), force_eager(), recorder:
+        with torch.set_grad_enabled(grad), threads.track(), force_eager(), recorder:
             result, stopped = run_to_completion(runnable.call())
         returned = [(path, recorder.source_of_result(tensor)) for path, tensor in tensor_paths("output", result)]
     except BaseException as error:  # noqa: BLE001 - the recording keeps whatever the traced code raises
@@ -149,7 +149,7 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
     if is_interrupted():  # and the traced code caught the exception
         raise KeyboardInterrupt
     raw = recorder.result(measured, returned, failure)
-    notes = (stopped, _THREADS if threads.worked else None, NOTE if compiled.seen else None)
+    notes = (stopped, _THREADS if threads.created_any else None, NOTE if compiled.found else None)
     raw.notes += [note for note in notes if note is not None]
     return raw
 

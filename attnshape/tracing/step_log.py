@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnshape.model.trace import Reference
 from attnshape.tracing.calls import TracedCall, library_call_name
-from attnshape.tracing.failures import does_no_more, extremes, parameter_names, without_tensors
+from attnshape.tracing.failures import min_and_max, only_wraps, parameter_names, without_tensors
 from attnshape.tracing.frames import Frames, Site
 from attnshape.tracing.opaque import IN_OTHER_THREAD, OtherThreads
 from attnshape.tracing.raw import Composite, RawFailure, RawOperand, RawOutput, RawStep, SourceLocation
@@ -184,7 +184,7 @@ class StepLog:
         node = self._look_up(step, site.nearest, call) if site is not None and not waits else None
         for place, output in enumerate(outputs):
             reference = Reference(step=index, output=place)
-            step.outputs.append(RawOutput(self.registry.measure(output, reference, call.operands, written)))
+            step.outputs.append(RawOutput(self.registry.register_output(output, reference, call.operands, written)))
         step.mapped = any(map(is_mapped, outputs))
         self.steps.append(step)
         if waits and site is not None:
@@ -197,11 +197,13 @@ class StepLog:
 
     def add_from_other_threads(self, operands: list[Tensor], parent: int | None) -> None:
         """Add an opaque step for each operand that another thread made."""
-        if not self._threads.worked:
+        if not self._threads.created_any:
             return
         for operand in operands:
-            if self._threads.made(operand) and not self.registry.is_known(operand):
-                output = RawOutput(self.registry.measure(operand, Reference(step=len(self.steps) + 1), [], None))
+            if self._threads.created(operand) and not self.registry.is_known(operand):
+                output = RawOutput(
+                    self.registry.register_output(operand, Reference(step=len(self.steps) + 1), [], None)
+                )
                 step = RawStep("threading.Thread", None, [], [output], None, parent, opaque=IN_OTHER_THREAD)
                 self.steps.append(step)
 
@@ -215,13 +217,13 @@ class StepLog:
         self.steps.append(step)
         if waits and site is not None:
             self._pending.append(PendingStep(position, FramePosition.of(site.nearest), call, finished=False))
-        scope = Scope(position, id(barrier), call, self.registry.before(call.operands), not step.library, node)
+        scope = Scope(position, id(barrier), call, self.registry.operand_states(call.operands), not step.library, node)
         self._running.append(scope)
         return scope
 
     def add_keywords(self, scope: Scope, operands: list[Tensor]) -> None:
         """Add a module's keyword arguments, which torch passes only to the hook at its end."""
-        known = self.registry.before(operands)
+        known = self.registry.operand_states(operands)
         scope.before.extend(known)
         references = [operand.reference for operand in known]
         self.steps[scope.position].operands += [r for r in references if (r.step or 0) <= scope.position]
@@ -243,7 +245,9 @@ class StepLog:
         references = [self.registry.reference(output) for output in outputs]
         step.outputs = [
             RawOutput(
-                self.registry.conclude(output, Reference(step=scope.position + 1, output=place), scope.before),
+                self.registry.register_composite_output(
+                    output, Reference(step=scope.position + 1, output=place), scope.before
+                ),
                 inner=reference if reference.step is not None and reference.step > scope.position + 1 else None,
             )
             for place, (output, reference) in enumerate(zip(outputs, references, strict=True))
@@ -287,7 +291,7 @@ class StepLog:
             outer = running[callers[-1]]
             place = self.steps[outer.position].location
             outer_names = by_tensor(operand_variables(outer.node, outer.call)) if outer.node is not None else {}
-            own_or_thin = does_no_more([scope.call.name for scope in running[callers[-1] :]], call.name)
+            own_or_thin = only_wraps([scope.call.name for scope in running[callers[-1] :]], call.name)
         parameters = parameter_names(call.func, call.args, call.keywords)
         operands = []
         for operand in call.operands:
@@ -298,7 +302,7 @@ class StepLog:
             outer_name = outer_names.get(id(operand)) or known or (None if own_or_thin else variable)
             name = variable or known if own else outer_name
             tensor = describe_tensor(operand, "new", reference, self.registry.root(operand))
-            operands.append(RawOperand(name, tensor, parameters.get(id(operand)), extremes(operand)))
+            operands.append(RawOperand(name, tensor, parameters.get(id(operand)), min_and_max(operand)))
         taken = without_tensors(call.func, call.args, call.keywords)
         self.failure = RawFailure(error, call.name, place, operands, taken, own=own_or_thin)
 

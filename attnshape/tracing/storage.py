@@ -1,4 +1,4 @@
-"""Which tensors share memory, and which were written to, without keeping any of them alive."""
+"""Tracks which tensors share memory and which are modified in place, without keeping them alive."""
 
 from __future__ import annotations
 
@@ -17,38 +17,37 @@ from attnshape.tracing.raw import RawTensor
 
 
 class TensorRegistry:
-    """Where each tensor comes from, and which tensor allocated its memory.
+    """The source of each tensor, and the tensor that allocated its memory.
 
-    A weak reference to a storage keeps its address from being reused without keeping its data alive. An address that
-    nobody holds would soon belong to another storage.
+    A weak reference to a storage keeps its address from being reused, but not its data alive.
     """
 
     def __init__(self) -> None:
         self._roots: dict[int | None, tuple[StorageWeakRef, Reference]] = {}
         self._tensors: dict[int, tuple[Callable[[], Tensor | None], Reference]] = {}
 
-    def introduce(self, tensor: Tensor, reference: Reference) -> None:
-        """Register a tensor that exists before the first step; the first of several names wins."""
+    def register_existing(self, tensor: Tensor, reference: Reference) -> None:
+        """Register a tensor that exists before the first step; of several references the first wins."""
         if id(tensor) not in self._tensors:
             self._tensors[id(tensor)] = (weakref.ref(tensor), reference)
             if self.root(tensor) is None:
                 self._allocate(tensor, reference)
 
     def reference(self, tensor: Tensor) -> Reference:
-        """Return where a tensor comes from: its own reference, else that of its memory, else a constant."""
+        """Return the source of a tensor: its own reference, else that of its memory, else a constant."""
         if self.is_known(tensor):
             return self._tensors[id(tensor)][1]
         return self.root(tensor) or Reference(constant=True)
 
     def root(self, tensor: Tensor) -> Reference | None:
-        """Return the tensor that allocated this one's memory, if that was seen."""
+        """Return the tensor that allocated this tensor's memory, if it was recorded."""
         entry = self._roots.get(memory_of(tensor))
         return entry[1] if entry is not None else None
 
-    def measure(
+    def register_output(
         self, output: Tensor, reference: Reference, operands: list[Tensor], written: Tensor | None
     ) -> RawTensor:
-        """Describe a step's output, and register it under the reference.
+        """Describe and register a step's output.
 
         `written` is the operand to which the step wrote in place, if it did.
         """
@@ -58,9 +57,9 @@ class TensorRegistry:
         if any(operand is output for operand in operands) or output is written:
             kind, of = "inplace" if output is written else "same", self.reference(output)
         else:
-            # memory not seen before can only be that of an operand not seen before
-            unseen = operands if root is not None else [o for o in operands if not self.is_known(o)]
-            sharer = next((o for o in unseen if address is not None and memory_of(o) == address), None)
+            # unknown memory can only belong to an unknown operand
+            candidates = operands if root is not None else [o for o in operands if not self.is_known(o)]
+            sharer = next((o for o in candidates if address is not None and memory_of(o) == address), None)
             if sharer is not None:
                 kind, of = "view", self.reference(sharer)
             elif root is not None:
@@ -70,10 +69,10 @@ class TensorRegistry:
         self._tensors[id(output)] = (weakref.ref(output), reference)
         return describe_tensor(output, kind, of, (root or of) if kind != "new" else None)
 
-    def conclude(self, output: Tensor, reference: Reference, before: list[OperandState]) -> RawTensor:
-        """Describe a composite's output as its caller sees it, and register it under the reference.
+    def register_composite_output(self, output: Tensor, reference: Reference, before: list[OperandState]) -> RawTensor:
+        """Describe and register a composite's output from its caller's view.
 
-        What was allocated inside is new to the caller.
+        Memory that was allocated inside is new to the caller.
         """
         address, root = memory_of(output), self.root(output)
         kind: StorageKind = "new"
@@ -92,8 +91,8 @@ class TensorRegistry:
         self._tensors[id(output)] = (weakref.ref(output), reference)
         return describe_tensor(output, kind, of, root if kind != "new" else None)
 
-    def before(self, operands: list[Tensor]) -> list[OperandState]:
-        """Return the state of a composite's operands as it begins."""
+    def operand_states(self, operands: list[Tensor]) -> list[OperandState]:
+        """Return the state of a composite's operands before it runs."""
         return [
             OperandState(id(o), memory_of(o), None if o.is_inference() else o._version, self.reference(o))
             for o in operands
@@ -101,8 +100,8 @@ class TensorRegistry:
 
     def is_known(self, tensor: Tensor) -> bool:
         """Return whether this tensor object was registered."""
-        known = self._tensors.get(id(tensor))
-        return known is not None and known[0]() is tensor
+        entry = self._tensors.get(id(tensor))
+        return entry is not None and entry[0]() is tensor
 
     def forget(self, since: int) -> None:
         """Forget the outputs of a step and of all later ones."""
@@ -110,7 +109,7 @@ class TensorRegistry:
         self._roots = {key: entry for key, entry in self._roots.items() if (entry[1].step or 0) < since}
 
     def _allocate(self, tensor: Tensor, reference: Reference) -> None:
-        """Register the tensor that allocated the memory, if there is any."""
+        """Register a tensor as the one that allocated its memory."""
         storage = _storage(tensor)
         if storage is not None:
             weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -119,7 +118,7 @@ class TensorRegistry:
 
 @dataclass(frozen=True, slots=True)
 class OperandState:
-    """A composite's operand as it was when the composite began; its caller keeps it alive, so its id identifies it."""
+    """The state of a composite's operand before the call; the caller keeps it alive, so its id stays valid."""
 
     identity: int
     address: int | None
@@ -128,7 +127,7 @@ class OperandState:
 
 
 def describe_tensor(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Reference | None) -> RawTensor:
-    """Return the facts that can be read off a tensor."""
+    """Return a tensor's metadata, with its kind and references."""
     strided = tensor.layout is torch.strided
     return RawTensor(
         shape=tuple(tensor.shape),
@@ -145,12 +144,12 @@ def describe_tensor(tensor: Tensor, kind: StorageKind, of: Reference | None, roo
 
 
 _text = functools.cache(str)
-"""Caches the names of dtypes and devices, which torch writes anew each time."""
+"""Caches the names of dtypes and devices, which torch would format each time."""
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     try:
-        # below the wrappers of torch.func is the tensor that holds the numbers, with the axes that vmap hides
+        # torch.func wraps the tensor that owns the storage, which also has the axes that vmap hides
         while _functorch.is_functorch_wrapped_tensor(tensor):
             tensor = _functorch.get_unwrapped(tensor)
         return tensor.untyped_storage()
@@ -159,7 +158,7 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def memory_of(tensor: Tensor) -> int | None:
-    """Return what identifies a tensor's storage; None for a tensor without one."""
+    """Return the address that identifies a tensor's storage; None for a tensor without storage."""
     storage = _storage(tensor)
     return storage._cdata if storage is not None else None
 

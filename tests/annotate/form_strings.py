@@ -81,7 +81,7 @@ def rewritten_text(
 ) -> bytes:
     """Return the rewritten file."""
     rewrite = rewritten(data, *forms, style=style, context=context)
-    return rewrite.files[0][0].edited(rewrite.files[0][1]) if rewrite.files else data
+    return rewrite.files[0][0].apply(rewrite.files[0][1]) if rewrite.files else data
 
 
 def only_insert(edits: Iterable[Edit]) -> bool:

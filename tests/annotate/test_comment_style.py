@@ -83,7 +83,7 @@ def test_existing_shape_comment(existing: str) -> None:
     data = b"def f(x):\n    y = x  # keep this  # (B, D)\n    z = x # (b, T)\n    w = x # (z, y, w)\n"
     forms = forms_of(data, "f", stores={"y": "B L", "z": "B L", "w": "B L"})
     rewrite = rewritten(data, forms, style="comment", context=AnnotateContext(existing, sizes=SIZES))  # type: ignore[arg-type]
-    text = rewrite.files[0][0].edited(rewrite.files[0][1]).decode()
+    text = rewrite.files[0][0].apply(rewrite.files[0][1]).decode()
     assert "w = x # (z, y, w)  # (B, L)" in text
     replaced = existing == "replace"
     assert ("y = x  # keep this  # (B, L)\n" in text) is replaced

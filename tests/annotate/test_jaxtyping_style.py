@@ -194,7 +194,7 @@ def test_existing_signature(existing: str) -> None:
     forms = forms_of(data, "f", arguments={"x": "B L", "y": "B L"})
     rewrite = rewritten(data, forms, context=AnnotateContext(existing, sizes=SIZES))  # type: ignore[arg-type]
     if existing == "replace":
-        assert b'x: Float[Tensor, "B L"], y: Float[Tensor, "B L"]' in rewrite.files[0][0].edited(rewrite.files[0][1])
+        assert b'x: Float[Tensor, "B L"], y: Float[Tensor, "B L"]' in rewrite.files[0][0].apply(rewrite.files[0][1])
     else:
         assert not rewrite.files
 

@@ -59,7 +59,7 @@ def test_edits_only_insert_text(text: str, style: str, mark: bool) -> None:
     ast.parse(data)
     rewrite = rewritten(data, forms_of(text.encode(), "f", **FORMS), style=style)  # type: ignore[arg-type]
     for edited, edits in rewrite.files:
-        new = edited.edited(edits)
+        new = edited.apply(edits)
         assert only_insert(edits)
         assert not overlap(edits)
         expected, position = b"", 0
@@ -81,7 +81,7 @@ def test_encoding_is_kept(encoding: str) -> None:
         encoding
     )
     rewrite = rewritten(data, forms_of(data, "f", stores={"z": "B L"}), style="comment")
-    new = rewrite.files[0][0].edited(rewrite.files[0][1])
+    new = rewrite.files[0][0].apply(rewrite.files[0][1])
     assert new == data.replace(b"z = x\n", b"z = x  # z: (B, L)\n")
 
 
@@ -89,7 +89,7 @@ def test_character_outside_the_encoding_is_an_error() -> None:
     data = b"# coding: latin-1\ndef f(x):\n    y = x\n"
     rewrite = rewritten(data, forms_of(data, "f", stores={"y": "λ"}), style="comment")
     with pytest.raises(AttnshapeError, match=r"iso-8859-1, which lacks 'λ'"):
-        rewrite.files[0][0].edited(rewrite.files[0][1])
+        rewrite.files[0][0].apply(rewrite.files[0][1])
 
 
 @pytest.mark.parametrize(

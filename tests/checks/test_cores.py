@@ -104,7 +104,7 @@ def test_axes_of_queries_and_keys(function, inputs):
         assert core.weights.shape[keys] == numbers["Lk"]
         assert core.scores.result.shape[measured.axis_of_scores(keys)] == numbers["Lk"]
         (width,) = core.scores.contracted(query)
-        assert core.scores.given(query).shape[width] == numbers["Dk"]
+        assert core.scores.operand(query).shape[width] == numbers["Dk"]
         assert {core.scores.result.shape[axis] for axis in core.scores.free(key)} == {numbers["Lk"]}
         assert numbers["Lq"] in {core.scores.result.shape[axis] for axis in core.scores.free(query)}
 
@@ -148,8 +148,8 @@ def test_talking_heads_are_mixed_on_the_path():
     mixes = {"before": normal(3, 3, seed=3), "after": normal(3, 3, seed=4)}
     flow = flow_of(talking, "before", "after", q=q, k=k, v=v, **mixes)
     (core,) = cores(flow)
-    assert torch.equal(core.scores.given(core.scores.left), q)
-    assert torch.equal(core.value.given(core.values_place), v)
+    assert torch.equal(core.scores.operand(core.scores.left), q)
+    assert torch.equal(core.value.operand(core.values_place), v)
     assert [product.first.name for product in core.positional] == ["einsum"]
     assert core.more_scores == ()
     assert core.key_axes == (3,)
@@ -164,9 +164,9 @@ def test_positional_scores_are_a_separate_product():
     q, k, v = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 7, seed=2)
     others = {"positions": normal(3, 6, 5, seed=3), "u": normal(3, 1, 5, seed=4)}
     (core,) = cores(flow_of(relative, "positions", "u", q=q, k=k, v=v, **others))
-    assert torch.equal(core.scores.given(core.scores.right), k)
+    assert torch.equal(core.scores.operand(core.scores.right), k)
     assert len(core.positional) == 1
-    assert torch.equal(core.positional[0].given(1), others["positions"])
+    assert torch.equal(core.positional[0].operand(1), others["positions"])
     assert core.more_scores == ()
 
 
@@ -176,8 +176,8 @@ def test_two_products_of_inputs_are_both_scores():
 
     q, k, v = normal(2, 4, 5), normal(2, 6, 5, seed=1), normal(2, 6, 7, seed=2)
     (core,) = cores(flow_of(twice, q=q, k=k, v=v, p=normal(2, 4, 5, seed=3)))
-    assert torch.equal(core.scores.given(0), q)
-    assert [product.given(0).equal(normal(2, 4, 5, seed=3)) for product in core.more_scores] == [True]
+    assert torch.equal(core.scores.operand(0), q)
+    assert [product.operand(0).equal(normal(2, 4, 5, seed=3)) for product in core.more_scores] == [True]
 
 
 def test_softmax_without_values_is_not_attention():

@@ -58,7 +58,7 @@ def test_intervention_on_an_input():
     experiment = experiment_of(Layer, X, "D")
     run = experiment.run(Intervention(inputs={"x": zeros}))
     assert run.inputs["x"].eq(0).all()
-    assert named(run, "linear").given[0].eq(0).all()
+    assert named(run, "linear").operand_values[0].eq(0).all()
     assert experiment.base.inputs["x"].ne(0).all()
     assert same(experiment.run(), experiment.base)
 

@@ -56,8 +56,8 @@ def test_changed_number_of_fused_attention_is_reported(call, data):
     context[tuple(data.draw(st.integers(0, size - 1)) for size in context.shape)] += 1e-3
     found = compare_fused_with_oracle(core, 1e-9)
     assert found is not None
-    assert found.what == "context"
-    assert found.most == pytest.approx(1e-3, rel=1e-3)
+    assert found.result == "context"
+    assert found.difference == pytest.approx(1e-3, rel=1e-3)
 
 
 def heads_first(q, k, v):
@@ -117,15 +117,15 @@ def test_changed_number_is_located(function, what):
     event.values[0][(0,) * event.values[0].ndim] += 1e-3
     found = compare_with_oracle(measured, 1e-9)
     assert isinstance(found, OracleMismatch)
-    assert found.what == what
+    assert found.result == what
     if function is not added_within:
-        assert found.most == pytest.approx(1e-3, rel=0.01)
+        assert found.difference == pytest.approx(1e-3, rel=0.01)
 
 
 def test_deviation_of_baddbmm_scores():
     measured = measured_of(added_within)
     measured.core.scores.last.values[0][0, 0, 0] += 1e-3
-    assert compare_with_oracle(measured, 1e-9).most == pytest.approx(1e-3, rel=0.01)
+    assert compare_with_oracle(measured, 1e-9).difference == pytest.approx(1e-3, rel=0.01)
 
 
 @settings(max_examples=15, deadline=None)

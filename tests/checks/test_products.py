@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from attnshape.checks.attention.cores import product
 from attnshape.checks.attention.products import recompute
-from attnshape.checks.rules.reference import product as computed
+from attnshape.checks.rules.reference import einsum_product as computed
 from tests.checks.subjects import flow_of, normal
 
 EINSUM_LETTERS = "abcdef"

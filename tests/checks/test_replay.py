@@ -22,7 +22,7 @@ def test_later_calls_see_a_replaced_result():
     run = replayed(function, {OutputRef(1): zeros}, x=normal(3, 4))
     assert [event.name for event in run.events] == ["mul", "add", "sum"]
     assert run.value(OutputRef(1)).eq(0).all()
-    assert run.events[1].given[0].eq(0).all()
+    assert run.events[1].operand_values[0].eq(0).all()
     assert run.returned[0][1].tolist() == [4.0] * 3
 
 
@@ -205,12 +205,12 @@ def test_operands_have_their_values_before_the_call():
     x = normal(2, 3)
     run = replayed(function, x=x.clone())
     multiplied, setitem, doubled = run.events[1:]
-    assert torch.equal(multiplied.given[0], x)
+    assert torch.equal(multiplied.operand_values[0], x)
     assert torch.equal(multiplied.values[0], 3 * x)
-    assert torch.equal(setitem.given[0], 3 * x)
+    assert torch.equal(setitem.operand_values[0], 3 * x)
     assert setitem.values[0][0].eq(0).all()
-    assert torch.equal(doubled.given[0], setitem.values[0])
-    assert torch.equal(doubled.given[1], setitem.values[0])
+    assert torch.equal(doubled.operand_values[0], setitem.values[0])
+    assert torch.equal(doubled.operand_values[1], setitem.values[0])
     assert all(event.in_place for event in run.events[1:])
     assert not run.events[0].in_place
 
@@ -279,6 +279,6 @@ def test_a_replay_changes_no_result(steps, factor):
     assert torch.equal(run.returned[0][1], function(normal(2, 2)))
     assert [event.order for event in run.events] == list(range(1, len(run.events) + 1))
     for event in run.events:
-        assert len(event.operands) == len(event.given) == len(event.sources)
+        assert len(event.operands) == len(event.operand_values) == len(event.sources)
         assert len(event.outputs) == len(event.values) == len(event.refs)
         assert all(s.order < event.order for every in event.sources for s in every if isinstance(s, OutputRef))

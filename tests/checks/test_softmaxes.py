@@ -81,18 +81,18 @@ def test_softmax_as_one_call(function):
     (found,) = found_in(lambda s: function(s * 2), s=scores())
     assert found.event is found.owner
     assert found.axes == {2}
-    assert not found.late
+    assert not found.deferred
     assert found.base == 1
-    assert torch.equal(found.given, 2 * scores())
+    assert torch.equal(found.scores, 2 * scores())
     assert found.sources == (OutputRef(1),)
 
 
 @pytest.mark.parametrize("function", SPELLED, ids=lambda one: one.__name__)
 def test_explicit_softmax_is_found_with_its_scores(function):
     (found,) = found_in(lambda s: function(s * 2), s=scores())
-    assert torch.equal(found.given, 2 * scores())
+    assert torch.equal(found.scores, 2 * scores())
     assert found.axes == {2}
-    assert not found.late
+    assert not found.deferred
     assert found.event.values[0].shape == scores().shape
     assert found.sources[-1] == OutputRef(1)
 
@@ -116,7 +116,7 @@ def test_explicit_softmax_is_found_with_its_scores(function):
 )
 def test_explicit_softmax_in_more_calls(function):
     (found,) = found_in(lambda s: function(s * 2), s=scores())
-    assert torch.equal(found.given, 2 * scores())
+    assert torch.equal(found.scores, 2 * scores())
     assert found.axes == {2}
 
 
@@ -139,10 +139,10 @@ def test_softmax_normalised_after_the_values(function):
         return (powers @ v) / powers.sum(-1, keepdim=True)
 
     (found,) = found_in(late, s=scores(), v=normal(3, 6, 5, seed=1))
-    assert found.late
+    assert found.deferred
     assert found.axes == frozenset()
     assert found.event.name == "exp"
-    assert torch.equal(found.given, scores())
+    assert torch.equal(found.scores, scores())
 
 
 @pytest.mark.parametrize(

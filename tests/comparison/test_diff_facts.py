@@ -190,13 +190,13 @@ def test_numbers_that_only_determine_the_shape_do_not_count(old: str, new: str) 
     assert difference.kinds == ()
 
 
-def test_own_text_leaves_out_operands() -> None:
+def test_text_without_operands() -> None:
     code_outline = code(
         step(1, "w(x)", "linear", X, None, "B"),
         step(2, "(w(x)).view(B)", "view", read(1), "q", "B"),
         step(3, "f(q, q_len) + w(x)", "add", read(2, 1), None, "B"),
     )
-    assert [code_outline.own_text(outline_step) for outline_step in code_outline.steps] == [
+    assert [code_outline.text_without_operands(outline_step) for outline_step in code_outline.steps] == [
         "w(…)",
         "….view(B)",
         "f(…, q_len) + …",

@@ -15,12 +15,12 @@ def steps(count: int) -> list[RawStep]:
 def test_blocks_are_counted_between_allocating_and_freeing_steps():
     with Meter() as meter:
         weight = torch.empty(100)
-        meter.built([weight, weight[:50]], [])
+        meter.mark_built([weight, weight[:50]], [])
         first = torch.empty(10, dtype=torch.float64)
-        meter.stepped()
+        meter.mark_step()
         del first
         second = torch.empty(3, dtype=torch.int8)
-        meter.stepped()
+        meter.mark_step()
         del weight
     log = meter.log(steps(2))
     assert log is not None
@@ -32,11 +32,11 @@ def test_blocks_are_counted_between_allocating_and_freeing_steps():
 
 def test_allocations_of_a_missing_step_count_towards_the_next():
     with Meter() as meter:
-        meter.built([], [])
+        meter.mark_built([], [])
         blocks = []
         for count in (5, 10, 15):
             blocks.append(torch.empty(count))
-            meter.stepped()
+            meter.mark_step()
     first, _, third = steps(3)
     composite = RawStep("torch.nn.functional.normalize", None, [], [], None)
     log = meter.log([first, composite, third])
@@ -48,7 +48,7 @@ def test_allocations_of_a_missing_step_count_towards_the_next():
 def test_copies_inside_a_kernel_are_counted():
     rows, others = torch.randn(2, 3, 50, 7).transpose(1, 2), torch.randn(2, 50, 7, 3)
     with Meter() as meter:
-        meter.built([], [])
+        meter.mark_built([], [])
         rows @ others
     log = meter.log(steps(0))
     assert log is not None
@@ -58,8 +58,8 @@ def test_copies_inside_a_kernel_are_counted():
 
 def test_mismatched_step_count_gives_no_log():
     with Meter() as meter:
-        meter.built([], [])
-        meter.stepped()
+        meter.mark_built([], [])
+        meter.mark_step()
     assert meter.log(steps(1)) is not None
     assert meter.log(steps(2)) is None
 
@@ -82,8 +82,8 @@ def test_nested_meter_measures_nothing():
     with Meter() as outer:
         with Meter() as inner:
             torch.empty(3)
-            inner.built([], [])
-        outer.built([], [])
+            inner.mark_built([], [])
+        outer.mark_built([], [])
     assert inner.log(steps(0)) is None
     assert outer.log(steps(0)) is not None
 

@@ -59,7 +59,7 @@ def test_suggested_syntax_parses_to_the_option(option: Option) -> None:
 
 
 def given_by(spec: TargetSpec, run: RunOptions) -> Iterator[Option]:
-    yield from spec.given()
+    yield from spec.given_options()
     yield from (Option(name, getattr(run, name)) for name in ("device", "train"))
 
 
@@ -92,7 +92,7 @@ SPECS = st.builds(
 @settings(deadline=None, max_examples=60)
 @given(SPECS)
 def test_flags_round_trip(spec: TargetSpec) -> None:
-    words = [word for option in spec.given() for word in flag_words(option)]
+    words = [word for option in spec.given_options() for word in flag_words(option)]
     assert spec_of(spec.target, *words)[0] == spec
     line = shlex.join([spec.target, *words])
     assert spec_of(line)[0] == spec
@@ -101,12 +101,12 @@ def test_flags_round_trip(spec: TargetSpec) -> None:
 def test_given_options_override_the_base() -> None:
     sizes, inputs = {"B": 3, "T": "2*B"}, {"x": "B", "y": "L"}
     base = TargetSpec("m.py:A", "D", inputs, sizes=sizes, options={"causal": True}, claims=("causal",))
-    assert TargetSpec("name").over(base) == base
-    assert TargetSpec("name", "H", sizes={"B": 5}, options={"bias": False}).over(base) == replace(
+    assert TargetSpec("name").merged_onto(base) == base
+    assert TargetSpec("name", "H", sizes={"B": 5}, options={"bias": False}).merged_onto(base) == replace(
         base, init="H", sizes={"B": 5, "T": "2*B"}, options={"causal": True, "bias": False}
     )
-    assert TargetSpec("name", arguments={"x": "3"}).over(base).inputs == {"y": "L"}
-    assert TargetSpec("name", inputs={"z": "B"}).over(base).inputs == {"z": "B"}
+    assert TargetSpec("name", arguments={"x": "3"}).merged_onto(base).inputs == {"y": "L"}
+    assert TargetSpec("name", inputs={"z": "B"}).merged_onto(base).inputs == {"z": "B"}
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class _OfItsOwnError(Exception):
     ("owner", "attribute"),
     [
         (SourceLocator, "find"),
-        (TensorRegistry, "measure"),
+        (TensorRegistry, "register_output"),
         (TensorRegistry, "reference"),
         (OutputNames, "give"),
         (calls, "operation_name"),

@@ -204,7 +204,7 @@ class SandboxVerification:
                 self._uncheck(function.name, why)
 
     def _job(self, checked: Rewrite | None) -> SandboxJob:
-        files = {str(s.path): s.edited(edits) for s, edits in checked.files} if checked is not None else {}
+        files = {str(s.path): s.apply(edits) for s, edits in checked.files} if checked is not None else {}
         job = SandboxJob(files, self._calls, self._settings.seed, self._settings.train)
         if checked is None or not self._context.hook:
             return job

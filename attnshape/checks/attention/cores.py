@@ -36,11 +36,11 @@ class RunGraph(DataFlow[ReplayedCall]):
 
 def between(graph: RunGraph, start: OutputRef, sources: tuple[Producer, ...]) -> list[ReplayedCall]:
     """Return the calls between a result and a tensor with these producers, in order, both ends left out."""
-    behind = graph.behind(start)
+    downstream = graph.downstream_of(start)
     return [
         event
         for event in reversed(list(graph.upstream(sources)))
-        if event.order > start.order and any(ref in behind for ref in event.refs)
+        if event.order > start.order and any(ref in downstream for ref in event.refs)
     ]
 
 
@@ -71,10 +71,10 @@ class Softmax:
     """The axes along which the weights sum to one."""
     masked: bool = False
     """Whether the exponentials are masked before they are summed."""
-    late: bool = False
+    deferred: bool = False
     """Whether the division by the sum comes only after the product with the values."""
     base: float = 1.0
-    """The factor on the scores in the exponent of e: the logarithm of two for powers of two."""
+    """The natural logarithm of the base of the exponential: 1, or log(2) for `exp2`."""
 
     @property
     def ref(self) -> OutputRef:
@@ -82,9 +82,9 @@ class Softmax:
         return OutputRef(self.event.order)
 
     @property
-    def given(self) -> Tensor:
+    def scores(self) -> Tensor:
         """The scores that it reads."""
-        return self.owner.given[self.place]
+        return self.owner.operand_values[self.place]
 
     @property
     def sources(self) -> tuple[Producer, ...]:
@@ -114,7 +114,7 @@ class Core:
     @property
     def weights(self) -> Tensor:
         """The weights as the value product reads them."""
-        return self.value.given(self.weights_place)
+        return self.value.operand(self.weights_place)
 
     @property
     def values_place(self) -> int:
@@ -150,7 +150,7 @@ class FusedCore:
         """Return the value of an argument that is a tensor."""
         place = self.place(name)
         assert place is not None
-        return self.event.given[place]
+        return self.event.operand_values[place]
 
     def sources(self, name: str) -> tuple[Producer, ...]:
         """Return the producers of an argument; none if it isn't a tensor."""
@@ -172,7 +172,7 @@ class FusedCore:
     def hides_its_mask(self) -> bool:
         """Whether the mask has no numbers of its own, as those of `torch.nn.attention.bias`."""
         place = self.place("attn_mask")
-        return place is not None and type(self.event.given[place]) not in (Tensor, torch.nn.Parameter)
+        return place is not None and type(self.event.operand_values[place]) not in (Tensor, torch.nn.Parameter)
 
     @cached_property
     def added(self) -> Tensor:
@@ -195,8 +195,8 @@ def softmaxes(graph: RunGraph) -> list[Softmax]:
     for event in graph.nodes:
         match = match_softmax(event, graph) if event.values[0].is_floating_point() else None
         if match is not None:
-            axes = frozenset[int]() if match.late else _axes_that_sum_to_one(event)
-            result.append(Softmax(event, match.owner, match.place, axes, match.masked, match.late, match.base))
+            axes = frozenset[int]() if match.deferred else _axes_that_sum_to_one(event)
+            result.append(Softmax(event, match.owner, match.operand, axes, match.masked, match.deferred, match.base))
     return result
 
 
@@ -218,11 +218,11 @@ def fused_cores(flow: RunGraph) -> list[FusedCore]:
 
 def product(event: ReplayedCall, flow: RunGraph) -> Product | None:
     """Return the product that a call makes, or that it begins: it multiplies, and the next call sums."""
-    if event.name in ops.PRODUCTS and len(event.given) >= 2:
+    if event.name in ops.PRODUCTS and len(event.operand_values) >= 2:
         # baddbmm and addmm have what they add in front
         left = 1 if event.name in ops.PRODUCTS_WITH_ADDEND else 0
         return Product(event, event, left, left + 1)
-    spreads = len(event.given) == 2 and event.numel > max(value.numel() for value in event.given)
+    spreads = len(event.operand_values) == 2 and event.numel > max(value.numel() for value in event.operand_values)
     if event.name in ops.MULTIPLICATIONS and spreads:
         sums = [reader for reader, _ in flow.consumers.get(event.refs[0], []) if reader.name in ops.SUMS]
         if len(sums) == 1:
@@ -260,7 +260,7 @@ def _scores(softmax: Softmax, flow: RunGraph) -> tuple[list[Product], list[Produ
 
 def _value(softmax: Softmax, flow: RunGraph) -> tuple[Product, int] | None:
     """Return the product with the values, and the place of the weights among its operands."""
-    behind = flow.behind(softmax.ref)
+    downstream = flow.downstream_of(softmax.ref)
     reached: set[Producer] = {softmax.ref}
     for event in flow.nodes[softmax.event.order :]:
         if not event.producers & reached:
@@ -270,7 +270,7 @@ def _value(softmax: Softmax, flow: RunGraph) -> tuple[Product, int] | None:
             for place in candidate.places:
                 other = candidate.sources(candidate.other(place))
                 weights = not reached.isdisjoint(candidate.sources(place))
-                if weights and behind.isdisjoint(other) and flow.carries_data(other):
+                if weights and downstream.isdisjoint(other) and flow.carries_data(other):
                     return candidate, place
         reached.update(event.refs)
     return None

@@ -64,7 +64,7 @@ def measure_maps(
     for (start, _), (order, place) in zip(starts, read, strict=True):
         operation = experiment.base.events[order - 1].operation
         same = all(len(run.events) >= order and run.events[order - 1].operation == operation for run in runs)
-        given = [run.events[order - 1].given[place] for run in runs] if same else []
+        given = [run.events[order - 1].operand_values[place] for run in runs] if same else []
         maps.append(_map_of(experiment.base.value(start), *given) if same else None)
     return maps
 
@@ -124,7 +124,7 @@ class MeasuredCore:
             return axis if start.shape == end.shape else None
 
         for first in range(core.scores.result.ndim):
-            at_softmax = after(self.scores_map, core.scores.result, first, core.softmax.given)
+            at_softmax = after(self.scores_map, core.scores.result, first, core.softmax.scores)
             if at_softmax is None:
                 continue
             if after(self.weights_map, core.softmax.event.values[0], at_softmax, core.weights) == axis:

@@ -1,4 +1,4 @@
-"""Finds the line of a mistake: where a mask is built, laid out or applied, and where a helper is called."""
+"""Finds the line of a mistake: the call that builds, reshapes or applies a mask, or the call of a helper function."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from attnshape.tracing import operations as ops
 from attnshape.tracing.raw import SourceLocation
 from attnshape.tracing.source_locations import SourceLocator
 
-_ROTATES = (
+_ROTATION_OPERATIONS = (
     (ops.SAME_VALUES | ops.JOINS | ops.ROTATION_ARITHMETIC | ops.POWERS | ops.EXPONENTIALS | ops.CREATED_LIKE)
     | (ops.FILLS | ops.ADDITIONS | ops.SUBTRACTIONS | ops.REVERSED_SUBTRACTIONS | ops.MULTIPLICATIONS)
     | (ops.DIVISIONS | ops.REVERSED_DIVISIONS | {"einsum"})
 )
-"""The operations of which helper functions of rotary embeddings consist."""
+"""The operations that helper functions of rotary embeddings use."""
 
 
 def helper_call(subject: Subject, ref: OutputRef) -> SourceLocation | None:
-    """Return where the function around a call was called, if it only does the arithmetic of a rotation.
-
-    None if the function does more than that.
-    """
+    """Return where the function that contains a call was called, if it only computes a rotation, else None."""
     calls = subject.base.event(ref).calls
     if len(calls) < 2 or not _is_helper(subject, calls[0].f_code):
         return None
@@ -32,12 +29,12 @@ def helper_call(subject: Subject, ref: OutputRef) -> SourceLocation | None:
 
 
 def _is_helper(subject: Subject, code: CodeType) -> bool:
-    own = [event for event in subject.base.events if any(moment.f_code is code for moment in event.calls)]
-    return all(event.name in _ROTATES for event in own)
+    events = [event for event in subject.base.events if any(frame.f_code is code for frame in event.calls)]
+    return all(event.name in _ROTATION_OPERATIONS for event in events)
 
 
 class MaskLines:
-    """The calls that make and apply the masks of one attention."""
+    """The calls that build and apply the masks of one attention."""
 
     def __init__(self, subject: Subject, core: Core | FusedCore) -> None:
         self._flow = subject.graph
@@ -46,53 +43,55 @@ class MaskLines:
         """The softmax, or the fused attention."""
         self._scores: set[Producer] = set()
         if isinstance(core, FusedCore):
-            self.softmax, self.applying = core.context, [core.event]
+            self.softmax, self.applications = core.context, [core.event]
             return
         self.softmax = core.softmax.ref
-        self.applying = [
+        self.applications = [
             *between(self._flow, core.scores.ref, core.softmax.sources),
             *between(self._flow, core.softmax.ref, core.value.sources(core.weights_place)),
         ]
-        self._scores = {core.scores.ref, *(ref for event in self.applying for ref in event.refs)}
+        self._scores = {core.scores.ref, *(ref for event in self.applications for ref in event.refs)}
         if core.scores.last.name in ops.PRODUCTS_WITH_ADDEND:
             # baddbmm adds within the product itself
-            self.applying.insert(0, core.scores.last)
+            self.applications.insert(0, core.scores.last)
             factors = {source for place in core.scores.places for source in core.scores.sources(place)}
             self._scores |= {source for source in factors if isinstance(source, OutputRef)}
 
-    def changed(self, name: str) -> OutputRef:
-        """Return the last call that changes the mask's own numbers, else the one that applies it."""
+    def last_change(self, name: str) -> OutputRef:
+        """Return the last call that changes the mask's values, else the call that applies it."""
         path = self._path(name)
         changes = [event for event in path[:-1] if event.name not in ops.SAME_VALUES | ops.JOINS | ops.LOGICAL]
         return self._ref((changes or path)[-1:])
 
-    def laid_out(self, name: str) -> OutputRef:
-        """Return the first call that lays the mask out along the axes of the scores, else the one that applies it."""
+    def first_rearrangement(self, name: str) -> OutputRef:
+        """Return the first call that moves the mask's values to other axes, else the call that applies it."""
         path = self._path(name)
         return self._ref([event for event in path[:-1] if event.name in ops.DATA_MOVEMENT] or path[-1:])
 
-    def transposed(self, name: str) -> OutputRef:
-        """Return the last call that transposes the mask, else the one that lays it out."""
+    def last_transpose(self, name: str) -> OutputRef:
+        """Return the last call that transposes the mask, else the result of `first_rearrangement`."""
         transposes = [event for event in self._path(name)[:-1] if event.name in ops.TRANSPOSES]
-        return transposes[-1].refs[0] if transposes else self.laid_out(name)
+        return transposes[-1].refs[0] if transposes else self.first_rearrangement(name)
 
-    def repeated(self, name: str) -> OutputRef:
-        """Return the call that repeats the mask for the heads, else the one that lays it out."""
+    def repetition(self, name: str) -> OutputRef:
+        """Return the call that repeats the mask for the heads, else the result of `first_rearrangement`."""
         path = self._path(name)[:-1]
         repeats = [event for event in path if event.name in ops.REPEATS]
         repeats = repeats or [event for event in path if event.name in ops.EXPANSIONS]
-        return repeats[0].refs[0] if repeats else self.laid_out(name)
+        return repeats[0].refs[0] if repeats else self.first_rearrangement(name)
 
     def first_difference(self, name: str) -> OutputRef:
-        """Return the difference of positions by which a table is read, else the call that applies it."""
-        sources = [source for event in self._path(name)[-1:] for operand in self._given(event) for source in operand]
+        """Return the call that computes the relative positions, else the result of `first_rearrangement`."""
+        sources = [
+            source for event in self._path(name)[-1:] for operand in self._other_operands(event) for source in operand
+        ]
         subtractions = ops.SUBTRACTIONS | ops.REVERSED_SUBTRACTIONS
         differences = [event for event in self._flow.upstream(tuple(sources)) if event.name in subtractions]
-        return differences[-1].refs[0] if differences else self.laid_out(name)
+        return differences[-1].refs[0] if differences else self.first_rearrangement(name)
 
     def constant(self) -> OutputRef:
-        """Return the last product in a constant that is added to the scores, else the call that adds it."""
-        for event in self.applying:
+        """Return the last multiplication in a constant that is added to the scores, else the result of `triangle`."""
+        for event in self.applications:
             for constants in self._constants(event):
                 products = [call for call in constants if call.name in ops.MULTIPLICATIONS | {"einsum"}]
                 if products:
@@ -100,10 +99,10 @@ class MaskLines:
         return self.triangle()
 
     def triangle(self) -> OutputRef:
-        """Return the call that builds the causal mask, else the one that reads it, else the softmax."""
+        """Return the call that builds the causal mask, else the last one of another constant, else the softmax."""
         triangles = ops.TRIANGLES | ops.ORDER_COMPARISONS
         read: OutputRef | None = None
-        for event in self.applying:
+        for event in self.applications:
             for constants in self._constants(event):
                 built = [call for call in constants if call.name in triangles]
                 if built:
@@ -114,26 +113,26 @@ class MaskLines:
         return read or self.softmax
 
     def _constants(self, event: ReplayedCall) -> Iterator[list[ReplayedCall]]:
-        """Yield for each operand of a call that isn't scores the calls that made it and don't depend on the data."""
+        """Yield, for each operand other than the scores, the upstream calls that don't depend on the data."""
         data = self._flow.depends_on_data
-        for sources in self._given(event):
+        for sources in self._other_operands(event):
             yield [call for call in self._flow.upstream(sources) if call.refs[0] not in data]
 
-    def _given(self, event: ReplayedCall) -> list[tuple[Producer, ...]]:
-        """Return the producers of a call's operands that aren't scores."""
+    def _other_operands(self, event: ReplayedCall) -> list[tuple[Producer, ...]]:
+        """Return the producers of each operand other than the scores."""
         if self._fused is not None:
             return [mask] if (mask := self._fused.sources("attn_mask")) else []
         return [sources for sources in event.sources if not self._scores & set(sources)]
 
     def _path(self, name: str) -> list[ReplayedCall]:
-        """Return the calls from a mask to the one that applies it to the scores or weights, in order."""
-        for event in self.applying:
-            if any(name in self._flow.origins(sources) for sources in self._given(event)):
+        """Return the calls from a mask to its application to the scores or weights, in order."""
+        for event in self.applications:
+            if any(name in self._flow.origins(sources) for sources in self._other_operands(event)):
                 break
         else:
             return []
-        calls = {call.order: call for sources in self._given(event) for call in self._flow.upstream(sources)}
-        path = [call for call in calls.values() if any(name in self._flow.origins(each) for each in call.sources)]
+        calls = {call.order: call for sources in self._other_operands(event) for call in self._flow.upstream(sources)}
+        path = [call for call in calls.values() if any(name in self._flow.origins(sources) for sources in call.sources)]
         return [*sorted(path, key=lambda call: call.order), event]
 
     def _ref(self, events: list[ReplayedCall]) -> OutputRef:

@@ -31,7 +31,7 @@ class AttentionOperand:
     @property
     def value(self) -> Tensor:
         """The tensor's value."""
-        return self.event.given[self.place]
+        return self.event.operand_values[self.place]
 
     @property
     def sources(self) -> tuple[Producer, ...]:
@@ -47,7 +47,7 @@ class AttentionOperand:
 
     def of(self, run: ReplayRun) -> Tensor:
         """Return the tensor's value in another run."""
-        return run.events[self.event.order - 1].given[self.place]
+        return run.events[self.event.order - 1].operand_values[self.place]
 
 
 _ROLES: tuple[OperandRole, ...] = ("query", "key", "value")
@@ -94,7 +94,7 @@ def projection(subject: Subject, sources: tuple[Producer, ...]) -> OutputRef | N
     """Return the last product with parameters from which a tensor comes."""
     data = subject.graph.depends_on_data
     for event in subject.graph.upstream(sources):
-        if event.name in PRODUCTS and len(event.given) >= 2 and event.refs[0] in data:
+        if event.name in PRODUCTS and len(event.operand_values) >= 2 and event.refs[0] in data:
             return OutputRef(event.order)
     return None
 
@@ -107,7 +107,7 @@ def projections(subject: Subject, sources: tuple[Producer, ...]) -> set[OutputRe
         ref = max(refs)
         wanted.discard(ref)
         event = subject.base.event(ref)
-        if event.name in PRODUCTS and len(event.given) >= 2:
+        if event.name in PRODUCTS and len(event.operand_values) >= 2:
             products.add(OutputRef(event.order))
         else:
             wanted |= event.producers

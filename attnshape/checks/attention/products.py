@@ -40,9 +40,9 @@ class Product:
         """The product's result."""
         return self.last.values[0]
 
-    def given(self, place: int) -> Tensor:
+    def operand(self, place: int) -> Tensor:
         """Return an operand's value."""
-        return self.first.given[place]
+        return self.first.operand_values[place]
 
     def sources(self, place: int) -> tuple[Producer, ...]:
         """Return an operand's producers."""
@@ -53,7 +53,7 @@ class Product:
         """What the call adds to the product, as baddbmm and addmm do."""
         if self.last.name not in PRODUCTS_WITH_ADDEND:
             return 0.0
-        return self.with_operands({self.left: torch.zeros_like(self.given(self.left))})
+        return self.with_operands({self.left: torch.zeros_like(self.operand(self.left))})
 
     @cached_property
     def axes(self) -> dict[int, tuple[frozenset[int], ...]]:
@@ -64,9 +64,9 @@ class Product:
         return {place: tuple(self._axes(place)) for place in self.places}
 
     def _axes(self, place: int) -> Iterator[frozenset[int]]:
-        value = self.given(place)
+        value = self.operand(place)
         # zeros in the other operand, as in masked weights, would hide changes
-        dense = {self.other(place): _dense(self.given(self.other(place)))}
+        dense = {self.other(place): _dense(self.operand(self.other(place)))}
         base = self.with_operands(dense)
         for axis, size in enumerate(value.shape):
             if size == 1:
@@ -87,7 +87,7 @@ class Product:
 
     def contracted(self, place: int) -> tuple[int, ...]:
         """Return an operand's contracted axes."""
-        value = self.given(place)
+        value = self.operand(place)
         return tuple(axis for axis, stays in enumerate(self.axes[place]) if not stays and value.shape[axis] > 1)
 
     def free(self, place: int) -> frozenset[int]:
@@ -109,9 +109,9 @@ class Product:
 
 def recompute(event: ReplayedCall, replaced: Mapping[int, Tensor]) -> Tensor:
     """Return the result of a call with some operands replaced."""
-    given = iter([replaced.get(place, value) for place, value in enumerate(event.given)])
+    values = iter([replaced.get(place, value) for place, value in enumerate(event.operand_values)])
     args, keywords = tree_map(
-        lambda value: next(given) if isinstance(value, Tensor) else value, (event.args, dict(event.keywords))
+        lambda value: next(values) if isinstance(value, Tensor) else value, (event.args, dict(event.keywords))
     )
     with torch.no_grad():
         result = event.function(*args, **keywords)

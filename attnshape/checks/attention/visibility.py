@@ -98,8 +98,8 @@ class VisibleKeys:
     def keys(self) -> Tensor:
         """Where a key is visible: what is added isn't far below the largest that is added in its row."""
         most = self.added.nan_to_num(posinf=1e300).amax(-1, keepdim=True)
-        behind = self.added.nan_to_num(posinf=1e300, neginf=-1e300) - most
-        return ((behind > HIDES) | (most <= HIDES)) & ~self.dropped
+        margin = self.added.nan_to_num(posinf=1e300, neginf=-1e300) - most
+        return ((margin > HIDES) | (most <= HIDES)) & ~self.dropped
 
     @property
     def weak(self) -> Tensor:
@@ -120,19 +120,19 @@ class VisibleKeys:
 
 def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
     """Return which keys a core's queries see. Raises UndecidableVisibilityError if that is undecidable."""
-    core, before, behind = measured.core, measured.scores_map, measured.weights_map
+    core, before, after_softmax = measured.core, measured.scores_map, measured.weights_map
     if len(core.key_axes) != 1 or before is None:
         raise UndecidableVisibilityError("the keys span more than one axis")
-    if (core.more_scores or core.positional) and core.softmax.given.numel() != core.scores.result.numel():
+    if (core.more_scores or core.positional) and core.softmax.scores.numel() != core.scores.result.numel():
         raise UndecidableVisibilityError("scores of several products are joined before the softmax")
     weights = core.weights
     added, factor = before.added, before.factor
     dropped = torch.zeros(weights.shape, dtype=torch.bool)
-    if behind is not None and behind.elementwise and behind.source.shape == weights.shape:
-        source = behind.source
+    if after_softmax is not None and after_softmax.elementwise and after_softmax.source.shape == weights.shape:
+        source = after_softmax.source
         if bool((source < 0).all()):
             raise UndecidableVisibilityError("the code after the softmax changes every weight")
-        dropped = (behind.factor == 0) & (source < 0)
+        dropped = (after_softmax.factor == 0) & (source < 0)
         if core.softmax.masked:
             dropped = dropped | (core.softmax.event.values[0].flatten()[source.clamp(min=0)] == 0)
         index = torch.where(source < 0, torch.arange(source.numel()).reshape(source.shape) % added.numel(), source)
@@ -150,7 +150,7 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
     layout = _Layout(subject, core.scores.ref, tuple(weights.shape), queries, core.key_axes[0])
     replaced = (factor == 0) & (added > HIDES)
     visible = VisibleKeys(core, *(layout.canonical(tensor) for tensor in (added, replaced, dropped)))
-    return _without_unused_slots(visible, core.value.given(core.values_place))
+    return _without_unused_slots(visible, core.value.operand(core.values_place))
 
 
 def visible_keys_fused(subject: Subject, core: FusedCore) -> VisibleKeys:

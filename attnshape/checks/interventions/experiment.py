@@ -221,7 +221,7 @@ class Experiment:
     def _build(self) -> Runnable:
         torch.set_default_dtype(self._default)
         runnable = self.target.build(self.numbers, self._options)
-        if not self.target.varies:  # they are the caller's own
+        if not self.target.resizable:  # they are the caller's own
             runnable = Runnable(runnable.function, *copy.deepcopy((runnable.args, runnable.kwargs)))
         named = parameters_within(runnable.function, {})
         if self._state is None:

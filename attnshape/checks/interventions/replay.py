@@ -35,7 +35,7 @@ class ReplayedCall:
     args: tuple[Any, ...]
     keywords: Mapping[str, Any]
     operands: list[Tensor]
-    given: list[Tensor]
+    operand_values: list[Tensor]
     """Copies of the operands before the call."""
     sources: list[tuple[Producer, ...]]
     """For each operand, its producer, and the calls that have written to its memory since."""
@@ -63,7 +63,7 @@ class ReplayedCall:
 
     @property
     def numel(self) -> int:
-        """How many elements its first result has."""
+        """The number of elements of its first result."""
         return self.values[0].numel()
 
     @property
@@ -135,7 +135,7 @@ class Replay(CallMode):
             args=call.args,
             keywords=call.keywords,
             operands=call.operands,
-            given=before,
+            operand_values=before,
             sources=sources,
             outputs=outputs,
             values=[_copy(output) for output in outputs],

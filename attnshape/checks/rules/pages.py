@@ -1,4 +1,4 @@
-"""The page of each code: what the mistake is, what it costs, and how to fix it. Imports no torch."""
+"""The documentation page of each code. This module doesn't import torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Page:
     code: str
     title: str
     sections: Mapping[str, str]
-    """The Markdown under each heading, without the heading."""
+    """The Markdown of each section by its heading."""
     markdown: str
     """The whole page."""
 
@@ -56,25 +56,25 @@ def page(code: str) -> Page:
     wanted = code.strip().upper()
     if wanted not in codes():
         raise AttnshapeError(f"there is no rule {code[:40]!r}", suggest_code(wanted))
-    return _read(wanted)
+    return _read_page(wanted)
 
 
 def suggest_code(word: str) -> str:
-    """Return a hint for a word that isn't a code: the codes of its family, the nearest code, or where to find all.
+    """Return a hint for an unknown code: the codes of its family, the most similar code, or how to list all.
 
     >>> suggest_code("AS699"), suggest_code("nonsense")
     ('the family has AS601, AS602', 'attnshape rule lists all codes')
     """
-    if re.fullmatch(rf"{PREFIX}\d+", word.strip().upper()):  # the nearest number is a guess
-        beside = codes_under(word.strip()[: len(PREFIX) + 1])
-        return f"the family has {', '.join(beside)}" if beside else _ALL_LISTED
+    if re.fullmatch(rf"{PREFIX}\d+", word.strip().upper()):  # of numbers, the most similar would be a guess
+        siblings = codes_under(word.strip()[: len(PREFIX) + 1])
+        return f"the family has {', '.join(siblings)}" if siblings else _ALL_LISTED
     hint = did_you_mean(word, codes())
     return hint if hint.startswith("did you mean") else _ALL_LISTED
 
 
 def pages() -> list[Page]:
     """Return all pages, sorted by code."""
-    return [_read(code) for code in codes()]
+    return [_read_page(code) for code in codes()]
 
 
 def family(code: str) -> str:
@@ -107,7 +107,7 @@ def _files() -> dict[str, Path]:
 
 
 @functools.cache
-def _read(code: str) -> Page:
+def _read_page(code: str) -> Page:
     text = _files()[code].read_text(encoding="utf-8")
     heading, *parts = text.split("\n## ")
     named = (part.partition("\n") for part in parts)

@@ -1,4 +1,4 @@
-"""Does the softmax run over the keys, and do its weights reach the values unchanged?"""
+"""Checks that the softmax runs over the keys and that its weights reach the value product unchanged."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ CODES: tuple[str, ...] = ("AS301", "AS302", "AS303", "AS304", "AS305")
 TOPIC = "softmax"
 _TWO_SOFTMAXES = 2
 """Rows sum to at least this if several softmaxes are concatenated or added."""
-_MASK = "mask the scores with -inf before the softmax"
-_VALUES = {"v", "value", "values"}
+_MASK_HINT = "mask the scores with -inf before the softmax"
+_VALUE_NAMES = {"v", "value", "values"}
 _MASKS = ops.MASKS | ops.ELEMENT_WRITES
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
-    """Find the axis along which the weights sum to one, and where known numbers end up after the softmax."""
+    """Check the axis along which the weights sum to one, and the operations on them after the softmax."""
     if not subject.measured and not subject.fused:
-        yield from _by_blocks(subject)
+        yield from _check_blockwise(subject)
         return
     if not subject.measured:
         yield Verification("the softmax runs over the keys")  # by definition of PyTorch's fused attention
         return
-    fine = False
+    any_verified = False
     for measured in subject.measured:
         outcomes: list[Outcome] = [*_dropout_before(subject, measured.core)]
-        if (outcome := _axis(subject, measured) or _rows(subject, measured)) is not None:
+        if (outcome := _check_axis(subject, measured) or _check_rows(subject, measured)) is not None:
             outcomes.append(outcome)
         yield from outcomes
-        fine = fine or not outcomes
-    if fine:
+        any_verified = any_verified or not outcomes
+    if any_verified:
         yield Verification("the softmax runs over the keys, and each row of weights sums to one")
 
 
-def _by_blocks(subject: Subject) -> Iterator[Outcome]:
-    """Check a softmax that is computed block by block: if every value is one, so must be every result."""
-    names = [name for name in subject.inputs if name.rpartition(".")[2].lower() in _VALUES]
+def _check_blockwise(subject: Subject) -> Iterator[Outcome]:
+    """Check a softmax that is computed block by block: if all values are 1, all results must be 1."""
+    names = [name for name in subject.inputs if name.rpartition(".")[2].lower() in _VALUE_NAMES]
     operations = {event.name for event in subject.base.events}
     online = operations & ops.EXPONENTIALS and operations & (ops.MAXIMA | {"maximum"})
     if not online or len(names) != 1 or subject.base.state:
@@ -66,27 +66,27 @@ def _by_blocks(subject: Subject) -> Iterator[Outcome]:
     yield Violation("AS302", message, last.refs[0], hint, f"set {names[0]} to 1 everywhere")
 
 
-def _axis(subject: Subject, measured: MeasuredCore) -> Outcome | None:
+def _check_axis(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     core = measured.core
     weights = core.softmax.event.values[0]
     if not core.softmax.axes or not core.key_axes:
         return None
-    axes = {_at_value(measured, axis) for axis in core.softmax.axes}
+    axes = {_axis_in_value_product(measured, axis) for axis in core.softmax.axes}
     if None in axes:
         return Undecided(TOPIC, "the code between the softmax and the values mixes weights")
     if axes & set(core.key_axes) or sum_to_one(core.weights, core.key_axes) is not False:
         return None
-    over, key = min(core.softmax.axes), core.key_axes[0]
-    softmax_size = symbol_or_number(weights.shape[over], subject.numbers)
+    softmax_axis, key = min(core.softmax.axes), core.key_axes[0]
+    softmax_size = symbol_or_number(weights.shape[softmax_axis], subject.numbers)
     key_size = symbol_or_number(core.weights.shape[key], subject.numbers)
-    summed = f"are summed over axis {key} of the weights ({key_size}, the keys)"
-    message = f"the softmax runs over axis {over} ({softmax_size}), but the values {summed}"
+    reduction = f"are summed over axis {key} of the weights ({key_size}, the keys)"
+    message = f"the softmax runs over axis {softmax_axis} ({softmax_size}), but the values {reduction}"
     hint = "take the softmax over the key axis: dim=-1 for scores of shape (…, Lq, Lk)"
     evidence = "changed the weights at one index at a time before the product with the values"
     return Violation("AS301", message, core.softmax.ref, hint, evidence)
 
 
-def _at_value(measured: MeasuredCore, axis: int) -> int | None:
+def _axis_in_value_product(measured: MeasuredCore, axis: int) -> int | None:
     """Return the axis of the weights in the value product that corresponds to an axis of the softmax."""
     core, mapping = measured.core, measured.weights_map
     weights = core.softmax.event.values[0]
@@ -95,12 +95,12 @@ def _at_value(measured: MeasuredCore, axis: int) -> int | None:
     return axis if weights.ndim == core.weights.ndim else None
 
 
-def _rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
-    """Return why rows of weights don't sum to one in the value product, None if they do."""
+def _check_rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
+    """Return why rows of weights don't sum to one in the value product; None if no reason was found."""
     core, mapping = measured.core, measured.weights_map
     chain = between(subject.graph, core.softmax.ref, core.value.sources(core.weights_place))
     dropout = any(event.name in ops.DROPOUTS for event in chain)
-    if core.softmax.late or sum_to_one(core.weights, core.key_axes) is not False:
+    if core.softmax.deferred or sum_to_one(core.weights, core.key_axes) is not False:
         return None
     if not core.softmax.axes and core.softmax.event.name not in ops.SOFTMAXES:
         message = "rows of weights don't sum to one over any axis"
@@ -115,40 +115,42 @@ def _rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     if mapping is None or not mapping.elementwise:
         return Undecided("rows of weights", "the code between the softmax and the values mixes weights")
     if bool((mapping.added != 0).any()):
-        return _added(subject, core, chain, mapping.added[torch.isfinite(mapping.added)])
+        return _late_addition(subject, core, chain, mapping.added[torch.isfinite(mapping.added)])
     factors = distinct(mapping.factor[torch.isfinite(mapping.factor)])
     if len(factors) == 2 and factors[0] == 0:
-        return _masked(subject, core, chain) if factors[1] == 1 else None
+        return _late_mask(subject, core, chain) if factors[1] == 1 else None
     if len(factors) == 1 and factors[0] != 1 and not dropout:
-        at = _first(chain, ops.SCALINGS, core)
+        at = _first_call(chain, ops.SCALINGS, core)
         event = subject.base.event(at)
-        if len(event.given) == 1 or min(value.numel() for value in event.given) == 1:
+        if len(event.operand_values) == 1 or min(value.numel() for value in event.operand_values) == 1:
             message = f"rows of weights sum to {factors[0]:.4g}: they are multiplied after the softmax"
             return _violation("AS302", message, at, "scale the scores before the softmax")
     if factors and factors[0] == 0:
-        return _masked(subject, core, chain) if not dropout else None
+        return _late_mask(subject, core, chain) if not dropout else None
     return None
 
 
-def _added(subject: Subject, core: Core, chain: list[ReplayedCall], added: torch.Tensor) -> Violation:
-    at = _first(chain, ops.ADDITIONS | ops.SUBTRACTIONS | _MASKS, core)
+def _late_addition(subject: Subject, core: Core, chain: list[ReplayedCall], added: torch.Tensor) -> Violation:
+    at = _first_call(chain, ops.ADDITIONS | ops.SUBTRACTIONS | _MASKS, core)
     if subject.base.event(at).name in _MASKS or not added.numel() or float(added.min()) < -1e3:
-        return _violation("AS303", "the mask is applied after the softmax: rows of weights don't sum to one", at, _MASK)
+        message = "the mask is applied after the softmax: rows of weights don't sum to one"
+        return _violation("AS303", message, at, _MASK_HINT)
     hint = "add it to the scores before the softmax"
-    return _violation("AS304", "the bias is added after the softmax: rows of weights don't sum to one", at, hint)
+    message = "the bias is added after the softmax: rows of weights don't sum to one"
+    return _violation("AS304", message, at, hint)
 
 
-def _masked(subject: Subject, core: Core, chain: list[ReplayedCall]) -> Violation | None:
+def _late_mask(subject: Subject, core: Core, chain: list[ReplayedCall]) -> Violation | None:
     claims = subject.claims.arguments
-    at = _first(chain, ops.SCALINGS | _MASKS, core)
+    at = _first_call(chain, ops.SCALINGS | _MASKS, core)
     origins = subject.graph.origins(tuple(subject.base.event(at).producers))
     if any(claims.get(name) == "dropout" for name in origins):
         return None
     message = "the mask is applied after the softmax: rows of weights sum to less than one"
-    return _violation("AS303", message, at, _MASK)
+    return _violation("AS303", message, at, _MASK_HINT)
 
 
-def _first(chain: list[ReplayedCall], names: frozenset[str], core: Core) -> OutputRef:
+def _first_call(chain: list[ReplayedCall], names: frozenset[str], core: Core) -> OutputRef:
     return next((event.refs[0] for event in chain if event.name in names), core.softmax.ref)
 
 
@@ -158,10 +160,10 @@ _violation = partial(
 
 
 def _dropout_before(subject: Subject, core: Core) -> Iterator[Violation]:
-    """Yield a violation for each dropout, or pattern of it that was drawn beforehand, before the softmax."""
+    """Yield a violation for each dropout before the softmax, including dropout masks that are arguments."""
     for event in between(subject.graph, core.scores.ref, core.softmax.sources):
         patterns = {name for name, meaning in subject.claims.arguments.items() if meaning == "dropout"}
-        # the rate in training mode
+        # the probability in training mode
         rate = event.keywords.get("p", event.args[1] if len(event.args) > 1 else 0.5)
         drops = event.name in ops.DROPOUTS and isinstance(rate, (int, float)) and rate > 0
         if drops or event.producers & patterns:

@@ -134,8 +134,8 @@ def _merges(subject: Subject, event: ReplayedCall) -> bool:
 
 def _has_heads(subject: Subject, event: ReplayedCall) -> bool:
     """Return whether heads are an axis of an operand or result, alone or folded with the batch."""
-    sizes = {size for value in (*event.given, *event.values) for size in value.shape}
-    last = event.given[0].shape[-1] if event.given and event.given[0].ndim else 0
+    sizes = {size for value in (*event.operand_values, *event.values) for size in value.shape}
+    last = event.operand_values[0].shape[-1] if event.operand_values and event.operand_values[0].ndim else 0
     return bool(subject.head_sizes & sizes) or last % 3 == 0
 
 
@@ -159,12 +159,12 @@ def _folded_otherwise(subject: Subject, diff: PerturbationDiff, first: Divergenc
     if matmul is None:
         return None
     for place in matmul.places:
-        shape, other = matmul.given(place).shape, matmul.given(matmul.other(place)).shape
+        shape, other = matmul.operand(place).shape, matmul.operand(matmul.other(place)).shape
         axis = next((a for a, size in enumerate(shape) if size > number and size % number == 0 and size in other), None)
         if axis is None or not matmul.axes[place][axis] & matmul.shared:
             continue
-        after = diff.changed.events[matmul.first.order - 1].given[place]
-        changed = sorted(changed_indices(differs(matmul.given(place), after, 1e-9), axis))
+        after = diff.changed.events[matmul.first.order - 1].operand_values[place]
+        changed = sorted(changed_indices(differs(matmul.operand(place), after, 1e-9), axis))
         if len(changed) == shape[axis] // number and all(b - a == number for a, b in itertools.pairwise(changed)):
             return _fold_of(subject, matmul.sources(place), shape[axis])
     return None

@@ -57,14 +57,16 @@ def _bias(subject: Subject, visible: VisibleKeys, lines: MaskLines, name: str) -
         if "q" in roles:
             message = f"{name} is transposed: its query axis is aligned with the keys"
             hint = "remove the transpose: queries come before keys"
-            return _violation("AS706", message, lines.transposed(name), hint)
+            return _violation("AS706", message, lines.last_transpose(name), hint)
         message = f"{name} is aligned with the query axis, expected the key axis"
-        return _violation("AS707", message, lines.laid_out(name), "put the key axis last: bias[:, None, None, :]")
+        return _violation(
+            "AS707", message, lines.first_rearrangement(name), "put the key axis last: bias[:, None, None, :]"
+        )
     for batch_outside, of_heads in itertools.product((True, False), repeat=2):
         if _is_added(visible, layout.misordered(right, batch_outside, of_heads)):
             message = f"{name} is repeated in a different order than batch and heads are folded in"
             hint = "use repeat(B, 1, 1) for an axis (B H): bias[head] belongs to row batch*H + head"
-            return _violation("AS707", message, lines.repeated(name), hint)
+            return _violation("AS707", message, lines.repetition(name), hint)
     return Undecided(TOPIC, f"what is added to the scores doesn't match {name} along any axis")
 
 

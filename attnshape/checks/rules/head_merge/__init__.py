@@ -111,13 +111,13 @@ def _heads(subject: Subject, core: Core | FusedCore) -> Violation | None:
         run = subject.experiment.run(Intervention(results=change))
         if not run.follows(subject.base):
             return None
-        before, after = event.given[place], run.events[event.order - 1].given[place]
+        before, after = event.operand_values[place], run.events[event.order - 1].operand_values[place]
         features.append(changed_indices(differs(before, after, subject.experiment.tolerance), -1))
     if features != [set(range(head, heads * width, heads)) for head in (0, 1)]:
         return None
-    behind = subject.graph.behind(core.context)
+    downstream = subject.graph.downstream_of(core.context)
     between = subject.base.events[core.context.order : event.order - 1]
-    layout = [later for later in between if later.name in DATA_MOVEMENT and later.refs[0] in behind]
+    layout = [later for later in between if later.name in DATA_MOVEMENT and later.refs[0] in downstream]
     joined = next((later for later in layout if later.name in JOINS), None)
     merges = joined or next((later for later in layout if later.values[0].shape[-1] == heads * width), event)
     ends = f"head 0 ends up in features 0, {heads}, {2 * heads}, …, expected 0 to {width - 1}"
@@ -134,7 +134,7 @@ def _projection(subject: Subject, start: OutputRef, width: int) -> tuple[Replaye
             if reached.isdisjoint(sources):
                 continue
             if event.name in PRODUCTS:
-                return (event, place) if event.given[place].shape[-1] == width else None
+                return (event, place) if event.operand_values[place].shape[-1] == width else None
             if event.name in DATA_MOVEMENT | DROPOUTS | CASTS:
                 reached.update(event.refs)
     return None

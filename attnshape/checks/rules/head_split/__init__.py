@@ -81,8 +81,8 @@ def _heads(subject: Subject, operand: AttentionOperand, run: ReplayRun) -> set[i
 
 
 def _violation(subject: Subject, operand: AttentionOperand, ref: OutputRef) -> Violation:
-    behind = subject.graph.behind(ref)
-    later = (event for event in subject.base.events[ref.order :] if event.refs[0] in behind)
+    downstream = subject.graph.downstream_of(ref)
+    later = (event for event in subject.base.events[ref.order :] if event.refs[0] in downstream)
     split = next((event.refs[0] for event in later if subject.numbers["H"] in event.values[0].shape), ref)
     features = f"adjacent features of the {operand.role} projection end up in different heads"
     message = f"heads are split with H and Dk in the wrong order: {features}"

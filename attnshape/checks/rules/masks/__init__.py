@@ -17,7 +17,7 @@ from attnshape.checks.attention.visibility import EVIDENCE, Explanation, Hypothe
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
-from attnshape.checks.rules.unused_scores import unread
+from attnshape.checks.rules.unused_scores import unread_calls
 from attnshape.tracing.operations import ELEMENT_WRITES, MASKS, MULTIPLICATIONS, TRIANGLES
 
 CODES: tuple[str, ...] = ("AS401", "AS402", "AS403", "AS404", "AS405", "AS406")
@@ -84,7 +84,7 @@ def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:
     for name, slip in hypothesis.masks:
         if slip is None:
             yield Verification(f"{name} hides exactly the keys that it should")
-        elif slip != "ignored" or isinstance(core, FusedCore) or not any(unread(subject, core)):
+        elif slip != "ignored" or isinstance(core, FusedCore) or not any(unread_calls(subject, core)):
             code, what, hint = _SLIPS[slip]
             yield _violation(code, f"{name} {what}", _line(lines, name, slip), hint)
 
@@ -92,8 +92,8 @@ def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:
 def _line(lines: MaskLines, name: str, slip: MaskMistake) -> OutputRef:
     if slip == "ignored":
         return lines.softmax
-    find = {"inverted": lines.changed, "transposed": lines.transposed, "on queries": lines.laid_out}
-    return find.get(slip, lines.repeated)(name)
+    find = {"inverted": lines.last_change, "transposed": lines.last_transpose, "on queries": lines.first_rearrangement}
+    return find.get(slip, lines.repetition)(name)
 
 
 def _too_small(subject: Subject, explanation: Explanation, lines: MaskLines) -> Violation | None:
@@ -103,7 +103,7 @@ def _too_small(subject: Subject, explanation: Explanation, lines: MaskLines) -> 
         return None  # a dropped score is not a masked one
     if visible.is_weak and _is_constant(subject, explanation):
         fills = distinct(visible.added[visible.weak])
-        at = next((event.refs[0] for event in lines.applying if event.name in _REPLACES), lines.softmax)
+        at = next((event.refs[0] for event in lines.applications if event.name in _REPLACES), lines.softmax)
         message = f"masked scores become {fills[0]:.4g}, which still gives their keys weight"
         return _violation("AS405", message, at, "fill with -inf: scores.masked_fill(~mask, -torch.inf)")
     if expected is None or explanation.hypothesis == explanation.right:
@@ -115,7 +115,7 @@ def _too_small(subject: Subject, explanation: Explanation, lines: MaskLines) -> 
     if len(fills) != 1 or len(kept) != 1 or not HIDES < fills[0] < kept[0]:
         return None
     names = [name for name, _ in explanation.right.masks]
-    at = lines.changed(names[0]) if names else lines.triangle()
+    at = lines.last_change(names[0]) if names else lines.triangle()
     message = f"masked scores get {fills[0]:.4g} added, which still gives their keys weight"
     return _violation("AS405", message, at, "add -inf, or the dtype's smallest number: torch.finfo(scores.dtype).min")
 
@@ -129,7 +129,7 @@ def _is_constant(subject: Subject, explanation: Explanation) -> bool:
     run = subject.experiment.run(Intervention(inputs=dict.fromkeys(subject.inputs, other_numbers)))
     if not run.follows(subject.base):
         return False
-    before, after = core.softmax.given, run.events[core.softmax.owner.order - 1].given[core.softmax.place]
+    before, after = core.softmax.scores, run.events[core.softmax.owner.order - 1].operand_values[core.softmax.place]
     same = torch.isclose(before, after, rtol=1e-9, atol=1e-12)
     return bool((same & torch.isclose(before.double(), torch.tensor(fills[0], dtype=torch.float64))).any())
 
@@ -145,7 +145,7 @@ def _empty_rows(subject: Subject, explanation: Explanation, lines: MaskLines) ->
         return None
     what = "NaN" if bool(torch.isnan(contexts).any()) else "the mean of all values"
     names = [name for name, _ in explanation.right.masks]
-    at = lines.changed(names[0]) if names and isinstance(explanation.visible.core, FusedCore) else lines.softmax
+    at = lines.last_change(names[0]) if names and isinstance(explanation.visible.core, FusedCore) else lines.softmax
     message = f"a query without any visible key gets {what}, expected zeros"
     hint = "set the weights of such rows to 0 after the softmax: weights.masked_fill(~mask, 0)"
     return _violation("AS406", message, at, hint)

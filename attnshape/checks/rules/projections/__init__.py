@@ -96,8 +96,8 @@ def _sliced(subject: Subject) -> Violation | None:
     """Find two projections by the same third of one fused parameter, while another third is unused."""
     users: dict[str, list[tuple[ReplayedCall, Tensor]]] = {}
     for event in subject.base.events:
-        if event.name in PRODUCTS and len(event.given) > 1:
-            for sources, weight in zip(event.sources[:2], event.given, strict=False):
+        if event.name in PRODUCTS and len(event.operand_values) > 1:
+            for sources, weight in zip(event.sources[:2], event.operand_values, strict=False):
                 if (name := _parameter(subject, sources)) is not None:
                     users.setdefault(name, []).append((event, weight))
     for name, uses in users.items():
@@ -128,7 +128,9 @@ def _all_the_same(subject: Subject) -> Violation | None:
 def _weight(subject: Subject, ref: OutputRef) -> tuple[str, Tensor] | None:
     """Return the name of a projection's parameter, and the part of it that the projection uses."""
     event = subject.base.event(ref)
-    named = ((_parameter(subject, sources), part) for sources, part in zip(event.sources, event.given, strict=True))
+    named = (
+        (_parameter(subject, sources), part) for sources, part in zip(event.sources, event.operand_values, strict=True)
+    )
     return next(((name, part) for name, part in named if name is not None), None)
 
 

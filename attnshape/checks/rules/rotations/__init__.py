@@ -107,15 +107,15 @@ class UniformRun:
     def first_varying(self, operand: AttentionOperand) -> OutputRef | None:
         """Return the first call before an operand whose result differs along an axis where it shouldn't."""
         graph = self.subject.graph
-        behind = graph.downstream(set(self.change.inputs))
-        behind |= {ref for start in self.change.results for ref in graph.behind(start) - {start}}
+        downstream = graph.downstream(set(self.change.inputs))
+        downstream |= {ref for start in self.change.results for ref in graph.downstream_of(start) - {start}}
         for event in reversed(list(graph.upstream(operand.sources))):
             ref = event.refs[0]
             value = self.run.value(ref)
             if event.name in DATA_MOVEMENT or not (value.is_floating_point() or value.is_complex()):
                 continue
             axes = [axis for axis, size in enumerate(value.shape[:-1]) if size > 1]
-            if ref in behind and any(_differs(value, axis) for axis in axes):
+            if ref in downstream and any(_differs(value, axis) for axis in axes):
                 return ref
         return None
 
@@ -301,8 +301,8 @@ def _cached(subject: Subject) -> Violation | None:
 def _after_concatenation(subject: Subject, name: str) -> OutputRef | None:
     """Return the first call that computes with the concatenation of a cache and new keys."""
     joined = {ref for ref in subject.graph.downstream({name}) if subject.base.event(ref).name in JOINS}
-    behind = {ref for start in joined for ref in subject.graph.behind(start)}
-    later = (ref for ref in behind - joined if subject.base.event(ref).name not in DATA_MOVEMENT)
+    downstream = {ref for start in joined for ref in subject.graph.downstream_of(start)}
+    later = (ref for ref in downstream - joined if subject.base.event(ref).name not in DATA_MOVEMENT)
     return min(later, default=None)
 
 

@@ -133,7 +133,7 @@ def _inner(core: Core) -> float | None:
     scores = core.scores
     if scores.last.name not in PRODUCTS_WITH_ADDEND:
         return 1.0
-    plain = torch.matmul(scores.given(scores.left), scores.given(scores.right))
+    plain = torch.matmul(scores.operand(scores.left), scores.operand(scores.right))
     ratio = ((scores.result - scores.added) / plain).flatten()
     return float(ratio.median()) if bool(torch.isclose(ratio, ratio.median(), rtol=1e-5).all()) else None
 
@@ -180,7 +180,7 @@ def _widths_of(core: Core | FusedCore, query: AttentionOperand) -> set[int]:
     if isinstance(core, FusedCore):
         return {query.value.shape[-1]}
     widths = [
-        math.prod(product.given(product.left).shape[axis] for axis in product.contracted(product.left))
+        math.prod(product.operand(product.left).shape[axis] for axis in product.contracted(product.left))
         for product in (core.scores, *core.more_scores)
     ]
     return {*widths, sum(widths)}
@@ -232,4 +232,6 @@ def _place(subject: Subject, core: Core | FusedCore, at: OutputRef, own: tuple[A
         ref = projection(subject, operand.sources)
         paths.append(between(flow, ref, operand.sources) if ref is not None else flow.upstream(operand.sources))
     scalings = (event for path in paths for event in path if event.name in SCALINGS)
-    return next((event.refs[0] for event in scalings if sum(value.numel() > 1 for value in event.given) == 1), at)
+    return next(
+        (event.refs[0] for event in scalings if sum(value.numel() > 1 for value in event.operand_values) == 1), at
+    )

@@ -25,7 +25,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     comparable, mixing = False, None
     scores = [product for core in subject.cores for product in (core.scores, *core.more_scores, *core.positional)]
     mixed_by = [*(product.ref for product in scores), *(core.context for core in subject.fused)]
-    behind = {ref for start in mixed_by for ref in subject.graph.behind(start)}
+    downstream = {ref for start in mixed_by for ref in subject.graph.downstream_of(start)}
     for symbol in subject.lengths:
         index = subject.numbers[symbol] // 2
         change = subject.at_index(symbol, index)
@@ -37,7 +37,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
             continue
         comparable = True
         for divergence in divergences(moved, symbol, index, subject.numbers, change):
-            if divergence.ref in behind:
+            if divergence.ref in downstream:
                 continue
             violation = _violation(subject, divergence, symbol, index, next(iter(change)))
             if violation is not None:
@@ -115,7 +115,7 @@ def splits_fused_projection(subject: Subject, divergence: Divergence) -> bool:
     event = divergence.event
     shape = event.values[divergence.ref.output].shape
     width = subject.numbers.get("H", 0) * subject.numbers.get("Dk", 0) or subject.numbers.get("D", 0)
-    last = event.given[0].shape[-1] if event.given and event.given[0].ndim else 0
+    last = event.operand_values[0].shape[-1] if event.operand_values and event.operand_values[0].ndim else 0
     return width > 0 and any(last == parts * width and (parts in shape or event.name in ops.SPLITS) for parts in (2, 3))
 
 
@@ -155,7 +155,7 @@ def _repeat(subject: Subject, divergence: Divergence) -> OutputRef | None:
     for event in (divergence.event, *subject.graph.upstream(divergence.event.sources[0])):
         if event.name not in ops.DATA_MOVEMENT:
             return None
-        if event.values[0].numel() > event.given[0].numel():
+        if event.values[0].numel() > event.operand_values[0].numel():
             return event.refs[0]
     return None
 
@@ -166,16 +166,16 @@ def _normalises(subject: Subject, divergence: Divergence) -> bool:
     if summary is None or event.name in _DIVISIONS:
         return summary is not None
     if event.name in ops.MULTIPLICATIONS:
-        behind = subject.graph.behind(summary.refs[0])
+        downstream = subject.graph.downstream_of(summary.refs[0])
         earlier = subject.graph.upstream(tuple(event.producers))
-        return any(before.name in _INVERSE and before.refs[0] in behind for before in earlier)
+        return any(before.name in _INVERSE and before.refs[0] in downstream for before in earlier)
     if event.name in ops.SUBTRACTIONS:
-        behind = subject.graph.behind(divergence.ref)
+        downstream = subject.graph.downstream_of(divergence.ref)
         return any(
             later.name in _DIVISIONS
-            and len(later.given) == 2
-            and later.sources[0][0] in behind
-            and later.given[1].shape == summary.values[0].shape
+            and len(later.operand_values) == 2
+            and later.sources[0][0] in downstream
+            and later.operand_values[1].shape == summary.values[0].shape
             for later in subject.base.events[event.order : event.order + _NEAR]
         )
     return False
@@ -185,19 +185,21 @@ def _is_wide_convolution(divergence: Divergence) -> bool:
     """Return whether a convolution takes tokens for channels, so that it affects more positions than its kernel has."""
     event = divergence.event
     return (
-        event.name in ops.CONVOLUTIONS and len(event.given) > 1 and len(divergence.indices) > event.given[1].shape[-1]
+        event.name in ops.CONVOLUTIONS
+        and len(event.operand_values) > 1
+        and len(divergence.indices) > event.operand_values[1].shape[-1]
     )
 
 
 def _before_attention(subject: Subject, event: ReplayedCall) -> bool:
     """Return whether scores over tokens depend on a call."""
-    behind = subject.graph.behind(OutputRef(event.order))
+    downstream = subject.graph.downstream_of(OutputRef(event.order))
     others = set(subject.numbers.values()) - {subject.numbers[symbol] for symbol in subject.lengths}
     for core in subject.cores:
         parts = {OutputRef(core.scores.first.order), OutputRef(core.value.first.order)}
-        if parts & behind and any(core.weights.shape[axis] not in others for axis in core.key_axes):
+        if parts & downstream and any(core.weights.shape[axis] not in others for axis in core.key_axes):
             return True
-    return any(core.context in behind for core in subject.fused)
+    return any(core.context in downstream for core in subject.fused)
 
 
 def _with_parameters(subject: Subject, event: ReplayedCall) -> bool:

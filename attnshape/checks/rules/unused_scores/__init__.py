@@ -1,4 +1,4 @@
-"""Does anything read the scaled or masked scores?"""
+"""Checks that the scaled or masked scores are used."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ TOPIC = "unused scores"
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
-    """Look for scaled or masked scores that no other call reads."""
+    """Report scaled or masked scores that no other call reads."""
     if not subject.cores:
         yield Undecided(TOPIC, "the code computes no scores of its own")
         return
-    events = [event for core in subject.cores for event in unread(subject, core)]
+    events = [event for core in subject.cores for event in unread_calls(subject, core)]
     yield from map(_violation, events)
     if not events:
         yield Verification("scaled and masked scores are used")
 
 
-def unread(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
-    """Yield the calls that scale or mask an attention's scores into a result that nothing reads."""
+def unread_calls(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
+    """Yield the calls that scale or mask the scores but whose result is never read."""
     path = between(subject.graph, core.scores.ref, core.softmax.sources)
     starts: list[Producer] = [core.scores.ref, *(ref for event in path for ref in event.refs)]
     for place in core.scores.places:
@@ -35,9 +35,9 @@ def unread(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
     returned = {tensor.untyped_storage()._cdata for tensor in subject.base.results}
     readers = [event for start in dict.fromkeys(starts) for event, _ in subject.graph.consumers.get(start, [])]
     for event in readers:
-        read = any(map(reads_numbers, subject.graph.readers(event)))
-        kept = returned & {output.untyped_storage()._cdata for output in event.outputs}
-        if event.name in MASKS | SCALINGS and not event.in_place and not read and not kept:
+        is_read = any(map(reads_numbers, subject.graph.readers(event)))
+        is_returned = returned & {output.untyped_storage()._cdata for output in event.outputs}
+        if event.name in MASKS | SCALINGS and not event.in_place and not is_read and not is_returned:
             yield event
 
 
