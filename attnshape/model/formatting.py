@@ -55,7 +55,7 @@ def unfold(expression: str) -> str:
     # in brackets, indentation and line breaks produce no tokens that matter
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(f"({expression}\n)").readline))
-    except (tokenize.TokenError, SyntaxError):
+    except (tokenize.TokenError, SyntaxError, UnicodeEncodeError):  # from Python 3.12 on, of half a surrogate pair
         return " ".join(expression.split())
     ignored = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.ENDMARKER)
     kept = [token for token in tokens if token.type not in ignored][1:-1]

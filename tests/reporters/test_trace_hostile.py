@@ -32,6 +32,7 @@ NASTY = (
     "<script>alert(1)</script>",
     "<!-- --> &amp; &#124;",
     "a\nb\r\nc\n\n| x | y |\n",
+    "half a surrogate pair \ud800",
     "\u202eabc\u202c \u2066x\u2069 \u200f\u200b\ufeff",
     "注意力机制 ｆｕｌｌ e\u0301 👩‍👩‍👧 🏳️‍🌈",
     "\ud800",
