@@ -48,7 +48,8 @@ class SourceFile:
 
 def read_source_file(path: str) -> SourceFile | None:
     """Parse a file as it is now; return None if it can't be read or isn't Python."""
-    return _parsed(tuple(source_lines(path)))
+    # code that `exec` runs has this name, under which linecache has the text of `python -c` from Python 3.13 on
+    return _parsed(tuple(source_lines(path))) if path != "<string>" else None
 
 
 @lru_cache(maxsize=64)
