@@ -11,6 +11,7 @@ from benchmarks.ratio import Budget, Row, Table
 TORCH = "import torch"
 PLAIN = "plain script"
 TRACE = "attnshape trace"
+EMPTY_APP = "empty app --help"
 DEFAULT_TRACE = ("trace", "--batch", "2", "--heads", "8", "--d-model", "512")
 WITH_TORCH_ROUNDS = 20
 WITHOUT_TORCH_ROUNDS = 20
@@ -41,19 +42,23 @@ def _without_torch(options: Options) -> Table:
         saved = str(Path(folder) / "trace.json")
         commands = {
             "bare python": (sys.executable, "-c", "pass"),
+            EMPTY_APP: (sys.executable, "benchmarks/empty_app.py", "--help"),
             "attnshape --help": (*options.attnshape, "--help"),
             "attnshape glossary": (*options.attnshape, "glossary"),
             "attnshape show FILE": (*options.attnshape, "show", saved),
+            "attnshape diff FILE FILE": (*options.attnshape, "diff", saved, saved),
         }
         unsaved = {}
         try:
             output_of((*options.attnshape, *DEFAULT_TRACE, "--format", "json", "--output", saved))
         except NotMeasuredError as error:
-            del commands["attnshape show FILE"]
-            unsaved["attnshape show FILE"] = f"no trace to show: {error}"
+            for label in [label for label in commands if "FILE" in label]:
+                del commands[label]
+                unsaved[label] = f"no saved trace: {error}"
         measured = interleaved({label: partial(wall_time, command) for label, command in commands.items()}, rounds)
+    baselines = {EMPTY_APP: measured.samples[EMPTY_APP]} if EMPTY_APP in measured.samples else {}
     rows = [
-        Row(label, seconds, budget=Budget(0.25) if label.startswith("attnshape") else None)
+        Row(label, seconds, baselines, Budget(1.6, EMPTY_APP) if label.startswith("attnshape") else None)
         for label, seconds in measured.samples.items()
     ]
     return Table(f"startup: without torch, whole process, {rounds} rounds", rows, {**measured.missing, **unsaved})
