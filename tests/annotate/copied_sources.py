@@ -22,6 +22,9 @@ class Copied:
     public: str = ""
     """The package from which the cases also import its classes."""
 
+    def __str__(self) -> str:
+        return self.module
+
     @property
     def name(self) -> str:
         """The name of the copy."""

@@ -18,6 +18,7 @@ from tests.annotate.copied_sources import COPIED, QUICK, Copied, lay_out
 from tests.annotate.form_strings import only_insert
 from tests.annotate.running import annotated, forget
 from tests.libraries.tracing_cases import HAND_WORKED
+from tests.sampling import sampled
 
 RUN = Path(__file__).parent / "run_checked.py"
 
@@ -47,13 +48,7 @@ def three(first: dict[str, int], second: dict[str, int]) -> list[dict[str, int]]
     return [first, second, {**first, "B": first["B"] + 1}]
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [
-        pytest.param(copied, id=copied.module, marks=() if copied.module in QUICK else pytest.mark.slow)
-        for copied in COPIED
-    ],
-)
+@pytest.mark.parametrize("copied", sampled(COPIED, QUICK))
 def test_only_types_change_in_an_annotated_file(copied: Copied, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     sizes_of = {name: HAND_WORKED[f"{copied.cases}:{name}"].sizes[0] for name in copied.names}

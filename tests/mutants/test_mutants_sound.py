@@ -13,19 +13,14 @@ from torch import Tensor, nn
 from attnshape.checks.rules.pages import codes
 from attnshape.comments.verify import CODES as WRITTEN
 from tests.mutants.cases import PAIRS, ROOT, UNUSUAL, Pair, Unusual, function, wrong_line
+from tests.sampling import sampled
 
 SEEDS = (0, 1, 2)
 PRIMES = {"B": 5, "H": 7, "Hkv": 3, "G": 2, "L": 11, "Lq": 17, "Lk": 19, "Lp": 11, "D": 91, "Dk": 13, "Dv": 23, "W": 3}
 CODES = sorted(({pair.code for pair in PAIRS} | set(codes())) - set(WRITTEN))
 
 
-each_pair = pytest.mark.parametrize(
-    "pair",
-    [
-        pytest.param(pair, id=str(pair), marks=() if index % 8 == 0 else pytest.mark.slow)
-        for index, pair in enumerate(PAIRS)
-    ],
-)
+each_pair = pytest.mark.parametrize("pair", sampled(PAIRS, [str(pair) for pair in PAIRS[::8]]))
 
 
 def built(

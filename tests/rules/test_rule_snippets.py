@@ -11,22 +11,16 @@ from attnshape.options.claims import Claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.check import check_request
 from tests.rules.snippet_contexts import CONTEXTS
+from tests.sampling import sampled
 
 CODES = list(CONTEXTS)
-
-
-def mostly_slow(quick: int) -> list[object]:
-    """Return every code as a parameter; all but one in sixteen are slow."""
-    return [
-        pytest.param(code, marks=() if place % 16 == quick else pytest.mark.slow) for place, code in enumerate(CODES)
-    ]
 
 
 def test_every_page_has_a_context() -> None:
     assert list(CONTEXTS) == list(codes())
 
 
-@pytest.mark.parametrize("code", mostly_slow(0))
+@pytest.mark.parametrize("code", sampled(CODES, CODES[::16]))
 def test_wrong_snippet_gets_its_code(code: str, tmp_path: Path) -> None:
     report, snippet = checked(code, "Wrong", tmp_path)
     assert {finding.code for finding in report.findings} == {code}, report
@@ -36,7 +30,7 @@ def test_wrong_snippet_gets_its_code(code: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("code", mostly_slow(2))
+@pytest.mark.parametrize("code", sampled(CODES, CODES[2::16]))
 def test_right_snippet_has_no_findings(code: str, tmp_path: Path) -> None:
     report, _ = checked(code, "Right", tmp_path)
     assert report.findings == ()
