@@ -89,10 +89,11 @@ def _hand_over(annotated: AnnotatedFile, project: Project, write: bool, force: b
     elif files:
         diff = unified_diff(files, Path.cwd().resolve())
         write_bytes(color_diff(diff) if use_color(output) else diff, output)
-    for line in annotation_summary(annotated, written=write):
-        print(visible(line), file=sys.stderr)  # noqa: T201 - standard output is the diff's
+    summary = list(annotation_summary(annotated, written=write))
     if write and any(not is_in_repository(source.path) for source, _ in files):
-        print("note: there is no git repository to restore the old file from", file=sys.stderr)  # noqa: T201
+        summary.append("note: there is no git repository to restore the old file from")
+    for line in summary:
+        print(visible(line), file=sys.stderr)  # noqa: T201 - standard output is the diff's
 
 
 def _check_options(style: str, enforce: bool, write: bool, force: bool, output: Path | None) -> None:

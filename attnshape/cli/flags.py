@@ -132,7 +132,7 @@ def takes_target(verb: Callable[..., None], declares_targets: bool = False) -> C
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared.values(), *own)]
     called.__name__, called.__doc__ = verb.__name__, verb.__doc__
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     return called
 
 

@@ -166,7 +166,7 @@ class VariableWatch:
 
     def _on_call(self, frame: FrameType, event: str, _: object) -> Any:
         code = frame.f_code
-        if event != "call" or code.co_name.startswith("<") or code in self._gc_callbacks or not self._wanted(code):
+        if event != "call" or code.co_name.startswith("<") or not self._wanted(code) or code in self._gc_callbacks:
             return None
         resumed = bool(code.co_flags & _RESUMABLE)
         invocation = self._resumed.get(id(frame)) if resumed and not _is_first_resume(frame) else None

@@ -171,7 +171,7 @@ def overlay_files(files: Mapping[str, bytes]) -> None:
         return stats(self, path)
 
     _SourceLoader.get_data = get_data  # type: ignore[assignment, method-assign]  # the same signature
-    _SourceLoader.path_stats = path_stats  # type: ignore[method-assign]
+    _SourceLoader.path_stats = path_stats  # type: ignore[method-assign]  # likewise
     for file, data in files.items():
         lines = importlib.util.decode_source(data).splitlines(keepends=True)
         linecache.cache[file] = (len(data), None, lines, file)
