@@ -5,17 +5,28 @@ from __future__ import annotations
 import gc
 import sys
 
-from attnshape.runtime.signals import leave, obey_signals
+from attnshape.runtime.supervisor import serve, supervise
+from attnshape.runtime.worker import Death
 
 
 def main() -> None:
-    """Run the command line and end the process with its status."""
-    obey_signals()
+    """Run the command line in a worker process, and end this one with its status."""
+    serve(_work)
+    sys.exit(supervise(_work, _report))
+
+
+def _work() -> int:
     # collecting while torch is imported finds nothing and takes a quarter of the time
     gc.disable()
     from attnshape.cli.app import run
 
-    leave(run(sys.argv[1:]))
+    return run(sys.argv[1:])
+
+
+def _report(death: Death) -> None:
+    from attnshape.cli.output import print_error
+
+    print_error(death.error)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,8 @@ def check(
         >>> print(report.findings[0].message)
         scores are scaled by 1/Dk = 0.1429, expected 1/sqrt(Dk) = 0.378
     """
-    from attnshape.options.claims import check_time_limit, parse_claims
+    from attnshape.options.claims import parse_claims
+    from attnshape.options.limits import check_time_limit
     from attnshape.pipelines.check import check_request
 
     check_time_limit(time_limit)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import json
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,7 @@ class ExitStatus(enum.IntEnum):
     FOUND = 1
     """The analysis found something: the code failed at a step, an expectation doesn't hold."""
     CANNOT = 2
-    """The request can't be carried out."""
+    """The request can't be carried out, or its answer is incomplete."""
     INTERRUPTED = 130
 
 
@@ -65,6 +67,45 @@ class AttnshapeError(Exception):
         """Return the error as a surface writes it, with the context in front: `pyproject.toml: target 'a': `."""
         hint = _joined(self._hint, syntax) if self._hint else None
         return AttnshapeError(context + _joined(self._message, syntax), hint)
+
+
+DEBUG = "ATTNSHAPE_DEBUG"
+"""The environment variable with which an internal error prints its traceback."""
+
+
+def internal_error(error: BaseException) -> AttnshapeError:
+    """Return the error to report for an exception that this package didn't expect.
+
+    With `ATTNSHAPE_DEBUG=1` in the environment, print its traceback to standard error too.
+
+    >>> try:
+    ...     python_syntax(None)
+    ... except AttributeError as error:
+    ...     internal_error(error).message
+    "internal error in errors.python_syntax, line ...: AttributeError: 'NoneType' object has no attribute 'field'"
+    """
+    if os.environ.get(DEBUG, "0") != "0":
+        import traceback
+
+        traceback.print_exception(error, file=sys.__stderr__)
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - an exception of the traced code may be hostile
+        message = "its message can't be read"
+    if isinstance(error, MemoryError):
+        return AttnshapeError(f"there is not enough memory: {message}", "choose smaller sizes, or device meta")
+    place, package = "", __name__.partition(".")[0]
+    traceback_ = error.__traceback__
+    while traceback_ is not None:
+        module = traceback_.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] == package:
+            function = f"{module.partition('.')[2]}.{traceback_.tb_frame.f_code.co_name}"
+            place = f" in {function}, line {traceback_.tb_lineno}"
+        traceback_ = traceback_.tb_next
+    return AttnshapeError(
+        f"internal error{place}: {type(error).__name__}: {message}",
+        f"run it again with {DEBUG}=1 in the environment, and report what it prints",
+    )
 
 
 def python_syntax(option: Option) -> str:

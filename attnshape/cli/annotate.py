@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,12 +13,11 @@ from msgspec.structs import replace
 
 from attnshape.cli.flags import Output, takes_target
 from attnshape.cli.jobs import jobs_of
-from attnshape.cli.output import check_writable, use_color, write_bytes
+from attnshape.cli.output import check_writable, print_message, use_color, write_bytes
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.model.formatting import join_words, pluralize
 from attnshape.options.spec import AnnotateOptions, Existing, RunOptions, StyleName, TargetSpec, require_name
-from attnshape.reporters.escaping import visible
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import display_path
 
@@ -56,7 +54,6 @@ def annotate(
     """Annotate the source with its shapes; print a diff, or change the files with --write."""
     _check_options(style, enforce, write, force, output)
     check_writable(output)
-    _check_output(output, [Path(target.rpartition(":")[0]) for target in (typed.target, *(case or []))])
     specs, options = _specs(typed, run, case or [])
     from attnshape.annotate.saving import current_project
 
@@ -82,7 +79,6 @@ def _hand_over(annotated: AnnotatedFile, project: Project, write: bool, force: b
     from attnshape.annotate.saving import color_diff, is_in_repository, save, unified_diff
 
     files = annotated.files
-    _check_output(output, [annotated.source.path, *(source.path for source, _ in files)])
     if write:
         check_files([source.path for source, _ in files], project, force)
         save(files)
@@ -93,7 +89,7 @@ def _hand_over(annotated: AnnotatedFile, project: Project, write: bool, force: b
     if write and any(not is_in_repository(source.path) for source, _ in files):
         summary.append("note: there is no git repository to restore the old file from")
     for line in summary:
-        print(visible(line), file=sys.stderr)  # noqa: T201 - standard output is the diff's
+        print_message(line)
 
 
 def _check_options(style: str, enforce: bool, write: bool, force: bool, output: Path | None) -> None:
@@ -105,16 +101,6 @@ def _check_options(style: str, enforce: bool, write: bool, force: bool, output: 
         raise AttnshapeError(
             "--output is for the diff, and with --write there is none", "leave one out: --write changes the file itself"
         )
-
-
-def _check_output(output: Path | None, sources: Sequence[Path]) -> None:
-    """Raise AttnshapeError if the diff would be written over the code."""
-    for source in sources:
-        if output is not None and source.is_file() and output.exists() and output.samefile(source):
-            raise AttnshapeError(
-                f"--output {output} is the code itself, which the diff would overwrite",
-                "name another file for the diff; --write changes the code",
-            )
 
 
 def _specs(typed: TargetSpec, run: Mapping[str, object], cases: list[str]) -> tuple[list[TargetSpec], RunOptions]:

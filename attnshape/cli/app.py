@@ -24,13 +24,14 @@ from attnshape.cli.output import print_error
 from attnshape.cli.rule import rule
 from attnshape.cli.show import show
 from attnshape.cli.trace import trace
-from attnshape.errors import AttnshapeError, ExitStatus, did_you_mean
+from attnshape.errors import AttnshapeError, ExitStatus, did_you_mean, internal_error
 from attnshape.options.spec import suggest_dtype
 
 app = typer.Typer(
     name="attnshape",
     help="Show, verify and document the shapes inside attention code.",
-    epilog="Exit status: 0 fine, 1 the analysis found something, 2 the request can't be carried out.",
+    epilog="Exit status: 0 fine, 1 the analysis found something, 2 the request can't be carried out, or its answer is "
+    "incomplete.",
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -79,6 +80,9 @@ def run(arguments: Sequence[str]) -> int:
         return ExitStatus.CANNOT
     except typer.Abort:
         return ExitStatus.INTERRUPTED
+    except BaseException as error:  # noqa: BLE001 - nothing else may end in a traceback, nor in status 1
+        print_error(internal_error(error))
+        return ExitStatus.CANNOT
 
 
 def _usage_error(error: Any, arguments: Sequence[str]) -> AttnshapeError:

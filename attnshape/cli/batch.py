@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,15 +14,17 @@ from urllib.parse import quote
 from attnshape import __version__
 from attnshape.cli.flags import flag_syntax, typed_command
 from attnshape.cli.jobs import Job, Refused, RunJob
-from attnshape.cli.output import print_error, resolve_format, screen_for, write
+from attnshape.cli.output import print_error, remove_output, resolve_format, screen_for, write
 from attnshape.cli.progress import Progress
-from attnshape.errors import AttnshapeError, ExitStatus
+from attnshape.errors import AttnshapeError, ExitStatus, internal_error
 from attnshape.model.trace import Trace
+from attnshape.options.pyproject import SizeSet
 from attnshape.reporters.batch_view import BatchItem, BatchResult, ResultT, title
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.registry import find_renderer
 from attnshape.reporters.reporter import BatchReporter
 from attnshape.runtime.signals import reraise_interruption
+from attnshape.runtime.worker import death_in_item, earlier_results, finish_item, start_item
 from attnshape.targets.imports import SiblingModules
 
 _LONGEST_NAME = 120
@@ -29,10 +32,24 @@ _HASH_DIGITS = 12
 
 
 def run_jobs(jobs: Sequence[Job | Refused], run: RunJob[ResultT]) -> Iterator[BatchItem[ResultT]]:
-    """Yield the result of each job as soon as it is available. A failing job doesn't stop the others."""
+    """Yield the result of each job as soon as it is available. A failing job doesn't stop the others.
+
+    Nor does one that ends the process: another worker then goes on with the next.
+    """
     siblings = SiblingModules()
+    results, death = earlier_results(), death_in_item()
     for number, job in enumerate(jobs, 1):
-        yield _run_job(job, run, siblings, f"{number} of {len(jobs)}")
+        if number <= len(results):
+            yield pickle.loads(results[number - 1])
+            continue
+        start_item()
+        if death is not None:
+            item: BatchItem[ResultT] = BatchItem(job.name, _sizes(job), error=death.error.written_in(flag_syntax))
+            death = None
+        else:
+            item = _run_job(job, run, siblings, f"{number} of {len(jobs)}")
+        yield item
+        finish_item(pickle.dumps(item))
 
 
 def write_batch(
@@ -42,7 +59,7 @@ def write_batch(
     screen = screen_for(output)
     done: list[BatchItem[ResultT]] = []
     parts: list[str] = []
-    for item in items:
+    for number, item in enumerate(items):
         part = ""
         if reporter.render_heading is not None:
             try:
@@ -52,7 +69,7 @@ def write_batch(
             part = f"{reporter.render_heading(item, screen)}{part}\n"
         done.append(item)
         parts.append(part)
-        if output is None and part:
+        if output is None and part and number >= len(earlier_results()):
             write(part, None)
     batch = _batch_result(done)
     summary = reporter.render_summary(batch, screen)
@@ -106,12 +123,16 @@ def write_folder(items: Iterable[BatchItem[Trace]], names: Sequence[str], folder
     A target that has no trace now loses the file of that name, which would be mistaken for its result.
     """
     done = []
-    for item, name in zip(items, names, strict=True):
+    for number, (item, name) in enumerate(zip(items, names, strict=True)):
+        if number >= len(earlier_results()):
+            try:
+                if item.result is not None:
+                    write(Trace.to_json(item.result) + "\n", folder / name)
+                else:
+                    remove_output(folder / name)
+            except AttnshapeError as error:
+                item = replace(item, result=None, error=error)
         done.append(item)
-        if item.result is not None:
-            write(Trace.to_json(item.result) + "\n", folder / name)
-        else:
-            (folder / name).unlink(missing_ok=True)
     batch = _batch_result(done)
     reporter = find_renderer(resolve_format("auto", None), "traces")
     write(reporter.render_summary(batch, screen_for(None)), None)
@@ -134,14 +155,16 @@ def _run_job(job: Job | Refused, run: RunJob[ResultT], siblings: SiblingModules,
         return replace(item, error=error.written_in(flag_syntax))
     except Exception as error:  # noqa: BLE001 - a bug of attnshape in one target must not lose the other results
         reraise_interruption(error)
-        message = f"attnshape itself failed: {type(error).__name__}: {error}"
-        hint = f"report it, with the output of: {job.options.command}"
-        return replace(item, error=AttnshapeError(message, hint))
+        return replace(item, error=internal_error(error))
+
+
+def _sizes(job: Job | Refused) -> SizeSet:
+    return job.sizes if isinstance(job, Job) else {}
 
 
 def _plain_name(job: Job | Refused) -> str:
     # quoted parts contain neither a comma, nor an equals sign, nor a lone %, so that no two jobs get one name
-    sizes = [f",{quote(symbol)}={size}" for symbol, size in job.sizes.items()] if isinstance(job, Job) else []
+    sizes = [f",{quote(symbol)}={size}" for symbol, size in _sizes(job).items()]
     return (quote(job.name, safe="", errors="backslashreplace") or "%") + "".join(sizes)
 
 

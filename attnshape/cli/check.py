@@ -14,9 +14,11 @@ from attnshape.cli.jobs import Job, jobs_of, jobs_of_all, run_and_write
 from attnshape.cli.output import check_writable, resolve_format, screen_for
 from attnshape.errors import ExitStatus
 from attnshape.model.report import Report
-from attnshape.options.claims import check_time_limit, parse_claims
+from attnshape.options.claims import parse_claims
+from attnshape.options.limits import check_time_limit
 from attnshape.options.spec import TargetSpec
 from attnshape.reporters.registry import find_renderer
+from attnshape.runtime.worker import limit_time, seconds_left
 
 
 @takes_target
@@ -47,6 +49,7 @@ def check(
     render_report = find_renderer(name, "report", draws_patterns=pattern)
     selection = Selection.parse(select or [], ignore or [])
     check_time_limit(time_limit)
+    limit_time(time_limit)
     parse_claims(claim or ())
     typed = replace(typed, claims=tuple(claim or ()))
     jobs = jobs_of_all("check", typed, run) if every else jobs_of("check", typed, run)
@@ -56,10 +59,11 @@ def check(
     from attnshape.pipelines.comments import check_comments
 
     def check_job(job: Job, progress: Callable[[str], None]) -> Report:
+        left = seconds_left(time_limit)
         if selection.only_comments:
-            report = check_comments(job.spec, job.options, time_limit, progress=progress)
+            report = check_comments(job.spec, job.options, left, progress=progress)
         else:
-            report = check_request(job.spec, job.options, parse_claims(job.spec.claims), time_limit, progress=progress)
+            report = check_request(job.spec, job.options, parse_claims(job.spec.claims), left, progress=progress)
         counting, suppressed = split_suppressed(report.findings, selection)
         return replace(report, findings=counting, suppressed=(*report.suppressed, *suppressed))
 

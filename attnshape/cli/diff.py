@@ -47,7 +47,7 @@ def diff(
     output: Output = None,
 ) -> None:
     """Compare two traces: steps added or removed, and shapes changed."""
-    check_writable(output)
+    check_writable(output, [Path(old), Path(new)])
     name = resolve_format(format_, output)
     failing_kinds = _parse_kinds(fail_on or [_ANY])
     command = typed_command()

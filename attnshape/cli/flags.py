@@ -14,10 +14,12 @@ import typer
 
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.errors import Option
+from attnshape.options.limits import check_time_limit, parse_memory
 from attnshape.options.pyproject import ProjectTarget
 from attnshape.options.spec import DtypeName, require_name
 from attnshape.reporters.registry import formats_for
 from attnshape.reporters.reporter import Kind
+from attnshape.runtime.worker import limit_memory, limit_time
 
 
 def format_option(kind: Kind) -> Any:
@@ -107,6 +109,12 @@ def _declared(
     grad: Annotated[
         bool, typer.Option("--grad", help="Run with gradients: of the parameters, or the inputs where there are none.")
     ] = False,
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="When to give up; for several targets, each.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The most memory to allocate: 512MB, 4GB.")
+    ] = None,
 ) -> None:
     """Declare the parameters of each verb that `takes_target` makes."""
 
@@ -121,19 +129,33 @@ def takes_target(verb: Callable[..., None], declares_targets: bool = False) -> C
     if declares_targets:
         del shared["target"]
     own = list(inspect.signature(verb, eval_str=True).parameters.values())[2:]
+    limits = [shared.pop(name) for name in ("time_limit", "memory_limit")]
+    limits = [limit for limit in limits if limit.name not in {parameter.name for parameter in own}]
 
     def called(**flags: Any) -> None:
+        _limit(**{limit.name: flags.pop(limit.name) for limit in limits})
         typed = {_FIELDS.get(name, name): value for name in shared if (value := flags.pop(name)) is not None}
         declared = ProjectTarget(**{"target": "", **typed})
         if "target" in typed:
             require_name(declared.target)
         verb(declared.spec(), declared.run(), **flags)
 
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared.values(), *own)]
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared.values(), *limits, *own)
+    ]
     called.__name__, called.__doc__ = verb.__name__, verb.__doc__
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     return called
+
+
+def _limit(memory_limit: str | None, time_limit: float | None = None) -> None:
+    """Apply the limits on this process. Raises AttnshapeError if a value is invalid."""
+    if time_limit is not None:
+        check_time_limit(time_limit)
+        limit_time(time_limit)
+    if memory_limit is not None:
+        limit_memory(parse_memory(memory_limit))
 
 
 _FIELDS = {"input_": "inputs", "with_": "arguments"}

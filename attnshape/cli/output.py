@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnshape.errors import AttnshapeError
+from attnshape.options.pyproject import FILE
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.registry import find_renderer
 from attnshape.reporters.reporter import Screen, TraceRenderer
 from attnshape.runtime.capture import data_stream
-from attnshape.runtime.files import write_atomically
+from attnshape.runtime.files import check_replaceable, files_read, is_same_as_any, watch_files_read, write_atomically
+from attnshape.runtime.worker import ERRORS, is_supervised, send
 
 if TYPE_CHECKING:
     from attnshape.model.trace import Trace
@@ -82,8 +86,13 @@ def use_color(output: Path | None) -> bool:
     return output is None and data_stream().isatty() and not os.environ.get("NO_COLOR")
 
 
-def check_writable(output: Path | None) -> None:
-    """Raise AttnshapeError if the file can't be written, before any work is done for it."""
+def check_writable(output: Path | None, sources: Iterable[Path] = ()) -> None:
+    """Raise AttnshapeError if the file can't or mustn't be written, before any work is done for it.
+
+    Args:
+        output: The file of `--output`.
+        sources: Files that the command will read.
+    """
     if output is None:
         return
     try:
@@ -91,15 +100,47 @@ def check_writable(output: Path | None) -> None:
             raise AttnshapeError(
                 f"--output {output} is a folder, expected a file", f"write to a file in it: {output}/trace.json"
             )
-        parent = output.parent
+        destination = Path(os.path.realpath(output))
+        if destination.is_symlink():
+            raise AttnshapeError(
+                f"--output {output} is a link that leads back to itself", f"remove it: rm {shlex.quote(str(output))}"
+            )
+        parent = destination.parent
         if not parent.is_dir():
             raise AttnshapeError(f"--output {output}: there is no folder {parent}", f"make it first: mkdir -p {parent}")
-        if not os.access(output if output.exists() else parent, os.W_OK):
-            raise AttnshapeError(f"--output {output} can't be written: permission denied", "choose another path")
+        if not _is_device(destination):
+            check_replaceable(destination)
+        elif not os.access(destination, os.W_OK):
+            raise PermissionError("permission denied")
     except (OSError, ValueError) as error:
         raise AttnshapeError(
             f"--output {str(output)[:80]!r} can't be written: {error}", "choose another path"
         ) from None
+    watch_files_read()
+    refuse_input(output, [*sources, Path(FILE)])
+
+
+def refuse_input(output: Path, sources: Iterable[Path] = ()) -> None:
+    """Raise AttnshapeError if writing a file would overwrite Python source, or something that was or will be read."""
+    with contextlib.suppress(OSError, ValueError):
+        if not output.is_file():
+            return
+        is_source = output.suffix in _PYTHON
+        if is_source or is_same_as_any(output, [*sources, *files_read()]):
+            what = "Python source" if is_source else "an input of this command"
+            raise AttnshapeError(f"--output {output} is {what}, and would be overwritten", "choose another path")
+
+
+_PYTHON = (".py", ".pyi", ".pyx", ".ipynb")
+
+
+def remove_output(output: Path) -> None:
+    """Remove a file that an earlier command wrote. Raises AttnshapeError if it can't or mustn't be removed."""
+    refuse_input(output)
+    try:
+        output.unlink(missing_ok=True)
+    except OSError as error:
+        raise AttnshapeError(f"{output} can't be removed: {error.strerror}", "remove it yourself") from None
 
 
 def write(text: str, output: Path | None) -> None:
@@ -112,9 +153,9 @@ def write_bytes(data: bytes, output: Path | None) -> None:
     if output is None or str(output) in _STANDARD_OUTPUT:
         _write_standard_output(data)
         return
+    refuse_input(output)
     try:
-        # a device or a pipe can't be replaced; whatever is in /dev counts as one
-        if output.absolute().is_relative_to("/dev") or (output.exists() and not output.is_file()):
+        if _is_device(output):
             output.write_bytes(data)
         else:
             write_atomically(output, data)
@@ -122,23 +163,29 @@ def write_bytes(data: bytes, output: Path | None) -> None:
         raise AttnshapeError(f"--output {output} can't be written: {error.strerror}", "choose another path") from None
 
 
+def _is_device(output: Path) -> bool:
+    """Return whether a file is a device or a pipe, which can't be replaced; whatever is in /dev counts as one."""
+    return output.absolute().is_relative_to("/dev") or (output.exists() and not output.is_file())
+
+
 def _write_standard_output(data: bytes) -> None:
     stream = data_stream()
-    try:
-        stream.buffer.write(data)
-        stream.flush()
-    except OSError as error:
-        # the interpreter flushes once more when it exits, and must not complain then
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        stream.flush()
-        if not isinstance(error, BrokenPipeError):  # a reader that has gone, as in `attnshape … | head`, is no error
-            raise AttnshapeError(
-                f"standard output can't be written: {error.strerror}", "write to a file: --output FILE"
-            ) from None
+    stream.flush()
+    stream.buffer.write(data)
+    stream.flush()
 
 
 def print_error(error: AttnshapeError) -> None:
     """Print an error on standard error, with its hint on the next line."""
-    print(f"error: {visible(error.message)}", file=sys.stderr)  # noqa: T201 - the one place that prints errors
+    print_message(f"error: {error.message}")
     if error.hint:
-        print(f"hint: {visible(error.hint)}", file=sys.stderr)  # noqa: T201
+        print_message(f"hint: {error.hint}")
+
+
+def print_message(text: str) -> None:
+    """Print a line on standard error, in its place among what is written to standard output."""
+    line = f"{visible(text)}\n".encode(errors="backslashreplace")
+    if is_supervised():
+        send(ERRORS, line)
+    elif sys.stderr is not None:
+        sys.stderr.write(line.decode())

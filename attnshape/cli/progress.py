@@ -13,7 +13,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from attnshape.runtime.signals import clear_progress_on_exit
+from attnshape.runtime import worker
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,13 +43,13 @@ class Progress:
     def __call__(self, activity: str) -> None:
         """Set the activity that the line shows."""
         self._activity = activity
+        worker.send_activity(activity)
 
     def __enter__(self) -> Progress:
         if _is_terminal(self._stream):
             sys.stderr = io.TextIOWrapper(
                 io.BufferedWriter(_ErasingFile(self)), self._stream.encoding, self._stream.errors, line_buffering=True
             )
-            clear_progress_on_exit(lambda: bool(self._visible))
             self._thread.start()
         return self
 
@@ -72,6 +72,7 @@ class Progress:
                 from rich.segment import ControlType
 
                 self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+                worker.send(worker.PROGRESS)
             self._visible = ""
             self._at_line_start = at_line_start
 
@@ -92,6 +93,7 @@ class Progress:
         if text == self._visible:
             return
         self.hide()
+        worker.send(worker.PROGRESS, b"1")
         console.print(text[: max(console.width - 1, 0)], end="", style="dim", markup=False, soft_wrap=True)
         self._stream.flush()
         self._visible = text

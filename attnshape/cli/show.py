@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attnshape.cli.flags import Columns, Depth, Explain, Match, Output, TraceFormat
-from attnshape.cli.output import TraceOutput, write
+from attnshape.cli.output import TraceOutput, check_writable, write
 from attnshape.model.trace import read_trace
 
 
@@ -22,5 +22,6 @@ def show(
     explain: Explain = False,
 ) -> None:
     """Show a saved trace again, in any format."""
+    check_writable(output, [file])
     trace_output = TraceOutput.parse(format_, output, columns, match, depth, explain)
     write(trace_output.render(read_trace(file)), output)

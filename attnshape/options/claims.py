@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -108,12 +107,3 @@ def claim_texts(value: Any, source: str) -> tuple[str, ...]:
         f"{source} returned {type(value).__name__} as its fourth value, expected its claims",
         'return a list of texts there, for example ["causal", "mask=keep"]',
     )
-
-
-def check_time_limit(seconds: float) -> None:
-    """Raise AttnshapeError if a time limit isn't a number of seconds above 0."""
-    if not 0 < seconds < math.inf:
-        raise AttnshapeError(
-            (Option("time_limit"), f" is {seconds}, expected a number of seconds above 0"),
-            ("for example ", Option("time_limit", 60)),
-        )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from attnshape.runtime.signals import ends_with_the_command
+from attnshape.runtime.worker import is_supervised
 
 _saved_stdout: list[TextIO] = []
 """Standard output as it was before `to_standard_error` redirected it."""
@@ -44,7 +44,7 @@ def to_standard_error() -> Iterator[None]:
         # Windows has no handle for "all loaded libraries": there C's buffer is flushed when the process ends
         with contextlib.suppress(OSError, AttributeError, TypeError):
             ctypes.CDLL(None).fflush(None)
-        if not ends_with_the_command():  # otherwise the traced code's threads may print until the process ends
+        if not is_supervised():  # otherwise the traced code's threads may print until the process ends
             sys.stdout, sys.stderr = stdout, stderr
             if data is not None:
                 _saved_stdout.remove(data)

@@ -9,10 +9,11 @@ import linecache
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
-from attnshape.runtime.signals import removed_if_unfinished
+from attnshape.runtime.worker import temporary_file
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -25,38 +26,102 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.replace(destination)
 
 
+def check_replaceable(path: Path) -> None:
+    """Raise PermissionError if `write_atomically` can't write a file, or couldn't keep its owner."""
+    folder = path.parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"permission denied to write in {folder}")
+    if not path.exists():
+        return
+    if not os.access(path, os.W_OK):
+        raise PermissionError("permission denied")
+    status = path.stat()
+    if hasattr(os, "geteuid") and os.geteuid() not in (0, status.st_uid):
+        raise PermissionError("it belongs to another user")
+
+
 @contextlib.contextmanager
 def staged(contents: Sequence[tuple[Path, bytes]]) -> Iterator[list[tuple[Path, Path]]]:
     """Write new contents to temporary files beside their destinations, for the caller to move into place.
 
-    A destination that exists passes its permissions on. Temporary files that were not moved are removed at the end
-    of the context, on an error, and when a signal ends the process. Yields each temporary file and its destination,
+    A destination that exists passes on its permissions and its owner. Temporary files that were not moved are removed
+    at the end of the context, on an error, and when the process dies. Yields each temporary file and its destination,
     with symbolic links resolved; raises OSError if a temporary file can't be written.
     """
-    paths = [Path(os.path.realpath(path)) for path, _ in contents]
-    pairs = [(path.with_name(f".{path.name}.{os.getpid()}.tmp"), path) for path in paths]
-    with removed_if_unfinished(*(str(temporary) for temporary, _ in pairs)):
-        try:
-            for (temporary, destination), (_, data) in zip(pairs, contents, strict=True):
-                _write(temporary, destination, data)
-            yield pairs
-        finally:
-            for temporary, _ in pairs:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+    pairs: list[tuple[Path, Path]] = []
+    with contextlib.ExitStack() as stack:
+        for path, data in contents:
+            destination = Path(os.path.realpath(path))
+            # a name that nobody can foresee; a short one, since that of the destination may have the greatest length
+            temporary = destination.with_name(f".attnshape-{os.urandom(8).hex()}.tmp")
+            stack.enter_context(temporary_file(str(temporary)))
+            stack.callback(_remove, temporary)
+            _write(temporary, destination, data)
+            pairs.append((temporary, destination))
+        yield pairs
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _write(temporary: Path, destination: Path, data: bytes) -> None:
-    mode = stat.S_IMODE(destination.stat().st_mode) if destination.exists() else None
-    temporary.unlink(missing_ok=True)  # left by a process of this number that was killed
-    # O_EXCL: where somebody else puts a link there meanwhile, nothing is written through it
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    with os.fdopen(os.open(temporary, flags, 0o666 if mode is None else 0o600), "wb") as stream:
+    existing = destination.stat() if destination.exists() else None
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(temporary, flags, 0o666 if existing is None else 0o600), "wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-    if mode is not None:
-        temporary.chmod(mode)
+        if existing is not None:
+            written = os.fstat(stream.fileno())
+            if (written.st_uid, written.st_gid) != (existing.st_uid, existing.st_gid):
+                os.fchown(stream.fileno(), existing.st_uid, existing.st_gid)
+    if existing is not None:
+        temporary.chmod(stat.S_IMODE(existing.st_mode))  # after the owner, whose change clears some of it
+
+
+class _FilesRead:
+    """The files that this process has opened for reading."""
+
+    watched: bool = False
+    names: ClassVar[set[str]] = set()
+
+
+def watch_files_read() -> None:
+    """Note each file that this process opens for reading from now on, whoever opens it."""
+    _FilesRead.names.clear()
+    if not _FilesRead.watched:
+        _FilesRead.watched = True
+        sys.addaudithook(_note_file)
+
+
+def files_read() -> list[Path]:
+    """Return the files that this process has read: its modules, and all since `watch_files_read`."""
+    modules = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return [Path(file) for file in modules | _FilesRead.names if isinstance(file, str)]
+
+
+def _note_file(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "open":
+        return
+    with contextlib.suppress(Exception):  # an exception would keep the file from being opened
+        name, _, flags = arguments
+        if not flags & (os.O_WRONLY | os.O_CREAT) and isinstance(name, (str, bytes)):
+            _FilesRead.names.add(os.path.join(os.getcwd(), os.fsdecode(name)))  # noqa: PTH109, PTH118 - called often
+
+
+def is_same_as_any(path: Path, others: Iterable[Path]) -> bool:
+    """Return whether a file is one of the others, perhaps by another name, such as a link.
+
+    Raises OSError if the file doesn't exist.
+    """
+    identity = path.stat()
+    for other in others:
+        with contextlib.suppress(OSError, ValueError):
+            if os.path.samestat(identity, other.stat()):
+                return True
+    return False
 
 
 _INSTALLED = ("site-packages", "dist-packages")

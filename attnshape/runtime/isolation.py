@@ -54,13 +54,14 @@ _inference_modes: list[object] = []
 def isolated() -> Iterator[None]:
     """Restore global state on exit.
 
-    This covers torch's defaults, modes, flags and hooks; the current folder, the environment, the import path, signal
-    handlers and warning filters; and all random number generators. Imported modules stay imported.
+    This covers torch's defaults, modes, flags and hooks; the standard streams, the current folder, the environment, the
+    import path, signal handlers and warning filters; and all random number generators. Imported modules stay imported.
     """
     settings = [(read, restore, read()) for read, restore in _SETTINGS]
     generators = [(restore, read()) for read, restore in _GENERATORS]
     try:
-        yield
+        with _standard_streams_kept():
+            yield
     finally:
         for read, restore, before in settings:
             # one setting that can't be restored must not prevent the others from being restored
@@ -94,6 +95,29 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    """Return what identifies an open file, None if the descriptor is closed."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+@contextlib.contextmanager
+def _standard_streams_kept() -> Iterator[None]:
+    """Restore descriptors 0 to 2 on exit, which code may close or redirect."""
+    kept = [(number, os.dup(number), identity) for number in range(3) if (identity := _identity(number)) is not None]
+    try:
+        yield
+    finally:
+        for number, copy, identity in kept:
+            if _identity(copy) == identity:  # else the code has closed the copy as well
+                if _identity(number) != identity:
+                    os.dup2(copy, number)
+                os.close(copy)
 
 
 def _unless_none(restore: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -256,6 +280,7 @@ _SETTINGS: tuple[State, ...] = (
     (lambda: dict(os.environ), _set_environment),
     _contents(lambda: sys.path),
     (lambda: list(warnings.filters), _set_warning_filters),
+    *(_attribute(sys, name) for name in ("stdin", "stdout", "stderr", "excepthook", "unraisablehook", "displayhook")),
     (sys.getrecursionlimit, sys.setrecursionlimit),
     (gc.isenabled, lambda enabled: (gc.enable if enabled else gc.disable)()),
     (gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds)),

@@ -213,7 +213,7 @@ def test_output_refuses_to_overwrite_the_annotated_code(attnshape: Attnshape, mo
     before = (model.parent / output).read_text()
     done = attnshape("annotate", target, "--output", output)
     assert (done.status, done.out) == (2, "")
-    assert f"--output {Path(output)} is the code itself" in done.err
+    assert f"--output {Path(output)} is Python source, and would be overwritten" in done.err
     assert (model.parent / output).read_text() == before
 
 

@@ -302,9 +302,11 @@ def test_internal_error_fails_only_its_target(attnshape: Attnshape, monkeypatch:
     result = attnshape("trace --all --format json")
     assert result.status == 2
     first, *others = results(result.out)
+    line = first["error"]["message"].partition("line ")[2].partition(":")[0]
+    assert line.isdecimal()
     assert first["error"] == {
-        "message": "attnshape itself failed: ZeroDivisionError: a [red]mistake[/red]\n",
-        "hint": "report it, with the output of: attnshape trace attention --batch 2 --length 10",
+        "message": f"internal error in cli.trace.trace_job, line {line}: ZeroDivisionError: a [red]mistake[/red]",
+        "hint": "run it again with ATTNSHAPE_DEBUG=1 in the environment, and report what it prints",
     }
     assert [result["trace"]["complete"] for result in others] == [True, True]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,27 +68,48 @@ def test_staged_files_that_are_not_moved_are_removed(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["first"]
 
 
-def test_leftover_temporary_file_is_replaced(tmp_path: Path) -> None:
+def test_temporary_file_has_a_name_that_nobody_can_foresee(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, int]] = []
+    real = os.open
+
+    def spy(path: str, flags: int, mode: int = 0o777) -> int:
+        opened.append((Path(path).name, flags))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", spy)
+    for _ in range(2):
+        write_atomically(tmp_path / "file", b"new")
+    (first, flags), (second, _) = opened
+    assert first != second
+    assert flags & os.O_EXCL
+    assert flags & os.O_NOFOLLOW
+
+
+def test_link_in_the_place_of_the_temporary_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"untouched")
-    (tmp_path / f".file.{os.getpid()}.tmp").symlink_to(other)
-    write_atomically(tmp_path / "file", b"new")
+    monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
+    (tmp_path / f".attnshape-{'00' * 8}.tmp").symlink_to(other)
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "file", b"new")
     assert other.read_bytes() == b"untouched"
-    assert names_in(tmp_path) == ["file", "other"]
+    assert not (tmp_path / "file").exists()
 
 
-def test_signal_removes_temporary_files(tmp_path: Path) -> None:
-    script = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from attnshape.runtime.signals import obey_signals\n"
-        "from attnshape.runtime.files import staged\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "obey_signals()\n"
-        f"with staged([(Path({str(tmp_path)!r}) / 'file', b'new')]):\n"
-        f"    assert os.listdir({str(tmp_path)!r})\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], check=False)
-    assert done.returncode == 130
-    assert names_in(tmp_path) == []
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root, who can give files away")
+def test_existing_file_keeps_its_owner_and_special_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    os.chown(path, 12345, 23456)
+    path.chmod(0o4600)
+    write_atomically(path, b"new")
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (12345, 23456, 0o4600)
+
+
+def test_name_of_the_greatest_length(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 255)
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"

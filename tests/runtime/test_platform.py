@@ -31,6 +31,14 @@ for name in dir(signal):
         delattr(signal, name)
 for name in {sorted(POSIX_MODULES - {"signal"})!r}:
     sys.modules[name] = None
+from attnshape.__main__ import _work
+from attnshape.runtime.signals import leave, obey_signals
+obey_signals()
+leave(_work())
+"""
+WITHOUT_FORK = """
+import os
+del os.fork, os.register_at_fork
 from attnshape.__main__ import main
 main()
 """
@@ -55,6 +63,26 @@ def test_commands_need_no_posix(line: str) -> None:
     )
     assert (limited.returncode, limited.stdout) == (usual.returncode, usual.stdout)
     assert limited.stderr == usual.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [("catalog", 0), ("show missing.json", 2), ("trace exits.py:f --input x:B", 2)]
+)
+def test_worker_is_spawned_without_fork(line: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "exits.py").write_text("import os\ndef f(x):\n    os._exit(0)\n")
+    usual, spawned = (
+        subprocess.run(
+            [sys.executable, *start, *line.split()],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for start in (("-m", "attnshape"), ("-c", WITHOUT_FORK))
+    )
+    assert (usual.returncode, bool(usual.stdout), bool(usual.stderr)) == (status, status == 0, status != 0)
+    assert (spawned.returncode, spawned.stdout, spawned.stderr) == (usual.returncode, usual.stdout, usual.stderr)
 
 
 def test_no_time_limit_without_timers(monkeypatch: pytest.MonkeyPatch) -> None:

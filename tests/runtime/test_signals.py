@@ -21,14 +21,15 @@ MOMENTS = 10
 # `python -m attnshape`, with a message on a pipe once it has started
 START = """
 import os, sys
-import attnshape.__main__ as start
-obey = start.obey_signals
+from attnshape.__main__ import main
+from attnshape.runtime import signals
+obey = signals.obey_signals
 def begun():
     obey()
     os.write(int(os.environ["BEGUN"]), b".")
-start.obey_signals = begun
+signals.obey_signals = begun
 {extra}
-start.main()
+main()
 """
 BUSY = """
 import time

@@ -1,0 +1,428 @@
+"""The supervisor: the small process that the user starts. It starts a worker for a command's work, and watches it.
+
+Whatever the traced code does to the worker's process, the supervisor answers signals, ends the worker at the time
+limit, writes the output of complete results, and returns the right exit status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import sys
+import sysconfig
+import time
+from _queue import Empty, SimpleQueue
+from _thread import start_new_thread
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from attnshape.runtime import worker
+from attnshape.runtime.worker import Death
+
+_WORKER = "ATTNSHAPE_WORKER"
+"""The environment variable that gives the descriptors to a worker that wasn't forked."""
+_GRACE = 1.5
+"""Seconds that a worker has to end after a signal, and after its work is done."""
+_TERMINAL_GRACE = 0.1
+"""Seconds for the terminal's Ctrl-C to reach the worker by itself, since it is sent to both processes."""
+_END_OF_MESSAGES, _DIED, _SIGNAL = "end of messages", "died", "signal"
+_LOCATION = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
+
+Events = SimpleQueue[tuple[Any, Any]]
+Work = Callable[[], int]
+"""Does the work of the command line in the worker, and returns its exit status."""
+
+
+class _Process(Protocol):
+    """A process as `subprocess.Popen` represents it."""
+
+    pid: int
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+
+class _Forked:
+    """A process that was forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended = False
+
+    def wait(self) -> int:
+        """Wait for the end; return the exit status, or the negative number of the signal."""
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._ended = True
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if not self._ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def supervise(work: Work, report: Callable[[Death], None]) -> int:
+    """Do the work in a worker process, and return the exit status for this one.
+
+    If the worker dies in an item of a batch, another one goes on with the next item.
+
+    Args:
+        work: Does the work.
+        report: Tells the user how the worker died.
+    """
+    _open_standard_streams()
+    events: Events = SimpleQueue()
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)):
+        # what was ignored when the process started, as SIGINT is in a shell's background job, stays ignored
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: events.put((_SIGNAL, number)))
+    terminal = _Terminal()
+    results: tuple[bytes, ...] = ()
+    death: Death | None = None
+    while True:
+        watched = _Watched(work, events, results, death)
+        outcome = watched.watch()
+        terminal.restore()
+        if not isinstance(outcome, Death):
+            return outcome
+        if not watched.in_item or not hasattr(os, "fork"):
+            report(outcome)
+            return 2
+        results, death = tuple(watched.results), outcome
+
+
+def serve(work: Work) -> None:
+    """Do the work and end the process, if a supervisor started it without `os.fork`."""
+    descriptors = os.environ.pop(_WORKER, None)
+    if descriptors is not None:
+        messages, dumps = map(_inherited, descriptors.split(","))
+        worker.connect(messages, dumps, time.monotonic())
+        _finish(work)
+
+
+def _finish(work: Work) -> NoReturn:
+    from attnshape.runtime.signals import leave, obey_signals
+
+    obey_signals()
+    leave(work())
+
+
+class _Watched:
+    """A worker process, what it has reported, and until when it may run."""
+
+    def __init__(self, work: Work, events: Events, results: tuple[bytes, ...], death: Death | None) -> None:
+        self.results = [*results]
+        """The results of the items of a batch that are complete."""
+        self.in_item = False
+        """Whether an item of a batch has been started and isn't complete."""
+        self._events = events
+        self._started = time.monotonic()
+        self._process, messages, self._dumps = _start(work, self._started, results, death)
+        self._output: list[tuple[int, bytes]] = []
+        self._result = b""
+        self._activity = ""
+        self._temporary_files: set[bytes] = set()
+        self._progress_visible = False
+        self._time_limit: float | None = None
+        self._status: int | None = None
+        self._interrupted = 0
+        self._died: int | None = None
+        self._killed = self._over_time = False
+        self._deadline: float | None = None
+        """When to kill the worker."""
+        self._forward_at: float | None = None
+        """When to send the worker the signal that this process got, unless the worker reports that it got it too."""
+        start_new_thread(_read_messages, (messages, events))
+        start_new_thread(lambda: events.put((_DIED, self._process.wait())), ())
+        _adopt_orphans()
+
+    def watch(self) -> int | Death:
+        """Return the exit status once the worker has ended, or how it died."""
+        messages_ended = False
+        while self._died is None or not messages_ended:
+            moments = [moment for moment in (self._deadline, self._forward_at) if moment is not None]
+            try:
+                timeout = max(min(moments) - time.monotonic(), 0.0) if moments else None
+                kind, payload = self._events.get(timeout=timeout)
+            except Empty:
+                if self._act_on_time():
+                    continue
+                break
+            if kind == _DIED:
+                self._died = payload
+                self._forward_at, self._deadline = None, time.monotonic() + _GRACE
+                _kill_descendants()  # they may hold the pipe open
+            elif kind == _END_OF_MESSAGES:
+                messages_ended = True
+            elif kind == _SIGNAL:
+                self._on_signal(payload)
+            else:
+                self._on_message(kind, payload)
+        _kill_descendants()
+        for file in self._temporary_files:
+            with contextlib.suppress(OSError):
+                os.unlink(file)  # noqa: PTH108 - pathlib takes no bytes
+        if self._progress_visible:
+            _write(2, b"\r\x1b[2K")
+        if self._status is not None:
+            return self._status
+        if self._interrupted:
+            return 128 + self._interrupted
+        limit = self._time_limit if self._over_time else None
+        return Death(self._died or 0, limit, self._activity, _last_location(self._dumps))
+
+    def _on_message(self, kind: bytes, payload: bytes) -> None:
+        if kind in (worker.OUTPUT, worker.ERRORS):
+            self._output.append((1 if kind == worker.OUTPUT else 2, payload))
+        elif kind == worker.ACTIVITY:
+            self._activity = payload.decode()
+        elif kind == worker.PROGRESS:
+            self._progress_visible = bool(payload)
+        elif kind == worker.FILE:
+            self._temporary_files.add(payload)
+        elif kind == worker.FILE_GONE:
+            self._temporary_files.discard(payload)
+        elif kind == worker.TIME_LIMIT:
+            self._time_limit, self._started = worker.TIME_LIMIT_FIELDS.unpack(payload)
+            if not self._interrupted:
+                self._deadline = self._started + self._time_limit + worker.SLACK
+        elif kind == worker.ITEM:
+            self.in_item = True
+        elif kind == worker.RESULT:
+            self._result += payload
+        elif kind == worker.INTERRUPTED:
+            self._forward_at = None
+        elif self._interrupted:
+            return
+        elif kind == worker.COMMIT:
+            self._write_output()
+            self.results.append(self._result)
+            self._result, self.in_item, self._deadline = b"", False, None
+        elif kind == worker.DONE:
+            self._status = self._write_output() or payload[0]
+            self._deadline = time.monotonic() + _GRACE
+
+    def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
+        if self._interrupted or self._status is not None:
+            self._deadline = now  # the second one is urgent; after the work nothing is worth waiting for
+            return
+        self._interrupted = number
+        self._deadline = now + _GRACE
+        self._forward_at = now + _TERMINAL_GRACE if number == signal.SIGINT and _is_in_foreground() else now
+
+    def _act_on_time(self) -> bool:
+        """Do what is due; return False if there is nothing left to try."""
+        now = time.monotonic()
+        if self._forward_at is not None and now >= self._forward_at:
+            self._forward_at = None
+            self._process.send_signal(self._interrupted)
+        if self._deadline is not None and now >= self._deadline:
+            if self._killed:
+                return False
+            self._over_time = self._died is None and not self._interrupted and self._status is None
+            self._killed, self._deadline = True, now + _GRACE
+            if self._died is None:
+                self._process.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+        return True
+
+    def _write_output(self) -> int:
+        """Write the output of a complete result; return 2 if standard output doesn't take it, else 0."""
+        output, self._output = self._output, []
+        for descriptor, data in output:
+            error = _write(descriptor, data)
+            # a reader that has gone, as in `attnshape … | head`, is no error
+            if error is not None and descriptor == 1 and not isinstance(error, BrokenPipeError):
+                message = f"error: standard output can't be written: {error.strerror}\n"
+                _write(2, f"{message}hint: write to a file: --output FILE\n".encode())
+                return 2
+        return 0
+
+
+def _start(work: Work, started: float, results: tuple[bytes, ...], death: Death | None) -> tuple[_Process, int, int]:
+    """Start a worker; return its process, and the pipes of its messages and of its dumps."""
+    messages, messages_end = os.pipe()
+    dumps, dumps_end = os.pipe()
+    if hasattr(os, "fork"):
+        pid = os.fork()
+        if not pid:
+            os.close(messages)
+            os.close(dumps)
+            os.set_blocking(dumps_end, False)  # a crash must not wait for a reader
+            worker.connect(messages_end, dumps_end, started, results, death)
+            _finish(work)
+        process: _Process = _Forked(pid)
+    else:
+        process = _spawn(messages_end, dumps_end)
+    os.close(messages_end)
+    os.close(dumps_end)
+    return process, messages, dumps
+
+
+def _spawn(*descriptors: int) -> _Process:
+    """Start a worker where there is no `os.fork`: this command again, with the pipes in its environment."""
+    import subprocess
+
+    handles = list(descriptors)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, True)
+    if sys.platform == "win32":
+        import msvcrt
+
+        handles = [msvcrt.get_osfhandle(descriptor) for descriptor in descriptors]
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__.partition(".")[0], *sys.argv[1:]],
+        env={**os.environ, _WORKER: ",".join(map(str, handles))},
+        close_fds=False,
+    )
+
+
+def _inherited(handle: str) -> int:
+    """Return the descriptor of a pipe that a worker inherited."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        return msvcrt.open_osfhandle(int(handle), os.O_WRONLY)
+    os.set_inheritable(int(handle), False)
+    return int(handle)
+
+
+def _read_messages(descriptor: int, events: Events) -> None:
+    """Put each complete message into the queue."""
+    with open(descriptor, "rb") as stream:
+        while len(header := stream.read(worker.HEADER.size)) == worker.HEADER.size:
+            kind, length = worker.HEADER.unpack(header)
+            payload = stream.read(length)
+            if len(payload) == length:
+                events.put((kind, payload))
+    events.put((_END_OF_MESSAGES, None))
+
+
+def _write(descriptor: int, data: bytes) -> OSError | None:
+    """Write all data; return the error that prevented it, or None."""
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:
+            select.select([], [descriptor], [])
+        except OSError as error:
+            return error
+    return None
+
+
+def _open_standard_streams() -> None:
+    """Open those of descriptors 0 to 2 that were closed, as with `>&-`: a pipe must not get such a number."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+
+
+# processes
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of the worker's descendants when their own parents end, so that they can be found."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _kill_descendants() -> None:
+    """Kill what the worker has left behind: children, and their children."""
+    if not hasattr(os, "waitpid"):
+        return
+    until = time.monotonic() + _GRACE
+    while time.monotonic() < until:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        for pid in _descendants():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _descendants() -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - nothing else here needs pathlib
+        if entry.isdecimal():
+            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{entry}/stat", "rb") as file:  # noqa: PTH123
+                # the name in parentheses may contain anything
+                children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(entry))
+    found = children.get(os.getpid(), [])
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+# the terminal
+
+
+def _is_in_foreground() -> bool:
+    """Return whether this process is in the terminal's foreground, so that Ctrl-C reaches the worker too."""
+    try:
+        with open("/dev/tty", "rb") as terminal:  # noqa: PTH123
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except (OSError, AttributeError):
+        return False
+
+
+class _Terminal:
+    """The terminal's settings, which code may change, as `getpass` does, and not get to restore."""
+
+    def __init__(self) -> None:
+        self._saved: tuple[int, list[Any]] | None = None
+        with contextlib.suppress(ImportError):
+            import termios
+
+            for descriptor in range(3):
+                with contextlib.suppress(termios.error):
+                    self._saved = descriptor, termios.tcgetattr(descriptor)
+                    return
+
+    def restore(self) -> None:
+        """Restore the settings, if they have changed."""
+        if self._saved is None:
+            return
+        import termios
+
+        descriptor, before = self._saved
+        with contextlib.suppress(termios.error):
+            if termios.tcgetattr(descriptor) != before:
+                # else a process in the background would be stopped
+                signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+                termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+# locations
+
+
+def _last_location(dumps: int) -> str:
+    """Return the line, as `file:line`, that a dump names as the last outside of installed packages."""
+    dump = b""
+    with open(dumps, "rb", buffering=0) as stream, contextlib.suppress(OSError):
+        os.set_blocking(dumps, False)
+        while part := stream.read(1 << 16):
+            dump += part
+    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parents[1]), "<")
+    # of the threads, the main one is the last
+    for thread in reversed(dump.decode(errors="replace").split("\n\n")):
+        for file, line in _LOCATION.findall(thread):
+            if not file.startswith(installed):
+                return f"{os.path.relpath(file)}:{line}" if file.startswith(os.getcwd()) else f"{file}:{line}"  # noqa: PTH109
+    return ""
