@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,43 +67,28 @@ class AttnshapeError(Exception):
         return AttnshapeError(context + _joined(self._message, syntax), hint)
 
 
-DEBUG = "ATTNSHAPE_DEBUG"
-"""The environment variable with which an internal error prints its traceback."""
-
-
-def internal_error(error: BaseException) -> AttnshapeError:
-    """Return the error to report for an exception that this package didn't expect.
-
-    With `ATTNSHAPE_DEBUG=1` in the environment, print its traceback to standard error too.
-
-    >>> try:
-    ...     python_syntax(None)
-    ... except AttributeError as error:
-    ...     internal_error(error).message
-    "internal error in errors.python_syntax, line ...: AttributeError: 'NoneType' object has no attribute 'field'"
-    """
-    if os.environ.get(DEBUG, "0") != "0":
-        import traceback
-
-        traceback.print_exception(error, file=sys.__stderr__)
+def exception_text(error: BaseException) -> str:
+    """Return `str(error)`, also for an exception of the traced code whose `__str__` raises or returns no string."""
     try:
-        message = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - an exception of the traced code may be hostile
-        message = "its message can't be read"
-    if isinstance(error, MemoryError):
-        return AttnshapeError(f"there is not enough memory: {message}", "choose smaller sizes, or device meta")
-    place, package = "", __name__.partition(".")[0]
-    traceback_ = error.__traceback__
-    while traceback_ is not None:
-        module = traceback_.tb_frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] == package:
-            function = f"{module.partition('.')[2]}.{traceback_.tb_frame.f_code.co_name}"
-            place = f" in {function}, line {traceback_.tb_lineno}"
-        traceback_ = traceback_.tb_next
-    return AttnshapeError(
-        f"internal error{place}: {type(error).__name__}: {message}",
-        f"run it again with {DEBUG}=1 in the environment, and report what it prints",
-    )
+        return str(error)
+    except BaseException as raised:  # noqa: BLE001 - it may raise anything
+        return f"its message can't be read, since __str__ raises {type(raised).__name__}"
+
+
+def exception_message(error: BaseException) -> str:
+    """Return an exception's message on one line."""
+    if isinstance(error, SyntaxError):
+        return error.msg or "invalid syntax"
+    if isinstance(error, KeyError):
+        return repr(error.args[0]) if error.args else "missing key"
+    return " ".join(exception_text(error).split()) or "no message"
+
+
+def format_exception(error: BaseException) -> str:
+    """Return an exception's type and message on one line."""
+    if isinstance(error, SystemExit):
+        return f"SystemExit: {error.code}, by sys.exit({error.code!r})"
+    return f"{type(error).__name__}: {exception_message(error)}"
 
 
 def python_syntax(option: Option) -> str:

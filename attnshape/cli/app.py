@@ -20,11 +20,11 @@ from attnshape.cli.check import check
 from attnshape.cli.diff import diff
 from attnshape.cli.flags import flag_syntax
 from attnshape.cli.glossary import glossary
-from attnshape.cli.output import print_error
+from attnshape.cli.output import internal_error, print_error
 from attnshape.cli.rule import rule
 from attnshape.cli.show import show
 from attnshape.cli.trace import trace
-from attnshape.errors import AttnshapeError, ExitStatus, did_you_mean, internal_error
+from attnshape.errors import AttnshapeError, ExitStatus, did_you_mean
 from attnshape.options.spec import suggest_dtype
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnshape.errors import AttnshapeError
+from attnshape.errors import AttnshapeError, format_exception
 from attnshape.options.pyproject import FILE
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.registry import find_renderer
@@ -189,3 +189,33 @@ def print_message(text: str) -> None:
         send(ERRORS, line)
     elif sys.stderr is not None:
         sys.stderr.write(line.decode())
+
+
+def internal_error(error: BaseException) -> AttnshapeError:
+    """Return the error to report for an exception that this package doesn't expect.
+
+    With ATTNSHAPE_DEBUG=1 in the environment, print its traceback to standard error too.
+    """
+    if os.environ.get("ATTNSHAPE_DEBUG", "0") != "0":
+        import traceback
+
+        traceback.print_exception(error)
+    if isinstance(error, MemoryError):
+        return AttnshapeError("there is not enough memory", "choose smaller sizes, or --device meta")
+    place, package = "", __name__.partition(".")[0]
+    level = error.__traceback__
+    while level is not None:
+        name, inside, module = level.tb_frame.f_globals.get("__name__", "").partition(".")
+        if inside and name == package:
+            place = f" in {module}.{level.tb_frame.f_code.co_name}, line {level.tb_lineno}"
+        level = level.tb_next
+    message = f"internal error{place}: {format_exception(error)}"
+    if "torch" in sys.modules:
+        from attnshape.runtime.isolation import replaced_functions
+
+        if replaced := replaced_functions():
+            return AttnshapeError(
+                f"{message}; the code has replaced {', '.join(replaced)}, which attnshape needs",
+                "replace it only where the code needs it, and put it back",
+            )
+    return AttnshapeError(message, "run it again with ATTNSHAPE_DEBUG=1 in the environment, and report what it prints")

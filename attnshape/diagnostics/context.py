@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
+from attnshape.errors import exception_text
 from attnshape.inference.assemble import SimilarFailures
 from attnshape.model.trace import NamedTensor, Step, TensorRecord
 from attnshape.tracing.operations import base_name
@@ -69,7 +70,7 @@ class FailureContext:
     @property
     def message(self) -> str:
         """The library's error message."""
-        return str(self.failure.error)
+        return exception_text(self.failure.error)
 
     @cached_property
     def operation(self) -> str:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from attnshape.diagnostics import broadcasting, dtypes, indexing, joins, products, reshapes
 from attnshape.diagnostics.context import FailureContext, failure_context
 from attnshape.diagnostics.diagnosis import Diagnosis, Fix
+from attnshape.errors import exception_text
 from attnshape.inference.assemble import SimilarFailures
 from attnshape.inference.solver import matched
 from attnshape.model.trace import Failure, NamedTensor, Operand, Source, Step, TensorRecord
@@ -161,7 +162,7 @@ def failure_of(
         expression=place.expression or None if place else None,
         source=Source(display_path(place.file), place.line, place.column, place.function) if place else None,
         operation=raw.operation,
-        error=f"{type(raw.error).__name__}: {raw.error}".removesuffix(": "),
+        error=f"{type(raw.error).__name__}: {exception_text(raw.error)}".removesuffix(": "),
         operands=_operands(context, disagree),
         explanation=explanation,
         hint=hint,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from msgspec import UNSET
 
+from attnshape.errors import exception_text
 from attnshape.inference.small_runs import Samples
 from attnshape.inference.solver import Formula, Solver, matched
 from attnshape.model.trace import (
@@ -249,5 +250,5 @@ def _call(failure: RawFailure) -> tuple[object, ...]:
     place = failure.location
     at = (place.file, place.line, place.column) if place is not None else None
     ranks = [len(operand.tensor.stride or operand.tensor.shape) for operand in failure.operands]
-    words = re.sub(r"\d+", "0", str(failure.error))
+    words = re.sub(r"\d+", "0", exception_text(failure.error))
     return (failure.operation, at, ranks, type(failure.error), words)

@@ -21,7 +21,7 @@ from attnshape.checks.rules import batch
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.registry import RULES
 from attnshape.dims.sizes import are_large, proxy_sizes
-from attnshape.errors import AttnshapeError
+from attnshape.errors import AttnshapeError, format_exception
 from attnshape.inference.small_runs import ProgressCallback
 from attnshape.model.report import Fact, Finding, NotChecked, Pattern, Report
 from attnshape.options.claims import Claims, parse_claims
@@ -245,7 +245,7 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
             yield Undecided(rule.TOPIC, "a run took too long")
         except BaseException as error:  # noqa: BLE001 - one rule's failure must not end the check
             reraise_interruption(error)
-            yield Undecided(rule.TOPIC, f"the check failed: {type(error).__name__}: {error}")
+            yield Undecided(rule.TOPIC, f"the check failed: {format_exception(error)}")
 
 
 def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecked]]:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from attnshape import __version__
 from attnshape.comments.verify import CommentVerification, may_document_shapes, verify_shape_comments
 from attnshape.dims.sizes import Sizes, are_large
+from attnshape.errors import format_exception
 from attnshape.inference.small_runs import ProgressCallback, Samples
 from attnshape.model.report import Fact, NotChecked, Report
 from attnshape.observation.forms import FunctionId
@@ -104,7 +105,7 @@ def verify_target(
         return verify_shape_comments(runs, functions) if functions else CommentVerification(runs=len(runs))
     except BaseException as error:  # noqa: BLE001 - a comment somewhere must not end the check
         reraise_interruption(error)
-        return comments_not_checked(f"the comparison failed: {type(error).__name__}: {error}")
+        return comments_not_checked(f"the comparison failed: {format_exception(error)}")
 
 
 def observe_documented(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from attnshape.dims.sizes import Sizes, are_large, proxy_sizes
-from attnshape.errors import AttnshapeError
+from attnshape.errors import AttnshapeError, format_exception
 from attnshape.inference.assemble import are_settled
 from attnshape.inference.plan import Plan
 from attnshape.inference.sampling import Solution, sample_and_solve
@@ -115,7 +115,7 @@ def _first_run(target: Target, sizes: Sizes, options: RunOptions) -> RawTrace:
     if actual.failure is not None:
         error = actual.failure.error
         raise AttnshapeError(
-            f"the target fails, so that nothing can be checked: {type(error).__name__}: {error}",
+            f"the target fails, so that nothing can be checked: {format_exception(error)}",
             "attnshape trace, with the same arguments, shows where and why",
         )
     return actual

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import os
@@ -71,6 +72,29 @@ def isolated() -> Iterator[None]:
         for restore, before in generators:
             with contextlib.suppress(Exception):
                 restore(before)
+
+
+_NAMESPACES: dict[str, Any] = {"builtins": builtins, "torch": torch, "torch.Tensor": torch.Tensor}
+
+
+def _public_names() -> dict[str, Any]:
+    """Return the public names of Python and torch, with what they stand for."""
+    return {
+        f"{prefix}.{name}": value
+        for prefix, owner in _NAMESPACES.items()
+        for base in reversed(getattr(owner, "__mro__", (owner,)))
+        for name, value in vars(base).items()
+        if not name.startswith("_")
+    }
+
+
+_ORIGINAL = _public_names()
+
+
+def replaced_functions() -> list[str]:
+    """Return the public names of Python and torch that no longer stand for what they did when this was imported."""
+    now = _public_names()
+    return [name for name, value in _ORIGINAL.items() if now.get(name) is not value]
 
 
 def seed_all(seed: int) -> None:

@@ -110,7 +110,11 @@ def _finish(work: Work) -> NoReturn:
     from attnshape.runtime.signals import leave, obey_signals
 
     obey_signals()
-    leave(work())
+    try:
+        status = work()
+    except BaseException:  # noqa: BLE001 - the code has broken Python itself, so that not even an error can be reported
+        os._exit(2)
+    leave(status)
 
 
 class _Watched:
@@ -419,7 +423,7 @@ def _last_location(dumps: int) -> str:
         os.set_blocking(dumps, False)
         while part := stream.read(1 << 16):
             dump += part
-    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parents[1]), "<")
+    installed = (*map(sysconfig.get_path, ("stdlib", "purelib", "scripts")), str(Path(__file__).parents[1]), "<")
     # of the threads, the main one is the last
     for thread in reversed(dump.decode(errors="replace").split("\n\n")):
         for file, line in _LOCATION.findall(thread):

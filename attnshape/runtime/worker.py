@@ -72,8 +72,8 @@ class Death:
             )
         if self.status >= 0:
             return AttnshapeError(
-                f"there is no result: the code ended the process with status {self.status}{during}",
-                "look for os._exit() and for code that closes all files or replaces the process",
+                f"there is no result: the process ended with status {self.status}{during}",
+                "look for os._exit(), and for code that closes all files or replaces functions of Python",
             )
         try:
             name = signal.Signals(-self.status).name
@@ -170,7 +170,8 @@ def limit_time(seconds: float) -> None:
     The time counts from the start of the process, or from the start of the batch's current item.
     """
     _Connection.time_limit = seconds
-    if is_supervised():
+    # a worker that goes on with a batch starts to count with its first item
+    if is_supervised() and (_Connection.death is None or _Connection.in_batch):
         import faulthandler
 
         send(TIME_LIMIT, TIME_LIMIT_FIELDS.pack(seconds, _Connection.started))
@@ -224,7 +225,7 @@ def death_in_item() -> Death | None:
 
 def start_item() -> None:
     """Report that a batch starts its next item, for which a time limit counts from now on."""
-    if _Connection.in_batch:
+    if _Connection.in_batch or _Connection.death is not None:
         _Connection.started = time.monotonic()
     _Connection.in_batch = True
     send(ITEM)

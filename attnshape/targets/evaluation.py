@@ -11,10 +11,18 @@ from typing import Any
 
 import torch
 
-from attnshape.errors import AttnshapeError, Option, Text, did_you_mean, most_similar
+from attnshape.errors import (
+    AttnshapeError,
+    Option,
+    Text,
+    did_you_mean,
+    exception_message,
+    format_exception,
+    most_similar,
+)
 from attnshape.runtime.files import display_path
 from attnshape.runtime.signals import reraise_interruption
-from attnshape.targets.imports import definitions, exception_message, format_exception, origin, public_names
+from attnshape.targets.imports import definitions, origin, public_names
 
 
 class Names(dict[str, Any]):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from attnshape.errors import AttnshapeError, most_similar
+from attnshape.errors import AttnshapeError, format_exception, most_similar
 from attnshape.runtime.files import display_path
 from attnshape.runtime.signals import reraise_interruption
 
@@ -107,22 +107,6 @@ def _import_failure(where: str, error: BaseException) -> AttnshapeError:
         f"{where} doesn't import: {format_exception(error)}{origin(error, where)}",
         "fix it so that `python -c 'import …'` accepts it",
     )
-
-
-def format_exception(error: BaseException) -> str:
-    """Return an exception's type and message on one line."""
-    if isinstance(error, SystemExit):
-        return f"SystemExit: {error.code}, by sys.exit({error.code!r})"
-    return f"{type(error).__name__}: {exception_message(error)}"
-
-
-def exception_message(error: BaseException) -> str:
-    """Return an exception's message on one line."""
-    if isinstance(error, SyntaxError):
-        return error.msg or "invalid syntax"
-    if isinstance(error, KeyError):
-        return repr(error.args[0]) if error.args else "missing key"
-    return " ".join(str(error).split()) or "no message"
 
 
 def origin(error: BaseException, where: str = "") -> str:

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from attnshape.dims.expressions import TensorSpec, parse_tensor
 from attnshape.dims.sizes import LARGEST
-from attnshape.errors import AttnshapeError, Option
+from attnshape.errors import AttnshapeError, Option, exception_message
 from attnshape.options.spec import RunOptions
-from attnshape.targets.imports import exception_message
 
 _MAX_DEPTH = 8
 _WITHOUT_TENSORS = (type, ModuleType, FunctionType)

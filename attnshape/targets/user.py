@@ -15,7 +15,7 @@ import torch
 from attnshape.dims.expressions import TensorSpec, parse_tensor
 from attnshape.dims.sizes import resolve
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
-from attnshape.errors import AttnshapeError, Option, did_you_mean
+from attnshape.errors import AttnshapeError, Option, did_you_mean, format_exception
 from attnshape.options.claims import claim_texts
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.runtime.isolation import seed_all
@@ -29,7 +29,7 @@ from attnshape.targets.evaluation import (
     reach,
     required_parameters,
 )
-from attnshape.targets.imports import format_exception, import_target, origin
+from attnshape.targets.imports import import_target, origin
 from attnshape.targets.inputs import annotated_inputs, device_context, make_tensor, move
 from attnshape.targets.target import Target
 from attnshape.tracing.containers import module_of, modules_within, tensor_paths

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from attnshape.errors import exception_text
 from attnshape.runtime.isolation import isolated, seed_all
 from attnshape.tracing.containers import tensor_paths
 from attnshape.tracing.opaque import force_eager
@@ -43,7 +44,7 @@ class Comparison:
         try:
             difference = _difference(results, self._unrecorded(build))
         except Exception as error:  # noqa: BLE001 - whatever the code raises without the recorder
-            difference = f"it fails with {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            difference = f"it fails with {type(error).__name__}: {exception_text(error).strip().partition(chr(10))[0]}"
         if difference is None or not self._repeats(results, build):
             return []
         return [f"untraced, torch runs {self._module} by a fast path that can't be seen: {difference}"]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from attnshape.errors import format_exception
 from attnshape.model.trace import Reference
 from attnshape.tracing.calls import TracedCall, tensors_in
 from attnshape.tracing.frames import Frames
@@ -200,5 +201,5 @@ class Recorder(CallMode):
         try:
             return action(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, the traced code goes on
-            self.broken = f"the recorder failed after step {len(self.steps)}: {type(error).__name__}: {error}"
+            self.broken = f"the recorder failed after step {len(self.steps)}: {format_exception(error)}"
             return None

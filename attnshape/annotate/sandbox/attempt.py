@@ -27,7 +27,7 @@ import torch
 from beartype.roar import BeartypeException
 from jaxtyping import AnnotationError, TypeCheckError
 
-from attnshape.errors import AttnshapeError
+from attnshape.errors import AttnshapeError, exception_text
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.runtime.isolation import isolated, seed_all
 from attnshape.runtime.signals import reraise_interruption
@@ -208,7 +208,7 @@ def explain_failure(error: BaseException, files: Collection[str]) -> AttemptFail
         if code.co_filename in files and not wrapped:
             return AttemptFailure("local", message, file=code.co_filename, line=line)
         if _is_jaxtyping(frame):
-            function, parameter = _checked_function(frame), _PARAMETER.search(str(error))
+            function, parameter = _checked_function(frame), _PARAMETER.search(exception_text(error))
             if "out" in frame.f_locals:
                 return AttemptFailure("result", message, function=function)
             kind: Cause = "argument" if parameter is not None else "function"
@@ -231,6 +231,6 @@ def _checked_function(frame: FrameType) -> str:
 
 
 def _message(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or ["no message"]
+    lines = exception_text(error).strip().splitlines() or ["no message"]
     details = [line for line in lines if line.startswith(("The problem arose", "Actual value:", "Expected type:"))]
     return f"{type(error).__name__}: {' '.join([lines[0], *details])}"[:300]
