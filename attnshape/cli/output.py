@@ -188,7 +188,9 @@ def print_message(text: str) -> None:
     if is_supervised():
         send(ERRORS, line)
     elif sys.stderr is not None:
-        sys.stderr.write(line.decode())
+        with contextlib.suppress(OSError, ValueError):  # nobody can be told that nothing can be told
+            sys.stderr.write(line.decode())
+            sys.stderr.flush()
 
 
 def internal_error(error: BaseException) -> AttnshapeError:

@@ -142,8 +142,9 @@ def installed_package(file: str) -> str | None:
 def display_path(file: str) -> str:
     """Return a path relative to the current folder, or for installed code, to the folder that it is imported from."""
     path = Path(file)
-    if path.is_relative_to(Path.cwd()):
-        return str(path.relative_to(Path.cwd()))
+    with contextlib.suppress(OSError):  # the current folder may be gone
+        if path.is_relative_to(Path.cwd()):
+            return str(path.relative_to(Path.cwd()))
     parents = [Path(entry) for entry in sys.path if entry]
     inside = [path.relative_to(parent) for parent in parents if path.is_relative_to(parent)]
     return str(min(inside, key=lambda relative: len(relative.parts))) if inside else file

@@ -101,8 +101,8 @@ def serve(work: Work) -> None:
     """Do the work and end the process, if a supervisor started it without `os.fork`."""
     descriptors = os.environ.pop(_WORKER, None)
     if descriptors is not None:
-        messages, dumps = map(_inherited, descriptors.split(","))
-        worker.connect(messages, dumps, time.monotonic())
+        messages, dumps, token = descriptors.split(",")
+        worker.connect(_inherited(messages), _inherited(dumps), bytes.fromhex(token), time.monotonic())
         _finish(work)
 
 
@@ -127,7 +127,8 @@ class _Watched:
         """Whether an item of a batch has been started and isn't complete."""
         self._events = events
         self._started = time.monotonic()
-        self._process, messages, self._dumps = _start(work, self._started, results, death)
+        token = os.urandom(worker.TOKEN_SIZE)
+        self._process, messages, self._dumps = _start(work, token, self._started, results, death)
         self._output: list[tuple[int, bytes]] = []
         self._result = b""
         self._activity = ""
@@ -142,7 +143,7 @@ class _Watched:
         """When to kill the worker."""
         self._forward_at: float | None = None
         """When to send the worker the signal that this process got, unless the worker reports that it got it too."""
-        start_new_thread(_read_messages, (messages, events))
+        start_new_thread(_read_messages, (messages, token, events))
         start_new_thread(lambda: events.put((_DIED, self._process.wait())), ())
         _adopt_orphans()
 
@@ -249,7 +250,9 @@ class _Watched:
         return 0
 
 
-def _start(work: Work, started: float, results: tuple[bytes, ...], death: Death | None) -> tuple[_Process, int, int]:
+def _start(
+    work: Work, token: bytes, started: float, results: tuple[bytes, ...], death: Death | None
+) -> tuple[_Process, int, int]:
     """Start a worker; return its process, and the pipes of its messages and of its dumps."""
     messages, messages_end = os.pipe()
     dumps, dumps_end = os.pipe()
@@ -259,17 +262,17 @@ def _start(work: Work, started: float, results: tuple[bytes, ...], death: Death 
             os.close(messages)
             os.close(dumps)
             os.set_blocking(dumps_end, False)  # a crash must not wait for a reader
-            worker.connect(messages_end, dumps_end, started, results, death)
+            worker.connect(messages_end, dumps_end, token, started, results, death)
             _finish(work)
         process: _Process = _Forked(pid)
     else:
-        process = _spawn(messages_end, dumps_end)
+        process = _spawn(token, messages_end, dumps_end)
     os.close(messages_end)
     os.close(dumps_end)
     return process, messages, dumps
 
 
-def _spawn(*descriptors: int) -> _Process:
+def _spawn(token: bytes, *descriptors: int) -> _Process:
     """Start a worker where there is no `os.fork`: this command again, with the pipes in its environment."""
     import subprocess
 
@@ -282,7 +285,7 @@ def _spawn(*descriptors: int) -> _Process:
         handles = [msvcrt.get_osfhandle(descriptor) for descriptor in descriptors]
     return subprocess.Popen(
         [sys.executable, "-m", __name__.partition(".")[0], *sys.argv[1:]],
-        env={**os.environ, _WORKER: ",".join(map(str, handles))},
+        env={**os.environ, _WORKER: ",".join([*map(str, handles), token.hex()])},
         close_fds=False,
     )
 
@@ -297,11 +300,13 @@ def _inherited(handle: str) -> int:
     return int(handle)
 
 
-def _read_messages(descriptor: int, events: Events) -> None:
-    """Put each complete message into the queue."""
+def _read_messages(descriptor: int, token: bytes, events: Events) -> None:
+    """Put each complete message into the queue, up to the first that the worker didn't send."""
     with open(descriptor, "rb") as stream:
         while len(header := stream.read(worker.HEADER.size)) == worker.HEADER.size:
-            kind, length = worker.HEADER.unpack(header)
+            sender, kind, length = worker.HEADER.unpack(header)
+            if sender != token:
+                break
             payload = stream.read(length)
             if len(payload) == length:
                 events.put((kind, payload))

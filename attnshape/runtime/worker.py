@@ -19,8 +19,9 @@ from typing import Any
 
 from attnshape.errors import AttnshapeError
 
-HEADER = struct.Struct("=cI")
-"""What precedes a message: its kind, and the number of bytes that follow."""
+TOKEN_SIZE = 8
+HEADER = struct.Struct(f"={TOKEN_SIZE}scI")
+"""What precedes a message: the token of this worker, the kind, and the number of bytes that follow."""
 TIME_LIMIT_FIELDS = struct.Struct("=dd")
 """The seconds that a result may take, and when it was begun, in seconds of `time.monotonic`."""
 LARGEST = 4096 - HEADER.size
@@ -92,6 +93,8 @@ class _Connection:
     """The pipe to the supervisor, and what the worker knows from it."""
 
     descriptor: int | None = None
+    token: bytes = b""
+    """Random bytes, which tell a message from what code writes to every open file."""
     identity: tuple[int, int] = (0, 0)
     """The pipe's device and inode: code may close the descriptor and open another file under its number."""
     dumps: int = -1
@@ -108,13 +111,19 @@ class _Connection:
 
 
 def connect(
-    descriptor: int, dumps: int, started: float, results: tuple[bytes, ...] = (), death: Death | None = None
+    descriptor: int,
+    dumps: int,
+    token: bytes,
+    started: float,
+    results: tuple[bytes, ...] = (),
+    death: Death | None = None,
 ) -> None:
     """Report to a supervisor from now on.
 
     Args:
         descriptor: The pipe for messages.
         dumps: The pipe for the location of a crash.
+        token: What begins each message.
         started: When the worker was started, in seconds of `time.monotonic`.
         results: The encoded results of the items of a batch that earlier workers finished.
         death: How the worker before this one died, in the item after these.
@@ -122,7 +131,7 @@ def connect(
     import faulthandler
 
     _Connection.descriptor, _Connection.identity = descriptor, _identity(descriptor)
-    _Connection.dumps, _Connection.started = dumps, started
+    _Connection.dumps, _Connection.token, _Connection.started = dumps, token, started
     _Connection.results, _Connection.death = results, death
     faulthandler.enable(dumps, all_threads=False)
     encoding, errors = getattr(sys.stdout, "encoding", "utf-8"), getattr(sys.stdout, "errors", "strict")
@@ -154,7 +163,7 @@ def send(kind: bytes, payload: bytes = b"") -> None:
         try:
             if _identity(descriptor) != _Connection.identity:
                 raise OSError
-            os.write(descriptor, HEADER.pack(kind, len(part)) + part)
+            os.write(descriptor, HEADER.pack(_Connection.token, kind, len(part)) + part)
         except OSError:  # the supervisor has gone, or the code closed the pipe: nothing can be reported any more
             os._exit(2)
 
