@@ -14,11 +14,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.fuzz import command_lines, hostile_targets, process_signals, saved_files
+from tests.fuzz import command_lines, faults, hostile_targets, process_signals, programs, saved_files
 from tests.fuzz.cases import Family, Verdict, drawn
 from tests.fuzz.harness import Harness
 
-FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in (command_lines, saved_files, hostile_targets, process_signals)}
+FAMILIES: dict[str, Family] = {
+    module.FAMILY.name: module.FAMILY
+    for module in (command_lines, saved_files, programs, process_signals, hostile_targets, faults)
+}
 CHUNK = 25
 """How many cases have one seed."""
 _PROGRESS_SECONDS = 20.0
@@ -45,6 +48,8 @@ class Sum:
     failures: int = 0
     seconds: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
+    work: Counter[str] = field(default_factory=Counter)
+    """Seconds by verb."""
 
 
 def main() -> None:
@@ -130,6 +135,7 @@ def _add(total: Sum, result: Finished) -> None:
     total.valid += verdict.valid
     total.skipped += bool(verdict.skipped)
     total.statuses.update(verdict.statuses)
+    total.work.update(dict(verdict.work))
     if verdict.problems:
         total.failures += 1
         print(f"FAILED {result.family} --seed {result.seed} --case {result.place}: {result.description}")
@@ -148,3 +154,6 @@ def _print_table(sums: dict[str, Sum]) -> None:
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    for name, each in sums.items():
+        if each.work:
+            print(f"# {name}, seconds: {' '.join(f'{verb} {spent:.0f}' for verb, spent in each.work.most_common(9))}")

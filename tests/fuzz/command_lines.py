@@ -61,7 +61,8 @@ class Line:
 
 
 HOSTILE = (
-    "[bold red]x[/]", "a|b`c`", "\x1b[31mred", "<script>", "one\ntwo", "\u202eabc", "注意 👩‍👩‍👧", "x" * 3000, "(" * 300,
+    "[bold red]x[/]", "a|b`c`", "\x1b[31mred", "<script>", "one\ntwo", "\u202eabc", "注意 👩‍👩‍👧", "x" * 3000,
+    "(" * 300,
     "1e3", "9" * 40, "\udcff", "../..", "~", "%s %n {}", "None", "__import__", "lambda: 0", "a:b:c", "\x07", "\x85",
 )  # fmt: skip
 """Texts that are no valid value of any flag, verb or target."""
@@ -75,7 +76,8 @@ _BAD_VALUES: dict[str, tuple[str, ...]] = {
     "--device": ("tpu", "cpu:0:0", "", "cuda:x", *HOSTILE[:6]),
     "--dropout": ("1", "-1", "nan", "inf", "half", ""),
     "--mask-value": ("0", "1", "nan", "low", ""),
-    "--dim": ("T", "T=", "3=T", "B=3", "T=x+", "T=__import__('os')", "T=0", "T=-2", "T=2*Q", "T=1//0", "=", *HOSTILE[:6]),
+    "--dim": ("T", "T=", "3=T", "B=3", "T=x+", "T=__import__('os')", "T=0", "T=-2", "T=2*Q", "T=1//0", "=",
+    *HOSTILE[:6]),
     "--format": ("xml", "", "sarif ", *HOSTILE[:6]),
     "--columns": ("stripe", "", ",", "step,nosuch", *HOSTILE[:6]),
     "--match": ("nosuch", "", ",", *HOSTILE[:3]),
@@ -176,7 +178,13 @@ def _diff(draw: DrawFn) -> Line:
     sides = _choice(draw, unlike if differs else alike)
     line = Line(("diff", *sides), _FOUND if differs else _FINE)
     if _one_in(draw, 3):
-        kinds = draw(st.lists(st.sampled_from(("size", "signature", "stride", "storage", "dtype", "steps", "any")), min_size=1, max_size=3))
+        kinds = draw(
+            st.lists(
+                st.sampled_from(("size", "signature", "stride", "storage", "dtype", "steps", "any")),
+                min_size=1,
+                max_size=3,
+            )
+        )
         line = line.plus(*_flag(draw, "--fail-on", ",".join(kinds)))
         if differs and "any" not in kinds:
             line = replace(line, statuses=_EITHER)
@@ -238,7 +246,8 @@ def _target(draw: DrawFn, own_only: bool = False) -> tuple[tuple[str, ...], froz
                 ("code.py:Attention", ("--init", "D, H", "--input", "x: B L D"), _FINE),
                 ("code:Attention", ("--init", "D, H", "--input", "x: B L D"), _FINE),
                 ("code.py:Wrong", ("--init=D,H", "--input=x:B L D"), _FINE),
-                ("code.py:attend", ("--input", "query: B L D", "--input", "key: B L D", "--input", "value: B L D"), _FINE),
+                ("code.py:attend", ("--input", "query: B L D", "--input", "key: B L D", "--input",
+                "value: B L D"), _FINE),
                 ("code.py:double", ("--input", "x: B L D", "--with", "y=torch.ones(D)"), _FINE),
                 ("code.py:fails", ("--input", "x: B L D"), _FOUND),
                 ("code.py:case", (), _FINE),
@@ -353,7 +362,9 @@ def _bad_construction(draw: DrawFn) -> Line:
     target = "code.py:double" if flag == "--with" else "code.py:Attention"
     given = {"--input": "x: B L D"} if flag == "--with" else given
     words = [word for name, value in given.items() if name != flag for word in (name, value)]
-    return Line((verb, target, *words), _FINE).refused(f"{flag} has a bad value", f"{flag}={_choice(draw, _BAD_VALUES[flag])}")
+    return Line((verb, target, *words), _FINE).refused(
+        f"{flag} has a bad value", f"{flag}={_choice(draw, _BAD_VALUES[flag])}"
+    )
 
 
 def _unknown_flag(draw: DrawFn) -> Line:
@@ -370,7 +381,8 @@ def _missing_value(draw: DrawFn) -> Line:
 
 
 def _extra_argument(draw: DrawFn) -> Line:
-    base = _choice(draw, (*_BASES.values(), Line(("glossary",), _FINE), Line(("catalog", "average"), _FINE), Line(("rule", "AS201"), _FINE)))  # fmt: skip
+    words = (("glossary",), ("catalog", "average"), ("rule", "AS201"))
+    base = _choice(draw, (*_BASES.values(), *(Line(each, _FINE) for each in words)))
     return base.refused("an extra argument", _choice(draw, ("extra", "", "x y", *HOSTILE)))
 
 
@@ -482,7 +494,7 @@ def attempt(line: Line, harness: Harness) -> Verdict:
     outcome = run_in(
         harness,
         files,
-        Command(words=line.words, environment=line.environment),
+        Command(words=line.words, environment=line.environment, fork_server=line.words[:1] == ("annotate",)),
         verdict,
         [*line.changes, *([str(Path(line.output))] if line.output is not None else [])],
         sorted(line.statuses),

@@ -49,6 +49,8 @@ class Command:
     without_privileges: bool = False
     small_disk: int | None = None
     """The bytes of a file system of its own in the folder `small`."""
+    fork_server: bool = False
+    """Whether `annotate` finds a fork server that has imported torch, so that it needn't wait for one to start."""
     folder_removed: bool = False
     """Whether the current folder is gone when the command starts."""
 
@@ -87,10 +89,8 @@ class Outcome:
             found.append(f"status {self.status}, expected {expected}: {self.err[-400:].strip()!r}")
         if self.left:
             found.append(f"left running: {'; '.join(self.left)}")
-        for text in _NEVER[_PRINTED:] if prints_errors else _NEVER:
-            if text in self.err or text in self.out:
-                found.append(f"{text!r} in the output")
-        return found
+        never = _NEVER[_PRINTED:] if prints_errors else _NEVER
+        return [*found, *(f"{text!r} in the output" for text in never if text in self.err or text in self.out)]
 
 
 class Harness:
@@ -155,6 +155,7 @@ class Harness:
         request = {
             **{name: getattr(command, name) for name in ("words", "program", "limits", "signals", "terminal")},
             **{name: getattr(command, name) for name in ("seconds", "without_privileges", "small_disk", "script")},
+            "fork_server": command.fork_server,
             "folder_removed": command.folder_removed,
             "streams": streams,
             "environment": environment,
@@ -182,7 +183,9 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     return found
 
 
-def changes(before: Mapping[str, bytes | None], after: Mapping[str, bytes | None], declared: Sequence[str]) -> list[str]:
+def changes(
+    before: Mapping[str, bytes | None], after: Mapping[str, bytes | None], declared: Sequence[str]
+) -> list[str]:
     """Return which files have changed, appeared or gone, except declared ones."""
     found = []
     for name in sorted({*before, *after} - {*declared}):

@@ -26,7 +26,7 @@ SLACK = 2.0
 _PATIENCE = 25.0
 """Seconds after which a command that has no time limit is killed."""
 
-_PREAMBLE = '''\
+_PREAMBLE = """\
 import atexit, builtins, contextlib, ctypes, faulthandler, gc, json, locale, logging, os, re, resource, shutil, signal
 import subprocess, sys, tempfile, threading, time, warnings
 
@@ -47,7 +47,7 @@ def handler(*arguments):
 def never(*arguments, **named):
     raise RuntimeError("hostile")
 
-'''
+"""
 # acts that end the process
 _ENDS = {
     "exits at once": "os._exit(0)",
@@ -114,7 +114,7 @@ _HARMLESS = {
     "no stdout": "sys.stdout = None",
     "no stderr": "sys.stderr = None",
     "closes stdout": "sys.stdout.close()",
-    "closes descriptor 0": "os.close(0)",
+    "closes descriptor 0": "with contextlib.suppress(OSError):\n    os.close(0)",
     "replaces stdout": "import io\nsys.stdout = io.StringIO()",
     "excepthook": "sys.excepthook = never",
     "unraisablehook": "sys.unraisablehook = never",
@@ -160,12 +160,10 @@ _HARMLESS = {
     "leaves a process": "subprocess.Popen(['sleep', '1000'])",
     "child exits": "if not os.fork():\n    os._exit(3)",
     "child sleeps": "if not os.fork():\n    time.sleep(10**6)",
-    "child returns": "os.fork()",
+    "child returns": "if os.environ.setdefault('FORKER', str(os.getpid())) == str(os.getpid()):\n    os.fork()",
     "child raises": "if not os.fork():\n    raise ValueError('in the child')",
     "child calls sys.exit": "if not os.fork():\n    sys.exit(0)",
-    "daemon": (
-        "if not os.fork():\n    os.setsid()\n    if not os.fork():\n        time.sleep(10**6)\n    os._exit(0)"
-    ),
+    "daemon": ("if not os.fork():\n    os.setsid()\n    if not os.fork():\n        time.sleep(10**6)\n    os._exit(0)"),
     "child kills its parent's group": "if not os.fork():\n    time.sleep(0.2)\n    os._exit(0)",
     "deletes its source": "os.unlink(__file__) if os.path.exists(__file__) else None",
     "rewrites its source": "open(__file__, 'w').write('# nothing\\n' * 3)",
@@ -195,8 +193,8 @@ _PATCHES = {
     "sys.modules": "for name in [n for n in sys.modules if n.startswith('attnshape')]:\n    del sys.modules[name]",
     "attnshape.errors": "import attnshape.errors\nattnshape.errors.AttnshapeError.__init__ = never",
     "attnshape.__main__": "import attnshape.cli.output\nattnshape.cli.output.write = never",
-    "closes descriptor 1": "os.close(1)",
-    "closes descriptor 2": "os.close(2)",
+    "closes descriptor 1": "with contextlib.suppress(OSError):\n    os.close(1)",
+    "closes descriptor 2": "with contextlib.suppress(OSError):\n    os.close(2)",
     "closes descriptors 0 to 2": "os.closerange(0, 3)",
     "closes all descriptors": "os.closerange(0, 256)",
     "closes all above 2": "os.closerange(3, 256)",
@@ -264,9 +262,7 @@ class Hostile:
             "code.py:Target", "--init", "D", "--input", "x: B L D",
         )  # fmt: skip
         words = (self.verb, *target, "--batch", "4", "--length", "3", "--d-model", "4")
-        if self.verb == "trace":
-            words = (*words, "--format", "json")
-        elif self.verb == "check":
+        if self.verb == "trace" or self.verb == "check":
             words = (*words, "--format", "json")
         else:
             words = (*words, "--style", "comment")
@@ -350,12 +346,20 @@ def table() -> list[Hostile]:
 
 
 def _rows() -> Iterator[Hostile]:
-    yield from _with_moments(_ENDS, {**dict.fromkeys(_FORWARD[:3], _CANNOT), **dict.fromkeys((*_FORWARD[3:], *_LATER), _ANY)})
+    yield from _with_moments(
+        _ENDS, {**dict.fromkeys(_FORWARD[:3], _CANNOT), **dict.fromkeys((*_FORWARD[3:], *_LATER), _ANY)}
+    )
     raised = {"forward": frozenset({1}), "import": _CANNOT, "constructor": _CANNOT, "small sizes": _ANY}
     yield from _with_moments(_RAISES, raised | dict.fromkeys(_LATER, _ANY), prints_errors=_LATER)
-    hanging = {**dict.fromkeys(("forward", "import", "constructor"), _CANNOT), "small sizes": _ANY, "exit handler": _ANY}
+    hanging = {
+        **dict.fromkeys(("forward", "import", "constructor"), _CANNOT),
+        "small sizes": _ANY,
+        "exit handler": _ANY,
+    }
     yield from _with_moments(_HANGS, hanging, hangs=True)
-    yield from _with_moments(_HARMLESS, dict.fromkeys(("forward", "import", "constructor", "exit handler"), frozenset({0})))
+    yield from _with_moments(
+        _HARMLESS, dict.fromkeys(("forward", "import", "constructor", "exit handler"), frozenset({0}))
+    )
     yield from _with_moments(_PATCHES, dict.fromkeys(("forward", "import", "thread"), _ANY))
     yield from _with_moments(_OBJECTS, dict.fromkeys(("argument", "result"), _ANY))
 
@@ -439,7 +443,11 @@ def _assert_result(case: Hostile, status: int, text: str) -> None:
 
 def describe(case: Hostile) -> str:
     """Return the act and its moment, the command, and the act's source."""
-    return f"{case.act!r} in {case.moment}: {shlex.join(('attnshape', *case.words))}\n{textwrap.indent(case.body, '  > ')}"
+    return (
+        f"{case.act!r} in {case.moment}: {shlex.join(('attnshape', *case.words))}\n{textwrap.indent(case.body, '  > ')}"
+    )
 
 
-FAMILY = Family("hostile-targets", hostile_targets, attempt, describe, fixed_cases=24, long_cases=len(table()), table=table)
+FAMILY = Family(
+    "hostile-targets", hostile_targets, attempt, describe, fixed_cases=24, long_cases=len(table()), table=table
+)

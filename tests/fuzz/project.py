@@ -9,7 +9,7 @@ from attnshape.comparison.snapshot import snapshot_of, write_snapshot
 from attnshape.model.trace import Trace
 from tests.fuzz.harness import Command, Harness
 
-CODE = b'''\
+CODE = b"""\
 import math
 
 import torch
@@ -62,7 +62,7 @@ def fails(x):
 
 def case(B, L):
     return double, (torch.ones(B, L),)
-'''
+"""
 PYPROJECT = b"""\
 [project]
 name = "small"

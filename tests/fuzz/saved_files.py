@@ -84,7 +84,9 @@ def _item(draw: DrawFn, items: _Items, value: Any) -> tuple[Any, Any]:
             owner = owner[key]
         except (KeyError, IndexError, TypeError):
             return None, None
-    inside = isinstance(owner, dict | list) and (path[-1] in owner if isinstance(owner, dict) else path[-1] < len(owner))
+    inside = isinstance(owner, dict | list) and (
+        path[-1] in owner if isinstance(owner, dict) else path[-1] < len(owner)
+    )
     return (owner, path[-1]) if inside else (None, None)
 
 
@@ -129,7 +131,9 @@ def _damage(draw: DrawFn, items: _Items) -> Any:
 
 def _bytes(draw: DrawFn, content: bytes) -> tuple[bytes, bool]:
     """Damage the bytes of a file; return also whether it certainly can't be read any more."""
-    how = draw(st.sampled_from(("truncate", "flip", "splice", "mark", "encoding", "nul", "prefix", "line", "duplicate")))
+    how = draw(
+        st.sampled_from(("truncate", "flip", "splice", "mark", "encoding", "nul", "prefix", "line", "duplicate"))
+    )
     place = draw(st.integers(0, len(content) - 1))
     if how == "truncate":
         return content[:place], place < len(content) - 3
@@ -148,7 +152,9 @@ def _bytes(draw: DrawFn, content: bytes) -> tuple[bytes, bool]:
     if how == "nul":
         return content[:place] + b"\0" * draw(st.integers(1, 100)) + content[place:], False
     if how == "prefix":
-        return draw(st.sampled_from((b"{}", b"[", b"null\n", b"\n\n", b"//x\n", b"\x1f\x8b\x08", b"PK\x03\x04"))) + content, False
+        return draw(
+            st.sampled_from((b"{}", b"[", b"null\n", b"\n\n", b"//x\n", b"\x1f\x8b\x08", b"PK\x03\x04"))
+        ) + content, False
     lines = content.split(b"\n")
     number = place % len(lines)
     if how == "line":
@@ -205,7 +211,11 @@ def _compared(draw: DrawFn, content: bytes, source: str, how: str) -> Damaged:
     where = draw(st.sampled_from(("old", "new", "both", "old folder", "new folder")))
     if where.endswith("folder"):
         side = "a" if where == "old folder" else "b"
-        others = ((f"{'ab'.replace(side, '')}/x.{suffix}", source), ("a/y.json", "heads.json"), ("b/y.json", "heads.json"))
+        others = (
+            (f"{'ab'.replace(side, '')}/x.{suffix}", source),
+            ("a/y.json", "heads.json"),
+            ("b/y.json", "heads.json"),
+        )
         return Damaged(content, ("diff", "a", "b", *format_), f"{side}/x.{suffix}", how, others)
     file = f"x.{suffix}"
     sides = {"old": (file, source), "new": (source, file), "both": (file, file)}[where]

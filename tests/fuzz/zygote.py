@@ -11,6 +11,8 @@ import contextlib
 import ctypes
 import gc
 import json
+import multiprocessing.forkserver
+import multiprocessing.process
 import os
 import pty
 import resource
@@ -37,6 +39,7 @@ _MOST_MEMORY = 4 << 30
 _LIMITS = {"DATA": _MOST_MEMORY, "FSIZE": 64 << 20, "CORE": 0, "NOFILE": 256}
 _PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 0x40000
+_FORK_SERVER_DESCRIPTOR = 200
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -83,10 +86,13 @@ class _Watched:
         self.pipes: dict[int, _Reader] = {}
         self.ends: list[int] = []
         streams = [self._open(number) for number in range(3)]
+        fork_server = _start_fork_server(Path(request["folder"])) if request["fork_server"] else None
         self.started = time.monotonic()
         self.pid = os.fork()
         if not self.pid:
-            _become(request, streams, self.follower)
+            _become(request, streams, self.follower, fork_server)
+        if fork_server is not None:
+            os.close(fork_server[1])
         for end in self.ends:
             os.close(end)
 
@@ -162,14 +168,19 @@ def _run(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a command and return what happened."""
     watched = _Watched(request)
     signals = sorted(request["signals"])
+    ready_at = 0.0 if not signals else None
     last_signal = None
     most, counted_at, timed_out = 1, 0.0, False
     while watched.status is None:
-        while signals and watched.elapsed >= signals[0][0]:
+        if ready_at is None and _handles_termination(watched.pid):
+            ready_at = watched.elapsed
+        while signals and ready_at is not None and watched.elapsed - ready_at >= signals[0][0]:
             _, number, to = signals.pop(0)
             watched.signal(number, to)
             last_signal = watched.elapsed
-        due = signals[0][0] - watched.elapsed if signals else _INTERVAL
+        due = _INTERVAL
+        if signals:
+            due = 0.002 if ready_at is None else signals[0][0] - watched.elapsed + ready_at
         if watched.leader < 0 and not watched.pipes:
             _wait_for_exit(watched.pid, max(min(due, _INTERVAL), 0.001))
         else:
@@ -197,6 +208,14 @@ def _run(request: Mapping[str, Any]) -> dict[str, Any]:
         "terminal_restored": modes == watched.modes,
         "terminal_output": watched.terminal_output.decode(errors="replace"),
     }
+
+
+def _handles_termination(pid: int) -> bool:
+    """Return whether attnshape has begun: a process that the interpreter only starts has no handler for SIGTERM."""
+    with contextlib.suppress(OSError):
+        caught = Path(f"/proc/{pid}/status").read_text(encoding="ascii").partition("SigCgt:")[2].split()[0]
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 def _wait_for_exit(pid: int, seconds: float) -> None:
@@ -270,7 +289,41 @@ def _command_line(pid: int) -> str:
     return str(pid)
 
 
-def _become(request: Mapping[str, Any], streams: list[int | None], terminal: int) -> None:
+def _start_fork_server(folder: Path) -> tuple[str, int]:
+    """Fork the process that multiprocessing would execute for the method `forkserver`, which takes a second to import.
+
+    Return its address, and the descriptor that keeps it alive.
+    """
+    address = str(folder.parent / "fork-server")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        reader, writer = os.pipe()
+        if not os.fork():
+            try:
+                os.setsid()
+                os.chdir(folder)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                os.dup2(2, 1)
+                _lower_limits(_LIMITS)
+                os.closerange(3, min(listener.fileno(), reader))
+                os.close(writer)
+                multiprocessing.forkserver.main(listener.fileno(), reader, [])
+            finally:
+                os._exit(0)
+        os.close(reader)
+    return address, writer
+
+
+def _use_fork_server(address: str, descriptor: int) -> None:
+    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]  # there is no public way
+    server._forkserver_address, server._forkserver_alive_fd = address, descriptor
+    server.ensure_running = lambda: None
+
+
+def _become(
+    request: Mapping[str, Any], streams: list[int | None], terminal: int, fork_server: tuple[str, int] | None
+) -> None:
     """Turn this process into the command. Never returns."""
     status = UNSUPPORTED
     try:
@@ -280,7 +333,10 @@ def _become(request: Mapping[str, Any], streams: list[int | None], terminal: int
 
             fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
         _enter_folder(request)
-        _replace_descriptors(streams)
+        _replace_descriptors(streams, fork_server[1] if fork_server is not None else None)
+        if fork_server is not None:
+            _use_fork_server(fork_server[0], _FORK_SERVER_DESCRIPTOR)
+        multiprocessing.process.ORIGINAL_DIR = str(Path.cwd()) if not request["folder_removed"] else None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -318,7 +374,7 @@ def _call(request: Mapping[str, Any]) -> int:
             main()
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - as the interpreter does
         sys.excepthook(*sys.exc_info())
         return 1
     finally:
@@ -329,7 +385,7 @@ def _call(request: Mapping[str, Any]) -> int:
     return 0
 
 
-def _replace_descriptors(streams: list[int | None]) -> None:
+def _replace_descriptors(streams: list[int | None], kept_open: int | None) -> None:
     """Make these the standard streams, close all others, and open Python's own as the interpreter would."""
     sys.stdin, sys.stdout, sys.stderr = (None,) * 3  # type: ignore[assignment]  # as with closed ones
     kept = [os.dup(stream) if stream is not None else None for stream in streams]
@@ -340,12 +396,15 @@ def _replace_descriptors(streams: list[int | None]) -> None:
                 os.close(number)
         else:
             os.dup2(stream, number)
-    os.closerange(3, 256)
+    if kept_open is not None:
+        os.dup2(kept_open, _FORK_SERVER_DESCRIPTOR)
+    os.closerange(3, _FORK_SERVER_DESCRIPTOR)
+    os.closerange(_FORK_SERVER_DESCRIPTOR + (kept_open is not None), 1024)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = None
         if streams[number] is not None:
             how = "backslashreplace" if number == 2 else "strict"
-            stream = open(number, "w" if number else "r", encoding="utf-8", errors=how, closefd=False)  # noqa: SIM115, PTH123
+            stream = open(number, "w" if number else "r", encoding="utf-8", errors=how, closefd=False)  # noqa: SIM115
             if number:
                 stream.reconfigure(line_buffering=number == 2 or os.isatty(number))
         setattr(sys, name, stream)
