@@ -38,6 +38,8 @@ class Program:
     is_module: bool
     right: bool
     """Whether it is attention without a mistake, in which `check` must find nothing."""
+    fails: bool
+    """Whether it raises an exception in the end."""
     seed: int
     grad: bool
 
@@ -341,6 +343,18 @@ def _programs(draw: DrawFn) -> Program:
         if draw(st.integers(0, 5)) == 0:
             _long(writer)
         result = writer.kinds["x"][-1]
+    fails = not right and draw(st.integers(0, 7)) == 0
+    if fails:
+        text = writer.choose(*STRINGS)
+        writer.line(
+            writer.choose(
+                f"raise ValueError({text})",
+                f"assert False, {text}",
+                "1 / 0",
+                "undefined",
+                f"{result} @ torch.ones(3, 3, 7)",
+            )
+        )
     returned = result
     if not right:
         returned = writer.choose(
@@ -350,7 +364,9 @@ def _programs(draw: DrawFn) -> Program:
     file = draw(st.sampled_from(FILES)) if writer.hostile else "model"
     source = (_module if is_module else _function)(name, writer.lines, returned)
     grad = draw(st.integers(0, 3)) == 0
-    return Program(f"{file}.py", name, source, tuple(sizes.items()), is_module, right, draw(st.integers(0, 9)), grad)
+    return Program(
+        f"{file}.py", name, source, tuple(sizes.items()), is_module, right, fails, draw(st.integers(0, 9)), grad
+    )
 
 
 def _module(name: str, lines: list[str], returned: str) -> str:

@@ -449,5 +449,5 @@ def describe(case: Hostile) -> str:
 
 
 FAMILY = Family(
-    "hostile-targets", hostile_targets, attempt, describe, fixed_cases=24, long_cases=len(table()), table=table
+    "hostile-targets", hostile_targets, attempt, describe, fixed_cases=18, long_cases=len(table()), table=table
 )

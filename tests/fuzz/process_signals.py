@@ -180,4 +180,4 @@ def describe(case: Interrupted) -> str:
     return f"{shlex.join(('attnshape', *case.words))}   # {sent} after {case.moments} s{where}"
 
 
-FAMILY = Family("signals", interrupted, attempt, describe, fixed_cases=6, long_cases=500)
+FAMILY = Family("signals", interrupted, attempt, describe, fixed_cases=5, long_cases=500)

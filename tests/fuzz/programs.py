@@ -118,10 +118,17 @@ def _scripts(program: Program) -> dict[str, bytes]:
 
 
 def _run(
-    words: tuple[str, ...], folder: Path, harness: Harness, verdict: Verdict, statuses: tuple[int, ...], *written: str
+    words: tuple[str, ...],
+    folder: Path,
+    harness: Harness,
+    verdict: Verdict,
+    statuses: tuple[int, ...],
+    *written: str,
+    width: int = 100,
 ) -> Outcome:
     before = contents(folder)
-    outcome = harness.run(Command(words=words, fork_server=words[0] == "annotate"), folder)
+    command = Command(words=words, fork_server=words[0] == "annotate", environment={"COLUMNS": str(width)})
+    outcome = harness.run(command, folder)
     verdict.statuses.append(outcome.status)
     found = [*outcome.problems(statuses), *changes(before, contents(folder), written)]
     verdict.problems += [f"{words[0]}: {problem}" for problem in found]
@@ -130,30 +137,36 @@ def _run(
 
 def _trace(program: Program, folder: Path, harness: Harness, verdict: Verdict) -> None:
     words = ("trace", *target_words(program), "--format", "json", "--output", "saved.json")
-    outcome = _run(words, folder, harness, verdict, (0,), "saved.json")
+    outcome = _run(words, folder, harness, verdict, (int(program.fails),), "saved.json")
     if outcome.status not in (0, 1) or not (folder / "saved.json").exists():
         return
     text = (folder / "saved.json").read_text(encoding="utf-8")
     checked(verdict, "trace: the json", lambda: assert_drawn("json", text, 100))
     _refuse_internal("trace", text, verdict)
-    if outcome.status == 1:
+    if outcome.status == 1 and not program.fails:
         verdict.problems.append(f"trace: {json.loads(text)['failure']}")
-    format_, explain = ("table", "markdown")[program.seed % 2], program.seed % 3 == 0
-    shown = _run(("show", "saved.json", "--format", format_, *["--explain"] * explain), folder, harness, verdict, (0,))
-    checked(verdict, f"show: the {format_}", lambda: assert_drawn(format_, shown.out, 100, explain))
+    format_, explain, width = (
+        ("table", "markdown")[program.seed % 2],
+        program.seed % 3 == 0,
+        (40, 80, 100, 200)[program.seed % 4],
+    )
+    words = ("show", "saved.json", "--format", format_, *["--explain"] * explain)
+    shown = _run(words, folder, harness, verdict, (0,), width=width)
+    checked(verdict, f"show: the {format_}", lambda: assert_drawn(format_, shown.out, width, explain))
 
 
 def _record(program: Program, folder: Path, harness: Harness, verdict: Verdict) -> None:
     before = contents(folder)
     plain, recorded = (harness.run(Command(script=name), folder) for name in ("run_plain.py", "run_recorded.py"))
     verdict.problems += changes(before, contents(folder), ["recorded.json"])
-    if plain.status != 5:
+    if plain.status != (1 if program.fails else 5):
         verdict.problems.append(f"the program itself fails: {plain.err[-500:]}")
         return
-    differing = [name for name in ("status", "out", "err") if getattr(plain, name) != getattr(recorded, name)]
+    compared = ("status", "out") if program.fails else ("status", "out", "err")
+    differing = [name for name in compared if getattr(plain, name) != getattr(recorded, name)]
     for name in differing:
         verdict.problems.append(f"record: {name} is {getattr(recorded, name)!r}, and without {getattr(plain, name)!r}")
-    if not differing:
+    if not differing and not program.fails:
         text = (folder / "recorded.json").read_text(encoding="utf-8")
         checked(verdict, "record: the json", lambda: assert_drawn("json", text, 100))
         _refuse_internal("record", text, verdict)
@@ -174,6 +187,8 @@ def _check(program: Program, folder: Path, harness: Harness, verdict: Verdict) -
 
 
 def _annotate(program: Program, folder: Path, harness: Harness, verdict: Verdict) -> None:
+    if program.fails:
+        return
     before = harness.run(Command(script="run_plain.py"), folder)
     style = ("--style", "comment") if program.seed % 3 == 0 else ()
     outcome = _run(
@@ -205,4 +220,4 @@ def describe(program: Program) -> str:
     return f"{flavour}: {shlex.join(('attnshape', 'trace', *target_words(program)))}\n{textwrap.indent(body, '  > ')}"
 
 
-FAMILY = Family("programs", programs, attempt, describe, fixed_cases=4, long_cases=2_000)
+FAMILY = Family("programs", programs, attempt, describe, fixed_cases=3, long_cases=2_000)

@@ -23,7 +23,7 @@ _VALID: dict[str, tuple[object, ...]] = {
 }
 _INVALID: dict[str, tuple[object, ...]] = {
     "target": (3, [], "", " ", {}, True, 1.5, "code.py:nosuch", "nosuch", "\x1b[31m"),
-    "init": (3, ["D"], "D,", "D, H, 7", ")", {}),
+    "init": (3, ["D"], "D; H", "D, H, 7", ")", {}),
     "inputs": ([], [3], {"x": 3}, ["x"], 5, {"nosuch": "B"}, ["x: Q"], True),
     "batch": (0, -1, 1.5, "two", True, [], 10**30),
     "d-model": (0, "x", {}, float("nan")),

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
-import pytest
-
 from tests.fuzz.cases import assert_budget
 from tests.fuzz.faults import FAMILY
 from tests.fuzz.harness import Harness
 
-pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")  # noqa: PTH112
 
-
-def test_faults():
-    with Harness() as harness:
-        assert_budget(FAMILY, harness)
+def test_faults(harness: Harness):
+    assert_budget(FAMILY, harness)
