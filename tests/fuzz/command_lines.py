@@ -564,4 +564,4 @@ def describe_line(line: Line) -> str:
     return f"{' '.join(around)} {words}   # {line.why}{toml}".strip()
 
 
-FAMILY = Family("command-lines", lines, attempt, describe_line, fixed_cases=70, long_cases=20_000)
+FAMILY = Family("command-lines", lines, attempt, describe_line, fixed_cases=60, long_cases=20_000)

@@ -178,6 +178,8 @@ def _check(program: Program, folder: Path, harness: Harness, verdict: Verdict) -
     # what it can't decide about unusual code makes the status 2, with the whole report
     outcome = _run(words, folder, harness, verdict, (0,) if program.right else (0, 1, 2))
     _refuse_internal("check", outcome.out, verdict)
+    if not outcome.out and program.fails and outcome.status == 2:
+        return
     if not outcome.out:
         verdict.problems.append(f"check: no report: {outcome.err[-300:]!r}")
         return
@@ -220,4 +222,4 @@ def describe(program: Program) -> str:
     return f"{flavour}: {shlex.join(('attnshape', 'trace', *target_words(program)))}\n{textwrap.indent(body, '  > ')}"
 
 
-FAMILY = Family("programs", programs, attempt, describe, fixed_cases=3, long_cases=2_000)
+FAMILY = Family("programs", programs, attempt, describe, fixed_cases=4, long_cases=2_000)
