@@ -211,13 +211,20 @@ def internal_error(error: BaseException) -> AttnshapeError:
         if inside and name == package:
             place = f" in {module}.{level.tb_frame.f_code.co_name}, line {level.tb_lineno}"
         level = level.tb_next
-    message = f"internal error{place}: {format_exception(error)}"
     if "torch" in sys.modules:
         from attnshape.runtime.isolation import replaced_functions
 
         if replaced := replaced_functions():
             return AttnshapeError(
-                f"{message}; the code has replaced {', '.join(replaced)}, which attnshape needs",
+                f"the code has replaced {', '.join(replaced)}, which attnshape needs{place}: {format_exception(error)}",
                 "replace it only where the code needs it, and put it back",
             )
-    return AttnshapeError(message, "run it again with ATTNSHAPE_DEBUG=1 in the environment, and report what it prints")
+    if isinstance(error, OSError):
+        return AttnshapeError(f"the operating system refuses something{place}: {format_exception(error)}", _RESOURCES)
+    return AttnshapeError(
+        f"internal error{place}: {format_exception(error)}",
+        "run it again with ATTNSHAPE_DEBUG=1 in the environment, and report what it prints",
+    )
+
+
+_RESOURCES = "see whether the limits of this process (ulimit -a), the disk and the permissions suffice"

@@ -133,7 +133,11 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 @contextlib.contextmanager
 def _standard_streams_kept() -> Iterator[None]:
     """Restore descriptors 0 to 2 on exit, which code may close or redirect."""
-    kept = [(number, os.dup(number), identity) for number in range(3) if (identity := _identity(number)) is not None]
+    kept: list[tuple[int, int, tuple[int, int]]] = []
+    with contextlib.suppress(OSError):  # the code may have left no descriptors
+        for number in range(3):
+            if (identity := _identity(number)) is not None:
+                kept.append((number, os.dup(number), identity))  # noqa: PERF401 - the first ones count if one fails
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from os import _exit  # bound now, since code may replace it
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -94,7 +95,7 @@ def leave(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(status)
+    _exit(status)
 
 
 def _handle(number: int, frame: object) -> None:
@@ -103,7 +104,7 @@ def _handle(number: int, frame: object) -> None:
     _Interruption.status = 128 + number
     worker.send(worker.INTERRUPTED)
     if not _Interruption.foreign_depth:
-        os._exit(_Interruption.status)
+        _exit(_Interruption.status)
     raise KeyboardInterrupt
 
 

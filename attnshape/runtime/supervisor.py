@@ -220,7 +220,7 @@ class _Watched:
             return
         self._interrupted = number
         self._deadline = now + _GRACE
-        self._forward_at = now + _TERMINAL_GRACE if number == signal.SIGINT and _is_in_foreground() else now
+        self._forward_at = now + _TERMINAL_GRACE if number == signal.SIGINT and _has_terminal() else now
 
     def _act_on_time(self) -> bool:
         """Do what is due; return False if there is nothing left to try."""
@@ -261,6 +261,8 @@ def _start(
         if not pid:
             os.close(messages)
             os.close(dumps)
+            if not _has_terminal():
+                os.setpgid(0, 0)  # a signal that the code sends to its group then doesn't end the supervisor
             os.set_blocking(dumps_end, False)  # a crash must not wait for a reader
             worker.connect(messages_end, dumps_end, token, started, results, death)
             _finish(work)
@@ -382,13 +384,13 @@ def _descendants() -> list[int]:
 # the terminal
 
 
-def _is_in_foreground() -> bool:
-    """Return whether this process is in the terminal's foreground, so that Ctrl-C reaches the worker too."""
+def _has_terminal() -> bool:
+    """Return whether a terminal controls this process: then Ctrl-C reaches the worker too, and it may read input."""
     try:
-        with open("/dev/tty", "rb") as terminal:  # noqa: PTH123
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except (OSError, AttributeError):
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
         return False
+    return True
 
 
 class _Terminal:

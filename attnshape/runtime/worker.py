@@ -11,9 +11,10 @@ import os
 import signal
 import struct
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os import _exit, fstat, write  # bound now, since code may replace what the modules have
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -163,9 +164,9 @@ def send(kind: bytes, payload: bytes = b"") -> None:
         try:
             if _identity(descriptor) != _Connection.identity:
                 raise OSError
-            os.write(descriptor, HEADER.pack(_Connection.token, kind, len(part)) + part)
+            write(descriptor, HEADER.pack(_Connection.token, kind, len(part)) + part)
         except OSError:  # the supervisor has gone, or the code closed the pipe: nothing can be reported any more
-            os._exit(2)
+            _exit(2)
 
 
 def send_activity(activity: str) -> None:
@@ -191,7 +192,7 @@ def limit_time(seconds: float) -> None:
 
 def seconds_left(time_limit: float) -> float:
     """Return how much of a time limit is left for the current result; without a supervisor all of it."""
-    return max(_Connection.started + time_limit - time.monotonic(), 0.0) if is_supervised() else time_limit
+    return max(_Connection.started + time_limit - monotonic(), 0.0) if is_supervised() else time_limit
 
 
 def limit_memory(limit: int) -> None:
@@ -235,7 +236,7 @@ def death_in_item() -> Death | None:
 def start_item() -> None:
     """Report that a batch starts its next item, for which a time limit counts from now on."""
     if _Connection.in_batch or _Connection.death is not None:
-        _Connection.started = time.monotonic()
+        _Connection.started = monotonic()
     _Connection.in_batch = True
     send(ITEM)
     if _Connection.time_limit is not None:
@@ -259,7 +260,7 @@ def temporary_file(path: str) -> Iterator[None]:
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
+    status = fstat(descriptor)
     return status.st_dev, status.st_ino
 
 
@@ -315,4 +316,4 @@ def _end_child(frame: FrameType, event: str, argument: Any) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(status & 0xFF if isinstance(status, int) else 0)
+    _exit(status & 0xFF if isinstance(status, int) else 0)

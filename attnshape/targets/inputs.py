@@ -15,6 +15,7 @@ from attnshape.dims.expressions import TensorSpec, parse_tensor
 from attnshape.dims.sizes import LARGEST
 from attnshape.errors import AttnshapeError, Option, exception_message
 from attnshape.options.spec import RunOptions
+from attnshape.tracing.containers import own_attributes
 
 _MAX_DEPTH = 8
 _WITHOUT_TENSORS = (type, ModuleType, FunctionType)
@@ -87,27 +88,28 @@ class _Mover:
         self._seen: set[int] = set()
 
     def move(self, value: Any, depth: int) -> Any:
-        if isinstance(value, Tensor):
+        kind = type(value)  # an object's __class__ may raise, or lie
+        if issubclass(kind, Tensor):
             return value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
-        if isinstance(value, torch.nn.Module):
+        if issubclass(kind, torch.nn.Module):
             value.to(device=self._device, dtype=self._dtype)
             return value.train(self._train)
         if depth > _MAX_DEPTH or id(value) in self._seen:
             return value
         self._seen.add(id(value))
-        if isinstance(value, tuple):
+        if issubclass(kind, tuple):
             items = [self.move(item, depth + 1) for item in value]
             if all(new is old for new, old in zip(items, value, strict=True)):
                 return value
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        if isinstance(value, list):
+        if issubclass(kind, list):
             value[:] = [self.move(item, depth + 1) for item in value]
-        elif isinstance(value, dict):
+        elif issubclass(kind, dict):
             for key, item in list(value.items()):
                 if (new := self.move(item, depth + 1)) is not item:
                     value[key] = new
-        elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, _WITHOUT_TENSORS):
-            for name, item in list(vars(value).items()):
+        elif not issubclass(kind, _WITHOUT_TENSORS):
+            for name, item in own_attributes(value).items():
                 if (new := self.move(item, depth + 1)) is not item:
                     object.__setattr__(value, name, new)
         return value

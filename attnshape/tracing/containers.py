@@ -50,9 +50,10 @@ class _Search:
 
     def within(self, name: str, value: object, depth: int) -> Iterator[tuple[str, Any]]:
         self._left -= 1
-        if isinstance(value, self._kind):
+        kind = type(value)  # an object's __class__ may raise, or lie
+        if issubclass(kind, self._kind):
             yield name, value
-        elif not (value is None or isinstance(value, _PLAIN)) and depth < _DEEPEST and self._left > 0:
+        elif not (value is None or issubclass(kind, _PLAIN)) and depth < _DEEPEST and self._left > 0:
             if id(value) in self._entered:  # the value contains itself
                 return
             self._entered.add(id(value))
@@ -83,21 +84,25 @@ def _parts(value: object) -> list[tuple[str, Any]]:
             # a set has no order
             tensors = sorted((item for item in value if isinstance(item, Tensor)), key=lambda item: list(item.shape))
             return [(f"{{{place}}}", item) for place, item in enumerate(tensors)]
-        return [(f".{name}", item) for name, item in _attributes(value).items()]
+        return [(f".{name}", item) for name, item in own_attributes(value).items()]
     except Exception:  # noqa: BLE001 - an object of the traced code may raise when it is inspected
         return []
 
 
-def _attributes(value: object) -> dict[str, Any]:
+def own_attributes(value: object) -> dict[str, Any]:
     """Return an object's own attributes without running any of its code."""
     attributes: dict[str, Any] = {}
-    slots = [kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__]
-    for name in [name for names in slots for name in ([names] if isinstance(names, str) else names)]:
-        if name not in ("__dict__", "__weakref__"):
-            with contextlib.suppress(AttributeError):
-                attributes[name] = object.__getattribute__(value, name)
-    with contextlib.suppress(AttributeError):
-        attributes |= object.__getattribute__(value, "__dict__")
+    for kind in type(value).__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            slot = kind.__dict__.get(name)
+            if isinstance(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # nothing was assigned to it
+                    attributes[name] = slot.__get__(value)
+    for kind in type(value).__mro__:
+        own = kind.__dict__.get("__dict__")  # a property of that name is code
+        if isinstance(own, types.GetSetDescriptorType):
+            return attributes | own.__get__(value)
     return attributes
 
 
