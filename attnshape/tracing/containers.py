@@ -102,7 +102,7 @@ def own_attributes(value: object) -> dict[str, Any]:
     for kind in type(value).__mro__:
         own = kind.__dict__.get("__dict__")  # a property of that name is code
         if isinstance(own, types.GetSetDescriptorType):
-            return attributes | own.__get__(value)
+            return {**attributes, **own.__get__(value)}
     return attributes
 
 
