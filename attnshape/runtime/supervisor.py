@@ -286,7 +286,7 @@ def _spawn(token: bytes, *descriptors: int) -> _Process:
 
         handles = [msvcrt.get_osfhandle(descriptor) for descriptor in descriptors]
     return subprocess.Popen(
-        [sys.executable, "-m", __name__.partition(".")[0], *sys.argv[1:]],
+        [sys.executable, "-P", "-m", __name__.partition(".")[0], *sys.argv[1:]],
         env={**os.environ, _WORKER: ",".join([*map(str, handles), token.hex()])},
         close_fds=False,
     )
