@@ -189,20 +189,20 @@ def check_request(
 
 
 def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claims:
-    """Return the claims of the user and of the target's case; the user's take precedence."""
+    """Return the claims of the user and of the target's case; the user's take precedence.
+
+    Raises AttnshapeError if one is invalid; the user's claims are checked before the target is built.
+    """
     sizes = target.sizes
+    claims.require_values(sizes.numbers)
     numbers = next(proxy_sizes(sizes)).numbers if are_large(sizes) else sizes.numbers
     with isolated():
         of_case = target.build(numbers, run).claims
-    claims = parse_claims([*of_case, *claims.texts]) if of_case else claims
-    window = claims.window
-    missing = [symbol for symbol in window.symbols if symbol not in sizes.records] if window is not None else []
-    if window is not None and missing:
-        raise AttnshapeError(
-            f"--claim window={window.text}: the target has no size {missing[0]}",
-            "claim a number, window=4, or give the size that the target takes: --window 4",
-        )
-    return claims
+    try:
+        parse_claims(of_case).require_values(sizes.numbers)
+    except AttnshapeError as error:
+        raise error.prefixed(f"the claims that {target.label} returns: ") from None
+    return parse_claims([*of_case, *claims.texts]) if of_case else claims
 
 
 def _run_rules(
@@ -243,6 +243,8 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
             yield Undecided(rule.TOPIC, _OUT_OF_TIME)
         except TooLong:
             yield Undecided(rule.TOPIC, "a run took too long")
+        except AttnshapeError as error:  # a claim has no value at these sizes
+            yield Undecided(rule.TOPIC, error.message)
         except BaseException as error:  # noqa: BLE001 - one rule's failure must not end the check
             reraise_interruption(error)
             yield Undecided(rule.TOPIC, f"the check failed: {type(error).__name__}: {error}")

@@ -54,8 +54,7 @@ def test_rope_has_two_layouts(layout):
 
 
 def test_scale_is_kept_as_text():
-    assert parse_claims(["scale=1/sqrt(Dk)"]).scale == "1/sqrt(Dk)"
-    assert parse_claims(["scale=a==b"]).scale == "a==b"
+    assert parse_claims(["scale=1/sqrt(Dk)"]).scale.text == "1/sqrt(Dk)"
     with pytest.raises(AttnshapeError, match="no number"):
         parse_claims(["scale="])
 
@@ -67,7 +66,7 @@ def test_several_claims():
     assert claims.causal
     assert claims.zero_masked_rows
     assert claims.arguments == {"mask": "keep", "bias": "bias"}
-    assert (claims.rope, claims.scale, claims.window.text) == ("half", "1.0", "W")
+    assert (claims.rope, claims.scale.text, claims.window.text) == ("half", "1.0", "W")
     assert claims.positional
 
 
@@ -101,7 +100,7 @@ def test_invalid_claim_has_a_hint(text, hint):
     "text", ["window=", "window=W W", "window=__import__('os')", "window=W.real", "window=(", "window=" + "(" * 500]
 )
 def test_invalid_window_is_refused(text):
-    with pytest.raises(AttnshapeError, match="isn't an axis expression"):
+    with pytest.raises(AttnshapeError, match="isn't a size"):
         parse_claims([text])
 
 

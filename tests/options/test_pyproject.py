@@ -26,7 +26,7 @@ def decode(toml: str) -> ProjectTarget:
         ('init = "D, H"', {"init": "D, H"}),
         ('inputs = ["q: B L D", "k: B L D"]', {"inputs": {"q": "B L D", "k": "B L D"}}),
         ('input = "q: B L D"', {"inputs": {"q": "B L D"}}),
-        ('inputs = { q = "B L D", ids = "int[V] B L" }', {"inputs": {"q": "B L D", "ids": "int[V] B L"}}),
+        ('inputs = { q = "B L D", ids = "int[2*H] B L" }', {"inputs": {"q": "B L D", "ids": "int[2*H] B L"}}),
         ('with = { scale = "H**-0.5", n = 2, flag = false }', {
             "arguments": {"scale": "H**-0.5", "n": "2", "flag": "False"}
         }),
@@ -124,13 +124,13 @@ def test_sets_of_sizes(toml: str, sets: tuple[dict[str, int], ...]) -> None:
         (f"sizes = {{ B = {'9' * 4000} }}", "sizes", "B is a far too large number, more than", "smaller"),
         (f"sizes = {{ B = 0x{'f' * 6000} }}", "sizes", "B is a far too large number, more than", "smaller"),
         ('sizes = { B = "two" }', "sizes", 'B = "two", and two has no number there', "two = 4"),
-        ('sizes = { B = "" }', "sizes", "'' isn't an axis expression", "H*Dk"),
-        ('sizes = { B = "L+" }', "sizes", "'L+' isn't an axis expression", "H*Dk"),
+        ('sizes = { B = "" }', "sizes", "'' isn't a size", "H*Dk"),
+        ('sizes = { B = "L+" }', "sizes", "'L+' isn't a size", "H*Dk"),
         ('sizes = { B = "L//0", L = 2 }', "sizes", "L//0 divides by zero", "other sizes"),
         ('sizes = { B = "L-2", L = 2 }', "sizes", "B is 0, expected", "B = 4"),
         ('sizes = { B = "L" }', "sizes", 'B = "L", and L has no number there', "L = 4"),
         ('sizes = { B = "L", L = "B" }', "sizes", 'B = "L", and L has no number there', "L = 4"),
-        ('sizes = [{ B = 1 }, { B = "__import__(1)" }]', "sizes", "set 2: '__import__(1)'", "H*Dk"),
+        ('sizes = [{ B = 1 }, { B = "__import__(1)" }]', "sizes", "set 2: B: '__import__(1)'", "H*Dk"),
     ],
 )
 def test_errors_name_the_file_the_target_and_the_key(toml: str, key: str, message: str, hint: str) -> None:
