@@ -21,7 +21,7 @@ from attnshape.checks.rules import batch
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.registry import RULES
 from attnshape.dims.sizes import are_large, proxy_sizes
-from attnshape.errors import AttnshapeError
+from attnshape.errors import AttnshapeError, Option, python_syntax
 from attnshape.inference.small_runs import ProgressCallback
 from attnshape.model.report import Fact, Finding, NotChecked, Pattern, Report
 from attnshape.options.claims import Claims, parse_claims
@@ -201,8 +201,15 @@ def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claim
     try:
         parse_claims(of_case).require_values(sizes.numbers)
     except AttnshapeError as error:
-        raise error.prefixed(f"the claims that {target.label} returns: ") from None
+        raise error.written_in(_case_syntax, f"the claims that {target.label} returns: ") from None
     return parse_claims([*of_case, *claims.texts]) if of_case else claims
+
+
+def _case_syntax(option: Option) -> str:
+    """Return an option as a case gives it: of its claims only the text."""
+    if option.field != "claims":
+        return python_syntax(option)
+    return str(option.value) if option.value is not None else "the claim"
 
 
 def _run_rules(

@@ -219,8 +219,8 @@ def attention_file(tmp_path):
 def test_invalid_claim_of_a_case_names_the_case(attention_file, capsys):
     assert run(["check", f"{attention_file}:case"]) == 2
     error = capsys.readouterr().err
-    assert "claimed_attention.py:case returns: " in error
-    assert "the target has no size Dq" in error
+    assert "claimed_attention.py:case returns: scale=1/sqrt(Dq): the target has no size Dq" in error
+    assert "(or claim a number: scale=0.125)" in error
 
 
 @settings(max_examples=200, deadline=None)

@@ -142,6 +142,24 @@ def test_errors_name_the_file_the_target_and_the_key(toml: str, key: str, messag
     assert len(raised.value.message) < 300
 
 
+@pytest.mark.parametrize(
+    ("toml", "option"),
+    [
+        ('inputs = ["ids: int[Dx] B L"]', 'inputs = { ids = "int[Dx] B L" }'),
+        ('expect = { output = "B 2*Dx" }', 'expect = { output = "B 2*Dx" }'),
+        ('claims = ["scale=1/sqrt(Dx)"]', 'claims = ["scale=1/sqrt(Dx)"]'),
+        ("claims = { window = 'Dx' }", 'claims = ["window=Dx"]'),
+        ('dim = { C = "B*Dx" }', 'dim = { C = "B*Dx" }'),
+    ],
+)
+def test_unknown_symbol_is_refused_unless_its_size_is_typed(toml: str, option: str) -> None:
+    with pytest.raises(AttnshapeError) as raised:
+        decode(toml)
+    assert raised.value.message == f"pyproject.toml: target 'ours': {option}: Dx isn't a size symbol"
+    assert raised.value.hint == "did you mean Dk or Dv? (or define your own: dim = { Dx = 4 })"
+    assert decode_target("ours", tomllib.loads(TARGET + toml), ["Dx"])
+
+
 @pytest.mark.parametrize("value", ["", " ", 3, 0.5, True, [], {}, ["m.py:A"]])
 def test_target_must_be_a_string(value: object) -> None:
     with pytest.raises(AttnshapeError, match=r"the key target is (empty|missing|an? |true)"):
