@@ -15,7 +15,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from attnshape.errors import AttnshapeError, did_you_mean
@@ -150,7 +150,7 @@ class _Parser:
     token: str = ""
     previous: str = ""
     position: int = 0
-    depth: int = field(default=0)
+    depth: int = 0
 
     def parse(self) -> Node:
         if not self.text.strip():
