@@ -61,6 +61,15 @@ class AttnshapeError(Exception):
         if self.hint:
             self.add_note(f"hint: {self.hint}")
 
+    def prefixed(self, *parts: str | Option) -> AttnshapeError:
+        """Return the error with these parts in front of its message.
+
+        >>> AttnshapeError("divides by zero").prefixed(Option("sizes", "B//0", "C"), ": ").message
+        'C="B//0": divides by zero'
+        """
+        message = [self._message] if isinstance(self._message, str) else self._message
+        return AttnshapeError([*parts, *message], self._hint)
+
     def written_in(self, syntax: Syntax, context: str = "") -> AttnshapeError:
         """Return the error as a surface writes it, with the context in front: `pyproject.toml: target 'a': `."""
         hint = _joined(self._hint, syntax) if self._hint else None

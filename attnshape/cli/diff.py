@@ -103,10 +103,12 @@ def _resolve(
         raise AttnshapeError(f"{name} is empty", "name a saved trace, a snapshot, a folder of these, or a target")
     known = [*CATALOG, *project_targets()]
     path = Path(text)
+    # a target that has the name of a file must not make its comparison run code
+    is_path = "/" in text or path.suffix in SUFFIXES
     try:
-        if text not in known and path.is_dir():
+        if (is_path or text not in known) and path.is_dir():
             return path
-        if text not in known and path.exists() and path.suffix != ".py":
+        if (is_path or text not in known) and path.exists() and path.suffix != ".py":
             return read_saved(path)
     except (OSError, ValueError) as error:
         raise AttnshapeError(f"can't read {text[:80]!r}: {error}", HOW_TO_SAVE) from None

@@ -64,19 +64,24 @@ def _declared(
         typer.Argument(
             metavar="TARGET",
             help="A mechanism of the catalog (multi-head where none is given), path/to/file.py:Name, "
-            "package.module:Name, or a name from pyproject.toml. Running a target runs its code.",
+            "package.module:Name, or a name from pyproject.toml. Name is Python, such as build().attn, and running a "
+            "target runs its code.",
         ),
     ] = None,
     init: Annotated[
         str | None,
-        typer.Option(metavar="ARGS", help='What to call a class with: "D, n_head=H". Sizes are names in it.'),
+        typer.Option(
+            metavar="ARGS",
+            help='What to call a class with, as Python, which is run: "D, n_head=H". Sizes are names in it.',
+        ),
     ] = None,
     input_: Annotated[
         list[str] | None,
         typer.Option("--input", metavar="SPEC", help='A tensor argument: "query: B Lq D", "ids: int[V] B L". Repeat.'),
     ] = None,
     with_: Annotated[
-        list[str] | None, typer.Option("--with", metavar="NAME=PYTHON", help="Another argument, in Python. Repeat.")
+        list[str] | None,
+        typer.Option("--with", metavar="NAME=PYTHON", help="Another argument, as Python, which is run. Repeat."),
     ] = None,
     batch: Annotated[_Size, _size("--batch", "B, sequences in a batch.")] = None,
     heads: Annotated[_Size, _size("--heads", "H, query heads.")] = None,
@@ -91,7 +96,8 @@ def _declared(
     d_value: Annotated[_Size, _size("--d-value", "Dv, width of one head's values.")] = None,
     window: Annotated[_Size, _size("--window", "W, sliding-window width.")] = None,
     dim: Annotated[
-        list[str] | None, _sizes(metavar="NAME=EXPR", help="A dimension of your own: T=10, or C=nh*hs. Repeat.")
+        list[str] | None,
+        _sizes(metavar="NAME=EXPR", help="A dimension of your own, as arithmetic: T=10, or C=nh*hs. Repeat."),
     ] = None,
     causal: Annotated[bool, _built_in("--causal", help="Mask later keys.")] = False,
     padding: Annotated[bool, _built_in("--padding", help="Mask padded keys, B x 1 x 1 x Lk.")] = False,

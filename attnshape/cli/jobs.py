@@ -51,6 +51,7 @@ def jobs_of(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list[Job
     options = run_options(run, typed_command())
     named = named_target(typed)
     if named is None:
+        typed.require_known_symbols()
         return [Job(typed.target, {}, typed, options)]
     jobs = list(_named_jobs(verb, typed.target, named, typed, run))
     if len(jobs) > 1:
@@ -117,6 +118,7 @@ def _named_jobs(
 ) -> Iterator[Job]:
     """Yield a job for each set of sizes, with the command that runs it alone."""
     for sizes, spec in target.over(typed):
+        spec.require_known_symbols()
         options = [
             Option("sizes", sizes),
             *typed.given_options(),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from attnshape.dims.arithmetic import AXIS, Node, Symbol, parse, symbols
+from attnshape.errors import AttnshapeError
 
 Meaning = Literal["batch", "heads", "length", "head width", "width"]
 
@@ -86,15 +88,11 @@ _DIFFERENCE = re.compile(r"\w{1,2}-\w{1,2}")
 _IMPLICIT = re.compile(rf"(?<![\w'])(\d+)({_NAME})")
 _JOINED_BY_X = re.compile(r"[A-Z][a-z]?(?:x[A-Z][a-z]?){2,}")
 """`BxHxLxD`."""
-_ALLOWED = (
-    *(ast.BinOp, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Constant),
-    *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv),
-)
 _MAX_DIGITS = 16
 MAX_LENGTH = 1000
 """Longer comments and lines aren't parsed: they contain data, and parsing them would be slow."""
 PRIME = "ʹ"
-"""Replaces the apostrophe of `H'` in expressions, since Python's names can't contain one."""
+"""Replaces the apostrophe of `H'` in expressions, since names can't contain one."""
 _ANY_AXES = ("...", "…", "*", "..")
 _ANY_SIZE = ("?", "_", "-1", ":")
 _EITHER = re.compile(r"[QKVST]/[QKVST]")
@@ -107,7 +105,7 @@ class AxisToken:
 
     text: str
     kind: Literal["name", "number", "expression", "any", "variadic"]
-    tree: ast.expr | None = None
+    tree: Node | None = None
     broadcast: bool = False
     """Whether the axis may also have size 1, as with jaxtyping's `#L`."""
 
@@ -116,9 +114,8 @@ class AxisToken:
         """The distinct dimension names."""
         if self.kind == "name":
             return (self.text,)
-        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name)] if self.tree is not None else []
-        nodes.sort(key=lambda node: node.col_offset)
-        return tuple(dict.fromkeys(node.id.replace(PRIME, "'") for node in nodes))
+        names = symbols(self.tree) if self.tree is not None else ()
+        return tuple(name.replace(PRIME, "'") for name in names)
 
 
 @dataclass(frozen=True)
@@ -171,16 +168,14 @@ def _expression(plain: str) -> AxisToken | None:
     if len(code) > 80:
         return None
     try:
-        tree = ast.parse(code.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = parse(" ".join(code.split()), AXIS)
+    except AttnshapeError:
         return None
-    nodes = list(ast.walk(tree))
-    only_integers = all(type(node.value) is int for node in nodes if isinstance(node, ast.Constant))
-    names = [node.id for node in nodes if isinstance(node, ast.Name)]
-    if not (names and only_integers and all(isinstance(node, _ALLOWED) for node in nodes)) or any(map(is_type, names)):
+    names = symbols(tree)
+    if not names or any(map(is_type, names)):
         return None
-    if isinstance(tree, ast.Name):
-        return AxisToken(tree.id, "name")
+    if isinstance(tree, Symbol):
+        return AxisToken(tree.name, "name")
     return AxisToken(code.replace(" ", ""), "expression", tree)
 
 

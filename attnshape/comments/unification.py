@@ -7,7 +7,6 @@ there is none, the name's usual meaning decides.
 
 from __future__ import annotations
 
-import ast
 import functools
 import itertools
 import math
@@ -19,6 +18,7 @@ from functools import cached_property
 from attnshape.comments.annotations import JaxtypingAnnotation
 from attnshape.comments.notation import PRIME, AxisToken, Meaning, ShapeText, usual_meaning
 from attnshape.comments.observed_shapes import FunctionCall, Occurrences, Shape
+from attnshape.dims.arithmetic import Operation, Symbol
 from attnshape.dims.expressions import AxisExpression
 from attnshape.errors import AttnshapeError
 
@@ -243,7 +243,7 @@ def _solve_sums(
     for constraint in constraints:
         for place, axis in enumerate(constraint.sole.axes if constraint.sole is not None else ()):
             match axis.tree:
-                case ast.BinOp(left=ast.Name(id=left), op=ast.Add(), right=ast.Name(id=right)):
+                case Operation("+", Symbol(left), Symbol(right)):
                     for name, other in ((left, right), (right, left)):
                         for known in candidates[other][:1]:
                             pairs = zip(_sizes(constraint, place), known, strict=True)

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 
 from msgspec import UNSET, UnsetType
 
@@ -22,7 +22,6 @@ from attnshape.inference.verification import run_held_out
 from attnshape.model.trace import Peak
 from attnshape.tracing.raw import RawFailure, RawStep, RawTrace
 
-_parse = lru_cache(maxsize=4096)(parse_expression)
 _ENOUGH = 3
 """The fewest runs from which a number that never varies is assumed to be a constant."""
 _CUDA_UNIT = 512
@@ -186,10 +185,10 @@ def _block(sizes: Sequence[int], solver: Solver) -> Block:
     if len(sizes) < _ENOUGH:
         return Block(None, max(sizes))
     if len(set(sizes)) == 1:
-        return Block(_parse(str(sizes[0])), sizes[0])
+        return Block(parse_expression(str(sizes[0])), sizes[0])
     *small, actual = sizes
     formula = solver.solve(tuple(small), actual)
-    return Block(_parse(formula.text) if formula.known == "verified" else None, max(sizes))
+    return Block(parse_expression(formula.text) if formula.known == "verified" else None, max(sizes))
 
 
 def _sum(counts: Mapping[str, int]) -> str:

@@ -1,27 +1,31 @@
-"""Axis expressions (products, quotients and sums of size symbols and integers), and the tensor specs made of them."""
+"""Expressions of the user's sizes, parsed and evaluated, and the tensor specs made of them."""
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
+from attnshape.dims.arithmetic import AXIS, REAL, SIZE, Grammar, Node, evaluate, parse, symbols
 from attnshape.errors import AttnshapeError, Option
-
-_LONGEST = 200
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
 
 
 @dataclass(frozen=True)
-class AxisExpression:
-    """A parsed axis expression.
+class Expression:
+    """A parsed expression of size symbols."""
+
+    text: str
+    tree: Node
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols in it, each once, in order of appearance."""
+        return symbols(self.tree)
+
+
+class AxisExpression(Expression):
+    """An expression whose value is an integer.
 
     >>> parse_expression("Lp+L").evaluate({"Lp": 6, "L": 10})
     16
@@ -31,62 +35,67 @@ class AxisExpression:
     ('D',)
     """
 
-    text: str
-    tree: ast.expr
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The symbols in it, each once, in order of appearance."""
-        names = [node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)]
-        return tuple(dict.fromkeys(names))
-
     def evaluate(self, sizes: Mapping[str, int]) -> int:
-        """Return the expression's number at these sizes; KeyError if a symbol has none."""
-        return _evaluate(self.tree, sizes, self.text)
+        """Return the expression's number at these sizes; KeyError if a symbol has none.
+
+        Raises AttnshapeError if there is no such integer.
+        """
+        try:
+            number = evaluate(self.tree, sizes)
+        except AttnshapeError as error:
+            raise error.prefixed(f"{self.text} ") from None
+        if not isinstance(number, int):  # a negative power
+            raise AttnshapeError(f"{self.text} is no integer at these sizes", "give other sizes")
+        return number
 
 
+class RealExpression(Expression):
+    """An expression whose value is a real number.
+
+    >>> parse_scale("1/sqrt(Dk)").evaluate({"Dk": 64})
+    0.125
+    """
+
+    def evaluate(self, sizes: Mapping[str, int]) -> float:
+        """Return the expression's number at these sizes; KeyError if a symbol has none.
+
+        Raises AttnshapeError if there is no such number.
+        """
+        try:
+            return float(evaluate(self.tree, sizes))
+        except AttnshapeError as error:
+            raise error.prefixed(f"{self.text} ") from None
+
+
+@lru_cache(maxsize=4096)
 def parse_expression(text: str) -> AxisExpression:
     """Parse an axis expression. Raises AttnshapeError if it is something else."""
-    refused = AttnshapeError(
-        f"{text[:60]!r} isn't an axis expression",
-        "write a product, quotient or sum of size symbols and integers, without spaces: H*Dk, Dk//2, Lp+L",
-    )
+    return AxisExpression(text.strip(), _parsed(text, AXIS, "an axis expression"))
+
+
+def parse_size_expression(text: str) -> AxisExpression:
+    """Parse the size of a dimension or of a window. Raises AttnshapeError if it is something else."""
+    return AxisExpression(text.strip(), _parsed(text, SIZE, "a size"))
+
+
+def parse_scale(text: str) -> RealExpression:
+    """Parse the scale of scores, a real number. Raises AttnshapeError if it is something else."""
+    return RealExpression(text.strip(), _parsed(text, REAL, "a scale"))
+
+
+def _parsed(text: str, grammar: Grammar, kind: str) -> Node:
     try:
-        tree = ast.parse(text.strip(), mode="eval").body if len(text) <= _LONGEST else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = None
-    if tree is None or not _allowed(tree):
-        raise refused
-    return AxisExpression(text.strip(), tree)
+        return parse(text, grammar)
+    except AttnshapeError as error:
+        raise error.prefixed(f"{text[:60]!r} isn't {kind}: ") from None
 
 
-def _allowed(node: ast.expr) -> bool:
-    match node:
-        case ast.Name():
-            return True
-        case ast.Constant(value=value):
-            return type(value) is int
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _allowed(operand)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _allowed(left) and _allowed(right)
-    return False
-
-
-def _evaluate(node: ast.expr, sizes: Mapping[str, int], text: str) -> int:
-    match node:
-        case ast.Name(id=name):
-            return sizes[name]
-        case ast.Constant(value=int(value)):
-            return value
-        case ast.UnaryOp(operand=operand):
-            return -_evaluate(operand, sizes, text)
-        case ast.BinOp(left=left, op=op, right=right):
-            try:
-                return _OPERATORS[type(op)](_evaluate(left, sizes, text), _evaluate(right, sizes, text))
-            except ZeroDivisionError:
-                raise AttnshapeError(f"{text} divides by zero at these sizes", "give other sizes") from None
-    raise AssertionError(f"not an axis expression: {ast.dump(node)}")
+def parse_axes(signature: str, source: Option) -> tuple[AxisExpression, ...]:
+    """Parse a dims string. Raises AttnshapeError, which names its source, if a word of it is no axis expression."""
+    try:
+        return tuple(parse_expression(word) for word in signature.split())
+    except AttnshapeError as error:
+        raise error.prefixed(source, ": ") from None
 
 
 _INTEGER = re.compile(r"int\[(?P<bound>[^\]\s]+)\]")
@@ -129,10 +138,10 @@ def parse_tensor(name: str, text: str) -> TensorSpec:
     if words and words[0] in {"float", "bool", "int"}:
         kind = words.pop(0)
     elif words and (integer := _INTEGER.fullmatch(words[0])):
-        kind, below = "int", parse_expression(integer["bound"])
+        kind, (below,) = "int", parse_axes(integer["bound"], Option("inputs", text, name))
         words.pop(0)
     elif words and words[0].startswith("int["):
         raise AttnshapeError(
             (Option("inputs", text, name), f": {words[0]!r} isn't a type"), "integers below V are written int[V]"
         )
-    return TensorSpec(name, kind, below, tuple(parse_expression(word) for word in words))
+    return TensorSpec(name, kind, below, parse_axes(" ".join(words), Option("inputs", text, name)))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 import operator
+import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as with_fields
 
-from attnshape.dims.expressions import AxisExpression, parse_expression
-from attnshape.dims.symbols import ORDER, SYMBOLS_BY_NAME, size_option
+from attnshape.dims.expressions import AxisExpression, parse_expression, parse_size_expression
+from attnshape.dims.symbols import ORDER, SYMBOLS_BY_NAME, require_known, size_option
 from attnshape.errors import AttnshapeError, Text
 from attnshape.model.trace import Size
 
@@ -74,13 +76,36 @@ def check_sizes(sizes: Mapping[str, int | str]) -> None:
             raise AttnshapeError(
                 (size_option("torch"), ": torch names the library in Python expressions"), "choose another name"
             )
-        else:
-            parse_size(name, size)
+        elif (usable := _usable_in_python(name)) != name:
+            raise AttnshapeError(
+                (size_option(name), f": Python expressions can't use the name {name}"), f"name it {usable}"
+            )
+        elif not (expression := parse_size(name, size)).symbols:
+            _evaluate_size(name, expression, {})
+
+
+def _usable_in_python(name: str) -> str:
+    """Return the name as Python reads it, and with an underscore if it is a keyword."""
+    plain = unicodedata.normalize("NFKC", name)
+    return f"{plain}_" if keyword.iskeyword(plain) else plain
 
 
 def parse_size(name: str, size: int | str) -> AxisExpression:
-    """Return the size of a user's own dimension as an expression."""
-    return parse_expression(size if isinstance(size, str) else str(check_size(name, size)))
+    """Return the size of a user's own dimension as an expression. Raises AttnshapeError if it is none."""
+    if not isinstance(size, str):
+        return parse_expression(str(check_size(name, size)))
+    try:
+        return parse_size_expression(size)
+    except AttnshapeError as error:
+        raise error.prefixed(size_option(name), ": ") from None
+
+
+def _evaluate_size(name: str, expression: AxisExpression, numbers: Mapping[str, int]) -> int:
+    try:
+        size = expression.evaluate(numbers)
+    except AttnshapeError as error:
+        raise error.prefixed(size_option(name), ": ") from None
+    return check_size(name, size)
 
 
 def evaluate_sizes(
@@ -103,7 +128,7 @@ def evaluate_sizes(
             problem, hint = undefined(name, missing)
             raise AttnshapeError((size_option(name, expression.text), problem), hint)
         for name in ready:
-            evaluated[name] = numbers[name] = check_size(name, waiting.pop(name).evaluate(numbers))
+            evaluated[name] = numbers[name] = _evaluate_size(name, waiting.pop(name), numbers)
     return evaluated
 
 
@@ -155,13 +180,9 @@ def _refuse_unknown(used: set[str], own: Mapping[str, AxisExpression]) -> None:
         raise AttnshapeError(
             f"{symbol} isn't a size symbol", ("define it, ", size_option(symbol, 4), ", or see: attnshape glossary")
         )
+    known = [*SYMBOLS_BY_NAME, *own]
     for name, expression in own.items():
-        for symbol in expression.symbols:
-            if symbol not in own and symbol not in SYMBOLS_BY_NAME:
-                raise AttnshapeError(
-                    (size_option(name, expression.text), f": {symbol} isn't a size symbol"),
-                    ("define it too: ", size_option(symbol, 4)),
-                )
+        require_known(expression.symbols, known, size_option(name, expression.text))
 
 
 def _default(symbol: str, numbers: dict[str, Size]) -> int:

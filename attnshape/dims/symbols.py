@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from attnshape.errors import Option
+from attnshape.errors import AttnshapeError, Option, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,24 @@ def size_option(symbol: str, value: object = None) -> Option:
     Option(field='sizes', value=4, key='H')
     """
     return Option("sizes", value, symbol)
+
+
+def require_known(names: Iterable[str], known: Collection[str], *source: str | Option) -> None:
+    """Raise AttnshapeError, with the nearest symbols, if one of the names isn't a known size symbol.
+
+    `source` is where the names are from, as errors name it.
+
+    >>> require_known(["Dq"], SYMBOLS_BY_NAME, "scale=1/sqrt(Dq)")
+    Traceback (most recent call last):
+        ...
+    attnshape.errors.AttnshapeError: scale=1/sqrt(Dq): Dq isn't a size symbol
+    hint: did you mean Dk or Dv? (or define your own: Dq=4)
+    """
+    for name in names:
+        if name not in known:
+            # most symbols are a letter and its index
+            near = [symbol for symbol in known if len(symbol) == len(name) > 1 and symbol[:-1] == name[:-1]]
+            listed = " or ".join(filter(None, (", ".join(near[:-1]), near[-1]))) if near else ""
+            similar = f"did you mean {listed}?" if near else did_you_mean(name, known, "the symbols are")
+            own = "(or define your own: ", size_option(name, 4), ")"
+            raise AttnshapeError((*source, f": {name} isn't a size symbol"), (f"{similar} ", *own))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from attnshape.dims.arithmetic import Node, Number, Operation, Symbol
 from attnshape.dims.sizes import Sizes, is_length
 from attnshape.inference.algebra import Monomial, constant, unknown
 
@@ -296,22 +296,25 @@ class Plan:
         return next(symbol for symbol in owners if symbol in self.symbols and name in dict(self.symbols[symbol].powers))
 
 
-def _as_product(tree: ast.expr, found: Mapping[str, Monomial]) -> Monomial | None:
+def _as_product(tree: Node, found: Mapping[str, Monomial]) -> Monomial | None:
     """Return an expression as a monomial, None if it is a sum or a quotient that isn't one."""
     match tree:
-        case ast.Name(id=name):
+        case Symbol(name):
             return found.get(name)
-        case ast.Constant(value=int(value)) if value > 0:
+        case Number(int(value)) if value > 0:
             return constant(value)
-        case ast.BinOp(left=left, op=ast.Mult() | ast.FloorDiv() as operator, right=right):
+        case Operation("*" | "//" as operator, left, right):
             first, second = _as_product(left, found), _as_product(right, found)
             if first is None or second is None:
                 return None
-            if isinstance(operator, ast.Mult):
+            if operator == "*":
                 return first * second
             quotient = first / second
             whole = quotient.coefficient.denominator == 1 and all(power > 0 for _, power in quotient.powers)
             return quotient if whole else None
+        case Operation("**", base, Number(int(exponent))) if exponent > 0:
+            factor = _as_product(base, found)
+            return math.prod([factor] * exponent, start=constant(1)) if factor is not None else None
     return None
 
 

@@ -17,7 +17,7 @@ from jaxtyping import AnnotationError, Bool, Complex, Float, Int, Shaped, UInt, 
 from msgspec.structs import replace
 from torch import Tensor
 
-from attnshape.dims.expressions import parse_expression
+from attnshape.dims.expressions import parse_axes, parse_expression
 from attnshape.errors import AttnshapeError, Option, did_you_mean
 from attnshape.inference.assemble import Formulas, Where
 from attnshape.inference.plan import held_out_sizes
@@ -303,10 +303,11 @@ def parse_expectations(signatures: Iterable[tuple[str, str]], symbols: Sequence[
     """Return what is expected of each name. Raises AttnshapeError if a signature has an unknown symbol."""
     expected = tuple(Expected(name, signature) for name, signature in signatures)
     for wanted in expected:
-        for symbol in [symbol for word in wanted.signature.split() for symbol in parse_expression(word).symbols]:
+        option = Option("expect", wanted.signature, wanted.name)
+        for symbol in [symbol for axis in parse_axes(wanted.signature, option) for symbol in axis.symbols]:
             if symbol not in symbols:
                 raise AttnshapeError(
-                    (Option("expect", wanted.signature, wanted.name), f": {symbol} isn't a size of this target"),
+                    (option, f": {symbol} isn't a size of this target"),
                     did_you_mean(symbol, symbols, "its sizes are"),
                 )
     return expected

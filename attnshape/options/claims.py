@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-from attnshape.dims.expressions import AxisExpression, parse_expression
+from attnshape.dims.expressions import AxisExpression, Expression, RealExpression, parse_scale, parse_size_expression
+from attnshape.dims.symbols import require_known
 from attnshape.errors import AttnshapeError, Option, did_you_mean, most_similar
 
 Meaning = Literal["keep", "drop", "add", "dropout", "bias", "relative-bias"]
@@ -32,14 +33,71 @@ class Claims:
     alibi: bool = False
     rope: Rope | None = None
     zero_masked_rows: bool = False
-    scale: str | None = None
-    """Python over the sizes, `1/sqrt(Dk)`."""
+    scale: RealExpression | None = None
+    """Over the sizes, and the width Dk of one head, which every attention has."""
     seq_first: bool = False
 
     @property
     def positional(self) -> bool:
         """Whether the user claims that something that depends on positions is added to the scores."""
         return self.alibi or any(meaning in ("bias", "relative-bias") for meaning in self.arguments.values())
+
+    def window_at(self, sizes: Mapping[str, int]) -> int | None:
+        """Return the claimed window at these sizes. Raises AttnshapeError if it has no value above 0."""
+        return _above_zero(self.window.evaluate(sizes)) if self.window is not None else None
+
+    def scale_at(self, sizes: Mapping[str, int]) -> float | None:
+        """Return the claimed scale at these sizes. Raises AttnshapeError if it has no value above 0."""
+        return _above_zero(self.scale.evaluate(sizes)) if self.scale is not None else None
+
+    def require_known(self, symbols: Collection[str]) -> None:
+        """Raise AttnshapeError if a claim has a symbol that isn't among these."""
+        for named, expression, _ in self._expressions():
+            require_known(expression.symbols, symbols, named)
+
+    def require_values(self, sizes: Mapping[str, int]) -> None:
+        """Raise AttnshapeError if a claim has no value for a target with these sizes: it needs another, is 0, …"""
+        for named, expression, value_at in self._expressions():
+            # every attention has a width of one head, whether or not it is a size of the target
+            widths = {HEAD_WIDTH} - sizes.keys() if expression is self.scale else set()
+            missing = next((name for name in expression.symbols if name not in {*sizes, *widths}), None)
+            if missing is not None:
+                example = Option("claims", "scale=0.125" if expression is self.scale else "window=4")
+                raise AttnshapeError(
+                    (named, f": the target has no size {missing}"),
+                    (did_you_mean(missing, sizes, "its sizes are"), " (or claim a number: ", example, ")"),
+                )
+            if widths.isdisjoint(expression.symbols):
+                _require_value(named, value_at, sizes)
+
+    def require_constants(self) -> None:
+        """Raise AttnshapeError if a claim without symbols has no value."""
+        for named, expression, value_at in self._expressions():
+            if not expression.symbols:
+                _require_value(named, value_at, {})
+
+    def _expressions(self) -> Iterator[tuple[Option, Expression, Callable[[Mapping[str, int]], object]]]:
+        if self.window is not None:
+            yield Option("claims", f"window={self.window.text}"), self.window, self.window_at
+        if self.scale is not None:
+            yield Option("claims", f"scale={self.scale.text}"), self.scale, self.scale_at
+
+
+HEAD_WIDTH = "Dk"
+_Number = TypeVar("_Number", int, float)
+
+
+def _above_zero(number: _Number) -> _Number:
+    if number <= 0:
+        raise AttnshapeError(f"the claimed value {number:.6g} isn't above 0", "claim another value, or other sizes")
+    return number
+
+
+def _require_value(named: Option, value_at: Callable[[Mapping[str, int]], object], sizes: Mapping[str, int]) -> None:
+    try:
+        value_at(sizes)
+    except AttnshapeError as error:
+        raise error.prefixed(named, ": ") from None
 
 
 def parse_claims(texts: Iterable[str]) -> Claims:
@@ -67,7 +125,7 @@ def parse_claims(texts: Iterable[str]) -> Claims:
                 raise AttnshapeError((*named, " isn't a claim"), hint)
             values[name.replace("-", "_")] = True
         elif name == "window":
-            values["window"] = parse_expression(value)
+            values["window"] = _parsed(value, parse_size_expression)
         elif name == "rope":
             if value not in get_args(Rope):
                 raise AttnshapeError((*named, ": there are two layouts"), "rope=half or rope=interleaved")
@@ -75,7 +133,7 @@ def parse_claims(texts: Iterable[str]) -> Claims:
         elif name == "scale":
             if not value:
                 raise AttnshapeError((*named, " has no number"), ("for example ", Option("claims", "scale=1/sqrt(Dk)")))
-            values["scale"] = value
+            values["scale"] = _parsed(value, parse_scale)
         elif value in get_args(Meaning):
             values["arguments"][name] = value
         else:
@@ -83,7 +141,19 @@ def parse_claims(texts: Iterable[str]) -> Claims:
                 (*named, f": {value[:40]!r} isn't what an argument can be"),
                 did_you_mean(value, list(get_args(Meaning)), "it can be"),
             )
-    return Claims(texts=kept, **values)
+    claims = Claims(texts=kept, **values)
+    claims.require_constants()
+    return claims
+
+
+_Parsed = TypeVar("_Parsed")
+
+
+def _parsed(value: str, parse: Callable[[str], _Parsed]) -> _Parsed:
+    try:
+        return parse(value)
+    except AttnshapeError as error:
+        raise error.prefixed(Option("claims"), ": ") from None
 
 
 def claim_texts(value: Any, source: str) -> tuple[str, ...]:

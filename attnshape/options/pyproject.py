@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -194,8 +194,11 @@ _FORMS = {
 """What each key takes, and an example."""
 
 
-def decode_target(name: str, table: object) -> ProjectTarget:
-    """Return a target of pyproject.toml. Raises AttnshapeError, which names target and key, if anything is invalid."""
+def decode_target(name: str, table: object, typed_sizes: Collection[str] = ()) -> ProjectTarget:
+    """Return a target of pyproject.toml, whose expressions may use sizes that the user typed.
+
+    Raises AttnshapeError, which names target and key, if anything is invalid.
+    """
     context = f"{FILE}: target {_shown(name)}"
     if not name.strip() or ":" in name:
         what = "has a colon, as file.py:Name has" if name.strip() else "is empty"
@@ -212,8 +215,8 @@ def decode_target(name: str, table: object) -> ProjectTarget:
         plurals = {_PLURALS.get(key, key): value for key, value in table.items()}
         target = msgspec.convert(plurals, ProjectTarget, strict=False)
         # each set as it will be run: with the target's other sizes
-        for _ in target.over(TargetSpec()):
-            pass
+        for _, spec in target.over(TargetSpec()):
+            spec.require_known_symbols(typed_sizes)
     except msgspec.ValidationError as error:
         raise _translated(str(error), table).written_in(toml_syntax, f"{context}: ") from None
     except AttnshapeError as error:
@@ -263,7 +266,7 @@ def named_target(spec: TargetSpec) -> ProjectTarget | None:
     if spec.callable is not None or not name or ":" in name:
         return None
     targets = project_targets()
-    return decode_target(name, targets[name]) if name in targets else None
+    return decode_target(name, targets[name], spec.sizes) if name in targets else None
 
 
 def resolve_name(typed: TargetSpec, run: Mapping[str, object], command: str) -> tuple[TargetSpec, RunOptions]:
@@ -273,6 +276,7 @@ def resolve_name(typed: TargetSpec, run: Mapping[str, object], command: str) -> 
     """
     named = named_target(typed)
     if named is None:
+        typed.require_known_symbols()
         return typed, run_options(run, command)
     (sizes, spec), *others = named.over(typed)
     if others:
@@ -280,6 +284,7 @@ def resolve_name(typed: TargetSpec, run: Mapping[str, object], command: str) -> 
             f"target {_shown(typed.target)} of {FILE} lists {1 + len(others)} sets of sizes, and one is needed here",
             ("give the sizes of one of them: ", Option("sizes", sizes)),
         )
+    spec.require_known_symbols()
     return spec, run_options({**named.run(), **run}, command)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from attnshape.dims.sizes import check_sizes
-from attnshape.dims.symbols import SYMBOLS_BY_NAME
+from attnshape.dims.expressions import parse_axes, parse_tensor
+from attnshape.dims.sizes import check_sizes, parse_size
+from attnshape.dims.symbols import SYMBOLS_BY_NAME, require_known, size_option
 from attnshape.errors import AttnshapeError, Option, Text, did_you_mean
+from attnshape.options.claims import parse_claims
 
 DeviceName = Annotated[str, Meta(pattern=r"^(cpu|meta|cuda(:\d+)?)\Z")]
 DtypeName = Literal["float32", "float64", "float16", "bfloat16"]
@@ -88,6 +91,20 @@ class TargetSpec(Struct, frozen=True):
                     (f"{name} is given twice, in ", Option("inputs"), " and in ", Option("arguments")), "give it once"
                 )
 
+    def require_known_symbols(self, more: Collection[str] = ()) -> None:
+        """Raise AttnshapeError if an expression is invalid, or has a symbol that is unknown and not among `more`."""
+        own = [name for name in self.sizes if name not in SYMBOLS_BY_NAME]
+        known = [*dict.fromkeys([*SYMBOLS_BY_NAME, *own, *more])]
+        for name in own:
+            require_known(parse_size(name, self.sizes[name]).symbols, known, size_option(name, self.sizes[name]))
+        for name, text in self.inputs.items():
+            require_known(parse_tensor(name, text).symbols, known, Option("inputs", text, name))
+        for variable, signature in self.expect:
+            option = Option("expect", signature, variable)
+            for axis in parse_axes(signature, option):
+                require_known(axis.symbols, known, option)
+        parse_claims(self.claims).require_known(known)
+
     def merged_onto(self, base: TargetSpec) -> TargetSpec:
         """Return the base with its fields replaced by those given here; sizes and options are merged."""
         own = {*self.arguments, *self.values}
@@ -131,8 +148,7 @@ class RunOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 T = TypeVar("T")
-_MAX_DIGITS = 40
-"""Sizes with at least this many digits aren't parsed as integers."""
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,39})")
 
 
 def require_name(target: str) -> str:
@@ -240,11 +256,8 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int | str]:
     >>> parse_dims(["nh=4", "C=nh*hs"])
     {'nh': 4, 'C': 'nh*hs'}
     """
-    sizes = split_pairs("dim", texts, "=", "NAME=EXPR", Option("sizes", {"nh": 4, "C": "nh*hs"}))
-    dims: dict[str, int | str] = {
-        name: int(text) if text.removeprefix("-").isdecimal() and len(text) < _MAX_DIGITS else text
-        for name, text in sizes.items()
-    }
+    sizes = split_pairs("dim", texts, "=", "NAME=EXPR", Option("sizes", {"nh": 4, "hs": 16, "C": "nh*hs"}))
+    dims: dict[str, int | str] = {name: int(text) if _INTEGER.fullmatch(text) else text for name, text in sizes.items()}
     check_dim_names(dims)
     return dims
 

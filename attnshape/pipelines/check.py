@@ -21,7 +21,7 @@ from attnshape.checks.rules import batch
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.registry import RULES
 from attnshape.dims.sizes import are_large, proxy_sizes
-from attnshape.errors import AttnshapeError, format_exception
+from attnshape.errors import AttnshapeError, Option, format_exception, python_syntax
 from attnshape.inference.small_runs import ProgressCallback
 from attnshape.model.report import Fact, Finding, NotChecked, Pattern, Report
 from attnshape.options.claims import Claims, parse_claims
@@ -189,20 +189,27 @@ def check_request(
 
 
 def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claims:
-    """Return the claims of the user and of the target's case; the user's take precedence."""
+    """Return the claims of the user and of the target's case; the user's take precedence.
+
+    Raises AttnshapeError if one is invalid; the user's claims are checked before the target is built.
+    """
     sizes = target.sizes
+    claims.require_values(sizes.numbers)
     numbers = next(proxy_sizes(sizes)).numbers if are_large(sizes) else sizes.numbers
     with isolated():
         of_case = target.build(numbers, run).claims
-    claims = parse_claims([*of_case, *claims.texts]) if of_case else claims
-    window = claims.window
-    missing = [symbol for symbol in window.symbols if symbol not in sizes.records] if window is not None else []
-    if window is not None and missing:
-        raise AttnshapeError(
-            f"--claim window={window.text}: the target has no size {missing[0]}",
-            "claim a number, window=4, or give the size that the target takes: --window 4",
-        )
-    return claims
+    try:
+        parse_claims(of_case).require_values(sizes.numbers)
+    except AttnshapeError as error:
+        raise error.written_in(_case_syntax, f"the claims that {target.label} returns: ") from None
+    return parse_claims([*of_case, *claims.texts]) if of_case else claims
+
+
+def _case_syntax(option: Option) -> str:
+    """Return an option as a case gives it: of its claims only the text."""
+    if option.field != "claims":
+        return python_syntax(option)
+    return str(option.value) if option.value is not None else "the claim"
 
 
 def _run_rules(
@@ -243,6 +250,8 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
             yield Undecided(rule.TOPIC, _OUT_OF_TIME)
         except TooLong:
             yield Undecided(rule.TOPIC, "a run took too long")
+        except AttnshapeError as error:  # a claim has no value at these sizes
+            yield Undecided(rule.TOPIC, error.message)
         except BaseException as error:  # noqa: BLE001 - one rule's failure must not end the check
             reraise_interruption(error)
             yield Undecided(rule.TOPIC, f"the check failed: {format_exception(error)}")

@@ -6,15 +6,15 @@ import copy
 import dis
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from attnshape.dims.expressions import TensorSpec, parse_tensor
+from attnshape.dims.expressions import parse_tensor
 from attnshape.dims.sizes import resolve
-from attnshape.dims.symbols import SYMBOLS_BY_NAME
+from attnshape.dims.symbols import SYMBOLS_BY_NAME, require_known
 from attnshape.errors import AttnshapeError, Option, did_you_mean, format_exception
 from attnshape.options.claims import claim_texts
 from attnshape.options.spec import RunOptions, TargetSpec
@@ -46,7 +46,6 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
     tensors = tuple(parse_tensor(name, text) for name, text in spec.inputs.items())
     dims = {name for name in spec.sizes if name not in SYMBOLS_BY_NAME}
     symbols = {*SYMBOLS_BY_NAME, *dims}
-    _check_symbols(tensors, symbols, annotated=False)
     root = path.partition(".")[0].partition("(")[0].partition("[")[0].strip()
     root_object: Any = getattr(module, root, None)
     if is_case(root_object, path, spec, symbols):
@@ -58,7 +57,8 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
         given_names = {*spec.arguments, *spec.values}
         annotated = annotated_inputs(_annotated_callable(root_object, path))
         tensors = tuple(tensor for tensor in annotated if tensor.name not in given_names)
-        _check_symbols(tensors, symbols, annotated=True)
+        for tensor in tensors:
+            require_known(tensor.symbols, sorted(symbols), f"the annotation {tensor.signature!r} of {tensor.name}")
     used |= {symbol for tensor in tensors for symbol in tensor.symbols}
     resizable = not any(True for _ in tensor_paths("", dict(spec.values)))
 
@@ -210,19 +210,6 @@ def _reads_keywords(function: Callable[..., Any], kinds: set[Any]) -> bool:
         step.opname.startswith("LOAD") and (step.argval == name or (type(step.argval) is tuple and name in step.argval))
         for step in dis.get_instructions(code)
     )
-
-
-def _check_symbols(tensors: Sequence[TensorSpec], symbols: set[str], annotated: bool) -> None:
-    for tensor in tensors:
-        for symbol in tensor.symbols:
-            if symbol not in symbols:
-                annotation = f"the annotation {tensor.signature!r} of {tensor.name}"
-                where = annotation if annotated else Option("inputs", tensor.signature, tensor.name)
-                similar = did_you_mean(symbol, sorted(symbols), "the symbols are")
-                raise AttnshapeError(
-                    (where, f": {symbol} isn't a size symbol"),
-                    (f"{similar} (or define your own: ", Option("sizes", 4, symbol), ")"),
-                )
 
 
 class DefiningModule(ModuleType):

@@ -234,7 +234,7 @@ def test_misuse_is_an_error() -> None:
         ({"B": 0}, "B is 0", "B=4"),
         ({"C": "nh*hs"}, "nh isn't a size symbol", "nh=4"),
         ({"H": 8, "Hkv": 3}, "contradict", "choose H"),
-        ({"C": "D**2"}, "isn't an axis expression", "product"),
+        ({"C": "D/2"}, "isn't a size", "D//2"),
         ({"my size": 3}, "'my size' isn't a name", "nh"),
     ],
 )

@@ -215,6 +215,11 @@ FAST = [
     ["trace", "--dtype", "nosuch"],
     ["trace", "--output", "nosuch/file"],
     ["trace", "--dim", "nosuch"],
+    ["trace", "--dim", "C=nh*hs"],
+    ["trace", "nosuch.py:f", "--input", "x: B Dq"],
+    ["trace", "--expect", "output: B Dq"],
+    ["check", "nosuch.py:f", "--claim", "scale=1/sqrt(Dq)"],
+    ["check", "--claim", "window=9**9**9"],
     ["trace", "--with", "nosuch"],
     ["trace", "--dropout", "2"],
 ]

@@ -5,6 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import attnshape
+from attnshape.cli.app import run
 from attnshape.errors import AttnshapeError
 from attnshape.options.claims import Claims, claim_texts, parse_claims
 from tests.checks.subjects import run_options, target_and_sizes
@@ -54,8 +56,7 @@ def test_rope_has_two_layouts(layout):
 
 
 def test_scale_is_kept_as_text():
-    assert parse_claims(["scale=1/sqrt(Dk)"]).scale == "1/sqrt(Dk)"
-    assert parse_claims(["scale=a==b"]).scale == "a==b"
+    assert parse_claims(["scale=1/sqrt(Dk)"]).scale.text == "1/sqrt(Dk)"
     with pytest.raises(AttnshapeError, match="no number"):
         parse_claims(["scale="])
 
@@ -67,7 +68,7 @@ def test_several_claims():
     assert claims.causal
     assert claims.zero_masked_rows
     assert claims.arguments == {"mask": "keep", "bias": "bias"}
-    assert (claims.rope, claims.scale, claims.window.text) == ("half", "1.0", "W")
+    assert (claims.rope, claims.scale.text, claims.window.text) == ("half", "1.0", "W")
     assert claims.positional
 
 
@@ -101,8 +102,125 @@ def test_invalid_claim_has_a_hint(text, hint):
     "text", ["window=", "window=W W", "window=__import__('os')", "window=W.real", "window=(", "window=" + "(" * 500]
 )
 def test_invalid_window_is_refused(text):
-    with pytest.raises(AttnshapeError, match="isn't an axis expression"):
+    with pytest.raises(AttnshapeError, match="isn't a size"):
         parse_claims([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("scale=1/srt(Dk)", "'1/srt(Dk)' isn't a scale: there is no function srt", "did you mean sqrt?"),
+        ("scale=1/math.sqrt(Dk)", "isn't a scale: '.' can't be part of it", "did you mean 1/sqrt(Dk)?"),
+        ("scale=().__class__", "isn't a scale", "1/sqrt(Dk)"),
+        ("scale=__import__('os').getpid()", "isn't a scale: there is no function __import__", "the functions are"),
+        ("scale=a==b", "isn't a scale: '=' can't be part of it", "1/sqrt(Dk)"),
+        ("scale=1e999", "isn't a scale: 1e999 is too large", "1/sqrt(Dk)"),
+        ("scale=9**9**9", 'claims=["scale=9**9**9"]: 9**9**9 has the exponent', "smaller"),
+        ("scale=1/0", 'claims=["scale=1/0"]: 1/0 divides by zero', "another divisor"),
+        ("scale=0", 'claims=["scale=0"]: the claimed value 0 isn\'t above 0', "another value"),
+        ("scale=-0.125", "the claimed value -0.125 isn't above 0", "another value"),
+        ("scale=sqrt(-2)", "sqrt(-2) has no real value", "positive"),
+        ("window=0", 'claims=["window=0"]: the claimed value 0 isn\'t above 0', "another value"),
+        ("window=3-5", "the claimed value -2 isn't above 0", "another value"),
+        ("window=2**-1", "2**-1 is no integer", "other sizes"),
+        ("window=3//0", "3//0 divides by zero", "another divisor"),
+        ("window=L/2", "'L/2' isn't a size: '/' can't be part of it", "did you mean L//2?"),
+    ],
+)
+def test_claim_without_a_value_is_refused_before_anything_runs(text, message, hint):
+    with pytest.raises(AttnshapeError) as raised:
+        parse_claims([text])
+    assert message in raised.value.message
+    assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize("name", ["scale", "window"])
+def test_symbols_of_claims(name):
+    claims = parse_claims([f"{name}=nh*Dq"])
+    with pytest.raises(AttnshapeError) as raised:
+        claims.require_known(["B", "Dk", "Dv", "nh"])
+    assert raised.value.message == f'claims=["{name}=nh*Dq"]: Dq isn\'t a size symbol'
+    assert raised.value.hint == "did you mean Dk or Dv? (or define your own: Dq=4)"
+    with pytest.raises(AttnshapeError, match="the target has no size nh") as raised:
+        claims.require_values({"B": 2, "H": 4})
+    assert raised.value.hint.startswith("did you mean H? (or claim a number: claims=[")
+    parse_claims([f"{name}=nh*Dk"]).require_known(["B", "Dk", "Dv", "nh"])
+
+
+def test_scale_may_use_the_width_of_a_head_that_is_no_size_of_the_target():
+    parse_claims(["scale=1/sqrt(Dk)"]).require_values({"B": 2})
+    with pytest.raises(AttnshapeError, match="the target has no size Dk"):
+        parse_claims(["window=Dk"]).require_values({"B": 2})
+
+
+@pytest.mark.parametrize("text", ["scale=1/(L-10)", "scale=L-12", "window=L-10", "window=L//(B-2)"])
+def test_claim_without_a_value_at_the_sizes_is_refused(text):
+    with pytest.raises(AttnshapeError, match=r"divides by zero|isn't above 0") as raised:
+        parse_claims([text]).require_values({"B": 2, "L": 10})
+    assert raised.value.message.startswith(f'claims=["{text}"]: ')
+    parse_claims([text]).require_values({"B": 3, "L": 13})
+
+
+@pytest.mark.parametrize("surface", ["flags", "pyproject", "python"])
+def test_unknown_symbol_runs_nothing_on_any_surface(surface, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = "from pathlib import Path\nPath('ran').touch()\ndef f(x):\n    return x\n"
+    (tmp_path / "model_of_claims.py").write_text(code)
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.attnshape.targets.ours]\ntarget = "model_of_claims.py:f"\ninputs = ["x: B L D"]\n'
+        'claims = ["scale=1/sqrt(Dq)"]\n'
+    )
+    words = ["model_of_claims.py:f", "--input", "x: B L D", "--claim", "scale=1/sqrt(Dq)"]
+    if surface == "python":
+        with pytest.raises(AttnshapeError) as raised:
+            attnshape.check("model_of_claims.py:f", inputs={"x": "B L D"}, claims=["scale=1/sqrt(Dq)"])
+        printed = str(raised.value)
+    else:
+        assert run(["check", *(words if surface == "flags" else ["ours"])]) == 2
+        printed = capsys.readouterr().err
+    named = {
+        "flags": '--claim "scale=1/sqrt(Dq)": ',
+        "pyproject": "pyproject.toml: target 'ours': claims = [\"scale=1/sqrt(Dq)\"]: ",
+        "python": 'claims=["scale=1/sqrt(Dq)"]: ',
+    }[surface]
+    assert f"{named}Dq isn't a size symbol" in printed
+    defined = {"flags": "--dim Dq=4", "pyproject": "dim = { Dq = 4 }", "python": "Dq=4"}[surface]
+    hint = raised.value.hint if surface == "python" else printed
+    assert f"did you mean Dk or Dv? (or define your own: {defined})" in hint
+    assert not (tmp_path / "ran").exists()
+
+
+def test_target_without_the_size_is_not_built(attention_file, capsys):
+    assert (
+        run(["check", f"{attention_file}:Attention", "--init", "D", "--input", "x: B L D", "--claim", "window=W"]) == 2
+    )
+    assert "--claim window=W: the target has no size W" in capsys.readouterr().err
+    assert not (attention_file.parent / "built").exists()
+
+
+@pytest.fixture
+def attention_file(tmp_path):
+    path = tmp_path / "claimed_attention.py"
+    path.write_text(
+        "from pathlib import Path\n"
+        "from torch import nn\n"
+        "class Attention(nn.Module):\n"
+        "    def __init__(self, width):\n"
+        "        super().__init__()\n"
+        "        Path(__file__).with_name('built').touch()\n"
+        "    def forward(self, x):\n"
+        "        return x\n"
+        "def case(B, L):\n"
+        "    return (lambda x: x), (__import__('torch').zeros(B, L, 3),), {}, ['scale=1/sqrt(Dq)']\n"
+    )
+    return path
+
+
+def test_invalid_claim_of_a_case_names_the_case(attention_file, capsys):
+    assert run(["check", f"{attention_file}:case"]) == 2
+    error = capsys.readouterr().err
+    assert "claimed_attention.py:case returns: scale=1/sqrt(Dq): the target has no size Dq" in error
+    assert "(or claim a number: scale=0.125)" in error
 
 
 @settings(max_examples=200, deadline=None)

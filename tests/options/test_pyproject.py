@@ -26,7 +26,7 @@ def decode(toml: str) -> ProjectTarget:
         ('init = "D, H"', {"init": "D, H"}),
         ('inputs = ["q: B L D", "k: B L D"]', {"inputs": {"q": "B L D", "k": "B L D"}}),
         ('input = "q: B L D"', {"inputs": {"q": "B L D"}}),
-        ('inputs = { q = "B L D", ids = "int[V] B L" }', {"inputs": {"q": "B L D", "ids": "int[V] B L"}}),
+        ('inputs = { q = "B L D", ids = "int[2*H] B L" }', {"inputs": {"q": "B L D", "ids": "int[2*H] B L"}}),
         ('with = { scale = "H**-0.5", n = 2, flag = false }', {
             "arguments": {"scale": "H**-0.5", "n": "2", "flag": "False"}
         }),
@@ -124,13 +124,13 @@ def test_sets_of_sizes(toml: str, sets: tuple[dict[str, int], ...]) -> None:
         (f"sizes = {{ B = {'9' * 4000} }}", "sizes", "B is a far too large number, more than", "smaller"),
         (f"sizes = {{ B = 0x{'f' * 6000} }}", "sizes", "B is a far too large number, more than", "smaller"),
         ('sizes = { B = "two" }', "sizes", 'B = "two", and two has no number there', "two = 4"),
-        ('sizes = { B = "" }', "sizes", "'' isn't an axis expression", "H*Dk"),
-        ('sizes = { B = "L+" }', "sizes", "'L+' isn't an axis expression", "H*Dk"),
+        ('sizes = { B = "" }', "sizes", "'' isn't a size", "H*Dk"),
+        ('sizes = { B = "L+" }', "sizes", "'L+' isn't a size", "H*Dk"),
         ('sizes = { B = "L//0", L = 2 }', "sizes", "L//0 divides by zero", "other sizes"),
         ('sizes = { B = "L-2", L = 2 }', "sizes", "B is 0, expected", "B = 4"),
         ('sizes = { B = "L" }', "sizes", 'B = "L", and L has no number there', "L = 4"),
         ('sizes = { B = "L", L = "B" }', "sizes", 'B = "L", and L has no number there', "L = 4"),
-        ('sizes = [{ B = 1 }, { B = "__import__(1)" }]', "sizes", "set 2: '__import__(1)'", "H*Dk"),
+        ('sizes = [{ B = 1 }, { B = "__import__(1)" }]', "sizes", "set 2: B: '__import__(1)'", "H*Dk"),
     ],
 )
 def test_errors_name_the_file_the_target_and_the_key(toml: str, key: str, message: str, hint: str) -> None:
@@ -140,6 +140,24 @@ def test_errors_name_the_file_the_target_and_the_key(toml: str, key: str, messag
     assert message in raised.value.message
     assert hint in (raised.value.hint or "")
     assert len(raised.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("toml", "option"),
+    [
+        ('inputs = ["ids: int[Dx] B L"]', 'inputs = { ids = "int[Dx] B L" }'),
+        ('expect = { output = "B 2*Dx" }', 'expect = { output = "B 2*Dx" }'),
+        ('claims = ["scale=1/sqrt(Dx)"]', 'claims = ["scale=1/sqrt(Dx)"]'),
+        ("claims = { window = 'Dx' }", 'claims = ["window=Dx"]'),
+        ('dim = { C = "B*Dx" }', 'dim = { C = "B*Dx" }'),
+    ],
+)
+def test_unknown_symbol_is_refused_unless_its_size_is_typed(toml: str, option: str) -> None:
+    with pytest.raises(AttnshapeError) as raised:
+        decode(toml)
+    assert raised.value.message == f"pyproject.toml: target 'ours': {option}: Dx isn't a size symbol"
+    assert raised.value.hint == "did you mean Dk or Dv? (or define your own: dim = { Dx = 4 })"
+    assert decode_target("ours", tomllib.loads(TARGET + toml), ["Dx"])
 
 
 @pytest.mark.parametrize("value", ["", " ", 3, 0.5, True, [], {}, ["m.py:A"]])

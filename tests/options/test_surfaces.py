@@ -51,10 +51,11 @@ def test_option_in_the_syntax_of_each_surface(option: Option, python: str, flags
 )
 def test_suggested_syntax_parses_to_the_option(option: Option) -> None:
     if option.field != "claims":
-        spec, run = spec_of(f"code.py:f {flag_syntax(option)}")
+        own = "" if option.key == "nh" else "--dim nh=2 --dim hs=3"
+        spec, run = spec_of(f"code.py:f {own} {flag_syntax(option)}")
         assert option in given_by(spec, run)
     table = tomllib.loads(f'target = "code.py:f"\n{toml_syntax(option)}')
-    named = decode_target("f", {"dim": {"nh": 2, "hs": 3}, **table})
+    named = decode_target("f", {**table, "dim": {"nh": 2, "hs": 3, **table.get("dim", {})}})
     assert option in given_by(named.spec(), run_options(named.run(), ""))
 
 
@@ -81,7 +82,7 @@ SPECS = st.builds(
     TargetSpec,
     st.just("code.py:f"),
     init=st.none() | TEXTS.filter(lambda text: not text.startswith("-")),
-    inputs=st.dictionaries(NAMES, TEXTS),
+    inputs=st.dictionaries(NAMES, st.lists(st.sampled_from(["B", "L", "7", "H*Dk", "-(-L//2)"])).map(" ".join)),
     sizes=st.dictionaries(st.sampled_from([symbol.name for symbol in SYMBOLS]), st.integers(1, 99)),
     options=st.fixed_dictionaries(
         {}, optional={"causal": st.just(True), "bias": st.just(False), "dropout": st.floats(0, 0.9)}

@@ -270,10 +270,11 @@ class VisibilityExplainer:
             for name, meaning in claims.arguments.items()
             if meaning in ("keep", "drop", "add") and name in subject.base.inputs
         }
-        window = claims.window.evaluate(subject.numbers) if claims.window is not None else None
         self.aligned = self._keys - self._queries
         self.right = Hypothesis(
-            tuple((name, None) for name in self.masks), self.aligned if claims.causal else None, window=window
+            tuple((name, None) for name in self.masks),
+            self.aligned if claims.causal else None,
+            window=claims.window_at(subject.numbers),
         )
 
     def explain(self) -> Explanation:

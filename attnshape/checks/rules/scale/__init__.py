@@ -21,7 +21,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
-from attnshape.errors import AttnshapeError, Option
+from attnshape.options.claims import HEAD_WIDTH
 from attnshape.tracing.operations import PRODUCTS_WITH_ADDEND, SCALINGS
 
 _VALUES = re.compile(r"width of (v|values?)$")
@@ -67,18 +67,10 @@ def known_factors(subject: Subject, width: int) -> Iterator[KnownFactor]:
 def expected_scale(subject: Subject, width: int) -> float:
     """Return the claimed scale for heads of a width, 1/sqrt(Dk) if none is claimed.
 
-    Raises AttnshapeError if the claim can't be evaluated to a number.
+    Raises AttnshapeError if the claim has no value at these sizes.
     """
-    if subject.claims.scale is None:
-        return 1 / math.sqrt(width)
-    names = {"sqrt": math.sqrt, "math": math, "Dk": width, **subject.numbers}
-    try:
-        return float(eval(subject.claims.scale, {"__builtins__": {}}, names))
-    except Exception as error:  # noqa: BLE001 - a claim is Python of the user's
-        raise AttnshapeError(
-            (Option("claims", f"scale={subject.claims.scale}"), f": {type(error).__name__}: {error}"),
-            ("for example ", Option("claims", "scale=1/sqrt(Dk)")),
-        ) from None
+    claimed = subject.claims.scale_at({HEAD_WIDTH: width, **subject.numbers})
+    return claimed if claimed is not None else 1 / math.sqrt(width)
 
 
 def _other_widths(subject: Subject, width: int) -> dict[str, int]:
@@ -148,7 +140,8 @@ def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: floa
     scale = abs(factor) * (lengths[0] * lengths[1])
     width = query.value.shape[query.contracted[0]]
     place = _place(subject, core, at, (query, key))
-    claimed, expected = subject.claims.scale, expected_scale(subject, width)
+    claim, expected = subject.claims.scale, expected_scale(subject, width)
+    claimed = claim.text if claim is not None else None
 
     def is_scale(number: float) -> bool:
         return math.isclose(scale, number, rel_tol=_CLOSE)

@@ -1,0 +1,318 @@
+"""The arithmetic that users type: its grammar, its parser, and its evaluation, which never runs Python.
+
+    expression := operand (operator operand)*      with Python's precedence and associativity
+    operand    := number | symbol | "-" operand | "(" expression ")" | function "(" expression ")"
+
+A `Grammar` says which operators and functions an option takes. Text is ASCII except for the letters of symbols, and
+only spaces separate its parts. Its length, the depth of its brackets, exponents and results are bounded, so that it is
+parsed in linear time and evaluated at once.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnshape.errors import AttnshapeError, did_you_mean
+
+_LONGEST = 200
+_DEEPEST = 40
+_LARGEST_EXPONENT = 64
+_LARGEST = 2**1023
+"""No result is as large: beyond it integers have no float, and floats are infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A literal number."""
+
+    value: int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """The name of a size."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Negation:
+    """A minus before an operand."""
+
+    operand: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Two operands and the operator between them."""
+
+    operator: str
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function and its argument."""
+
+    function: str
+    argument: Node
+
+
+Node = Number | Symbol | Negation | Operation | Call
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an expression may consist of, besides symbols, brackets and the minus before an operand."""
+
+    operators: tuple[str, ...]
+    hint: str
+    functions: tuple[str, ...] = ()
+    integers: bool = True
+    """Whether every number is an integer."""
+
+
+AXIS = Grammar(
+    ("+", "-", "*", "//"),
+    "write a product, quotient or sum of size symbols and integers, without spaces: H*Dk, Dk//2, Lp+L",
+)
+"""An axis of a tensor. jaxtyping reads it too."""
+SIZE = Grammar(
+    (*AXIS.operators, "**"), "write integers and size symbols, with + - * // ** and brackets: H*Dk, 2**15, -(-L//2)"
+)
+"""The size of a dimension or of a window."""
+_FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "sqrt": math.sqrt,
+    "exp": math.exp,
+    "log": math.log,
+    "log2": math.log2,
+}
+REAL = Grammar(
+    (*SIZE.operators, "/"),
+    f"write numbers and size symbols, with + - * / // **, brackets, {', '.join(_FUNCTIONS)}: 1/sqrt(Dk), Dk**-0.5",
+    tuple(_FUNCTIONS),
+    integers=False,
+)
+"""A real number, such as the scale of scores."""
+
+_OPERATORS: dict[str, Callable[[Any, Any], int | float | complex]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "**": operator.pow,
+}
+_BINDING = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "**": 4}
+_MINUS = 3
+"""The minus before an operand binds more loosely than `**`, and more tightly than the rest."""
+_TOKEN = re.compile(
+    r" *(?:(?P<number>(?:[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"
+    r"|(?P<name>[^\W\d]\w*)|(?P<sign>\*\*|//|[-+*/()])|(?P<end>\Z)|(?P<other>.))",
+    re.DOTALL,
+)
+
+
+class _InvalidError(Exception):
+    """What is wrong with a text, and the way out where it is known."""
+
+    def __init__(self, problem: str, hint: str | None = None) -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+
+def parse(text: str, grammar: Grammar) -> Node:
+    """Return the tree of an expression. Raises AttnshapeError, which says what is wrong, if it is none.
+
+    >>> parse("L//2", AXIS)
+    Operation(operator='//', left=Symbol(name='L'), right=Number(value=2))
+    """
+    try:
+        return _Parser(text, grammar).parse()
+    except _InvalidError as error:
+        raise AttnshapeError(str(error), error.hint or _repaired(text, grammar) or grammar.hint) from None
+
+
+@dataclass
+class _Parser:
+    """A parser by operator precedence: `kind` and `token` are the next token, `previous` is the one before."""
+
+    text: str
+    grammar: Grammar
+    kind: str = ""
+    token: str = ""
+    previous: str = ""
+    position: int = 0
+    depth: int = 0
+
+    def parse(self) -> Node:
+        if not self.text.strip():
+            raise _InvalidError("it is empty")
+        if len(self.text) > _LONGEST:
+            raise _InvalidError(f"it has {len(self.text)} characters, and at most {_LONGEST} are read")
+        self.text = self.text.strip()
+        self._advance()
+        tree = self._expression(0)
+        if self.kind != "end":
+            raise self._unexpected()
+        return tree
+
+    def _advance(self) -> str:
+        """Go to the next token, and return the one before it."""
+        found = _TOKEN.match(self.text, self.position)
+        assert found is not None  # the last alternative matches any character
+        self.previous, self.kind, self.position = self.token, str(found.lastgroup), found.end()
+        self.token = found[self.kind]
+        known = (*self.grammar.operators, "-", "(", ")")
+        if self.kind == "other" or (self.kind == "sign" and self.token not in known):
+            operators = f"the operators are {' '.join(self.grammar.operators)}"
+            raise _InvalidError(f"{self.token!r} can't be part of it, {operators}")
+        return self.previous
+
+    def _expression(self, least: int) -> Node:
+        """Parse operands and the operators between them that bind at least so tightly."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise _InvalidError(f"it is nested more than {_DEEPEST} deep")
+        left = self._operand()
+        while self.kind == "sign" and _BINDING.get(self.token, -1) >= least:
+            sign = self._advance()
+            # powers group from the right
+            left = Operation(sign, left, self._expression(_BINDING[sign] + (sign != "**")))
+        self.depth -= 1
+        return left
+
+    def _operand(self) -> Node:
+        if self.kind == "number":
+            return Number(self._number(self._advance()))
+        if self.kind == "name":
+            return self._named(self._advance())
+        if self.token == "-":
+            self._advance()
+            return Negation(self._expression(_MINUS))
+        if self.token == "(":
+            return self._bracketed()
+        raise self._unexpected()
+
+    def _number(self, token: str) -> int | float:
+        if token.replace("_", "").isdecimal():
+            if len(token) > 1 and token[0] == "0":
+                raise _InvalidError(f"{token} begins with 0", f"write {token.lstrip('0_') or '0'}")
+            return int(token)
+        if self.grammar.integers:
+            raise _InvalidError(f"{token} isn't an integer")
+        number = float(token)
+        if not number < _LARGEST:
+            raise _InvalidError(f"{token} is too large")
+        return number
+
+    def _named(self, name: str) -> Node:
+        if self.token == "(":
+            if not self.grammar.functions:
+                raise _InvalidError(f"{name} can't be called, there are no functions in it")
+            if name not in self.grammar.functions:
+                hint = did_you_mean(name, self.grammar.functions, "the functions are")
+                raise _InvalidError(f"there is no function {name}", hint)
+            return Call(name, self._bracketed())
+        if keyword.iskeyword(name) or not name.isidentifier():
+            raise _InvalidError(f"{name} can't be the name of a size")
+        return Symbol(name)
+
+    def _bracketed(self) -> Node:
+        self._advance()
+        inner = self._expression(0)
+        if self.token != ")":
+            raise self._unexpected()
+        self._advance()
+        return inner
+
+    def _unexpected(self) -> _InvalidError:
+        after = f"after {self.previous}" if self.previous else "at the beginning"
+        if self.kind == "end":
+            is_open = self.text.count("(") > self.text.count(")")
+            return _InvalidError("a bracket isn't closed" if is_open else f"something is missing {after}")
+        return _InvalidError(f"{self.token} isn't expected {after}")
+
+
+_LOOKALIKES = str.maketrans(
+    {**dict.fromkeys("×·⋅∗", "*"), **dict.fromkeys("−–—", "-"), "÷": "/", "∕": "/", "²": "**2", "³": "**3", "^": "**"}
+)  # fmt: skip
+_MODULE = re.compile(r"\b(?:math|np|numpy|torch)\.")
+_IMPLICIT_PRODUCT = re.compile(r"(?<![\w.])([1-9][0-9]*)(?![eE][0-9])(?=[^\W\d_])")
+_QUOTIENT = re.compile(r"(?<!/)/(?!/)")
+
+
+def _repaired(text: str, grammar: Grammar) -> str | None:
+    """Return the hint for a text that is meant as in other notations; None if it then still can't be parsed."""
+    if len(text) > _LONGEST:
+        return None
+    meant = re.sub(r"\d", lambda digit: str(int(digit[0])), re.sub(r"\s", " ", text)).translate(_LOOKALIKES)
+    meant = _IMPLICIT_PRODUCT.sub(r"\1*", _MODULE.sub("", meant))
+    meant = _QUOTIENT.sub("//", meant) if "/" not in grammar.operators else meant
+    try:
+        _Parser(meant, grammar).parse()
+    except _InvalidError:
+        return None
+    return f"did you mean {meant.strip()}?"
+
+
+def symbols(tree: Node) -> tuple[str, ...]:
+    """Return the symbols in a tree, each once, in order of appearance.
+
+    >>> symbols(parse("H*Dk+L*H", AXIS))
+    ('H', 'Dk', 'L')
+    """
+    return tuple(dict.fromkeys(_names(tree)))
+
+
+def _names(tree: Node) -> Iterator[str]:
+    match tree:
+        case Symbol(name):
+            yield name
+        case Negation(inner) | Call(_, inner):
+            yield from _names(inner)
+        case Operation(_, left, right):
+            yield from _names(left)
+            yield from _names(right)
+
+
+def evaluate(tree: Node, sizes: Mapping[str, int]) -> int | float:
+    """Return the number of a tree at these sizes; KeyError if a symbol has none.
+
+    Raises AttnshapeError if the tree has none, with the predicate of a sentence: divides by zero, is too large.
+    """
+    if isinstance(tree, Symbol):
+        return sizes[tree.name]
+    if isinstance(tree, Number):
+        return tree.value
+    if isinstance(tree, Negation):
+        return -evaluate(tree.operand, sizes)
+    result: int | float | complex
+    try:
+        if isinstance(tree, Operation):
+            left, right = evaluate(tree.left, sizes), evaluate(tree.right, sizes)
+            if tree.operator == "**" and abs(right) > _LARGEST_EXPONENT:
+                raise AttnshapeError(
+                    f"has the exponent {right:.6g}, and {_LARGEST_EXPONENT} is the largest", "give a smaller one"
+                )
+            result = _OPERATORS[tree.operator](left, right)
+        else:
+            result = _FUNCTIONS[tree.function](evaluate(tree.argument, sizes))
+    except ZeroDivisionError:
+        raise AttnshapeError("divides by zero at these sizes", "give other sizes, or another divisor") from None
+    except OverflowError:
+        result = math.inf
+    except ValueError:
+        result = 1j  # as Python's powers give it
+    if isinstance(result, complex):
+        raise AttnshapeError("has no real value at these sizes", "take roots and logarithms of positive numbers")
+    if not -_LARGEST < result < _LARGEST:
+        raise AttnshapeError("is too large", "give smaller numbers")
+    return result
