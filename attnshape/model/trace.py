@@ -6,6 +6,7 @@ Field by field this is the saved form, schema `attnshape/trace/1`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,20 @@ Role = Literal[
 ]
 
 
+def json_text(value: object) -> str:
+    r"""Return a value as indented JSON.
+
+    >>> print(json_text("##[error]"), json_text("\udcff"))
+    "#\u0023[error]" "\udcff"
+    """
+    try:
+        text = msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can express
+        text = json.dumps(msgspec.to_builtins(value), indent=1)
+    # in a log, GitHub's runner and others carry out `##[…]` and `##name[…]` as commands
+    return re.sub(r"##(?=\w*\[)", r"#\\u0023", text)
+
+
 class Saved(Struct, frozen=True):
     """A value that is saved as JSON; its `schema` is the first key there."""
 
@@ -36,7 +51,7 @@ class Saved(Struct, frozen=True):
         >>> print(attnshape.trace("scaled-dot-product").to_json().splitlines()[1])
          "schema": "attnshape/trace/1",
         """
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+        return json_text(self)
 
 
 class Displayed(Saved, frozen=True):
@@ -319,7 +334,7 @@ def decode_trace(text: str | bytes, name: str = "the text") -> Trace:
     again = "save it again: attnshape trace … --format json --output FILE"
     apart = "save each in a file of its own: attnshape trace --all --format json --output FOLDER/"
     try:
-        trace = msgspec.json.decode(text, type=Trace)
+        trace = _decode(text)
     except msgspec.ValidationError as error:
         schema = _schema_of(text)
         if schema != SCHEMA:
@@ -329,13 +344,27 @@ def decode_trace(text: str | bytes, name: str = "the text") -> Trace:
                 apart if schema == _BATCH_SCHEMA else again,
             ) from None
         raise AttnshapeError(f"{name} isn't a whole trace: {error}", again) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise AttnshapeError(f"{name} isn't JSON, or not all of it: {error}", again) from None
     except RecursionError:
         raise AttnshapeError(f"{name} is nested too deeply to be a trace", again) from None
     if (problem := next(_inconsistencies(trace), None)) is not None:
         raise AttnshapeError(f"{name} isn't a whole trace: {problem}", again)
     return trace
+
+
+def _decode(text: str | bytes) -> Trace:
+    try:
+        return msgspec.json.decode(text, type=Trace)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        # msgspec doesn't read half a surrogate pair, as in the name of a file whose bytes aren't UTF-8
+        try:
+            value = json.loads(text)
+        except ValueError:
+            raise error from None
+        return msgspec.convert(value, Trace)
 
 
 def read_trace(path: Path) -> Trace:
