@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
@@ -20,6 +20,8 @@ SCHEMA: Literal["attnshape/trace/1"] = "attnshape/trace/1"
 _BATCH_SCHEMA = "attnshape/traces/1"
 """The schema of the traces of several targets in one file."""
 
+_T = TypeVar("_T")
+
 Known = Literal["verified", "matched", "literal"]
 StorageKind = Literal["new", "view", "same", "inplace"]
 Role = Literal[
@@ -27,18 +29,34 @@ Role = Literal[
 ]
 
 
-def json_text(value: object) -> str:
-    r"""Return a value as indented JSON.
+def json_text(value: object, indent: int = 1) -> str:
+    r"""Return a value as JSON; with an indent of 0, on one line with spaces.
 
     >>> print(json_text("##[error]"), json_text("\udcff"))
     "#\u0023[error]" "\udcff"
     """
     try:
-        text = msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+        text = msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can express
-        text = json.dumps(msgspec.to_builtins(value), indent=1)
+        text = json.dumps(msgspec.to_builtins(value), indent=indent or None)
     # in a log, GitHub's runner and others carry out `##[…]` and `##name[…]` as commands
     return re.sub(r"##(?=\w*\[)", r"#\\u0023", text)
+
+
+def decode_json(text: str | bytes, kind: type[_T]) -> _T:
+    """Return the value in JSON that `json_text` wrote. Raises ValidationError or DecodeError of msgspec."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        # msgspec doesn't read half a surrogate pair, as in the name of a file whose bytes aren't UTF-8
+        try:
+            return msgspec.convert(json.loads(text), kind)
+        except msgspec.ValidationError:
+            raise
+        except ValueError:
+            raise msgspec.DecodeError(str(error)) from None
 
 
 class Saved(Struct, frozen=True):
@@ -334,7 +352,7 @@ def decode_trace(text: str | bytes, name: str = "the text") -> Trace:
     again = "save it again: attnshape trace … --format json --output FILE"
     apart = "save each in a file of its own: attnshape trace --all --format json --output FOLDER/"
     try:
-        trace = _decode(text)
+        trace = decode_json(text, Trace)
     except msgspec.ValidationError as error:
         schema = _schema_of(text)
         if schema != SCHEMA:
@@ -344,27 +362,13 @@ def decode_trace(text: str | bytes, name: str = "the text") -> Trace:
                 apart if schema == _BATCH_SCHEMA else again,
             ) from None
         raise AttnshapeError(f"{name} isn't a whole trace: {error}", again) from None
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AttnshapeError(f"{name} isn't JSON, or not all of it: {error}", again) from None
     except RecursionError:
         raise AttnshapeError(f"{name} is nested too deeply to be a trace", again) from None
     if (problem := next(_inconsistencies(trace), None)) is not None:
         raise AttnshapeError(f"{name} isn't a whole trace: {problem}", again)
     return trace
-
-
-def _decode(text: str | bytes) -> Trace:
-    try:
-        return msgspec.json.decode(text, type=Trace)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        # msgspec doesn't read half a surrogate pair, as in the name of a file whose bytes aren't UTF-8
-        try:
-            value = json.loads(text)
-        except ValueError:
-            raise error from None
-        return msgspec.convert(value, Trace)
 
 
 def read_trace(path: Path) -> Trace:
