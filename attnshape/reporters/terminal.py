@@ -173,7 +173,7 @@ def _cuts(text: str, width: int, hang: int, breaks: dict[int, int]) -> list[str]
         limit = _fitting(text, start, width - (hang if parts else 0))
         if limit == len(text):
             return [*parts, text[start:]]
-        ends = [place for place in breaks if start < place <= limit and not text.startswith("::", place)]
+        ends = [place for place in breaks if start < place <= limit]
         end = min(ends, key=lambda place: (breaks[place], -place), default=limit)
         # at the start of a line `::name::` would be a command to GitHub's runner; after a space it is escaped already
         while text.startswith("::", end) and end > start + 1:
