@@ -18,7 +18,8 @@ from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.model.formatting import join_words, pluralize
 from attnshape.options.spec import AnnotateOptions, Existing, RunOptions, StyleName, TargetSpec, require_name
-from attnshape.runtime.capture import to_standard_error
+from attnshape.reporters.escaping import visible_lines
+from attnshape.runtime.capture import data_stream, to_standard_error
 from attnshape.runtime.files import display_path
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ def _hand_over(annotated: AnnotatedFile, project: Project, write: bool, force: b
         save(files)
     elif files:
         diff = unified_diff(files, Path.cwd().resolve())
-        write_bytes(color_diff(diff) if use_color(output) else diff, output)
+        # elsewhere `git apply` may read it, which takes it as it is
+        shown = visible_lines(diff) if output is None and data_stream().isatty() else diff
+        write_bytes(color_diff(shown) if use_color(output) else shown, output)
     summary = list(annotation_summary(annotated, written=write))
     if write and any(not is_in_repository(source.path) for source, _ in files):
         summary.append("note: there is no git repository to restore the old file from")

@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from attnshape.comparison.outline import Outline, input_step, outline
 from attnshape.errors import AttnshapeError
 from attnshape.model.difference import OutlineResult, OutlineStep, OutlineTensor
-from attnshape.model.trace import Reference, Trace
+from attnshape.model.trace import Reference, Trace, decode_json, json_text
 
 FIRST_LINE = "attnshape snapshot 1"
 COLUMNS = ("#", "step", "uses", "dtype", "signature", "shape", "stride", "storage")
@@ -148,8 +148,7 @@ def _data(snapshot: Outline) -> Iterator[str]:
     lines += [_DataLine(step=step) for step in snapshot.steps]
     lines += [_DataLine(returns=result) for result in snapshot.results]
     for line in lines:
-        # indent=0 puts it on one line, with spaces
-        yield _printable(msgspec.json.format(msgspec.json.encode(line), indent=0).decode())
+        yield _printable(json_text(line, indent=0))
 
 
 def _read(lines: Sequence[str]) -> Outline:
@@ -181,7 +180,7 @@ def _read(lines: Sequence[str]) -> Outline:
 
 def _decode(line: str, number: int) -> _DataLine:
     try:
-        return msgspec.json.decode(line, type=_DataLine)
+        return decode_json(line, _DataLine)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _LineError(number, str(error)) from None
 

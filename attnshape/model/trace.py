@@ -6,9 +6,10 @@ Field by field this is the saved form, schema `attnshape/trace/1`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
@@ -19,11 +20,43 @@ SCHEMA: Literal["attnshape/trace/1"] = "attnshape/trace/1"
 _BATCH_SCHEMA = "attnshape/traces/1"
 """The schema of the traces of several targets in one file."""
 
+_T = TypeVar("_T")
+
 Known = Literal["verified", "matched", "literal"]
 StorageKind = Literal["new", "view", "same", "inplace"]
 Role = Literal[
     "projection", "split", "transpose", "scores", "scale", "mask", "softmax", "dropout", "context", "merge", "output"
 ]
+
+
+def json_text(value: object, indent: int = 1) -> str:
+    r"""Return a value as JSON; with an indent of 0, on one line with spaces.
+
+    >>> print(json_text("##[error]"), json_text("\udcff"))
+    "#\u0023[error]" "\udcff"
+    """
+    try:
+        text = msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
+    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can express
+        text = json.dumps(msgspec.to_builtins(value), indent=indent or None)
+    # in a log, GitHub's runner and others carry out `##[…]` and `##name[…]` as commands
+    return re.sub(r"##(?=\w*\[)", r"#\\u0023", text)
+
+
+def decode_json(text: str | bytes, kind: type[_T]) -> _T:
+    """Return the value in JSON that `json_text` wrote. Raises ValidationError or DecodeError of msgspec."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        # msgspec doesn't read half a surrogate pair, as in the name of a file whose bytes aren't UTF-8
+        try:
+            return msgspec.convert(json.loads(text), kind)
+        except msgspec.ValidationError:
+            raise
+        except ValueError:
+            raise msgspec.DecodeError(str(error)) from None
 
 
 class Saved(Struct, frozen=True):
@@ -36,7 +69,7 @@ class Saved(Struct, frozen=True):
         >>> print(attnshape.trace("scaled-dot-product").to_json().splitlines()[1])
          "schema": "attnshape/trace/1",
         """
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+        return json_text(self)
 
 
 class Displayed(Saved, frozen=True):
@@ -319,7 +352,7 @@ def decode_trace(text: str | bytes, name: str = "the text") -> Trace:
     again = "save it again: attnshape trace … --format json --output FILE"
     apart = "save each in a file of its own: attnshape trace --all --format json --output FOLDER/"
     try:
-        trace = msgspec.json.decode(text, type=Trace)
+        trace = decode_json(text, Trace)
     except msgspec.ValidationError as error:
         schema = _schema_of(text)
         if schema != SCHEMA:

@@ -24,10 +24,8 @@ def batch_commands(items: Sequence[BatchItem[Report]]) -> str:
     """Return a command for each distinct finding of several reports, followed by the outcome of each target."""
     commands = [_command(finding) for finding in distinct_findings(items)]
     commands += [_error_command(item) for item in items if item.error is not None]
-    # the prefix "target" keeps a name from starting a command; older commands, `##[…]`, work anywhere in a line
-    outcomes = [f"target {title(item)}: {outcome(item)}" for item in items]
-    log = [visible(text).replace("##[", "# #[") for text in (*outcomes, totals(items))]
-    return "".join(f"{line}\n" for line in (*commands, *log))
+    log = [visible(f"target {title(item)}: {outcome(item)}") for item in items]
+    return "".join(f"{line}\n" for line in (*commands, *log, totals(items)))
 
 
 def _command(finding: Finding) -> str:

@@ -5,16 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-import msgspec
-
-from attnshape.model.trace import Trace
+from attnshape.model.trace import Trace, json_text
 from attnshape.reporters.batch_view import BatchResult
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
-
-
-def indented(content: Any) -> str:
-    """Return content as indented JSON that ends in a newline."""
-    return msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n"
 
 
 def _batch(kind: Literal["trace", "report"], batch: BatchResult[Any], screen: Screen) -> str:
@@ -26,7 +19,7 @@ def _batch(kind: Literal["trace", "report"], batch: BatchResult[Any], screen: Sc
         else:
             result[kind] = item.result
     head = {"schema": f"attnshape/{kind}s/1", "attnshape": batch.version, "command": batch.command}
-    return indented({**head, "results": results})
+    return json_text({**head, "results": results}) + "\n"
 
 
 REPORTER = Reporter(

@@ -38,7 +38,7 @@ def short(expression: str) -> str:
     >>> short("self.Wq(x)")
     'Wq(x)'
     """
-    return strip_self(one_line(expression))
+    return visible(strip_self(unfold(expression)))
 
 
 def operation_name(step: Step) -> str:

@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from attnshape.model.formatting import join_words, pluralize
 from attnshape.model.report import Finding, NotChecked, Pattern, Report
 from attnshape.model.trace import Source
-from attnshape.reporters.escaping import visible
+from attnshape.reporters.escaping import visible_characters
 from attnshape.runtime.files import ReadLines
 
 _SHOWN_SETS = 2
@@ -119,11 +119,13 @@ def excerpt(finding: Finding, read_lines: ReadLines) -> Excerpt | None:
     line = lines[source.line - 1].rstrip()
     indent = len(line) - len(line.lstrip())
     column = source.column - 1
+    shown = visible_characters(line[indent:])
     if not indent <= column < len(line):
-        return Excerpt(visible(line.strip()), "", "") if line.strip() else None
+        return Excerpt("".join(shown), "", "") if shown else None
     first = (finding.expression.splitlines() or [""])[0].rstrip()
     end = column + (len(first) if first and line.startswith(first, column) else 1)
-    return Excerpt(visible(line[indent:column]), visible(line[column:end]), visible(line[end:]))
+    parts = shown[: column - indent], shown[column - indent : end - indent], shown[end - indent :]
+    return Excerpt(*map("".join, parts))
 
 
 def _end(text: str, width: int) -> str:

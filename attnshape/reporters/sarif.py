@@ -12,10 +12,9 @@ from urllib.parse import quote
 
 from attnshape.checks.rules.pages import Page, family, pages
 from attnshape.model.report import Finding, Report
-from attnshape.model.trace import Source
+from attnshape.model.trace import Source, json_text
 from attnshape.reporters.batch_view import BatchResult, distinct_findings, outcome, title
 from attnshape.reporters.escaping import visible
-from attnshape.reporters.json import indented
 from attnshape.reporters.report_view import evidence, not_checked_text
 from attnshape.reporters.reporter import BatchReporter, Reporter
 
@@ -58,13 +57,13 @@ def _log(
         "toolExecutionNotifications": notes,
     }
     run = {
-        "tool": {"driver": {"name": "attnshape", "version": version, "rules": list(map(_rule, rules))}},
+        "tool": {"driver": {"name": "attnshape", "version": visible(version), "rules": list(map(_rule, rules))}},
         "invocations": [invocation],
         "columnKind": "unicodeCodePoints",
         "results": [_result(finding, places, digests) for finding in findings],
         "properties": properties,
     }
-    return indented({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]})
+    return json_text({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}) + "\n"
 
 
 def _note(level: str, text: str) -> dict[str, Any]:

@@ -175,6 +175,9 @@ def _cuts(text: str, width: int, hang: int, breaks: dict[int, int]) -> list[str]
             return [*parts, text[start:]]
         ends = [place for place in breaks if start < place <= limit]
         end = min(ends, key=lambda place: (breaks[place], -place), default=limit)
+        # at the start of a line `::name::` would be a command to GitHub's runner; after a space it is escaped already
+        while text.startswith("::", end) and end > start + 1:
+            end -= 1
         parts.append(text[start:end])
         start = end
 

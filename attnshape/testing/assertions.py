@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnshape.errors import AttnshapeError
+from attnshape.reporters.escaping import visible
 
 if TYPE_CHECKING:
     import torch
@@ -121,14 +122,15 @@ def _problem(trace: Trace, results: list[_Result]) -> str | None:
     if len(tensors) != len(results):
         listed = ", ".join(_quoted(tensor.signature) for tensor in tensors if tensor is not None)
         many = "1 tensor" if len(tensors) == 1 else f"{len(tensors)} tensors"
-        return f"{_name(trace)} returns {many}, expected {len(results)}" + (f": it returns {listed}" if listed else "")
+        returns = f": it returns {listed}" if listed else ""
+        return visible(f"{_name(trace)} returns {many}, expected {len(results)}{returns}")
     rows = zip(results, trace.expectations, tensors, strict=False)
     for place, ((dims, kind), expectation, tensor) in enumerate(rows):
         what = f"what {_name(trace)} returns" + (f" in place {place}" if len(results) > 1 else "")
         if not expectation.holds:
-            return f"{what} isn't {_quoted(dims)}: {expectation.why}{_actual(trace, tensor)}"
+            return visible(f"{what} isn't {_quoted(dims)}: {expectation.why}") + _actual(trace, tensor)
         if kind and tensor is not None and not tensor.dtype.startswith(_KINDS[kind]):
-            return f"{what} isn't {kind}: its dtype is {tensor.dtype}{_actual(trace, tensor)}"
+            return visible(f"{what} isn't {kind}: its dtype is {tensor.dtype}") + _actual(trace, tensor)
     return None
 
 
@@ -139,7 +141,7 @@ def _failed(trace: Trace, failure: Failure) -> str:
     lines = [f"{_name(trace)} fails at step {number}{step}{where}: {failure.explanation or failure.error}"]
     lines += [f"the library says: {failure.error}"] if failure.explanation else []
     lines += [f"hint: {failure.hint}"] if failure.hint else []
-    return "\n".join(lines)
+    return "\n".join(map(visible, lines))
 
 
 def _actual(trace: Trace, tensor: TensorRecord | None) -> str:
@@ -147,7 +149,7 @@ def _actual(trace: Trace, tensor: TensorRecord | None) -> str:
         return ""
     sizes = ", ".join(f"{symbol}={size.size}" for symbol, size in trace.sizes.items())
     shape = f"shape {' '.join(map(str, tensor.shape))}" if tensor.shape else "a scalar"
-    return f"\nit is {_quoted(tensor.signature)}, {shape}, at {sizes}"
+    return "\n" + visible(f"it is {_quoted(tensor.signature)}, {shape}, at {sizes}")
 
 
 def _name(trace: Trace) -> str:

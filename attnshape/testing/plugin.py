@@ -173,6 +173,7 @@ def _problem(path: Path, trace: Trace, config: pytest.Config) -> str | None:
     from attnshape.comparison.compare import compare
     from attnshape.comparison.snapshot import read_snapshot, snapshot_of
     from attnshape.errors import AttnshapeError
+    from attnshape.reporters.escaping import visible
 
     (shown,) = _relative([str(path)], config)
     if not path.is_file():
@@ -181,7 +182,7 @@ def _problem(path: Path, trace: Trace, config: pytest.Config) -> str | None:
     try:
         difference = compare(read_snapshot(text, shown), snapshot_of(trace))
     except AttnshapeError as error:
-        return f"{error.message}\nhint: {error.hint}"
+        return f"{visible(error.message)}\nhint: {visible(error.hint or '')}"
     if not difference:
         return None
     lines = str(difference).split("\n")
@@ -217,5 +218,8 @@ def _safe(text: str) -> str:
 
 
 def _relative(files: Iterable[str], config: pytest.Config) -> list[str]:
+    from attnshape.reporters.escaping import visible
+
     root = config.rootpath
-    return [str(Path(file).relative_to(root)) if Path(file).is_relative_to(root) else file for file in files]
+    paths = [Path(file).relative_to(root) if Path(file).is_relative_to(root) else file for file in files]
+    return [visible(str(path)) for path in paths]

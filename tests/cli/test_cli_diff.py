@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from attnshape.comparison.snapshot import snapshot_of, write_snapshot
 from attnshape.model.trace import Trace
 from tests.cli.running import Attnshape
-from tests.reporters.sample_traces import failed, hostile, multi_head, trace_of
+from tests.reporters.hostile_text import with_text
+from tests.reporters.sample_traces import every_text, failed, multi_head, trace_of
 
 MODEL = """
 from helper import scaled
@@ -329,7 +330,7 @@ def test_bad_input_has_a_hint(attnshape: Attnshape, saved: Path, line: str, mess
     "text", ["[red]x[/]", "a|b\\|`c`", "\x1b[31m", "<b>&amp;", "x\ny | z", "\u202eabc", "**b** _i_", "= |"]
 )
 def test_hostile_text_does_not_break_the_output(attnshape: Attnshape, folder: Path, text: str) -> None:
-    save(folder / "nasty.json", hostile(text))
+    save(folder / "nasty.json", with_text(every_text(), text))
     save(folder / "plain.json", multi_head())
     for form in ("table", "markdown"):
         result = attnshape("diff", "nasty.json", "plain.json", "--format", form)

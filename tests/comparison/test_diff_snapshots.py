@@ -156,7 +156,7 @@ DAMAGES = {
     "unknown storage": ('"kind": "view"', '"kind": "vista"', 31, "Invalid enum value 'vista'"),
     "unknown field": ('{"step": ', '{"more": 1, "step": ', 30, "unknown field `more`"),
     "unknown inner field": ('{"index": 1, ', '{"more": 1, "index": 1, ', 30, "the data was edited"),
-    "text that can't be encoded": ('"Wq(x)"', '"\\ud800"', 30, "surrogate pair"),
+    "half a surrogate pair": ('"Wq(x)"', '"\\ud800"', 7, "the table isn't the table of the data below"),
     "wrong number of a step": ('"index": 2,', '"index": 3,', 31, "step 3 is out of order"),
     "missing stride": ("[5120, 512, 1]", "[5120, 512]", 29, "a tensor has 3 axes and 2 strides"),
     "missing formula": ('["L*D", "Dk", "D", "1"]', '["L*D", "Dk", "D"]', 32, "4 strides and 3 formulas"),

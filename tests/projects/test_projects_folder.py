@@ -15,7 +15,7 @@ from attnshape.errors import AttnshapeError
 from attnshape.options.spec import RunOptions, TargetSpec
 from tests.cli.running import Attnshape
 from tests.projects.models import DOUBLE, ENTRY, MISSING, RIGHT, SIZES
-from tests.reporters.test_trace_hostile import NASTY
+from tests.reporters.hostile_text import PAYLOADS
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,9 @@ def test_hostile_names_stay_in_the_folder(attnshape: Attnshape, folder: Path) ->
 
 
 NAMES = st.one_of(
-    st.sampled_from([n for n in NASTY if n.isascii()]), st.text(max_size=12), st.text("aAbB.,=/%", max_size=8)
+    st.sampled_from([text for text in PAYLOADS.values() if text.isascii()]),
+    st.text(max_size=12),
+    st.text("aAbB.,=/%", max_size=8),
 )
 SETS = st.dictionaries(st.sampled_from(["B", "L", "b", "é", "T"]), st.integers(1, 12), max_size=3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attnshape.errors import AttnshapeError
 from attnshape.model.report import Report
 from attnshape.model.trace import Trace
-from attnshape.reporters.batch_view import BatchItem, BatchResult
+from attnshape.reporters.batch_view import BatchItem, BatchResult, ResultT
 from tests.reporters import sample_reports, sample_traces
 
 MISSING = AttnshapeError("there is no file models/nosuch.py", "did you mean models/such.py?")
@@ -39,13 +39,14 @@ def reports() -> BatchResult[Report]:
     )
 
 
-def hostile(text: str) -> BatchResult[Report]:
-    """A batch whose names, errors and hints are all `text`."""
+def every_text(result: ResultT) -> BatchResult[ResultT]:
+    """A batch that has every field that can hold a text, with a result, an error with a hint, and one without."""
+    text = "x"
     return BatchResult(
         text,
         text,
         (
-            BatchItem(text, {"B": 2, text: 3}, result=sample_reports.hostile(text)),
+            BatchItem(text, {"B": 2, text: 3}, result=result),
             BatchItem(text, error=AttnshapeError(text, text)),
             BatchItem(text, error=AttnshapeError(text)),
         ),

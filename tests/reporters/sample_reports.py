@@ -1,8 +1,10 @@
-"""Reports built by hand: realistic ones, and one with hostile text."""
+"""Reports built by hand: realistic ones, and one with every field that can hold a text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from attnshape.model.report import Fact, Finding, NotChecked, Pattern, Report
 from attnshape.model.trace import Size, Source
@@ -103,17 +105,14 @@ def nothing_examined() -> Report:
     return report_of(NOWHERE, runs=0, small_sizes=(), command="")
 
 
-def hostile(text: str) -> Report:
-    """Return a report whose free text is all `text`."""
+def every_text() -> Report:
+    """A report that has every field that can hold a text."""
+    text = "x"
     source = Source(text, 1, 1, text)
-    finding = Finding(
-        code=text, message=text, source=source, expression=text, hint=text, shown="intervention", evidence=text
-    )
+    finding = replace(NOWHERE, source=source, expression=text)
     return report_of(
         finding,
-        target=text,
-        command=text,
-        dtype=text,
+        sizes={text: Size(2, "derived", text)},
         small_sizes=({text: 2},),
         claims=(text,),
         facts=(Fact(text=text, source=source),),

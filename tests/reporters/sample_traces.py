@@ -1,4 +1,4 @@
-"""Traces built by hand: realistic ones, and one with hostile text."""
+"""Traces built by hand: realistic ones, and one with every field that can hold a text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from math import prod
 from msgspec.structs import replace
 
 from attnshape.model.trace import (
+    Avoided,
     Axis,
     Expectation,
     Failure,
+    HeldOut,
+    Loop,
     NamedTensor,
     Operand,
+    Peak,
     Reference,
     Role,
     Size,
@@ -258,16 +262,15 @@ def failed() -> Trace:
     )
 
 
-def hostile(text: str) -> Trace:
-    """Return a trace whose free text is all `text`."""
+def every_text() -> Trace:
+    """A trace that has every field that can hold a text."""
+    text = "x"
+    reference = Reference(input=text, parameter=text)
     record = replace(
         tensor("B Lq D"),
-        signature=text,
-        dtype=text,
-        device=text,
-        strides=(text,) * 3,
-        axes=tuple(Axis(text, "matched") for _ in range(3)),
-        storage=Storage("view", Reference(input=text)),
+        axes=tuple(Axis(text, "matched", where=text) for _ in range(3)),
+        declared=text,
+        storage=Storage("view", reference, reference),
     )
     source = Source(text, 1, 1, text)
     one = Step(
@@ -276,20 +279,21 @@ def hostile(text: str) -> Trace:
         operation=text,
         module=text,
         source=source,
-        operands=(Reference(input=text),),
+        operands=(reference,),
         outputs=(NamedTensor(text, record),),
+        avoided=Avoided(text, 8),
+        opaque=text,
     )
-    two = replace(one, index=2, outputs=(NamedTensor(text, record), NamedTensor(None, record)), parent=1)
+    outputs = (NamedTensor(text, record), NamedTensor(None, record))
     return trace_of(
-        (one, two),
+        (one, replace(one, index=2, outputs=outputs, parent=1)),
         (NamedTensor(text, record),),
-        target=text,
-        command=text,
-        device=text,
-        dtype=text,
         sizes={text: Size(2, "derived", text)},
+        held_out=HeldOut(sizes={text: 3}, reason=text),
         preconditions=(text,),
         notes=(text,),
+        loops=(Loop(1, 2, 3, text, "verified"),),
+        outputs=(TargetOutput(text, reference),),
         complete=False,
         failure=Failure(
             expression=text,
@@ -301,4 +305,5 @@ def hostile(text: str) -> Trace:
             hint=text,
         ),
         expectations=(Expectation(text, text, True), Expectation(text, text, False, text)),
+        peak=Peak(bytes=8, known="verified", expression=text, parameters=0, inputs=0),
     )

@@ -1,4 +1,4 @@
-"""Several results as one document, also with hostile names."""
+"""Several results as one document."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from rich.cells import cell_len
 
 from attnshape.errors import ExitStatus
 from attnshape.model.report import Report
-from attnshape.reporters import markdown, text
 from attnshape.reporters.batch_view import BatchItem, BatchResult
-from attnshape.reporters.escaping import visible
 from attnshape.reporters.github import batch_commands
-from attnshape.reporters.reporter import Screen
 from tests.reporters import sample_batches as samples
 from tests.reporters import sample_reports, sample_traces
+from tests.reporters.oracles import SARIF
 from tests.reporters.test_goldens import batch_document
-from tests.reporters.test_sarif import VALIDATOR
-from tests.reporters.test_trace_hostile import TEXT, text_of, tokens
 
 
 def test_json_has_each_trace_or_its_error() -> None:
@@ -53,7 +46,7 @@ def test_json_has_each_report() -> None:
 
 def test_sarif_has_each_finding_once_and_the_errors() -> None:
     log = json.loads(batch_document("sarif", "reports", samples.reports()))
-    assert [error.message for error in VALIDATOR.iter_errors(log)] == []
+    assert [error.message for error in SARIF.iter_errors(log)] == []
     (run,) = log["runs"]
     assert [result["ruleId"] for result in run["results"]] == ["AS201", "AS405"]
     (invocation,) = run["invocations"]
@@ -89,65 +82,3 @@ def test_workflow_commands_have_each_finding_once() -> None:
 )
 def test_worst_status_wins(made: list[Report | None], status: ExitStatus) -> None:
     assert BatchResult("", "", tuple(BatchItem("x", result=result) for result in made)).status == status
-
-
-@settings(deadline=None, max_examples=200)
-@given(TEXT, st.sampled_from([24, 40, 80, 200]))
-def test_text_fits_its_width_without_control_characters(name: str, width: int) -> None:
-    every = samples.hostile(name)
-    drawn = "".join(text.batch_heading(item, Screen(width)) for item in every.items)
-    drawn += text.batch_summary(every, Screen(width))
-    for line in drawn.split("\n"):
-        assert cell_len(line) <= width
-        assert line.isprintable()
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.one_of(TEXT, st.sampled_from(["a #", "a ##", "a #\\", "#", "## b ##", "a \\#"])))
-def test_markdown_has_only_headings_and_one_table(name: str) -> None:
-    every = samples.hostile(name)
-    parsed = tokens(
-        "\n".join(
-            [
-                *(markdown.batch_heading(item, Screen(80)) for item in every.items),
-                markdown.batch_summary(every, Screen(80)),
-            ]
-        )
-    )
-    kinds = [token.type for token in parsed]
-    assert kinds.count("heading_open") == 4
-    assert kinds.count("table_open") == 1
-    assert kinds.count("tr_open") == 4
-    assert not set(kinds) & {"html_inline", "html_block", "link_open", "image", "em_open", "s_open", "code_block", "hr"}
-    places = [place for place, kind in enumerate(kinds) if kind == "heading_open"]
-    headings = [text_of(parsed[place + 1]).strip() for place in places]
-    if visible(name).strip() and "," not in name:
-        assert headings[1] == visible(name).strip()
-    assert headings[3] == "Summary"
-
-
-@settings(deadline=None, max_examples=300)
-@given(
-    st.one_of(
-        TEXT, st.sampled_from(["::error::x", " ::stop-commands::x", "##[error]x", "a##[group]b", "x%0A::debug::y"])
-    )
-)
-def test_names_are_never_workflow_commands(name: str) -> None:
-    lines = batch_commands(samples.hostile(name).items).split("\n")
-    commands = [line for line in lines if line.lstrip().startswith("::")]
-    assert commands == lines[: len(commands)]
-    assert len(commands) == 3
-    assert all(line.startswith("::error ") for line in commands)
-    assert not any("##[" in line for line in lines[len(commands) :])
-    assert all(line.isprintable() for line in lines)
-
-
-@settings(deadline=None, max_examples=100)
-@given(TEXT)
-def test_sarif_and_json_are_valid_for_any_name(name: str) -> None:
-    if re.search("[\ud800-\udfff]", name):
-        return  # TOML has none
-    every = samples.hostile(name)
-    log = json.loads(batch_document("sarif", "reports", every))
-    assert [error.message for error in VALIDATOR.iter_errors(log)] == []
-    assert json.loads(batch_document("json", "reports", every))["results"][1]["error"]["message"] == name
