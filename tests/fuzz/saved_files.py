@@ -6,13 +6,16 @@ import copy
 import json
 import random
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from attnshape.model.trace import Trace
 from tests.fuzz.cases import Family, Verdict, checked, run_in
 from tests.fuzz.command_lines import assert_format
 from tests.fuzz.harness import Command, Harness, Outcome
@@ -63,6 +66,30 @@ def paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
+def _enumerated(described: msgspec.inspect.Type) -> Iterator[str]:
+    """Yield the keys, anywhere in a saved trace, that have one of some values."""
+    match described:
+        case msgspec.inspect.StructType(fields=fields):
+            for each in fields:
+                parts = each.type.types if isinstance(each.type, msgspec.inspect.UnionType) else (each.type,)
+                if any(isinstance(part, msgspec.inspect.LiteralType) for part in parts):
+                    yield each.encode_name
+                for part in parts:
+                    yield from _enumerated(part)
+        case msgspec.inspect.VarTupleType(item_type=item) | msgspec.inspect.DictType(value_type=item):
+            yield from _enumerated(item)
+
+
+_BOUND = {*_enumerated(msgspec.inspect.type_info(Trace)), "index", "step", "output", "parent", "first", "last"}
+"""The keys whose values are enumerated, or are the numbers of steps."""
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
 class _Items:
     """The items of a saved trace, by kind, so that all kinds are equally likely."""
 
@@ -72,11 +99,14 @@ class _Items:
         for path in paths_in(self.value):
             kinds.setdefault(tuple("*" if type(key) is int else key for key in path), []).append(path)
         self.kinds = list(kinds.values())
+        self.free = [paths for kind, paths in kinds.items() if kind[-1] not in _BOUND]
+        """The items that may have any value of their type."""
+        self.texts = [paths for paths in self.free if isinstance(_at(self.value, paths[0]), str)]
 
 
-def _item(draw: DrawFn, items: _Items, value: Any) -> tuple[Any, Any]:
+def _item(draw: DrawFn, kinds: list[list[tuple[Any, ...]]], value: Any) -> tuple[Any, Any]:
     """Draw an item; return its container and its key, or a container that is gone as None."""
-    of_kind = draw(st.sampled_from(items.kinds))
+    of_kind = draw(st.sampled_from(kinds))
     path = draw(st.sampled_from(of_kind))
     owner = value
     for key in path[:-1]:
@@ -93,8 +123,9 @@ def _item(draw: DrawFn, items: _Items, value: Any) -> tuple[Any, Any]:
 def _forge(draw: DrawFn, items: _Items) -> Any:
     """Replace texts and numbers by others of their type, so that the trace mostly stays valid."""
     value = copy.deepcopy(items.value)
+    kinds = draw(st.sampled_from((items.texts, items.texts, items.free, items.kinds)))
     for _ in range(draw(st.integers(1, 4))):
-        owner, key = _item(draw, items, value)
+        owner, key = _item(draw, kinds, value)
         now = owner[key] if owner is not None else None
         if isinstance(now, bool):
             owner[key] = not now
@@ -102,7 +133,7 @@ def _forge(draw: DrawFn, items: _Items) -> Any:
             owner[key] = draw(st.sampled_from((*_HOSTILE, *_EXPRESSIONS, *_WORDS)))
         elif isinstance(now, int):
             owner[key] = draw(st.integers(-2, 40) | st.sampled_from(_NUMBERS[:10]))
-        elif isinstance(now, list) and now:
+        elif isinstance(now, list) and now and kinds is items.kinds:
             del owner[key][-1]
     return value
 
@@ -111,7 +142,7 @@ def _damage(draw: DrawFn, items: _Items) -> Any:
     """Replace, remove, repeat, move or rename items."""
     value = copy.deepcopy(items.value)
     for _ in range(draw(st.integers(1, 3))):
-        owner, key = _item(draw, items, value)
+        owner, key = _item(draw, items.kinds, value)
         if owner is None:
             continue
         how = draw(st.sampled_from(("replace", "remove", "repeat", "rename", "swap", "nest")))
@@ -182,7 +213,7 @@ def saved_files(harness: Harness) -> SearchStrategy[Damaged]:
         kind = draw(st.integers(0, 19))
         source = draw(st.sampled_from(_SOURCES))
         refused = False
-        if kind < 8:
+        if kind < 10:
             value, how = _forge(draw, items[source]), "forged"
             content = json.dumps(value, ensure_ascii=draw(st.booleans())).encode(errors="surrogatepass")
         elif kind < 14:
