@@ -123,7 +123,13 @@ def _item(draw: DrawFn, kinds: list[list[tuple[Any, ...]]], value: Any) -> tuple
 def _forge(draw: DrawFn, items: _Items) -> Any:
     """Replace texts and numbers by others of their type, so that the trace mostly stays valid."""
     value = copy.deepcopy(items.value)
-    kinds = draw(st.sampled_from((items.texts, items.texts, items.free, items.kinds)))
+    if draw(st.booleans()):  # all texts of some kinds, so that some of them are shown
+        for paths in draw(st.lists(st.sampled_from(items.texts), min_size=1, max_size=8)):
+            text = draw(st.sampled_from(_HOSTILE))
+            for *path, key in paths:
+                _at(value, tuple(path))[key] = text
+        return value
+    kinds = draw(st.sampled_from((items.texts, items.free, items.kinds)))
     for _ in range(draw(st.integers(1, 4))):
         owner, key = _item(draw, kinds, value)
         now = owner[key] if owner is not None else None
