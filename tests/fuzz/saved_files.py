@@ -26,6 +26,7 @@ _HOSTILE = (
     "one\ntwo\r\n\n| x | y |\n", "\u202eabc\u2066", "注意力机制 👩‍👩‍👧", "**b** _i_ [l](http://x)", "(" * 80, "x" * 500,
     "B " * 300, "", "𝓍" * 40, "\ud800", "\0", "\x85\u2028", "a\ud800b", "'\"\\",
 )  # fmt: skip
+_EVERYTHING = "a|b\\|`c` [red]x[/] <b>&amp; **d** _e_ [l](http://x) \n| x |\r\n\x1b[31m\u202e\u2066 注意"
 _EXPRESSIONS = ("B", "H*Dk", "L**9**9", "0//0", "9" * 400, "B L" * 3, "*B", "...", "max(L, 3)", "-1", "1e9", "L-" * 50)
 _NUMBERS = (0, -1, 1, 40, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 2**64, 10**400, 0.5, -0.0, 1e308)
 _WORDS = ("verified", "literal", "view", "inplace", "scores", "softmax", "none", "given", "attnshape/trace/1")
@@ -125,7 +126,7 @@ def _forge(draw: DrawFn, items: _Items) -> Any:
     value = copy.deepcopy(items.value)
     if draw(st.booleans()):  # all texts of some kinds, so that some of them are shown
         for paths in draw(st.lists(st.sampled_from(items.texts), min_size=1, max_size=8)):
-            text = draw(st.sampled_from(_HOSTILE))
+            text = _EVERYTHING if draw(st.booleans()) else draw(st.sampled_from(_HOSTILE))
             for *path, key in paths:
                 _at(value, tuple(path))[key] = text
         return value
@@ -234,7 +235,7 @@ def saved_files(harness: Harness) -> SearchStrategy[Damaged]:
             content, how, refused = draw(st.sampled_from(WHOLE)), "whole", True
         if how == "snapshot" or draw(st.integers(0, 2)) == 0:
             return _compared(draw, content, source, how)
-        format_ = draw(st.sampled_from(("table", "markdown", "json", "html")))
+        format_ = draw(st.sampled_from(("table", "table", "markdown", "markdown", "markdown", "json", "html")))
         more = draw(st.sampled_from(_SHOW)) if format_ != "json" else ()
         width = draw(st.sampled_from(("40", "80", "100", "300")))
         return Damaged(content, ("show", "x.json", "--format", format_, *more), "x.json", how, (), width, refused)
@@ -277,7 +278,8 @@ def attempt(case: Damaged, harness: Harness) -> Verdict:
         if case.words[0] == "diff":
             if format_ == "json":
                 checked(verdict, "the json", lambda: assert_format("value", outcome.out, 100, False))
-            checked(verdict, "the text", lambda: _assert_printable(outcome.out))
+            else:
+                checked(verdict, "the text", lambda: _assert_printable(outcome.out))
         else:
             explained = "--explain" in case.words
             checked(verdict, f"the {format_}", lambda: assert_format(format_, outcome.out, int(case.width), explained))
