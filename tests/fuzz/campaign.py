@@ -44,7 +44,7 @@ class Sum:
 
     cases: int = 0
     valid: int = 0
-    skipped: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
     failures: int = 0
     seconds: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
@@ -133,7 +133,7 @@ def _add(total: Sum, result: Finished) -> None:
     total.cases += 1
     total.seconds += verdict.seconds
     total.valid += verdict.valid
-    total.skipped += bool(verdict.skipped)
+    total.skipped.update([verdict.skipped] if verdict.skipped else [])
     total.statuses.update(verdict.statuses)
     total.work.update(dict(verdict.work))
     if verdict.problems:
@@ -149,11 +149,21 @@ def _print_table(sums: dict[str, Sum]) -> None:
     for name, each in sums.items():
         by_status = " ".join(f"{status}:{count}" for status, count in sorted(each.statuses.items()))
         per_case = f"{1000 * each.seconds / max(each.cases, 1):.0f}"
-        numbers = (each.cases, each.valid, each.cases - each.valid, each.skipped, per_case, each.failures, by_status)
+        numbers = (
+            each.cases,
+            each.valid,
+            each.cases - each.valid,
+            each.skipped.total(),
+            per_case,
+            each.failures,
+            by_status,
+        )
         rows.append((name, *map(str, numbers)))
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     for name, each in sums.items():
+        for reason, count in each.skipped.items():
+            print(f"# {name}: {count} skipped, since {reason}")
         if each.work:
             print(f"# {name}, seconds: {' '.join(f'{verb} {spent:.0f}' for verb, spent in each.work.most_common(9))}")

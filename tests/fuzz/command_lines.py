@@ -318,11 +318,11 @@ def _annotate(draw: DrawFn) -> Line:
 
 
 _VALID = {
-    "show": (_show(), 26),
-    "diff": (_diff(), 26),
-    "reference": (_reference(), 22),
-    "trace": (_trace(), 19),
-    "check": (_check(), 6),
+    "show": (_show(), 28),
+    "diff": (_diff(), 28),
+    "reference": (_reference(), 26),
+    "trace": (_trace(), 13),
+    "check": (_check(), 4),
     "annotate": (_annotate(), 1),
 }
 

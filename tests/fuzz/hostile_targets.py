@@ -74,7 +74,7 @@ _RAISES = {
     "MemoryError": "raise MemoryError",
     "BaseException": "raise Own('own')",
     "hostile text": "raise ValueError('a\\n\\x1b[31m[red]\\u202e| `x`\\0' * 50)",
-    "long text": "raise ValueError('x' * 5_000_000)",
+    "long text": "raise ValueError('x' * 300_000)",
     "no text": "raise Unprintable",
     "group": "raise ExceptionGroup('g', [ValueError(1), Unprintable()])",
     "causes in a circle": "a, b = ValueError(1), ValueError(2)\na.__cause__, b.__cause__ = b, a\nraise a",
@@ -396,7 +396,7 @@ def attempt(case: Hostile, harness: Harness) -> Verdict:
         if (folder / "out").exists():
             saved.append((folder / "out").read_bytes().decode(errors="replace"))
 
-    command = Command(words=case.words, seconds=_PATIENCE)
+    command = Command(words=case.words, seconds=_PATIENCE, limits={"DATA": 2 << 30})
     outcome = run_in(
         harness, files, command, verdict, [*case.removes, "out"], sorted(case.statuses), look, case.prints_errors
     )  # fmt: skip
@@ -435,7 +435,7 @@ def _assert_result(case: Hostile, status: int, text: str) -> None:
         return
     assert_drawn("json", text, 100)
     assert (value["failure"] is not None) == (status == 1), value["failure"]
-    if status == 0:
+    if status == 0 and "code.py" not in case.removes:
         expressions = iter(step["expression"] for step in value["steps"])
         for wanted in _EXPRESSIONS:
             assert any(wanted in expression for expression in expressions), f"no step {wanted}"

@@ -6,13 +6,16 @@ import copy
 import json
 import random
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from attnshape.model.trace import Trace
 from tests.fuzz.cases import Family, Verdict, checked, run_in
 from tests.fuzz.command_lines import assert_format
 from tests.fuzz.harness import Command, Harness, Outcome
@@ -23,6 +26,7 @@ _HOSTILE = (
     "one\ntwo\r\n\n| x | y |\n", "\u202eabc\u2066", "注意力机制 👩‍👩‍👧", "**b** _i_ [l](http://x)", "(" * 80, "x" * 500,
     "B " * 300, "", "𝓍" * 40, "\ud800", "\0", "\x85\u2028", "a\ud800b", "'\"\\",
 )  # fmt: skip
+_EVERYTHING = "a|b\\|`c` [red]x[/] <b>&amp; **d** _e_ [l](http://x) \n| x |\r\n\x1b[31m\u202e\u2066 注意"
 _EXPRESSIONS = ("B", "H*Dk", "L**9**9", "0//0", "9" * 400, "B L" * 3, "*B", "...", "max(L, 3)", "-1", "1e9", "L-" * 50)
 _NUMBERS = (0, -1, 1, 40, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 2**64, 10**400, 0.5, -0.0, 1e308)
 _WORDS = ("verified", "literal", "view", "inplace", "scores", "softmax", "none", "given", "attnshape/trace/1")
@@ -63,6 +67,30 @@ def paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
+def _enumerated(described: msgspec.inspect.Type) -> Iterator[str]:
+    """Yield the keys, anywhere in a saved trace, that have one of some values."""
+    match described:
+        case msgspec.inspect.StructType(fields=fields):
+            for each in fields:
+                parts = each.type.types if isinstance(each.type, msgspec.inspect.UnionType) else (each.type,)
+                if any(isinstance(part, msgspec.inspect.LiteralType) for part in parts):
+                    yield each.encode_name
+                for part in parts:
+                    yield from _enumerated(part)
+        case msgspec.inspect.VarTupleType(item_type=item) | msgspec.inspect.DictType(value_type=item):
+            yield from _enumerated(item)
+
+
+_BOUND = {*_enumerated(msgspec.inspect.type_info(Trace)), "index", "step", "output", "parent", "first", "last"}
+"""The keys whose values are enumerated, or are the numbers of steps."""
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
 class _Items:
     """The items of a saved trace, by kind, so that all kinds are equally likely."""
 
@@ -72,11 +100,14 @@ class _Items:
         for path in paths_in(self.value):
             kinds.setdefault(tuple("*" if type(key) is int else key for key in path), []).append(path)
         self.kinds = list(kinds.values())
+        self.free = [paths for kind, paths in kinds.items() if kind[-1] not in _BOUND]
+        """The items that may have any value of their type."""
+        self.texts = [paths for paths in self.free if isinstance(_at(self.value, paths[0]), str)]
 
 
-def _item(draw: DrawFn, items: _Items, value: Any) -> tuple[Any, Any]:
+def _item(draw: DrawFn, kinds: list[list[tuple[Any, ...]]], value: Any) -> tuple[Any, Any]:
     """Draw an item; return its container and its key, or a container that is gone as None."""
-    of_kind = draw(st.sampled_from(items.kinds))
+    of_kind = draw(st.sampled_from(kinds))
     path = draw(st.sampled_from(of_kind))
     owner = value
     for key in path[:-1]:
@@ -93,8 +124,15 @@ def _item(draw: DrawFn, items: _Items, value: Any) -> tuple[Any, Any]:
 def _forge(draw: DrawFn, items: _Items) -> Any:
     """Replace texts and numbers by others of their type, so that the trace mostly stays valid."""
     value = copy.deepcopy(items.value)
+    if draw(st.booleans()):  # all texts of some kinds, so that some of them are shown
+        for paths in draw(st.lists(st.sampled_from(items.texts), min_size=1, max_size=8)):
+            text = _EVERYTHING if draw(st.booleans()) else draw(st.sampled_from(_HOSTILE))
+            for *path, key in paths:
+                _at(value, tuple(path))[key] = text
+        return value
+    kinds = draw(st.sampled_from((items.texts, items.free, items.kinds)))
     for _ in range(draw(st.integers(1, 4))):
-        owner, key = _item(draw, items, value)
+        owner, key = _item(draw, kinds, value)
         now = owner[key] if owner is not None else None
         if isinstance(now, bool):
             owner[key] = not now
@@ -102,7 +140,7 @@ def _forge(draw: DrawFn, items: _Items) -> Any:
             owner[key] = draw(st.sampled_from((*_HOSTILE, *_EXPRESSIONS, *_WORDS)))
         elif isinstance(now, int):
             owner[key] = draw(st.integers(-2, 40) | st.sampled_from(_NUMBERS[:10]))
-        elif isinstance(now, list) and now:
+        elif isinstance(now, list) and now and kinds is items.kinds:
             del owner[key][-1]
     return value
 
@@ -111,7 +149,7 @@ def _damage(draw: DrawFn, items: _Items) -> Any:
     """Replace, remove, repeat, move or rename items."""
     value = copy.deepcopy(items.value)
     for _ in range(draw(st.integers(1, 3))):
-        owner, key = _item(draw, items, value)
+        owner, key = _item(draw, items.kinds, value)
         if owner is None:
             continue
         how = draw(st.sampled_from(("replace", "remove", "repeat", "rename", "swap", "nest")))
@@ -182,7 +220,7 @@ def saved_files(harness: Harness) -> SearchStrategy[Damaged]:
         kind = draw(st.integers(0, 19))
         source = draw(st.sampled_from(_SOURCES))
         refused = False
-        if kind < 8:
+        if kind < 10:
             value, how = _forge(draw, items[source]), "forged"
             content = json.dumps(value, ensure_ascii=draw(st.booleans())).encode(errors="surrogatepass")
         elif kind < 14:
@@ -197,7 +235,7 @@ def saved_files(harness: Harness) -> SearchStrategy[Damaged]:
             content, how, refused = draw(st.sampled_from(WHOLE)), "whole", True
         if how == "snapshot" or draw(st.integers(0, 2)) == 0:
             return _compared(draw, content, source, how)
-        format_ = draw(st.sampled_from(("table", "markdown", "json", "html")))
+        format_ = draw(st.sampled_from(("table", "table", "markdown", "markdown", "markdown", "json", "html")))
         more = draw(st.sampled_from(_SHOW)) if format_ != "json" else ()
         width = draw(st.sampled_from(("40", "80", "100", "300")))
         return Damaged(content, ("show", "x.json", "--format", format_, *more), "x.json", how, (), width, refused)
@@ -240,7 +278,8 @@ def attempt(case: Damaged, harness: Harness) -> Verdict:
         if case.words[0] == "diff":
             if format_ == "json":
                 checked(verdict, "the json", lambda: assert_format("value", outcome.out, 100, False))
-            checked(verdict, "the text", lambda: _assert_printable(outcome.out))
+            else:
+                checked(verdict, "the text", lambda: _assert_printable(outcome.out))
         else:
             explained = "--explain" in case.words
             checked(verdict, f"the {format_}", lambda: assert_format(format_, outcome.out, int(case.width), explained))
