@@ -105,7 +105,7 @@ def check_writable(output: Path | None, sources: Iterable[Path] = ()) -> None:
             raise AttnshapeError(
                 f"--output {output} is a link that leads back to itself", f"remove it: rm {shlex.quote(str(output))}"
             )
-        parent = destination.parent
+        parent = destination.parent if output.is_symlink() else output.parent
         if not parent.is_dir():
             raise AttnshapeError(f"--output {output}: there is no folder {parent}", f"make it first: mkdir -p {parent}")
         if not _is_device(destination):

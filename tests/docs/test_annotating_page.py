@@ -23,6 +23,6 @@ def test_page_names_every_option() -> None:
     text = PAGE.read_text()
     shared = inspect.signature(annotate).parameters
     own = list(shared)[list(shared).index("grad") + 1 :]
-    missing = [name for name in own if f"--{name}" not in text and name != "output"]
+    missing = [name for name in own if f"--{name.replace('_', '-')}" not in text and name != "output"]
     assert missing == []
     assert all(name in text for name in (*get_args(Existing), *get_args(StyleName)))

@@ -71,7 +71,8 @@ def test_every_pyproject_key_has_a_flag_and_vice_versa() -> None:
     assert {f"--{words.get(key, key)}" for key in KEYS} - {"--target", "--sizes"} <= flags
     assert {symbol.flag.removeprefix("--") for symbol in SYMBOLS} <= {*KEYS}
     shared = {flag for parameter in verbs["diff"].params for flag in parameter.opts if flag.startswith("--")}
-    assert shared - {"--fail-on", "--format", "--output"} <= {f"--{words.get(key, key)}" for key in KEYS}
+    of_the_process = {"--fail-on", "--format", "--output", "--time-limit", "--memory-limit"}
+    assert shared - of_the_process <= {f"--{words.get(key, key)}" for key in KEYS}
 
 
 NAMES = st.sampled_from(["x", "y", "mask"])
