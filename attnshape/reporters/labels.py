@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from attnshape.model.formatting import format_bytes, strip_self, unfold
+from attnshape.model.formatting import find_part, format_bytes, strip_self, unfold
 from attnshape.model.trace import NamedTensor, Reference, Role, Source, Step, StorageKind, TensorRecord, Trace
 from attnshape.reporters.escaping import visible
 from attnshape.tracing.operations import short_name
@@ -117,25 +117,15 @@ def elide(text: str, part: str, long: bool) -> str:
     >>> elide("x.view(2, 3).mT", "x.view(2, 3)", long=False)
     '….mT'
     """
-    places = _occurrences(text, part)
-    if len(places) != 1 or part == text:
+    start = find_part(text, part)
+    end = start + len(part)
+    if start < 0 or part == text or find_part(text, part, end) >= 0:
         return text
-    start, end = places[0], places[0] + len(part)
     grouped = text[start - 1 : start] == "(" and text[end : end + 1] == ")"
     if grouped and not re.search(r"[\w)\]]$", text[: start - 1]):
         start, end = start - 1, end + 1
     receiver = start == 0 and text[end : end + 1] in (".", "[")
     return text[:start] + "…" + text[end:] if receiver or long else text
-
-
-def _occurrences(text: str, part: str) -> list[int]:
-    """Return where a text contains a part as whole words; a regular expression of a long part is slow to compile."""
-    places, at = [], text.find(part)
-    while at >= 0:
-        is_whole = not re.match(r"[\w.]", text[at - 1 : at]) and not re.match(r"\w", text[at + len(part) :][:1])
-        places += [at] * is_whole
-        at = text.find(part, at + (len(part) if is_whole else 1))
-    return places
 
 
 def reference_label(reference: Reference | None, steps: Sequence[Step] | Sequence[OutlineStep]) -> str:
