@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks import checking, peers, recording, startup
+from benchmarks import checking, peers, recording, scaling, startup
 from benchmarks.measure import Options
 from benchmarks.ratio import Table
 
@@ -11,4 +11,5 @@ BENCHMARKS: dict[str, Callable[[Options], list[Table]]] = {
     "peers": peers.run,
     "recording": recording.run,
     "checking": checking.run,
+    "scaling": scaling.run,
 }

@@ -71,8 +71,8 @@ class Tree:
     def form_of(self, known: FunctionForms, name: cst.Name) -> Form | None:
         """Return what is known of the variable that is bound at a name's place."""
         at = self.start(name)
-        places = ((line, column, form) for (line, column, bound), form in known.bindings.items() if bound == name.value)
-        return next((form for line, column, form in places if self.source.offset(line, column) == at), None)
+        line, column = self.source.line(at), at - self.source.line_start(at)
+        return known.bindings.get((line, column, name.value))
 
     def colon(self, function: cst.FunctionDef) -> int:
         """Return the offset of the colon before a function's body."""

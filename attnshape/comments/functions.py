@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import io
 import itertools
 import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Literal
 
 from attnshape.observation.forms import FunctionId
@@ -45,6 +47,34 @@ class SourceFile:
     comments: tuple[tuple[int, int, str], ...]
     """Each with its line from 1, its column from 0, and its text without `#`."""
 
+    @cached_property
+    def functions(self) -> dict[tuple[str, int], tuple[FunctionNode, ast.ClassDef | None]]:
+        """The functions with their classes, by name and first line."""
+        functions: dict[tuple[str, int], tuple[FunctionNode, ast.ClassDef | None]] = {}
+        for parent in ast.walk(self.tree):
+            for node in ast.iter_child_nodes(parent):
+                if isinstance(node, FunctionNode):
+                    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                    functions.setdefault(
+                        (node.name, first), (node, parent if isinstance(parent, ast.ClassDef) else None)
+                    )
+        return functions
+
+    @cached_property
+    def around_comments(self) -> dict[int, tuple[int, int]]:
+        """For each comment on a line of its own, the nearest lines above and below it without such a comment."""
+        own = [line for line, column, _ in self.comments if _is_on_its_own_line(self.lines, line, column)]
+        around: dict[int, tuple[int, int]] = {}
+        for _, group in itertools.groupby(enumerate(own), key=lambda pair: pair[1] - pair[0]):
+            lines = [line for _, line in group]
+            around |= dict.fromkeys(lines, (lines[0] - 1, lines[-1] + 1))
+        return around
+
+    def comments_on(self, lines: range) -> Sequence[tuple[int, int, str]]:
+        """Return the comments on some lines."""
+        first, last = (bisect.bisect_left(self.comments, line, key=itemgetter(0)) for line in (lines.start, lines.stop))
+        return self.comments[first:last]
+
 
 def read_source_file(path: str) -> SourceFile | None:
     """Parse a file as it is now; return None if it can't be read or isn't Python."""
@@ -69,39 +99,75 @@ def _parsed(lines: tuple[str, ...]) -> SourceFile | None:
 def find_function(function: FunctionId) -> tuple[SourceFile, FunctionNode, ast.ClassDef | None] | None:
     """Return a function's file, its node and its class's, None if its file can't be read or doesn't have it."""
     file = read_source_file(function.file)
-    for parent in ast.walk(file.tree) if file is not None else ():
-        for node in ast.iter_child_nodes(parent):
-            if isinstance(node, FunctionNode) and node.name == function.name.rpartition(".")[2]:
-                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                if file is not None and first == function.line:
-                    return file, node, parent if isinstance(parent, ast.ClassDef) else None
-    return None
+    found = file.functions.get((function.name.rpartition(".")[2], function.line)) if file is not None else None
+    return (file, *found) if file is not None and found is not None else None
 
 
 def comments_in(file: SourceFile, node: FunctionNode) -> Iterator[LocatedComment]:
     """Yield the comments in a function's signature and body, without those of functions defined in it."""
-    nodes = [inner for inner in ast.walk(node) if inner is not node]
-    functions = [inner for inner in nodes if isinstance(inner, (FunctionNode, ast.ClassDef))]
-    statements = [inner for inner in nodes if isinstance(inner, ast.stmt)]
-    for line, column, text in file.comments:
-        if not _covers(node, line) or any(_covers(function, line) for function in functions):
+    code = _Statements(node)
+    for line, column, text in file.comments_on(range(node.lineno, (node.end_lineno or node.lineno) + 1)):
+        if line in code.lines_of_definitions:
             continue
-        alone = _is_on_its_own_line(file, line, column)
+        alone = _is_on_its_own_line(file.lines, line, column)
         if line < node.body[0].lineno and not alone:
             there = [name.arg for name in parameter_nodes(node) if _covers(name, line) and name.arg != "self"]
             parameter = there[0] if len(there) == 1 else None
             yield LocatedComment(line, column, text, "signature", None, parameter=parameter)
             continue
-        around = [statement for statement in statements if _covers(statement, line) and not _has_body(statement)]
-        innermost = max(around, key=_position, default=None)
+        innermost = code.around.get(line)
         if alone and innermost is None:
-            yield _between(file, statements, line, column, text)
+            yield _between(file, code, line, column, text)
         elif innermost is None:
-            header = next((statement for statement in statements if statement.lineno == line), None)
-            yield LocatedComment(line, column, text, "within", header)
+            yield LocatedComment(line, column, text, "within", code.first_on.get(line))
         else:
             trailing = line == innermost.end_lineno and not alone
             yield LocatedComment(line, column, text, "trailing" if trailing else "within", innermost)
+
+
+class _Statements:
+    """The statements of a function by their lines."""
+
+    def __init__(self, node: FunctionNode) -> None:
+        nodes = [inner for inner in ast.walk(node) if inner is not node]
+        definitions = [inner for inner in nodes if isinstance(inner, (FunctionNode, ast.ClassDef))]
+        self.lines_of_definitions = {line for inner in definitions for line in _lines_covered_by(inner)}
+        statements = [inner for inner in nodes if isinstance(inner, ast.stmt)]
+        self.in_order = sorted(statements, key=_position)
+        self.around: dict[int, ast.stmt] = {}
+        """The last statement without a body on each line."""
+        self.ending_on: dict[int, ast.stmt] = {}
+        """The last statement without a body that ends on each line, in the order of `ast.walk`."""
+        self.first_on: dict[int, ast.stmt] = {}
+        """The first statement that begins on each line, in the order of `ast.walk`."""
+        for statement in self.in_order:
+            if not _has_body(statement):
+                self.around |= dict.fromkeys(_lines_covered_by(statement), statement)
+        for statement in statements:
+            self.first_on.setdefault(statement.lineno, statement)
+            if not _has_body(statement):
+                self.ending_on[statement.end_lineno or statement.lineno] = statement
+        self._blocks: dict[int, tuple[ast.stmt, ...]] = {}
+
+    def block(self, line: int) -> tuple[ast.stmt, ...]:
+        """Return the statements from a line on, up to the next line on which none begins."""
+        if line not in self._blocks:
+            block: list[ast.stmt] = []
+            below = line
+            while (statement := self.first_on.get(below)) is not None:
+                block.append(statement)
+                below = 1 + (statement.lineno if _has_body(statement) else statement.end_lineno or statement.lineno)
+            self._blocks[line] = tuple(block)
+        return self._blocks[line]
+
+    def after(self, line: int) -> ast.stmt | None:
+        """Return the first statement that begins after a line."""
+        place = bisect.bisect_right(self.in_order, line, key=lambda statement: statement.lineno)
+        return self.in_order[place] if place < len(self.in_order) else None
+
+
+def _lines_covered_by(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _covers(node: ast.stmt | ast.arg, line: int) -> bool:
@@ -112,29 +178,22 @@ def _position(statement: ast.stmt) -> tuple[int, int]:
     return statement.lineno, statement.col_offset
 
 
-def _between(file: SourceFile, statements: Sequence[ast.stmt], line: int, column: int, text: str) -> LocatedComment:
+def _between(file: SourceFile, code: _Statements, line: int, column: int, text: str) -> LocatedComment:
     """Return a comment on a line of its own, with the statements directly above and below it."""
-    own_line = {at for at, where, _ in file.comments if _is_on_its_own_line(file, at, where)}
-    above = next(at for at in itertools.count(line, -1) if at not in own_line)
-    below = next(at for at in itertools.count(line) if at not in own_line)
-    before = [statement for statement in statements if statement.end_lineno == above and not _has_body(statement)]
-    block: list[ast.stmt] = []
-    for statement in sorted(statements, key=lambda statement: statement.lineno):
-        if statement.lineno == below:
-            block.append(statement)
-            below = 1 + (statement.lineno if _has_body(statement) else statement.end_lineno or statement.lineno)
+    above, below = file.around_comments[line]
+    before, block = code.ending_on.get(above), code.block(below)
     following = block[0] if block else None
-    if not before and not block:
-        following = min((later for later in statements if later.lineno > line), key=_position, default=None)
-    return LocatedComment(line, column, text, "above", following, before[-1] if before else None, tuple(block))
+    if before is None and not block:
+        following = code.after(line)
+    return LocatedComment(line, column, text, "above", following, before, block)
 
 
 def _has_body(statement: ast.stmt) -> bool:
     return hasattr(statement, "body") or isinstance(statement, ast.Match)
 
 
-def _is_on_its_own_line(file: SourceFile, line: int, column: int) -> bool:
-    return not file.lines[line - 1][:column].strip()
+def _is_on_its_own_line(lines: Sequence[str], line: int, column: int) -> bool:
+    return not lines[line - 1][:column].strip()
 
 
 def parameter_nodes(node: FunctionNode) -> list[ast.arg]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
+from typing import Protocol, TypeVar
 
 from attnshape.comments.annotations import JaxtypingAnnotation
 from attnshape.comments.functions import lines_of, targets_of, writes_into_part
@@ -75,21 +78,71 @@ class FunctionCall:
 
     def events_of(self, statement: ast.stmt) -> list[StepEvent]:
         """Return the steps on a statement's lines."""
-        lines = lines_of(statement)
-        return [event for event in self.events if event.line in lines]
+        return _on_lines(lines_of(statement), self._events_by_line)
 
     def reached(self, statement: ast.stmt) -> bool:
         """Return whether the call reached a statement: it ran a step there, bound a variable, or returned."""
-        stores = [store.line for store in self.invocation.bindings]
-        returns = [line for line, _ in self.invocation.results]
-        return bool(self.events_of(statement)) or not set(lines_of(statement)).isdisjoint([*stores, *returns])
+        return any(line in self._lines_reached for line in lines_of(statement))
+
+    def bindings_on(self, lines: Iterable[int]) -> list[Binding]:
+        """Return the stores to variables on some lines."""
+        return _on_lines(lines, self._bindings_by_line)
 
     def shapes_bound_by(self, name: str, line: int, exclude: range = range(0)) -> list[Value]:
         """Return what a variable held before a line: its latest stores above, else the argument."""
-        stores = [store for store in self.invocation.bindings if store.name == name]
-        above = [store for store in stores if store.line <= line and store.line not in exclude]
-        latest = max((store.line for store in above), default=0)
-        return [store.value for store in above if store.line == latest] or [self.invocation.arguments.get(name)]
+        stores = self._bindings_of.get(name, {})
+        lines = self._lines_binding.get(name, [])
+        place = bisect.bisect_right(lines, line)
+        if place and lines[place - 1] in exclude:
+            place = bisect.bisect_left(lines, exclude.start)
+        latest = stores[lines[place - 1]] if place else []
+        return [store.value for store in latest] or [self.invocation.arguments.get(name)]
+
+    @cached_property
+    def _events_by_line(self) -> dict[int, list[tuple[int, StepEvent]]]:
+        return _by_line(self.events)
+
+    @cached_property
+    def _bindings_by_line(self) -> dict[int, list[tuple[int, Binding]]]:
+        return _by_line(self.invocation.bindings)
+
+    @cached_property
+    def _lines_reached(self) -> set[int]:
+        returns = [line for line, _ in self.invocation.results]
+        return {*self._events_by_line, *self._bindings_by_line, *returns}
+
+    @cached_property
+    def _bindings_of(self) -> dict[str, dict[int, list[Binding]]]:
+        """The stores to each variable, by line."""
+        bindings: dict[str, dict[int, list[Binding]]] = {}
+        for store in self.invocation.bindings:
+            bindings.setdefault(store.name, {}).setdefault(store.line, []).append(store)
+        return bindings
+
+    @cached_property
+    def _lines_binding(self) -> dict[str, list[int]]:
+        return {name: sorted(by_line) for name, by_line in self._bindings_of.items()}
+
+
+class _OnLine(Protocol):
+    @property
+    def line(self) -> int: ...
+
+
+_Placed = TypeVar("_Placed", bound=_OnLine)
+
+
+def _by_line(items: Iterable[_Placed]) -> dict[int, list[tuple[int, _Placed]]]:
+    by_line: dict[int, list[tuple[int, _Placed]]] = {}
+    for number, item in enumerate(items):
+        by_line.setdefault(item.line, []).append((number, item))
+    return by_line
+
+
+def _on_lines(lines: Iterable[int], by_line: Mapping[int, list[tuple[int, _Placed]]]) -> list[_Placed]:
+    """Return what is on any of these lines, in the order in which it happened."""
+    found = [numbered for line in dict.fromkeys(lines) for numbered in by_line.get(line, ())]
+    return [item for _, item in sorted(found, key=itemgetter(0))]
 
 
 def _events(run: ObservedRun, function: FunctionId) -> Iterator[StepEvent]:
@@ -228,8 +281,8 @@ class ObservedShapes:
         lines = lines_of(statement) if statement is not None else range(0)
 
         def values(call: FunctionCall) -> list[Value]:
-            stores = [store for store in call.invocation.bindings if store.name == name]
-            return [store.value for store in stores if store.line in lines] or call.shapes_bound_by(name, line)
+            stores = [store for store in call.bindings_on(lines) if store.name == name]
+            return [store.value for store in stores] or call.shapes_bound_by(name, line)
 
         return [_each(values(call)) for call in self.calls]
 
@@ -295,7 +348,7 @@ def _bound_values(call: FunctionCall, targets: Sequence[ast.Name], place: int | 
     named = {(target.lineno, target.id) for target in targets}
     stores = [
         store
-        for store in call.invocation.bindings
+        for store in call.bindings_on(target.lineno for target in targets)
         if (store.line, store.column) in places or (store.column == NO_COLUMN and (store.line, store.name) in named)
     ]
     if stores and all(isinstance(store.value, int) for store in stores):

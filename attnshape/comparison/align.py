@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from attnshape.comparison.outline import Outline
+from attnshape.comparison.subsequence import common_subsequence
 from attnshape.model.difference import OutlineStep
 from attnshape.model.trace import Reference
 from attnshape.tracing.operations import FAMILIES, base_name
@@ -239,12 +239,11 @@ def _between(
         yield from ((None, one) for one in new)
         return
     key, *other_keys = keys
-    matcher = difflib.SequenceMatcher(None, list(map(key, old)), list(map(key, new)), autojunk=False)
-    for tag, a, b, c, d in matcher.get_opcodes():
-        if tag == "equal":
-            yield from zip(old[a:b], new[c:d], strict=True)
-        else:
-            yield from _between(old[a:b], new[c:d], score, other_keys)
+    i = j = 0
+    for a, b in [*common_subsequence(list(map(key, old)), list(map(key, new))), (len(old), len(new))]:
+        yield from _between(old[i:a], new[j:b], score, other_keys)
+        yield from zip(old[a : a + 1], new[b : b + 1], strict=True)
+        i, j = a + 1, b + 1
 
 
 def _best(old: Sequence[_Features], new: Sequence[_Features], score: _Score) -> Iterator[_FeaturesMatch]:

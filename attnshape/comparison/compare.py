@@ -32,7 +32,7 @@ from attnshape.tracing.operations import EXPANSIONS, PATTERNED_LAYOUT, RESHAPES,
 
 _CONSTANTS = frozenset({"True", "False", "None"})
 _WORD = re.compile(r"[^\W\d]\w*")
-_CALLED = re.compile(r"([^\W\d]\w*)\(")
+_CALLED = re.compile(r"(?<!\w)([^\W\d]\w*)\(")
 _TOKEN = re.compile(r"\w+|\S")
 
 
@@ -103,7 +103,7 @@ _KIND_OF: dict[Fact, Kind] = {
     "dtype": "dtype",
 }
 """The kind that each fact counts as. Bytes only follow from other facts."""
-_NUMBER = re.compile(r"(?<![\w.)\]])-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
+_NUMBER = re.compile(r"(?<![\w.)\]])-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
 _NUMBERS_SEEN_IN_RESULT = RESHAPES | PATTERNED_LAYOUT | UNIT_AXES | EXPANSIONS | TRANSPOSES
 """Operations whose numbers only affect the result's shape, strides and storage, which are compared themselves."""
 

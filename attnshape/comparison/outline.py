@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from attnshape.model.difference import OutlineLoop, OutlineResult, OutlineStep, OutlineTensor, Totals
-from attnshape.model.formatting import strip_self, unfold
+from attnshape.model.formatting import find_part, strip_self, unfold
 from attnshape.model.trace import Loop, NamedTensor, Reference, Step, TensorRecord, Trace
 from attnshape.tracing.operations import short_name
 
@@ -69,7 +70,12 @@ class Outline(Struct, frozen=True, kw_only=True):
         longest = sorted(texts - {""}, key=lambda text: (-len(text), text))
         if not longest:
             return step.expression
-        own = re.sub("|".join(rf"(?<![\w.…]){re.escape(text)}(?!\w)" for text in longest), "…", step.expression)
+        own, end = "", 0
+        while places := [(at, text) for text in longest if (at := find_part(step.expression, text, end, ".…")) >= 0]:
+            at, text = min(places, key=itemgetter(0))
+            own += step.expression[end:at] + "…"
+            end = at + len(text)
+        own += step.expression[end:]
         return re.sub(r"(?<![\w)\]])\(…\)", "…", own)
 
 

@@ -136,6 +136,18 @@ there."""
 
 
 @dataclass(frozen=True)
+class Growth:
+    """How a number of elements grows with the unknowns: a factor times a power of each."""
+
+    factor: float
+    powers: Mapping[str, int]
+
+    def at(self, chosen: Mapping[str, int]) -> float:
+        """Return the number of elements where the unknowns have these numbers; one that isn't known counts as 1."""
+        return self.factor * float(math.prod(chosen.get(name, 1) ** power for name, power in self.powers.items()))
+
+
+@dataclass(frozen=True)
 class Plan:
     """How the sizes vary from round to round."""
 
@@ -147,6 +159,8 @@ class Plan:
     """The power in which each unknown is part of the largest tensor, as far as that is known."""
     other_powers: tuple[Mapping[str, int], ...] = ()
     """The powers in the other tensors, one of which may be the largest where the sizes are in a different order."""
+    parameters: tuple[Growth, ...] = ()
+    """How the parameters grow, as far as that is known."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -226,9 +240,10 @@ class Plan:
     def elements(self, chosen: Mapping[str, int]) -> int:
         """Return how many elements the largest tensor may have where the unknowns have these numbers.
 
-        A weight may be as wide as it is long, and is not a step's result.
+        A weight may be as wide as it is long, or wider, and is not a step's result.
         """
-        return max(self._largest_tensor(chosen), max(self.at(chosen).values(), default=0) ** 2)
+        widest = max(self.at(chosen).values(), default=0)
+        return max(self._largest_tensor(chosen), widest**2, *(int(growth.at(chosen)) for growth in self.parameters))
 
     def elements_in_any_order(self, chosen: Mapping[str, int]) -> int:
         """Return the same where the numbers of the unknowns are in a different order from their primes."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from attnshape.dims.sizes import is_length
 from attnshape.inference.algebra import multiplicity
 from attnshape.inference.loops import Folding, find_folding
-from attnshape.inference.plan import TOO_MANY_ELEMENTS, Plan
+from attnshape.inference.plan import TOO_MANY_ELEMENTS, Growth, Plan
 from attnshape.tracing.raw import RawStep, RawTrace
 
 Attempt = Callable[[Mapping[str, int]], RawTrace]
@@ -149,8 +149,20 @@ class SmallRuns:
         """Return the plan with the power in which each unknown is part of the largest tensor of its first round."""
         if math.prod(plan.primes(0).values()) > _MANY:
             # with many sizes a first look at the smallest primes keeps the first round from being large
-            plan = replace(plan, powers=self._measured_powers(plan, dict(zip(plan.unknowns, _TINY, strict=False))))
-        return replace(plan, powers=self._measured_powers(plan, plan.primes(0)))
+            plan = self._measured(plan, dict(zip(plan.unknowns, _TINY, strict=False)))
+        return self._measured(plan, plan.primes(0))
+
+    def _measured(self, plan: Plan, primes: Mapping[str, int]) -> Plan:
+        powers = self._measured_powers(plan, primes)
+        return replace(plan, powers=powers, parameters=self._growths_of_parameters(plan, primes))
+
+    def _growths_of_parameters(self, plan: Plan, primes: Mapping[str, int]) -> tuple[Growth, ...]:
+        if len(primes) != len(plan.unknowns):
+            return ()
+        sizes = self.at(plan.at(primes)).parameter_sizes - {0}
+        powers = {size: _powers(size, primes) for size in sorted(sizes)}
+        explained = {size: math.prod(primes[name] ** power for name, power in powers[size].items()) for size in powers}
+        return tuple(Growth(size / explained[size], powers[size]) for size in powers)
 
     def _measured_powers(self, plan: Plan, primes: Mapping[str, int]) -> dict[str, int]:
         return _with_rounded_lengths(*self._explained(plan, primes))

@@ -64,7 +64,7 @@ def unfold(expression: str) -> str:
     calls: list[bool] = []
     for token in kept:
         if token.string in _OPENING:
-            calls.append(token.string == "(" and re.search(r"[\w)\]]$", text) is not None)
+            calls.append(token.string == "(" and re.match(r"[\w)\]]", text[-1:]) is not None)
         elif token.string in _CLOSING and calls and calls.pop():
             # a trailing comma in a call only ever precedes a line break
             text = text.removesuffix(",")
@@ -84,3 +84,25 @@ def strip_self(text: str) -> str:
     'Wq(x)'
     """
     return re.sub(r"(?<![\w.])self\.(?=\w)", "", text)
+
+
+def find_part(text: str, part: str, start: int = 0, not_after: str = ".") -> int:
+    """Return where source text contains a part as whole words, from an index on; -1 if it doesn't.
+
+    A part doesn't count where one of the characters `not_after` precedes it. The time is linear in the text's length,
+    while a regular expression of a long part is slow to compile.
+
+    >>> find_part("max_len.len(len)", "len"), find_part("x.view(2)", "view")
+    (12, -1)
+    """
+    at = text.find(part, start)
+    while at >= 0:
+        before, after = text[at - 1 : at], text[at + len(part) : at + len(part) + 1]
+        if not (_is_word(before) or (before and before in not_after) or _is_word(after)):
+            return at
+        at = text.find(part, at + 1)
+    return -1
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"

@@ -152,14 +152,16 @@ def _of_function(function: FunctionId, cases: Sequence[_Case]) -> FunctionForms:
 
     def gather(values_of: Callable[[Invocation], Iterable[tuple[_Key, Value]]]) -> dict[_Key, Callable[[], Form]]:
         """Return, by key, what makes the form of the values under it; all must be gathered before any is made."""
+        held: dict[_Key, list[HeldValues]] = {}
+        for place, (_, call) in enumerate(calls):
+            for number, run in enumerate(call):
+                for key, value in (pair for invocation in run for pair in values_of(invocation)):
+                    if key not in held:
+                        held[key] = [[[] for _ in runs] for _, runs in calls]
+                    held[key][place][number].append(value)
         forms = {}
-        ran = (invocation for _, call in calls for run in call for invocation in run)
-        for key in dict.fromkeys(key for invocation in ran for key, _ in values_of(invocation)):
-            held = [
-                (case, [[value for own in run for other, value in values_of(own) if other == key] for run in call])
-                for case, call in calls
-            ]
-            forms[key] = _gather(held, symbols)
+        for key, values in held.items():
+            forms[key] = _gather([(case, of_call) for (case, _), of_call in zip(calls, values, strict=True)], symbols)
         return forms
 
     arguments = gather(lambda call: call.arguments.items())

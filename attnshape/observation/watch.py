@@ -18,6 +18,7 @@ from typing import Any
 
 import executing
 import torch
+from executing import Source
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from attnshape.tracing.containers import source_file
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.raw import RawTrace
 from attnshape.tracing.runner import Runnable, build_and_record, parameters_within
+from attnshape.tracing.syntax_nodes import SourceFile
 
 _MOST_ITEMS = 64
 """Longer tuples and lists are data."""
@@ -232,12 +234,12 @@ def _column_of_store(file: str, line: int, column: int | None, name: str) -> int
     """Return where a line binds a name, right after a column if it does so there."""
     if column is None or file.startswith("<"):
         return NO_COLUMN
-    columns = [at for at, bound in _names_bound(executing.Source.for_filename(file)).get(line, ()) if bound == name]
+    columns = [at for at, bound in _names_bound(SourceFile.for_filename(file)).get(line, ()) if bound == name]
     return next((at for at in columns if at > column), columns[0] if len(columns) == 1 else NO_COLUMN)
 
 
 @functools.lru_cache(maxsize=8)
-def _names_bound(source: executing.Source) -> dict[int, list[tuple[int, str]]]:
+def _names_bound(source: Source) -> dict[int, list[tuple[int, str]]]:
     """Return the names that each line of a file binds, with their columns, in order."""
     bound: dict[int, list[tuple[int, str]]] = {}
     for node in ast.walk(source.tree) if source.tree is not None else ():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from attnshape.model.formatting import format_bytes, strip_self, unfold
+from attnshape.model.formatting import find_part, format_bytes, strip_self, unfold
 from attnshape.model.trace import NamedTensor, Reference, Role, Source, Step, StorageKind, TensorRecord, Trace
 from attnshape.reporters.escaping import visible
 from attnshape.tracing.operations import short_name
@@ -117,10 +117,10 @@ def elide(text: str, part: str, long: bool) -> str:
     >>> elide("x.view(2, 3).mT", "x.view(2, 3)", long=False)
     '….mT'
     """
-    places = [match.span() for match in re.finditer(rf"(?<![\w.]){re.escape(part)}(?!\w)", text)]
-    if len(places) != 1 or part == text:
+    start = find_part(text, part)
+    end = start + len(part)
+    if start < 0 or part == text or find_part(text, part, end) >= 0:
         return text
-    start, end = places[0]
     grouped = text[start - 1 : start] == "(" and text[end : end + 1] == ")"
     if grouped and not re.search(r"[\w)\]]$", text[: start - 1]):
         start, end = start - 1, end + 1

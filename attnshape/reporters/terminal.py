@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
 from collections.abc import Sequence
@@ -169,11 +170,12 @@ def _cuts(text: str, width: int, hang: int, breaks: dict[int, int]) -> list[str]
     """Cut the text at the cheapest breaks that fit, the last among equals; at any character if there is none."""
     parts: list[str] = []
     start = 0
+    places = sorted(breaks)
     while True:
         limit = _fitting(text, start, width - (hang if parts else 0))
         if limit == len(text):
             return [*parts, text[start:]]
-        ends = [place for place in breaks if start < place <= limit]
+        ends = places[bisect.bisect_right(places, start) : bisect.bisect_right(places, limit)]
         end = min(ends, key=lambda place: (breaks[place], -place), default=limit)
         # at the start of a line `::name::` would be a command to GitHub's runner; after a space it is escaped already
         while text.startswith("::", end) and end > start + 1:

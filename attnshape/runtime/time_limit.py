@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -19,6 +20,8 @@ _LEAST_SECONDS = 2.0
 """Every run may take this long: a slow run at large sizes must not end those at small ones."""
 _REPEAT_SECONDS = 0.5
 """How soon the exception is raised again in code that caught it."""
+_AT_ONCE_SECONDS = 0.001
+"""How soon it is raised again after a finalizer, out of which Python lets no exception."""
 
 
 class TooLong(BaseException):
@@ -65,12 +68,32 @@ def at_most(seconds: float) -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGALRM, _raise)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
+    with _raised_after_finalizers():
+        signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _raised_after_finalizers() -> Iterator[None]:
+    """Raise TooLong once more after a `__del__` or a callback that it ended, where Python would only print it."""
+    before = sys.unraisablehook
+
+    def raise_again(unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, TooLong):
+            signal.setitimer(signal.ITIMER_REAL, _AT_ONCE_SECONDS, _REPEAT_SECONDS)
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = raise_again
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
+        if sys.unraisablehook is raise_again:  # the traced code may set its own
+            sys.unraisablehook = before
 
 
 def _raise(number: int, frame: object) -> None:

@@ -10,13 +10,13 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from executing import Source as ExecutingSource
 from torch import Tensor
 
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.raw import OpaqueArgument, RawCall, RawFailure, RawOperand, SourceLocation, TensorSlot
 from attnshape.tracing.source_locations import has_own_source
 from attnshape.tracing.storage import TensorRegistry, describe_tensor
+from attnshape.tracing.syntax_nodes import SourceFile
 
 _PLAIN_TYPES = (
     bool,
@@ -142,7 +142,7 @@ def _explaining_expressions(trace: TracebackType) -> list[ast.expr]:
     if not has_own_source(trace.tb_frame.f_code):
         return []
     try:
-        executing = ExecutingSource.executing(trace)
+        executing = SourceFile.executing(trace)
         statements = executing.statements or set()
     except Exception:  # noqa: BLE001 - unreadable source explains nothing
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -127,7 +128,8 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
     frames = Frames(frozenset(filter(None, [source_file(runnable.function)])))
     compiled, threads = CompiledCalls(id(sys._getframe()), on_step), OtherThreads()
     recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), threads, compiled.inspect_step)
-    for name, tensor in parameters_within(runnable.function, runnable.bound()):
+    parameters = parameters_within(runnable.function, runnable.bound())
+    for name, tensor in parameters:
         recorder.registry.register_existing(tensor, Reference(parameter=name))
     measured: list[tuple[str, RawTensor]] = []
     for name, tensor in inputs:
@@ -149,6 +151,7 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
     if is_interrupted():  # and the traced code caught the exception
         raise KeyboardInterrupt
     raw = recorder.result(measured, returned, failure)
+    raw.parameter_sizes = frozenset(math.prod(tensor.shape) for _, tensor in parameters)
     notes = (stopped, _THREADS if threads.created_any else None, NOTE if compiled.found else None)
     raw.notes += [note for note in notes if note is not None]
     return raw

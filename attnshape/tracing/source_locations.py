@@ -9,16 +9,17 @@ import dis
 import functools
 import itertools
 import linecache
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
-from executing import Source as ExecutingSource
+from executing import Source
 from torch import Tensor
 
 from attnshape.tracing.calls import TracedCall, takes_receiver
 from attnshape.tracing.raw import SourceLocation
+from attnshape.tracing.syntax_nodes import SourceFile
 
 
 def assignment_targets(node: Any) -> tuple[tuple[str | None, ...], bool, ast.expr | None]:
@@ -55,13 +56,31 @@ def targets_per_iteration(node: Any) -> tuple[str | None, ...]:
     return names if plain and unpacked else ()
 
 
-def loop_variables(node: Any) -> Iterator[str]:
-    """Yield the variables of the loops and comprehensions around a node."""
-    while (node := getattr(node, "parent", None)) is not None and not isinstance(node, ast.FunctionDef):
-        targets = [part.target for part in getattr(node, "generators", ())]
-        targets += [node.target] if isinstance(node, ast.For) else []
-        for target in targets:
-            yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name))
+_loop_variables: dict[ast.AST, frozenset[str]] = {}
+"""What `loop_variables` returned for a node and for those around it, which may be thousands deep."""
+
+
+def loop_variables(node: Any) -> frozenset[str]:
+    """Return the variables of the loops and comprehensions around a node."""
+    inner = []
+    while node not in _loop_variables:
+        inner.append(node)
+        node = getattr(node, "parent", None)
+        if node is None or isinstance(node, ast.FunctionDef):
+            variables: frozenset[str] = frozenset()
+            break
+    else:
+        variables = _loop_variables[node] | _variables_bound_by(node)
+    for node in reversed(inner):
+        _loop_variables[node] = variables
+        variables |= _variables_bound_by(node)
+    return _loop_variables[inner[0]] if inner else _loop_variables[node]
+
+
+def _variables_bound_by(node: Any) -> frozenset[str]:
+    targets = [part.target for part in getattr(node, "generators", ())]
+    targets += [node.target] if isinstance(node, ast.For) else []
+    return frozenset(name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
 
 
 def dims_string(annotation: ast.expr) -> str | None:
@@ -255,13 +274,13 @@ class SourceLocator:
         code = frame.f_code
         if not has_own_source(code):
             return SourceLocation(code.co_filename, frame.f_lineno, 1, code.co_name, ""), None
-        executing = ExecutingSource.executing(frame)  # type: ignore[arg-type]  # it only reads FramePosition's attributes
+        executing = SourceFile.node_at(frame)
         node: Any = executing.node or _unpacking(frame, executing.statements)
         if node is None or not hasattr(node, "lineno"):
             line = frame.f_lineno
             lines = getattr(executing.source, "lines", [])
             text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-            return SourceLocation(code.co_filename, line, 1, code.co_name, text), None
+            return SourceLocation(code.co_filename, line, 1, code.co_name, _abbreviated(text)), None
         targets, unpacked, annotation = assignment_targets(node)
         place = SourceLocation(
             file=code.co_filename,
@@ -272,7 +291,7 @@ class SourceLocator:
             targets=targets,
             unpacked=unpacked,
             targets_per_iteration=targets_per_iteration(node),
-            loop_variables=frozenset(loop_variables(node)),
+            loop_variables=loop_variables(node),
             declared=dims_string(annotation) if annotation is not None else None,
             declared_kind=kind_name(annotation) if annotation is not None else None,
             statement=element_update(node),
@@ -280,18 +299,51 @@ class SourceLocator:
         return place, node
 
 
-def _text(source: ExecutingSource, node: Any) -> str:
-    """Return a node's exact text by UTF-8 offsets; `ast.get_source_segment` splits the whole file on each call."""
-    lines = [line.encode() for line in _lines(source.text)[node.lineno - 1 : node.end_lineno]]
-    lines[-1] = lines[-1][: node.end_col_offset]
-    lines[0] = lines[0][node.col_offset :]
+_LONGEST = 2000
+"""Longer texts are abbreviated: in an expression of thousands of operands, most operands are part of most texts."""
+
+
+def _text(source: Source, node: Any) -> str:
+    """Return a node's exact text, abbreviated where it is very long.
+
+    `…` stands for the operand with which it begins, as in a table, or for what is in the middle.
+    """
+    start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+    text = _text_between(source, start, end)
+    first = _first_operand(node) if len(text) > _LONGEST else None
+    if first is not None:
+        before = _text_between(source, start, (first.lineno, first.col_offset))
+        after = _text_between(source, (first.end_lineno, first.end_col_offset), end)
+        if len(after) < _LONGEST // 2:
+            text = f"{before}…{after}"
+    return _abbreviated(text)
+
+
+def _abbreviated(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+
+
+def _first_operand(node: Any) -> Any:
+    match node:
+        case ast.BinOp(left=operand) | ast.Call(func=ast.Attribute(value=operand)):
+            return operand
+        case ast.Subscript(value=operand) | ast.Attribute(value=operand):
+            return operand
+    return None
+
+
+def _text_between(source: Source, start: tuple[int, int], end: tuple[int, int]) -> str:
+    """Return the text between two lines and UTF-8 offsets; `ast.get_source_segment` splits the file on each call."""
+    lines = _lines(source.text)[start[0] - 1 : end[0]]
+    lines[-1] = lines[-1][: end[1]]
+    lines[0] = lines[0][start[1] :]
     return b"\n".join(lines).decode()
 
 
 @functools.lru_cache(maxsize=64)
-def _lines(text: str) -> list[str]:
+def _lines(text: str) -> list[bytes]:
     # str.splitlines also splits at form feeds, which don't end a line of Python
-    return text.split("\n")
+    return text.encode().split(b"\n")
 
 
 def _unpacking(frame: FramePosition, statements: set[Any] | None) -> Any:
