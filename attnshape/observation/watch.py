@@ -62,6 +62,8 @@ class OtherValue:
     """Any other value, by the name of its type."""
 
     type: str
+    is_shapeless: bool = False
+    """Whether it is a tensor that has no single shape: nested, or not initialized yet."""
 
 
 Value = TensorValue | ItemsValue | OtherValue | int | None
@@ -83,7 +85,7 @@ def summarize(value: object, depth: int = 2) -> Value:
             tensor: Any = value
             shape = shape_of(tensor)
             if NO_SIZE in shape or layout_of(tensor) in (UNINITIALIZED, "nested"):  # it has no single shape
-                return OtherValue(kind.__name__)
+                return OtherValue(kind.__name__, is_shapeless=True)
             return TensorValue(shape, str(tensor.dtype).removeprefix("torch."))
     # calls none of the value's own methods, which could have effects
     plain: Any = tuple if issubclass(kind, tuple) else list if issubclass(kind, list) else None
