@@ -12,6 +12,7 @@ from attnshape.annotate.changes import Change, Omission, functions_that_ran
 from attnshape.annotate.syntax import Definition, Tree, dotted_name, parse_annotation, small_statements, stored_name
 from attnshape.annotate.types import dims_in, read_annotation, symbols_in, type_arguments
 from attnshape.observation.forms import ANY_NUMBER, AxisForm, Form, FunctionForms, ItemsForm, TensorForm, tensors_in
+from attnshape.observation.watch import ObservedRun, OtherValue
 
 _SCRIPTED = {"torch.jit.script", "torch.jit.script_if_tracing", "torch.jit.script_method"}
 _WITH_NONE = ("None", "object", "typing.Any", "typing_extensions.Any")
@@ -56,6 +57,17 @@ def annotations_not_recognized(tree: Tree, forms: Sequence[FunctionForms]) -> It
         )
         if names and why_not_annotated(definition, tree) is None:
             yield Omission(f"{', '.join(names)} in {definition.name}", why)
+
+
+def tensors_without_shape(forms: Sequence[FunctionForms], runs: Sequence[ObservedRun]) -> Iterator[Omission]:
+    """Yield the variables and results that held tensors without a single shape, which no annotation can state."""
+    for function in (form.function for form in forms):
+        calls = [call for run in runs for call in run.invocations if call.function == function]
+        results = [("the result", value) for call in calls for _, value in call.results]
+        held = [*(item for call in calls for item in call.bound), *results]
+        names = dict.fromkeys(name for name, value in held if isinstance(value, OtherValue) and value.is_shapeless)
+        if names:
+            yield Omission(f"{', '.join(names)} in {function.name}", "the tensor has no single shape")
 
 
 def notes_on_constants(changes: Sequence[Change]) -> Iterator[str]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from attnshape.comments.functions import FunctionNode, parameter_nodes
 
 _GROUPS = ("bfloat", "float", "uint", "int", "complex", "bool")
+_NAMELESS = re.compile(r"u?int[13567]|complex32|float4_.*|float8_e8m0fnu")
+"""Dtypes for which jaxtyping has no name."""
 _ALLOWED = {
     "Float": ("float", "bfloat"),
     "Int": ("int",),
@@ -40,13 +42,15 @@ def kind_of_dtype(dtype: str) -> str:
 
     >>> kind_of_dtype("bfloat16"), kind_of_dtype("int64"), kind_of_dtype("uint8"), kind_of_dtype("qint8")
     ('Float', 'Int', 'UInt', 'Shaped')
+    >>> kind_of_dtype("float8_e4m3fn"), kind_of_dtype("float8_e8m0fnu"), kind_of_dtype("int4"), kind_of_dtype("int3")
+    ('Float', 'Shaped', 'Int', 'Shaped')
     """
     group = _group(dtype)
     return next((kind for kind, groups in _ALLOWED.items() if group in groups), "Shaped")
 
 
 def _group(dtype: str) -> str | None:
-    return next((group for group in _GROUPS if dtype.startswith(group)), None)
+    return next((group for group in _GROUPS if dtype.startswith(group) and not _NAMELESS.fullmatch(dtype)), None)
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,8 @@ def _events(run: ObservedRun, function: FunctionId) -> Iterator[StepEvent]:
         place = step.location
         if place is None or step.library or place.file != function.file or place.function != function.name:
             continue
+        if any(output.tensor.symbols for output in step.outputs):
+            continue  # a comment can't be compared with a tensor that has no single shape
         operands = [(_shape(run, operand), operand.step) for operand in step.operands]
         yield StepEvent(
             line=place.line,
@@ -170,9 +172,10 @@ def _shape(run: ObservedRun, reference: Reference) -> Shape | None:
     if reference.parameter is not None:
         return run.parameters.get(reference.parameter)
     if reference.step is not None and reference.step <= len(raw.steps):
-        outputs = raw.steps[reference.step - 1].outputs
-        return outputs[reference.output].tensor.shape if reference.output < len(outputs) else None
-    return next((tensor.shape for name, tensor in raw.inputs if name == reference.input), None)
+        outputs = [output.tensor for output in raw.steps[reference.step - 1].outputs][reference.output :]
+    else:
+        outputs = [tensor for name, tensor in raw.inputs if name == reference.input]
+    return outputs[0].shape if outputs and not outputs[0].symbols else None
 
 
 class ObservedShapes:

@@ -275,7 +275,7 @@ def same_strides(old: OutlineTensor, new: OutlineTensor, sizes: tuple[Sizes, Siz
     be the same number, or the number that one side's formula gives at the other side's sizes, or unexplained on both
     sides. The stride of an axis of size 1 doesn't matter.
     """
-    if old.contiguous != new.contiguous or len(old.stride) != len(new.stride):
+    if old.layout != new.layout or old.contiguous != new.contiguous or len(old.stride) != len(new.stride):
         return False
     dense = _dense_order(old)
     if old.contiguous or (dense is not None and dense == _dense_order(new)):

@@ -170,7 +170,7 @@ def input_step(tensor: OutlineTensor) -> OutlineStep:
 
 def _tensor(named: NamedTensor, selection: _Selection) -> OutlineTensor:
     record, storage = named.tensor, named.tensor.storage
-    new = storage.kind == "new"
+    new = storage.kind in ("new", "unknown")
     return OutlineTensor(
         name=_text(named.name) if named.name is not None else None,
         by_use=named.by_use,
@@ -180,6 +180,7 @@ def _tensor(named: NamedTensor, selection: _Selection) -> OutlineTensor:
         stride=record.stride,
         stride_formulas=() if record.contiguous else record.strides,
         contiguous=record.contiguous,
+        layout=record.layout,
         kind=storage.kind,
         of=None if new or storage.of is None else selection.reference(storage.of),
         bytes=record.bytes if new else 0,

@@ -117,8 +117,8 @@ def _rows(step: OutlineStep) -> Iterator[tuple[str, ...]]:
 
 def _tensor_cells(tensor: OutlineTensor) -> tuple[str, ...]:
     stride = [*map(str, tensor.stride), *([] if tensor.contiguous else [NOT_CONTIGUOUS])]
-    if tensor.kind == "new":
-        storage = f"new {tensor.bytes:,} B" if tensor.bytes else ""
+    if tensor.kind in ("new", "unknown"):
+        storage = f"{tensor.kind} {tensor.bytes:,} B" if tensor.bytes else ""
     else:
         storage = f"{_VERBS[tensor.kind]} {_reference(tensor.of) if tensor.of is not None else 'an unseen tensor'}"
     texts = (tensor.dtype, tensor.signature, " ".join(map(str, tensor.shape)), " ".join(stride), storage)

@@ -402,7 +402,8 @@ def guess_timeline(known: Timeline, log: MemoryLog, numbers: Mapping[str, int]) 
     `numbers` are the run's sizes. A block as large as some tensor is assumed to grow as its axes do.
     """
     # of shapes of as many bytes, those of parameters and inputs take precedence
-    results = ((output.tensor.shape, output.tensor.itemsize) for step in log.steps for output in step.outputs)
+    tensors = (output.tensor for step in log.steps for output in step.outputs)
+    results = ((tensor.shape, tensor.itemsize) for tensor in tensors if tensor.layout is None)
     texts: dict[int, str] = {}
     for shape, itemsize in (*results, *log.tensors):
         axes = (_axis(size, numbers) for size in shape)

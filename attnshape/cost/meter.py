@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attnshape.runtime.capture import suppressed_stderr
 from attnshape.tracing.raw import RawStep, RawTrace
+from attnshape.tracing.tensor_access import layout_of, shape_of, storage_of
 
 _MARK = "attnshape::mark"
 
@@ -75,9 +76,10 @@ class Meter:
     def mark_built(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         """Mark the end of building the target, with its inputs, parameters and buffers; the last call counts."""
         self._before = self._marks
-        blocks = {storage._cdata: storage.nbytes() for tensor in inputs if (storage := _storage(tensor)) is not None}
+        blocks = {storage._cdata: storage.nbytes() for tensor in inputs if (storage := storage_of(tensor)) is not None}
         self._inputs = tuple(blocks.values())
-        self._tensors = tuple((tuple(tensor.shape), tensor.itemsize) for tensor in (*inputs, *parameters))
+        tensors = [tensor for tensor in (*inputs, *parameters) if layout_of(tensor) is None]
+        self._tensors = tuple((shape_of(tensor), tensor.itemsize) for tensor in tensors)
         self.mark_step()
 
     def mark_step(self) -> None:
@@ -146,13 +148,6 @@ def _segments(threads: Sequence[Sequence[Any]]) -> list[list[int]]:
         elif event.kind() == "push" and event.name() == _MARK:
             segments.append([])
     return segments
-
-
-def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have none
-        return None
 
 
 SmallRun = Callable[[Mapping[str, int], Meter | None], RawTrace]

@@ -175,6 +175,8 @@ def diagnose(context: FailureContext) -> Diagnosis | None:
 
 
 def _explain(context: FailureContext) -> tuple[str | None, Mapping[int, tuple[int, ...]], str | None]:
+    if any(operand.tensor.layout or operand.tensor.symbols for operand in context.failure.operands):
+        return None, {}, None  # the explanations and the placeholders are those of tensors with strides
     try:
         diagnosis = diagnose(context)
         if diagnosis is not None:

@@ -28,6 +28,7 @@ from attnshape.model.trace import (
 )
 from attnshape.runtime.files import display_path
 from attnshape.tracing.raw import RawFailure, RawStep, RawTensor
+from attnshape.tracing.tensor_access import UNINITIALIZED
 
 _FUSED = ("scaled_dot_product_attention", ".flex_attention")
 
@@ -97,10 +98,7 @@ class _Assembler:
 
     def _tensor(self, tensor: RawTensor, small: Sequence[RawTensor], where: str, output: int = 0) -> TensorRecord:
         """Write one tensor; `small` holds it in each small run, and is empty if these took different steps."""
-        axes = [
-            self._solve([other.shape[axis] for other in small], size, (f"{where}: axis {axis}", output))
-            for axis, size in enumerate(tensor.shape)
-        ]
+        axes = [self._axis(tensor, small, axis, (f"{where}: axis {axis}", output)) for axis in range(len(tensor.shape))]
         if small and all(len(other.stride) == len(tensor.stride) for other in small):
             strides = []
             for axis, stride in enumerate(tensor.stride):
@@ -113,6 +111,11 @@ class _Assembler:
                 _product_of(axes[place + 1 :], tensor.shape[place + 1 :], s) for place, s in enumerate(tensor.stride)
             ]
         return tensor_record(tensor, axes, strides)
+
+    def _axis(self, tensor: RawTensor, small: Sequence[RawTensor], axis: int, place: Where) -> Formula:
+        if any(axis in one.symbols for one in (tensor, *small)):
+            return Formula(tensor.symbols.get(axis, str(tensor.shape[axis])), "literal", unsolved=True)
+        return self._solve([other.shape[axis] for other in small], tensor.shape[axis], place)
 
     def _solve(self, values: Sequence[int], actual: int, place: Where) -> Formula:
         if not values:
@@ -153,7 +156,7 @@ def solver_for(samples: Samples) -> Solver:
 def tensor_record(tensor: RawTensor, axes: Sequence[Formula], strides: Sequence[str]) -> TensorRecord:
     """Return what was measured of a tensor with the formulas of its axes and strides."""
     return TensorRecord(
-        signature=" ".join(formula.text for formula in axes),
+        signature="..." if tensor.layout == UNINITIALIZED else " ".join(formula.text for formula in axes),
         dtype=tensor.dtype,
         device=tensor.device,
         shape=tensor.shape,
@@ -165,7 +168,8 @@ def tensor_record(tensor: RawTensor, axes: Sequence[Formula], strides: Sequence[
         ),
         strides=tuple(strides),
         contiguous=tensor.contiguous,
-        bytes=tensor.itemsize * math.prod(tensor.shape),
+        bytes=tensor.bytes,
+        layout=tensor.layout or UNSET,
         storage=Storage(tensor.kind, tensor.of, tensor.root),
     )
 
@@ -224,7 +228,12 @@ class SimilarFailures:
             known = reference_tensor(tensor.of, inputs, steps) if tensor.of is not None else None
             if known is None or (known.shape, known.stride) != (tensor.shape, tensor.stride):
                 small = [failure.operands[position].tensor for failure in self.failures]
-                axes = [self.formula([t.shape[axis] for t in small], size) for axis, size in enumerate(tensor.shape)]
+                axes = [
+                    Formula(tensor.symbols[axis], "literal", unsolved=True)
+                    if axis in tensor.symbols
+                    else self.formula([other.shape[axis] for other in small], size)
+                    for axis, size in enumerate(tensor.shape)
+                ]
                 strides = [
                     self.formula([twin.stride[axis] for twin in small], stride).text if small else str(stride)
                     for axis, stride in enumerate(tensor.stride)

@@ -181,7 +181,7 @@ class SmallRuns:
         if len(primes) != len(plan.unknowns):
             return ()
         run = self.at(plan.at(primes))
-        counts = {math.prod(output.tensor.shape) for step in run.steps for output in step.outputs} - {0}
+        counts = {output.tensor.elements for step in run.steps for output in step.outputs} - {0}
         return tuple({tuple(powers.items()): powers for powers in (_powers(n, primes) for n in counts)}.values())
 
     def fold_loops(self, runs: Sequence[RawTrace]) -> bool:
@@ -256,4 +256,4 @@ def _powers(elements: int, primes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _elements(run: RawTrace) -> int:
-    return max((math.prod(output.tensor.shape) for step in run.steps for output in step.outputs), default=0)
+    return max((output.tensor.elements for step in run.steps for output in step.outputs), default=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from attnshape.model.trace import Displayed, Reference, Saved, StorageKind
 
@@ -41,6 +41,7 @@ class OutlineTensor(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stride_formulas: tuple[str, ...] = ()
     """Empty if the tensor is contiguous, since its strides follow from its shape."""
     contiguous: bool
+    layout: str | UnsetType = UNSET
     kind: StorageKind
     of: Reference | None = None
     """The tensor that it is a view of, the same as, or a write to."""

@@ -22,8 +22,10 @@ _BATCH_SCHEMA = "attnshape/traces/1"
 
 _T = TypeVar("_T")
 
+NO_SIZE = -1
+"""The size of an axis that has no single size, such as the ragged axis of a nested tensor."""
 Known = Literal["verified", "matched", "literal"]
-StorageKind = Literal["new", "view", "same", "inplace"]
+StorageKind = Literal["new", "view", "same", "inplace", "unknown"]
 Role = Literal[
     "projection", "split", "transpose", "scores", "scale", "mask", "softmax", "dropout", "context", "merge", "output"
 ]
@@ -111,7 +113,10 @@ class Axis(Struct, frozen=True, omit_defaults=True):
 
 
 class Storage(Struct, frozen=True):
-    """What memory a tensor lies in: new, another tensor's, the very same tensor's, or one that was written to."""
+    """What memory a tensor lies in: new, another tensor's, the very same tensor's, or one that was written to.
+
+    It is unknown for a tensor without a storage of its own, such as a sparse one.
+    """
 
     kind: StorageKind
     of: Reference | None = None
@@ -121,7 +126,10 @@ class Storage(Struct, frozen=True):
 
 
 class TensorRecord(Struct, frozen=True, kw_only=True):
-    """One tensor: signature, layout and storage; strides and the offset count elements."""
+    """One tensor: signature, layout and storage; strides and the offset count elements.
+
+    The size of an axis that has no single size, such as the ragged one of a nested tensor, is -1.
+    """
 
     signature: str
     dtype: str
@@ -133,6 +141,8 @@ class TensorRecord(Struct, frozen=True, kw_only=True):
     strides: tuple[str, ...]
     contiguous: bool
     bytes: int
+    layout: str | UnsetType = UNSET
+    """How it is laid out, present if it has no strides or no memory of its own: `sparse_csr`, `jagged`, `wrapper`."""
     checked: Literal["declared", "inferred"] | None = None
     held_out: bool = False
     """Whether it was checked at the sizes held out, and not only at those of this run."""
@@ -406,12 +416,17 @@ def _inconsistencies(trace: Trace) -> Iterator[str]:
         # sparse tensors have no strides
         if len(tensor.axes) != len(tensor.shape) or len(tensor.stride) not in (0, len(tensor.shape)):
             yield "a tensor's axes aren't as many as its shape's"
-        if len(tensor.strides) != len(tensor.stride) or any(size < 0 for size in tensor.shape):
+        if len(tensor.strides) != len(tensor.stride) or any(map(_is_wrong, tensor.shape, tensor.axes)):
             yield "a tensor's shape and strides don't fit"
     for reference in _references(trace):
         number, output = reference.step, reference.output
         if number is not None and not (0 < number <= len(counts) and 0 <= output < counts[number - 1]):
             yield f"it refers to step {number}, which isn't there"
+
+
+def _is_wrong(size: int, axis: Axis) -> bool:
+    """Return whether a size is negative, unless it is that of an axis without a single size."""
+    return size < 0 and not (size == NO_SIZE and axis.unexplained)
 
 
 def _tensors(trace: Trace) -> Iterator[TensorRecord]:

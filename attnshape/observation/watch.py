@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from attnshape.inference.small_runs import Samples
+from attnshape.model.trace import NO_SIZE
 from attnshape.observation.forms import FunctionId
 from attnshape.options.spec import RunOptions
 from attnshape.runtime.files import installed_package
@@ -35,6 +36,7 @@ from attnshape.tracing.frames import Frames
 from attnshape.tracing.raw import RawTrace
 from attnshape.tracing.runner import Runnable, build_and_record, parameters_within
 from attnshape.tracing.syntax_nodes import SourceFile
+from attnshape.tracing.tensor_access import UNINITIALIZED, layout_of, shape_of
 
 _MOST_ITEMS = 64
 """Longer tuples and lists are data."""
@@ -62,6 +64,8 @@ class OtherValue:
     """Any other value, by the name of its type."""
 
     type: str
+    is_shapeless: bool = False
+    """Whether it is a tensor that has no single shape: nested, or not initialized yet."""
 
 
 Value = TensorValue | ItemsValue | OtherValue | int | None
@@ -81,9 +85,10 @@ def summarize(value: object, depth: int = 2) -> Value:
     if issubclass(kind, Tensor):
         with torch._C.DisableTorchFunction():
             tensor: Any = value
-            if tensor.is_nested:  # it has no single shape
-                return OtherValue(kind.__name__)
-            return TensorValue(tuple(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch."))
+            shape = shape_of(tensor)
+            if NO_SIZE in shape or layout_of(tensor) in (UNINITIALIZED, "nested"):  # it has no single shape
+                return OtherValue(kind.__name__, is_shapeless=True)
+            return TensorValue(shape, str(tensor.dtype).removeprefix("torch."))
     # calls none of the value's own methods, which could have effects
     plain: Any = tuple if issubclass(kind, tuple) else list if issubclass(kind, list) else None
     if plain is not None and depth and plain.__len__(value) <= _MOST_ITEMS:
@@ -359,7 +364,7 @@ def _run(target: Target, numbers: Mapping[str, int], options: RunOptions) -> Obs
         runnable = target.build(numbers, single)
         files.add(file := source_file(runnable.function))
         tensors = parameters_within(runnable.function, runnable.bound())
-        parameters.update((name, tuple(tensor.shape)) for name, tensor in tensors)
+        parameters.update((name, shape_of(tensor)) for name, tensor in tensors)
         frames.append(Frames(frozenset({file} if file else ())))
         watch.clear()
         return runnable

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnshape.checks.attention.perturbation import changed_indices, other_numbers
 from attnshape.checks.attention.subject import Subject, displayed_source
-from attnshape.checks.interventions.experiment import Budget, Experiment, Intervention, OutOfTimeError
+from attnshape.checks.interventions.experiment import Budget, Experiment, Intervention, OutOfTimeError, UnreadableError
 from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.interventions.small_sizes import other_lengths, small_sizes, symbol_or_number
 from attnshape.checks.rules import batch
@@ -245,7 +245,11 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
                 yield Observation("the result is random even with a fixed seed")
                 yield Undecided("everything", "two runs of the same code with the same seed differ")
                 return
-            yield from list(rule.check(subject))
+            # a second run and its comparison precede every rule
+            subject.experiment.varies_inputs = subject.base.results_are_compared = False
+            yield from _without_overclaims(subject, rule.TOPIC, list(rule.check(subject)))
+        except UnreadableError as error:
+            yield Undecided(rule.TOPIC, f"{_text_of(subject, error.ref)} can't be examined: {error.why}")
         except OutOfTimeError:
             yield Undecided(rule.TOPIC, _OUT_OF_TIME)
         except TooLong:
@@ -255,6 +259,32 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
         except BaseException as error:  # noqa: BLE001 - one rule's failure must not end the check
             reraise_interruption(error)
             yield Undecided(rule.TOPIC, f"the check failed: {format_exception(error)}")
+
+
+def _without_overclaims(subject: Subject, topic: str, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
+    """Yield a rule's outcomes; what it verified is undecided if it couldn't vary an input, or compare a result."""
+    gaps = [f"{name} can't be varied: {why}" for name, why in subject.unvaried.items()]
+    gaps = gaps if subject.experiment.varies_inputs else []
+    if subject.base.results_are_compared:
+        gaps += [f"{path} can't be compared: {why}" for path, why in subject.base.unread_results.items()]
+        gaps += [
+            f"{path} has no elements, so nothing can be observed" for path, v in subject.base.returned if not v.numel()
+        ]
+    for outcome in outcomes:
+        if isinstance(outcome, Verification) and gaps:
+            yield from (Undecided(topic, gap) for gap in gaps)
+        else:
+            yield outcome
+
+
+def _text_of(subject: Subject, ref: OutputRef) -> str:
+    """Return a call's result as a reason names it: by its name or its expression, and its line."""
+    step, source = subject.step(ref), subject.source(ref)
+    if step is None:
+        return "a tensor"
+    names = [output.name for output in step.outputs if output.name]
+    text = ", ".join(names) or (step.location.expression if step.location else "") or step.operation
+    return f"{text} ({source.file}:{source.line})" if source is not None else text
 
 
 def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecked]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attnshape.errors import AttnshapeError, most_similar
 from attnshape.model.trace import Axis, Step, TensorRecord, Trace
 from attnshape.reporters.escaping import visible
-from attnshape.reporters.labels import numbers, one_line, source_label, storage_label, stride_label
+from attnshape.reporters.labels import one_line, shape_label, source_label, storage_label, stride_label
 from attnshape.tracing.operations import short_name
 
 NUMBER = "#"
@@ -68,6 +68,10 @@ def _how_known(axis: Axis) -> str:
     return f"{axis.known} where {axis.where}" if axis.where else axis.known
 
 
+def _contiguous(tensor: TensorRecord) -> str:
+    return "yes" if tensor.contiguous else "no" if tensor.stride or not tensor.shape else ""
+
+
 COLUMNS: dict[str, Column] = {
     column.name: column
     for column in (
@@ -76,11 +80,11 @@ COLUMNS: dict[str, Column] = {
         Column("op", _of_step(lambda step: short_name(step.operation)), code=True, least=12),
         Column("role", _of_step(lambda step: step.role)),
         Column("signature", _of_tensor(lambda tensor: tensor.signature or "scalar"), code=True, least=16),
-        Column("shape", _of_tensor(lambda tensor: numbers(tensor.shape))),
+        Column("shape", _of_tensor(shape_label)),
         Column("stride", _of_tensor(stride_label)),
         Column("strides", _of_tensor(lambda tensor: " ".join(tensor.strides)), code=True, least=16),
         Column("storage", _storage, least=12),
-        Column("contiguous", _of_tensor(lambda tensor: "yes" if tensor.contiguous else "no")),
+        Column("contiguous", _of_tensor(_contiguous)),
         Column("dtype", _of_tensor(lambda tensor: tensor.dtype)),
         Column("device", _of_tensor(lambda tensor: tensor.device)),
         Column("bytes", _of_tensor(lambda tensor: f"{tensor.bytes:,}")),

@@ -30,8 +30,8 @@ from attnshape.reporters.labels import (
     binding,
     clip,
     elide,
-    numbers,
     reference_label,
+    shape_label,
     storage_label,
     stride_label,
 )
@@ -109,7 +109,7 @@ _STEP = DiffColumn("step", lambda tensor, steps: "", frozenset(), code=True, lea
 _DTYPE = DiffColumn("dtype", lambda tensor, steps: visible(tensor.dtype), frozenset({"dtype"}))
 _COLUMNS: tuple[DiffColumn, ...] = (
     DiffColumn("signature", _signature, frozenset({"signature"}), code=True, least=12),
-    DiffColumn("shape", lambda tensor, steps: numbers(tensor.shape), frozenset({"shape"})),
+    DiffColumn("shape", lambda tensor, steps: shape_label(tensor), frozenset({"shape"})),
     # a stride that only follows from the shape changes too
     DiffColumn("stride", lambda tensor, steps: stride_label(tensor), frozenset({"stride", "shape"})),
     DiffColumn("storage", _storage, frozenset({"storage", "bytes"}), least=12),

@@ -57,12 +57,14 @@ def _explain_outputs(trace: Trace, step: Step) -> str:
 def _place(trace: Trace, step: Step, tensor: TensorRecord) -> str:
     source = tensor.storage.of
     of = f"{'step ' if source and source.step else ''}{reference_label(source, trace.steps)}"
+    layout = "it wraps other tensors" if tensor.layout == "wrapper" else f"its layout is {tensor.layout or 'unknown'}"
     if tensor.storage.kind == "view" and OPERATIONS.get(ops.base_name(step.operation)) is _permute:
         return f"only the strides change, to {' '.join(map(str, tensor.stride))}: a view of {of}"
     return {
         "new": f"new storage of {format_bytes(tensor.bytes)}",
         "view": f"no data is copied: a view of {of}",
         "same": f"nothing is copied: the same tensor as {of}",
+        "unknown": f"the result has no storage of its own: {layout}",
         "inplace": f"written in place into {of}",
     }[tensor.storage.kind]
 

@@ -6,8 +6,10 @@ import re
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from attnshape.model.formatting import find_part, format_bytes, strip_self, unfold
-from attnshape.model.trace import NamedTensor, Reference, Role, Source, Step, StorageKind, TensorRecord, Trace
+from attnshape.model.trace import NO_SIZE, NamedTensor, Reference, Role, Source, Step, StorageKind, TensorRecord, Trace
 from attnshape.reporters.escaping import visible
 from attnshape.tracing.operations import short_name
 
@@ -60,8 +62,21 @@ def source_label(source: Source | None) -> str:
     return f"{source.file}:{source.line}" if source is not None else ""
 
 
+def shape_label(tensor: TensorRecord | OutlineTensor) -> str:
+    """Return a shape as text; an axis without a single size is shown by its symbol, such as `j1`."""
+    return "?" if tensor.signature == "..." else " ".join(axis_sizes(tensor)) or "()"
+
+
+def axis_sizes(tensor: TensorRecord | OutlineTensor) -> list[str]:
+    """Return each axis's size as text, and the symbol of one that has no single size."""
+    words = tensor.signature.split()
+    return [visible(words[axis]) if size == NO_SIZE else str(size) for axis, size in enumerate(tensor.shape)]
+
+
 def stride_label(tensor: TensorRecord | OutlineTensor) -> str:
-    """Return a stride as text, with a mark if the tensor isn't contiguous."""
+    """Return a stride as text, with a mark if the tensor isn't contiguous; the layout of one without strides."""
+    if tensor.layout is not UNSET and not tensor.stride:
+        return visible(tensor.layout)
     return numbers(tensor.stride) + ("" if tensor.contiguous else f" {NOT_CONTIGUOUS}")
 
 
@@ -145,7 +160,12 @@ def reference_label(reference: Reference | None, steps: Sequence[Step] | Sequenc
 def storage_label(
     kind: StorageKind, of: Reference | None, size: int, steps: Sequence[Step] | Sequence[OutlineStep]
 ) -> str:
-    """Return where the result of a step is stored: `new 120 KiB`, `view of 2`, `same as 3` or `writes 4`."""
+    """Return where the result of a step is stored: `new 120 KiB`, `view of 2`, `same as 3` or `writes 4`.
+
+    Of a tensor without a storage of its own only the size is known, where that is.
+    """
+    if kind == "unknown":
+        return format_bytes(size) if size else "unknown"
     if kind == "new":
         return f"new {format_bytes(size)}"
     return f"{STORAGE_VERBS[kind]} {reference_label(of, steps)}"

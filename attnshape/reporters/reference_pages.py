@@ -47,6 +47,9 @@ WORDS: dict[str, str] = {
     "view": "storage: the result shares the memory of another tensor; only shape and stride differ",
     "same": "storage: the operation returned its input itself",
     "writes": "storage: the operation changed another tensor in place",
+    "unknown": "storage: the tensor is sparse or nested, or wraps others, and has no storage of its own to compare",
+    "layout": "how a tensor without strides lies in memory, such as sparse_csr or jagged; the column stride has it",
+    "ragged": "an axis without a single size, as in a nested tensor; it has torch's symbol, such as j1, or ?",
     "stride": "how many elements to skip in memory to advance by one along each axis",
     "contiguous": "the elements are in row-major order without gaps; ≁ marks strides that are not contiguous",
 }

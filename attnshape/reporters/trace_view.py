@@ -18,7 +18,7 @@ from attnshape.model.trace import Avoided, Failure, Loop, Operand, Peak, Size, S
 from attnshape.reporters.columns import DEFAULT, NUMBER, Column, RowSubject, is_constant
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.explain import explain
-from attnshape.reporters.labels import NOT_CONTIGUOUS, one_line, short, source_label, step_label
+from attnshape.reporters.labels import NOT_CONTIGUOUS, axis_sizes, one_line, short, source_label, step_label
 from attnshape.tracing.operations import JOINS, RESHAPES, base_name, short_name
 
 CONCAT = "concat"
@@ -320,7 +320,9 @@ def _axes(trace: Trace) -> str:
     parts += [f"{kinds['literal']} literal"] * bool(kinds["literal"])
     parts += [f"{len(axes) - len(free)} constant"] * (len(axes) > len(free))
     text = ", ".join(parts) if kinds["verified"] or not parts else "axes: " + ", ".join(parts)
-    strided = any(not one.contiguous for one in (*_results(trace), *(named.tensor for named in trace.inputs)))
+    strided = any(
+        one.stride and not one.contiguous for one in (*_results(trace), *(named.tensor for named in trace.inputs))
+    )
     return " · ".join([text] * bool(text) + [f"{NOT_CONTIGUOUS} not contiguous"] * strided)
 
 
@@ -374,4 +376,4 @@ def _marked(operand: Operand) -> MarkedTensor:
     expressions = tuple(visible(axis.expression) for axis in operand.tensor.axes)
     # a saved trace may be inconsistent: a signature that doesn't fit the shape is shown without marks
     marks = frozenset(operand.disagree if len(expressions) == len(operand.tensor.shape) else ())
-    return MarkedTensor(visible(operand.name), expressions, tuple(map(str, operand.tensor.shape)), marks)
+    return MarkedTensor(visible(operand.name), expressions, tuple(axis_sizes(operand.tensor)), marks)

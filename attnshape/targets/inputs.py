@@ -78,6 +78,10 @@ def move(value: Any, options: RunOptions) -> Any:
     return _Mover(options).move(value, 0)
 
 
+_CONVERTED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""The dtypes of parameters and inputs that a run's dtype replaces."""
+
+
 class _Mover:
     """Moves one value; a tuple is copied only if an item changes."""
 
@@ -87,12 +91,26 @@ class _Mover:
         self._train = options.train
         self._seen: set[int] = set()
 
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the device and in the dtype; the tensor itself if it is there, or can't be moved."""
+        with torch._C.DisableTorchFunction():
+            dtype = self._dtype if tensor.dtype in _CONVERTED else tensor.dtype
+            if (tensor.device, tensor.dtype) == (self._device, dtype):
+                return tensor
+        try:
+            return tensor.to(self._device, dtype)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError):  # as for one on the meta device, which has no numbers
+            return tensor
+
     def move(self, value: Any, depth: int) -> Any:
         kind = type(value)  # an object's __class__ may raise, or lie
         if issubclass(kind, Tensor):
-            return value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
+            return self._moved(value)
         if issubclass(kind, torch.nn.Module):
-            value.to(device=self._device, dtype=self._dtype)
+            # unlike `Module.to` it leaves complex and float8 parameters as they are
+            value._apply(self._moved)
             return value.train(self._train)
         if depth > _MAX_DEPTH or id(value) in self._seen:
             return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from attnshape.runtime.isolation import isolated, seed_all
 from attnshape.tracing.containers import tensor_paths
 from attnshape.tracing.opaque import force_eager
 from attnshape.tracing.runner import Runnable
+from attnshape.tracing.tensor_access import NoNumbersError, numbers_of, shape_of, version_of
 
 _WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 Results = list[tuple[str, Tensor]]
@@ -51,15 +53,15 @@ class Comparison:
 
     def run(self, runnable: Runnable) -> object:
         """Run a runnable, and keep its tensors if they are to be compared."""
-        inputs = [tensor for _, tensor in runnable.named_inputs() if not tensor.is_inference()]
-        versions = [tensor._version for tensor in inputs]
+        inputs = [tensor for _, tensor in runnable.named_inputs()]
+        versions = list(map(version_of, inputs))
         handle = register_module_forward_pre_hook(self._see)
         try:
             result = runnable.function(*runnable.args, **runnable.kwargs)
         finally:
             handle.remove()
         # if it writes to given inputs, a second run would get others
-        if self._module is not None and [tensor._version for tensor in inputs] == versions:
+        if self._module is not None and list(map(version_of, inputs)) == versions:
             self._results = list(tensor_paths("output", result))
         return result
 
@@ -98,14 +100,19 @@ def _difference(expected: Results, found: Results) -> str | None:
     if [path for path, _ in expected] != [path for path, _ in found]:
         return f"it returns {_listed(found)}, not {_listed(expected)}"
     for (path, old), (_, new) in zip(expected, found, strict=True):
-        if old.shape != new.shape:
+        if shape_of(old) != shape_of(new):
             return f"its {path} is {_shape(new)}, not {_shape(old)}"
-    pairs = [(old, new) for (_, old), (_, new) in zip(expected, found, strict=True)]
+    pairs = []
+    for (_, old), (_, new) in zip(expected, found, strict=True):
+        with contextlib.suppress(NoNumbersError):  # what can't be compared differs in no number that is known
+            pairs.append((numbers_of(old), numbers_of(new)))
     if all(torch.equal(old, new) or _both_nan(old, new) for old, new in pairs):
         return None
     if any(not torch.equal(old.isnan(), new.isnan()) for old, new in pairs):
         return "its results are NaN at other places than these"
-    off = max(float((old.double() - new.double()).abs().nan_to_num(0.0).max()) for old, new in pairs if old.numel())
+    wide = [torch.complex128 if old.is_complex() else torch.float64 for old, _ in pairs]
+    differences = [(old.to(dtype) - new.to(dtype)).abs() for (old, new), dtype in zip(pairs, wide, strict=True)]
+    off = max(float(difference.nan_to_num(0.0).max()) for difference in differences if difference.numel())
     return f"its results differ from these by up to {off:.2g}"
 
 
@@ -118,4 +125,4 @@ def _listed(results: Results) -> str:
 
 
 def _shape(tensor: Tensor) -> str:
-    return "nested" if tensor.is_nested else " ".join(map(str, tensor.shape)) or "scalar"
+    return "nested" if tensor.is_nested else " ".join(map(str, shape_of(tensor))) or "scalar"

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from attnshape.tracing.calls import TracedCall, reads_attribute, tensors_in, writes_elements, writes_receiver
 from attnshape.tracing.frames import calling_frame
 from attnshape.tracing.opaque import TORCHSCRIPT, ScriptCalls
-from attnshape.tracing.storage import is_mapped
+from attnshape.tracing.tensor_access import version_of
 
 _QUESTIONS = frozenset({"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"})
 
@@ -104,7 +104,7 @@ class CallMode(TorchFunctionMode):
 
     def _run(self, call: TracedCall, frame: FrameType, make: Callable[[], Any]) -> Any:
         before = self.before_call(call, frame)
-        versions = [_version(operand) for operand in call.operands]
+        versions = [version_of(operand) for operand in call.operands]
         try:
             result = make()
         except Exception as error:
@@ -171,17 +171,9 @@ def _body_of(func: FunctionType) -> FunctionType | None:
     return body
 
 
-def _version(tensor: Tensor) -> int | None:
-    """Return how often a tensor was written to; None for one that doesn't count that."""
-    try:
-        return None if is_mapped(tensor) else tensor._version
-    except RuntimeError:  # an inference tensor
-        return None
-
-
 def _written(call: TracedCall, versions: Sequence[int | None]) -> Tensor | None:
     """Return the first operand that a call wrote to in place, given the operands' versions before the call."""
     for operand, before in zip(call.operands, versions, strict=True):
-        if before is not None and operand._version != before:
+        if before is not None and version_of(operand) != before:
             return operand
     return call.operands[0] if call.operands and versions[0] is None and writes_receiver(call.func) else None

@@ -41,6 +41,19 @@ def renumber(raw: RawTrace, kept: Mapping[int, RawStep], move: Move) -> RawTrace
     return dataclasses.replace(raw, steps=list(kept.values()), returned=returned)
 
 
+def number_symbols(raw: RawTrace) -> RawTrace:
+    """Number the symbols of ragged axes from 1 in order of appearance; torch numbers them across all runs."""
+    numbered: dict[str, str] = {}
+    failed = [operand.tensor for operand in raw.failure.operands] if raw.failure is not None else []
+    outputs = (output.tensor for step in raw.steps for output in step.outputs)
+    for tensor in (*(tensor for _, tensor in raw.inputs), *outputs, *failed):
+        for axis, symbol in tensor.symbols.items():
+            letters = symbol.rstrip("0123456789")
+            if letters != symbol:
+                tensor.symbols[axis] = numbered.setdefault(symbol, f"{letters}{len(numbered) + 1}")
+    return raw
+
+
 def settle_composites(raw: RawTrace) -> RawTrace:
     """Return a recording in which each composite comes before its inner steps, and none is without inner steps."""
     if not any(step.composite or step.library for step in raw.steps):
@@ -145,7 +158,8 @@ class _Nesting:
         while of is not None and of.step is not None and of.step - 1 in within:
             of = self.steps[of.step - 1].outputs[of.output].tensor.of
         if of is None:
-            return dataclasses.replace(tensor, kind="new", of=None, root=None)
+            own = tensor.layout in (None, "nested")
+            return dataclasses.replace(tensor, kind="new" if own else "unknown", of=None, root=None)
         return dataclasses.replace(tensor, kind="view" if tensor.kind in ("new", "view") else tensor.kind, of=of)
 
     def _users(self) -> dict[tuple[int, int], list[int | None]]:

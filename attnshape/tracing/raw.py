@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,7 +15,7 @@ Composite = Literal["function", "module", "call"]
 
 @dataclass(slots=True)
 class RawTensor:
-    """The facts of one tensor; strides and offset count elements."""
+    """The facts of one tensor; strides and offset count elements, and an axis may have the size `NO_SIZE`."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -26,6 +27,17 @@ class RawTensor:
     kind: StorageKind
     of: Reference | None
     root: Reference | None
+    bytes: int
+    """The bytes of its elements, or of the tensors of which it consists; 0 if they can't be counted."""
+    layout: str | None = None
+    """How it is laid out, if it has no strides or no memory of its own: `sparse_csr`, `jagged`, `wrapper`."""
+    symbols: dict[int, str] = field(default_factory=dict)
+    """The symbol of each axis that has no single size, such as `j1` for a ragged one; `?` if it has no symbol."""
+
+    @property
+    def elements(self) -> int:
+        """The number of elements; 0 if an axis has no single size."""
+        return 0 if self.symbols else math.prod(self.shape)
 
 
 @dataclass(slots=True)

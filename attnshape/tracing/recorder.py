@@ -18,7 +18,7 @@ from attnshape.tracing.calls import TracedCall, tensors_in
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.function_mode import CallMode
 from attnshape.tracing.opaque import OtherThreads
-from attnshape.tracing.passes import collapse_opaque_calls, fold_updates, settle_composites
+from attnshape.tracing.passes import collapse_opaque_calls, fold_updates, number_symbols, settle_composites
 from attnshape.tracing.raw import RawFailure, RawTensor, RawTrace
 from attnshape.tracing.step_log import Scope, StepLog
 
@@ -128,7 +128,7 @@ class Recorder(CallMode):
         """Return the recording after all passes over its steps."""
         self._log.failure = None  # its traceback keeps the traced code's variables alive
         raw = RawTrace(inputs, self.steps, returned, failure, self.broken)
-        return fold_updates(collapse_opaque_calls(settle_composites(raw)))
+        return number_symbols(fold_updates(collapse_opaque_calls(settle_composites(raw))))
 
     def before_call(self, call: TracedCall, frame: FrameType) -> None:
         """Let pending steps release their tensors before the call."""
@@ -174,9 +174,9 @@ class Recorder(CallMode):
         call = TracedCall(module, args, {}, path, tensors_in(args))
         code = getattr(module.forward, "__code__", None)
         if code is not None and not self._frames.belongs_to_library(code):
-            self._unwatched(self._log.name_arguments, call, frame)
+            self._guarded(self._log.name_arguments, call, frame)
             return
-        scope = self._unwatched(self._log.begin, "module", call, frame, frame)
+        scope = self._guarded(self._log.begin, "module", call, frame, frame)
         if scope is not None:
             self._scopes.append((module, scope))
 
@@ -188,18 +188,17 @@ class Recorder(CallMode):
         scope = self._scopes[places[-1]][1]
         del self._scopes[places[-1] :]
         self._log.end(scope)
-        self._unwatched(self._log.add_keywords, scope, tensors_in(keywords))
-        self._unwatched(self._log.finish, scope, tensors_in(result), result)
-
-    def _unwatched(self, action: Callable[..., Any], *arguments: Any) -> Any:
-        """Run an action, guarded, without recording its calls; hooks run while the mode is on."""
-        with torch._C.DisableTorchFunction():
-            return self._guarded(action, *arguments)
+        self._guarded(self._log.add_keywords, scope, tensors_in(keywords))
+        self._guarded(self._log.finish, scope, tensors_in(result), result)
 
     def _guarded(self, action: Callable[..., Any], *arguments: Any) -> Any:
-        """Run an action, and keep the recorder's own failures from the traced code."""
+        """Run an action, and keep the recorder's own failures from the traced code.
+
+        Neither the mode, which is on while hooks run, nor the code of tensor subclasses sees the action's calls.
+        """
         try:
-            return action(*arguments)
+            with torch._C.DisableTorchFunction():
+                return action(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, the traced code goes on
             self.broken = f"the recorder failed after step {len(self.steps)}: {format_exception(error)}"
             return None

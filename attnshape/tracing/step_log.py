@@ -24,7 +24,8 @@ from attnshape.tracing.source_locations import (
     is_node_of,
     operand_variables,
 )
-from attnshape.tracing.storage import OperandState, TensorRegistry, describe_tensor, is_mapped
+from attnshape.tracing.storage import OperandState, TensorRegistry, describe_tensor
+from attnshape.tracing.tensor_access import is_mapped
 
 
 @dataclass(slots=True)

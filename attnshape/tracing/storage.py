@@ -9,11 +9,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from attnshape.model.trace import Reference, StorageKind
+from attnshape.model.trace import NO_SIZE, Reference, StorageKind
 from attnshape.tracing.raw import RawTensor
+from attnshape.tracing.tensor_access import (
+    axis_symbols,
+    bytes_of,
+    layout_of,
+    shape_of,
+    storage_of,
+    stride_of,
+    version_of,
+)
 
 
 class TensorRegistry:
@@ -80,7 +88,7 @@ class TensorRegistry:
         itself = next((operand for operand in before if operand.identity == id(output)), None)
         sharer = next((operand for operand in before if address is not None and operand.address == address), None)
         if itself is not None:
-            written = itself.version is not None and output._version != itself.version
+            written = itself.version is not None and version_of(output) != itself.version
             kind, of = "inplace" if written else "same", itself.reference
         elif sharer is not None:
             kind, of = "view", sharer.reference
@@ -93,10 +101,7 @@ class TensorRegistry:
 
     def operand_states(self, operands: list[Tensor]) -> list[OperandState]:
         """Return the state of a composite's operands before it runs."""
-        return [
-            OperandState(id(o), memory_of(o), None if o.is_inference() else o._version, self.reference(o))
-            for o in operands
-        ]
+        return [OperandState(id(o), memory_of(o), version_of(o), self.reference(o)) for o in operands]
 
     def is_known(self, tensor: Tensor) -> bool:
         """Return whether this tensor object was registered."""
@@ -110,7 +115,7 @@ class TensorRegistry:
 
     def _allocate(self, tensor: Tensor, reference: Reference) -> None:
         """Register a tensor as the one that allocated its memory."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage is not None:
             weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self._roots[storage._cdata] = (weak, reference)
@@ -128,41 +133,30 @@ class OperandState:
 
 def describe_tensor(tensor: Tensor, kind: StorageKind, of: Reference | None, root: Reference | None) -> RawTensor:
     """Return a tensor's metadata, with its kind and references."""
-    strided = tensor.layout is torch.strided
-    return RawTensor(
-        shape=tuple(tensor.shape),
-        stride=tuple(tensor.stride()) if strided else (),
-        offset=int(tensor.storage_offset()) if strided else 0,
-        dtype=_text(tensor.dtype).removeprefix("torch."),
-        device=_text(tensor.device),
-        itemsize=tensor.itemsize,
-        contiguous=strided and tensor.is_contiguous(),
-        kind=kind,
-        of=of,
-        root=root,
-    )
+    layout, shape = layout_of(tensor), shape_of(tensor)
+    with torch._C.DisableTorchFunction():
+        return RawTensor(
+            shape=shape,
+            stride=stride_of(tensor),
+            offset=int(tensor.storage_offset()) if layout is None else 0,
+            dtype=_text(tensor.dtype).removeprefix("torch."),
+            device=_text(tensor.device),
+            itemsize=tensor.itemsize,
+            contiguous=layout in (None, "wrapper") and NO_SIZE not in shape and tensor.is_contiguous(),
+            kind="unknown" if kind == "new" and storage_of(tensor) is None else kind,
+            of=of,
+            root=root,
+            bytes=bytes_of(tensor),
+            layout=layout,
+            symbols=axis_symbols(tensor) if NO_SIZE in shape else {},
+        )
 
 
 _text = functools.cache(str)
 """Caches the names of dtypes and devices, which torch would format each time."""
 
 
-def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    try:
-        # torch.func wraps the tensor that owns the storage, which also has the axes that vmap hides
-        while _functorch.is_functorch_wrapped_tensor(tensor):
-            tensor = _functorch.get_unwrapped(tensor)
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have none
-        return None
-
-
 def memory_of(tensor: Tensor) -> int | None:
     """Return the address that identifies a tensor's storage; None for a tensor without storage."""
-    storage = _storage(tensor)
+    storage = storage_of(tensor)
     return storage._cdata if storage is not None else None
-
-
-def is_mapped(tensor: Tensor) -> bool:
-    """Return whether `torch.func.vmap` maps over the tensor, and hides that axis."""
-    return _functorch.is_batchedtensor(tensor)

@@ -76,7 +76,9 @@ def test_tensor_that_is_largest_only_at_validation_sizes():
         return [(numbers["B"], 8 * numbers["D"], pixels), (numbers["B"], pixels, pixels)]
 
     def attempt(numbers: Mapping[str, int]) -> RawTrace:
-        outputs = [SimpleNamespace(tensor=SimpleNamespace(shape=shape)) for shape in shapes(numbers)]
+        outputs = [
+            SimpleNamespace(tensor=SimpleNamespace(shape=shape, elements=math.prod(shape))) for shape in shapes(numbers)
+        ]
         return RawTrace([], [RawStep("f", None, [], outputs, None)], [])  # type: ignore[arg-type]
 
     weighed = SmallRuns(attempt).with_measured_powers(plan(("B", "D", "Lq", "Lk")))

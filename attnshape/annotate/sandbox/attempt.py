@@ -34,6 +34,7 @@ from attnshape.runtime.signals import reraise_interruption
 from attnshape.targets.find import find_target
 from attnshape.tracing.containers import tensor_paths
 from attnshape.tracing.runner import run_to_completion
+from attnshape.tracing.tensor_access import NoNumbersError, describe_kind, numbers_of, shape_of
 
 Cause = Literal["local", "argument", "result", "function", "other"]
 
@@ -153,8 +154,12 @@ def run_attempt(job: SandboxJob) -> AttemptResult:
 
 
 def _result(path: str, tensor: torch.Tensor) -> ResultTensor:
-    whole = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return ResultTensor(path, str(tensor.dtype), tuple(tensor.shape), bytes(whole.numpy().tobytes()))
+    try:
+        numbers = numbers_of(tensor).resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        data = bytes(numbers.numpy().tobytes())
+    except NoNumbersError:  # its kind, dtype and shape are compared
+        data = describe_kind(tensor).encode()
+    return ResultTensor(path, str(tensor.dtype), shape_of(tensor), data)
 
 
 def overlay_files(files: Mapping[str, bytes]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnshape.checks.attention.products import Product
-from attnshape.checks.interventions.experiment import ReplayRun
+from attnshape.checks.interventions.experiment import ReplayRun, UnreadableError
 from attnshape.checks.interventions.replay import ReplayedCall
 from attnshape.inference.dataflow import DataFlow, OutputRef, Producer, Producers, match_softmax
 from attnshape.tracing import operations as ops
@@ -172,7 +172,7 @@ class FusedCore:
     def hides_its_mask(self) -> bool:
         """Whether the mask has no numbers of its own, as those of `torch.nn.attention.bias`."""
         place = self.place("attn_mask")
-        return place is not None and type(self.event.operand_values[place]) not in (Tensor, torch.nn.Parameter)
+        return place is not None and type(self.event.operands[place]) not in (Tensor, torch.nn.Parameter)
 
     @cached_property
     def added(self) -> Tensor:
@@ -194,7 +194,9 @@ def softmaxes(graph: RunGraph) -> list[Softmax]:
     result = []
     for event in graph.nodes:
         match = match_softmax(event, graph) if event.values[0].is_floating_point() else None
-        if match is not None:
+        # over no keys, or for no queries, there is nothing to observe
+        if match is not None and event.values[0].numel():
+            _require_ordinary(event)
             axes = frozenset[int]() if match.deferred else _axes_that_sum_to_one(event)
             result.append(Softmax(event, match.owner, match.operand, axes, match.masked, match.deferred, match.base))
     return result
@@ -213,12 +215,24 @@ def cores(flow: RunGraph) -> list[Core]:
 
 def fused_cores(flow: RunGraph) -> list[FusedCore]:
     """Return every fused attention of a run."""
-    return [FusedCore(event) for event in flow.nodes if event.name in ops.FUSED_ATTENTION and len(event.operands) >= 3]
+    fused = [event for event in flow.nodes if event.name in ops.FUSED_ATTENTION and len(event.operands) >= 3]
+    for event in fused:
+        _require_ordinary(event)
+    return [FusedCore(event) for event in fused if event.values[0].numel()]
+
+
+def _require_ordinary(event: ReplayedCall) -> None:
+    """Raise UnreadableError if a call computes with a tensor that can't be replaced, or that has no elements."""
+    if event.unusual is not None:
+        raise UnreadableError(event.refs[0], f"it computes with {event.unusual}")
+    if not all(value.numel() for value in event.operand_values):
+        raise UnreadableError(event.refs[0], "an operand has no elements, so nothing can be observed")
 
 
 def product(event: ReplayedCall, flow: RunGraph) -> Product | None:
     """Return the product that a call makes, or that it begins: it multiplies, and the next call sums."""
     if event.name in ops.PRODUCTS and len(event.operand_values) >= 2:
+        _require_ordinary(event)
         # baddbmm and addmm have what they add in front
         left = 1 if event.name in ops.PRODUCTS_WITH_ADDEND else 0
         return Product(event, event, left, left + 1)

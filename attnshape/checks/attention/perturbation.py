@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attnshape.checks.interventions.experiment import ReplayRun
+from attnshape.checks.interventions.experiment import ReplayRun, UnreadableError
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.interventions.small_sizes import involves
 from attnshape.tracing.operations import EXPANSIONS
@@ -19,6 +19,12 @@ def is_pattern(value: Tensor) -> bool:
     """Return whether a tensor holds at most two different numbers, as masks and constants do."""
     if value.dtype == torch.bool:
         return True
+    if not value.numel():
+        return False
+    if value.is_complex():
+        flat = value.reshape(-1)
+        others = flat[flat != flat[0]]
+        return not others.numel() or bool((others == others[0]).all())
     if not value.is_floating_point():
         return False
     return bool(((value == value.min()) | (value == value.max())).all())
@@ -26,6 +32,11 @@ def is_pattern(value: Tensor) -> bool:
 
 def other_numbers(value: Tensor) -> Tensor:
     """Return numbers of the same kind that differ everywhere."""
+    if not value.numel():
+        return value.clone()
+    if value.is_complex():
+        value = value.resolve_conj()
+        return torch.complex(other_numbers(value.real), other_numbers(value.imag)).to(value.dtype)
     if value.is_floating_point():
         generator = torch.Generator().manual_seed(7)
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
@@ -79,12 +90,13 @@ class PerturbationDiff:
         return self.comparable and not any(bool(mask.any()) for _, mask in self.returned())
 
     def returned(self) -> list[tuple[str, Tensor]]:
-        """Return for each tensor that the target returned, with its path, which elements differ."""
+        """Return for each tensor that the target returned, with its path, which elements differ; none of empty ones."""
+        self.base.results_are_compared = True
         after = dict(self.changed.returned)
         return [
             (path, differs(value, after[path], self._tolerance))
             for path, value in self.base.returned
-            if path in after and after[path].shape == value.shape
+            if path in after and after[path].shape == value.shape and value.numel()
         ]
 
 
@@ -92,7 +104,7 @@ def differs(before: Tensor, after: Tensor, tolerance: float) -> Tensor:
     """Return which elements of two tensors of one shape differ; NaN equals itself."""
     if before.shape != after.shape:
         return torch.ones(before.shape, dtype=torch.bool)
-    if not before.is_floating_point():
+    if not before.is_floating_point() and not before.is_complex():
         return before != after
     finite = before[torch.isfinite(before)]
     scale = float(finite.abs().max()) if finite.numel() else 1.0
@@ -160,22 +172,38 @@ def divergences(
     """Yield the first results in which a change at one index of a symbol reaches other indices.
 
     Results that depend on one of these are skipped, since nothing more can be concluded from them.
+
+    Raises UnreadableError if a change may have reached other indices in a result whose numbers can't be compared.
     """
     aligned: set[Producer] = set(start)
     diverged: set[Producer] = set()
     summaries: dict[Producer, ReplayedCall] = {}
+    unread: dict[Producer, OutputRef] = {}
+    """For each result that depends on one that can't be compared, the first of these."""
     for event in diff.base.events:
         producers = event.producers
+        hidden = next((unread[producer] for producer in producers if producer in unread), None)
         if not producers & (aligned | diverged):
+            readable = (ref for ref in event.refs if ref.output not in event.unread)
+            if event.unusual is not None and event.operands and any(map(diff.any, readable)):
+                raise UnreadableError(event.refs[0], "the data reaches it by a call that can't be seen")
             continue
         summary = next((summaries[producer] for producer in producers if producer in summaries), None)
-        for ref in filter(diff.any, event.refs):
+        for ref in event.refs:
+            if ref.output in event.unread:
+                unread[ref] = hidden or ref
+                aligned.add(ref)
+                continue
+            if not diff.any(ref):
+                continue
             if producers & diverged:
                 diverged.add(ref)
                 continue
             alone, axis = is_at_one_index(diff.mask(ref), symbol, index, numbers)
             expands = summary is not None and event.name in EXPANSIONS
             if alone is False and not expands:
+                if hidden is not None:
+                    raise UnreadableError(hidden, diff.base.event(hidden).unread[hidden.output])
                 yield Divergence(event, ref, axis, tuple(sorted(changed_indices(diff.mask(ref), axis))), summary)
                 diverged.add(ref)
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 from attnshape.checks.attention.cores import Core, FusedCore, RunGraph, cores, fused_cores
 from attnshape.checks.attention.elementwise import MeasuredCore, measure_cores
 from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, others_at
-from attnshape.checks.interventions.experiment import UNCHANGED, Experiment, Intervention, ReplayRun
+from attnshape.checks.interventions.experiment import UNCHANGED, Experiment, Intervention, ReplayRun, UnreadableError
 from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.interventions.small_sizes import LENGTHS, involves
 from attnshape.model.trace import Source
@@ -51,7 +52,8 @@ class Subject:
         self.cache: dict[Callable[[Subject], object], object] = {}
         """The results of functions of the subject; see `once`."""
         if "H" not in self.numbers:
-            self._take_heads_from_products()
+            with contextlib.suppress(UnreadableError):  # each rule that needs the products then reports it
+                self._take_heads_from_products()
 
     def _take_heads_from_products(self) -> None:
         """Take the number of heads from the axes that queries and keys share, if no symbol gives it."""
@@ -111,12 +113,22 @@ class Subject:
         every = {
             name: value
             for name, value in self.base.inputs.items()
-            if name not in self.claims.arguments and value.numel() and not is_pattern(value)
+            if name not in self.claims.arguments and name not in self.unvaried and not is_pattern(value)
         }
-        floating = {name: value for name, value in every.items() if value.is_floating_point()}
+        floating = {name: value for name, value in every.items() if value.is_floating_point() or value.is_complex()}
         # if some tensors have a batch axis, those without one are weights
         batched = {n: v for n, v in floating.items() if any(involves(size, "B", self.numbers) for size in v.shape)}
         return batched or floating or every
+
+    @cached_property
+    def unvaried(self) -> dict[str, str]:
+        """Why an input can't be varied: torch doesn't compute with its kind as with others, or it has no elements."""
+        fixed = {name: self.base.unread.get(name, f"it is {kind}") for name, kind in self.base.fixed.items()}
+        return fixed | {
+            name: "it has no elements, so nothing can be observed"
+            for name, value in self.base.inputs.items()
+            if not value.numel()
+        }
 
     @cached_property
     def batch(self) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from attnshape.checks.interventions.replay import OutputRef, Replace, Replay, ReplayedCall
+from attnshape.checks.interventions.replay import OutputRef, Replace, Replay, ReplayedCall, copies
 from attnshape.options.spec import RunOptions
 from attnshape.runtime.isolation import isolated, one_thread, seed_all
 from attnshape.runtime.signals import reraise_interruption
@@ -24,6 +24,7 @@ from attnshape.tracing.frames import Frames
 from attnshape.tracing.opaque import force_eager
 from attnshape.tracing.raw import RawStep, RawTrace
 from attnshape.tracing.runner import Runnable, build_and_record, parameters_within, run_to_completion
+from attnshape.tracing.tensor_access import describe_kind, is_ordinary
 
 _LARGEST = 1e4
 """Larger parameters are taken for uninitialized memory."""
@@ -36,8 +37,10 @@ def _initial_state(named: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
     Parameters that are zero or uninitialized get random numbers, since they would hide every change.
     """
     generator = torch.Generator().manual_seed(1)
-    values = _copies(named)
+    values, _ = _read([(name, tensor) for name, tensor in named if is_ordinary(tensor)])
     for name, tensor in named:
+        if name not in values:
+            continue
         value = values[name]
         if value.is_floating_point() and value.numel() and _hides(tensor, value):
             noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
@@ -45,8 +48,11 @@ def _initial_state(named: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return values
 
 
-def _copies(named: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in named}
+def _read(named: Sequence[tuple[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return copies of the tensors by their names, and why others can't be read."""
+    values, unread = copies([tensor for _, tensor in named])
+    readable = {name: values[place] for place, (name, _) in enumerate(named) if place not in unread}
+    return readable, {named[place][0]: why for place, why in unread.items()}
 
 
 def _hides(tensor: Tensor, value: Tensor) -> bool:
@@ -54,6 +60,16 @@ def _hides(tensor: Tensor, value: Tensor) -> bool:
         return not bool(torch.isfinite(value).any())
     # NaN isn't below the limit either
     return not bool((value.abs() <= _LARGEST).all()) or not bool(value.any())
+
+
+class UnreadableError(Exception):
+    """A rule needs the numbers of a call's result or operands, and they can't be read or replaced."""
+
+    def __init__(self, ref: OutputRef, why: str) -> None:
+        """`why` is the end of a sentence about the call."""
+        super().__init__(why)
+        self.ref = ref
+        self.why = why
 
 
 class OutOfTimeError(Exception):
@@ -110,10 +126,21 @@ class ReplayRun:
     error: BaseException | None = None
     results: tuple[Tensor, ...] = ()
     """The returned tensors themselves."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Why the numbers of an input, a parameter or a buffer can't be read."""
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """The kind of each input that can't be replaced by other numbers."""
+    unread_results: Mapping[str, str] = field(default_factory=dict)
+    """Why the numbers of a returned tensor can't be read, by its path."""
+    results_are_compared: bool = False
+    """Whether the results were compared with another run's; who wants to know of later comparisons sets it back."""
 
     def value(self, ref: OutputRef) -> Tensor:
-        """Return a result's value right after its call."""
-        return self.event(ref).values[ref.output]
+        """Return a result's value right after its call. Raises UnreadableError if it can't be read."""
+        event = self.event(ref)
+        if ref.output in event.unread:
+            raise UnreadableError(ref, event.unread[ref.output])
+        return event.values[ref.output]
 
     def event(self, ref: OutputRef) -> ReplayedCall:
         """Return the call that returned a result."""
@@ -138,6 +165,8 @@ class Experiment:
         self._limit = limit
         self._state: dict[str, Tensor] | None = None
         self._default = torch_dtype(options)
+        self.varies_inputs = False
+        """Whether inputs were replaced in some run; who wants to know of later runs sets it back."""
         self.base = self._first()
 
     @cached_property
@@ -184,6 +213,7 @@ class Experiment:
     def run(self, change: Intervention = UNCHANGED) -> ReplayRun:
         """Run the target with an intervention; a failure of the target is part of the result."""
         self.budget.spend()
+        self.varies_inputs |= bool(change.inputs)
         with one_thread():
             return self._limit.run(lambda: self._run(change))
 
@@ -246,29 +276,34 @@ class Experiment:
         inputs, parameters = _named(runnable)
         for name, tensor in inputs + parameters:
             new = change.inputs.get(name) or change.parameters.get(name)
-            if new is not None:
+            if new is not None and is_ordinary(tensor):
                 tensor.data = new(tensor.detach().clone())
-        before, state = _copies(inputs), _copies(parameters)
+        (before, unread), (state, unread_state) = _read(inputs), _read(parameters)
         file = source_file(runnable.function)
         frames = Frames(frozenset({file} if file else ())) if change is UNCHANGED else None
         replay = Replay(inputs + parameters, change.results, frames)
         failure: BaseException | None = None
         results: list[tuple[str, Tensor]] = []
         returned: list[tuple[str, Tensor]] = []
+        unread_results: dict[str, str] = {}
         seed_all(self._options.seed + change.seed)
         try:
             with torch.no_grad(), force_eager(), replay:
                 result, _ = run_to_completion(runnable.call())
             results = list(tensor_paths("output", result))
-            returned = [(path, tensor.detach().clone()) for path, tensor in results]
+            readable, unread_results = _read(results)
+            returned = list(readable.items())
         except BaseException as raised:
             reraise_interruption(raised)
             failure = raised
             if isinstance(raised, TooLong):
                 raise
-        after, state_after = _copies(inputs), _copies(parameters)
+        (after, _), (state_after, _) = _read(inputs), _read(parameters)
         tensors = tuple(tensor for _, tensor in results)
-        return ReplayRun(replay.events, returned, before, after, state, state_after, failure, tensors)
+        run = ReplayRun(replay.events, returned, before, after, state, state_after, failure, tensors)
+        run.unread, run.unread_results = unread | unread_state, unread_results
+        run.fixed = {name: describe_kind(tensor) for name, tensor in inputs if not is_ordinary(tensor)}
+        return run
 
 
 def _named(runnable: Runnable) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:

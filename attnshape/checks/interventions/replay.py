@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -19,7 +19,8 @@ from attnshape.tracing.frames import Frames
 from attnshape.tracing.function_mode import CallMode
 from attnshape.tracing.operations import base_name, short_name
 from attnshape.tracing.source_locations import FramePosition
-from attnshape.tracing.storage import is_mapped, memory_of
+from attnshape.tracing.storage import memory_of
+from attnshape.tracing.tensor_access import NoNumbersError, describe_kind, is_mapped, is_ordinary, numbers_of
 
 Replace = Callable[[Tensor], Tensor]
 """Returns the replacement of a result."""
@@ -43,6 +44,10 @@ class ReplayedCall:
     values: list[Tensor]
     """Copies of the outputs after the call."""
     in_place: bool
+    unread: Mapping[int, str] = field(default_factory=dict)
+    """Why the numbers of an output can't be read, by its place; its copy is then a zero."""
+    unusual: str | None = None
+    """The kind of the first operand or output with which torch doesn't compute as with others."""
     calls: tuple[FramePosition, ...] = ()
     """Where the traced code's own frames were, the innermost first, if these are kept."""
 
@@ -101,7 +106,7 @@ class Replay(CallMode):
 
     def before_call(self, call: TracedCall, frame: FrameType) -> list[Tensor]:
         """Return copies of the operands."""
-        return [_copy(operand) for operand in call.operands]
+        return copies(call.operands)[0]
 
     def after_call(
         self,
@@ -117,6 +122,8 @@ class Replay(CallMode):
         for place, output in enumerate(outputs):
             ref = OutputRef(self.count, place)
             if (replace := self._patches.get(ref)) is not None:
+                if not is_ordinary(output):
+                    raise NoNumbersError(f"{describe_kind(output)} can't be replaced")
                 new = replace(output.detach().clone())
                 if output is written:
                     output.copy_(new)
@@ -128,6 +135,8 @@ class Replay(CallMode):
                 self._owners.setdefault(memory, ref)
                 if output is written:
                     self._writes.setdefault(memory, []).append(ref)
+        values, unread = copies(outputs)
+        unusual = next((tensor for tensor in (*call.operands, *outputs) if not is_ordinary(tensor)), None)
         event = ReplayedCall(
             order=self.count,
             operation=call.name,
@@ -138,9 +147,12 @@ class Replay(CallMode):
             operand_values=before,
             sources=sources,
             outputs=outputs,
-            values=[_copy(output) for output in outputs],
+            values=values,
             in_place=written is not None,
             calls=self._own_frames(frame),
+            unread=unread,
+            # under torch.func.vmap calls see the tensors that are mapped over, as copies without numbers
+            unusual=describe_kind(unusual) if unusual is not None and not is_mapped(unusual) else None,
         )
         self.events.append(event)
         return result
@@ -163,9 +175,17 @@ class Replay(CallMode):
         return (producer, *(write for write in self._writes.get(memory, []) if write.order > since))
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """Return a copy; an empty one of a tensor under vmap, which must not leave it."""
-    return torch.zeros(()) if is_mapped(tensor) else tensor.detach().clone()
+def copies(tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, str]]:
+    """Return copies of the tensors' numbers, and by its place why a tensor's can't be read; its copy is then a zero."""
+    values: list[Tensor] = []
+    unread: dict[int, str] = {}
+    for place, tensor in enumerate(tensors):
+        try:
+            values.append(numbers_of(tensor))
+        except NoNumbersError as error:
+            unread[place] = str(error)
+            values.append(torch.zeros(()))
+    return values, unread
 
 
 def _with(result: Any, old: Tensor, new: Tensor) -> Any:

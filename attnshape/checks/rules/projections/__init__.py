@@ -61,7 +61,7 @@ def _parameter(subject: Subject, sources: tuple[Producer, ...]) -> str | None:
             return None
         source = event.sources[0][0]
     value = subject.base.state.get(source)
-    return source if value is not None and value.ndim >= 2 else None
+    return source if value is not None and value.ndim >= 2 and value.numel() else None
 
 
 def _is_called_once(subject: Subject, events: list[ReplayedCall]) -> bool:

@@ -13,6 +13,7 @@ from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedC
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.tracing.operations import FILLS, FUSED_ATTENTION, RANDOM
 from attnshape.tracing.source_locations import SourceLocator
+from attnshape.tracing.storage import memory_of
 
 CODES: tuple[str, ...] = ("AS901", "AS902", "AS903", "AS904")
 TOPIC = "state"
@@ -33,10 +34,12 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if randomness is not None:
         yield randomness
     elif not arguments and changed is None:
-        yield _twice(subject)
+        unread = next(((name, why) for name, why in base.unread.items()), None)
+        yield Undecided(TOPIC, f"{unread[0]} can't be compared: {unread[1]}") if unread else _twice(subject)
 
 
 def _randomness(subject: Subject) -> Outcome | None:
+    subject.base.results_are_compared = True
     run = subject.experiment.run(Intervention(seed=1))
     first = _first_difference(subject, subject.base, run)
     results = zip(subject.base.returned, run.returned, strict=False)
@@ -94,9 +97,9 @@ def _written(subject: Subject, event: ReplayedCall) -> set[str]:
             owner: Producer | None = source
             while isinstance(owner, OutputRef):
                 maker = subject.base.event(owner)
-                memory = maker.outputs[owner.output].untyped_storage()._cdata
-                views = [at for at, view in enumerate(maker.operands) if view.untyped_storage()._cdata == memory]
-                owner = maker.sources[views[0]][0] if views else None
+                memory = memory_of(maker.outputs[owner.output])
+                views = [at for at, view in enumerate(maker.operands) if memory_of(view) == memory]
+                owner = maker.sources[views[0]][0] if views and memory is not None else None
             if owner is not None:
                 names.add(owner)
     return names

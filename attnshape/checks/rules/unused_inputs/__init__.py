@@ -55,6 +55,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
     violation = _inside(subject)
     if violation is not None:
         yield violation
+    elif subject.unvaried:
+        yield from (Undecided(TOPIC, f"{name} can't be varied: {why}") for name, why in subject.unvaried.items())
     elif subject.inputs:
         yield Verification("the result depends on every input, and attention on its queries, keys and values")
     else:

@@ -10,6 +10,7 @@ from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedC
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.inference.dataflow import reads_numbers
 from attnshape.tracing.operations import MASKS, SCALINGS
+from attnshape.tracing.storage import memory_of
 
 CODES: tuple[str, ...] = ("AS206", "AS404")
 TOPIC = "unused scores"
@@ -32,11 +33,11 @@ def unread_calls(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
     starts: list[Producer] = [core.scores.ref, *(ref for event in path for ref in event.refs)]
     for place in core.scores.places:
         starts += core.scores.sources(place)
-    returned = {tensor.untyped_storage()._cdata for tensor in subject.base.results}
+    returned = set(map(memory_of, subject.base.results)) - {None}
     readers = [event for start in dict.fromkeys(starts) for event, _ in subject.graph.consumers.get(start, [])]
     for event in readers:
         is_read = any(map(reads_numbers, subject.graph.readers(event)))
-        is_returned = returned & {output.untyped_storage()._cdata for output in event.outputs}
+        is_returned = returned & set(map(memory_of, event.outputs))
         if event.name in MASKS | SCALINGS and not event.in_place and not is_read and not is_returned:
             yield event
 
