@@ -43,7 +43,7 @@ DEATHS = {
     "threading.Thread(target=os._exit, args=(0,)).start(); time.sleep(60)": "the process ended with status 0",
     "os.closerange(3, 256)": "the process ended with status 2",
     "builtins.len = None": "the process ended with status 2",
-    "torch.randn = None": r"the code has replaced torch.randn, which attnshape needs in \w+(\.\w+)*, line \d+: TypeError",
+    "torch.randn = None": r"the code has replaced torch.randn, which attnshape needs in .*, line \d+: TypeError",
     "torch.Tensor.shape = None": "the code has replaced torch.Tensor.shape",
 }
 HARMLESS = (
@@ -211,7 +211,7 @@ def test_streams_that_are_closed_or_full(attnshape, line: str, streams: tuple[st
 def test_hostile_exceptions(attnshape) -> None:
     done = attnshape(target("raise NoText"), "trace", "code.py:f", *INPUT)
     assert done.status == 1
-    assert "its message can't be read, since __str__ raises ValueError" in done.out
+    assert "NoText: its message can't be read" in done.out
     body = "class Target:\n    def __init__(self):\n        raise NoText\n"
     done = attnshape(body, "trace", "code.py:Target", *INPUT)
     assert (done.status, done.out) == (2, "")
