@@ -78,10 +78,16 @@ def supervise(work: Work, report: Callable[[Death], None]) -> int:
     """
     _open_standard_streams()
     events: Events = SimpleQueue()
+
+    def receive(number: int, frame: object) -> None:
+        events.put((_SIGNAL, number))
+        if _Writing.active:
+            raise InterruptedError
+
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)):
         # what was ignored when the process started, as SIGINT is in a shell's background job, stays ignored
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: events.put((_SIGNAL, number)))
+            signal.signal(number, receive)
     terminal = _Terminal()
     results: tuple[bytes, ...] = ()
     death: Death | None = None
@@ -103,10 +109,10 @@ def serve(work: Work) -> None:
     if descriptors is not None:
         messages, dumps, token = descriptors.split(",")
         worker.connect(_inherited(messages), _inherited(dumps), bytes.fromhex(token), time.monotonic())
-        _finish(work)
+        _work(work)
 
 
-def _finish(work: Work) -> NoReturn:
+def _work(work: Work) -> NoReturn:
     from attnshape.runtime.signals import leave, obey_signals
 
     obey_signals()
@@ -210,8 +216,7 @@ class _Watched:
             self.results.append(self._result)
             self._result, self.in_item, self._deadline = b"", False, None
         elif kind == worker.DONE:
-            self._status = self._write_output() or payload[0]
-            self._deadline = time.monotonic() + _GRACE
+            self._finish(payload[0])
 
     def _on_signal(self, number: int) -> None:
         now = time.monotonic()
@@ -237,17 +242,26 @@ class _Watched:
                 self._process.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
         return True
 
-    def _write_output(self) -> int:
-        """Write the output of a complete result; return 2 if standard output doesn't take it, else 0."""
+    def _write_output(self) -> OSError | None:
+        """Write the output of a complete result; return the error if standard output doesn't take it, else None."""
         output, self._output = self._output, []
         for descriptor, data in output:
             error = _write(descriptor, data)
             # a reader that has gone, as in `attnshape … | head`, is no error
             if error is not None and descriptor == 1 and not isinstance(error, BrokenPipeError):
-                message = f"error: standard output can't be written: {error.strerror}\n"
-                _write(2, f"{message}hint: write to a file: --output FILE\n".encode())
-                return 2
-        return 0
+                return error
+        return None
+
+    def _finish(self, status: int) -> None:
+        """Write the output, and let the worker end; what the code does from now on doesn't count."""
+        error = self._write_output()
+        if isinstance(error, InterruptedError):
+            return
+        if error is not None:
+            message = f"error: standard output can't be written: {error.strerror}\n"
+            _write(2, f"{message}hint: write to a file: --output FILE\n".encode())
+        self._status = status if error is None else 2
+        self._deadline = time.monotonic() + _GRACE
 
 
 def _start(
@@ -265,7 +279,7 @@ def _start(
                 os.setpgid(0, 0)  # a signal that the code sends to its group then doesn't end the supervisor
             os.set_blocking(dumps_end, False)  # a crash must not wait for a reader
             worker.connect(messages_end, dumps_end, token, started, results, death)
-            _finish(work)
+            _work(work)
         process: _Process = _Forked(pid)
     else:
         process = _spawn(token, messages_end, dumps_end)
@@ -315,15 +329,25 @@ def _read_messages(descriptor: int, token: bytes, events: Events) -> None:
     events.put((_END_OF_MESSAGES, None))
 
 
+class _Writing:
+    """Whether output is being written, to a reader that may never take it: then a signal ends that."""
+
+    active: bool = False
+
+
 def _write(descriptor: int, data: bytes) -> OSError | None:
     """Write all data; return the error that prevented it, or None."""
-    while data:
-        try:
-            data = data[os.write(descriptor, data) :]
-        except BlockingIOError:
-            select.select([], [descriptor], [])
-        except OSError as error:
-            return error
+    _Writing.active = True
+    try:
+        while data:
+            try:
+                data = data[os.write(descriptor, data) :]
+            except BlockingIOError:
+                select.select([], [descriptor], [])
+    except OSError as error:
+        return error
+    finally:
+        _Writing.active = False
     return None
 
 

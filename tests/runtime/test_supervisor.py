@@ -248,6 +248,22 @@ def test_files_of_one_run_are_no_inputs_of_the_next(attnshape) -> None:
         assert attnshape("", "trace", "code.py:fine", *INPUT, "--output", "out.md").status == 0
 
 
+def test_interrupt_while_nobody_reads_the_output(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE.format(body="def f(x):\n    for _ in range(2000):\n        x = x * 2\n"))
+    command = [sys.executable, "-m", "attnshape", "trace", "code.py:f", *INPUT, "--format", "json"]
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)}, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # it has begun to write more than a pipe holds
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert time.monotonic() - started < 2.5
+    process.stdout.close()
+
+
 def test_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(
         CODE.format(body=target("open('pid', 'w').write(str(os.getpid())); time.sleep(60)"))
