@@ -34,15 +34,12 @@ def obey_signals() -> None:
 
     Call it once, first, in a worker. A signal that was ignored when the process started stays ignored.
     """
-    for number in _NUMBERS:
+    for number in worker.SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _handle)
     sys.unraisablehook = _report_unraisable
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_reset_in_child)
-
-
-_NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextlib.contextmanager
@@ -110,7 +107,7 @@ def _handle(number: int, frame: object) -> None:
 
 def _reset_in_child() -> None:
     """Give a forked child Python's own signal handlers."""
-    for number in _NUMBERS:
+    for number in worker.SIGNALS:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from attnshape.runtime import worker
-from attnshape.runtime.worker import Death
+from attnshape.runtime.worker import SIGNALS, Death
 
 _WORKER = "ATTNSHAPE_WORKER"
 """The environment variable that gives the descriptors to a worker that wasn't forked."""
-_GRACE = 1.5
+_GRACE = 1.2
 """Seconds that a worker has to end after a signal, and after its work is done."""
 _TERMINAL_GRACE = 0.1
 """Seconds for the terminal's Ctrl-C to reach the worker by itself, since it is sent to both processes."""
@@ -84,9 +84,9 @@ def supervise(work: Work, report: Callable[[Death], None]) -> int:
         if _Writing.active:
             raise InterruptedError
 
-    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)):
+    for number in SIGNALS:
         # what was ignored when the process started, as SIGINT is in a shell's background job, stays ignored
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, receive)
     terminal = _Terminal()
     results: tuple[bytes, ...] = ()
@@ -271,7 +271,13 @@ def _start(
     messages, messages_end = os.pipe()
     dumps, dumps_end = os.pipe()
     if hasattr(os, "fork"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         pid = os.fork()
+        if not pid:
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, signal.SIG_DFL)  # until the worker has handlers of its own
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if not pid:
             os.close(messages)
             os.close(dumps)

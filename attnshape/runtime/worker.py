@@ -46,6 +46,8 @@ INTERRUPTED = b"s"
 DONE = b"d"
 """The exit status. Only with this message does the work count as done."""
 
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""The signals that end the work."""
 SLACK = 1.2
 """Seconds between the time limit, at which the worker stops by itself, and its end by force."""
 _DUMP_EARLIER = 0.2
