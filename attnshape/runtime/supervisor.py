@@ -136,7 +136,8 @@ class _Watched:
         token = os.urandom(worker.TOKEN_SIZE)
         self._process, messages, self._dumps = _start(work, token, self._started, results, death)
         self._output: list[tuple[int, bytes]] = []
-        self._result = b""
+        self._output_error: OSError | None = None
+        self._result = bytearray()
         self._activity = ""
         self._temporary_files: set[bytes] = set()
         self._progress_visible = False
@@ -213,8 +214,9 @@ class _Watched:
             return
         elif kind == worker.COMMIT:
             self._write_output()
-            self.results.append(self._result)
-            self._result, self.in_item, self._deadline = b"", False, None
+            self.results.append(bytes(self._result))
+            self._result.clear()
+            self.in_item, self._deadline = False, None
         elif kind == worker.DONE:
             self._finish(payload[0])
 
@@ -242,19 +244,20 @@ class _Watched:
                 self._process.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
         return True
 
-    def _write_output(self) -> OSError | None:
-        """Write the output of a complete result; return the error if standard output doesn't take it, else None."""
+    def _write_output(self) -> None:
+        """Write the output of a complete result, unless standard output has refused some before."""
         output, self._output = self._output, []
         for descriptor, data in output:
-            error = _write(descriptor, data)
-            # a reader that has gone, as in `attnshape … | head`, is no error
-            if error is not None and descriptor == 1 and not isinstance(error, BrokenPipeError):
-                return error
-        return None
+            if self._output_error is None or descriptor == 2:
+                error = _write(descriptor, data)
+                # a reader that has gone, as in `attnshape … | head`, is no error
+                if descriptor == 1 and not isinstance(error, BrokenPipeError):
+                    self._output_error = error
 
     def _finish(self, status: int) -> None:
         """Write the output, and let the worker end; what the code does from now on doesn't count."""
-        error = self._write_output()
+        self._write_output()
+        error = self._output_error
         if isinstance(error, InterruptedError):
             return
         if error is not None:
