@@ -14,6 +14,7 @@ from attnshape.annotate.enforcing import find_hook, functions_without_typechecke
 from attnshape.annotate.exclusions import (
     annotations_not_recognized,
     functions_not_annotated,
+    variables_not_watched,
     without_conflicting_symbols,
     without_taken_symbols,
 )
@@ -97,7 +98,7 @@ def annotate_requests(
             for spec, observation in zip(specs, observations, strict=True)
         )
         annotated = SandboxVerification(source, forms, context, calls, run).verify(options, progress)
-    skipped = [*functions_not_annotated(tree, forms)]
+    skipped = [*functions_not_annotated(tree, forms), *variables_not_watched(forms)]
     if options.style != "comment" and not annotated.omissions:  # else these say which annotations don't hold
         skipped += annotations_not_recognized(tree, forms)
     annotated = replace(annotated, omissions=(*skipped, *omissions, *annotated.omissions))
