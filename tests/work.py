@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 
 def calls_made_by(action: Callable[[], object]) -> int:
@@ -20,4 +21,22 @@ def calls_made_by(action: Callable[[], object]) -> int:
         action()
     finally:
         sys.setprofile(before)
+    return count
+
+
+def lines_run_by(action: Callable[[], object]) -> int:
+    """Return how many lines of Python an action runs; each iteration of a comprehension counts."""
+    count = 0
+
+    def on_event(frame: object, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return on_event
+
+    before = sys.gettrace()
+    sys.settrace(on_event)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
     return count
