@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from attnshape import Trace
+from attnshape.comparison.snapshot import snapshot_of, write_snapshot
 from benchmarks.measure import ENVIRONMENT, ROOT, TIME_LIMIT, NotMeasuredError, Options
-from benchmarks.ratio import Budget, Row, Table
+from benchmarks.ratio import Budget, Row, Table, factor
 
 COUNTS = (1000, 5000, 20000)
 SMALLEST = f"{COUNTS[0]:,}"
@@ -50,7 +52,8 @@ def run(options: Options) -> list[Table]:
                 first = first or sample
                 limit = Budget(TOLERANCE * count / COUNTS[0], SMALLEST) if count > COUNTS[0] else None
                 baselines = {SMALLEST: [first.seconds]}
-                rows.append(Row(f"{label}: {sample.memory >> 20:,} MiB", [sample.seconds], baselines, limit))
+                memory = f"{sample.memory >> 20:,} MiB, × {factor(sample.memory / first.memory)}"
+                rows.append(Row(f"{label}: {memory}", [sample.seconds], baselines, limit))
     return [Table("scaling: whole processes, with the peak of their memory, 1 round", rows, missing)]
 
 
@@ -140,6 +143,19 @@ def _record(attnshape: Command, folder: Path, count: int) -> Command:
     return (sys.executable, _written(folder, "recorded.py", f"{_lines(count)}\n\n{recording}"))
 
 
+def _snapshots(attnshape: Command, folder: Path, count: int) -> Command:
+    """Return the comparison of two snapshots in which a variable's name has that many characters."""
+    snapshots = []
+    for letter in "ab":
+        name = letter * count
+        source = _written(folder, f"{letter}.py", _function(f"    {name} = x.relu()\n    x = {name} + 1\n"))
+        saved = folder / f"{letter}.json"
+        _sample((*attnshape, "trace", f"{source}:f", *INPUT, "--format", "json"), saved)
+        snapshot = snapshot_of(Trace.from_json(saved.read_bytes()))
+        snapshots.append(_written(folder, f"{letter}.txt", write_snapshot(snapshot)))
+    return (*attnshape, "diff", *snapshots)
+
+
 def _of_saved(*verb: str) -> Callable[[Command, Path, int], Command]:
     """Return a verb of a saved trace of that many steps; `SAVED` stands for its file."""
 
@@ -159,11 +175,15 @@ KINDS: dict[str, Callable[[Command, Path, int], Command]] = {
     "calls in a list": _verb(_calls_in_a_list, "trace"),
     "tensors in a list": _verb(_list, "trace"),
     "lines, trace": _verb(_lines, "trace"),
+    "lines, check": _verb(_lines, "check"),
     "lines, annotate": _verb(_lines, "annotate"),
     "lines, record": _record,
     "lines with shape comments, check": _verb(_commented, "check", "--select", "AS0"),
     "characters of a comment, check": _verb(_word, "check", "--select", "AS0"),
     "steps of a loop, trace": _verb(_loop, "trace"),
     **{f"rows, show as {name}": _of_saved("show", "SAVED", "--format", name) for name in ("table", "markdown", "html")},
+    "rows, show as JSON": _of_saved("show", "SAVED", "--format", "json"),
     "rows, diff": _of_saved("diff", "SAVED", "SAVED"),
+    "rows, diff with few": _of_saved("diff", "SAVED", "scaled-dot-product"),
+    "characters of a word in a snapshot, diff": _snapshots,
 }
