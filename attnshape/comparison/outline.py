@@ -6,13 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from attnshape.model.difference import OutlineLoop, OutlineResult, OutlineStep, OutlineTensor, Totals
-from attnshape.model.formatting import find_part, strip_self, unfold
+from attnshape.model.formatting import replace_parts, strip_self, unfold
 from attnshape.model.trace import Loop, NamedTensor, Reference, Step, TensorRecord, Trace, loops_by_step
 from attnshape.tracing.operations import short_name
 
@@ -66,16 +65,9 @@ class Outline(Struct, frozen=True, kw_only=True):
                 read = self.steps[reference.step - 1]
                 texts |= {read.expression} if read.expression != step.expression else set()
                 texts |= {output.name or "" for output in read.outputs[reference.output : reference.output + 1]}
-        # the longest first, since an outer expression contains inner ones
-        longest = sorted(texts - {""}, key=lambda text: (-len(text), text))
-        if not longest:
+        if not texts - {""}:
             return step.expression
-        own, end = "", 0
-        while places := [(at, text) for text in longest if (at := find_part(step.expression, text, end, ".…")) >= 0]:
-            at, text = min(places, key=itemgetter(0))
-            own += step.expression[end:at] + "…"
-            end = at + len(text)
-        own += step.expression[end:]
+        own = replace_parts(step.expression, texts, "…", not_after=".…")
         return re.sub(r"(?<![\w)\]])\(…\)", "…", own)
 
 

@@ -34,13 +34,23 @@ def loops(count: int) -> Trace:
     return replace(chain(count), loops=tuple(Loop(n, n + 1, 2, "H", "verified") for n in range(1, count, 2)))
 
 
+def operands(count: int) -> Trace:
+    """The last step reads all others, by name."""
+    steps = [replace(one, outputs=(replace(one.outputs[0], name=f"x{one.index}"),)) for one in chain(count).steps]
+    names = ", ".join(f"x{n}" for n in range(1, count + 1))
+    stack = step(count + 1, f"torch.stack([{names}])", "stack", None, tensor("B D"), *range(1, count + 1))
+    return trace_of((*steps, stack))
+
+
 TRACES: dict[str, Callable[[int], Trace]] = {
     "chain": chain,
     "composites": composites,
     "loops": loops,
+    "operands": operands,
 }
 ACTIONS: dict[str, Callable[[Trace], object]] = {
     "outline": outline,
+    "same": lambda trace: diff_view(compare_saved(trace, trace)),
     "table": lambda trace: trace_view(trace, ViewOptions(explain=True)),
     "removed": lambda trace: diff_view(compare_saved(trace, chain(1))),
     "added": lambda trace: diff_view(compare_saved(chain(1), trace)),
