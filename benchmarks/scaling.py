@@ -45,7 +45,7 @@ def run(options: Options) -> list[Table]:
                 label = f"{kind}, {count:,}"
                 print(label, file=sys.stderr)
                 try:
-                    sample = _sample(command_of(options.attnshape, Path(folder), count))
+                    sample = _sample(command_of(options.attnshape, Path(folder), count), Path(folder))
                 except NotMeasuredError as error:
                     missing[label] = str(error)
                     break
@@ -57,14 +57,16 @@ def run(options: Options) -> list[Table]:
     return [Table("scaling: whole processes, with the peak of their memory, 1 round", rows, missing)]
 
 
-def _sample(command: Command, output: Path | None = None) -> Sample:
+def _sample(command: Command, folder: Path, output: Path | None = None) -> Sample:
     def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
 
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     with (output or Path(os.devnull)).open("wb") as file, tempfile.TemporaryFile() as errors:
         start = time.perf_counter()
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=errors, preexec_fn=limit_memory)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=file, stderr=errors, preexec_fn=limit_memory
+        )
         usage = None
         while usage is None:
             if time.perf_counter() - start > TIME_LIMIT:
@@ -150,7 +152,7 @@ def _snapshots(attnshape: Command, folder: Path, count: int) -> Command:
         name = letter * count
         source = _written(folder, f"{letter}.py", _function(f"    {name} = x.relu()\n    x = {name} + 1\n"))
         saved = folder / f"{letter}.json"
-        _sample((*attnshape, "trace", f"{source}:f", *INPUT, "--format", "json"), saved)
+        _sample((*attnshape, "trace", f"{source}:f", *INPUT, "--format", "json"), folder, saved)
         snapshot = snapshot_of(Trace.from_json(saved.read_bytes()))
         snapshots.append(_written(folder, f"{letter}.txt", write_snapshot(snapshot)))
     return (*attnshape, "diff", *snapshots)
@@ -162,7 +164,7 @@ def _of_saved(*verb: str) -> Callable[[Command, Path, int], Command]:
     def command(attnshape: Command, folder: Path, count: int) -> Command:
         saved = folder / f"{count}.json"
         if not saved.exists():
-            _sample((*_verb(_loop, "trace", "--format", "json")(attnshape, folder, count),), saved)
+            _sample((*_verb(_loop, "trace", "--format", "json")(attnshape, folder, count),), folder, saved)
         return (*attnshape, *(str(saved) if word == "SAVED" else word for word in verb))
 
     return command
