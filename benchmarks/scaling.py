@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from attnshape import Trace
+from attnshape.comparison.snapshot import snapshot_of, write_snapshot
 from benchmarks.measure import ENVIRONMENT, ROOT, TIME_LIMIT, NotMeasuredError, Options
-from benchmarks.ratio import Budget, Row, Table
+from benchmarks.ratio import Budget, Row, Table, factor
 
 COUNTS = (1000, 5000, 20000)
 SMALLEST = f"{COUNTS[0]:,}"
@@ -43,25 +45,28 @@ def run(options: Options) -> list[Table]:
                 label = f"{kind}, {count:,}"
                 print(label, file=sys.stderr)
                 try:
-                    sample = _sample(command_of(options.attnshape, Path(folder), count))
+                    sample = _sample(command_of(options.attnshape, Path(folder), count), Path(folder))
                 except NotMeasuredError as error:
                     missing[label] = str(error)
                     break
                 first = first or sample
                 limit = Budget(TOLERANCE * count / COUNTS[0], SMALLEST) if count > COUNTS[0] else None
                 baselines = {SMALLEST: [first.seconds]}
-                rows.append(Row(f"{label}: {sample.memory >> 20:,} MiB", [sample.seconds], baselines, limit))
+                memory = f"{sample.memory >> 20:,} MiB, × {factor(sample.memory / first.memory)}"
+                rows.append(Row(f"{label}: {memory}", [sample.seconds], baselines, limit))
     return [Table("scaling: whole processes, with the peak of their memory, 1 round", rows, missing)]
 
 
-def _sample(command: Command, output: Path | None = None) -> Sample:
+def _sample(command: Command, folder: Path, output: Path | None = None) -> Sample:
     def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
 
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     with (output or Path(os.devnull)).open("wb") as file, tempfile.TemporaryFile() as errors:
         start = time.perf_counter()
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=errors, preexec_fn=limit_memory)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=file, stderr=errors, preexec_fn=limit_memory
+        )
         usage = None
         while usage is None:
             if time.perf_counter() - start > TIME_LIMIT:
@@ -140,13 +145,26 @@ def _record(attnshape: Command, folder: Path, count: int) -> Command:
     return (sys.executable, _written(folder, "recorded.py", f"{_lines(count)}\n\n{recording}"))
 
 
+def _snapshots(attnshape: Command, folder: Path, count: int) -> Command:
+    """Return the comparison of two snapshots in which a variable's name has that many characters."""
+    snapshots = []
+    for letter in "ab":
+        name = letter * count
+        source = _written(folder, f"{letter}.py", _function(f"    {name} = x.relu()\n    x = {name} + 1\n"))
+        saved = folder / f"{letter}.json"
+        _sample((*attnshape, "trace", f"{source}:f", *INPUT, "--format", "json"), folder, saved)
+        snapshot = snapshot_of(Trace.from_json(saved.read_bytes()))
+        snapshots.append(_written(folder, f"{letter}.txt", write_snapshot(snapshot)))
+    return (*attnshape, "diff", *snapshots)
+
+
 def _of_saved(*verb: str) -> Callable[[Command, Path, int], Command]:
     """Return a verb of a saved trace of that many steps; `SAVED` stands for its file."""
 
     def command(attnshape: Command, folder: Path, count: int) -> Command:
         saved = folder / f"{count}.json"
         if not saved.exists():
-            _sample((*_verb(_loop, "trace", "--format", "json")(attnshape, folder, count),), saved)
+            _sample((*_verb(_loop, "trace", "--format", "json")(attnshape, folder, count),), folder, saved)
         return (*attnshape, *(str(saved) if word == "SAVED" else word for word in verb))
 
     return command
@@ -159,11 +177,15 @@ KINDS: dict[str, Callable[[Command, Path, int], Command]] = {
     "calls in a list": _verb(_calls_in_a_list, "trace"),
     "tensors in a list": _verb(_list, "trace"),
     "lines, trace": _verb(_lines, "trace"),
+    "lines, check": _verb(_lines, "check"),
     "lines, annotate": _verb(_lines, "annotate"),
     "lines, record": _record,
     "lines with shape comments, check": _verb(_commented, "check", "--select", "AS0"),
     "characters of a comment, check": _verb(_word, "check", "--select", "AS0"),
     "steps of a loop, trace": _verb(_loop, "trace"),
     **{f"rows, show as {name}": _of_saved("show", "SAVED", "--format", name) for name in ("table", "markdown", "html")},
+    "rows, show as JSON": _of_saved("show", "SAVED", "--format", "json"),
     "rows, diff": _of_saved("diff", "SAVED", "SAVED"),
+    "rows, diff with few": _of_saved("diff", "SAVED", "scaled-dot-product"),
+    "characters of a word in a snapshot, diff": _snapshots,
 }

@@ -46,6 +46,14 @@ def functions_not_annotated(tree: Tree, forms: Sequence[FunctionForms]) -> Itera
             yield Omission(definition.name, why)
 
 
+def variables_not_watched(forms: Sequence[FunctionForms]) -> Iterator[Omission]:
+    """Yield the functions with more variables than can be read."""
+    why = "Python 3.11 takes too long to read so many variables, unlike Python 3.12"
+    for known in forms:
+        if known.unwatched_from is not None:
+            yield Omission(f"variables in {known.function.name} from line {known.unwatched_from} on", why)
+
+
 def annotations_not_recognized(tree: Tree, forms: Sequence[FunctionForms]) -> Iterator[Omission]:
     """Yield the functions in which tensors have annotations that the file's imports don't identify as tensors'."""
     why = "the file's imports don't tell that their annotations are tensors'"

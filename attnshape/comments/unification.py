@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -167,7 +167,11 @@ def unify(constraints: Sequence[ShapeConstraint], calls: Sequence[FunctionCall])
     names = dict.fromkeys(name for shape in shapes for name in shape.names)
     own = {name: tuple(call.integers.get(name) for call in calls) for name in names}
     from_code = frozenset(name for name, vector in own.items() if _is_known(vector))
-    candidates = {name: _candidates(name, constraints, own[name]) for name in names}
+    containing: dict[str, list[ShapeConstraint]] = {name: [] for name in names}
+    for constraint in constraints:
+        for name in {name for shape in constraint.shapes for name in shape.names}:
+            containing[name].append(constraint)
+    candidates = {name: _candidates(name, containing[name], own[name]) for name in names}
     for name, vectors in _solve_sums(constraints, candidates).items():
         new = [vector for vector in vectors if vector not in candidates[name]]
         candidates[name] = (candidates[name] + new)[:_MOST_CANDIDATES]
@@ -179,10 +183,36 @@ def unify(constraints: Sequence[ShapeConstraint], calls: Sequence[FunctionCall])
         vectors = [usual[symbol] for symbol in _SYMBOLS[meaning]] if meaning is not None and options else []
         options += [vector for vector in vectors if None not in vector and vector not in options]
     possible = {name: options for name, options in candidates.items() if options}
-    best = _minimize(possible, functools.partial(_cost, constraints, own, usual))
+    best = {name: options[0] for name, options in possible.items()}
+    order = {name: place for place, name in enumerate(names)}
+    undecided = [name for name, options in possible.items() if len(options) > 1]
+    for within in _linked(undecided, constraints):
+        around = {name for constraint in within for shape in constraint.shapes for name in shape.names}
+        part = {name: possible[name] for name in sorted(around & possible.keys(), key=order.__getitem__)}
+        best |= _minimize(part, functools.partial(_cost, within, own, usual))
     holding = [constraint.shapes for constraint in constraints if holds(constraint, best)]
     supported = Counter(name for shapes in holding for name in {name for shape in shapes for name in shape.names})
     return NameAssignment(best, supported, from_code)
+
+
+def _linked(names: Sequence[str], constraints: Sequence[ShapeConstraint]) -> Iterator[list[ShapeConstraint]]:
+    """Yield the constraints that share some of these names, directly or through others: each such part is separate."""
+    wanted = set(names)
+    own = [wanted & {name for shape in one.shapes for name in shape.names} for one in constraints]
+    places: dict[str, list[int]] = {name: [] for name in names}
+    for place, shared in enumerate(own):
+        for name in shared:
+            places[name].append(place)
+    seen: set[str] = set()
+    for name in names:
+        waiting, found = [name], set[int]()
+        while waiting:
+            if (other := waiting.pop()) not in seen:
+                seen.add(other)
+                found.update(places[other])
+                waiting += (linked for place in places[other] for linked in own[place] - seen)
+        if found:
+            yield [constraints[place] for place in sorted(found)]
 
 
 def _is_known(vector: Vector) -> bool:

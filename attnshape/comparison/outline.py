@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from attnshape.model.difference import OutlineLoop, OutlineResult, OutlineStep, OutlineTensor, Totals
-from attnshape.model.formatting import find_part, strip_self, unfold
-from attnshape.model.trace import Loop, NamedTensor, Reference, Step, TensorRecord, Trace
+from attnshape.model.formatting import replace_parts, strip_self, unfold
+from attnshape.model.trace import Loop, NamedTensor, Reference, Step, TensorRecord, Trace, loops_by_step
 from attnshape.tracing.operations import short_name
 
 INPUT = "input"
@@ -66,16 +65,9 @@ class Outline(Struct, frozen=True, kw_only=True):
                 read = self.steps[reference.step - 1]
                 texts |= {read.expression} if read.expression != step.expression else set()
                 texts |= {output.name or "" for output in read.outputs[reference.output : reference.output + 1]}
-        # the longest first, since an outer expression contains inner ones
-        longest = sorted(texts - {""}, key=lambda text: (-len(text), text))
-        if not longest:
+        if not texts - {""}:
             return step.expression
-        own, end = "", 0
-        while places := [(at, text) for text in longest if (at := find_part(step.expression, text, end, ".…")) >= 0]:
-            at, text = min(places, key=itemgetter(0))
-            own += step.expression[end:at] + "…"
-            end = at + len(text)
-        own += step.expression[end:]
+        own = replace_parts(step.expression, texts, "…", not_after=".…")
         return re.sub(r"(?<![\w)\]])\(…\)", "…", own)
 
 
@@ -92,11 +84,12 @@ def outline(trace: Trace, inner: bool = True) -> Outline:
     # the caller allocated the inputs
     inputs = [replace(_tensor(tensor, selection), bytes=0) for tensor in trace.inputs]
     steps = [step for step in trace.steps if step.index in selection.numbers]
+    loops = loops_by_step(trace.loops)
     return Outline(
         target=trace.target,
         sizes={symbol: size.size for symbol, size in trace.sizes.items()},
         inputs=tuple(map(input_step, inputs)),
-        steps=tuple(_step(step, selection, trace.loops, step.index in composites) for step in steps),
+        steps=tuple(_step(step, selection, loops, step.index in composites) for step in steps),
         results=tuple(OutlineResult(_text(result.name), selection.reference(result.of)) for result in trace.outputs),
         failure=_text(failure.expression or failure.operation or "") if failure is not None else None,
     )
@@ -138,11 +131,11 @@ def _top_level(trace: Trace) -> _Selection:
     return _Selection({index: number for number, index in enumerate(kept, 1)}, replacements)
 
 
-def _step(step: Step, selection: _Selection, loops: tuple[Loop, ...], is_composite: bool) -> OutlineStep:
-    enclosing = sorted(_enclosing_loops(step.index, loops), key=lambda loop: loop.first - loop.last)
+def _step(step: Step, selection: _Selection, loops: Mapping[int, Sequence[Loop]], is_composite: bool) -> OutlineStep:
+    enclosing = sorted(loops.get(step.index, ()), key=lambda loop: loop.first - loop.last)
     read = [operand for operand in step.operands if operand.step is not None or operand.input is not None]
     # a step after a loop may read an output of each iteration, whose number depends on the sizes
-    repeated = {use for use in read if use.step is not None and set(_enclosing_loops(use.step, loops)) - set(enclosing)}
+    repeated = {use for use in read if use.step is not None and set(loops.get(use.step, ())) - set(enclosing)}
     distinct = [use for index, use in enumerate(read) if use not in repeated or use not in read[:index]]
     uses = list(map(selection.reference, distinct))
     if is_composite:
@@ -157,10 +150,6 @@ def _step(step: Step, selection: _Selection, loops: tuple[Loop, ...], is_composi
         loops=tuple(OutlineLoop(loop.expression, loop.count) for loop in enclosing),
         outputs=tuple(_tensor(output, selection) for output in step.outputs),
     )
-
-
-def _enclosing_loops(index: int, loops: tuple[Loop, ...]) -> Iterator[Loop]:
-    return (loop for loop in loops if loop.first <= index <= loop.last)
 
 
 def input_step(tensor: OutlineTensor) -> OutlineStep:

@@ -6,6 +6,7 @@ makes the context. Names play no part.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -60,7 +61,7 @@ class _Roles:
 
     def _assign_around_softmax(self, softmax: StepNode) -> None:
         """Give roles to a softmax, to what leads to its scores, and to what reads its weights."""
-        scores = self._scores(softmax, 0)
+        scores = self._scores(softmax, 0, {})
         context = self._context(softmax)
         if scores is None or context is None:
             return
@@ -85,14 +86,20 @@ class _Roles:
     def _assign(self, node: StepNode, role: Role) -> None:
         self.assigned.setdefault(node.order, role)
 
-    def _scores(self, node: StepNode, depth: int) -> StepNode | None:
-        """Return the nearest product that a step's values come from, with pointwise steps and layout between."""
+    def _scores(self, node: StepNode, depth: int, searched: dict[int, int]) -> StepNode | None:
+        """Return the nearest product that a step's values come from, with pointwise steps and layout between.
+
+        `searched` has the least depth at which each step was searched in vain: `x + x` leads to the same steps twice.
+        """
         for input_node in self.graph.input_nodes(node):
             if input_node.name in ops.PRODUCTS and not self._mixes_heads(input_node):
                 return input_node if self._compares(input_node) else None
-            further = depth < _FARTHEST and input_node.order not in self._softmaxes
-            if further and (scores := self._scores(input_node, depth + 1)) is not None:
+            nearer = depth < searched.get(input_node.order, _FARTHEST)
+            if not nearer or input_node.order in self._softmaxes:
+                continue
+            if (scores := self._scores(input_node, depth + 1, searched)) is not None:
                 return scores
+            searched[input_node.order] = depth
         return None
 
     def _context(self, softmax: StepNode) -> StepNode | None:
@@ -115,8 +122,10 @@ class _Roles:
 
     def _between(self, first: StepNode, last: StepNode) -> Iterator[StepNode]:
         """Yield the steps on the way from the first to the last, both left out."""
-        for node in self.graph.nodes:
-            if first.order < node.order < last.order and self._reaches(first, node) and self._reaches(node, last):
+        nodes = self.graph.nodes
+        start = bisect.bisect_right(nodes, first.order, key=lambda node: node.order)
+        for node in nodes[start : bisect.bisect_left(nodes, last.order, key=lambda node: node.order)]:
+            if self._reaches(first, node) and self._reaches(node, last):
                 yield node
 
     def _reaches(self, first: StepNode, last: StepNode) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 _OPENING, _CLOSING = "([{", ")]}"
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -86,11 +87,11 @@ def strip_self(text: str) -> str:
     return re.sub(r"(?<![\w.])self\.(?=\w)", "", text)
 
 
-def find_part(text: str, part: str, start: int = 0, not_after: str = ".") -> int:
+def find_part(text: str, part: str, start: int = 0) -> int:
     """Return where source text contains a part as whole words, from an index on; -1 if it doesn't.
 
-    A part doesn't count where one of the characters `not_after` precedes it. The time is linear in the text's length,
-    while a regular expression of a long part is slow to compile.
+    A part doesn't count after a dot. The time is linear in the text's length, while a regular expression of a long part
+    is slow to compile.
 
     >>> find_part("max_len.len(len)", "len"), find_part("x.view(2)", "view")
     (12, -1)
@@ -98,10 +99,43 @@ def find_part(text: str, part: str, start: int = 0, not_after: str = ".") -> int
     at = text.find(part, start)
     while at >= 0:
         before, after = text[at - 1 : at], text[at + len(part) : at + len(part) + 1]
-        if not (_is_word(before) or (before and before in not_after) or _is_word(after)):
+        if not (_is_word(before) or before == "." or _is_word(after)):
             return at
         at = text.find(part, at + 1)
     return -1
+
+
+_PIECE = re.compile(r"\w+|\W")
+
+
+def replace_parts(text: str, parts: Iterable[str], by: str, not_after: str) -> str:
+    """Return source text with another text in place of each part that it contains as whole words.
+
+    A part doesn't count where one of the characters `not_after` precedes it. Where several parts begin, the longest is
+    replaced. A tree of the parts' words finds all that begin at a place, however many parts there are.
+
+    >>> replace_parts("f(x, x.mT, y) + self.x", ["x", "x.mT", ""], "…", not_after=".")
+    'f(…, …, y) + self.x'
+    """
+    tree: dict[str, Any] = {}
+    for part in filter(None, parts):
+        branch = tree
+        for piece in _PIECE.findall(part):
+            branch = branch.setdefault(piece, {})
+        branch[""] = part
+    pieces = _PIECE.findall(text)
+    replaced: list[str] = []
+    start, before = 0, ""
+    while start < len(pieces):
+        end, place, found = start, start, tree if not (_is_word(before) or (before and before in not_after)) else {}
+        while place < len(pieces) and (found := found.get(pieces[place], {})):
+            place += 1
+            if "" in found and not (place < len(pieces) and _is_word(pieces[place][0])):
+                end = place
+        replaced.append(by if end > start else pieces[start])
+        start = max(end, start + 1)
+        before = pieces[start - 1][-1]
+    return "".join(replaced)
 
 
 def _is_word(character: str) -> bool:

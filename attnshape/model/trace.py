@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -352,6 +352,15 @@ class Trace(Displayed, frozen=True, kw_only=True):
         from attnshape.reporters.display import display_html
 
         return display_html(self)
+
+
+def loops_by_step(loops: Sequence[Loop]) -> dict[int, list[Loop]]:
+    """Return the loops around each step that is in any, in their order, by the step's index."""
+    around: dict[int, list[Loop]] = {}
+    for loop in loops:
+        for index in range(loop.first, loop.last + 1):
+            around.setdefault(index, []).append(loop)
+    return around
 
 
 def decode_trace(text: str | bytes, name: str = "the text") -> Trace:

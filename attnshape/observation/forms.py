@@ -69,6 +69,8 @@ class FunctionForms:
     """What each return statement returned, by its line."""
     result: Form | None
     """What holds of all results; None if the function never returned."""
+    unwatched_from: int | None = None
+    """The line from which on stores to variables weren't watched; None if all were."""
 
 
 def tensors_in(form: Form) -> Iterator[TensorForm]:

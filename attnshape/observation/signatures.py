@@ -174,6 +174,7 @@ def _of_function(function: FunctionId, cases: Sequence[_Case]) -> FunctionForms:
         {place: form() for place, form in stores.items()},
         {line: form() for line, form in results.items()},
         whole[None]() if whole else None,
+        next((invocation.unwatched_from for _, call in calls for run in call for invocation in run), None),
     )
 
 

@@ -30,6 +30,7 @@ from attnshape.runtime.files import installed_package
 from attnshape.runtime.isolation import one_thread
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit, TooLong
+from attnshape.runtime.variables import COPIES_ALL, read_variable
 from attnshape.targets.target import Target
 from attnshape.tracing.containers import source_file
 from attnshape.tracing.frames import Frames
@@ -40,6 +41,8 @@ from attnshape.tracing.tensor_access import UNINITIALIZED, layout_of, shape_of
 
 _MOST_ITEMS = 64
 """Longer tuples and lists are data."""
+_MOST_COPIES = 1 << 22
+"""Where reading one variable copies all, the stores of one straight run through a function copy no more than these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,8 @@ class Invocation:
     """Each with the line of its return statement."""
     ended: int | None = None
     """How many torch calls the recorder had counted when it returned; None if it didn't return."""
+    unwatched_from: int | None = None
+    """The line from which on stores aren't watched; None if all are."""
 
     @property
     def bound(self) -> list[tuple[str, Value]]:
@@ -143,8 +148,7 @@ class VariableWatch:
     def __init__(self, wanted: Callable[[CodeType], bool]) -> None:
         self._wanted = wanted
         self._recorded = 0
-        self._stores: dict[CodeType, dict[int, _Store]] = {}
-        """By the offset of the instruction."""
+        self._stores: dict[CodeType, _WatchedStores] = {}
         self._resumed: dict[int, Invocation] = {}
         self.invocations: list[Invocation] = []
         self._before: Any = None
@@ -185,8 +189,8 @@ class VariableWatch:
             if resumed:
                 self._resumed[id(frame)] = invocation
         if code not in self._stores:
-            self._stores[code] = dict(_stores(code))
-        stores = self._stores[code]
+            self._stores[code] = _watched_stores(code)
+        stores, invocation.unwatched_from = self._stores[code]
         pending: _Store | None = None
 
         def watched(frame: FrameType, event: str, value: object) -> Any:
@@ -195,12 +199,15 @@ class VariableWatch:
                 # Python 3.13 honours this only from a line on, not from the call
                 frame.f_trace_opcodes = True
             elif event == "opcode":
-                if pending is not None:
+                store = stores.get(frame.f_lasti)
+                # Python 3.12 reports an instruction again after its prefix
+                if pending is not None and store is not pending:
                     line, names = pending
-                    held = frame.f_locals
-                    present = [(name, column) for name, column in names if name in held]
-                    invocation.bindings += [Binding(line, at, name, summarize(held[name])) for name, at in present]
-                pending = stores.get(frame.f_lasti)
+                    for name, column in names:
+                        with contextlib.suppress(LookupError):
+                            value = summarize(read_variable(frame, name))
+                            invocation.bindings.append(Binding(line, column, name, value))
+                pending = store
             elif event == "return":
                 pending = None
                 # a function that raises also "returns" None, from the instruction that raised
@@ -212,10 +219,27 @@ class VariableWatch:
         return watched
 
 
-def _stores(code: CodeType) -> Iterator[tuple[int, _Store]]:
-    """Yield the offset of each instruction that binds variables, with what it binds."""
+_WatchedStores = tuple[dict[int, _Store], int | None]
+"""The stores by the offset of the instruction and of its prefixes, and the line from which on they aren't watched."""
+
+
+def _watched_stores(code: CodeType) -> _WatchedStores:
+    stores = list(_stores(code))
+    variables = len(code.co_varnames) + len(code.co_cellvars) + len(code.co_freevars)
+    most = _MOST_COPIES // max(1, variables) if COPIES_ALL else len(stores)
+    by_offset = {offset: store for offsets, store in stores[:most] for offset in offsets}
+    return by_offset, stores[most][1][0] if most < len(stores) else None
+
+
+def _stores(code: CodeType) -> Iterator[tuple[range, _Store]]:
+    """Yield the offsets of each instruction that binds variables, its prefixes included, with what it binds."""
     inlined: list[tuple[str, dis.Positions]] = []
+    first: int | None = None
     for instruction in dis.get_instructions(code):
+        first = instruction.offset if first is None else first
+        if instruction.opname == "EXTENDED_ARG":
+            continue
+        offsets, first = range(first, instruction.offset + 1, 2), None
         positions = instruction.positions
         if positions is None:
             continue
@@ -225,14 +249,14 @@ def _stores(code: CodeType) -> Iterator[tuple[int, _Store]]:
             continue
         line, column = positions.lineno or 0, positions.col_offset
         # from Python 3.13 on, one instruction may store twice, with the position of the first store, or store and load
-        first, *others = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-        names = [(first, column if column is not None else NO_COLUMN)]
+        name, *others = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        names = [(name, column if column is not None else NO_COLUMN)]
         if "LOAD" not in instruction.opname:
             names += [(name, _column_of_store(code.co_filename, line, column, name)) for name in others]
         # from Python 3.12 on, a comprehension binds its variables in the function around it
         comprehension = {name for name, within in inlined if _in(positions, within)}
         if own := [(name, at) for name, at in names if name not in comprehension]:
-            yield instruction.offset, (line, own)
+            yield offsets, (line, own)
 
 
 def _column_of_store(file: str, line: int, column: int | None, name: str) -> int:

@@ -15,6 +15,7 @@ from attnshape.annotate.exclusions import (
     annotations_not_recognized,
     functions_not_annotated,
     tensors_without_shape,
+    variables_not_watched,
     without_conflicting_symbols,
     without_taken_symbols,
 )
@@ -98,7 +99,11 @@ def annotate_requests(
             for spec, observation in zip(specs, observations, strict=True)
         )
         annotated = SandboxVerification(source, forms, context, calls, run).verify(options, progress)
-    skipped = [*functions_not_annotated(tree, forms), *tensors_without_shape(forms, runs)]
+    skipped = [
+        *functions_not_annotated(tree, forms),
+        *tensors_without_shape(forms, runs),
+        *variables_not_watched(forms),
+    ]
     if options.style != "comment" and not annotated.omissions:  # else these say which annotations don't hold
         skipped += annotations_not_recognized(tree, forms)
     annotated = replace(annotated, omissions=(*skipped, *omissions, *annotated.omissions))

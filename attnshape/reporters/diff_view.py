@@ -157,6 +157,11 @@ class _SideSteps:
         self.ordered = [self.by_index[index] for index in sorted(self.by_index)]
         self.above: OutlineStep | None = None
         """The step in the row above, None if that row is no step of this side."""
+        self.inner_steps: Counter[int] = Counter()
+        """How many steps are inside of each composite, at any depth."""
+        for step in reversed(self.ordered):
+            if step.parent in self.by_index and step.parent < step.index:
+                self.inner_steps[step.parent] += 1 + self.inner_steps[step.index]
 
     def ancestors(self, step: OutlineStep) -> list[OutlineStep]:
         found = []
@@ -164,9 +169,6 @@ class _SideSteps:
             step = self.by_index[step.parent]
             found.append(step)
         return found
-
-    def inner_steps(self, composite: OutlineStep) -> int:
-        return sum(any(ancestor is composite for ancestor in self.ancestors(step)) for step in self.ordered)
 
     def label(self, step: OutlineStep) -> str:
         """Return the text of a step in its row: its loops, its depth, its names and its expression.
@@ -281,7 +283,7 @@ class _RowBuilder:
             yield self._text_row(number, text, kind)
             for place, tensor in enumerate(step.outputs):
                 yield self._output_row(tensor, place, side, kind)
-        if inside := side.inner_steps(step) if step.index else 0:
+        if inside := side.inner_steps[step.index] if step.index else 0:
             arrows = "↳ " * (1 + len(side.ancestors(step)))
             yield self._text_row(sign, f"{arrows}{pluralize(inside, 'step')} inside it", kind)
 

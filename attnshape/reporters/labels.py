@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from attnshape.model.formatting import find_part, format_bytes, strip_self, unfold
-from attnshape.model.trace import NO_SIZE, NamedTensor, Reference, Role, Source, Step, StorageKind, TensorRecord, Trace
+from attnshape.model.trace import (
+    NO_SIZE,
+    Loop,
+    NamedTensor,
+    Reference,
+    Role,
+    Source,
+    Step,
+    StorageKind,
+    TensorRecord,
+    Trace,
+)
 from attnshape.reporters.escaping import visible
 from attnshape.tracing.operations import short_name
 
@@ -80,11 +91,12 @@ def stride_label(tensor: TensorRecord | OutlineTensor) -> str:
     return numbers(tensor.stride) + ("" if tensor.contiguous else f" {NOT_CONTIGUOUS}")
 
 
-def step_label(trace: Trace, step: Step, shown: Container[int]) -> str:
+def step_label(trace: Trace, step: Step, shown: Container[int], around: Sequence[Loop]) -> str:
     """Return the text of a step in its row; `…` in it stands for the expression in the row above.
 
     The source's assignment is shown as `name = expression`; a name that only a later use of the value reveals, as
-    `expression as name`. `shown` are the indices of the steps that have a row.
+    `expression as name`. `shown` are the indices of the steps that have a row, and `around` are the loops
+    around the step.
     """
     text = clip(short(step.expression))
     inplace = any(output.tensor.storage.kind == "inplace" for output in step.outputs)
@@ -93,7 +105,7 @@ def step_label(trace: Trace, step: Step, shown: Container[int]) -> str:
     above = _above(trace, step, shown)
     if above:
         text = elide(text, above, len(before) + len(text) + len(after) > LONG)
-    loops = "".join(f"×{visible(loop.expression)} " for loop in trace.loops if loop.first <= step.index <= loop.last)
+    loops = "".join(f"×{visible(loop.expression)} " for loop in around)
     depth, inner = 0, step
     while inner.parent is not None and 0 < inner.parent < inner.index:
         depth, inner = depth + 1, trace.step(inner.parent)
@@ -195,7 +207,8 @@ def operand_role(trace: Trace, reference: Reference) -> Role | None:
 
 def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:
     """Return the expression in the row above, where it has no name and the step reads it."""
-    earlier = map(trace.step, range(step.index - 1, 0, -1))
+    # what is above the first step inside a composite is the composite
+    earlier = map(trace.step, range(step.index - 1, step.parent or 0, -1))
     previous = next((other for other in earlier if other.parent == step.parent), None)
     if previous is None or previous.index not in shown or len(previous.outputs) != 1 or previous.outputs[0].name:
         return None

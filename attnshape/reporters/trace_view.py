@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -14,7 +14,7 @@ from msgspec import UNSET
 from attnshape.dims.symbols import ORDER
 from attnshape.errors import AttnshapeError
 from attnshape.model.formatting import format_bytes, pluralize
-from attnshape.model.trace import Avoided, Failure, Loop, Operand, Peak, Size, Step, TensorRecord, Trace
+from attnshape.model.trace import Avoided, Failure, Loop, Operand, Peak, Size, Step, TensorRecord, Trace, loops_by_step
 from attnshape.reporters.columns import DEFAULT, NUMBER, Column, RowSubject, is_constant
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.explain import explain
@@ -106,23 +106,23 @@ def trace_view(trace: Trace, options: ViewOptions) -> TraceView:
     steps = up_to_depth(trace, matching_steps(trace, options.match), options.depth)
     every = options.match is None
     shown = {step.index for step in steps}
+    loops = loops_by_step(trace.loops)
     headings = section_headings(trace) if len(shown) == len(trace.steps) else {}
     rows: list[TraceRow] = []
     for named in trace.inputs if every else ():
         subject = RowSubject(trace, visible(named.name or "an input"), tensor=named.tensor, given=True)
         rows.append(TraceRow(_cells("", options, subject), "input"))
     for step in steps:
-        rows += _step_rows(trace, step, options, shown, headings.get(step.index))
+        label = step_label(trace, step, shown, loops.get(step.index, ()))
+        rows += _step_rows(trace, step, options, label, headings.get(step.index))
     if trace.failure and (every or not steps):
         rows.append(_failure_row(trace.failure, options))
     return TraceView(trace_header(trace), options.columns, tuple(rows), trace_footer(trace, len(steps)))
 
 
-def _step_rows(
-    trace: Trace, step: Step, options: ViewOptions, shown: Collection[int], heading: str | None
-) -> list[TraceRow]:
+def _step_rows(trace: Trace, step: Step, options: ViewOptions, label: str, heading: str | None) -> list[TraceRow]:
     only = step.outputs[0].tensor if len(step.outputs) == 1 else None
-    subject = RowSubject(trace, step_label(trace, step, shown), step, only)
+    subject = RowSubject(trace, label, step, only)
     rows = [TraceRow(_cells(str(step.index), options, subject), "step", heading)]
     if only is None:
         for number, output in enumerate(step.outputs):
@@ -328,8 +328,9 @@ def _axes(trace: Trace) -> str:
 
 def _memory(trace: Trace) -> str:
     # the results of a composite were counted inside, where they were made
+    loops = loops_by_step(trace.loops)
     results = [
-        (output.tensor, math.prod(loop.count for loop in trace.loops if loop.first <= step.index <= loop.last))
+        (output.tensor, math.prod(loop.count for loop in loops.get(step.index, ())))
         for step in trace.steps
         for output in step.outputs
         if output.inner is None

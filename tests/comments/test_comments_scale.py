@@ -7,7 +7,9 @@ import ast
 import pytest
 
 from attnshape.comments.functions import _parsed, comments_in
+from attnshape.comments.notation import find_shapes
 from attnshape.comments.observed_shapes import FunctionCall, StepEvent
+from attnshape.comments.unification import constrain, unify
 from attnshape.observation.forms import FunctionId
 from attnshape.observation.watch import Binding, Invocation, TensorValue
 from tests.work import calls_made_by
@@ -49,3 +51,18 @@ def test_stores_take_linear_work():
         return calls_made_by(look_up) + count
 
     assert work(800) < 6 * work(200)
+
+
+def test_names_that_share_no_shape_take_linear_work():
+    """Each pair of names has two shapes that contradict each other, so that its values have to be chosen."""
+
+    def work(count: int) -> int:
+        shapes = [
+            constrain(list(find_shapes(text.format(n))), [[[shape]]])
+            for n in range(count)
+            for text, shape in (("(p{0}, q{0})", (5, 7)), ("(q{0}, p{0})", (5, 11)))
+        ]
+        call = FunctionCall({"B": 5}, Invocation(FunctionId("f.py", "f", 1), {}, {}, 0), ())
+        return calls_made_by(lambda: unify(shapes, [call]))
+
+    assert work(40) < 6 * work(10)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnshape.observation.forms import FunctionId
 from attnshape.observation.watch import Invocation, ItemsValue, OtherValue, TensorValue, Value, VariableWatch, summarize
+from attnshape.runtime.variables import read_variable
 
 
 def observed_calls(source: str, call: str) -> list[Invocation]:
@@ -400,3 +401,35 @@ def test_recorded_values(value: object, kept: Value) -> None:
 def test_nested_tensors_have_no_shape(layout: torch.layout) -> None:
     value = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
     assert isinstance(summarize(value), OtherValue)
+
+
+def test_more_variables_than_an_instruction_can_number() -> None:
+    """An instruction of the 257th variable has a prefix, whose offset Python 3.11 reports in its place."""
+    lines = [f"    x{number} = x{number - 1} + 1" for number in range(1, 700)]
+    (call,) = observed_calls("\n".join(["def f(x0):", *lines, "    return x699"]), "f(0)")
+    assert [(store.line, store.name, store.value) for store in call.bindings] == [
+        (number + 1, f"x{number}", number) for number in range(1, 700)
+    ]
+    assert call.unwatched_from is None
+
+
+def test_work_on_python_that_copies_all_variables_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def reads(frame: Any, name: str) -> object:
+        read.append(name)
+        return read_variable(frame, name)
+
+    monkeypatch.setattr("attnshape.observation.watch.COPIES_ALL", True)
+    monkeypatch.setattr("attnshape.observation.watch._MOST_COPIES", 50 * 50)
+    monkeypatch.setattr("attnshape.observation.watch.read_variable", reads)
+
+    def call(count: int) -> Invocation:
+        lines = [f"    x{number} = x{number - 1} + 1" for number in range(1, count)]
+        (call,) = observed_calls("\n".join(["def f(x0):", *lines, f"    return x{count - 1}"]), "f(0)")
+        return call
+
+    assert (call(50).unwatched_from, len(read)) == (None, 49)
+    read.clear()
+    assert call(500).unwatched_from == 7
+    assert read == [f"x{number}" for number in range(1, 6)]

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Container
+
 import pytest
 from msgspec.structs import replace
 
-from attnshape.model.trace import NamedTensor
+from attnshape.model.trace import NamedTensor, Step, Trace, loops_by_step
 from attnshape.reporters.labels import one_line, step_label
 from tests.reporters.sample_traces import fused, multi_head, step, tensor, trace_of
 
 EVERY = range(1, 100)
+
+
+def label(trace: Trace, step: Step, shown: Container[int]) -> str:
+    return step_label(trace, step, shown, loops_by_step(trace.loops).get(step.index, ()))
 
 
 def labels(*expressions: str, name: str | None = None) -> list[str]:
@@ -17,7 +23,7 @@ def labels(*expressions: str, name: str | None = None) -> list[str]:
         step(index, text, "view", None, tensor("B Lq D"), index - 1, name=name if index == last else None)
         for index, text in enumerate(expressions, 1)
     )
-    return [step_label(trace_of(steps), step, EVERY) for step in steps]
+    return [label(trace_of(steps), step, EVERY) for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -42,19 +48,19 @@ def test_one_line(text: str, expected: str) -> None:
 
 def test_previous_row_is_not_repeated() -> None:
     trace = multi_head()
-    assert [step_label(trace, step, EVERY) for step in trace.steps[:3]] == [
+    assert [label(trace, step, EVERY) for step in trace.steps[:3]] == [
         "Wq(input)",
         "….view(B, Lq, H, Dk)",
         "query = ….transpose(1, 2)",
     ]
-    assert step_label(trace, trace.step(11), EVERY) == "query @ key.transpose(-2, -1)"
-    assert step_label(trace, trace.step(12), EVERY) == "scores = … / sqrt(Dk)"
-    assert step_label(trace, trace.step(18), EVERY) == "Wo(…)"
+    assert label(trace, trace.step(11), EVERY) == "query @ key.transpose(-2, -1)"
+    assert label(trace, trace.step(12), EVERY) == "scores = … / sqrt(Dk)"
+    assert label(trace, trace.step(18), EVERY) == "Wo(…)"
 
 
 def test_label_without_a_previous_row_is_complete() -> None:
     trace = multi_head()
-    assert step_label(trace, trace.step(12), {12}) == "scores = query @ key.transpose(-2, -1) / sqrt(Dk)"
+    assert label(trace, trace.step(12), {12}) == "scores = query @ key.transpose(-2, -1) / sqrt(Dk)"
 
 
 def test_brackets_around_omitted_text_are_dropped() -> None:
@@ -71,14 +77,14 @@ def test_step_that_does_not_use_the_previous_row_is_complete() -> None:
     trace = trace_of(
         (step(1, "a.T", "view", None, tensor("B")), step(2, "a.T.view(9, 9)", "view", None, tensor("B"), 7))
     )
-    assert step_label(trace, trace.step(2), EVERY) == "a.T.view(9, 9)"
+    assert label(trace, trace.step(2), EVERY) == "a.T.view(9, 9)"
 
 
 def test_expression_of_a_named_row_is_kept() -> None:
     trace = trace_of(
         (step(1, "f(x)", "view", None, tensor("B"), name="y"), step(2, "f(x).view(3)", "view", None, tensor("B"), 1))
     )
-    assert step_label(trace, trace.step(2), EVERY) == "f(x).view(3)"
+    assert label(trace, trace.step(2), EVERY) == "f(x).view(3)"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_expression_of_a_named_row_is_kept() -> None:
 )
 def test_augmented_assignment_is_not_assigned_again(expression: str, expected: str) -> None:
     one = step(1, expression, "f", None, tensor("B"), name="n")
-    assert step_label(trace_of((one,)), one, EVERY) == expected
+    assert label(trace_of((one,)), one, EVERY) == expected
 
 
 def test_self_is_omitted() -> None:
@@ -101,12 +107,12 @@ def test_self_is_omitted() -> None:
 
 def test_several_names_and_composites() -> None:
     trace = fused()
-    assert step_label(trace, trace.step(2), EVERY) == "q, k, v = ….split(n_embd, dim=2)"
-    assert step_label(trace, trace.step(9), EVERY) == "y = attend(q, k, v)"
-    assert step_label(trace, trace.step(12), EVERY) == "↳ ….masked_fill_(mask | causal, -inf)"
+    assert label(trace, trace.step(2), EVERY) == "q, k, v = ….split(n_embd, dim=2)"
+    assert label(trace, trace.step(9), EVERY) == "y = attend(q, k, v)"
+    assert label(trace, trace.step(12), EVERY) == "↳ ….masked_fill_(mask | causal, -inf)"
 
 
 def test_unnamed_output_keeps_the_expression() -> None:
     one = step(1, "f(x)", "f", None, tensor("B"))
     one = replace(one, outputs=(NamedTensor("a", tensor("B")), NamedTensor(None, tensor("B"))))
-    assert step_label(trace_of((one,)), one, EVERY) == "f(x)"
+    assert label(trace_of((one,)), one, EVERY) == "f(x)"
