@@ -15,7 +15,7 @@ def short_name(operation: str) -> str:
     >>> [short_name(f"torch.Tensor.{end}") for end in ("view", "__matmul__", "add_", "T.__get__")]
     ['view', 'matmul', 'add_', 'T']
     """
-    short = operation.removesuffix(".__get__").rpartition(".")[2]
+    short = operation.removesuffix(".__get__").rpartition(".")[2] or operation
     return short[2:-2] if short.startswith("__") and short.endswith("__") and len(short) > 4 else short
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import attnshape.pipelines.comments
+from attnshape.errors import format_exception
 from attnshape.options.claims import Claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.check import check_request
@@ -226,7 +227,7 @@ def test_internal_error_is_reported_as_not_checked(
     monkeypatch.setattr(attnshape.pipelines.comments, step, fails)
     alone = check_comments(TargetSpec("model.py:case"), RunOptions(), 60.0, contextlib.nullcontext)
     whole = check_request(TargetSpec("model.py:case"), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
-    why = f"the comparison failed: {type(error).__name__}: {error}"
+    why = f"the comparison failed: {format_exception(error)}"
     for report in (alone, whole):
         assert (("shape comments", why)) in [(entry.what, entry.why) for entry in report.not_checked]
         assert report.findings == ()

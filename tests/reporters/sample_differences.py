@@ -36,6 +36,7 @@ def every_text() -> Difference:
         stride=(3, 1),
         stride_formulas=(text, text),
         contiguous=True,
+        layout=text,
         kind="view",
         of=reference,
     )

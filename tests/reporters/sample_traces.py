@@ -270,6 +270,7 @@ def every_text() -> Trace:
         tensor("B Lq D"),
         axes=tuple(Axis(text, "matched", where=text) for _ in range(3)),
         declared=text,
+        layout=text,
         storage=Storage("view", reference, reference),
     )
     source = Source(text, 1, 1, text)
