@@ -41,7 +41,7 @@ def sample_and_solve(
     if not settled:
         samples = sampler.extend(samples, ENOUGH_ROUNDS)
         solution, _ = solve(samples)
-    return replace(samples, left_out=len(runs.left_out)), solution
+    return replace(samples, left_out=len(runs.left_out), work=runs.growth.estimate), solution
 
 
 class Sampler:

@@ -11,7 +11,7 @@ from attnshape.dims.sizes import is_length
 from attnshape.inference.algebra import multiplicity
 from attnshape.inference.loops import Folding, find_folding
 from attnshape.inference.plan import TOO_MANY_ELEMENTS, Plan
-from attnshape.inference.work import WorkBudget, WorkGrowth, count_work
+from attnshape.inference.work import WorkBudget, WorkEstimate, WorkGrowth, count_work
 from attnshape.tracing.raw import RawFailure, RawStep, RawTrace
 
 Attempt = Callable[[Mapping[str, int]], RawTrace]
@@ -57,6 +57,8 @@ class Samples:
     """Sizes that were tried, and at which the target takes different steps."""
     left_out: int = 0
     """How many sets of sizes were not tried, since the runs would have taken too much work."""
+    work: WorkEstimate | None = None
+    """How the work of a run grows with the sizes, as far as that is known."""
 
     @property
     def to_verify(self) -> list[tuple[Mapping[str, int], RawTrace]]:
@@ -67,6 +69,21 @@ class Samples:
     def every(self) -> list[tuple[Mapping[str, int], RawTrace]]:
         """All runs with their sizes, the rounds first."""
         return [(self.plan.numbers(round_), run) for round_, run in enumerate(self.runs)] + list(self.validation)
+
+    def cheap_sizes(self, part: int) -> list[Mapping[str, int]]:
+        """Return the sizes of the runs that together take no more than a part of the budget: one divided by `part`.
+
+        The first is always among them.
+        """
+        budget = WorkBudget()
+        budget.allow_for(self.actual)
+        sizes: list[Mapping[str, int]] = []
+        for numbers, run in self.every:
+            work = count_work(run)
+            if not sizes or budget.spent + work <= budget.total // part:
+                sizes.append(numbers)
+                budget.spent += work
+        return sizes
 
     def are_matched_by(self, run: RawTrace) -> bool:
         """Return whether a run takes the steps that all samples take, with no tensor empty that isn't in the user's."""
@@ -130,7 +147,8 @@ class SmallRuns:
         self._count = 0
         self._steps = 0
         self.budget = budget or WorkBudget()
-        self._growth = WorkGrowth()
+        self.growth = WorkGrowth()
+        """What the runs show of how their work grows."""
         self.left_out: set[tuple[tuple[str, int], ...]] = set()
         """Sizes at which a run would have taken too much work."""
         self._long: set[tuple[tuple[str, int], ...]] = set()
@@ -164,14 +182,14 @@ class SmallRuns:
             self._steps += _STEPS_OF_A_RUN + len(run.steps)
             work = count_work(run)
             self.budget.spent += work
-            self._growth.learn(run, numbers, work)
+            self.growth.learn(run, numbers, work)
             self._done[key] = self.folded(run)
         return self._done[key]
 
     def affords(self, numbers: Mapping[str, int], last: bool = False) -> bool:
         """Return whether the budget allows a run at these sizes, or there was one; `last` if no other will follow."""
         key = tuple(numbers.items())
-        work = self._growth.estimate.at(numbers) if self._growth.estimate is not None else 0.0
+        work = self.growth.estimate.at(numbers) if self.growth.estimate is not None else 0.0
         return key in self._done or self.budget.affords(work, last)
 
     def leave_out(self, numbers: Mapping[str, int]) -> int:
@@ -181,7 +199,7 @@ class SmallRuns:
 
     def priced(self, plan: Plan) -> Plan:
         """Return the plan with what is known of the work that its runs take, and may take."""
-        return replace(plan, work=self._growth.estimate, most_work=self.budget.of_one_run)
+        return replace(plan, work=self.growth.estimate, most_work=self.budget.of_one_run)
 
     def fails(self, numbers: Mapping[str, int]) -> bool:
         """Return whether the target fails at these sizes, and was not only ended because it took too long or much."""

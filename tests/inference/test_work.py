@@ -189,3 +189,14 @@ def test_trace_says_how_many_sizes_were_left_out(tmp_path):
     assert [note for note in trace.notes if "sets of sizes were left out" in note]
     assert trace.held_out.sizes
     assert trace.verified_at >= 4
+
+
+def test_runs_to_observe_are_a_part_of_the_budget():
+    def run_of(elements: int) -> RawTrace:
+        return RawTrace([], [], [], parameters={"weight": (elements,)})
+
+    runs = tuple(run_of(elements) for elements in (2 * 10**8, 10**3, 2 * 10**8, 10**4))
+    samples = Samples(Plan(resolve({"B", "L"}, {})), run_of(1), runs)
+    every = [numbers for numbers, _ in samples.every]
+    assert samples.cheap_sizes(4) == [every[0], every[1], every[3]]
+    assert samples.cheap_sizes(10**9) == every[:1]
