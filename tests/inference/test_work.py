@@ -108,6 +108,19 @@ def test_growth_is_learned_from_two_runs():
     assert growth.estimate.at(other) == pytest.approx(count_work(wide(other)), rel=0.01)
 
 
+def test_growth_of_products_is_learned():
+    def run(sizes: Mapping[str, int]) -> RawTrace:
+        x = torch.ones(sizes["B"], sizes["L"], 1000 * sizes["D"])
+        return record(Runnable(lambda x: x @ x.mT @ x, (x,)), seed=0)
+
+    growth = WorkGrowth()
+    for sizes in ({"B": 2, "L": 11, "D": 5}, {"B": 3, "L": 13, "D": 7}):
+        growth.learn(run(sizes), sizes, count_work(run(sizes)))
+    other = {"B": 4, "L": 100, "D": 9}
+    assert growth.estimate is not None
+    assert growth.estimate.at(other) == pytest.approx(count_work(run(other)), rel=0.1)
+
+
 def test_constants_that_sizes_divide_do_not_grow():
     growth = WorkGrowth()
     vocabulary = RawTrace([], [], [], parameters={"embedding": (50_000, 512)})
