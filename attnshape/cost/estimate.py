@@ -19,6 +19,7 @@ from attnshape.inference.sampling import sample_and_solve
 from attnshape.inference.small_runs import Attempt, Samples, SmallRuns
 from attnshape.inference.solver import Solver
 from attnshape.inference.verification import run_held_out
+from attnshape.inference.work import WorkBudget
 from attnshape.model.trace import Peak
 from attnshape.tracing.raw import RawFailure, RawStep, RawTrace
 
@@ -316,6 +317,7 @@ def estimate_peak_memory(runs: MeteredRuns, sizes: Sizes, cuda: bool, grad: bool
         grad: Whether the run keeps what gradients need.
     """
     best: PeakEstimate | None = None
+    budget = WorkBudget()
     for proxy in proxy_sizes(sizes):
         if best is not None and best.bytes_at(proxy.numbers) > _LARGEST_SMALL_RUN:
             break
@@ -323,7 +325,7 @@ def estimate_peak_memory(runs: MeteredRuns, sizes: Sizes, cuda: bool, grad: bool
         if best is None or run.failure is None:
             # a size of 1 decides whether a kernel has to copy: two axes merge without a copy where one of them is 1
             ones = tuple(Fixed(symbol) for symbol in proxy.independent if proxy.records[symbol].size == 1)
-            best = _from_proxy(runs, run, proxy, sizes, ones) or best
+            best = _from_proxy(runs, run, proxy, sizes, ones, budget) or best
         if run.failure is None:
             break
     # a loop over heads takes as many steps as there are of them: only their own number shows these
@@ -331,19 +333,24 @@ def estimate_peak_memory(runs: MeteredRuns, sizes: Sizes, cuda: bool, grad: bool
     few = [symbol for symbol in fixed if sizes.records[symbol].size <= _LARGEST_KEPT]
     nearer = next(proxy_sizes(sizes, few), None) if few else None
     if best is not None and nearer is not None and best.bytes_at(nearer.numbers) <= _LARGEST_SMALL_RUN:
-        best = _from_proxy(runs, runs(nearer.numbers), nearer, sizes, best.constraints) or best
+        best = _from_proxy(runs, runs(nearer.numbers), nearer, sizes, best.constraints, budget) or best
     return best.on_cuda(grad) if best is not None and cuda else best
 
 
 def _from_proxy(
-    runs: MeteredRuns, run: RawTrace, proxy: Sizes, sizes: Sizes, constraints: tuple[Constraint, ...]
+    runs: MeteredRuns,
+    run: RawTrace,
+    proxy: Sizes,
+    sizes: Sizes,
+    constraints: tuple[Constraint, ...],
+    budget: WorkBudget,
 ) -> PeakEstimate | None:
     own = runs.log(proxy.numbers)
     if own is None:
         return None
-    plan = Plan(proxy, constraints)
+    plan = _affordable(runs, Plan(proxy, constraints), budget)
     # each iteration of a loop allocates and frees its own
-    small_runs = SmallRuns(_bounded(runs, plan, own), find_loops=lambda _: None)
+    small_runs = SmallRuns(_bounded(runs, plan, own), find_loops=lambda _: None, budget=budget)
 
     def solve(samples: Samples) -> tuple[tuple[Sequence[MemoryLog], Timeline], bool]:
         logs, solver = _aligned(samples, runs, own)
@@ -365,6 +372,12 @@ def _from_proxy(
         formulas = guess_timeline(formulas if not fixed else Timeline((), ()), own, proxy.numbers)
     certain = certain and wrong_at is None
     return PeakEstimate(formulas, own.steps, run, certain, sizes, samples.plan.constraints, fixed, wrong_at)
+
+
+def _affordable(runs: MeteredRuns, plan: Plan, budget: WorkBudget) -> Plan:
+    """Return the plan, with cheaper sizes where a look at the smallest ones shows that its first rounds cost much."""
+    cheaper = SmallRuns(runs, budget=budget).with_powers(plan)
+    return plan if cheaper.work is None else cheaper
 
 
 def _bounded(runs: MeteredRuns, plan: Plan, own: MemoryLog) -> Attempt:

@@ -11,6 +11,7 @@ from functools import cached_property
 from attnshape.dims.arithmetic import Node, Number, Operation, Symbol
 from attnshape.dims.sizes import Sizes, is_length
 from attnshape.inference.algebra import Monomial, constant, unknown
+from attnshape.inference.work import WorkEstimate
 
 LARGEST_FIXED = 4096
 """A size above this is never fixed: the run would not be small."""
@@ -134,17 +135,9 @@ _PLACES: tuple[Callable[[int], int], ...] = (
 """Which prime the unknown at a place takes in each round: small ones, not evenly spaced, since sums of sizes coincide
 there."""
 
-
-@dataclass(frozen=True)
-class Growth:
-    """How a number of elements grows with the unknowns: a factor times a power of each."""
-
-    factor: float
-    powers: Mapping[str, int]
-
-    def at(self, chosen: Mapping[str, int]) -> float:
-        """Return the number of elements where the unknowns have these numbers; one that isn't known counts as 1."""
-        return self.factor * float(math.prod(chosen.get(name, 1) ** power for name, power in self.powers.items()))
+_FIRST_ROUNDS = 3
+_FIRST_CLOSE = (3, 2)
+"""The smallest primes of the first round where those from 5 on would take too much work."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +152,10 @@ class Plan:
     """The power in which each unknown is part of the largest tensor, as far as that is known."""
     other_powers: tuple[Mapping[str, int], ...] = ()
     """The powers in the other tensors, one of which may be the largest where the sizes are in a different order."""
-    parameters: tuple[Growth, ...] = ()
-    """How the parameters grow, as far as that is known."""
+    work: WorkEstimate | None = None
+    """How the work of a run grows, as far as that is known."""
+    most_work: float = math.inf
+    """The work that one run should take at most."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -211,13 +206,28 @@ class Plan:
         independent.sort(key=lambda dim: numbers[dim])
         names = tuple(dict.fromkeys(name for dim in independent for name, _ in sorted(self.symbols[dim].powers)))
         taken = dict(zip(names, filter(is_prime, itertools.count(_FIRST)), strict=False))
-        if self.ordered or self._is_small(taken):
+        if self.ordered or (self._is_small(taken) and self._cheapest_are_affordable(names)):
             return names
         with_name = {name: [m.degree for m in self.symbols.values() if name in dict(m.powers)] for name in names}
         widest = max(self.symbols.values(), key=lambda symbol: _value(symbol, taken))
         within = dict(widest.powers) if _value(widest, taken) ** 2 > self._largest_tensor(taken) else {}
         order = {name: (-within.get(name, 0), -self.power(name), -max(with_name[name])) for name in names}
-        return tuple(sorted(names, key=order.__getitem__))
+        names = tuple(sorted(names, key=order.__getitem__))
+        return names if self._cheapest_are_affordable(names) else self._from_the_costliest(names)
+
+    def _cheapest_are_affordable(self, names: Sequence[str]) -> bool:
+        """Return whether small primes in this order make the first rounds cheap enough."""
+        return all(self.is_affordable(_close_primes(names, round_, _FIRST_CLOSE[0])) for round_ in range(_FIRST_ROUNDS))
+
+    @property
+    def cheapest_order(self) -> tuple[str, ...]:
+        """The unknowns in the order in which rising numbers take the least work."""
+        return self._from_the_costliest(self.unknowns)
+
+    def _from_the_costliest(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the unknowns sorted by how much the work grows with each."""
+        chosen = dict(zip(names, filter(is_prime, itertools.count(_FIRST)), strict=False))
+        return tuple(sorted(names, key=lambda name: -self.estimated_work({**chosen, name: 2 * chosen[name]})))
 
     def power(self, name: str) -> int:
         """Return the power in which an unknown is part of the largest tensor, 1 if that isn't known."""
@@ -240,10 +250,17 @@ class Plan:
     def elements(self, chosen: Mapping[str, int]) -> int:
         """Return how many elements the largest tensor may have where the unknowns have these numbers.
 
-        A weight may be as wide as it is long, or wider, and is not a step's result.
+        A weight may be as wide as it is long, and is not a step's result.
         """
-        widest = max(self.at(chosen).values(), default=0)
-        return max(self._largest_tensor(chosen), widest**2, *(int(growth.at(chosen)) for growth in self.parameters))
+        return max(self._largest_tensor(chosen), max(self.at(chosen).values(), default=0) ** 2)
+
+    def is_affordable(self, chosen: Mapping[str, int]) -> bool:
+        """Return whether a run should take no more than its part of the work, as far as that is known."""
+        return self.estimated_work(chosen) <= self.most_work
+
+    def estimated_work(self, chosen: Mapping[str, int]) -> float:
+        """Return the work of a run where the unknowns have these numbers, 0 if that isn't known."""
+        return self.work.at(self.at(chosen)) if self.work is not None else 0.0
 
     def elements_in_any_order(self, chosen: Mapping[str, int]) -> int:
         """Return the same where the numbers of the unknowns are in a different order from their primes."""
@@ -261,6 +278,23 @@ class Plan:
 
     def primes(self, round_: int) -> dict[str, int]:
         """Return each unknown's prime in a round: another for each, in the order of the user's sizes."""
+        if self._close_from is not None:
+            return _close_primes(self.unknowns, round_, self._close_from)
+        return self._spread_primes(round_)
+
+    @cached_property
+    def _close_from(self) -> int | None:
+        """The first of primes close to each other, where only these make the first rounds cheap enough."""
+        if self.work is None or all(self.is_affordable(self._spread_primes(round_)) for round_ in range(_FIRST_ROUNDS)):
+            return None
+        rounds = {
+            first: [_close_primes(self.unknowns, round_, first) for round_ in range(_FIRST_ROUNDS)]
+            for first in _FIRST_CLOSE
+        }
+        affordable = (first for first, chosen in rounds.items() if all(map(self.is_affordable, chosen)))
+        return next(affordable, _FIRST_CLOSE[-1])
+
+    def _spread_primes(self, round_: int) -> dict[str, int]:
         chosen: dict[str, int] = {}
         last = 0
         for position, name in enumerate(self.unknowns):
@@ -345,6 +379,12 @@ def is_prime(number: int) -> bool:
     return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
+def _close_primes(names: Sequence[str], round_: int, first: int) -> dict[str, int]:
+    """Return a prime for each name: without gaps, the next one for each in the next round."""
+    primes = itertools.islice(filter(is_prime, itertools.count(first)), round_, None)
+    return dict(zip(names, primes, strict=False))
+
+
 def _prime(place: int) -> int:
     return next(itertools.islice(filter(is_prime, itertools.count(_FIRST)), place, None))
 
@@ -379,7 +419,7 @@ def reversed_sizes(plan: Plan) -> Iterator[dict[str, int]]:
     count = len(plan.unknowns)
     falling = _FALLING[-count:] if count <= len(_FALLING) else range(8 + count, 8, -1)
     choices = [dict(zip(plan.unknowns, numbers, strict=False)) for numbers in (falling, range(count + 2, 2, -1))]
-    yield from [chosen for chosen in choices if plan.elements_in_any_order(chosen) <= _MOST_VALIDATED][:1]
+    yield from _affordable(plan, choices)
 
 
 def large_sizes(plan: Plan) -> Iterator[dict[str, int]]:
@@ -396,11 +436,11 @@ def mixed_sizes(plan: Plan) -> Iterator[dict[str, int]]:
     A prime never leaves the remainder 0, so `L//3+1` is `-(-L//3)` there.
     """
     for shift in range(_MIXTURES):
-        for sizes in (_COMPOSITE, _SMALL_COMPOSITE):
-            chosen = {name: sizes[(place + 3 * shift) % len(sizes)] for place, name in enumerate(plan.unknowns)}
-            if plan.elements_in_any_order(chosen) <= _MOST_VALIDATED:
-                yield chosen
-                break
+        mixtures = (
+            {name: sizes[(place + 3 * shift) % len(sizes)] for place, name in enumerate(plan.unknowns)}
+            for sizes in (_COMPOSITE, _SMALL_COMPOSITE)
+        )
+        yield from _affordable(plan, mixtures)
     for name in plan.unknowns:
         yield from _enlarged(plan, (name,))
     # rounded up and rounded down with one added differ only if one length divides another
@@ -420,10 +460,12 @@ def held_out_sizes(plan: Plan, used: Iterable[Mapping[str, int]]) -> Iterator[di
     used = list(used)
     taken = {symbol: fixed | {sizes[symbol] for sizes in used} for symbol in plan.symbols}
     rising = sorted(plan.unknowns, key=lambda name: numbers[plan.owner(name)])
-    orders = (plan.unknowns,) if plan.ordered else (rising, plan.unknowns, plan.unknowns[::-1])
+    orders = (plan.unknowns,) if plan.ordered else (rising, plan.unknowns, plan.unknowns[::-1], plan.cheapest_order)
     choices = [_unused(plan, order, first, taken) for order, first in itertools.product(orders, _FIRST_HELD_OUT)]
     elements = [(plan.elements_in_any_order(chosen), chosen) for chosen in choices if chosen]
-    for count, chosen in sorted(elements, key=lambda pair: pair[0] > _MOST_VALIDATED):
+    for count, chosen in sorted(
+        elements, key=lambda pair: (not plan.is_affordable(pair[1]), pair[0] > _MOST_VALIDATED)
+    ):
         if count <= TOO_MANY_ELEMENTS:
             yield plan.at(chosen)
 
@@ -450,8 +492,14 @@ def _enlarged(plan: Plan, names: Sequence[str]) -> Iterator[dict[str, int]]:
     """Yield numbers where these are large; less so where they are factors of other sizes, to stay cheap to run."""
     small = {name: 6 + place for place, name in enumerate(plan.unknowns)}
     # where the very first call fails, nothing tells how large tensors would be
-    for size in _LARGE if plan.powers else _LARGE[-_OF_UNKNOWN:]:
-        chosen = small | {name: size + place for place, name in enumerate(names)}
-        if max(plan.at(chosen).values()) <= _WIDEST_VALIDATED and plan.elements_in_any_order(chosen) <= _MOST_VALIDATED:
-            yield chosen
-            return
+    choices = (
+        small | {name: size + place for place, name in enumerate(names)}
+        for size in (_LARGE if plan.powers else _LARGE[-_OF_UNKNOWN:])
+    )
+    yield from _affordable(plan, (chosen for chosen in choices if max(plan.at(chosen).values()) <= _WIDEST_VALIDATED))
+
+
+def _affordable(plan: Plan, choices: Iterable[dict[str, int]]) -> Iterator[dict[str, int]]:
+    """Yield the first choice whose tensors are small and whose work isn't too much, else the last of small tensors."""
+    small = [chosen for chosen in choices if plan.elements_in_any_order(chosen) <= _MOST_VALIDATED]
+    yield from [chosen for chosen in small if plan.is_affordable(chosen)][:1] or small[-1:]

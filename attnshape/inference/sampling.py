@@ -34,13 +34,14 @@ def sample_and_solve(
     The plan has only the constraints that are known beforehand; the small runs must take the steps of `actual`. `solve`
     returns the solution for its samples, and whether it is settled.
     """
+    runs.budget.allow_for(actual)
     sampler = Sampler(runs)
     samples = sampler.sample(plan, actual)
     solution, settled = solve(samples)
     if not settled:
         samples = sampler.extend(samples, ENOUGH_ROUNDS)
         solution, _ = solve(samples)
-    return samples, solution
+    return replace(samples, left_out=len(runs.left_out), work=runs.growth.estimate), solution
 
 
 class Sampler:
@@ -57,7 +58,7 @@ class Sampler:
             self._runs.forget()
             best = self._runs.try_plan(plan, actual)
         self._runs.purpose = "" if best.complete else "searching for constraints on the sizes: "
-        while not best.complete:
+        while not best.complete and not best.left_out:
             if any(self._runs.fold_loops([best.actual, *runs]) for runs in self._runs_to_fold(best.plan)):
                 best = self._runs.try_plan(best.plan, self._runs.folded(best.actual))
             elif (better := self._improve(best)) is not None:
@@ -79,6 +80,9 @@ class Sampler:
         for round_ in range(len(runs), rounds):
             if self._runs.is_far_too_large(samples.plan, round_):
                 break
+            if self._runs.is_costly(samples.plan, samples.plan.primes(round_)):
+                self._runs.leave_out(samples.plan.numbers(round_))
+                break
             run = self._runs.run(samples.plan, round_)
             if common_steps(run, samples.actual) < samples.common:
                 diverging.append(samples.plan.numbers(round_))
@@ -97,9 +101,12 @@ class Sampler:
         """Add the runs at the chosen numbers of the unknowns that take the same steps."""
         added, diverging = list(samples.validation), list(samples.diverging)
         for chosen in choices:
+            numbers = samples.plan.at(chosen)
+            if not self._runs.affords(numbers):
+                self._runs.leave_out(numbers)
+                continue
             if self._runs.exhausted or not samples.runs:
                 break
-            numbers = samples.plan.at(chosen)
             run = self._runs.at(numbers)
             if samples.are_matched_by(run):
                 added.append((numbers, run))

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from attnshape.dims.sizes import is_length
 from attnshape.inference.algebra import multiplicity
 from attnshape.inference.loops import Folding, find_folding
-from attnshape.inference.plan import TOO_MANY_ELEMENTS, Growth, Plan
-from attnshape.tracing.raw import RawStep, RawTrace
+from attnshape.inference.plan import TOO_MANY_ELEMENTS, Plan
+from attnshape.inference.work import WorkBudget, WorkEstimate, WorkGrowth, count_work
+from attnshape.tracing.raw import RawFailure, RawStep, RawTrace
 
 Attempt = Callable[[Mapping[str, int]], RawTrace]
 ProgressCallback = Callable[[str], None]
@@ -31,6 +32,8 @@ _MANY = 10**5
 _FAR_TOO_MANY = 3 * 10**7
 """Elements of a tensor that are not tried, as when one prime must be above the product of others."""
 _TINY = (2, 3, 5, 7, 11, 13, 17, 19, 23)
+_SECOND_LOOK = 8
+"""How many times the work of a first look at the smallest primes one at the next ones may take."""
 _UNEXPLAINED = 8
 """How many times larger than the product of sizes that divide it a tensor must be for more sizes to be in it."""
 
@@ -52,6 +55,10 @@ class Samples:
     """Runs at other sizes, no primes, at which every formula must hold too."""
     diverging: tuple[Mapping[str, int], ...] = ()
     """Sizes that were tried, and at which the target takes different steps."""
+    left_out: int = 0
+    """How many sets of sizes were not tried, since the runs would have taken too much work."""
+    work: WorkEstimate | None = None
+    """How the work of a run grows with the sizes, as far as that is known."""
 
     @property
     def to_verify(self) -> list[tuple[Mapping[str, int], RawTrace]]:
@@ -62,6 +69,21 @@ class Samples:
     def every(self) -> list[tuple[Mapping[str, int], RawTrace]]:
         """All runs with their sizes, the rounds first."""
         return [(self.plan.numbers(round_), run) for round_, run in enumerate(self.runs)] + list(self.validation)
+
+    def cheap_sizes(self, part: int) -> list[Mapping[str, int]]:
+        """Return the sizes of the runs that together take no more than a part of the budget: one divided by `part`.
+
+        The first is always among them.
+        """
+        budget = WorkBudget()
+        budget.allow_for(self.actual)
+        sizes: list[Mapping[str, int]] = []
+        for numbers, run in self.every:
+            work = count_work(run)
+            if not sizes or budget.spent + work <= budget.total // part:
+                sizes.append(numbers)
+                budget.spent += work
+        return sizes
 
     def are_matched_by(self, run: RawTrace) -> bool:
         """Return whether a run takes the steps that all samples take, with no tensor empty that isn't in the user's."""
@@ -94,6 +116,10 @@ def takes_same_steps(run: RawTrace, actual: RawTrace) -> bool:
     return actual.failure is not None or (run.failure is None and len(run.steps) == len(actual.steps))
 
 
+class _TooMuchWorkError(Exception):
+    """Stands for a run that was not made, since it would have taken too much work."""
+
+
 class SmallRuns:
     """What a target does at small sizes."""
 
@@ -103,18 +129,28 @@ class SmallRuns:
         find_loops: Callable[[Sequence[RawTrace]], Folding | None] = find_folding,
         progress: ProgressCallback = lambda words: None,
         time_limit: float = _TIME_LIMIT,
+        budget: WorkBudget | None = None,
     ) -> None:
-        """`attempt` runs the target; after `time_limit` seconds no further constraints are tried."""
+        """`attempt` runs the target; after `time_limit` seconds no further constraints are tried.
+
+        `budget` is shared with other runs of the target.
+        """
         self._attempt = attempt
         self._find_loops = find_loops
         self._progress = progress
         self.purpose = ""
         """What the runs are for, as the progress line begins."""
         self.sizes_run: list[Mapping[str, int]] = []
-        """The sizes of every run."""
+        """The sizes of every run from which something may be inferred."""
         self._done: dict[tuple[tuple[str, int], ...], RawTrace] = {}
         self._folding: Folding | None = None
+        self._count = 0
         self._steps = 0
+        self.budget = budget or WorkBudget()
+        self.growth = WorkGrowth()
+        """What the runs show of how their work grows."""
+        self.left_out: set[tuple[tuple[str, int], ...]] = set()
+        """Sizes at which a run would have taken too much work."""
         self._long: set[tuple[tuple[str, int], ...]] = set()
         self._deadline = time.monotonic() + time_limit
 
@@ -122,47 +158,83 @@ class SmallRuns:
         """Return what the target does in one round of a plan."""
         return self.at(plan.numbers(round_))
 
-    def at(self, numbers: Mapping[str, int]) -> RawTrace:
-        """Return what the target does at these sizes."""
+    def at(self, numbers: Mapping[str, int], last: bool = False) -> RawTrace:
+        """Return what the target does at these sizes; a failure where the run would take too much work.
+
+        `last` says that no other run will follow.
+        """
+        if not self.affords(numbers, last):
+            self.leave_out(numbers)
+            return RawTrace([], [], [], RawFailure(_TooMuchWorkError()))
+        if numbers not in self.sizes_run:
+            self.sizes_run.append(numbers)
+        return self._done_at(numbers)
+
+    def _done_at(self, numbers: Mapping[str, int]) -> RawTrace:
         key = tuple(numbers.items())
         if key not in self._done:
-            self.sizes_run.append(numbers)
-            self._progress(f"{self.purpose}run {len(self.sizes_run)} at small sizes")
+            self._count += 1
+            self._progress(f"{self.purpose}run {self._count} at small sizes")
             started = time.monotonic()
             run = self._attempt(numbers)
             if time.monotonic() - started > _LONG:
                 self._long.add(key)
             self._steps += _STEPS_OF_A_RUN + len(run.steps)
+            work = count_work(run)
+            self.budget.spent += work
+            self.growth.learn(run, numbers, work)
             self._done[key] = self.folded(run)
         return self._done[key]
 
+    def affords(self, numbers: Mapping[str, int], last: bool = False) -> bool:
+        """Return whether the budget allows a run at these sizes, or there was one; `last` if no other will follow."""
+        key = tuple(numbers.items())
+        work = self.growth.estimate.at(numbers) if self.growth.estimate is not None else 0.0
+        return key in self._done or self.budget.affords(work, last)
+
+    def leave_out(self, numbers: Mapping[str, int]) -> int:
+        """Take note that there is no run at these sizes, and return how many sets of sizes were left out so far."""
+        self.left_out.add(tuple(numbers.items()))
+        return len(self.left_out)
+
+    def priced(self, plan: Plan) -> Plan:
+        """Return the plan with what is known of the work that its runs take, and may take."""
+        return replace(plan, work=self.growth.estimate, most_work=self.budget.of_one_run)
+
     def fails(self, numbers: Mapping[str, int]) -> bool:
-        """Return whether the target fails at these sizes, and was not only ended because it took long."""
-        return self.at(numbers).failure is not None and tuple(numbers.items()) not in self._long
+        """Return whether the target fails at these sizes, and was not only ended because it took too long or much."""
+        return self.at(numbers).failure is not None and tuple(numbers.items()) not in self._long | self.left_out
 
     @property
     def exhausted(self) -> bool:
-        """Whether the limits on steps and time are reached."""
-        return self._steps > _MOST_STEPS or len(self._long) > _MOST_LONG or time.monotonic() > self._deadline
+        """Whether the limits on steps, work and time are reached."""
+        too_much = self._steps > _MOST_STEPS or not self.budget.affords(0)
+        return too_much or len(self._long) > _MOST_LONG or time.monotonic() > self._deadline
 
     def with_powers(self, plan: Plan) -> Plan:
-        """Return the plan with the power in which each unknown is part of the largest tensor of its first round."""
-        if math.prod(plan.primes(0).values()) > _MANY:
-            # with many sizes a first look at the smallest primes keeps the first round from being large
-            plan = self._measured(plan, dict(zip(plan.unknowns, _TINY, strict=False)))
-        return self._measured(plan, plan.primes(0))
+        """Return the plan with the power in which each unknown is part of the largest tensor of its first round.
 
-    def _measured(self, plan: Plan, primes: Mapping[str, int]) -> Plan:
-        powers = self._measured_powers(plan, primes)
-        return replace(plan, powers=powers, parameters=self._growths_of_parameters(plan, primes))
+        A first look at the smallest primes shows whether the first round would take too much work.
+        """
+        first = plan.primes(0)
+        tiny = dict(zip(plan.unknowns, _TINY, strict=False))
+        if len(tiny) == len(first):
+            self.at(plan.at(tiny))
+        if self.is_costly(plan, first) and self.budget.affords(_SECOND_LOOK * self.budget.spent):
+            # 2 and 3 divide many constants, which then seem to grow
+            self._done_at(plan.at(dict(zip(plan.unknowns, _TINY[1:], strict=False))))
+        self.sizes_run.clear()  # nothing was inferred from these
+        costly, many = self.is_costly(plan, first), math.prod(first.values()) > _MANY
+        if costly or many:
+            # with many sizes a look at the smallest primes keeps the first round from being large
+            plan = replace(plan, powers=self._measured_powers(plan, tiny))
+        if costly:
+            plan = self.priced(plan)
+        return replace(plan, powers=self._measured_powers(plan, plan.primes(0)))
 
-    def _growths_of_parameters(self, plan: Plan, primes: Mapping[str, int]) -> tuple[Growth, ...]:
-        if len(primes) != len(plan.unknowns):
-            return ()
-        sizes = self.at(plan.at(primes)).parameter_sizes - {0}
-        powers = {size: _powers(size, primes) for size in sorted(sizes)}
-        explained = {size: math.prod(primes[name] ** power for name, power in powers[size].items()) for size in powers}
-        return tuple(Growth(size / explained[size], powers[size]) for size in powers)
+    def is_costly(self, plan: Plan, chosen: Mapping[str, int]) -> bool:
+        """Return whether a run where the unknowns have these numbers takes more than its part of what is left."""
+        return not self.priced(plan).is_affordable(chosen)
 
     def _measured_powers(self, plan: Plan, primes: Mapping[str, int]) -> dict[str, int]:
         return _with_rounded_lengths(*self._explained(plan, primes))
@@ -204,7 +276,7 @@ class SmallRuns:
     def with_measured_powers(self, plan: Plan) -> Plan:
         """Return the plan measured by what its first rounds do; constraints may have let it go further."""
         primes = plan.primes(0)
-        plan = replace(plan, other_powers=self._powers_of_each(plan, primes))
+        plan = self.priced(replace(plan, other_powers=self._powers_of_each(plan, primes)))
         powers, rest = self._explained(plan, primes)
         if rest > _UNEXPLAINED and not any(powers[name] for name in powers if is_length(name)):
             # with a token more than a length says, as in W*W+1, any may have made all of what isn't a constant
@@ -215,17 +287,28 @@ class SmallRuns:
 
     def try_plan(self, plan: Plan, actual: RawTrace) -> Samples:
         """Return how far the rounds of a plan take the user's steps."""
-        plan = self._with_own_powers(plan, actual)
+        plan = self._with_cheap_rounds(self._with_own_powers(plan, actual), actual)
         runs: list[RawTrace] = []
         common = len(actual.steps)
         for round_ in range(_ROUNDS):
             if (plan.ordered or plan.constraints) and self.is_far_too_large(plan, round_):
                 return Samples(plan, actual, tuple(runs))
+            if not self.affords(plan.numbers(round_)):
+                return Samples(plan, actual, tuple(runs), left_out=self.leave_out(plan.numbers(round_)))
             runs.append(self.run(plan, round_))
             common = min(common, common_steps(runs[-1], actual))
             if not takes_same_steps(runs[-1], actual):
                 return Samples(plan, actual, tuple(runs), common)
         return Samples(plan, actual, tuple(runs), common, complete=True)
+
+    def _with_cheap_rounds(self, plan: Plan, actual: RawTrace) -> Plan:
+        """Return the plan with cheaper sizes where its first rounds show that the next one would take too much work."""
+        for round_ in range(_ROUNDS):
+            if self.is_costly(plan, plan.primes(round_)):
+                return self.priced(plan)
+            if self.is_far_too_large(plan, round_) or not takes_same_steps(self.run(plan, round_), actual):
+                break
+        return plan
 
     def _with_own_powers(self, plan: Plan, actual: RawTrace) -> Plan:
         """Return the plan measured by its own first run, where a constraint lets this go further and be large."""

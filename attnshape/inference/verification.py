@@ -50,9 +50,12 @@ def run_held_out(
     choices = sorted(unused, key=lambda numbers: not all(_is_met(condition, numbers) for condition in conditions))
     runs.purpose = "checking the signatures: "
     reason = "every small size was used to infer them"
-    for numbers in choices[:_MOST_ATTEMPTS]:
+    affordable = [numbers for numbers in choices if runs.affords(numbers, last=True)]
+    if choices and not affordable:
+        reason = "a run at other sizes would take too much work"
+    for numbers in affordable[:_MOST_ATTEMPTS]:
         if numbers not in runs.sizes_run:
-            run = runs.at(numbers)
+            run = runs.at(numbers, last=True)
             if samples.are_matched_by(run):
                 return HeldOut(sizes=numbers), run
             fails = run.failure is not None and samples.actual.failure is None

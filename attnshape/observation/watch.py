@@ -318,6 +318,8 @@ def _attributes(value: object) -> dict[str, Any]:
     return {}
 
 
+_PART_OF_BUDGET = 2
+"""The part of the work of all extra runs that watched runs may take: one divided by this."""
 _STANDARD = sysconfig.get_path("stdlib")
 _RECORDING = str(Path(executing.__file__).parent)
 """Code of this package runs on behalf of the recorder."""
@@ -352,7 +354,7 @@ def observe(target: Target, variation: Samples, options: RunOptions, limit: Time
     Raises whatever the target raises at the user's sizes.
     """
     actual = _run(target, variation.plan.sizes.numbers, options)
-    small = runs_at(target, [numbers for numbers, _ in variation.every], options, limit)
+    small = runs_at(target, variation.cheap_sizes(_PART_OF_BUDGET), options, limit)
     return TargetObservation(variation, tuple(small), actual)
 
 

@@ -16,7 +16,7 @@ from attnshape.checks.attention.perturbation import changed_indices, other_numbe
 from attnshape.checks.attention.subject import Subject, displayed_source
 from attnshape.checks.interventions.experiment import Budget, Experiment, Intervention, OutOfTimeError, UnreadableError
 from attnshape.checks.interventions.replay import OutputRef, Replace
-from attnshape.checks.interventions.small_sizes import other_lengths, small_sizes, symbol_or_number
+from attnshape.checks.interventions.small_sizes import cheap_first, other_lengths, small_sizes, symbol_or_number
 from attnshape.checks.rules import batch
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.registry import RULES
@@ -141,9 +141,10 @@ def check_request(
         claims = _merge_case_claims(claims, target, run)
         # the other half of the time is for the rules
         variation = sample_target(target, sizes, run, limit, time_limit / 2, progress)
-        candidates = [sizes.numbers]
+        candidates: list[Mapping[str, int]] = [sizes.numbers]
         if variation is not None:
-            candidates = [*small_sizes(variation.plan), *([] if are_large(sizes) else candidates)]
+            chosen = [*small_sizes(variation.plan, variation.work), *([] if are_large(sizes) else candidates)]
+            candidates = cheap_first(chosen, variation.work)
 
         def subject_at(numbers: Mapping[str, int]) -> Subject | None:
             """Return the subject at these sizes; None if the target fails at them or takes too long."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 import torch
 from msgspec.structs import replace
@@ -29,6 +28,8 @@ from attnshape.targets.find import find_target
 from attnshape.targets.target import Target, require_device
 
 _MOST_RUNS = 4
+_PART_OF_BUDGET = 4
+"""The part of the work of all extra runs that these may take: one divided by this."""
 
 
 def check_comments(
@@ -90,7 +91,7 @@ def comments_not_checked(why: str) -> CommentVerification:
 
 def sizes_to_observe(variation: Samples | None, sizes: Sizes) -> list[Mapping[str, int]]:
     """Return the sizes of the runs: some of the small ones, and the user's own where they aren't large."""
-    small = [numbers for numbers, _ in islice(variation.every, _MOST_RUNS)] if variation is not None else []
+    small = variation.cheap_sizes(_PART_OF_BUDGET)[:_MOST_RUNS] if variation is not None else []
     return [*small, *([] if small and are_large(sizes) else [sizes.numbers])]
 
 

@@ -243,7 +243,12 @@ def _notes(samples: Samples, formulas: Formulas, held_out: HeldOut) -> Iterable[
         after = f"after step {samples.common}" if samples.common else "from the first step on"
         timed_out = any(run.failure is not None and isinstance(run.failure.error, TooLong) for run in samples.runs)
         why = "runs for too long" if timed_out else "takes a different path"
+        why = "takes too much work to be run often enough" if samples.left_out and not samples.common else why
         yield f"at small sizes the code {why} {after}: axes there are matched only"
+    if samples.left_out:
+        yield (
+            f"{samples.left_out} sets of sizes were left out, as runs at them would take much more work than this one"
+        )
     if sizes.labels:
         symbols = ", ".join(symbol for symbol in sizes.records if symbol in sizes.labels)
         yield f"nothing in the target depends on {symbols}: axes of that size are matched only"

@@ -183,5 +183,5 @@ class RawTrace:
     loops: list[RawLoop] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What else to tell the reader about the run."""
-    parameter_sizes: frozenset[int] = frozenset()
-    """How many elements the parameters and buffers have, which make building the target expensive."""
+    parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The shapes of the parameters and buffers, which make building the target expensive."""

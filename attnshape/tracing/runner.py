@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import math
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from attnshape.tracing.opaque import NOTE, CompiledCalls, OtherThreads, force_ea
 from attnshape.tracing.raw import RawTensor, RawTrace
 from attnshape.tracing.recorder import Recorder
 from attnshape.tracing.storage import describe_tensor
+from attnshape.tracing.tensor_access import shape_of
 
 MOST_VALUES = 1000
 """How many values of a generator are taken; it may be infinite."""
@@ -151,7 +151,7 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
     if is_interrupted():  # and the traced code caught the exception
         raise KeyboardInterrupt
     raw = recorder.result(measured, returned, failure)
-    raw.parameter_sizes = frozenset(math.prod(tensor.shape) for _, tensor in parameters)
+    raw.parameters = {name: shape_of(tensor) for name, tensor in parameters}
     notes = (stopped, _THREADS if threads.created_any else None, NOTE if compiled.found else None)
     raw.notes += [note for note in notes if note is not None]
     return raw

@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape.checks.interventions.small_sizes import involves, other_lengths, small_sizes, symbol_or_number
+from attnshape.checks.interventions.small_sizes import (
+    cheap_first,
+    involves,
+    other_lengths,
+    small_sizes,
+    symbol_or_number,
+)
 from attnshape.dims.expressions import parse_expression
 from attnshape.dims.sizes import Sizes
 from attnshape.inference.plan import Equal, Fixed, Multiple, Plan
+from attnshape.inference.work import Growth, WorkEstimate
 from attnshape.model.trace import Size
 from tests.checks.subjects import plan_of
 
@@ -177,3 +184,22 @@ def test_small_factors_involve_no_symbol():
 def test_symbol_or_number():
     numbers = {"Lq": 11, "B": 5, "Lk": 11, "one": 1}
     assert [symbol_or_number(size, numbers) for size in (5, 11, 12, 1)] == ["B", "Lq", "12", "1"]
+
+
+WIDE = WorkEstimate((Growth(6400.0, (("Dk", 6), ("H", 2))),))
+"""A module whose weight is as wide and as long as H*Dk*Dk*Dk."""
+
+
+def test_sizes_are_chosen_by_their_work_where_it_is_much():
+    subject = plan({"B": 2, "H": 2, "L": 5, "Dk": 4})
+    first, second = small_sizes(subject, WIDE)[:2]
+    assert first["Dk"] == 5 and second["Dk"] == 7
+    assert WIDE.at(first) < WIDE.at(small_sizes(subject)[0])
+    cheap = WorkEstimate((Growth(64.0, (("Dk", 1), ("H", 1))),))
+    assert small_sizes(subject, cheap) == small_sizes(subject)
+
+
+def test_sizes_that_take_much_work_come_last():
+    large, small, other = ({"H": 5, "Dk": dk} for dk in (13, 2, 3))
+    assert cheap_first([large, small, other], WIDE) == [small, other, large]
+    assert cheap_first([large, small, other], None) == [large, small, other]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.inference.plan import Plan
+from attnshape.inference.work import WorkEstimate
 
+Cost = Callable[[Mapping[str, int]], float]
+"""Estimates the cost of a run where the unknowns have these numbers."""
 _LARGEST_AMBIGUOUS = 3
 """Sizes up to this divide too many numbers to identify an axis."""
 LENGTHS = ("L", "Lq", "Lk", "Lp")
@@ -43,18 +47,35 @@ _WIDTHS = ("D", "H", "Hkv", "G", "Dk", "Dv")
 """Symbols whose product is the model width."""
 
 
-def small_sizes(plan: Plan) -> list[dict[str, int]]:
+_MOST_WORK = 10**9
+"""The work of a run, of which a check makes hundreds, above which sizes are chosen by their work alone."""
+
+
+def small_sizes(plan: Plan, work: WorkEstimate | None = None) -> list[dict[str, int]]:
     """Return two sets of sizes under a plan's constraints, then those of the plan's own runs.
 
-    The primes are assigned so that the largest tensor is as small as possible. Lengths keep the user's order.
+    The primes are assigned so that the largest tensor is as small as possible, or so that `work`, which estimates the
+    work of a run, is the least, where it is much. Lengths keep the user's order.
     """
     unknowns = plan.unknowns
     if len(unknowns) >= len(_PRIMES) or not unknowns:
         return [plan.numbers(0), plan.numbers(1)]
     extra = max(1, _MAX_PERMUTED + 1 - len(unknowns))
-    first = _cheapest(plan, _PRIMES[: len(unknowns) + min(extra, 3)], _GROUPS[0])
-    second = _cheapest(plan, _PRIMES[: len(unknowns) + min(extra + 1, 4)], _GROUPS[1], avoid=first)
-    return [plan.at(first), plan.at(second), plan.numbers(0), plan.numbers(1)]
+    chosen = _two_sets(plan, extra, partial(_cost, plan))
+    if work is not None and max(work.at(plan.at(numbers)) for numbers in chosen) > _MOST_WORK:
+        chosen = _two_sets(plan, extra, lambda numbers: work.at(plan.at(numbers)))
+    return [*map(plan.at, chosen), plan.numbers(0), plan.numbers(1)]
+
+
+def _two_sets(plan: Plan, extra: int, cost: Cost) -> tuple[dict[str, int], dict[str, int]]:
+    count = len(plan.unknowns)
+    first = _cheapest(plan, _PRIMES[: count + min(extra, 3)], _GROUPS[0], cost)
+    return first, _cheapest(plan, _PRIMES[: count + min(extra + 1, 4)], _GROUPS[1], cost, avoid=first)
+
+
+def cheap_first(choices: Sequence[Mapping[str, int]], work: WorkEstimate | None) -> list[Mapping[str, int]]:
+    """Return the sizes in their order, those last at which runs take much work."""
+    return sorted(choices, key=lambda numbers: work is not None and work.at(numbers) > _MOST_WORK)
 
 
 def other_lengths(plan: Plan, numbers: Mapping[str, int]) -> dict[str, int] | None:
@@ -65,7 +86,9 @@ def other_lengths(plan: Plan, numbers: Mapping[str, int]) -> dict[str, int] | No
     return plan.at({name: numbers[name] + 2 * (name in lengths) for name in plan.unknowns})
 
 
-def _cheapest(plan: Plan, primes: Sequence[int], group: int, avoid: Mapping[str, int] | None = None) -> dict[str, int]:
+def _cheapest(
+    plan: Plan, primes: Sequence[int], group: int, cost: Cost, avoid: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Return the assignment of primes to unknowns with the cheapest run; no unknown keeps its prime in `avoid`.
 
     `group` is the number of query heads per key head; a prime would make the heads, and so the widths, large.
@@ -85,9 +108,9 @@ def _cheapest(plan: Plan, primes: Sequence[int], group: int, avoid: Mapping[str,
         in_order = all(chosen[a] < chosen[b] for a, b in itertools.pairwise(lengths))
         repeats = avoid is not None and any(avoid[name] == chosen[name] for name in unknowns)
         if in_order and not repeats and fixed_numbers.isdisjoint(order):
-            cost = _cost(plan, chosen)
-            if cost < least and not _has_coincidence(plan.at(chosen)):
-                best, least = chosen, cost
+            estimated = cost(chosen)
+            if estimated < least and not _has_coincidence(plan.at(chosen)):
+                best, least = chosen, estimated
     return best or fallback
 
 
