@@ -205,8 +205,9 @@ def internal_error(error: BaseException) -> AttnshapeError:
     if isinstance(error, MemoryError):
         return AttnshapeError("there is not enough memory", "choose smaller sizes, or --device meta")
     place, package = "", __name__.partition(".")[0]
-    level = error.__traceback__
+    level, codes = error.__traceback__, set()
     while level is not None:
+        codes.add(level.tb_frame.f_code)
         name, inside, module = level.tb_frame.f_globals.get("__name__", "").partition(".")
         if inside and name == package:
             place = f" in {module}.{level.tb_frame.f_code.co_name}, line {level.tb_lineno}"
@@ -214,9 +215,12 @@ def internal_error(error: BaseException) -> AttnshapeError:
     if "torch" in sys.modules:
         from attnshape.runtime.isolation import replaced_functions
 
-        if replaced := replaced_functions():
+        # libraries replace some for good reasons: what can't be called, or raised this, is to blame
+        replaced = replaced_functions().items()
+        blamed = [name for name, by in replaced if not callable(by) or getattr(by, "__code__", None) in codes]
+        if blamed:
             return AttnshapeError(
-                f"the code has replaced {', '.join(replaced)}, which attnshape needs{place}: {format_exception(error)}",
+                f"the code has replaced {', '.join(blamed)}, which attnshape needs{place}: {format_exception(error)}",
                 "replace it only where the code needs it, and put it back",
             )
     if isinstance(error, OSError):

@@ -79,8 +79,8 @@ def summarize(value: object, depth: int = 2) -> Value:
 
     >>> summarize((torch.ones(2, 3), 4, None))
     ItemsValue(kind='tuple', items=(TensorValue(shape=(2, 3), dtype='float32'), 4, None))
-    >>> summarize(True), summarize("a")
-    (OtherValue(type='bool'), OtherValue(type='str'))
+    >>> summarize("a")
+    OtherValue(type='str', is_shapeless=False)
     """
     kind = type(value)
     if value is None or kind is int:

@@ -80,8 +80,8 @@ def shape_label(tensor: TensorRecord | OutlineTensor) -> str:
 
 def axis_sizes(tensor: TensorRecord | OutlineTensor) -> list[str]:
     """Return each axis's size as text, and the symbol of one that has no single size."""
-    words = tensor.signature.split()
-    return [visible(words[axis]) if size == NO_SIZE else str(size) for axis, size in enumerate(tensor.shape)]
+    symbols = dict(enumerate(tensor.signature.split()))  # a saved one may have fewer than axes
+    return [visible(symbols.get(axis, "?")) if size == NO_SIZE else str(size) for axis, size in enumerate(tensor.shape)]
 
 
 def stride_label(tensor: TensorRecord | OutlineTensor) -> str:

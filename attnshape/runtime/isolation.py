@@ -91,10 +91,10 @@ def _public_names() -> dict[str, Any]:
 _ORIGINAL = _public_names()
 
 
-def replaced_functions() -> list[str]:
-    """Return the public names of Python and torch that no longer stand for what they did when this was imported."""
+def replaced_functions() -> dict[str, Any]:
+    """Return the public names of Python and torch that stand for something else now, and what that is."""
     now = _public_names()
-    return [name for name, value in _ORIGINAL.items() if now.get(name) is not value]
+    return {name: now.get(name) for name, value in _ORIGINAL.items() if now.get(name) is not value}
 
 
 def seed_all(seed: int) -> None:
