@@ -1,6 +1,6 @@
 """Hostile text is only text: every payload in every field, in every format.
 
-By default every payload is in all fields at once, and every field has some payloads; `-m slow` takes each payload in
+By default every payload is in all fields at once, and every field has some payloads; `-m nightly` takes each payload in
 each field alone. `oracles` says what must hold of a format.
 """
 
@@ -176,7 +176,7 @@ def test_each_field(name: str, form: str) -> None:
         check_cell(name, form, payloads[(7 * number + len(form)) % len(payloads)], field)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize("name", VALUES)
 def test_each_payload_in_each_field_of_each_output(name: str, payload: str) -> None:
