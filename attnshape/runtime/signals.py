@@ -82,6 +82,8 @@ def leave(status: int) -> NoReturn:
     Unloading torch would take the interpreter longer than a trace. The supervisor ends what takes too long.
     """
     gc.freeze()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
     if not is_interrupted():
         worker.send(worker.DONE, bytes([status]))
     with contextlib.suppress(OSError):
