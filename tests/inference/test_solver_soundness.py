@@ -108,7 +108,7 @@ def quotients_vary(truth: str, plan: Plan) -> bool:
     runs = [plan.sizes.numbers, *(plan.numbers(round_) for round_ in range(ROUNDS))]
     quotients = [
         parse_expression(ast.unparse(node))
-        for node in ast.walk(parse_expression(truth).tree)
+        for node in ast.walk(ast.parse(truth, mode="eval"))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
     ]
     return all(len({quotient.evaluate(numbers) for numbers in runs}) > 1 for quotient in quotients)

@@ -201,7 +201,8 @@ def test_interrupt_in_the_traced_code(target: str, code: Path):
     running = Running("trace", f"code_.py:{target}", "--input", "x: B L", "--batch", "4", "--output", "out.json")
     running.wait_inside()
     status, out, err, seconds = running.end(signal.SIGINT)
-    assert (status, out, err) == (130, b"", b"")
+    # in an exit handler the work is done
+    assert (status, out, err) == (0 if target == "at_exit" else 130, b"", b"")
     assert seconds < 10
     assert (code / "cleaned").exists() == (target == "cleans_up")
     (code / "cleaned").unlink(missing_ok=True)
