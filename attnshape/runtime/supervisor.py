@@ -16,7 +16,7 @@ import sysconfig
 import time
 from _queue import Empty, SimpleQueue
 from _thread import start_new_thread
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -96,6 +96,8 @@ def supervise(work: Work, report: Callable[[Death], None]) -> int:
         outcome = watched.watch()
         terminal.restore()
         if not isinstance(outcome, Death):
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # else a late one ends this process with another status
             return outcome
         if not watched.in_item or not hasattr(os, "fork"):
             report(outcome)
@@ -133,8 +135,6 @@ class _Watched:
         """Whether an item of a batch has been started and isn't complete."""
         self._events = events
         self._started = time.monotonic()
-        token = os.urandom(worker.TOKEN_SIZE)
-        self._process, messages, self._dumps = _start(work, token, self._started, results, death)
         self._output: list[tuple[int, bytes]] = []
         self._output_error: OSError | None = None
         self._result = bytearray()
@@ -150,8 +150,11 @@ class _Watched:
         """When to kill the worker."""
         self._forward_at: float | None = None
         """When to send the worker the signal that this process got, unless the worker reports that it got it too."""
-        start_new_thread(_read_messages, (messages, token, events))
-        start_new_thread(lambda: events.put((_DIED, self._process.wait())), ())
+        token = os.urandom(worker.TOKEN_SIZE)
+        with _signals_blocked():  # in the threads too: if one got a signal, the main thread would wait on
+            self._process, messages, self._dumps = _start(work, token, self._started, results, death)
+            start_new_thread(_read_messages, (messages, token, events))
+            start_new_thread(lambda: events.put((_DIED, self._process.wait())), ())
         _adopt_orphans()
 
     def watch(self) -> int | Death:
@@ -274,14 +277,12 @@ def _start(
     messages, messages_end = os.pipe()
     dumps, dumps_end = os.pipe()
     if hasattr(os, "fork"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         pid = os.fork()
         if not pid:
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, signal.SIG_DFL)  # until the worker has handlers of its own
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        if not pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             os.close(messages)
             os.close(dumps)
             if not _has_terminal():
@@ -295,6 +296,19 @@ def _start(
     os.close(messages_end)
     os.close(dumps_end)
     return process, messages, dumps
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block the signals inside, for good in the threads that are started there; they are handled at the end."""
+    can_block = hasattr(signal, "pthread_sigmask")
+    if can_block:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        if can_block:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _spawn(token: bytes, *descriptors: int) -> _Process:
