@@ -12,7 +12,13 @@ from attnshape.runtime.worker import Death
 def main() -> None:
     """Run the command line in a worker process, and end this one with its status."""
     serve(_work)
-    sys.exit(supervise(_work, _report))
+    try:
+        status = supervise(_work, _report)
+    except OSError as error:
+        print(f"error: no process can be started for the work: {error.strerror}", file=sys.stderr)  # noqa: T201
+        print("hint: see whether the limits of this process suffice: ulimit -a", file=sys.stderr)  # noqa: T201
+        status = 2
+    sys.exit(status)
 
 
 def _work() -> int:

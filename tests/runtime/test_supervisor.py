@@ -283,3 +283,9 @@ def test_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_supervisor_that_can_start_no_worker_says_so(attnshape) -> None:
+    done = attnshape("", "glossary", program=(sys.executable, "-m", "attnshape", "glossary"), limits={"NOFILE": 6})
+    assert done.status == 2
+    assert done.err.startswith("error: no process can be started for the work: Too many open files\nhint: ")
