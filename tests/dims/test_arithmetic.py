@@ -252,6 +252,7 @@ def test_value_is_that_of_the_operations(data: st.DataObject, name: str) -> None
 )
 def test_precedence_is_that_of_python(parts: list[tuple[str, object]]) -> None:
     text = "3" + "".join(f"{sign}{operand}" for sign, operand in parts)
+    assume(text.count("**") <= 2)  # Python would compute 3**4**4**4 for hours
     try:
         expected = eval(text, {}, dict(SIZES))
     except (ZeroDivisionError, OverflowError):
