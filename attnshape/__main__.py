@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 
 from attnshape.runtime.supervisor import serve, supervise
@@ -25,10 +24,6 @@ def main() -> None:
 def _work() -> int:
     # collecting while torch is imported finds nothing and takes a quarter of the time
     gc.disable()
-    try:
-        os.getcwd()  # noqa: PTH109 - pathlib isn't imported yet
-    except OSError:  # nothing can be imported from a folder that is gone, and Python 3.13 raises SystemError there
-        sys.path[:] = filter(None, sys.path)
     from attnshape.cli.app import run
 
     return run(sys.argv[1:])
