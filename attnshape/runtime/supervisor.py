@@ -7,6 +7,7 @@ limit, writes the output of complete results, and returns the right exit status.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -153,8 +154,12 @@ class _Watched:
         token = os.urandom(worker.TOKEN_SIZE)
         with _signals_blocked():  # in the threads too: if one got a signal, the main thread would wait on
             self._process, messages, self._dumps = _start(work, token, self._started, results, death)
-            start_new_thread(_read_messages, (messages, token, events))
-            start_new_thread(lambda: events.put((_DIED, self._process.wait())), ())
+            try:
+                start_new_thread(_read_messages, (messages, token, events))
+                start_new_thread(lambda: events.put((_DIED, self._process.wait())), ())
+            except RuntimeError as error:  # for lack of memory
+                self._process.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+                raise OSError(errno.EAGAIN, str(error)) from None
         _adopt_orphans()
 
     def watch(self) -> int | Death:
