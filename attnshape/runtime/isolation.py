@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -74,11 +75,14 @@ def isolated() -> Iterator[None]:
                 restore(before)
 
 
-_NAMESPACES: dict[str, Any] = {"builtins": builtins, "torch": torch, "torch.Tensor": torch.Tensor}
+_NAMESPACES: dict[str, Any] = {
+    **{module.__name__: module for module in (builtins, gc, os, random, signal, sys, threading, time, warnings, torch)},
+    "torch.Tensor": torch.Tensor,
+}
 
 
 def _public_names() -> dict[str, Any]:
-    """Return the public names of Python and torch, with what they stand for."""
+    """Return what the public names of Python and torch stand for."""
     return {
         f"{prefix}.{name}": value
         for prefix, owner in _NAMESPACES.items()
@@ -88,11 +92,13 @@ def _public_names() -> dict[str, Any]:
     }
 
 
-_ORIGINAL = _public_names()
+_ORIGINAL = {
+    name: value for name, value in _public_names().items() if callable(value) or hasattr(value, "__get__")
+}
 
 
 def replaced_functions() -> dict[str, Any]:
-    """Return the public names of Python and torch that stand for something else now, and what that is."""
+    """Return the public functions and properties of Python and torch that are others now, and what they are."""
     now = _public_names()
     return {name: now.get(name) for name, value in _ORIGINAL.items() if now.get(name) is not value}
 

@@ -330,6 +330,10 @@ _CALLS = {
     },
     "exit handler": {"forward": "runs > 1 or atexit.register(act)"},
 }
+_PRINTING = ("child raises", "exit handler that raises SystemExit")
+"""Acts for which Python itself prints a traceback."""
+_SLOW = ("busy thread",)
+"""Acts that slow everything down, so that the time limit may be reached."""
 _OWN_CHANGES = {
     "deletes its source": ("code.py",),
     "rewrites its source": ("code.py",),
@@ -375,8 +379,9 @@ def _with_moments(
             verb = ("trace", "check", "trace", "trace", "annotate", "trace", "check")[(number * 5 + place) % 7]
             # an interrupted report is incomplete, or has nothing to report
             expected = statuses | {0, 2} if verb != "trace" and statuses <= {0, 1} else statuses
+            expected = expected | {2} if act in _SLOW else expected
             yield Hostile(
-                act, body, moment, verb, expected, hangs, moment in prints_errors or "child raises" in act,
+                act, body, moment, verb, expected, hangs, moment in prints_errors or act in _PRINTING,
                 _OWN_CHANGES.get(act, ()), saves=(number + place) % 3 == 0,
             )  # fmt: skip
 

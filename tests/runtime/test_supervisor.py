@@ -45,6 +45,7 @@ DEATHS = {
     "builtins.len = None": "the process ended with status 2",
     "torch.randn = None": r"the code has replaced torch.randn, which attnshape needs in .*, line \d+: TypeError",
     "torch.Tensor.shape = None": "the code has replaced torch.Tensor.shape",
+    "time.monotonic = lambda: 1 / 0": "the code has replaced time.monotonic",
 }
 HARMLESS = (
     "for number in range(3): os.close(number)", "sys.stdout = sys.stderr = None", "atexit.register(os._exit, 0)",
