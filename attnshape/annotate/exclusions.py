@@ -12,7 +12,7 @@ from attnshape.annotate.changes import Change, Omission, functions_that_ran
 from attnshape.annotate.syntax import Definition, Tree, dotted_name, parse_annotation, small_statements, stored_name
 from attnshape.annotate.types import dims_in, read_annotation, symbols_in, type_arguments
 from attnshape.observation.forms import ANY_NUMBER, AxisForm, Form, FunctionForms, ItemsForm, TensorForm, tensors_in
-from attnshape.observation.watch import ObservedRun, OtherValue
+from attnshape.observation.watch import ObservedRun, OtherValue, TargetObservation
 
 _SCRIPTED = {"torch.jit.script", "torch.jit.script_if_tracing", "torch.jit.script_method"}
 _WITH_NONE = ("None", "object", "typing.Any", "typing_extensions.Any")
@@ -52,6 +52,15 @@ def variables_not_watched(forms: Sequence[FunctionForms]) -> Iterator[Omission]:
     for known in forms:
         if known.unwatched_from is not None:
             yield Omission(f"variables in {known.function.name} from line {known.unwatched_from} on", why)
+
+
+def axes_not_varied(observations: Sequence[TargetObservation]) -> Iterator[Omission]:
+    """Yield the size symbols that no target ran with at another size, if there are any."""
+    plans = [observation.variation.plan for observation in observations]
+    fixed = [f"{name}={plans[0].sizes.numbers[name]}" for name in plans[0].fixed if all(name in p.fixed for p in plans)]
+    if fixed:
+        why = "at other sizes the code takes a different path, fails or takes too long; --include matched writes them"
+        yield Omission(f"the symbols of {', '.join(fixed)}", why)
 
 
 def annotations_not_recognized(tree: Tree, forms: Sequence[FunctionForms]) -> Iterator[Omission]:

@@ -136,7 +136,8 @@ def annotation_summary(annotated: AnnotatedFile, written: bool) -> Iterator[str]
         yield f"{name}: nothing to change"
     if annotated.verified_at:
         bits = " and gives the same bits" if annotated.same_bits else ""
-        yield f"verified: runs{',' if bits else ' and'} passes its checks{bits} at {'; '.join(annotated.verified_at)}"
+        sizes = "; ".join(filter(None, annotated.verified_at)) or "its own sizes"
+        yield f"verified: runs{',' if bits else ' and'} passes its checks{bits} at {sizes}"
     for finding in annotated.findings:
         line = f":{finding.source.line}" if finding.source is not None else ""
         yield f"{name}{line}: {finding.message}; {finding.evidence}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +85,13 @@ class Samples:
                 sizes.append(numbers)
                 budget.spent += work
         return sizes
+
+    def only_at(self, sizes: Sequence[Mapping[str, int]]) -> Samples:
+        """Return the samples at some of their sizes: rounds follow one another, so none after a missing one is kept."""
+        rounds = enumerate(self.runs)
+        runs = tuple(run for _, run in itertools.takewhile(lambda pair: self.plan.numbers(pair[0]) in sizes, rounds))
+        validation = tuple((numbers, run) for numbers, run in self.validation if numbers in sizes)
+        return replace(self, runs=runs, validation=validation if runs else ())
 
     def are_matched_by(self, run: RawTrace) -> bool:
         """Return whether a run takes the steps that all samples take, with no tensor empty that isn't in the user's."""

@@ -110,6 +110,8 @@ def _prefix(texts: Expressions) -> str:
     return "".join(column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
 
 
+_FEWEST_ROUNDS = 2
+"""Fewer show nothing of how a number depends on the sizes."""
 HeldValues = list[list[Value]]
 """What a variable held in one call: in each run, the user's last, each value that was bound to it."""
 _Key = TypeVar("_Key")
@@ -130,7 +132,7 @@ class _Case:
         """Return the formula of a number from its value in each run."""
         *small, actual = numbers
         variation = self.observed.variation
-        if not small or len(small) != len(variation.every):
+        if len(variation.runs) < _FEWEST_ROUNDS:
             return matched(actual, variation.plan.sizes.numbers)
         return self.solver.solve(tuple(small), actual)
 

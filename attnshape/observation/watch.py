@@ -10,6 +10,7 @@ import gc
 import inspect
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -343,8 +344,9 @@ class TargetObservation:
     """Several runs of one target."""
 
     variation: Samples
+    """The samples at sizes at which the target was observed."""
     small: tuple[ObservedRun, ...]
-    """The runs at small sizes, in the order of `variation.every`, without those that failed while watched."""
+    """The runs at small sizes, in the order of `variation.every`."""
     actual: ObservedRun
 
 
@@ -353,8 +355,12 @@ def observe(target: Target, variation: Samples, options: RunOptions, limit: Time
 
     Raises whatever the target raises at the user's sizes.
     """
+    started = time.monotonic()
     actual = _run(target, variation.plan.sizes.numbers, options)
-    small = runs_at(target, variation.cheap_sizes(_PART_OF_BUDGET), options, limit)
+    limit.learn(time.monotonic() - started)
+    watched = runs_at(target, variation.cheap_sizes(_PART_OF_BUDGET), options, limit)
+    variation = variation.only_at([run.numbers for run in watched])
+    small = [next(run for run in watched if run.numbers == numbers) for numbers, _ in variation.every]
     return TargetObservation(variation, tuple(small), actual)
 
 

@@ -13,6 +13,7 @@ from attnshape.annotate.changes import AnnotateContext
 from attnshape.annotate.enforcing import find_hook, functions_without_typechecker
 from attnshape.annotate.exclusions import (
     annotations_not_recognized,
+    axes_not_varied,
     functions_not_annotated,
     tensors_without_shape,
     variables_not_watched,
@@ -100,6 +101,7 @@ def annotate_requests(
         )
         annotated = SandboxVerification(source, forms, context, calls, run).verify(options, progress)
     skipped = [
+        *axes_not_varied(observations),
         *functions_not_annotated(tree, forms),
         *tensors_without_shape(forms, runs),
         *variables_not_watched(forms),

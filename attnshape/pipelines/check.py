@@ -146,19 +146,25 @@ def check_request(
             chosen = [*small_sizes(variation.plan, variation.work), *([] if are_large(sizes) else candidates)]
             candidates = cheap_first(chosen, variation.work)
 
+        timed_out = False
+
         def subject_at(numbers: Mapping[str, int]) -> Subject | None:
             """Return the subject at these sizes; None if the target fails at them or takes too long."""
+            nonlocal timed_out
             try:
                 experiment = Experiment(target, numbers, run, limit, budget)
             except (TooLong, OutOfTimeError):
+                timed_out = True
                 return None
-            if experiment.base.error is not None or experiment.raw.failure is not None:
+            failure = experiment.raw.failure
+            timed_out = timed_out or (failure is not None and isinstance(failure.error, TooLong))
+            if experiment.base.error is not None or failure is not None:
                 return None
             other = other_lengths(variation.plan, numbers) if variation is not None else None
             return Subject(experiment, claims, other)
 
         passes = _run_rules(candidates, subject_at, progress)
-        if not passes and not budget.is_spent:
+        if not passes and not timed_out and not budget.is_spent:
             raise AttnshapeError(
                 "the target runs neither at its own sizes nor at any of the small sizes that were tried, on the CPU",
                 "attnshape trace, with the same arguments, shows where it fails",

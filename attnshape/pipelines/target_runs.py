@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -78,7 +79,7 @@ def sample_target_closely(
     The arguments and errors are those of `sample_target`.
     """
     if not target.resizable:
-        return Samples(Plan(sizes), _first_run(target, sizes, options))
+        return Samples(Plan(sizes), _first_run(target, sizes, options, limit))
 
     return _sample(target, sizes, options, limit, time_limit, progress, lambda samples: (None, are_settled(samples)))[0]
 
@@ -103,13 +104,15 @@ def _sample(
         lambda numbers: small_run(target, numbers, single, limit), progress=progress, time_limit=time_limit
     )
     plan = runs.with_powers(Plan(sizes))
-    return sample_and_solve(runs, plan, _first_run(target, sizes, single), solve)
+    return sample_and_solve(runs, plan, _first_run(target, sizes, single, limit), solve)
 
 
-def _first_run(target: Target, sizes: Sizes, options: RunOptions) -> RawTrace:
-    """Return a run at the user's sizes, or at proxies for them where they are large."""
+def _first_run(target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit) -> RawTrace:
+    """Return a run at the user's sizes, or at proxies for them where they are large, and learn how long it takes."""
     for numbers in [one.numbers for one in proxy_sizes(sizes)] if are_large(sizes) else [sizes.numbers]:
+        started = time.monotonic()
         actual = build_and_record(partial(target.build, numbers, options), options.seed)
+        limit.learn(time.monotonic() - started)
         if actual.failure is None:
             break
     if actual.failure is not None:

@@ -238,7 +238,7 @@ def _notes(samples: Samples, formulas: Formulas, held_out: HeldOut) -> Iterable[
         return
     if fixed := samples.plan.fixed:
         numbers = ", ".join(f"{symbol}={sizes.records[symbol].size}" for symbol in fixed)
-        yield f"not varied: {numbers}, since at other sizes the code takes a different path or fails"
+        yield f"not varied: {numbers}, since at other sizes the code takes a different path, fails or takes too long"
     elif not samples.complete and actual.failure is None:
         after = f"after step {samples.common}" if samples.common else "from the first step on"
         timed_out = any(run.failure is not None and isinstance(run.failure.error, TooLong) for run in samples.runs)

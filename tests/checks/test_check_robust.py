@@ -13,6 +13,7 @@ from attnshape.model.report import Report
 from attnshape.options.claims import parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.check import check_request
+from attnshape.runtime import time_limit
 
 ATTENTION = """
 import math
@@ -159,6 +160,20 @@ def test_time_limit_keeps_partial_results(tmp_path: Path) -> None:
     assert time.monotonic() - started < 12
     assert "the time limit was reached" in {entry.why for entry in report.not_checked}
     assert codes(report) == []
+
+
+def test_runs_that_all_take_too_long_are_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_DEFAULT_SECONDS", 0.2), ("_LEAST_SECONDS", 0.2), ("_FACTOR", 0.0)):
+        monkeypatch.setattr(time_limit, name, value)
+    report = checked(
+        tmp_path,
+        """
+        def prepared(self, x):
+            time.sleep(0.5)
+            return x
+        """,
+    )
+    assert ("everything", "the time limit was reached") in {(entry.what, entry.why) for entry in report.not_checked}
 
 
 def test_claim_about_a_missing_input_is_reported(tmp_path: Path) -> None:
