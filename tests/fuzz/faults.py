@@ -193,11 +193,10 @@ def _limits() -> Iterator[Fault]:
 
 
 def _surroundings() -> Iterator[Fault]:
-    if sys.version_info < (3, 13):  # Python 3.13.0 raises SystemError for imports in a folder that is gone
-        yield Fault("folder removed", ("trace", "average", "--format", "json"), _EITHER, {"folder_removed": True})
-        yield Fault("folder removed", ("show", "heads.json"), _CANNOT, {"folder_removed": True})
-        yield Fault("folder removed", ("catalog",), _FINE, {"folder_removed": True})
-        yield Fault("folder removed", ("trace", "--output", "x"), _CANNOT, {"folder_removed": True})
+    yield Fault("folder removed", ("trace", "average", "--format", "json"), _EITHER, {"folder_removed": True})
+    yield Fault("folder removed", ("show", "heads.json"), _CANNOT, {"folder_removed": True})
+    yield Fault("folder removed", ("catalog",), _FINE, {"folder_removed": True})
+    yield Fault("folder removed", ("trace", "--output", "x"), _CANNOT, {"folder_removed": True})
     for name in ("[red]", "a\nb", "注意", "\udcff", "-x", "a b'\"", "x" * 200, "\x1b[31m", "%s{}"):
         yield Fault(f"folder named {name[:9]!r}", ("trace", "own", "--format", "json"), _FINE, folder=name)
         yield Fault(f"folder named {name[:9]!r}", _ANNOTATE, _FINE, folder=name)

@@ -104,7 +104,7 @@ class Harness:
         ours, theirs = socket.socketpair()
         code = f"import socket; from tests.fuzz.zygote import serve; serve(socket.socket(fileno={theirs.fileno()}))"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             cwd=ROOT,
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
