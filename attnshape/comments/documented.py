@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from attnshape.comments.annotations import find_annotations
-from attnshape.comments.functions import FunctionNode, LocatedComment, SourceFile, comments_in, parameter_names
+from attnshape.comments.functions import CommentedSource, FunctionNode, LocatedComment, comments_in, parameter_names
 from attnshape.comments.grammar import CommentClaim, means_the_input, means_the_line, parse_comment
 from attnshape.comments.notation import AxisToken, ShapeText, find_bare_shapes, find_shapes, parse_axis
 from attnshape.comments.observed_shapes import ObservedShapes, Occurrences, combine
@@ -22,7 +22,7 @@ _SHORT = 5
 
 
 def documented_shapes(
-    file: SourceFile, node: FunctionNode, owner: ast.ClassDef | None, observed: ObservedShapes
+    file: CommentedSource, node: FunctionNode, owner: ast.ClassDef | None, observed: ObservedShapes
 ) -> list[DocumentedShape]:
     """Return the shapes that a function documents, where anything was observed at their places."""
     documented = list(_from_annotations(node, observed))

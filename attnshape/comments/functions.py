@@ -39,8 +39,8 @@ class LocatedComment:
 
 
 @dataclass(frozen=True)
-class SourceFile:
-    """A parsed source file."""
+class CommentedSource:
+    """A source file: its lines, its syntax tree and its comments."""
 
     lines: tuple[str, ...]
     tree: ast.Module
@@ -76,14 +76,14 @@ class SourceFile:
         return self.comments[first:last]
 
 
-def read_source_file(path: str) -> SourceFile | None:
+def read_commented_source(path: str) -> CommentedSource | None:
     """Parse a file as it is now; return None if it can't be read or isn't Python."""
     # code that `exec` runs has this name, under which linecache has the text of `python -c` from Python 3.13 on
     return _parsed(tuple(source_lines(path))) if path != "<string>" else None
 
 
 @lru_cache(maxsize=64)
-def _parsed(lines: tuple[str, ...]) -> SourceFile | None:
+def _parsed(lines: tuple[str, ...]) -> CommentedSource | None:
     text = "".join(lines)
     try:
         with warnings.catch_warnings():
@@ -93,17 +93,17 @@ def _parsed(lines: tuple[str, ...]) -> SourceFile | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
         return None
     comments = tuple((t.start[0], t.start[1], t.string[1:]) for t in tokens if t.type == tokenize.COMMENT)
-    return SourceFile(lines, tree, comments) if text.strip() else None
+    return CommentedSource(lines, tree, comments) if text.strip() else None
 
 
-def find_function(function: FunctionId) -> tuple[SourceFile, FunctionNode, ast.ClassDef | None] | None:
+def find_function(function: FunctionId) -> tuple[CommentedSource, FunctionNode, ast.ClassDef | None] | None:
     """Return a function's file, its node and its class's, None if its file can't be read or doesn't have it."""
-    file = read_source_file(function.file)
+    file = read_commented_source(function.file)
     found = file.functions.get((function.name.rpartition(".")[2], function.line)) if file is not None else None
     return (file, *found) if file is not None and found is not None else None
 
 
-def comments_in(file: SourceFile, node: FunctionNode) -> Iterator[LocatedComment]:
+def comments_in(file: CommentedSource, node: FunctionNode) -> Iterator[LocatedComment]:
     """Yield the comments in a function's signature and body, without those of functions defined in it."""
     code = _Statements(node)
     for line, column, text in file.comments_on(range(node.lineno, (node.end_lineno or node.lineno) + 1)):
@@ -178,7 +178,7 @@ def _position(statement: ast.stmt) -> tuple[int, int]:
     return statement.lineno, statement.col_offset
 
 
-def _between(file: SourceFile, code: _Statements, line: int, column: int, text: str) -> LocatedComment:
+def _between(file: CommentedSource, code: _Statements, line: int, column: int, text: str) -> LocatedComment:
     """Return a comment on a line of its own, with the statements directly above and below it."""
     above, below = file.around_comments[line]
     before, block = code.ending_on.get(above), code.block(below)

@@ -92,9 +92,7 @@ def _public_names() -> dict[str, Any]:
     }
 
 
-_ORIGINAL = {
-    name: value for name, value in _public_names().items() if callable(value) or hasattr(value, "__get__")
-}
+_ORIGINAL = {name: value for name, value in _public_names().items() if callable(value) or hasattr(value, "__get__")}
 
 
 def replaced_functions() -> dict[str, Any]:

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from attnshape.comments.functions import SourceFile, comments_in, read_source_file
+from attnshape.comments.functions import CommentedSource, comments_in, read_commented_source
 from attnshape.comments.grammar import CommentClaim, parse_comment
 
 
@@ -143,15 +143,15 @@ def forward(
 
 
 @pytest.fixture
-def file(tmp_path_factory: pytest.TempPathFactory) -> SourceFile:
+def file(tmp_path_factory: pytest.TempPathFactory) -> CommentedSource:
     path = tmp_path_factory.mktemp("source") / "code.py"
     path.write_text(SOURCE)
-    parsed = read_source_file(str(path))
+    parsed = read_commented_source(str(path))
     assert parsed is not None
     return parsed
 
 
-def test_position_of_each_comment(file: SourceFile) -> None:
+def test_position_of_each_comment(file: CommentedSource) -> None:
     node = file.tree.body[0]
     assert isinstance(node, ast.FunctionDef)
     lines = SOURCE.split("\n")
@@ -185,18 +185,18 @@ def test_invalid_or_missing_file_is_none(tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("none")
     for name, content in {"a.py": b"def f(:", "b.py": b"", "c.py": bytes(range(256)), "d.py": b"x = '\0'"}.items():
         (folder / name).write_bytes(content)
-        assert read_source_file(str(folder / name)) is None
-    assert read_source_file(str(folder / "none.py")) is None
-    assert read_source_file("<string>") is None
-    assert read_source_file("\0") is None
+        assert read_commented_source(str(folder / name)) is None
+    assert read_commented_source(str(folder / "none.py")) is None
+    assert read_commented_source("<string>") is None
+    assert read_commented_source("\0") is None
 
 
 def test_changed_file_is_read_again(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("changed") / "a.py"
     path.write_text("x = 1  # (B, T)\n")
-    before = read_source_file(str(path))
+    before = read_commented_source(str(path))
     path.write_text("x = 1  # (B, T, C)\n")
-    after = read_source_file(str(path))
+    after = read_commented_source(str(path))
     assert before is not None
     assert after is not None
     assert [before.comments[0][2], after.comments[0][2]] == [" (B, T)", " (B, T, C)"]
