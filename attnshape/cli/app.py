@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -67,7 +64,6 @@ def options(
 
 def run(arguments: Sequence[str]) -> int:
     """Return the exit status of a command line."""
-    _open_closed_streams()
     command = typer.main.get_command(app)
     try:
         status = command.main(list(arguments), prog_name="attnshape", standalone_mode=False)
@@ -101,10 +97,3 @@ def _usage_error(error: Any, arguments: Sequence[str]) -> AttnshapeError:
         if choices:
             hint = suggest_dtype(typed[-1]) if flag == "--dtype" else did_you_mean(typed[-1], choices)
     return AttnshapeError(message, hint)
-
-
-def _open_closed_streams() -> None:
-    """Open each stream that is None because the process was started with it closed, as with `>&-`."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - it stays open
