@@ -84,11 +84,14 @@ def pyproject_lines(draw: DrawFn) -> tuple[tuple[str, ...], frozenset[int], byte
     if kind <= 4:
         for key in draw(st.lists(st.sampled_from(tuple(_VALID)), max_size=3, unique=True)):
             values[key] = draw(st.sampled_from(_VALID[key]))
-        if "L" in str(values.get("sizes")):
-            del values["length"]  # either a target or each of its sets of sizes gives a size
+        for key, symbol in (("length", "L"), ("batch", "B")):
+            if symbol in str(values.get("sizes")):
+                values.pop(key, None)  # either a target or each of its sets of sizes gives a size
         # check runs on no other device, and the claims aren't about a trace
         statuses = {0} if verb == ("trace",) else {0, 1, 2}
         return (*verb, "--", name), frozenset(statuses), table(name, values), "a valid table"
     key = draw(st.sampled_from(tuple(_INVALID)))
     values[key] = draw(st.sampled_from(_INVALID[key]))
-    return (*verb, "--", name), frozenset({2}), table(name, values), f"the key {key} has a bad value"
+    # a trace alone has the tensors of which something is expected
+    statuses = {0, 2} if key == "expect" and verb != ("trace",) else {2}
+    return (*verb, "--", name), frozenset(statuses), table(name, values), f"the key {key} has a bad value"
