@@ -108,7 +108,7 @@ def run_and_write(
             with Progress() as progress:
                 result = run(jobs[0], progress)
             write(render(result), output)
-            status = ExitStatus.FOUND if result.found_something else ExitStatus.FINE
+            status = result.exit_status
     if status:
         raise typer.Exit(status)
 

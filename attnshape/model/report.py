@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from attnshape.errors import ExitStatus
 from attnshape.model.trace import Saved, Size, Source
 
 SCHEMA: Literal["attnshape/report/1"] = "attnshape/report/1"
@@ -42,6 +43,8 @@ class NotChecked(Struct, frozen=True, kw_only=True):
 
     what: str
     why: str
+    required: bool = False
+    """Whether the answer is incomplete without it: it is claimed, or the check of it was cut off or failed."""
 
 
 class Pattern(Struct, frozen=True, kw_only=True):
@@ -88,3 +91,15 @@ class Report(Saved, frozen=True, kw_only=True):
     def found_something(self) -> bool:
         """Whether there is a finding that counts."""
         return bool(self.findings)
+
+    @property
+    def undecided(self) -> tuple[NotChecked, ...]:
+        """What makes the answer incomplete."""
+        return tuple(one for one in self.not_checked if one.required)
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """The exit status of a command with this report alone: a finding counts though others may be missing."""
+        if self.found_something:
+            return ExitStatus.FOUND
+        return ExitStatus.CANNOT if self.undecided else ExitStatus.FINE

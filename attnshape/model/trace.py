@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from attnshape.errors import AttnshapeError
+from attnshape.errors import AttnshapeError, ExitStatus
 
 SCHEMA: Literal["attnshape/trace/1"] = "attnshape/trace/1"
 _BATCH_SCHEMA = "attnshape/traces/1"
@@ -322,6 +322,11 @@ class Trace(Displayed, frozen=True, kw_only=True):
             output.tensor.declared and not output.tensor.checked for step in self.steps for output in step.outputs
         )
         return self.failure is not None or wrong or not all(e.holds for e in self.expectations)
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """The exit status of a command with this trace alone."""
+        return ExitStatus.FOUND if self.found_something else ExitStatus.FINE
 
     def step(self, index: int) -> Step:
         """Return the step of that index, counted from 1.

@@ -38,6 +38,20 @@ class Claims:
     seq_first: bool = False
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each claim: of an argument, or the word before the equals sign.
+
+        >>> parse_claims(["causal", "bias=bias", "scale=1/sqrt(Dk)"]).names
+        ('causal', 'bias', 'scale')
+        """
+        return tuple(text.partition("=")[0].strip() for text in self.texts)
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """The names of the arguments that are masks."""
+        return tuple(name for name, meaning in self.arguments.items() if meaning in ("keep", "drop", "add"))
+
+    @property
     def positional(self) -> bool:
         """Whether the user claims that something that depends on positions is added to the scores."""
         return self.alibi or any(meaning in ("bias", "relative-bias") for meaning in self.arguments.values())

@@ -23,6 +23,7 @@ from attnshape.checks.rules.registry import RULES
 from attnshape.dims.sizes import are_large, proxy_sizes
 from attnshape.errors import AttnshapeError, Option, format_exception, python_syntax
 from attnshape.inference.small_runs import ProgressCallback
+from attnshape.model.formatting import join_words
 from attnshape.model.report import Fact, Finding, NotChecked, Pattern, Report
 from attnshape.options.claims import Claims, parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec
@@ -100,6 +101,7 @@ def _token_axis(subject: Subject, shape: tuple[int, ...]) -> int | None:
 
 
 _OUT_OF_TIME = "the time limit was reached"
+_NOT_CONFIRMED = NotChecked(what="the findings at other sizes", why="no complete check at a second set of sizes")
 _MAX_RESULT_BYTES = 150 * 2**20
 """If the results of one run take more bytes, other sizes are tried first."""
 _Kind = TypeVar("_Kind")
@@ -192,7 +194,7 @@ def check_request(
         ]
         report = comments_report(target, options, dtype, checked_at, comments)
         runs = budget.runs + comments.runs
-        return replace(_with_rules(report, passes), claims=claims.texts, runs=runs, patterns=visibility)
+        return replace(_with_rules(report, passes, claims), claims=claims.texts, runs=runs, patterns=visibility)
 
 
 def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claims:
@@ -250,7 +252,7 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
         try:
             if not subject.is_deterministic:
                 yield Observation("the result is random even with a fixed seed")
-                yield Undecided("everything", "two runs of the same code with the same seed differ")
+                yield Undecided("everything", "two runs of the same code with the same seed differ", incomplete=True)
                 return
             # a second run and its comparison precede every rule
             subject.experiment.varies_inputs = subject.base.results_are_compared = False
@@ -258,14 +260,14 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
         except UnreadableError as error:
             yield Undecided(rule.TOPIC, f"{_text_of(subject, error.ref)} can't be examined: {error.why}")
         except OutOfTimeError:
-            yield Undecided(rule.TOPIC, _OUT_OF_TIME)
+            yield Undecided(rule.TOPIC, _OUT_OF_TIME, incomplete=True)
         except TooLong:
-            yield Undecided(rule.TOPIC, "a run took too long")
+            yield Undecided(rule.TOPIC, "a run took too long", incomplete=True)
         except AttnshapeError as error:  # a claim has no value at these sizes
-            yield Undecided(rule.TOPIC, error.message)
+            yield Undecided(rule.TOPIC, error.message, incomplete=True)
         except BaseException as error:  # noqa: BLE001 - one rule's failure must not end the check
             reraise_interruption(error)
-            yield Undecided(rule.TOPIC, f"the check failed: {format_exception(error)}")
+            yield Undecided(rule.TOPIC, f"the check failed: {format_exception(error)}", incomplete=True)
 
 
 def _without_overclaims(subject: Subject, topic: str, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
@@ -279,7 +281,7 @@ def _without_overclaims(subject: Subject, topic: str, outcomes: Sequence[Outcome
         ]
     for outcome in outcomes:
         if isinstance(outcome, Verification) and gaps:
-            yield from (Undecided(topic, gap) for gap in gaps)
+            yield from (Undecided(topic, gap, outcome.claims) for gap in gaps)
         else:
             yield outcome
 
@@ -295,18 +297,26 @@ def _text_of(subject: Subject, ref: OutputRef) -> str:
 
 
 def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecked]]:
-    """Return the root causes that every pass finds at the same line, and those that only the first pass finds."""
-    findings = [_finding(violation, passes[0].subject) for violation in _root_causes(passes[0])]
-    unconfirmed: list[NotChecked] = []
-    for other_pass in passes[1:]:
-        confirmed = {_code_and_line(_finding(violation, other_pass.subject)) for violation in other_pass.of(Violation)}
-        unconfirmed += [
-            NotChecked(what=finding.message, why="found at one set of sizes, and not at another")
-            for finding in findings
-            if _code_and_line(finding) not in confirmed
-        ]
-        findings = [finding for finding in findings if _code_and_line(finding) in confirmed]
-    return findings, unconfirmed
+    """Return the root causes that every pass finds at the same line, and what remains open of the others.
+
+    What a pass that was cut off doesn't find may be what it didn't come to, and stays a finding.
+    """
+    found = [(violation, _finding(violation, passes[0].subject)) for violation in _root_causes(passes[0])]
+    if found and (len(passes) == 1 or any(gap.incomplete for gap in passes[1].of(Undecided))):
+        return [finding for _, finding in found], [_NOT_CONFIRMED]
+    confirmed = {
+        _code_and_line(_finding(violation, other.subject)) for other in passes[1:] for violation in other.of(Violation)
+    }
+    unconfirmed = [
+        NotChecked(
+            what=finding.message,
+            why="found at one set of sizes, and not at another",
+            required=bool(violation.claims),
+        )
+        for violation, finding in found
+        if _code_and_line(finding) not in confirmed
+    ]
+    return [finding for _, finding in found if _code_and_line(finding) in confirmed], unconfirmed
 
 
 def _root_causes(first: _RulePass) -> list[Violation]:
@@ -340,14 +350,27 @@ def _code_and_line(finding: Finding) -> tuple[str, str, int]:
     return (finding.code, source.file, source.line) if source is not None else (finding.code, "", 0)
 
 
-def _with_rules(report: Report, passes: Sequence[_RulePass]) -> Report:
+def _not_checked(gap: Undecided, claims: Claims) -> NotChecked:
+    """Return what is reported of an undecided property: the claims that it leaves open, if there are any."""
+    texts = [text for name, text in zip(claims.names, claims.texts, strict=True) if name in gap.claims]
+    what = f"the claim{'s' if len(texts) > 1 else ''} {join_words(texts)}" if texts else gap.topic
+    return NotChecked(what=what, why=gap.reason, required=bool(texts) or gap.incomplete)
+
+
+def _with_rules(report: Report, passes: Sequence[_RulePass], claims: Claims) -> Report:
     """Add the outcomes of the rules to the report on shape comments."""
     if not passes:
-        return replace(report, not_checked=(NotChecked(what="everything", why=_OUT_OF_TIME),))
+        return replace(report, not_checked=(NotChecked(what="everything", why=_OUT_OF_TIME, required=True),))
     findings, unconfirmed = _confirm(passes)
     first = passes[0]
     facts = [Fact(text=fact.text, source=first.subject.source(fact.at)) for fact in first.of(Observation)]
-    undecided = [NotChecked(what=gap.topic, why=gap.reason) for gap in first.of(Undecided)]
+    undecided = [_not_checked(gap, claims) for gap in first.of(Undecided)]
+    named = {name for outcome in first.outcomes for name in outcome.claims}
+    undecided += [
+        NotChecked(what=f"the claim {text}", why="the code has nothing that it could be compared with", required=True)
+        for name, text in zip(claims.names, claims.texts, strict=True)
+        if name not in named
+    ]
     return replace(
         report,
         findings=(*dict.fromkeys(findings), *report.findings),

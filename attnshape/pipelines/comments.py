@@ -86,7 +86,7 @@ def comments_report(
 
 def comments_not_checked(why: str) -> CommentVerification:
     """Return that the shape comments weren't checked, and why."""
-    return CommentVerification(not_checked=(NotChecked(what="shape comments", why=why),))
+    return CommentVerification(not_checked=(NotChecked(what="shape comments", why=why, required=True),))
 
 
 def sizes_to_observe(variation: Samples | None, sizes: Sizes) -> list[Mapping[str, int]]:

@@ -29,9 +29,7 @@ class BatchItem(Generic[ResultT]):
     @property
     def status(self) -> ExitStatus:
         """The exit status of a command with this item alone."""
-        if self.result is None:
-            return ExitStatus.CANNOT
-        return ExitStatus.FOUND if self.result.found_something else ExitStatus.FINE
+        return self.result.exit_status if self.result is not None else ExitStatus.CANNOT
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ class BatchResult(Generic[ResultT]):
 
 
 FAILED = "can't be carried out"
+INCOMPLETE = "incomplete"
 COLUMNS = ("target", "sizes", "outcome")
 """The columns of the summary."""
 
@@ -69,6 +68,8 @@ def outcome(item: BatchItem[Any]) -> str:
     match item.result:
         case Trace() as trace:
             return _trace_outcome(trace)
+        case Report(findings=()) as report if report.undecided:
+            return f"{INCOMPLETE}: {', '.join(dict.fromkeys(one.what for one in report.undecided))}"
         case Report(findings=(), suppressed=suppressed):
             return f"fine, {len(suppressed)} suppressed" if suppressed else "fine"
         case Report(findings=findings):
@@ -76,11 +77,19 @@ def outcome(item: BatchItem[Any]) -> str:
     return f"{FAILED}: {item.error.message if item.error else 'unknown'}"
 
 
+_KINDS = ("fine", "with problems", INCOMPLETE, f"that {FAILED}")
+
+
+def _kind(item: BatchItem[Any]) -> str:
+    if item.result is None:
+        return f"that {FAILED}"
+    return {ExitStatus.FINE: "fine", ExitStatus.FOUND: "with problems"}.get(item.status, INCOMPLETE)
+
+
 def totals(items: Sequence[BatchItem[Any]]) -> str:
     """Return how many results had each outcome."""
-    statuses = [item.status for item in items]
-    kinds = ((ExitStatus.FINE, "fine"), (ExitStatus.FOUND, "with problems"), (ExitStatus.CANNOT, f"that {FAILED}"))
-    parts = [f"{statuses.count(status)} {words}" for status, words in kinds if status in statuses]
+    kinds = [_kind(item) for item in items]
+    parts = [f"{kinds.count(kind)} {kind}" for kind in _KINDS if kind in kinds]
     return f"{pluralize(len(items), 'result')}: {', '.join(parts)}"
 
 

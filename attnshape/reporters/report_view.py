@@ -53,7 +53,8 @@ def labelled_lists(report: Report) -> list[tuple[str, list[str]]]:
         ("claimed", list(report.claims)),
         ("observed", observed),
         ("verified", list(report.verified)),
-        ("not checked", list(map(not_checked_text, report.not_checked))),
+        ("undecided", list(map(not_checked_text, report.undecided))),
+        ("not checked", [not_checked_text(one) for one in report.not_checked if not one.required]),
         ("suppressed", suppressed),
     ]
     return [(label, items) for label, items in labelled if items]
@@ -62,14 +63,17 @@ def labelled_lists(report: Report) -> list[tuple[str, list[str]]]:
 def verdict(report: Report) -> str:
     """Return the outcome on one line."""
     found = pluralize(len(report.findings), "finding") if report.findings else "no findings"
+    incomplete = [f"incomplete: {len(report.undecided)} undecided"] if report.undecided else []
     suppressed = [f"{len(report.suppressed)} suppressed"] if report.suppressed else []
-    return " · ".join([found, *suppressed, pluralize(report.runs, "extra run")])
+    return " · ".join([found, *incomplete, *suppressed, pluralize(report.runs, "extra run")])
 
 
 def closing(report: Report) -> str:
     """Return the last line: where the findings are explained, or what the absence of findings means."""
     if report.findings:
         return f"for an explanation, run: attnshape rule {report.findings[0].code}"
+    if report.undecided:
+        return "the answer is incomplete: no findings doesn't mean that what is undecided holds"
     if report.verified:
         return "no findings: this means no more than what is listed as verified"
     return "no findings: this means nothing, since nothing could be verified"

@@ -205,6 +205,12 @@ CONTEXTS: dict[str, Context] = {
         {**X, "keep": "torch.ones(B, 1, L, L, dtype=torch.bool).tril(-1)"},
         claims=("keep=keep", "zero-masked-rows"),
     ),
+    "AS407": Context(
+        SCORED,
+        f"{CONTEXT}\n{OUTPUT}",
+        {**X, "keep": "torch.arange(L) < L - torch.arange(B)[:, None] % 3"},
+        claims=("keep=keep",),
+    ),
     "AS501": Context(SCORED, SOFTMAX, claims=("causal",)),
     "AS502": Context(SCORED, SOFTMAX, claims=("causal",)),
     "AS503": Context(
@@ -248,6 +254,7 @@ CONTEXTS: dict[str, Context] = {
         f"{SCORED}\npositions = torch.arange(L)\nslopes = 2.0 ** -torch.arange(1.0, H + 1)", SOFTMAX, claims=("alibi",)
     ),
     "AS707": Context(SCORED, SOFTMAX, {**X, "bias": "torch.randn(B, L)"}, claims=("bias=bias",)),
+    "AS708": Context(f"{SPLIT}\ncos, sin = table(L, Dk)", SOFTMAX, claims=("rope=half",)),
     "AS801": Context("", "return self.wo(context)", {**X, "memory": "torch.randn(B, L, D)"}, **ONE_HEAD),
     "AS802": Context("", "return context", QKV),
     "AS803": Context("", "return context", QKV),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
+
+from torch import Tensor
 
 from attnshape.checks.attention.cores import Core, FusedCore, between
 from attnshape.checks.attention.subject import Subject
@@ -62,6 +64,14 @@ class MaskLines:
         path = self._path(name)
         changes = [event for event in path[:-1] if event.name not in ops.SAME_VALUES | ops.JOINS | ops.LOGICAL]
         return self._ref((changes or path)[-1:])
+
+    def first_wrong(self, name: str, is_right: Callable[[Tensor], bool | None]) -> OutputRef:
+        """Return the first call on the mask's path that returns something wrong, else the result of `last_change`.
+
+        `is_right` returns None for what it can't judge.
+        """
+        wrong = [event for event in self._path(name)[:-1] if is_right(event.values[0]) is False]
+        return wrong[0].refs[0] if wrong else self.last_change(name)
 
     def first_rearrangement(self, name: str) -> OutputRef:
         """Return the first call that moves the mask's values to other axes, else the call that applies it."""

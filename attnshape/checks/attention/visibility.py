@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -222,6 +222,8 @@ class _Layout:
 
 MaskMistake = Literal["inverted", "on queries", "transposed", "batch order", "batch order, heads outside", "ignored"]
 """What may be wrong with a mask."""
+_TRUE = 0.5
+"""Larger numbers in a mask of another type than bool stand for True."""
 _FEWEST = 0.1
 """The least fraction of the rows for which a hypothesis must leave a visible key."""
 EVIDENCE = "set the scores to 0, and read which keys get weight: those that this mistake leaves"
@@ -254,6 +256,27 @@ class Explanation:
     """The keys that should be visible by the claims; None if a mask can't be laid out."""
     context: Tensor | None
     """The weighted values, (B, H, queries, width), if they can be laid out."""
+    alone: Mapping[str, Tensor | None]
+    """For each claim, the keys that should be visible by it alone; None if a mask can't be laid out."""
+    rows: Tensor
+    """The queries that matter, (B, H, queries): they have keys, and aren't padding."""
+
+    def leaks(self, claim: str) -> Tensor | None:
+        """Return the visible keys that a claim alone hides; None if that can't be told."""
+        kept = self.alone[claim]
+        return self.visible.keys & ~kept & self.rows[..., None] if kept is not None else None
+
+    def is_mask(self, value: Tensor, claim: str) -> bool | None:
+        """Return whether a tensor is the claimed mask, inverted or not; None if it can't be laid out."""
+        kept = self.alone[claim]
+        if kept is None:
+            return None
+        layout = MaskLayout(*kept.shape)
+        roles = layout.roles(tuple(value.shape))
+        forms = [value] if value.dtype == torch.bool else [value > _TRUE, value > HIDES]
+        laid_out = [layout.lay_out(form, roles) for form in forms]
+        known = [one for one in laid_out if one is not None]
+        return any(torch.equal(one, kept) or torch.equal(one, ~kept) for one in known) if known else None
 
 
 class VisibilityExplainer:
@@ -265,11 +288,7 @@ class VisibilityExplainer:
         self._batch, self._heads, self._queries, self._keys = visible.keys.shape
         self._layout = MaskLayout(*visible.keys.shape)
         claims = subject.claims
-        self.masks = {
-            name: subject.base.inputs[name]
-            for name, meaning in claims.arguments.items()
-            if meaning in ("keep", "drop", "add") and name in subject.base.inputs
-        }
+        self.masks = {name: subject.base.inputs[name] for name in claims.masks if name in subject.base.inputs}
         self.aligned = self._keys - self._queries
         self.right = Hypothesis(
             tuple((name, None) for name in self.masks),
@@ -281,7 +300,19 @@ class VisibilityExplainer:
         """Return the hypothesis with the fewest mistakes."""
         every = itertools.chain([self.right], self._others())
         first = next(filter(self._makes, every), None)
-        return Explanation(self._visible, self.right, first, self.expected(self.right), self._context())
+        wanted = self.expected(self.right)
+        rows = ~self._visible.empty & ~self._padded()
+        if wanted is not None:
+            rows = rows & wanted.any(-1)
+        return Explanation(self._visible, self.right, first, wanted, self._context(), self._alone(), rows)
+
+    def _alone(self) -> dict[str, Tensor | None]:
+        alone = {name: Hypothesis(masks=((name, None),)) for name in self.masks}
+        if self.right.offset is not None:
+            alone["causal"] = Hypothesis(offset=self.right.offset)
+        if self.right.window is not None:
+            alone["window"] = replace(self.right, masks=())
+        return {name: self.expected(hypothesis) for name, hypothesis in alone.items()}
 
     def _context(self) -> Tensor | None:
         """Return the weighted values, if their axes are batch, heads and queries in this order."""
@@ -364,7 +395,7 @@ class VisibilityExplainer:
             return torch.ones(self._visible.keys.shape, dtype=torch.bool)
         mask = self.masks[name]
         meaning = self._subject.claims.arguments[name]
-        kept = mask > HIDES if meaning == "add" else mask > 0.5 if mask.dtype != torch.bool else mask
+        kept = mask > HIDES if meaning == "add" else mask > _TRUE if mask.dtype != torch.bool else mask
         if (meaning == "drop") != (slip == "inverted"):
             kept = ~kept
         roles = self._layout.roles(tuple(kept.shape))

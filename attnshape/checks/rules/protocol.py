@@ -26,6 +26,8 @@ class Violation:
     shown: Shown = "intervention"
     place: SourceLocation | None = None
     """The place to name instead of the line of that call."""
+    claims: tuple[str, ...] = ()
+    """The claims that it contradicts, by name."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Observation:
 
     text: str
     at: OutputRef | None = None
+    claims: tuple[str, ...] = ()
+    """The claims that hold with it, by name."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Verification:
     """A property that was checked and holds."""
 
     text: str
+    claims: tuple[str, ...] = ()
+    """The claims that hold with it, by name."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,10 @@ class Undecided:
 
     topic: str
     reason: str
+    claims: tuple[str, ...] = ()
+    """The claims that are undecided with it, by name: the answer is incomplete without them."""
+    incomplete: bool = False
+    """Whether the answer is incomplete without it, since the check of it was begun and couldn't be completed."""
 
 
 Outcome = Violation | Observation | Verification | Undecided
@@ -71,5 +81,6 @@ class Rule(Protocol):
         """Yield what the rule finds out about the attention in a target, run at one set of small sizes.
 
         A rule yields at least one outcome, unless it concerns something that the target doesn't have or that the user
-        didn't claim. Exceptions may propagate: the check then reports the topic as not checked.
+        didn't claim. It names the claims that each outcome is about; a claim that no outcome names is undecided.
+        Exceptions may propagate: the check then reports the topic as not checked, and the answer as incomplete.
         """

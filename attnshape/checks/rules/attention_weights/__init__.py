@@ -33,15 +33,40 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if not subject.measured:
         yield Verification("the softmax runs over the keys")  # by definition of PyTorch's fused attention
         return
-    any_verified = False
+    all_verified = True
     for measured in subject.measured:
         outcomes: list[Outcome] = [*_dropout_before(subject, measured.core)]
         if (outcome := _check_axis(subject, measured) or _check_rows(subject, measured)) is not None:
             outcomes.append(outcome)
         yield from outcomes
-        any_verified = any_verified or not outcomes
-    if any_verified:
+        all_verified = all_verified and not outcomes and _sums_are_one(measured.core)
+        yield from _given_dropout(subject, measured)
+    if all_verified:
         yield Verification("the softmax runs over the keys, and each row of weights sums to one")
+
+
+def _sums_are_one(core: Core) -> bool:
+    """Return whether each row of weights was seen to sum to one, rows without any visible key aside."""
+    return core.softmax.deferred or sum_to_one(core.weights, core.key_axes) is True
+
+
+def _given_dropout(subject: Subject, measured: MeasuredCore) -> Iterator[Outcome]:
+    """Compare the weights that are dropped after the softmax with each claimed dropout pattern."""
+    mapping = measured.weights_map
+    for name, meaning in subject.claims.arguments.items():
+        if meaning != "dropout":
+            continue
+        pattern = subject.base.inputs.get(name)
+        if pattern is None:
+            yield Undecided(TOPIC, f"{name} is claimed, but there is no such input", (name,))
+        elif mapping is None or not mapping.elementwise or pattern.numel() != mapping.factor.numel():
+            yield Undecided(TOPIC, f"what {name} does to the weights can't be told apart", (name,))
+        elif not bool((pattern == 0).any()):
+            yield Undecided(TOPIC, f"{name} drops nothing", (name,))
+        elif bool(((mapping.factor == 0) == (pattern == 0).reshape(mapping.factor.shape)).all()):
+            yield Verification(f"{name} drops weights after the softmax", (name,))
+        else:
+            yield Undecided(TOPIC, f"other weights are dropped than {name} says", (name,))
 
 
 def _check_blockwise(subject: Subject) -> Iterator[Outcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from attnshape.checks.attention.cores import product, reaches_by_data_movement
 from attnshape.checks.attention.perturbation import (
@@ -29,6 +30,11 @@ _ONE_ORDER = "fold and unfold in the same order: (B, H, …) to (B*H, …) and b
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Change one batch element of every input, then all others, and look at which elements of the results change."""
+    claims = ("seq-first",) if subject.claims.seq_first else ()
+    yield from (replace(outcome, claims=claims) for outcome in _outcomes(subject))
+
+
+def _outcomes(subject: Subject) -> Iterator[Outcome]:
     symbol = subject.batch
     if symbol is None or subject.numbers[symbol] < 2:
         yield Undecided(TOPIC, "no axis of the inputs is the batch")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,7 +19,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import MaskLayout, VisibleKeys, explain_visibility, swap_queries_and_keys
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 
-CODES: tuple[str, ...] = ("AS706", "AS707")
+CODES: tuple[str, ...] = ("AS706", "AS707", "AS708")
 TOPIC = "biases"
 
 
@@ -26,17 +27,15 @@ def check(subject: Subject) -> Iterator[Outcome]:
     """Set the scores to 0, and compare what is added to them with the bias along each axis."""
     claims = subject.claims
     names = [name for name, meaning in claims.arguments.items() if meaning in ("bias", "relative-bias")]
-    if not names and not claims.alibi:
-        return
-    explained, unseen = explain_visibility(subject)
+    explained, unseen = explain_visibility(subject) if names or claims.alibi else ([], [])
     for why in unseen:
-        yield Undecided(TOPIC, why)
+        yield Undecided(TOPIC, why, (*names, *(["alibi"] if claims.alibi else [])))
     for explanation in explained:
         lines = MaskLines(subject, explanation.visible.core)
         for name in names:
-            yield _bias(subject, explanation.visible, lines, name)
+            yield replace(_bias(subject, explanation.visible, lines, name), claims=(name,))
         if claims.alibi:
-            yield _alibi(explanation.visible, lines)
+            yield replace(_alibi(explanation.visible, lines), claims=("alibi",))
 
 
 def _bias(subject: Subject, visible: VisibleKeys, lines: MaskLines, name: str) -> Outcome:
@@ -108,7 +107,8 @@ def _alibi(visible: VisibleKeys, lines: MaskLines) -> Outcome:
         message = f"the bias is aligned with the query axis: {equal}"
         hint = "put the positions along the keys: slopes[:, None, None] * positions[None, None, :]"
         return _violation("AS707", message, lines.constant(), hint)
-    return Undecided(TOPIC, "the bias neither falls nor rises with distance")
+    message = "what is added to the scores neither falls nor rises with distance"
+    return _violation("AS708", message, lines.softmax, "add -slope * (i - j) to the score of query i and key j")
 
 
 def _is_added(visible: VisibleKeys, bias: Tensor) -> bool:

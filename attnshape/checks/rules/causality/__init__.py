@@ -7,15 +7,13 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-import torch
-
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.operands import operands
 from attnshape.checks.attention.perturbation import changed_indices, divergences
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import EVIDENCE, Explanation, Hypothesis, explain_visibility
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.rules.protocol import Observation, Outcome, Verification, Violation
+from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.tracing.operations import JOINS
 
 CODES: tuple[str, ...] = ("AS501", "AS502", "AS503", "AS504", "AS505")
@@ -25,13 +23,18 @@ TOPIC = "causality"
 def check(subject: Subject) -> Iterator[Outcome]:
     """Compare the keys that queries attend to with causal masks of every offset and windows of every width."""
     outcomes = list(_outcomes(subject))
-    wrong = any(isinstance(outcome, Violation) for outcome in outcomes)
-    yield from (outcome for outcome in outcomes if not (wrong and isinstance(outcome, Verification)))
+    wrong = {claim for outcome in outcomes if isinstance(outcome, Violation) for claim in outcome.claims}
+    yield from (one for one in outcomes if not (isinstance(one, Verification) and wrong.intersection(one.claims)))
 
 
 def _outcomes(subject: Subject) -> Iterator[Outcome]:
-    explained, _ = explain_visibility(subject)
-    yield from _past_attention(subject, explained)
+    explained, unseen = explain_visibility(subject)
+    around = list(_past_attention(subject, explained))
+    yield from around
+    told = {claim for outcome in around for claim in outcome.claims}
+    open_claims = tuple(claim for claim in _claimed(subject) if claim not in told)
+    for why in unseen if open_claims else ():
+        yield Undecided(TOPIC, why, open_claims)
     for explanation in explained:
         if explanation.visible.is_weak:
             continue
@@ -43,13 +46,19 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
             yield from _facts(subject, explanation, explanation.hypothesis)
 
 
+def _claimed(subject: Subject) -> tuple[str, ...]:
+    return tuple(name for name in subject.claims.names if name in ("causal", "window"))
+
+
 def _past_attention(subject: Subject, explained: list[Explanation]) -> Iterator[Outcome]:
     """Change a token, and check whether earlier positions of the result change other than through attention."""
     if not subject.claims.causal:
         return
+    looked, all_explained = False, len(explained) == len(subject.attentions) > 0
     for symbol in subject.lengths:
         number = subject.numbers[symbol]
-        changes = {index: subject.at_index(symbol, index) for index in (number // 2, number - 1)}
+        indices = (number // 2, number - 1) if all_explained else range(1, number)
+        changes = {index: subject.at_index(symbol, index) for index in indices}
         for index, change in changes.items():
             moved = subject.perturb(Intervention(inputs=change))
             if not change or not moved.comparable:
@@ -60,6 +69,7 @@ def _past_attention(subject: Subject, explained: list[Explanation]) -> Iterator[
                 for axis, size in enumerate(mask.shape)
                 if size == number and mask.any() and mask.shape.count(size) == 1
             ]
+            looked = looked or bool(earlier)
             if not earlier or min(earlier) >= index:
                 continue
             if any(explanation.hypothesis != explanation.right for explanation in explained):
@@ -68,24 +78,34 @@ def _past_attention(subject: Subject, explained: list[Explanation]) -> Iterator[
             at = next((one.ref for one in parted if one.indices and one.indices[0] < index), None)
             message = f"the future leaks past attention: token {index} affects position {min(earlier)}"
             hint = "let every position depend only on itself and earlier positions"
-            yield Violation("AS501", message, at, hint, f"changed token {index} of {next(iter(change))}")
+            evidence = f"changed token {index} of {next(iter(change))}"
+            yield Violation("AS501", message, at, hint, evidence, claims=("causal",))
             return
+    if looked and not all_explained:  # which keys are visible can't tell
+        yield Verification("a token changes no earlier position of the results", ("causal",))
 
 
-def _unexplained(subject: Subject, explanation: Explanation) -> Iterator[Violation]:
-    """Look for keys later than their query in a pattern that no causal mask or window explains."""
-    visible = explanation.visible
-    queries, keys = visible.keys.shape[-2:]
+def _unexplained(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:
+    """Judge a pattern of visible keys that no causal mask or window explains."""
+    queries, keys = explanation.visible.keys.shape[-2:]
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}
     known = lengths | {subject.numbers.get("Lp", 0) + length for length in lengths}
-    if not subject.claims.causal or queries not in lengths or keys not in known:
-        return  # these are blocks of queries and keys
-    later = torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
-    leaks = visible.keys & later & ~visible.empty.unsqueeze(-1)
-    if bool(leaks.any()):
-        pairs = int(leaks.any(0).any(0).sum())
-        message = f"the future leaks: {pairs} pairs of a query and a later key get weight"
-        yield _violation("AS501", message, MaskLines(subject, visible.core).triangle(), "keep keys with j <= i")
+    for claim in _claimed(subject):
+        leaks = explanation.leaks(claim)
+        if queries not in lengths or keys not in known or leaks is None:
+            yield Undecided(TOPIC, "queries and keys are blocks, whose positions aren't known", (claim,))
+        elif not bool(leaks.any()):
+            far = "a later key" if claim == "causal" else "a key outside of its window"
+            yield Verification(f"no query attends to {far}", (claim,))
+        else:
+            at = MaskLines(subject, explanation.visible.core).triangle()
+            pairs = int(leaks.any(0).any(0).sum())
+            if claim == "causal":
+                message = f"the future leaks: {pairs} pairs of a query and a later key get weight"
+                yield _violation("AS501", message, at, "keep keys with j <= i", claims=(claim,))
+            else:
+                message = f"{pairs} pairs of a query and a key outside of its window get weight"
+                yield _violation("AS505", message, at, "keep keys with 0 <= i - j < W", claims=(claim,))
 
 
 def _are_whole(subject: Subject, queries: int, keys: int) -> bool:
@@ -119,16 +139,16 @@ def _judged(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) 
     lines = MaskLines(subject, explanation.visible.core)
     if right.offset is not None and (hypothesis.offset != right.offset or hypothesis.backwards):
         code, message, hint = _explain_offset(subject, hypothesis, keys - queries, keys)
-        yield _violation(code, message, lines.triangle(), hint)
+        yield _violation(code, message, lines.triangle(), hint, claims=("causal",))
     elif right.offset is not None:
-        yield Verification("attends causally")
+        yield Verification("attends causally", ("causal",))
     if window is not None and hypothesis.window != right.window:
         width = "all keys" if hypothesis.window is None else f"{hypothesis.window} keys"
         expected = window.text if window.text == str(right.window) else f"{window.text} = {right.window}"
         message = f"a query attends to a window of {width}, expected {expected}"
-        yield _violation("AS505", message, lines.triangle(), "keep keys with 0 <= i - j < W")
+        yield _violation("AS505", message, lines.triangle(), "keep keys with 0 <= i - j < W", claims=("window",))
     elif window is not None:
-        yield Verification(f"attends to a window of {window.text} keys")
+        yield Verification(f"attends to a window of {window.text} keys", ("window",))
 
 
 def _explain_offset(subject: Subject, hypothesis: Hypothesis, aligned: int, keys: int) -> tuple[str, str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,16 +13,16 @@ from torch import Tensor
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.elementwise import HIDES, distinct
 from attnshape.checks.attention.mistake_lines import MaskLines
-from attnshape.checks.attention.perturbation import is_pattern, other_numbers
+from attnshape.checks.attention.perturbation import differs, is_pattern, other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import EVIDENCE, Explanation, Hypothesis, MaskMistake, explain_visibility
-from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.interventions.experiment import UNCHANGED, Intervention
+from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.unused_scores import unread_calls
 from attnshape.tracing.operations import ELEMENT_WRITES, MASKS, MULTIPLICATIONS, TRIANGLES
 
-CODES: tuple[str, ...] = ("AS401", "AS402", "AS403", "AS404", "AS405", "AS406")
+CODES: tuple[str, ...] = ("AS401", "AS402", "AS403", "AS404", "AS405", "AS406", "AS407")
 TOPIC = "masks"
 _REPLACES = MASKS | MULTIPLICATIONS | TRIANGLES | ELEMENT_WRITES
 """What may put another number in the place of a score."""
@@ -53,16 +55,16 @@ _SLIPS: dict[MaskMistake, tuple[str, str, str]] = {
 def check(subject: Subject) -> Iterator[Outcome]:
     """Set the scores to 0, and read at the softmax which keys are hidden."""
     explained, unseen = explain_visibility(subject)
+    masks = subject.claims.masks
     for why in unseen:
-        yield Undecided(TOPIC, why)
-    masks = [name for name, meaning in subject.claims.arguments.items() if meaning in ("keep", "drop", "add")]
+        yield Undecided(TOPIC, why, masks)
     if not explained and not unseen:
         yield Undecided(TOPIC, "no attention with a softmax was found")
     elif not masks and any(map(is_pattern, subject.base.inputs.values())):
         yield Undecided(TOPIC, "say what a mask means: --claim mask=keep, mask=drop or mask=add")
     for name in masks:
         if name not in subject.base.inputs:
-            yield Undecided(TOPIC, f"{name} is claimed, but there is no such input")
+            yield Undecided(TOPIC, f"{name} is claimed, but there is no such input", (name,))
     for explanation in explained:
         yield from _of_core(subject, explanation)
 
@@ -72,21 +74,38 @@ def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:
     lines = MaskLines(subject, core)
     weak = _too_small(subject, explanation, lines)
     if weak is not None:
-        yield weak
+        yield replace(weak, claims=tuple(explanation.alone))
         return
-    rows = _empty_rows(subject, explanation, lines)
-    if rows is not None:
-        yield rows
+    if subject.claims.zero_masked_rows:
+        yield _empty_rows(subject, explanation, lines)
     if hypothesis is None:
-        why = "neither the claims nor any known mistake explain which keys are hidden"
-        yield Undecided(TOPIC, why if explanation.right != Hypothesis() else "something that isn't claimed hides keys")
+        if explanation.right == Hypothesis():
+            yield Undecided(TOPIC, "something that isn't claimed hides keys")
+        for name in subject.claims.masks:
+            if name in explanation.alone:
+                yield _unexplained(name, explanation, lines)
         return
     for name, slip in hypothesis.masks:
         if slip is None:
-            yield Verification(f"{name} hides exactly the keys that it should")
+            yield Verification(f"{name} hides exactly the keys that it should", (name,))
         elif slip != "ignored" or isinstance(core, FusedCore) or not any(unread_calls(subject, core)):
             code, what, hint = _SLIPS[slip]
-            yield _violation(code, f"{name} {what}", _line(lines, name, slip), hint)
+            yield _violation(code, f"{name} {what}", _line(lines, name, slip), hint, claims=(name,))
+
+
+def _unexplained(name: str, explanation: Explanation, lines: MaskLines) -> Outcome:
+    """Judge a mask that hides other keys than claimed, in a way that no known mistake explains."""
+    leaks = explanation.leaks(name)
+    if leaks is None:
+        return Undecided(TOPIC, f"the shape of {name} doesn't determine the meaning of its axes", (name,))
+    if not bool(leaks.any()):
+        return Undecided(TOPIC, f"more keys are hidden than {name} and the other claims hide", (name,))
+    batch, head, query, key = leaks.nonzero()[0].tolist()
+    where = f"query {query} attends to key {key} in batch element {batch}, head {head}"
+    message = f"{name} doesn't hide every key that it should: {where}"
+    hint = f"follow {name} to the scores: the order of its axes, its values, and what is combined with it"
+    at = lines.first_wrong(name, lambda value: explanation.is_mask(value, name))
+    return _violation("AS407", message, at, hint, claims=(name,))
 
 
 def _line(lines: MaskLines, name: str, slip: MaskMistake) -> OutputRef:
@@ -134,31 +153,54 @@ def _is_constant(subject: Subject, explanation: Explanation) -> bool:
     return bool((same & torch.isclose(before.double(), torch.tensor(fills[0], dtype=torch.float64))).any())
 
 
-def _empty_rows(subject: Subject, explanation: Explanation, lines: MaskLines) -> Violation | None:
-    """Return a violation if a query without any visible key has a context other than zero."""
-    if not subject.claims.zero_masked_rows or explanation.context is None or explanation.wanted is None:
-        return None
-    empty = ~explanation.wanted.any(-1)
-    contexts = explanation.context[empty]
+_ZERO_ROWS = ("zero-masked-rows",)
+
+
+def _empty_rows(subject: Subject, explanation: Explanation, lines: MaskLines) -> Outcome:
+    """Judge whether queries without any visible key have a context of zeros, or one that reaches no result."""
+    if explanation.context is None or explanation.wanted is None:
+        return Undecided(TOPIC, "the contexts of queries can't be told apart", _ZERO_ROWS)
+    ref = explanation.visible.core.context
+    empty, contexts, hidden = ~explanation.wanted.any(-1), explanation.context, None
+    if not bool(empty.any()):
+        hidden = _hide_all(subject)
+        run = subject.experiment.run(hidden) if hidden is not None else None
+        if run is None or not run.follows(subject.base):
+            return Undecided(TOPIC, "every query has a visible key, and the masks can't hide all keys", _ZERO_ROWS)
+        empty, contexts = torch.ones_like(empty), run.value(ref).reshape(contexts.shape)
     # NaN differs from 0 too
-    if not bool((contexts != 0).any()) or not _reaches(subject, explanation.visible.core.context, empty):
-        return None
-    what = "NaN" if bool(torch.isnan(contexts).any()) else "the mean of all values"
+    if not bool((contexts[empty] != 0).any()) or not _reaches(subject, ref, empty, hidden):
+        return Verification("a query without any visible key gets zeros", _ZERO_ROWS)
+    what = "NaN" if bool(torch.isnan(contexts[empty]).any()) else "the mean of all values"
     names = [name for name, _ in explanation.right.masks]
     at = lines.last_change(names[0]) if names and isinstance(explanation.visible.core, FusedCore) else lines.softmax
     message = f"a query without any visible key gets {what}, expected zeros"
     hint = "set the weights of such rows to 0 after the softmax: weights.masked_fill(~mask, 0)"
-    return _violation("AS406", message, at, hint)
+    return _violation("AS406", message, at, hint, claims=_ZERO_ROWS)
 
 
-def _reaches(subject: Subject, ref: OutputRef, empty: Tensor) -> bool:
-    """Return whether the contexts of such rows reach the target's results."""
-    context = subject.base.value(ref)
+def _hide_all(subject: Subject) -> Intervention | None:
+    """Return the intervention that makes the masks hide every key; None if no mask is claimed."""
+    hide: dict[str, Replace] = {}
+    for name in subject.claims.masks:
+        if name in subject.base.inputs:
+            fill = {"keep": 0.0, "drop": 1.0, "add": -math.inf}[subject.claims.arguments[name]]
+            least = subject.base.inputs[name].double().min()
+            fill = float(least) if fill < least < HIDES else fill
+            hide[name] = partial(torch.full_like, fill_value=fill)
+    return Intervention(inputs=hide) if hide else None
+
+
+def _reaches(subject: Subject, ref: OutputRef, empty: Tensor, hidden: Intervention | None) -> bool:
+    """Return whether the contexts of such rows reach the target's results, where `hidden` makes the rows empty."""
+    before = subject.experiment.run(hidden) if hidden is not None else subject.base
+    context = before.value(ref)
     rows = empty.reshape(*context.shape[:-1], 1).expand_as(context)
     if bool(torch.isnan(context[rows]).any()):
-        return any(bool(torch.isnan(value).any()) for _, value in subject.base.returned)
-    change = Intervention(results={ref: lambda t: torch.where(rows, other_numbers(t), t)})
-    return any(bool(mask.any()) for _, mask in subject.perturb(change).returned())
+        return any(bool(torch.isnan(value).any()) for _, value in before.returned)
+    change = replace(hidden or UNCHANGED, results={ref: lambda t: torch.where(rows, other_numbers(t), t)})
+    after = subject.experiment.run(change)
+    return any(bool(differs(a, b, 0.0).any()) for (_, a), (_, b) in zip(before.returned, after.returned, strict=False))
 
 
 _violation = partial(Violation, evidence=EVIDENCE, shown="reproduced")

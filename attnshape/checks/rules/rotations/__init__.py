@@ -159,8 +159,10 @@ def _differs(value: Tensor, axis: int) -> bool:
     return bool(((value - first).abs() > _MOST).any())
 
 
-CODES: tuple[str, ...] = ("AS701", "AS702", "AS703", "AS704", "AS705")
+CODES: tuple[str, ...] = ("AS701", "AS702", "AS703", "AS704", "AS705", "AS708")
 TOPIC = "rotary position embeddings"
+_CLAIM = ("rope",)
+_SAME_VECTOR = "gave every token, head and batch element the same vector"
 _SAME = 1e-6
 """The relative rounding error of norms and products."""
 
@@ -169,12 +171,14 @@ def check(subject: Subject) -> Iterator[Outcome]:
     """Give all tokens and heads of queries, keys and values the same vector, and look at how positions change it."""
     if subject.claims.rope is None:
         return
-    judged = rotated = False
+    judged: list[AttentionOperand] = []
+    rotated = skipped = False
     for query, key, value in by_attention(subject):
         same = uniform_run(subject, (query, key, value))
         if same is None or same.tokens(query) is None or same.tokens(key) is None:
+            skipped = True
             continue
-        judged = True
+        judged.append(query)
         rotated = rotated or any(same.varies(operand, same.tokens(operand)) for operand in (query, key))
         violation = next(_violations(same, query, key, value), None)
         if violation is not None:
@@ -183,12 +187,15 @@ def check(subject: Subject) -> Iterator[Outcome]:
     violation = _cached(subject)
     if violation is not None:
         yield violation
-    elif judged and not rotated:
-        yield Undecided(TOPIC, "no query or key is rotated: the same vector is equal at every position")
-    elif judged:
-        yield Verification(f"queries and keys are rotated by their positions, in the {subject.claims.rope} layout")
+    elif judged and not rotated and not skipped:
+        message = "neither queries nor keys are rotated: the same vector is equal at every position"
+        hint = "rotate both by their positions before their product"
+        yield Violation("AS708", message, OutputRef(judged[0].event.order), hint, _SAME_VECTOR, claims=_CLAIM)
+    elif judged and rotated:
+        verified = f"queries and keys are rotated by their positions, in the {subject.claims.rope} layout"
+        yield Verification(verified, _CLAIM)
     else:
-        yield Undecided(TOPIC, "queries and keys can't be given the same vector")
+        yield Undecided(TOPIC, "queries and keys can't be given the same vector", _CLAIM)
 
 
 def _violations(
@@ -294,7 +301,7 @@ def _cached(subject: Subject) -> Violation | None:
             message = f"cached keys are rotated again: the call returns those of {name} rotated once more"
             hint = "rotate a key once, when it enters the cache: torch.cat((past_key, rotate(k)), dim=2)"
             evidence = f"compared {name} with the first {past} returned keys"
-            return Violation("AS705", message, at, hint, evidence, place=place)
+            return Violation("AS705", message, at, hint, evidence, place=place, claims=_CLAIM)
     return None
 
 
@@ -317,8 +324,7 @@ def _violation(
     if at is None:
         at = _first_rotation(same, operand)
         place = helper_call(same.subject, at)
-    evidence = "gave every token, head and batch element the same vector"
-    return Violation(code, message, at, hint, evidence, place=place)
+    return Violation(code, message, at, hint, _SAME_VECTOR, place=place, claims=_CLAIM)
 
 
 def _first_rotation(same: UniformRun, operand: AttentionOperand) -> OutputRef:

@@ -96,7 +96,7 @@ _MOST_KINDS = 3
 def check(subject: Subject) -> Iterator[Outcome]:
     """Replace scores by known numbers, lengthen queries and keys by a known amount, and read the factor of both."""
     if not subject.measured and not subject.fused:
-        yield Undecided(TOPIC, "no attention with a softmax was found")
+        yield Undecided(TOPIC, "no attention with a softmax was found", _claimed(subject))
         return
     outcomes: dict[object, Outcome] = {}
     for outcome in _outcomes(subject):
@@ -105,15 +105,19 @@ def check(subject: Subject) -> Iterator[Outcome]:
     yield from outcomes.values()
 
 
+def _claimed(subject: Subject) -> tuple[str, ...]:
+    return ("scale",) if subject.claims.scale is not None else ()
+
+
 def _outcomes(subject: Subject) -> Iterator[Outcome]:
     for measured in subject.measured:
         core, mapping = measured.core, measured.scores_map
         inner = _inner(core)
         if mapping is None or not mapping.elementwise:
             why = "the scores are not a multiple of the products: they are capped, or heads are mixed"
-            yield Undecided(TOPIC, why)
+            yield Undecided(TOPIC, why, _claimed(subject))
         elif mapping.common_factor is None or inner is None:
-            yield Undecided(TOPIC, "the factor differs between scores")
+            yield Undecided(TOPIC, "the factor differs between scores", _claimed(subject))
         else:
             yield _judge(subject, core, core.scores.ref, mapping.common_factor * inner * core.softmax.base)
     for fused in subject.fused:
@@ -133,10 +137,11 @@ def _inner(core: Core) -> float | None:
 def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: float) -> Outcome:
     query, key, _ = (operand for operand in operands(subject) if operand.core is core)
     if len(query.contracted) != 1:
-        return Undecided(TOPIC, "the product of queries and keys contracts more than one axis")
+        return Undecided(TOPIC, "the product of queries and keys contracts more than one axis", _claimed(subject))
     lengths = _stretch(subject, query), _stretch(subject, key)
     if lengths[0] is None or lengths[1] is None:
-        return Undecided(TOPIC, "queries or keys are not simply multiplied by one factor before their product")
+        why = "queries or keys are not simply multiplied by one factor before their product"
+        return Undecided(TOPIC, why, _claimed(subject))
     scale = abs(factor) * (lengths[0] * lengths[1])
     width = query.value.shape[query.contracted[0]]
     place = _place(subject, core, at, (query, key))
@@ -147,7 +152,7 @@ def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: floa
         return math.isclose(scale, number, rel_tol=_CLOSE)
 
     if claimed is not None and is_scale(expected):
-        return Verification(f"scores are scaled by {claimed}, as claimed")
+        return Verification(f"scores are scaled by {claimed}, as claimed", _claimed(subject))
     # how many kinds of score are added
     for kinds in range(1, _MOST_KINDS + 1) if claimed is None else ():
         if any(is_scale(1 / math.sqrt(kinds * width)) for width in _widths_of(core, query)):
@@ -157,7 +162,9 @@ def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: floa
             return Observation("scores are not scaled", place)
         message = f"scores are not scaled, expected {claimed} = {expected:.4g}"
         evidence = "replaced the products by 0, 1 and 2, and read 0, 1 and 2 at the softmax"
-        return Violation("AS204", message, place, "divide by math.sqrt(Dk)", evidence, "reproduced")
+        return Violation(
+            "AS204", message, place, "divide by math.sqrt(Dk)", evidence, "reproduced", claims=_claimed(subject)
+        )
     known = next((known for known in known_factors(subject, width) if is_scale(known.value)), None)
     if known is None and claimed is None:
         return Observation(f"scores are scaled by {scale:.4g}, which is no known function of the sizes", place)
@@ -165,7 +172,7 @@ def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: floa
     by = f"{known.formula} = {scale:.4g}" if known.formula else f"{scale:.4g}"
     message = f"scores are scaled by {by}, expected {claimed or '1/sqrt(Dk)'} = {expected:.4g}"
     evidence = "replaced products and projections by known numbers, and read them at the softmax"
-    return Violation(known.code, message, place, known.hint, evidence, "reproduced")
+    return Violation(known.code, message, place, known.hint, evidence, "reproduced", claims=_claimed(subject))
 
 
 def _widths_of(core: Core | FusedCore, query: AttentionOperand) -> set[int]:

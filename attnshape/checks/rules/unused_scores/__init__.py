@@ -22,7 +22,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield Undecided(TOPIC, "the code computes no scores of its own")
         return
     events = [event for core in subject.cores for event in unread_calls(subject, core)]
-    yield from map(_violation, events)
+    for event in events:
+        yield _violation(event, subject.claims.masks if event.name in MASKS else ())
     if not events:
         yield Verification("scaled and masked scores are used")
 
@@ -42,8 +43,8 @@ def unread_calls(subject: Subject, core: Core) -> Iterator[ReplayedCall]:
             yield event
 
 
-def _violation(event: ReplayedCall) -> Violation:
+def _violation(event: ReplayedCall, claims: tuple[str, ...]) -> Violation:
     code, what = ("AS404", "masked") if event.name in MASKS else ("AS206", "scaled")
     message = f"the {what} scores are computed but never used: the softmax gets the others"
     hint = f"assign the result of {event.short_name}: scores = scores.{event.short_name}(…)"
-    return Violation(code, message, OutputRef(event.order), hint, "no other call reads this result")
+    return Violation(code, message, OutputRef(event.order), hint, "no other call reads this result", claims=claims)

@@ -1,0 +1,137 @@
+"""Every claim ends verified, contradicted by a finding, or undecided; what is undecided makes the answer incomplete."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.experiment import OutOfTimeError
+from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.rules import scale
+from attnshape.checks.rules.protocol import Outcome, Verification, Violation
+from attnshape.errors import ExitStatus
+from attnshape.model.report import Report
+from attnshape.options.claims import parse_claims
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.pipelines import check as pipeline
+from attnshape.pipelines.check import check_request
+
+CLAIMS = (
+    "causal", "window=3", "given=keep", "given=drop", "given=add", "given=dropout", "given=bias",
+    "given=relative-bias", "alibi", "rope=half", "zero-masked-rows", "scale=1/sqrt(Dk)",
+)  # fmt: skip
+CODE = """
+import math
+import torch
+
+
+def attend(x, given):
+    scores = x @ x.mT / math.sqrt(x.shape[-1])
+    scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    return scores.softmax(-1) @ x
+
+
+def shuffled(x, given):
+    return x.flip(1) * 2
+
+
+def summed(x, given):
+    return x.cumsum(1)
+"""
+
+
+def checked(folder: Path, name: str, *claims: str, given: str = "B L", limit: float = 60.0) -> Report:
+    (folder / "code.py").write_text(CODE)
+    spec = TargetSpec(f"{folder}/code.py:{name}", inputs={"x": "B L D", "given": given}, sizes={"B": 4, "L": 6, "D": 8})
+    return check_request(spec, RunOptions(), parse_claims(claims), limit, contextlib.nullcontext)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_claim_that_nothing_can_be_compared_with_is_undecided(claim: str, tmp_path: Path) -> None:
+    if claim == "causal":
+        pytest.skip("a change of each token tells whether code without attention is causal")
+    report = checked(tmp_path, "shuffled", claim)
+    assert [one.what for one in report.undecided] == [f"the claim {claim}"]
+    assert report.exit_status == ExitStatus.CANNOT
+
+
+@pytest.mark.parametrize(("name", "codes"), [("shuffled", ["AS501"]), ("summed", [])])
+def test_causality_without_attention_is_judged_by_its_results(name: str, codes: list[str], tmp_path: Path) -> None:
+    report = checked(tmp_path, name, "causal")
+    assert [finding.code for finding in report.findings] == codes
+    assert ("a token changes no earlier position of the results" in report.verified) is not codes
+    assert report.undecided == ()
+
+
+@pytest.mark.parametrize("claim", ["given=keep", "given=bias", "given=dropout"])
+def test_input_that_is_ignored_is_never_passed_over(claim: str, tmp_path: Path) -> None:
+    report = checked(tmp_path, "attend", "causal", claim, given="B L L")
+    assert report.exit_status != ExitStatus.FINE
+    assert "attends causally" in report.verified
+
+
+def failing(subject: Subject) -> Iterator[Outcome]:
+    raise ZeroDivisionError("a rule fails")
+
+
+def late(subject: Subject) -> Iterator[Outcome]:
+    raise OutOfTimeError
+
+
+@pytest.mark.parametrize(
+    ("check", "why"),
+    [(failing, "the check failed: ZeroDivisionError: a rule fails"), (late, "the time limit was reached")],
+)
+def test_rule_that_does_not_end_leaves_the_answer_incomplete(
+    check: object, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scale, "check", check)
+    report = checked(tmp_path, "attend")
+    assert [(one.what, one.why) for one in report.undecided] == [(scale.TOPIC, why)]
+    assert report.exit_status == ExitStatus.CANNOT
+
+
+def test_finding_stays_if_the_time_does_not_suffice_to_confirm_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects: list[Subject] = []
+
+    def first_only(subject: Subject) -> Iterator[Outcome]:
+        subjects.append(subject)
+        if len(subjects) > 1:
+            raise OutOfTimeError
+        yield Violation("AS201", "a mistake", OutputRef(1), "", "")
+
+    monkeypatch.setattr(scale, "check", first_only)
+    report = checked(tmp_path, "attend")
+    assert [finding.code for finding in report.findings] == ["AS201"]
+    assert report.exit_status == ExitStatus.FOUND
+
+
+def test_contradiction_at_one_set_of_sizes_only_leaves_the_claim_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects: list[Subject] = []
+
+    def once(subject: Subject) -> Iterator[Outcome]:
+        subjects.append(subject)
+        if len(subjects) == 1:
+            yield Violation("AS201", "a mistake", OutputRef(1), "", "", claims=("scale",))
+        else:
+            yield Verification("the scale is right", claims=("scale",))
+
+    monkeypatch.setattr(scale, "check", once)
+    report = checked(tmp_path, "attend", "scale=1/sqrt(Dk)")
+    assert report.findings == ()
+    assert [one.what for one in report.undecided] == ["a mistake"]
+
+
+def test_no_time_at_all_leaves_everything_undecided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_run_rules", lambda *arguments: [])
+    report = checked(tmp_path, "attend", "causal", limit=0.001)
+    assert ("everything", "the time limit was reached") in {(one.what, one.why) for one in report.undecided}
+    assert report.exit_status == ExitStatus.CANNOT
