@@ -115,10 +115,12 @@ def _item(draw: DrawFn, kinds: list[list[tuple[Any, ...]]], value: Any) -> tuple
             owner = owner[key]
         except (KeyError, IndexError, TypeError):
             return None, None
-    inside = isinstance(owner, dict | list) and (
-        path[-1] in owner if isinstance(owner, dict) else path[-1] < len(owner)
-    )
-    return (owner, path[-1]) if inside else (None, None)
+    key = path[-1]
+    if isinstance(owner, dict):
+        inside = key in owner
+    else:  # a list may have taken the place of a mapping
+        inside = isinstance(owner, list) and isinstance(key, int) and key < len(owner)
+    return (owner, key) if inside else (None, None)
 
 
 def _forge(draw: DrawFn, items: _Items) -> Any:
