@@ -108,24 +108,27 @@ def _run(chunks: Sequence[tuple[str, int, int]], case: int | None, jobs: int, mi
     _print_table(sums)
     for name, seed in last.items():
         print(f"# {name}: continue with --seed {seed + 1}")
-    return int(any(each.failures for each in sums.values()))
+    broken = any(worker.exitcode for worker in workers)
+    return int(broken or any(each.failures for each in sums.values()))
 
 
 def _work(waiting: object, finished: object, case: int | None, deadline: float | None) -> None:
-    with Harness() as harness:
-        while (chunk := waiting.get()) is not None:  # type: ignore[attr-defined]  # a queue
-            name, seed, count = chunk
-            if deadline is not None and time.time() > deadline:
-                continue
-            family = FAMILIES[name]
-            for place, each in enumerate(drawn(family, harness, seed, CHUNK)[:count]):
-                if case is not None and place != case:
+    try:
+        with Harness() as harness:
+            while (chunk := waiting.get()) is not None:  # type: ignore[attr-defined]  # a queue
+                name, seed, count = chunk
+                if deadline is not None and time.time() > deadline:
                     continue
-                started = time.monotonic()
-                verdict = family.attempt(each, harness)
-                verdict.seconds = time.monotonic() - started
-                finished.put(Finished(name, seed, place, verdict, family.describe(each)))  # type: ignore[attr-defined]
-    finished.put(None)  # type: ignore[attr-defined]
+                family = FAMILIES[name]
+                for place, each in enumerate(drawn(family, harness, seed, CHUNK)[:count]):
+                    if case is not None and place != case:
+                        continue
+                    started = time.monotonic()
+                    verdict = family.attempt(each, harness)
+                    verdict.seconds = time.monotonic() - started
+                    finished.put(Finished(name, seed, place, verdict, family.describe(each)))  # type: ignore[attr-defined]
+    finally:
+        finished.put(None)  # type: ignore[attr-defined]
 
 
 def _add(total: Sum, result: Finished) -> None:
