@@ -148,7 +148,9 @@ def _add(total: Sum, result: Finished) -> None:
 
 
 def _print_table(sums: dict[str, Sum]) -> None:
-    rows: list[tuple[str, ...]] = [("family", "cases", "valid", "invalid", "skipped", "ms/case", "failures", "by status")]
+    rows: list[tuple[str, ...]] = [
+        ("family", "cases", "valid", "invalid", "skipped", "ms/case", "failures", "by status")
+    ]
     for name, each in sums.items():
         by_status = " ".join(f"{status}:{count}" for status, count in sorted(each.statuses.items()))
         per_case = f"{1000 * each.seconds / max(each.cases, 1):.0f}"
