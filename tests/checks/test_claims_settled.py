@@ -72,6 +72,12 @@ def test_input_that_is_ignored_is_never_passed_over(claim: str, tmp_path: Path) 
     assert "attends causally" in report.verified
 
 
+def test_input_without_effect_is_observed_and_not_vouched_for(tmp_path: Path) -> None:
+    report = checked(tmp_path, "attend")
+    assert "the result doesn't depend on given" in {fact.text for fact in report.facts}
+    assert not any("every input" in text for text in report.verified)
+
+
 def failing(subject: Subject) -> Iterator[Outcome]:
     raise ZeroDivisionError("a rule fails")
 

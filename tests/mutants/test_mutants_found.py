@@ -8,7 +8,6 @@ from tests.mutants.cases import PAIRS, UNUSUAL, Pair, Unusual, wrong_line
 from tests.mutants.check_cases import check, failed_rules, is_first_of_its_rule, runs
 
 UNDECIDED = {
-    "one_token": {"the claim causal"},  # its single query is no axis of the weights
     "powers_of_two": {"the claim scale=1/sqrt(Dk)"},  # its softmax is one of powers of two
 }
 """The claims about unusual code that can't be decided."""

@@ -139,16 +139,19 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
         added, factor = added.flatten()[index], factor.flatten()[index]
     if added.shape != weights.shape:
         raise UndecidableVisibilityError("the code after the softmax mixes the weights")
-    queries = _query_axis(subject, core)
+    queries, keys = _query_axis(subject, core), core.key_axes[0]
+    replaced = (factor == 0) & (added > HIDES)
+    if queries is None and not core.value.free(core.weights_place):  # a single query, without an axis of its own
+        added, replaced, dropped = (tensor.unsqueeze(keys) for tensor in (added, replaced, dropped))
+        queries, keys = keys, keys + 1
     if queries is None:
         free = core.value.free(core.weights_place)
         raise UndecidableVisibilityError(f"no axis of the weights stands for queries ({len(free)} do)")
     heads, lengths = subject.numbers.get("H", 0), {subject.numbers[symbol] for symbol in subject.lengths}
-    number = weights.shape[queries]
+    number = added.shape[queries]
     if heads > 1 and number not in lengths and number % heads == 0 and number // heads in lengths:
         raise UndecidableVisibilityError("queries and heads share one axis")
-    layout = _Layout(subject, core.scores.ref, tuple(weights.shape), queries, core.key_axes[0])
-    replaced = (factor == 0) & (added > HIDES)
+    layout = _Layout(subject, core.scores.ref, tuple(added.shape), queries, keys)
     visible = VisibleKeys(core, *(layout.canonical(tensor) for tensor in (added, replaced, dropped)))
     return _without_unused_slots(visible, core.value.operand(core.values_place))
 

@@ -58,9 +58,23 @@ def check(subject: Subject) -> Iterator[Outcome]:
     elif subject.unvaried:
         yield from (Undecided(TOPIC, f"{name} can't be varied: {why}") for name, why in subject.unvaried.items())
     elif subject.inputs:
-        yield Verification("the result depends on every input, and attention on its queries, keys and values")
+        ignored = list(_ignored(subject))
+        yield from (Observation(f"the result doesn't depend on {name}") for name in ignored)
+        if ignored:
+            yield Verification("attention depends on its queries, keys and values")
+        else:
+            yield Verification("the result depends on every input, and attention on its queries, keys and values")
     else:
         yield Undecided(TOPIC, "no input is a floating-point tensor")
+
+
+def _ignored(subject: Subject) -> Iterator[str]:
+    """Yield the inputs other than sequences, such as masks and positions, that change no result."""
+    for name in subject.base.inputs:
+        if name not in subject.inputs or not _is_sequence(subject, name):
+            moved = subject.perturb(Intervention(inputs={name: other_numbers}))
+            if moved.has_no_effect and moved.returned():
+                yield name
 
 
 def _last_name(name: str) -> str:
