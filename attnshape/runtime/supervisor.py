@@ -192,10 +192,19 @@ class _Watched:
             _write(2, b"\r\x1b[2K")
         if self._status is not None:
             return self._status
+        self._take_late_signal()
         if self._interrupted:
             return 128 + self._interrupted
         limit = self._time_limit if self._over_time else None
         return Death(self._died or 0, limit, self._activity, _last_location(self._dumps))
+
+    def _take_late_signal(self) -> None:
+        """Take note of a signal that ended the worker before this process heard of it: it was sent to both."""
+        same = self._died is not None and -self._died in SIGNALS
+        with contextlib.suppress(Empty):
+            while not self._interrupted:
+                kind, payload = self._events.get(timeout=_TERMINAL_GRACE if same else 0)
+                self._interrupted = payload if kind == _SIGNAL else 0
 
     def _on_message(self, kind: bytes, payload: bytes) -> None:
         if kind in (worker.OUTPUT, worker.ERRORS):

@@ -6,8 +6,8 @@ import contextlib
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from time import monotonic  # bound now, since code may replace it
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -20,6 +20,8 @@ _LEAST_SECONDS = 2.0
 """Every run may take this long: a slow run at large sizes must not end those at small ones."""
 _REPEAT_SECONDS = 0.5
 """How soon the exception is raised again in code that caught it."""
+_TOLERANCE = 0.05
+"""How much earlier than asked the timer may be, in seconds."""
 _AT_ONCE_SECONDS = 0.001
 """How soon it is raised again after a finalizer, out of which Python lets no exception."""
 
@@ -43,7 +45,7 @@ class TimeLimit:
 
         Raises TooLong if it takes too long; the next limit is then shorter, since that one would too.
         """
-        started = time.monotonic()
+        started = monotonic()
         try:
             with at_most(self._seconds):
                 return action()
@@ -53,7 +55,7 @@ class TimeLimit:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             raise
         finally:
-            if time.monotonic() - started >= self._seconds:
+            if monotonic() - started >= self._seconds:
                 self._seconds = max(self._seconds / _DIVISOR, _LEAST_SECONDS)
 
 
@@ -67,7 +69,16 @@ def at_most(seconds: float) -> Iterator[None]:
     if not available or signal.getitimer(signal.ITIMER_REAL)[0] > 0:
         yield
         return
-    before = signal.signal(signal.SIGALRM, _raise)
+    deadline = monotonic() + seconds
+
+    def expire(number: int, frame: object) -> None:
+        left = deadline - monotonic()
+        if left > _TOLERANCE:  # the traced code has set the timer
+            signal.setitimer(signal.ITIMER_REAL, left, _REPEAT_SECONDS)
+        else:
+            raise TooLong("it took too long")
+
+    before = signal.signal(signal.SIGALRM, expire)
     with _raised_after_finalizers():
         signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
         try:
@@ -94,7 +105,3 @@ def _raised_after_finalizers() -> Iterator[None]:
     finally:
         if sys.unraisablehook is raise_again:  # the traced code may set its own
             sys.unraisablehook = before
-
-
-def _raise(number: int, frame: object) -> None:
-    raise TooLong("it took too long")

@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from attnshape.runtime import supervisor
 from tests.fuzz.harness import Command, Harness, Outcome
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness needs Linux")
@@ -290,3 +292,12 @@ def test_supervisor_that_can_start_no_worker_says_so(attnshape) -> None:
     done = attnshape("", "glossary", program=(sys.executable, "-m", "attnshape", "glossary"), limits={"NOFILE": 6})
     assert done.status == 2
     assert done.err.startswith("error: no process can be started for the work: Too many open files\nhint: ")
+
+
+def test_signal_that_also_ended_the_worker_is_an_interruption() -> None:
+    # a group gets a signal one process after another, and the worker's end may be heard of first
+    watched = object.__new__(supervisor._Watched)
+    watched._events, watched._interrupted, watched._died = supervisor.Events(), 0, -signal.SIGINT
+    threading.Timer(0.02, watched._events.put, [(supervisor._SIGNAL, signal.SIGINT)]).start()
+    watched._take_late_signal()
+    assert watched._interrupted == signal.SIGINT

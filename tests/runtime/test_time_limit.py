@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import time
 import weakref
@@ -69,6 +70,17 @@ def test_a_limit_reached_in_a_finalizer_ends_the_run_at_once_and_prints_nothing(
     assert not ended
     assert capfd.readouterr().err == ""
     assert sys.unraisablehook is sys.__unraisablehook__
+
+
+def test_a_timer_of_the_code_ends_nothing_early() -> None:
+    signal_before = signal.getsignal(signal.SIGALRM)
+    started = time.monotonic()
+    with suppress(TooLong), at_most(10 * LIMIT):
+        signal.setitimer(signal.ITIMER_REAL, LIMIT / 10, LIMIT / 10)
+        stay_busy_until(started + LATER)
+    assert 10 * LIMIT - 0.06 <= time.monotonic() - started < LATER
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert signal.getsignal(signal.SIGALRM) is signal_before
 
 
 def test_other_exceptions_in_finalizers_are_still_reported(capfd: pytest.CaptureFixture[str]) -> None:
