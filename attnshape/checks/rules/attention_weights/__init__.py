@@ -59,14 +59,27 @@ def _given_dropout(subject: Subject, measured: MeasuredCore) -> Iterator[Outcome
         pattern = subject.base.inputs.get(name)
         if pattern is None:
             yield Undecided(TOPIC, f"{name} is claimed, but there is no such input", (name,))
-        elif mapping is None or not mapping.elementwise or pattern.numel() != mapping.factor.numel():
-            yield Undecided(TOPIC, f"what {name} does to the weights can't be told apart", (name,))
-        elif not bool((pattern == 0).any()):
+            continue
+        if not bool((pattern == 0).any()):
             yield Undecided(TOPIC, f"{name} drops nothing", (name,))
-        elif bool(((mapping.factor == 0) == (pattern == 0).reshape(mapping.factor.shape)).all()):
+            continue
+        dropped = _like_weights(pattern == 0, mapping.factor.shape) if mapping is not None else None
+        if mapping is None or not mapping.elementwise or dropped is None:
+            yield Undecided(TOPIC, f"what {name} does to the weights can't be told apart", (name,))
+        elif bool(((mapping.factor == 0) == dropped).all()):
             yield Verification(f"{name} drops weights after the softmax", (name,))
         else:
             yield Undecided(TOPIC, f"other weights are dropped than {name} says", (name,))
+
+
+def _like_weights(pattern: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
+    """Return a pattern of weights in their shape: broadcast, or with folded axes unfolded; None if it can't be one."""
+    if pattern.numel() == shape.numel():
+        return pattern.reshape(shape)
+    try:
+        return pattern.expand(shape)
+    except RuntimeError:
+        return None
 
 
 def _check_blockwise(subject: Subject) -> Iterator[Outcome]:

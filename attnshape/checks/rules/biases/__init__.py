@@ -35,7 +35,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
         for name in names:
             yield replace(_bias(subject, explanation.visible, lines, name), claims=(name,))
         if claims.alibi:
-            yield replace(_alibi(explanation.visible, lines), claims=("alibi",))
+            late = _adds_after_softmax(subject, explanation.visible)
+            yield replace(late or _alibi(explanation.visible, lines), claims=("alibi",))
 
 
 def _bias(subject: Subject, visible: VisibleKeys, lines: MaskLines, name: str) -> Outcome:
@@ -86,6 +87,14 @@ def _table(visible: VisibleKeys, lines: MaskLines, name: str, table: Tensor) -> 
         text = f"{name} is indexed by the key position minus the query position"
         return Observation(text, lines.first_difference(name))
     return Undecided(TOPIC, f"what is added to the scores doesn't match {name} indexed by distance")
+
+
+def _adds_after_softmax(subject: Subject, visible: VisibleKeys) -> Undecided | None:
+    """Return that the scores get nothing if a bias is added to the weights instead, which has a finding of its own."""
+    maps = [measured.weights_map for measured in subject.measured if measured.core is visible.core]
+    if any(one is not None and bool((one.added != 0).any()) for one in maps):
+        return Undecided(TOPIC, "something is added to the weights, after the softmax")
+    return None
 
 
 def _alibi(visible: VisibleKeys, lines: MaskLines) -> Outcome:
