@@ -78,6 +78,11 @@ def test_input_without_effect_is_observed_and_not_vouched_for(tmp_path: Path) ->
     assert not any("every input" in text for text in report.verified)
 
 
+def test_without_attention_nothing_is_said_about_attention(tmp_path: Path) -> None:
+    report = checked(tmp_path, "summed")
+    assert not any(word in text for text in report.verified for word in ("attention", "scores", "softmax", "heads"))
+
+
 def failing(subject: Subject) -> Iterator[Outcome]:
     raise ZeroDivisionError("a rule fails")
 

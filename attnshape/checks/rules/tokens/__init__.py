@@ -49,7 +49,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
         what = (mixing.summary or mixing.event).short_name
         yield Observation(f"{what} mixes or moves tokens before attention", mixing.ref)
     elif comparable:
-        yield Verification("tokens keep their positions up to the scores")
+        yield Verification(f"tokens keep their positions{' up to the scores' if subject.attentions else ''}")
     else:
         yield Undecided(TOPIC, "no input has a token axis")
 

@@ -60,10 +60,12 @@ def check(subject: Subject) -> Iterator[Outcome]:
     elif subject.inputs:
         ignored = list(_ignored(subject))
         yield from (Observation(f"the result doesn't depend on {name}") for name in ignored)
-        if ignored:
-            yield Verification("attention depends on its queries, keys and values")
-        else:
+        if subject.attentions and not ignored:
             yield Verification("the result depends on every input, and attention on its queries, keys and values")
+        elif subject.attentions:
+            yield Verification("attention depends on its queries, keys and values")
+        elif not ignored:
+            yield Verification("the result depends on every input")
     else:
         yield Undecided(TOPIC, "no input is a floating-point tensor")
 
