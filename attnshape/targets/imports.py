@@ -181,10 +181,12 @@ def forget_imports() -> Iterator[None]:
         torch_file = getattr(sys.modules.get("torch"), "__file__", None)
         folders += [Path(__file__).resolve().parents[1], *([_resolve(torch_file).parent] if torch_file else ())]
         for name in sys.modules.keys() - before:
-            file = getattr(sys.modules[name], "__file__", None)
-            places = [file] if file else list(getattr(sys.modules[name], "__path__", ()))
+            # a module whose import is interrupted is gone again
+            module = sys.modules.get(name)
+            file = getattr(module, "__file__", None)
+            places = [file] if file else list(getattr(module, "__path__", ()))
             if places and not any(Path(place).is_relative_to(folder) for place in places for folder in folders):
-                del sys.modules[name]
+                sys.modules.pop(name, None)
 
 
 def _import_folder(target: str) -> Path:

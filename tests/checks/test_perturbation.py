@@ -1,5 +1,6 @@
 """A change of one token, head or batch element is followed, and the first result with it at another index is found."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,11 +11,23 @@ from attnshape.checks.attention.perturbation import (
     differs,
     divergences,
     is_at_one_index,
+    other_numbers,
 )
 from attnshape.checks.interventions.experiment import ReplayRun
 from tests.checks.subjects import normal, replayed
 
+INTEGERS = ("uint8", "int8", "int32", "int64", "uint16", "uint32")
 NUMBERS = {"B": 5, "H": 7, "L": 11, "Dk": 13}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_other_integers_differ_and_stay_in_range(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    value = torch.tensor([0, 1, min(torch.iinfo(kind).max, 2**31)]).to(kind)
+    other = other_numbers(value)
+    assert other.dtype == kind
+    assert bool((other.long() != value.long()).all())
+    assert int(other.long().max()) <= int(value.long().max())
 
 
 def perturbation_diff(function, index, axis, **tensors):

@@ -43,7 +43,9 @@ def other_numbers(value: Tensor) -> Tensor:
         return (0.5 * value.double() + noise + 0.3).to(value.dtype)
     if value.dtype == torch.bool:
         return ~value
-    return (value + 1) % (int(value.max()) + 1) if int(value.max()) > 0 else value + 1
+    numbers = value.to(torch.int64)  # torch computes little with unsigned ones
+    most = int(numbers.max())
+    return ((numbers + 1) % (most + 1) if most > 0 else numbers + 1).to(value.dtype)
 
 
 def others_at(axis: int, begin: int, count: int = 1, outside: bool = False) -> Replace:

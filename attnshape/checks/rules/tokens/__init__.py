@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from attnshape.checks.attention.cores import between, product
+from attnshape.checks.attention.cores import between, product, softmaxes
 from attnshape.checks.attention.perturbation import Divergence, changed_indices, divergences
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
@@ -49,7 +49,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
         what = (mixing.summary or mixing.event).short_name
         yield Observation(f"{what} mixes or moves tokens before attention", mixing.ref)
     elif comparable:
-        yield Verification(f"tokens keep their positions{' up to the scores' if subject.attentions else ''}")
+        has_scores = bool(subject.attentions or softmaxes(subject.graph))
+        yield Verification(f"tokens keep their positions{' up to the scores' if has_scores else ''}")
     else:
         yield Undecided(TOPIC, "no input has a token axis")
 

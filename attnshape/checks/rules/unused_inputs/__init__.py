@@ -14,6 +14,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
+from attnshape.errors import format_exception
 from attnshape.tracing.operations import JOINS, SHAPE_FROM_SECOND
 
 CODES: tuple[str, ...] = ("AS801", "AS802", "AS803", "AS804")
@@ -47,7 +48,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
         roles = {name: role for name, role in roles.items() if role != "key"}
     for name, role in roles.items():
         if role is None:
-            yield Observation(f"the result doesn't depend on {name}")
+            yield _not_used(name)
         else:
             yield _violation(role, name, _line(subject, name, role), f"changed all of {name}")
     if unused:
@@ -58,25 +59,37 @@ def check(subject: Subject) -> Iterator[Outcome]:
     elif subject.unvaried:
         yield from (Undecided(TOPIC, f"{name} can't be varied: {why}") for name, why in subject.unvaried.items())
     elif subject.inputs:
-        ignored = list(_ignored(subject))
-        yield from (Observation(f"the result doesn't depend on {name}") for name in ignored)
-        if subject.attentions and not ignored:
+        unchanged = dict(_without_effect(subject))
+        for name, why in unchanged.items():
+            yield Undecided(TOPIC, f"{name} can't be varied: {why}") if why else _not_used(name)
+        if subject.attentions and not unchanged:
             yield Verification("the result depends on every input, and attention on its queries, keys and values")
         elif subject.attentions:
             yield Verification("attention depends on its queries, keys and values")
-        elif not ignored:
+        elif not unchanged:
             yield Verification("the result depends on every input")
     else:
         yield Undecided(TOPIC, "no input is a floating-point tensor")
 
 
-def _ignored(subject: Subject) -> Iterator[str]:
-    """Yield the inputs other than sequences, such as masks and positions, that change no result."""
+def _without_effect(subject: Subject) -> Iterator[tuple[str, str]]:
+    """Yield the inputs other than sequences, such as masks and positions, that change no result.
+
+    With one that can't be varied comes why; with the others an empty text.
+    """
     for name in subject.base.inputs:
         if name not in subject.inputs or not _is_sequence(subject, name):
-            moved = subject.perturb(Intervention(inputs={name: other_numbers}))
-            if moved.has_no_effect and moved.returned():
-                yield name
+            try:
+                moved = subject.perturb(Intervention(inputs={name: other_numbers}))
+            except RuntimeError as error:  # torch doesn't compute with its kind as with others
+                yield name, format_exception(error)
+            else:
+                if moved.has_no_effect and moved.returned():
+                    yield name, ""
+
+
+def _not_used(name: str) -> Observation:
+    return Observation(f"the result doesn't depend on {name}")
 
 
 def _last_name(name: str) -> str:
