@@ -10,7 +10,6 @@ import gc
 import inspect
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -355,9 +354,7 @@ def observe(target: Target, variation: Samples, options: RunOptions, limit: Time
 
     Raises whatever the target raises at the user's sizes.
     """
-    started = time.monotonic()
-    actual = _run(target, variation.plan.sizes.numbers, options)
-    limit.learn(time.monotonic() - started)
+    actual = limit.learn_from(lambda: _run(target, variation.plan.sizes.numbers, options))
     watched = runs_at(target, variation.cheap_sizes(_PART_OF_BUDGET), options, limit)
     variation = variation.only_at([run.numbers for run in watched])
     small = [next(run for run in watched if run.numbers == numbers) for numbers, _ in variation.every]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -110,9 +109,7 @@ def _sample(
 def _first_run(target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit) -> RawTrace:
     """Return a run at the user's sizes, or at proxies for them where they are large, and learn how long it takes."""
     for numbers in [one.numbers for one in proxy_sizes(sizes)] if are_large(sizes) else [sizes.numbers]:
-        started = time.monotonic()
-        actual = build_and_record(partial(target.build, numbers, options), options.seed)
-        limit.learn(time.monotonic() - started)
+        actual = limit.learn_from(partial(build_and_record, partial(target.build, numbers, options), options.seed))
         if actual.failure is None:
             break
     if actual.failure is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -155,9 +154,7 @@ def _run(
         declared[:] = [annotated_result(runnable.signature_of)]
         return runnable if target.is_builtin or options.grad else comparison.of(runnable)
 
-    started = time.monotonic()
-    actual = build_and_record(build, options.seed, options.grad)
-    limit.learn(time.monotonic() - started)
+    actual = limit.learn_from(lambda: build_and_record(build, options.seed, options.grad))
     actual.notes += comparison.notes(lambda: target.build(sizes.numbers, options))
     return actual, declared[0]
 

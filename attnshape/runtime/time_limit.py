@@ -36,9 +36,12 @@ class TimeLimit:
     def __init__(self) -> None:
         self._seconds = _DEFAULT_SECONDS
 
-    def learn(self, elapsed: float) -> None:
-        """Set the limit by how many seconds the user's own run took."""
-        self._seconds = max(_DEFAULT_SECONDS, _FACTOR * elapsed)
+    def learn_from(self, action: Callable[[], Result]) -> Result:
+        """Return the result of the user's own run, and set the limit by how long it took."""
+        started = monotonic()
+        result = action()
+        self._seconds = max(_DEFAULT_SECONDS, _FACTOR * (monotonic() - started))
+        return result
 
     def run(self, action: Callable[[], Result]) -> Result:
         """Return the result of `action`.

@@ -13,10 +13,10 @@ from torch import Tensor
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.elementwise import HIDES, distinct
 from attnshape.checks.attention.mistake_lines import MaskLines
-from attnshape.checks.attention.perturbation import differs, is_pattern, other_numbers
+from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import EVIDENCE, Explanation, Hypothesis, MaskMistake, explain_visibility
-from attnshape.checks.interventions.experiment import UNCHANGED, Intervention
+from attnshape.checks.interventions.experiment import UNCHANGED, Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.unused_scores import unread_calls
@@ -81,9 +81,8 @@ def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:
     if hypothesis is None:
         if explanation.right == Hypothesis():
             yield Undecided(TOPIC, "something that isn't claimed hides keys")
-        for name in subject.claims.masks:
-            if name in explanation.alone:
-                yield _unexplained(name, explanation, lines)
+        for name, _ in explanation.right.masks:
+            yield _unexplained(name, explanation, lines)
         return
     for name, slip in hypothesis.masks:
         if slip is None:
@@ -161,15 +160,14 @@ def _empty_rows(subject: Subject, explanation: Explanation, lines: MaskLines) ->
     if explanation.context is None or explanation.wanted is None:
         return Undecided(TOPIC, "the contexts of queries can't be told apart", _ZERO_ROWS)
     ref = explanation.visible.core.context
-    empty, contexts, hidden = ~explanation.wanted.any(-1), explanation.context, None
+    empty, contexts, change, run = ~explanation.wanted.any(-1), explanation.context, UNCHANGED, subject.base
     if not bool(empty.any()):
-        hidden = _hide_all(subject)
-        run = subject.experiment.run(hidden) if hidden is not None else None
-        if run is None or not run.follows(subject.base):
+        change = _hide_all(subject)
+        if change is UNCHANGED or not (run := subject.experiment.run(change)).follows(subject.base):
             return Undecided(TOPIC, "every query has a visible key, and the masks can't hide all keys", _ZERO_ROWS)
         empty, contexts = torch.ones_like(empty), run.value(ref).reshape(contexts.shape)
     # NaN differs from 0 too
-    if not bool((contexts[empty] != 0).any()) or not _reaches(subject, ref, empty, hidden):
+    if not bool((contexts[empty] != 0).any()) or not _reaches(subject, ref, empty, change, run):
         return Verification("a query without any visible key gets zeros", _ZERO_ROWS)
     what = "NaN" if bool(torch.isnan(contexts[empty]).any()) else "the mean of all values"
     names = [name for name, _ in explanation.right.masks]
@@ -179,8 +177,8 @@ def _empty_rows(subject: Subject, explanation: Explanation, lines: MaskLines) ->
     return _violation("AS406", message, at, hint, claims=_ZERO_ROWS)
 
 
-def _hide_all(subject: Subject) -> Intervention | None:
-    """Return the intervention that makes the masks hide every key; None if no mask is claimed."""
+def _hide_all(subject: Subject) -> Intervention:
+    """Return the intervention that makes the masks hide every key; `UNCHANGED` if no mask is claimed."""
     hide: dict[str, Replace] = {}
     for name in subject.claims.masks:
         if name in subject.base.inputs:
@@ -188,19 +186,18 @@ def _hide_all(subject: Subject) -> Intervention | None:
             least = subject.base.inputs[name].double().min()
             fill = float(least) if fill < least < HIDES else fill
             hide[name] = partial(torch.full_like, fill_value=fill)
-    return Intervention(inputs=hide) if hide else None
+    return Intervention(inputs=hide) if hide else UNCHANGED
 
 
-def _reaches(subject: Subject, ref: OutputRef, empty: Tensor, hidden: Intervention | None) -> bool:
-    """Return whether the contexts of such rows reach the target's results, where `hidden` makes the rows empty."""
-    before = subject.experiment.run(hidden) if hidden is not None else subject.base
-    context = before.value(ref)
+def _reaches(subject: Subject, ref: OutputRef, empty: Tensor, change: Intervention, run: ReplayRun) -> bool:
+    """Return whether the contexts of such rows reach the target's results, in the run that a change made."""
+    context = run.value(ref)
     rows = empty.reshape(*context.shape[:-1], 1).expand_as(context)
     if bool(torch.isnan(context[rows]).any()):
-        return any(bool(torch.isnan(value).any()) for _, value in before.returned)
-    change = replace(hidden or UNCHANGED, results={ref: lambda t: torch.where(rows, other_numbers(t), t)})
-    after = subject.experiment.run(change)
-    return any(bool(differs(a, b, 0.0).any()) for (_, a), (_, b) in zip(before.returned, after.returned, strict=False))
+        return any(bool(torch.isnan(value).any()) for _, value in run.returned)
+    others = replace(change, results={ref: lambda t: torch.where(rows, other_numbers(t), t)})
+    moved = PerturbationDiff(run, subject.experiment.run(others), subject.experiment.tolerance)
+    return any(bool(mask.any()) for _, mask in moved.returned())
 
 
 _violation = partial(Violation, evidence=EVIDENCE, shown="reproduced")
