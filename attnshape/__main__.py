@@ -16,7 +16,7 @@ def main() -> None:
         status = supervise(_work, _report)
     except OSError as error:
         print(f"error: no process can be started for the work: {error.strerror}", file=sys.stderr)  # noqa: T201 - what prints errors otherwise may need more than there is
-        print("hint: see whether the limits of this process suffice: ulimit -a", file=sys.stderr)  # noqa: T201
+        print("hint: see whether the limits of this process suffice: ulimit -a", file=sys.stderr)  # noqa: T201 - likewise
         status = 2
     sys.exit(status)
 

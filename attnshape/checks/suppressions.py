@@ -79,11 +79,10 @@ def split_suppressed(
     files: dict[str, Mapping[int, tuple[str, ...]]] = {}
     for finding in findings:
         counts = selection.keeps(finding.code)
-        if counts and finding.source is not None:
-            file = finding.source.file
-            if file not in files:
-                files[file] = suppressed_lines(read_lines(file))
-            counts = not finding.code.startswith(files[file].get(finding.source.line, ()))
+        for source in filter(None, (finding.source, finding.used)) if counts else ():
+            if source.file not in files:
+                files[source.file] = suppressed_lines(read_lines(source.file))
+            counts = counts and not finding.code.startswith(files[source.file].get(source.line, ()))
         (kept if counts else suppressed).append(finding)
     return tuple(kept), tuple(suppressed)
 

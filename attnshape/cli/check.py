@@ -31,11 +31,12 @@ def check(
         typer.Option(metavar="CLAIM", help="What is meant: causal, window=W, mask=keep, scale=1/sqrt(Dk) … Repeat."),
     ] = None,
     select: Annotated[
-        list[str] | None, typer.Option(metavar="CODES", help="Only these codes or families: AS2,AS301. Repeat.")
+        list[str] | None, typer.Option(metavar="CODES", help="Count only these codes or families: AS2,AS301. Repeat.")
     ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="CODES", help="Not these codes or families: AS204. Repeat.")
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Count warnings and notices too, not errors alone.")] = False,
     pattern: Annotated[
         bool, typer.Option("--pattern", help="Draw which output positions depend on which input positions.")
     ] = False,
@@ -64,8 +65,14 @@ def check(
             report = check_comments(job.spec, job.options, left, progress=progress)
         else:
             report = check_request(job.spec, job.options, parse_claims(job.spec.claims), left, progress=progress)
-        counting, suppressed = split_suppressed(report.findings, selection)
-        return replace(report, findings=counting, suppressed=(*report.suppressed, *suppressed))
+        kept, suppressed = split_suppressed(report.findings, selection)
+        # whoever names codes wants to know about them, whatever their level
+        return replace(
+            report,
+            findings=kept,
+            suppressed=(*report.suppressed, *suppressed),
+            strict=strict or bool(select),
+        )
 
     def render(report: Report) -> str:
         return render_report(report, screen_for(output), pattern)

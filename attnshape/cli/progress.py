@@ -7,6 +7,7 @@ replaces sys.stdout and sys.stderr, which attnshape.runtime.capture has replaced
 from __future__ import annotations
 
 import io
+import os
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ class Progress:
     def __init__(self) -> None:
         self._activity = ""
         self._started = time.monotonic()
-        self._stream = sys.stderr
+        self._stream = self._terminal = sys.stderr
         self._console: Console | None = None
         self._visible = ""
         self._at_line_start = True
@@ -50,6 +51,8 @@ class Progress:
             sys.stderr = io.TextIOWrapper(
                 io.BufferedWriter(_ErasingFile(self)), self._stream.encoding, self._stream.errors, line_buffering=True
             )
+            # while the traced code runs unattended, descriptor 2 leads elsewhere
+            self._terminal = os.fdopen(os.dup(2), "w", encoding=self._stream.encoding, errors=self._stream.errors)
             self._thread.start()
         return self
 
@@ -63,6 +66,7 @@ class Progress:
         if sys.stderr is not self._stream:
             sys.stderr.flush()
             sys.stderr = self._stream
+            self._terminal.close()
 
     def hide(self, at_line_start: bool = True) -> None:
         """Erase the line. It reappears once other output ends with a newline."""
@@ -82,7 +86,7 @@ class Progress:
         # the import takes a tenth of a second, so only long commands make it
         from rich.console import Console
 
-        self._console = Console(file=self._stream, highlight=False)
+        self._console = Console(file=self._terminal, highlight=False)
         while not self._console.is_dumb_terminal and not self._done.wait(_INTERVAL):
             with self._lock:
                 if self._at_line_start:
@@ -95,7 +99,7 @@ class Progress:
         self.hide()
         worker.send(worker.PROGRESS, b"1")
         console.print(text[: max(console.width - 1, 0)], end="", style="dim", markup=False, soft_wrap=True)
-        self._stream.flush()
+        self._terminal.flush()
         self._visible = text
 
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from attnshape.comments.annotations import find_annotations
-from attnshape.comments.functions import CommentedSource, FunctionNode, LocatedComment, comments_in, parameter_names
-from attnshape.comments.grammar import CommentClaim, means_the_input, means_the_line, parse_comment
+from attnshape.comments.functions import (
+    CommentedSource,
+    FunctionNode,
+    LocatedComment,
+    comments_in,
+    parameter_names,
+    targets_of,
+)
+from attnshape.comments.grammar import CommentClaim, means_the_input, means_the_line, parse_comment, parse_comment_lines
 from attnshape.comments.notation import AxisToken, ShapeText, find_bare_shapes, find_shapes, parse_axis
 from attnshape.comments.observed_shapes import ObservedShapes, Occurrences, combine
-from attnshape.comments.unification import LOOSE, PROSE, DocumentedShape, constrain
+from attnshape.comments.unification import LOOSE, PROSE, DocumentedShape, ShapeConstraint, constrain
 
 _LEAST_STYLE = 3
 _SHORT = 5
@@ -27,24 +34,74 @@ def documented_shapes(
     """Return the shapes that a function documents, where anything was observed at their places."""
     documented = list(_from_annotations(node, observed))
     reader = _CommentReader(node, observed)
-    for comment in comments_in(file, node):
-        for claim in parse_comment(comment.text):
-            documented += reader.read(comment, claim)
+    for comments in _successive(comments_in(file, node)):
+        for place, claim in parse_comment_lines([comment.text for comment in comments]):
+            documented += reader.read(comments[place], claim)
     documented += reader.above_in_one_style()
     by_item = itertools.groupby(docstring_entries(node, owner), key=lambda line: (line.item, line.of, line.parameter))
     items = [list(lines) for _, lines in by_item]
-    results = [item for item in items if item[0].of == "result" and item[0].listed]
-    places = {id(item): place for place, item in enumerate(results)} if len(results) == observed.returned else {}
+    documented += _of_results([item for item in items if item[0].of == "result"], observed)
     for item in items:
-        documented += _from_docstring(item, observed, places.get(id(item)))
-    return [shape for shape in documented if any(shape.constraint.observed)]
+        documented += _from_docstring(item, observed) if item[0].of != "result" else ()
+    if _accepts_any_rank(node):
+        documented = [_or_elsewhere(shape, *_with_more_axes(shape)) for shape in documented]
+    unreached = _unpacked_in_other_branches(node, observed)
+    return [
+        shape
+        for shape in documented
+        if any(shape.constraint.observed) and tuple(a.text for a in shape.constraint.shapes[0].axes) not in unreached
+    ]
+
+
+def _successive(comments: Iterable[LocatedComment]) -> Iterator[list[LocatedComment]]:
+    """Yield the comments that stand on successive lines of their own together, and all others alone."""
+    group: list[LocatedComment] = []
+    for comment in comments:
+        if group and not (comment.where == group[-1].where == "above" and comment.line == group[-1].line + 1):
+            yield group
+            group = []
+        group.append(comment)
+    if group:
+        yield group
+
+
+def _accepts_any_rank(node: FunctionNode) -> bool:
+    """Return whether a function reads how many axes a tensor has, other than to assert it."""
+    asserted = {
+        inner for statement in ast.walk(node) if isinstance(statement, ast.Assert) for inner in ast.walk(statement)
+    }
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Attribute(attr="ndim") | ast.Call(func=ast.Attribute(attr="dim" | "ndimension"), args=[]):
+                if inner not in asserted:
+                    return True
+    return False
+
+
+def _with_more_axes(shape: DocumentedShape) -> Iterator[ShapeConstraint]:
+    """Yield a documented shape as the first axes, and as the last axes, of what was observed."""
+    constraint, more = shape.constraint, AxisToken("...", "variadic")
+    if shape.annotation is None and not any(a.kind == "variadic" for text in constraint.shapes for a in text.axes):
+        yield replace(constraint, shapes=tuple(replace(text, axes=(*text.axes, more)) for text in constraint.shapes))
+        yield replace(constraint, shapes=tuple(replace(text, axes=(more, *text.axes)) for text in constraint.shapes))
+
+
+def _unpacked_in_other_branches(node: FunctionNode, observed: ObservedShapes) -> set[tuple[str, ...]]:
+    """Return the names to which shapes are unpacked, `B, C, H, W = x.shape`, in code that no call reached."""
+    return {
+        tuple(name.id for name in targets_of(statement))
+        for statement in ast.walk(node)
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple)
+        if not any(call.reached(statement) for call in observed.calls)
+    }
 
 
 class _CommentReader:
     def __init__(self, node: FunctionNode, observed: ObservedShapes) -> None:
         self._observed = observed
         stores = {store.name for call in observed.calls for store in call.invocation.bindings}
-        self._variables = {*parameter_names(node), *stores}
+        self._parameters = parameter_names(node)
+        self._variables = {*self._parameters, *stores}
         self._above: list[tuple[DocumentedShape | None, DocumentedShape]] = []
         """Comments above statements: as describing what the statement makes, and as describing anything nearby."""
 
@@ -58,7 +115,8 @@ class _CommentReader:
             self._above += self._around(comment, claim) if claim.strict else ()
         elif names:
             for name in names:
-                yield _document(comment, claim, f"`{name}`", self._variable(comment, name), 1.0)
+                shape = _document(comment, claim, f"`{name}`", self._variable(comment, name), 1.0)
+                yield _or_elsewhere(shape, *self._of_variable(comment, claim, name))
         elif above and unknown and all(map(means_the_input, unknown)):
             nearby = [statement for statement in (comment.before, comment.statement) if statement is not None]
             inputs = combine(self._all(nearby), observed.arguments())
@@ -83,6 +141,8 @@ class _CommentReader:
     def _line(self, comment: LocatedComment, claim: CommentClaim, statement: ast.stmt) -> Iterator[DocumentedShape]:
         """Yield what a comment on a statement's own lines documents."""
         observed = self._observed
+        if not self._can_compare(claim, [statement]):
+            return
         if claim.role == "operand":
             exact = self._operand(claim, [statement])
             operand = exact or ("an operand", observed.read([statement]))
@@ -107,7 +167,7 @@ class _CommentReader:
         """Yield what an arrow or a product above statements documents: any statement up to the next gap may do it."""
         nearby = (comment.before, comment.statement)
         block = comment.block or tuple(statement for statement in nearby if statement is not None)
-        if not block:
+        if not block or not self._can_compare(claim, block):
             return
         exact = self._operand(claim, block) if claim.role == "operand" else None
         if exact is not None:
@@ -119,6 +179,12 @@ class _CommentReader:
             computed = self._observed.computed(around) if claim.role == "result" else []
             occurrences = computed if any(computed) else self._all(block)
             yield _document(comment, claim, "a tensor on the surrounding lines", occurrences, PROSE)
+
+    def _can_compare(self, claim: CommentClaim, statements: Sequence[ast.stmt]) -> bool:
+        """Return whether a product's operand, or what is between operands and result, is among the steps at all."""
+        if claim.product:
+            return self._operand(claim, statements) is not None or self._observed.steps_shown(statements) > 0
+        return claim.role != "state" or not claim.chained or self._observed.steps_shown(statements) > 1
 
     def _operand(self, claim: CommentClaim, statements: Sequence[ast.stmt]) -> tuple[str, Occurrences] | None:
         """Return what was observed of one of a product's operands, in the first statement with a product."""
@@ -144,6 +210,23 @@ class _CommentReader:
             return occurrences
         return combine(self._observed.variable(name, comment.line, None), occurrences)
 
+    def _of_variable(self, comment: LocatedComment, claim: CommentClaim, name: str) -> Iterator[ShapeConstraint]:
+        """Yield what else a shape with a variable's name may describe: what the code below binds to it, an argument."""
+        if comment.where == "above":
+            later = self._observed.bound(name, range(comment.line, comment.until))
+            yield constrain(claim.shapes, later)
+        yield constrain(_broadcast(claim.shapes), self._observed.argument(name))
+
+    def _of_block(self, comment: LocatedComment, claim: CommentClaim) -> Iterator[ShapeConstraint]:
+        """Yield what else a shape above several statements may describe: what one of them makes, or an argument."""
+        if len(comment.block) > 1:
+            made = [self._observed.made(statement) for statement in comment.block[1:]]
+            yield constrain(claim.shapes, combine(*made))
+        read = {node.id for statement in comment.block for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        arguments = [self._observed.argument(name) for name in self._parameters if name in read]
+        if arguments:
+            yield constrain(_broadcast(claim.shapes), combine(*arguments))
+
     def _around(
         self, comment: LocatedComment, claim: CommentClaim
     ) -> Iterator[tuple[DocumentedShape | None, DocumentedShape]]:
@@ -157,8 +240,10 @@ class _CommentReader:
         exact = None
         if any(made) and claim.strict:
             exact = _document(comment, claim, _what_is_made(nearby[0]), made, LOOSE)
+            exact = _or_elsewhere(exact, *self._of_block(comment, claim))
         if comment.before is None or comment.statement is not None:
-            yield exact, _document(comment, claim, "a tensor on the surrounding lines", self._all(nearby), PROSE)
+            loose = _document(comment, claim, "a tensor on the surrounding lines", self._all(nearby), PROSE)
+            yield exact, _or_elsewhere(loose, *self._of_block(comment, claim))
         elif exact is not None:  # below its line, with a gap behind it
             yield exact, exact
 
@@ -187,7 +272,12 @@ def _has_axes(occurrences: Occurrences) -> bool:
 def _document(
     comment: LocatedComment, claim: CommentClaim, subject: str, occurrences: Occurrences, weight: float
 ) -> DocumentedShape:
-    return _documented((comment.line, comment.column), claim.shapes, subject, occurrences, weight)
+    shape = _documented((comment.line, comment.column), claim.shapes, subject, occurrences, weight)
+    nearby = comment.block or ((comment.statement,) if comment.statement is not None else ())
+    if claim.chained and _repeats_equation(claim, nearby):
+        any_shape = replace(claim.shapes[0], axes=(AxisToken("...", "variadic"),))
+        return _or_elsewhere(shape, replace(shape.constraint, shapes=(any_shape,)))
+    return shape
 
 
 def _documented(
@@ -195,6 +285,31 @@ def _documented(
 ) -> DocumentedShape:
     text = " or ".join(shape.text for shape in shapes)
     return DocumentedShape(*place, text, subject, shapes[0].text, constrain(shapes, occurrences, weight))
+
+
+def _repeats_equation(claim: CommentClaim, statements: Sequence[ast.stmt]) -> bool:
+    """Return whether a shape only repeats letters of the statement's own einsum equation, local to it."""
+    letters = "".join(axis.text for axis in claim.shapes[0].axes)
+    strings = (node.value for one in statements for node in ast.walk(one) if isinstance(node, ast.Constant))
+    equations = (text for text in strings if isinstance(text, str) and "->" in text)
+    return any(letters in re.split(r",|->", equation.replace(" ", "")) for equation in equations)
+
+
+def _or_elsewhere(shape: DocumentedShape, *elsewhere: ShapeConstraint) -> DocumentedShape:
+    """Add what a shape may describe instead, where anything was observed."""
+    observed = tuple(constraint for constraint in elsewhere if any(constraint.observed))
+    return replace(shape, elsewhere=(*shape.elsewhere, *observed))
+
+
+def _broadcast(shapes: Sequence[ShapeText]) -> list[ShapeText]:
+    """Return the shapes of which a caller may pass any that broadcasts to them, or to which they broadcast."""
+    return [
+        replace(
+            shape,
+            axes=tuple(AxisToken("1", "any") if a.text == "1" else replace(a, broadcast=True) for a in shape.axes),
+        )
+        for shape in shapes
+    ]
 
 
 def _what_is_made(statement: ast.stmt) -> str:
@@ -282,10 +397,8 @@ def _entries(node: FunctionNode | ast.ClassDef, names: Sequence[str]) -> Iterato
         yield DocstringEntry(line, text, of, name, item, listed)
 
 
-def _from_docstring(
-    lines: Sequence[DocstringEntry], observed: ObservedShapes, result: int | None
-) -> Iterator[DocumentedShape]:
-    """Yield what one item of a docstring documents; `result` is its place among several results."""
+def _from_docstring(lines: Sequence[DocstringEntry], observed: ObservedShapes) -> Iterator[DocumentedShape]:
+    """Yield what one item of a docstring documents, unless it is of the result."""
     entry = lines[0]
     if entry.of == "anything":
         for claim in parse_comment(entry.text):
@@ -294,15 +407,57 @@ def _from_docstring(
             elif claim.chained and claim.role == "operand":
                 yield _documented((entry.line, 0), claim.shapes, "an argument", observed.arguments())
         return
-    shapes = [(line.line, shape) for line in lines for shape in _shapes_in(line.text)]
-    if entry.of == "argument":
-        arguments = observed.arguments()
-        yield from (_documented((line, 0), [shape], "an argument", arguments) for line, shape in shapes)
-    elif shapes:
-        occurrences, subject = observed.result(result), "the result"
-        if entry.parameter is not None:
-            occurrences, subject = observed.argument(entry.parameter), f"`{entry.parameter}`"
-        yield _documented((shapes[0][0], 0), [shape for _, shape in shapes], subject, occurrences)
+    shapes = _lines_of_shapes(lines)
+    alternatives = [shapes] if entry.parameter is not None and shapes else [[shape] for shape in shapes]
+    subject = f"`{entry.parameter}`" if entry.parameter is not None else "an argument"
+    arguments = observed.argument(entry.parameter) if entry.parameter is not None else observed.arguments()
+    for several in alternatives:
+        texts = [text for _, text in several]
+        documented = _documented((several[0][0], 0), texts, subject, arguments)
+        yield _or_elsewhere(documented, constrain(_of_any_length(_broadcast(texts)), arguments))
+
+
+_OWN_LENGTH = re.compile(
+    r"(?:seq|sequence|seq_?len|(?:seq|sequence)_length|len|length|num_tokens|dim|hidden_dim)", re.I
+)
+"""Names that stand for each argument's own length or width, as `seq_len` does for queries and for keys."""
+
+
+def _of_any_length(shapes: Sequence[ShapeText]) -> list[ShapeText]:
+    def opened(axis: AxisToken) -> AxisToken:
+        return replace(axis, kind="any") if _OWN_LENGTH.fullmatch(axis.text) else axis
+
+    return [replace(shape, axes=tuple(map(opened, shape.axes))) for shape in shapes]
+
+
+_OPTIONAL = re.compile(r"\b(?:optional(?:ly)?|if|when|unless|only|None)\b", re.I)
+
+
+def _of_results(items: Sequence[Sequence[DocstringEntry]], observed: ObservedShapes) -> Iterator[DocumentedShape]:
+    """Yield what the items of a docstring document of the result, each of its place in the returned tuple.
+
+    Where the numbers differ, an item may not be returned in these calls; then one of the others must hold.
+    """
+    listed = [item for item in items if item[0].listed]
+    if len(listed) == observed.returned:
+        places: dict[int, int | None] = {id(item): place for place, item in enumerate(listed)}
+        returned = items
+    else:
+        places = {}
+        absent = {id(item) for item in listed[observed.returned or 1 :]}
+        returned = [item for item in items if id(item) not in absent]
+        returned = [item for item in returned if not any(_OPTIONAL.search(line.text) for line in item)]
+    shapes = [(item, several) for item in returned if (several := _lines_of_shapes(item))]
+    for item, several in shapes:
+        occurrences = observed.result(places.get(id(item)))
+        documented = _documented((several[0][0], 0), [text for _, text in several], "the result", occurrences)
+        others = [text for other, texts in shapes if other is not item for _, text in texts]
+        instead = [constrain(others, observed.result())] if others and not places else []
+        yield _or_elsewhere(documented, *instead)
+
+
+def _lines_of_shapes(lines: Sequence[DocstringEntry]) -> list[tuple[int, ShapeText]]:
+    return [(line.line, shape) for line in lines for shape in _shapes_in(line.text)]
 
 
 def _shapes_in(text: str) -> list[ShapeText]:

@@ -35,6 +35,8 @@ class LocatedComment:
     """For `above`, the statement that precedes it, with only comments between them."""
     block: tuple[ast.stmt, ...] = ()
     """For `above`, the statements that follow up to the next blank line or comment."""
+    until: int = 0
+    """For `above`, the line of the next such comment below the code that follows, else one behind the file's last."""
     parameter: str | None = None
 
 
@@ -61,11 +63,15 @@ class CommentedSource:
         return functions
 
     @cached_property
+    def comment_lines(self) -> list[int]:
+        """The lines that contain nothing but a comment, in order."""
+        return [line for line, column, _ in self.comments if _is_on_its_own_line(self.lines, line, column)]
+
+    @cached_property
     def around_comments(self) -> dict[int, tuple[int, int]]:
         """For each comment on a line of its own, the nearest lines above and below it without such a comment."""
-        own = [line for line, column, _ in self.comments if _is_on_its_own_line(self.lines, line, column)]
         around: dict[int, tuple[int, int]] = {}
-        for _, group in itertools.groupby(enumerate(own), key=lambda pair: pair[1] - pair[0]):
+        for _, group in itertools.groupby(enumerate(self.comment_lines), key=lambda pair: pair[1] - pair[0]):
             lines = [line for _, line in group]
             around |= dict.fromkeys(lines, (lines[0] - 1, lines[-1] + 1))
         return around
@@ -183,9 +189,13 @@ def _between(file: CommentedSource, code: _Statements, line: int, column: int, t
     above, below = file.around_comments[line]
     before, block = code.ending_on.get(above), code.block(below)
     following = block[0] if block else None
+    place = bisect.bisect_left(file.comment_lines, below)
+    until = file.comment_lines[place] if place < len(file.comment_lines) else len(file.lines) + 1
     if before is None and not block:
         following = code.after(line)
-    return LocatedComment(line, column, text, "above", following, before, block)
+        if following is not None and until < following.lineno:
+            following = None  # that comment is the statement's, and not this one
+    return LocatedComment(line, column, text, "above", following, before, block, until)
 
 
 def _has_body(statement: ast.stmt) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -20,6 +20,8 @@ _OTHERWISE = re.compile(r"\s*(?:,?\s*or\b|/|\|)\s*", re.IGNORECASE)
 _BESIDE = re.compile(r"\s*(?:,|;|\+|&|and\b|,\s*and\b)\s*", re.IGNORECASE)
 _JOINED_BEFORE = re.compile(r"[)\]]\s*(?:@|[x×]|-+>|=+>|→)\s*$")
 _JOINED_BEHIND = re.compile(r"\s*(?:@|[x×]|-+>|=+>|→)\s*[(\[]")
+_CONTINUES = re.compile(r"\s*(?:@|[x×]|-+>|=+>|→)\s*[(\[]")
+"""The beginning of a line that continues the one above it: `-> (B, T)`."""
 _EQUALS = re.compile(r"\s*={1,2}\s*")
 _NAMES = r"[A-Za-z_][\w.]*"
 _LABEL = re.compile(
@@ -86,6 +88,28 @@ def parse_comment(comment: str) -> list[CommentClaim]:
         return []
     # text after another `#` is a separate comment, as it is to linters
     return [claim for part in re.split(r"(?<=\s)#(?=\s)", comment) for claim in _claims(part)]
+
+
+def parse_comment_lines(lines: Sequence[str]) -> Iterator[tuple[int, CommentClaim]]:
+    """Yield the claims of comments on successive lines, each with the place of its line, from 0.
+
+    An arrow or a product may begin on one line and go on below it.
+
+    >>> [(place, claim.role) for place, claim in parse_comment_lines(["(B, T)", "x (T, C)", "-> (B, C)", "(B, C)"])]
+    [(0, 'operand'), (1, 'operand'), (2, 'result'), (3, 'result')]
+    """
+    first = 0
+    while first < len(lines):
+        last = first
+        while last + 1 < len(lines) and _CONTINUES.match(lines[last + 1]) and re.search(r"[)\]]\s*$", lines[last]):
+            last += 1
+        claims = parse_comment(" ".join(lines[first : last + 1]))
+        places = [place for place in range(first, last + 1) for _ in find_shapes(lines[place])]
+        if first == last:
+            yield from ((first, claim) for claim in claims)
+        elif len(places) == len(claims):
+            yield from zip(places, claims, strict=True)
+        first = last + 1
 
 
 def _claims(comment: str) -> list[CommentClaim]:

@@ -172,7 +172,7 @@ def _expression(plain: str) -> AxisToken | None:
     except AttnshapeError:
         return None
     names = symbols(tree)
-    if not names or any(map(is_type, names)):
+    if not names or any(map(is_type, names)) or code.startswith("-"):
         return None
     if isinstance(tree, Symbol):
         return AxisToken(tree.name, "name")
@@ -240,10 +240,25 @@ def _split(text: str, separator: str) -> list[str]:
 
 def _parse_axes(parts: Sequence[str]) -> tuple[AxisToken, ...] | None:
     axes = tuple(axis for axis in map(parse_axis, parts) if axis is not None)
-    return axes if len(axes) == len(parts) and 0 < len(axes) < 10 else None
+    return axes if len(axes) == len(parts) and 0 < len(axes) < 10 and not _lists_values(parts) else None
+
+
+def _lists_values(parts: Sequence[str]) -> bool:
+    """Return whether these are the first and last values of a sequence: `x1, x2, ..., xn` or `L, L-1, ..., 1`."""
+    plain = [part.strip() for part in parts]
+    dots = next((place for place, part in enumerate(plain) if part in ("...", "…", "..")), 0)
+    if not 0 < dots < len(plain) - 1:
+        return False
+    first, last = plain[0], plain[-1]
+    pattern = rf"{re.escape(first)}\s*[+-]\s*\d+"
+    follows = dots > 1 and (all(part.isdecimal() for part in plain[:dots]) or re.fullmatch(pattern, plain[1]))
+    stem = re.fullmatch(r"(?P<stem>[^\W\d]+)\d+", first)
+    return bool(follows or (stem is not None and re.fullmatch(rf"{stem['stem']}\w+", last)))
 
 
 def _einops(text: str) -> tuple[AxisToken, ...] | None:
+    # a star between two names multiplies them: `[b * t, d]`, `[b h * d]`
+    text = re.sub(r"(?<=[\w)])\s+\*\s+(?=[\w(])", "*", text)
     parts = [part for part in _split(text, r"\s+") if part.strip()]
     return _parse_axes(parts) if len(parts) > 1 else None
 

@@ -16,7 +16,17 @@ from attnshape.comments.functions import lines_of, targets_of, writes_into_part
 from attnshape.model.trace import Reference
 from attnshape.observation.forms import FunctionId
 from attnshape.observation.watch import NO_COLUMN, Binding, Invocation, ItemsValue, ObservedRun, TensorValue, Value
-from attnshape.tracing.operations import ADDITIONS, MATRIX_PRODUCTS, MULTIPLICATIONS, SUBTRACTIONS, base_name
+from attnshape.tracing.operations import (
+    ADDITIONS,
+    FUSED_ATTENTION,
+    MATRIX_PRODUCTS,
+    MULTIPLICATIONS,
+    SAME_VALUES,
+    SELECTIONS,
+    SUBTRACTIONS,
+    UNIT_AXES,
+    base_name,
+)
 
 Shape = tuple[int, ...]
 Options = list[Shape]
@@ -70,6 +80,12 @@ class FunctionCall:
             elif own.setdefault(name, value) != value:
                 changing.add(name)
         return {name: value for name, value in (outer | own).items() if name not in changing}
+
+    @cached_property
+    def outer(self) -> set[str]:
+        """The names of integers that the function only reads: of attributes, configurations and modules."""
+        own = {*self.invocation.arguments, *(name for name, _ in self.invocation.bound)}
+        return self.invocation.numbers.keys() - own
 
     @cached_property
     def tensors(self) -> set[str]:
@@ -269,14 +285,29 @@ class ObservedShapes:
 
         return self._options(shapes)
 
+    def steps_shown(self, statements: Sequence[ast.stmt]) -> int:
+        """Return how many expressions of some statements were recorded, 0 if one of them is fused attention.
+
+        What another function or fused attention computes between its operands and its result isn't observed here.
+        """
+        events = [event for call in self.calls for statement in statements for event in call.events_of(statement)]
+        fused = any(base_name(event.operation) in FUSED_ATTENTION for event in events)
+        return 0 if fused else len({event.text for event in events})
+
     def products(self, statement: ast.stmt, place: int) -> Occurrences:
-        """Return the first or second operand of each product of two tensors in a statement, as options."""
+        """Return the first or second operand of each product of two tensors in a statement, as options.
+
+        An operand that the statement itself transposes, expands or casts is an option as it was before, too.
+        """
         occurrences = []
         for call in self.calls:
-            pairs = [event for event in call.events_of(statement) if len(event.operands) == 2]
+            steps = call.events_of(statement)
+            made_by = {event.position: event for event in steps}
+            pairs = [event for event in steps if len(event.operands) == 2]
             products = [event for event in pairs if base_name(event.operation) in MATRIX_PRODUCTS]
             products = products or [event for event in pairs if base_name(event.operation) in _ARITHMETIC]
-            occurrences.append([[event.operands[place][0] for event in products]] if products else [])
+            options = [shape for event in products for shape in _before_layout(*event.operands[place], made_by)]
+            occurrences.append(_any_of(options))
         return occurrences
 
     def variable(self, name: str, line: int, statement: ast.stmt | None) -> Occurrences:
@@ -288,6 +319,14 @@ class ObservedShapes:
             return [store.value for store in stores] or call.shapes_bound_by(name, line)
 
         return [_each(values(call)) for call in self.calls]
+
+    def bound(self, name: str, lines: range) -> Occurrences:
+        """Return what was bound to a variable on some lines, as options."""
+
+        def shapes(call: FunctionCall) -> Iterator[Shape]:
+            yield from (s for store in call.bindings_on(lines) if store.name == name for s in _shapes(store.value))
+
+        return self._options(shapes)
 
     def dtypes(self, annotation: JaxtypingAnnotation) -> list[str]:
         """Return the dtypes of the annotated tensors."""
@@ -315,7 +354,19 @@ def _any_of(shapes: Iterable[Shape]) -> list[Options]:
     return [options] if options else []
 
 
+_SAME_RANK = SAME_VALUES - UNIT_AXES - SELECTIONS
+"""Layout operations that people leave out where they write down what a product multiplies."""
 _ARITHMETIC = ADDITIONS | SUBTRACTIONS | MULTIPLICATIONS
+
+
+def _before_layout(shape: Shape, source: int | None, made_by: Mapping[int, StepEvent]) -> Iterator[Shape]:
+    """Yield an operand's shape, and its shape before each of the layout steps that led to it."""
+    yield shape
+    while source is not None and (event := made_by.get(source)) is not None and event.operands:
+        if base_name(event.operation) not in _SAME_RANK:
+            return
+        shape, source = event.operands[0]
+        yield shape
 
 
 def _longest(events: Sequence[StepEvent]) -> list[StepEvent]:

@@ -30,6 +30,7 @@ PROSE, LOOSE = 0.7, 0.9
 _NOT_FROM_CODE, _UNUSUAL, _EQUAL = 2.0, 0.6, 0.05
 """The cost where a name isn't the code's own integer of that name, where it means what another name usually means, and
 where two names of one shape have the same value. A wrong shape costs its weight."""
+_VAGUE = {"width", "height", "depth", "size"}
 _MOST_COMBINATIONS = 3000
 _MOST_CANDIDATES = 6
 
@@ -74,6 +75,8 @@ class DocumentedShape:
     """Its text as it stands on the line."""
     constraint: ShapeConstraint
     annotation: JaxtypingAnnotation | None = None
+    elsewhere: tuple[ShapeConstraint, ...] = ()
+    """What it may describe instead: a shape that holds there isn't wrong."""
 
 
 def constrain(shapes: Sequence[ShapeText], occurrences: Occurrences, weight: float = 1.0) -> ShapeConstraint:
@@ -155,6 +158,18 @@ class NameAssignment:
     """How many documented shapes that hold contain the name."""
     from_code: frozenset[str] = frozenset()
     """The names that are integers of the code's own."""
+    constants: frozenset[str] = frozenset()
+    """The names of attributes and constants that stay the same whatever the sizes."""
+
+    @property
+    def without_doubt(self) -> dict[str, Vector]:
+        """The values without those of constants and vague names that no documented shape confirms.
+
+        They may not be the sizes that the author has in mind: `width` may be the image's or the model's.
+        """
+        vague = self.constants | (self.from_code & _VAGUE)
+        doubtful = {name for name in vague if not self.supported.get(name, 0)}
+        return {name: vector for name, vector in self.chosen.items() if name not in doubtful}
 
     def is_known(self, name: str) -> bool:
         """Return whether the code, the usual meaning, or a shape that holds determines a name."""
@@ -192,7 +207,9 @@ def unify(constraints: Sequence[ShapeConstraint], calls: Sequence[FunctionCall])
         best |= _minimize(part, functools.partial(_cost, within, own, usual))
     holding = [constraint.shapes for constraint in constraints if holds(constraint, best)]
     supported = Counter(name for shapes in holding for name in {name for shape in shapes for name in shape.names})
-    return NameAssignment(best, supported, from_code)
+    varying = len({tuple(call.numbers.items()) for call in calls}) > 1
+    constants = {name for name in from_code if len(set(own[name])) == 1 and all(name in call.outer for call in calls)}
+    return NameAssignment(best, supported, from_code, frozenset(constants if varying else ()))
 
 
 def _linked(names: Sequence[str], constraints: Sequence[ShapeConstraint]) -> Iterator[list[ShapeConstraint]]:

@@ -23,6 +23,8 @@ RANK, ORDER, SIZE, TYPE = "AS001", "AS002", "AS003", "AS004"
 CODES = (RANK, ORDER, SIZE, TYPE)
 _LEAST_IN_PROSE = 3
 """Axes that a shape within prose must have: pairs stand for many things there."""
+_ANY_WIDTH = frozenset("CDEFcdef")
+"""Letters that stand for one width in one comment and for another in the next."""
 _LARGEST_CONSTANT = 4
 """Larger axes have a size that varies; small runs have sizes from 5 on."""
 _LARGEST_FACTOR = 4
@@ -59,6 +61,8 @@ def verify_shape_comments(runs: Sequence[ObservedRun], functions: Iterable[Funct
         for shape in documented:
             if holds(shape.constraint, assignment.chosen):
                 holding += 1
+            elif any(holds(constraint, assignment.chosen) for constraint in shape.elsewhere):
+                continue
             elif _is_certain(shape, assignment, observed.calls):
                 findings.append(_finding(shape, assignment, observed))
         findings += _wrong_dtypes(documented, observed)
@@ -82,9 +86,14 @@ def _is_certain(documented: DocumentedShape, assignment: NameAssignment, calls: 
     """Return whether a shape that doesn't hold was meant as one: more than itself must speak for its names."""
     if documented.annotation is not None:
         return True
-    shapes = documented.constraint.shapes
-    if documented.constraint.weight <= PROSE and all(len(shape.axes) < _LEAST_IN_PROSE for shape in shapes):
+    if holds(documented.constraint, assignment.without_doubt):
         return False
+    shapes = documented.constraint.shapes
+    if documented.constraint.weight <= PROSE:
+        loose = _ANY_WIDTH - assignment.from_code
+        values = {name: vector for name, vector in assignment.chosen.items() if name not in loose}
+        if holds(documented.constraint, values) or all(len(shape.axes) < _LEAST_IN_PROSE for shape in shapes):
+            return False
     names = {name for shape in shapes for name in shape.names}
     tensors = {name for call in calls for name in call.tensors}
     known = [name for name in names if assignment.is_known(name)]
@@ -93,7 +102,7 @@ def _is_certain(documented: DocumentedShape, assignment: NameAssignment, calls: 
 
 def _finding(documented: DocumentedShape, assignment: NameAssignment, observed: ObservedShapes) -> Finding:
     texts = documented.constraint.shapes
-    place, shape = _first_mismatch(documented, assignment)
+    place, shape, others = _first_mismatch(documented, assignment)
     meant = next((text for text in texts if len(text.axes) == len(shape)), texts[0])
     axes = _name_axes(shape, place, documented, meant, assignment, observed.calls)
     at = ", ".join(f"{symbol}={size}" for symbol, size in observed.calls[place].numbers.items())
@@ -103,7 +112,11 @@ def _finding(documented: DocumentedShape, assignment: NameAssignment, observed: 
     else:
         hint = f"write {_format_like(axes, meant, is_dims=documented.annotation is not None)}"
     code, evidence = _code(meant, shape, assignment, place), f"at {at} it is {' '.join(map(str, shape))}"
-    return _report(documented, observed, code, f"shape {format_tuple(axes)}", hint, evidence)
+    difference = f"has shape {format_tuple(axes)}"
+    if others:
+        difference = f"no tensor there has this shape; the closest is {format_tuple(axes)}"
+        hint += ", if that tensor is meant"
+    return _report(documented, observed, code, difference, hint, evidence)
 
 
 def _report(
@@ -113,7 +126,8 @@ def _report(
     column = max(source_lines(function.file)[line - 1].find(documented.on_line, documented.column), documented.column)
     return Finding(
         code=code,
-        message=f"{documented.subject} is documented as {documented.text}, but has {difference}",
+        level="warning",
+        message=f"{documented.subject} is documented as {documented.text}, but {difference}",
         source=Source(display_path(function.file), line, column + 1, function.name),
         expression=documented.on_line,
         hint=hint,
@@ -122,16 +136,26 @@ def _report(
     )
 
 
-def _first_mismatch(documented: DocumentedShape, assignment: NameAssignment) -> tuple[int, Shape]:
-    """Return the first call in which a documented shape doesn't hold, and the shape observed there."""
+def _first_mismatch(documented: DocumentedShape, assignment: NameAssignment) -> tuple[int, Shape, bool]:
+    """Return the first call in which a shape doesn't hold, the closest shape there, and whether there are others."""
     texts = documented.constraint.shapes
     for place, call in enumerate(documented.constraint.observed):
         for options in call:
             if not any(fits(text.axes, shape, assignment.chosen, place) for text in texts for shape in options):
                 ranks = {len(text.axes) for text in texts}
                 same_rank = [shape for shape in options if len(shape) in ranks]
-                return place, (same_rank or list(options))[0]
+                closest = max(same_rank or options, key=lambda shape: _likeness(texts, shape, assignment, place))
+                return place, closest, len(options) > 1
     raise AssertionError("the documented shape holds")
+
+
+def _likeness(texts: Sequence[ShapeText], shape: Shape, assignment: NameAssignment, place: int) -> tuple[bool, int]:
+    """Return whether an observed shape has the documented axes in another order, and how many are in their place."""
+    in_place = (
+        sum(one == axis_size(axis, assignment.chosen, place) for one, axis in zip(shape, text.axes, strict=False))
+        for text in texts
+    )
+    return any(_code(text, shape, assignment, place) == ORDER for text in texts), max(in_place)
 
 
 def _code(documented: ShapeText, shape: Shape, assignment: NameAssignment, place: int) -> str:
@@ -152,7 +176,7 @@ def _wrong_dtypes(documented: Sequence[DocumentedShape], observed: ObservedShape
             wrong = next((dtype for dtype in observed.dtypes(shape.annotation) if not allows_dtype(kind, dtype)), None)
             if wrong is not None:
                 hint = f"write {kind_of_dtype(wrong)}[…]"
-                yield _report(shape, observed, TYPE, f"dtype {wrong}", hint, f"its dtype is torch.{wrong}")
+                yield _report(shape, observed, TYPE, f"has dtype {wrong}", hint, f"its dtype is torch.{wrong}")
 
 
 def format_tuple(axes: Sequence[str]) -> str:

@@ -6,8 +6,9 @@ import keyword
 import math
 import operator
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from msgspec.structs import replace as with_fields
 
@@ -29,6 +30,14 @@ class Sizes:
     """The expression of each dependent symbol, in order of evaluation."""
     labels: frozenset[str] = frozenset()
     """Symbols that the user gave but that the target doesn't depend on: axes are only matched to them."""
+    inputs: Mapping[str, Sequence[AxisExpression]] = field(default_factory=dict)
+    """The axes of the target's inputs, as the user wrote them."""
+
+    @property
+    def matchable(self) -> dict[str, int]:
+        """The symbols to which axes may be matched: not those of a size that the user wrote as a number."""
+        written = {axis.evaluate({}) for axes in self.inputs.values() for axis in axes if not axis.symbols}
+        return {symbol: size for symbol, size in self.numbers.items() if size not in written}
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -132,15 +141,18 @@ def evaluate_sizes(
     return evaluated
 
 
-def resolve(used: Collection[str], given: Mapping[str, int | str]) -> Sizes:
+def resolve(
+    used: Collection[str], given: Mapping[str, int | str], defaults: Mapping[str, int] = MappingProxyType({})
+) -> Sizes:
     """Return the sizes of a target that depends on the symbols in `used`, for the sizes that the user gave.
 
-    Where D, H and Dk are all given they are independent; otherwise D = H*Dk.
+    Where D, H and Dk are all given they are independent; otherwise D = H*Dk. `defaults` are the sizes of the user's own
+    symbols that need not be given.
 
     Raises AttnshapeError if a symbol is unknown, or the numbers contradict each other.
     """
     check_sizes(given)
-    own = {name: parse_size(name, size) for name, size in given.items() if name not in SYMBOLS_BY_NAME}
+    own = {name: parse_size(name, size) for name, size in {**defaults, **given}.items() if name not in SYMBOLS_BY_NAME}
     _refuse_unknown({*used}, own)
     depends = {*used} | {name for expression in own.values() for name in expression.symbols} | own.keys()
     numbers: dict[str, Size] = {
@@ -167,7 +179,7 @@ def resolve(used: Collection[str], given: Mapping[str, int | str]) -> Sizes:
             numbers[name] = Size(size, "derived", own[name].text)
             follows[name] = own[name]
         else:
-            numbers[name] = Size(size, "given")
+            numbers[name] = Size(size, "given" if name in given else "default")
     place = {**ORDER, **{name: len(ORDER) + index for index, name in enumerate(own)}}
     order = sorted(numbers, key=place.__getitem__)
     parts = {name for expression in follows.values() for name in expression.symbols}

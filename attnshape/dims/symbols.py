@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from attnshape.errors import AttnshapeError, Option, did_you_mean
+from attnshape.errors import AttnshapeError, Option, did_you_mean, most_similar
+from attnshape.model.formatting import join_words
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ ORDER: dict[str, int] = {symbol.name: place for place, symbol in enumerate(SYMBO
 SIZE_KEYS: dict[str, str] = {symbol.flag.removeprefix("--").replace("-", "_"): symbol.name for symbol in SYMBOLS}
 """The symbol's name by the name of its parameter, such as `d_model`."""
 
+VOCABULARY_SIZE = 50
+"""The default of a symbol of the user's own that bounds the integers of an input, as in `int[V]`, and is no axis."""
+NUMBER_OF_LAYERS = 3
+"""The default of a symbol of the user's own that is a number of layers."""
+
 
 def size_option(symbol: str, value: object = None) -> Option:
     """Return the option that sets a size, as errors name it: `--heads 4` on the command line, `H=4` in Python.
@@ -47,6 +53,11 @@ def size_option(symbol: str, value: object = None) -> Option:
     Option(field='sizes', value=4, key='H')
     """
     return Option("sizes", value, symbol)
+
+
+def size_options(symbols: Iterable[str]) -> Option:
+    """Return the options that define symbols as sizes, for a hint: `--dim nh=4 --dim hs=4`."""
+    return Option("sizes", dict.fromkeys(symbols, 4))
 
 
 def require_known(names: Iterable[str], known: Collection[str], *source: str | Option) -> None:
@@ -60,11 +71,18 @@ def require_known(names: Iterable[str], known: Collection[str], *source: str | O
     attnshape.errors.AttnshapeError: scale=1/sqrt(Dq): Dq isn't a size symbol
     hint: did you mean Dk or Dv? (or define your own: Dq=4)
     """
-    for name in names:
-        if name not in known:
-            # most symbols are a letter and its index
-            near = [symbol for symbol in known if len(symbol) == len(name) > 1 and symbol[:-1] == name[:-1]]
-            listed = " or ".join(filter(None, (", ".join(near[:-1]), near[-1]))) if near else ""
-            similar = f"did you mean {listed}?" if near else did_you_mean(name, known, "the symbols are")
-            own = "(or define your own: ", size_option(name, 4), ")"
-            raise AttnshapeError((*source, f": {name} isn't a size symbol"), (f"{similar} ", *own))
+    unknown = list(dict.fromkeys(name for name in names if name not in known))
+    if len(unknown) > 1:
+        problem = f": {join_words(unknown)} aren't size symbols"
+        meant = [known_name for name in unknown if (known_name := most_similar(name, known)) is not None]
+        if len(meant) < len(unknown):
+            raise AttnshapeError((*source, problem), ("define them: ", size_options(unknown)))
+        hint = f"did you mean {join_words(meant)}? (or define your own: ", size_options(unknown), ")"
+        raise AttnshapeError((*source, problem), hint)
+    for name in unknown:
+        # most symbols are a letter and its index
+        near = [symbol for symbol in known if len(symbol) == len(name) > 1 and symbol[:-1] == name[:-1]]
+        listed = " or ".join(filter(None, (", ".join(near[:-1]), near[-1]))) if near else ""
+        similar = f"did you mean {listed}?" if near else did_you_mean(name, known, "the symbols are")
+        own = "(or define your own: ", size_option(name, 4), ")"
+        raise AttnshapeError((*source, f": {name} isn't a size symbol"), (f"{similar} ", *own))

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 import msgspec
 from msgspec import UNSET
 
+from attnshape.dims.expressions import AxisExpression
 from attnshape.errors import exception_text
 from attnshape.inference.small_runs import Samples
 from attnshape.inference.solver import Formula, Solver, matched
 from attnshape.model.trace import (
     Avoided,
     Axis,
+    Known,
     Loop,
     NamedTensor,
     Reference,
@@ -64,9 +66,10 @@ class _Assembler:
 
     def _inputs(self) -> Iterator[NamedTensor]:
         small = [dict(run.inputs) for run in self._runs]
+        sizes = self._samples.plan.sizes
         for name, tensor in self._actual.inputs:
             others = [inputs[name] for inputs in small] if all(name in inputs for inputs in small) else []
-            yield NamedTensor(name, self._tensor(tensor, others, name))
+            yield NamedTensor(name, self._tensor(tensor, others, name, written=sizes.inputs.get(name, ())))
 
     def _loops(self) -> Iterator[Loop]:
         runs = [run.loops for run in self._runs]
@@ -96,9 +99,25 @@ class _Assembler:
             opaque=raw.opaque or UNSET,
         )
 
-    def _tensor(self, tensor: RawTensor, small: Sequence[RawTensor], where: str, output: int = 0) -> TensorRecord:
-        """Write one tensor; `small` holds it in each small run, and is empty if these took different steps."""
+    def _tensor(
+        self,
+        tensor: RawTensor,
+        small: Sequence[RawTensor],
+        where: str,
+        output: int = 0,
+        written: Sequence[AxisExpression] = (),
+    ) -> TensorRecord:
+        """Write one tensor; `small` holds it in each small run, and is empty if these took different steps.
+
+        `written` are the axes of an input as the user wrote them.
+        """
         axes = [self._axis(tensor, small, axis, (f"{where}: axis {axis}", output)) for axis in range(len(tensor.shape))]
+        for axis, expression in enumerate(written if len(written) == len(axes) else ()):
+            if expression.text != axes[axis].text and not tensor.symbols:
+                varies = any(other.shape[axis] != tensor.shape[axis] for other in small)
+                unvaried: Known = "matched" if expression.symbols else "literal"
+                axes[axis] = Formula(expression.text, "verified" if varies else unvaried)
+                self.formulas[f"{where}: axis {axis}", output] = axes[axis]
         if small and all(len(other.stride) == len(tensor.stride) for other in small):
             strides = []
             for axis, stride in enumerate(tensor.stride):
@@ -119,7 +138,7 @@ class _Assembler:
 
     def _solve(self, values: Sequence[int], actual: int, place: Where) -> Formula:
         if not values:
-            return matched(actual, self._samples.plan.sizes.numbers)
+            return matched(actual, self._samples.plan.sizes.matchable)
         self.formulas[place] = self._solver.solve(tuple(values), actual)
         return self.formulas[place]
 
@@ -245,7 +264,7 @@ class SimilarFailures:
 
 def similar_failures(actual: RawFailure, samples: Samples) -> SimilarFailures:
     """Return the small runs that failed at the same call as the user's."""
-    numbers = samples.plan.sizes.numbers
+    numbers = samples.plan.sizes.matchable
     call, rounds = _call(actual), len(samples.runs)
     similar = [(sizes, f) for sizes, run in samples.every if (f := run.failure) is not None and _call(f) == call]
     if rounds < 2 or any(run.failure is None or _call(run.failure) != call for run in samples.runs):

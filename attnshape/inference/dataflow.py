@@ -273,7 +273,7 @@ def _before_maximum(exponential: N, graph: DataFlow[N]) -> tuple[N, int]:
     before = _input_node(exponential, 0, graph)
     if before is not None and before.name in ops.SUBTRACTIONS and len(before.sources) == 2:
         subtracted = _input_node(before, 1, graph)
-        while subtracted is not None and subtracted.name in _BROADCASTING and subtracted.sources:
+        while subtracted is not None and subtracted.name in _BROADCASTING | ops.LOWER_BOUNDS and subtracted.sources:
             subtracted = _input_node(subtracted, 0, graph)
         if subtracted is not None and subtracted.name in ops.MAXIMA:
             return before, 0

@@ -21,13 +21,14 @@ _FACTORS = (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 12)
 
 @dataclass(frozen=True)
 class Equal:
-    """Two sizes that must be equal."""
+    """A size that must be equal to another, or to the product of two others."""
 
     symbol: str
     other: str
+    times: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.symbol} = {self.other}"
+        return f"{self.symbol} = {self.other}{f'*{self.times}' if self.times is not None else ''}"
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,22 @@ class Fixed:
 Constraint = Equal | Multiple | Fixed
 
 
+def related(constraint: Constraint) -> tuple[str, ...]:
+    """Return the other sizes that a constraint relates its own to."""
+    match constraint:
+        case Equal(other=other, times=None) | Multiple(other=str(other)):
+            return (other,)
+        case Equal(other=other, times=str(times)):
+            return other, times
+    return ()
+
+
 def _made_of(sizes: Sizes, constraints: Sequence[Constraint], symbol: str) -> set[str]:
     """Return the independent sizes that a size follows from, by its own expression or by a constraint."""
     parts = {symbol}
     for _ in sizes.records:
         follows = (name for part in parts & sizes.follows.keys() for name in sizes.follows[part].symbols)
-        bound = (c.other for c in constraints if c.symbol in parts and isinstance(c, (Equal, Multiple)) and c.other)
+        bound = (name for c in constraints if c.symbol in parts for name in related(c))
         parts |= {*follows, *bound}
     return parts
 
@@ -98,19 +109,27 @@ def candidates(sizes: Sizes, constraints: Sequence[Constraint]) -> Iterator[Cons
             yield Multiple(symbol, 2)
     roots = [c.other for c in constraints if isinstance(c, Equal)]
     for place, symbol in enumerate(free):
-        for other in free[:place]:
-            if numbers[symbol] == numbers[other] and symbol not in roots:
+        bound = [c.symbol for c in constraints if isinstance(c, Multiple)]
+        for other in [*free[:place], *bound]:
+            tied = symbol in roots or symbol in _made_of(sizes, constraints, other)
+            if numbers[symbol] == numbers[other] and not tied:
                 yield Equal(symbol, other)
     for symbol in free:
         for other, factor in itertools.product([name for name in sizes.records if name not in sizes.labels], _FEW):
             part = factor * numbers[other]
             whole = numbers[symbol] % part == 0 and numbers[symbol] > part > factor
-            if whole and symbol not in roots and symbol not in _made_of(sizes, constraints, other):
+            if whole and symbol not in _made_of(sizes, constraints, other):
                 yield Multiple(symbol, factor, other)
     for symbol in free:
         for factor in _FACTORS[1:]:
             if numbers[symbol] % factor == 0:
                 yield Multiple(symbol, factor)
+    for symbol in free:
+        for other, times in itertools.combinations_with_replacement(sizes.independent, 2):
+            parts = _made_of(sizes, constraints, other) | _made_of(sizes, constraints, times)
+            is_product = numbers[symbol] == numbers[other] * numbers[times] > max(numbers[other], numbers[times])
+            if is_product and symbol not in parts:
+                yield Equal(symbol, other, times)
     for symbol in free:
         if 1 < numbers[symbol] <= LARGEST_FIXED:
             yield Fixed(symbol)
@@ -156,6 +175,8 @@ class Plan:
     """How the work of a run grows, as far as that is known."""
     most_work: float = math.inf
     """The work that one run should take at most."""
+    counts: frozenset[str] = frozenset()
+    """The symbols that only count something, such as layers: they are no part of any axis, and stay small."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -178,8 +199,8 @@ class Plan:
 
     def _independent(self, symbol: str) -> Monomial:
         match next((c for c in self.constraints if c.symbol == symbol), None):
-            case Equal(other=other):
-                return self._independent(other)
+            case Equal(other=other, times=times):
+                return self._independent(other) * (self._independent(times) if times is not None else constant(1))
             case Multiple(factor=factor, other=None):
                 return constant(factor) * unknown(f"{symbol}/{factor}")
             case Multiple(factor=factor, other=str(other)):
@@ -215,6 +236,32 @@ class Plan:
         names = tuple(sorted(names, key=order.__getitem__))
         return names if self._cheapest_are_affordable(names) else self._from_the_costliest(names)
 
+    @cached_property
+    def of_axes(self) -> tuple[str, ...]:
+        """The unknowns that axes may depend on, in order."""
+        return tuple(name for name in self.unknowns if not self.is_count(name))
+
+    @property
+    def of_counts(self) -> tuple[str, ...]:
+        """The other unknowns, which only count something."""
+        return tuple(name for name in self.unknowns if self.is_count(name))
+
+    def is_count(self, name: str) -> bool:
+        """Return whether an unknown only counts something."""
+        return name.partition("/")[0] in self.counts
+
+    @property
+    def own_counts(self) -> dict[str, int]:
+        """The user's numbers of the unknowns that only count something."""
+        owners = {name: self.owner(name) for name in self.of_counts}
+        least = self.at(dict.fromkeys(self.unknowns, 1))
+        return {name: self.sizes.numbers[owner] // least[owner] for name, owner in owners.items()}
+
+    def with_small_counts(self, chosen: Mapping[str, int]) -> dict[str, int]:
+        """Return the chosen numbers with 2, 3 or 4 for each unknown that only counts, not always the same."""
+        others = sum(chosen[name] for name in self.of_axes)
+        return {**chosen, **{name: 2 + (others + place) % 3 for place, name in enumerate(self.of_counts)}}
+
     def _cheapest_are_affordable(self, names: Sequence[str]) -> bool:
         """Return whether small primes in this order make the first rounds cheap enough."""
         return all(self.is_affordable(_close_primes(names, round_, _FIRST_CLOSE[0])) for round_ in range(_FIRST_ROUNDS))
@@ -231,6 +278,8 @@ class Plan:
 
     def power(self, name: str) -> int:
         """Return the power in which an unknown is part of the largest tensor, 1 if that isn't known."""
+        if self.is_count(name):
+            return 0
         if not self.powers:
             return 1
         if any("/" in known for known in self.powers):
@@ -279,8 +328,15 @@ class Plan:
     def primes(self, round_: int) -> dict[str, int]:
         """Return each unknown's prime in a round: another for each, in the order of the user's sizes."""
         if self._close_from is not None:
-            return _close_primes(self.unknowns, round_, self._close_from)
+            return self._close_primes(round_, self._close_from)
         return self._spread_primes(round_)
+
+    def _close_primes(self, round_: int, first: int) -> dict[str, int]:
+        return _close_primes(self.of_axes, round_, first) | self._counts_in(round_)
+
+    def _counts_in(self, round_: int) -> dict[str, int]:
+        """Return the numbers in a round of what only counts: the smallest primes."""
+        return _close_primes(self.of_counts, round_, 2)
 
     @cached_property
     def _close_from(self) -> int | None:
@@ -288,8 +344,7 @@ class Plan:
         if self.work is None or all(self.is_affordable(self._spread_primes(round_)) for round_ in range(_FIRST_ROUNDS)):
             return None
         rounds = {
-            first: [_close_primes(self.unknowns, round_, first) for round_ in range(_FIRST_ROUNDS)]
-            for first in _FIRST_CLOSE
+            first: [self._close_primes(round_, first) for round_ in range(_FIRST_ROUNDS)] for first in _FIRST_CLOSE
         }
         affordable = (first for first, chosen in rounds.items() if all(map(self.is_affordable, chosen)))
         return next(affordable, _FIRST_CLOSE[-1])
@@ -297,14 +352,14 @@ class Plan:
     def _spread_primes(self, round_: int) -> dict[str, int]:
         chosen: dict[str, int] = {}
         last = 0
-        for position, name in enumerate(self.unknowns):
+        for position, name in enumerate(self.of_axes):
             last = max(last, self.largest_below(name, chosen))
             last = max(_prime_after(last), _prime(_PLACES[round_ % len(_PLACES)](position)))
             chosen[name] = last
-        if self.elements(chosen) > TOO_MANY_ELEMENTS:
+        if self.elements(chosen | self._counts_in(round_)) > TOO_MANY_ELEMENTS:
             # one prime lower each; with 3 among them only if it must be
-            return {name: _prime_before(prime) for name, prime in chosen.items()}
-        return chosen
+            chosen = {name: _prime_before(prime) for name, prime in chosen.items()}
+        return chosen | self._counts_in(round_)
 
     def largest_below(self, name: str, chosen: Mapping[str, int]) -> int:
         """Return what an unknown's number must be above for products and sums to keep their place in the order."""
@@ -424,8 +479,8 @@ def reversed_sizes(plan: Plan) -> Iterator[dict[str, int]]:
 
 def large_sizes(plan: Plan) -> Iterator[dict[str, int]]:
     """Yield numbers where the lengths are much larger than the rest, then the others: `min(L, 12)`, `int(L**0.5)`."""
-    lengths = [name for name in plan.unknowns if is_length(name)]
-    for names in (lengths, [name for name in plan.unknowns if name not in lengths]):
+    lengths = [name for name in plan.of_axes if is_length(name)]
+    for names in (lengths, [name for name in plan.of_axes if name not in lengths]):
         if names:
             yield from _enlarged(plan, names)
 
@@ -441,12 +496,12 @@ def mixed_sizes(plan: Plan) -> Iterator[dict[str, int]]:
             for sizes in (_COMPOSITE, _SMALL_COMPOSITE)
         )
         yield from _affordable(plan, mixtures)
-    for name in plan.unknowns:
+    for name in plan.of_axes:
         yield from _enlarged(plan, (name,))
     # rounded up and rounded down with one added differ only if one length divides another
     small = {name: 6 + place for place, name in enumerate(plan.unknowns)}
-    for multiple, divisor in itertools.permutations([name for name in plan.unknowns if is_length(name)], 2):
-        yield small | {multiple: 3 * small[divisor]}
+    for multiple, divisor in itertools.permutations([name for name in plan.of_axes if is_length(name)], 2):
+        yield plan.with_small_counts(small | {multiple: 3 * small[divisor]})
 
 
 def held_out_sizes(plan: Plan, used: Iterable[Mapping[str, int]]) -> Iterator[dict[str, int]]:
@@ -475,7 +530,13 @@ def _unused(plan: Plan, order: Sequence[str], first: int, taken: Mapping[str, se
     chosen: dict[str, int] = {}
     last = first - 1
     sizes: dict[Monomial, int] = {}
+    counts = {
+        name: next(number for number in itertools.count(2) if number not in taken[plan.owner(name)])
+        for name in plan.of_counts
+    }
     for name in order:
+        if name in counts:
+            continue
         last = max(last, plan.largest_below(name, chosen))
         for number in range(last + 1, last + 1 + _WIDEST_VALIDATED):
             made = plan.values_with(name, {**chosen, name: number})
@@ -485,7 +546,7 @@ def _unused(plan: Plan, order: Sequence[str], first: int, taken: Mapping[str, se
         else:
             return {}
         chosen[name], sizes, last = number, distinct, number
-    return chosen
+    return chosen | counts
 
 
 def _enlarged(plan: Plan, names: Sequence[str]) -> Iterator[dict[str, int]]:
@@ -501,5 +562,7 @@ def _enlarged(plan: Plan, names: Sequence[str]) -> Iterator[dict[str, int]]:
 
 def _affordable(plan: Plan, choices: Iterable[dict[str, int]]) -> Iterator[dict[str, int]]:
     """Yield the first choice whose tensors are small and whose work isn't too much, else the last of small tensors."""
-    small = [chosen for chosen in choices if plan.elements_in_any_order(chosen) <= _MOST_VALIDATED]
+    small = [
+        plan.with_small_counts(chosen) for chosen in choices if plan.elements_in_any_order(chosen) <= _MOST_VALIDATED
+    ]
     yield from [chosen for chosen in small if plan.is_affordable(chosen)][:1] or small[-1:]

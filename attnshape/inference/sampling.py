@@ -15,6 +15,7 @@ from attnshape.inference.plan import (
     candidates,
     large_sizes,
     mixed_sizes,
+    related,
     reversed_sizes,
 )
 from attnshape.inference.small_runs import Samples, SmallRuns, common_steps, takes_same_steps
@@ -22,6 +23,9 @@ from attnshape.tracing.raw import RawTrace
 
 ENOUGH_ROUNDS = 4
 """Rounds after which a sum or a rounded quotient isn't a coincidence."""
+
+_MOST_TIES, _MOST_TIED = 4, 60
+"""How many constraints at once may tie sizes to each other, and how many sets of them are tried."""
 
 Solution = TypeVar("Solution")
 
@@ -206,21 +210,61 @@ class Sampler:
         samples = self._runs.try_plan(replace(best.plan, constraints=tuple(map(Fixed, waiting))), best.actual)
         if not samples.complete:
             return samples if samples.common > best.common else best
-        while freed := [one for one in waiting if (looser := self._freed(one, samples)) and (samples := looser)]:
+        samples = self._freed_alone(waiting, samples, bound=False)
+        while (freed := self._freed_together(samples)) is not None:
+            samples = freed
+        return self._freed_alone(samples.plan.fixed, samples, bound=True)
+
+    def _freed_alone(self, waiting: Sequence[str], samples: Samples, bound: bool) -> Samples:
+        """Return samples in which fixed sizes vary too, one after the other; with `bound`, under a constraint."""
+        while freed := [one for one in waiting if (looser := self._freed(one, samples, bound)) and (samples := looser)]:
             waiting = [symbol for symbol in waiting if symbol not in freed]
         return samples
 
-    def _freed(self, symbol: str, samples: Samples) -> Samples | None:
-        """Return samples in which one fixed size varies too, as freely as it may."""
+    def _freed_together(self, samples: Samples) -> Samples | None:
+        """Return samples in which fixed sizes vary that constraints tie to each other, the fewest at once."""
+        waiting, tried = samples.plan.fixed, 0
+        loose = tuple(c for c in samples.plan.constraints if c.symbol not in waiting)
+        plan = replace(samples.plan, constraints=loose)
+        for count in range(1, min(len(waiting), _MOST_TIES + 1)):
+            for ties in _ties(plan, waiting, count):
+                tied = {name for tie in ties for name in (tie.symbol, *related(tie))}
+                fixed = [Fixed(symbol) for symbol in waiting if symbol not in tied]
+                tried += 1
+                if self._runs.exhausted or tried > _MOST_TIED:
+                    return None
+                freed = self._runs.try_plan(replace(plan, constraints=(*loose, *ties, *fixed)), samples.actual)
+                if freed.complete:
+                    return freed
+        return None
+
+    def _freed(self, symbol: str, samples: Samples, bound: bool) -> Samples | None:
+        """Return samples in which one fixed size varies too, freely or `bound` by a constraint."""
         plan = replace(samples.plan, constraints=tuple(c for c in samples.plan.constraints if c.symbol != symbol))
-        bound = [c for c in candidates(plan.sizes, plan.constraints) if c.symbol == symbol and not isinstance(c, Fixed)]
-        for freer in (plan, *map(plan.under, bound)):
+        constraints = [c for c in candidates(plan.sizes, plan.constraints) if c.symbol == symbol] if bound else []
+        for freer in (plan, *map(plan.under, constraints)):
             if self._runs.exhausted:
                 return None
-            freed = self._runs.try_plan(freer, samples.actual)
-            if freed.complete:
+            # one that follows from fixed sizes doesn't vary
+            if symbol in freer.symbols and (freed := self._runs.try_plan(freer, samples.actual)).complete:
                 return freed
         return None
+
+
+def _ties(plan: Plan, waiting: Sequence[str], count: int) -> Iterator[tuple[Constraint, ...]]:
+    """Yield so many constraints at a time, each of which relates a waiting size to others that are waiting."""
+    if not count:
+        yield ()
+        return
+    ties = [c for c in candidates(plan.sizes, plan.constraints) if c.symbol in waiting and related(c)]
+    for tie in ties:
+        simple = not isinstance(tie, Multiple) or tie.factor == 1
+        if simple and all(name in waiting for name in related(tie)):
+            # those of earlier sizes come first, so that no set of ties is tried twice
+            later = waiting[waiting.index(tie.symbol) + 1 :]
+            for others in _ties(plan.under(tie), waiting, count - 1):
+                if all(other.symbol in later for other in others):
+                    yield (tie, *others)
 
 
 def _without_constraints(numbers: Mapping[str, int], plan: Plan) -> dict[str, int]:

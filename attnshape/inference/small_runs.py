@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from attnshape.dims.sizes import is_length
+from attnshape.dims.sizes import are_large, is_length
+from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.inference.algebra import multiplicity
 from attnshape.inference.loops import Folding, find_folding
 from attnshape.inference.plan import TOO_MANY_ELEMENTS, Plan
@@ -224,10 +225,12 @@ class SmallRuns:
 
         A first look at the smallest primes shows whether the first round would take too much work.
         """
-        first = plan.primes(0)
         tiny = dict(zip(plan.unknowns, _TINY, strict=False))
-        if len(tiny) == len(first):
+        if len(tiny) == len(plan.unknowns):
             self.at(plan.at(tiny))
+            self.growth.counts = self._counts(plan, tiny)
+            plan = replace(plan, counts=self.growth.counts)
+        first = plan.primes(0)
         if self.is_costly(plan, first) and self.budget.affords(_SECOND_LOOK * self.budget.spent):
             # 2 and 3 divide many constants, which then seem to grow
             self._done_at(plan.at(dict(zip(plan.unknowns, _TINY[1:], strict=False))))
@@ -239,6 +242,20 @@ class SmallRuns:
         if costly:
             plan = self.priced(plan)
         return replace(plan, powers=self._measured_powers(plan, plan.primes(0)))
+
+    def _counts(self, plan: Plan, tiny: Mapping[str, int]) -> frozenset[str]:
+        """Return the symbols that only count something: with one more, the same shapes occur, but more often."""
+        own = [name for name in plan.unknowns if name in plan.sizes.independent and name not in SYMBOLS_BY_NAME]
+        numbers = plan.at(tiny)
+        if own and self.at(numbers).failure is not None and not are_large(plan.sizes):
+            numbers = plan.sizes.numbers
+        if not own or (first := self.at(numbers)).failure is not None:
+            return frozenset()
+        of_inputs = {size for _, tensor in first.inputs for size in tensor.shape}
+        candidates = [name for name in own if all(size % numbers[name] for size in of_inputs)]
+        independent = {symbol: numbers[symbol] for symbol in plan.sizes.independent}
+        more = {name: self.at(plan.sizes.at({**independent, name: numbers[name] + 1})) for name in candidates}
+        return frozenset(name for name, run in more.items() if _repeats_more(run, first))
 
     def is_costly(self, plan: Plan, chosen: Mapping[str, int]) -> bool:
         """Return whether a run where the unknowns have these numbers takes more than its part of what is left."""
@@ -254,7 +271,7 @@ class SmallRuns:
         largest = _elements(self.at(plan.at(primes)))
         if not largest:
             return {}, 1
-        powers = _powers(largest, primes)
+        powers = _powers(largest, {name: primes[name] for name in plan.of_axes})
         return powers, largest / math.prod(primes[name] ** power for name, power in powers.items())
 
     def _powers_of_each(self, plan: Plan, primes: Mapping[str, int]) -> tuple[Mapping[str, int], ...]:
@@ -262,7 +279,8 @@ class SmallRuns:
             return ()
         run = self.at(plan.at(primes))
         counts = {output.tensor.elements for step in run.steps for output in step.outputs} - {0}
-        return tuple({tuple(powers.items()): powers for powers in (_powers(n, primes) for n in counts)}.values())
+        of_axes = {name: primes[name] for name in plan.of_axes}
+        return tuple({tuple(powers.items()): powers for powers in (_powers(n, of_axes) for n in counts)}.values())
 
     def fold_loops(self, runs: Sequence[RawTrace]) -> bool:
         """Fold the loops in whose number of iterations alone the runs differ; return whether there are any."""
@@ -289,7 +307,7 @@ class SmallRuns:
         if rest > _UNEXPLAINED and not any(powers[name] for name in powers if is_length(name)):
             # with a token more than a length says, as in W*W+1, any may have made all of what isn't a constant
             if rest != self._explained(plan, plan.primes(1))[1]:
-                powers |= {name: round(math.log(rest, prime)) for name, prime in primes.items() if is_length(name)}
+                powers |= {name: round(math.log(rest, primes[name])) for name in plan.of_axes if is_length(name)}
             return replace(plan, powers=powers)
         return replace(plan, powers=_with_rounded_lengths(powers, rest))
 
@@ -340,6 +358,16 @@ def _with_rounded_lengths(powers: Mapping[str, int], rest: float) -> dict[str, i
     """Return the powers with one more for lengths where much is left unexplained: one that was rounded is no factor."""
     rounded = rest > _UNEXPLAINED
     return {name: power + (rounded and power > 0 and is_length(name)) for name, power in powers.items()}
+
+
+def _repeats_more(run: RawTrace, other: RawTrace) -> bool:
+    """Return whether a run makes the calls of another one, with the same shapes, but makes some of them more often."""
+
+    def shapes(raw: RawTrace) -> set[object]:
+        calls = ((step.operation, step.location, *(o.tensor.shape for o in step.outputs)) for step in raw.steps)
+        return {*calls, *raw.parameters.values()}
+
+    return run.failure is None and len(run.steps) > len(other.steps) and shapes(run) == shapes(other)
 
 
 def _powers(elements: int, primes: Mapping[str, int]) -> dict[str, int]:

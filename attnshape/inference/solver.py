@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attnshape.dims.expressions import parse_expression
-from attnshape.inference.algebra import factor, format_monomial, roundings, sums, unknown
+from attnshape.inference.algebra import Monomial, factor, format_monomial, roundings, sums, unknown
 from attnshape.inference.plan import Plan, is_prime
 from attnshape.model.trace import Known
 
@@ -74,7 +74,9 @@ class Solver:
         self._runs = [*(plan.numbers(round_) for round_ in range(rounds)), *validation, actual]
         fixed = {symbol: n for symbol, n in actual.items() if all(numbers[symbol] == n for numbers in self._runs)}
         counts = Counter(fixed.values())
-        self._fixed = {size: symbol for symbol, size in fixed.items() if counts[size] == 1}
+        matchable = plan.sizes.matchable
+        self._fixed = {size: symbol for symbol, size in fixed.items() if counts[size] == 1 and symbol in matchable}
+        self._symbols = _with_written_first(plan)
         self._any_fixed = any(size > 1 for size in counts)
         self._found: dict[tuple[Values, int], Formula] = {}
         dependent = [symbol for symbol in plan.sizes.follows if symbol not in plan.symbols and symbol not in fixed]
@@ -119,7 +121,7 @@ class Solver:
         if min(values) < 1:
             return None
         monomial = factor(values, self._primes)
-        return format_monomial(monomial, self._plan.symbols) if monomial is not None else None
+        return format_monomial(monomial, self._symbols) if monomial is not None else None
 
     def _gives(self, text: str, values: Values) -> bool:
         """Whether the formula gives the values in every run, the user's last."""
@@ -280,6 +282,14 @@ class Solver:
         """Sizes at which formulas that can't be told apart by the runs differ: even and odd, small and large."""
         chance = random.Random(0)
         return [self._plan.at({name: chance.randint(1, 99) for name in self._plan.unknowns}) for _ in range(16)]
+
+
+def _with_written_first(plan: Plan) -> dict[str, Monomial]:
+    """Return the varying symbols, of equal ones first those that the user wrote for an axis of an input."""
+    written = {symbol for axes in plan.sizes.inputs.values() for axis in axes for symbol in axis.symbols}
+    order = list(plan.symbols.values())
+    names = sorted(plan.symbols, key=lambda name: (order.index(plan.symbols[name]), name not in written))
+    return {name: plan.symbols[name] for name in names}
 
 
 def _quotient(values: Values, numbers: Values) -> Values | None:

@@ -78,7 +78,8 @@ def verify_signatures(
     steps, wrong = [], []
     for raw, step in zip(samples.actual.steps, trace.steps, strict=True):
         place, outputs = raw.location, raw.outputs
-        annotated = place is not None and place.declared and len(outputs) == 1 and outputs[0].name in place.targets
+        bound_names = {outputs[0].name, outputs[0].local_name} if len(outputs) == 1 else set()
+        annotated = place is not None and place.declared and not bound_names.isdisjoint(place.targets)
         if annotated and outputs[0].tensor.symbols:
             wrong.append(f"not checked: the annotation of {outputs[0].name}, which has an axis without a single size")
         elif place is not None and place.declared and annotated:
@@ -89,7 +90,9 @@ def verify_signatures(
             tensor = replace(output.tensor, declared=dims, checked=checked, held_out=at_held_out)
             step = replace(step, outputs=(replace(output, tensor=tensor),))
             if not sound:
-                wrong.append(_complaint(step, dims, kind))
+                has_dtype = all(_annotation_holds("...", kind, step.index - 1, run, sizes) for sizes, run in runs)
+                has_shape = all(_annotation_holds(dims, None, step.index - 1, run, sizes) for sizes, run in runs)
+                wrong.append(_complaint(step, dims, None if has_dtype else kind, has_shape))
         steps.append(step)
     return replace(trace, steps=tuple(steps), notes=(*trace.notes, *wrong), held_out=held_out)
 
@@ -236,13 +239,13 @@ def _annotation_holds(dims: str, kind: str | None, position: int, run: RawTrace,
         return holds(dims, tensor.shape, tensor.dtype, kind)
 
 
-def _complaint(step: Step, dims: str, kind: str | None) -> str:
+def _complaint(step: Step, dims: str, kind: str | None, has_shape: bool) -> str:
+    """Return what is wrong with an annotation: its `kind` where the dtype isn't of that kind, its shape, or both."""
     where = f"{step.source.file}:{step.source.line}: " if step.source else ""
     output = step.outputs[0]
-    declared, found = repr(dims), repr(output.tensor.signature)
-    if output.tensor.signature == dims:
-        declared, found = f"{kind} {declared}", f"{output.tensor.dtype} {found}"
-    return f"wrong annotation: {where}{output.name} is declared {declared} and is {found}"
+    parts = [] if kind is None else [f"declared {kind} and has dtype {output.tensor.dtype}"]
+    parts += [] if has_shape and parts else [f"declared {dims!r} and is {output.tensor.signature!r}"]
+    return f"wrong annotation: {where}{output.name} is {', '.join(parts)}"
 
 
 @contextmanager
@@ -353,12 +356,12 @@ def _verdict(wanted: Expected, runs: Runs) -> Expectation:
             with bound(sizes):
                 if not holds(wanted.signature, tensor.shape, tensor.dtype, wanted.kind):
                     where = f" (seen at {_listed_sizes(sizes)})" if run is not actual else ""
-                    return refuted(_difference(wanted.signature, tensor, sizes) + where)
+                    return refuted(_difference(wanted, tensor, sizes) + where)
     return Expectation(wanted.name, wanted.signature, True, None if len(runs) > 1 else "at this run's sizes only")
 
 
-def _difference(signature: str, tensor: RawTensor, sizes: Mapping[str, int]) -> str:
-    words = signature.split()
+def _difference(wanted: Expected, tensor: RawTensor, sizes: Mapping[str, int]) -> str:
+    words = wanted.signature.split()
     if len(words) != len(tensor.shape):
         return f"it has {len(tensor.shape)} axes {list(tensor.shape)}, expected {len(words)}"
     for position, (word, size) in enumerate(zip(words, tensor.shape, strict=True)):
@@ -368,7 +371,7 @@ def _difference(signature: str, tensor: RawTensor, sizes: Mapping[str, int]) -> 
             equal = [symbol for symbol, value in sizes.items() if value == size]
             name = f"{equal[0]}={size}" if len(equal) == 1 else str(size)
             return f"axis {position} is {name}, expected {word}={number}"
-    return f"its dtype is {tensor.dtype}"
+    return f"its dtype is {tensor.dtype}, expected {wanted.kind}"
 
 
 def tensors_named(name: str, run: RawTrace) -> list[RawTensor]:
@@ -376,7 +379,8 @@ def tensors_named(name: str, run: RawTrace) -> list[RawTensor]:
     if returned_at := _RETURNED.fullmatch(name):
         references = [reference for _, reference in run.returned][int(returned_at[1]) :][:1]
         return [tensor for reference in references if (tensor := tensor_of(reference, run)) is not None]
-    tensors = [output.tensor for step in run.steps for output in step.outputs if output.name == name]
+    outputs = [output for step in run.steps for output in step.outputs]
+    tensors = [output.tensor for output in outputs if name in (output.name, output.local_name)]
     tensors += [tensor for input_name, tensor in run.inputs if input_name == name]
     first = run.returned[0][1] if name == OUTPUT and run.returned else None
     reference = dict(run.returned).get(name, first)

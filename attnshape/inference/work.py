@@ -231,24 +231,30 @@ class WorkGrowth:
         self._measured: list[Measured] = []
         """The run from which the estimate is, and the one before."""
         self._runs: list[tuple[Mapping[str, int], int]] = []
+        self.counts: frozenset[str] = frozenset()
+        """The sizes that only count something, which stay small: what they divide tells nothing."""
         self.estimate: WorkEstimate | None = None
         """The estimate from the runs so far; None before the first."""
 
     def learn(self, run: RawTrace, numbers: Mapping[str, int], work: int) -> None:
         """Take a run at these sizes into account, unless it took fewer different steps than others."""
-        steps = len({step.key for step in run.steps})
+        # the modules, which are part of the keys, may be as many as a size says
+        steps = len({(step.operation, step.location) for step in run.steps})
         if steps < self._steps or work <= RUN:
             return
         if steps > self._steps:
             self._steps, self._measured, self._runs = steps, [], []
         # the larger the sizes are, the fewer constants they divide
-        if not self._measured or min(numbers.values()) > min(self._measured[0].numbers.values()):
+        if not self._measured or self._least(numbers) > self._least(self._measured[0].numbers):
             self._measured = [Measured(numbers, parts_of(run)), *self._measured[:1]]
             self._runs.insert(0, (numbers, work))
         else:
             self._runs.append((numbers, work))
         self._runs = [self._runs[0], *self._runs[1:][-_MOST_FITTED:]]
         self.estimate = fit(estimate_of(*self._measured), self._runs)
+
+    def _least(self, numbers: Mapping[str, int]) -> int:
+        return min((size for name, size in numbers.items() if name not in self.counts), default=1)
 
 
 class WorkBudget:

@@ -15,10 +15,15 @@ Shown = Literal["intervention", "reproduced", "measured"]
 """How a finding is shown: by what followed a change, or by a known mistake that made the same numbers."""
 
 
+Level = Literal["error", "warning", "notice"]
+"""How sure it is that a finding is a mistake in the code: for certain, in a comment, or settled by intent only."""
+
+
 class Finding(Struct, frozen=True, kw_only=True):
-    """One mistake, at the line that makes it."""
+    """One mistake, or something unusual, at the line that makes it."""
 
     code: str
+    level: Level = "error"
     message: str
     """What is wrong there, with the numbers that were measured: `scores are scaled by 1/sqrt(D) = 0.0442, …`."""
     source: Source | None
@@ -29,6 +34,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     shown: Shown
     evidence: str
     """What was done to show it, in a few words: `changed token 2 of x`."""
+    used: Source | None = None
+    """Where the code uses what is wrong, if that is another line than the one that makes it."""
 
 
 class Fact(Struct, frozen=True, kw_only=True):
@@ -79,6 +86,8 @@ class Report(Saved, frozen=True, kw_only=True):
     runs: int
     """How many runs it took beyond those of a trace."""
     findings: tuple[Finding, ...] = ()
+    strict: bool = False
+    """Whether warnings and notices count as much as errors do."""
     suppressed: tuple[Finding, ...] = ()
     """What a comment in the source, or --select and --ignore, keep from counting."""
     facts: tuple[Fact, ...] = ()
@@ -88,9 +97,14 @@ class Report(Saved, frozen=True, kw_only=True):
     patterns: tuple[Pattern, ...] = ()
 
     @property
+    def counting(self) -> tuple[Finding, ...]:
+        """The findings that decide the exit status: errors, and if the report is strict all of them."""
+        return tuple(finding for finding in self.findings if self.strict or finding.level == "error")
+
+    @property
     def found_something(self) -> bool:
         """Whether there is a finding that counts."""
-        return bool(self.findings)
+        return bool(self.counting)
 
     @property
     def undecided(self) -> tuple[NotChecked, ...]:

@@ -133,7 +133,7 @@ class _Case:
         *small, actual = numbers
         variation = self.observed.variation
         if len(variation.runs) < _FEWEST_ROUNDS:
-            return matched(actual, variation.plan.sizes.numbers)
+            return matched(actual, variation.plan.sizes.matchable)
         return self.solver.solve(tuple(small), actual)
 
 
@@ -265,5 +265,5 @@ def _formula(case: _Case, held: HeldValues, axis: int) -> Formula | None:
         return _DIFFERS
     known = [numbers.pop() for numbers in sizes if numbers]
     if len(known) < len(sizes):  # some runs took another branch
-        return matched(known[-1], case.observed.variation.plan.sizes.numbers)
+        return matched(known[-1], case.observed.variation.plan.sizes.matchable)
     return case.formula(known)

@@ -27,7 +27,7 @@ from attnshape.model.trace import NO_SIZE
 from attnshape.observation.forms import FunctionId
 from attnshape.options.spec import RunOptions
 from attnshape.runtime.files import installed_package
-from attnshape.runtime.isolation import one_thread
+from attnshape.runtime.isolation import one_thread, unattended
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit, TooLong
 from attnshape.runtime.variables import COPIES_ALL, read_variable
@@ -354,7 +354,8 @@ def observe(target: Target, variation: Samples, options: RunOptions, limit: Time
 
     Raises whatever the target raises at the user's sizes.
     """
-    actual = limit.learn_from(lambda: _run(target, variation.plan.sizes.numbers, options))
+    with unattended():  # the run that isn't watched has printed already
+        actual = limit.learn_from(lambda: _run(target, variation.plan.sizes.numbers, options))
     watched = runs_at(target, variation.cheap_sizes(_PART_OF_BUDGET), options, limit)
     variation = variation.only_at([run.numbers for run in watched])
     small = [next(run for run in watched if run.numbers == numbers) for numbers, _ in variation.every]
@@ -367,7 +368,7 @@ def runs_at(
     """Return a run at each of these sizes, without those at which the target fails or takes too long."""
     runs = []
     for numbers in sizes:
-        with contextlib.suppress(TooLong), one_thread():
+        with contextlib.suppress(TooLong), one_thread(), unattended():
             try:
                 runs.append(limit.run(functools.partial(_run, target, numbers, options)))
             except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything

@@ -15,10 +15,20 @@ Meaning = Literal["keep", "drop", "add", "dropout", "bias", "relative-bias"]
 pattern drawn beforehand, a bias of the scores, or a bias that depends on the distance only."""
 Rope = Literal["half", "interleaved"]
 
-_SWITCHES = ("causal", "alibi", "zero-masked-rows", "seq-first")
+_SWITCHES = (
+    "causal",
+    "alibi",
+    "tiled-heads",
+    "shared-projection",
+    "shared-layers",
+    "separate-values",
+    "zero-masked-rows",
+    "seq-first",
+)
 _FORMS = (
     "causal, window=W, NAME=keep, NAME=drop, NAME=add, NAME=dropout, NAME=bias, NAME=relative-bias, alibi, rope=half, "
-    "rope=interleaved, zero-masked-rows, scale=EXPR, seq-first"
+    "rope=interleaved, tiled-heads, shared-projection, shared-layers, separate-values, zero-masked-rows, "
+    "scale=EXPR, seq-first"
 )
 
 
@@ -32,6 +42,14 @@ class Claims:
     arguments: Mapping[str, Meaning] = field(default_factory=dict)
     alibi: bool = False
     rope: Rope | None = None
+    tiled_heads: bool = False
+    """Whether query head h uses key and value head h % Hkv."""
+    shared_projection: bool = False
+    """Whether the features of every head are projected by the same parameter."""
+    shared_layers: bool = False
+    """Whether one module is several layers of a model."""
+    separate_values: bool = False
+    """Whether keys and values come from different inputs."""
     zero_masked_rows: bool = False
     scale: RealExpression | None = None
     """Over the sizes, and the width Dk of one head, which every attention has."""
@@ -83,6 +101,25 @@ class Claims:
                 )
             if widths.isdisjoint(expression.symbols):
                 _require_value(named, value_at, sizes)
+
+    def about(self, known: Sequence[str], masks: Sequence[str]) -> Claims:
+        """Return the claims with the name of the target's only mask for `mask`, if it has another name.
+
+        `known` are the names of the target's arguments, and `masks` those of its masks.
+
+        Raises AttnshapeError if a claim names no argument of the target.
+        """
+        claims = self
+        if "mask" in self.arguments and "mask" not in known and len(masks) == 1:
+            texts = dict(zip(self.names, self.texts, strict=True))
+            claims = parse_claims((texts | {"mask": f"{masks[0]}={self.arguments['mask']}"}).values())
+        for name, meaning in claims.arguments.items():
+            if name not in known:
+                hint = did_you_mean(name, known, "its arguments are")
+                raise AttnshapeError(
+                    (Option("claims", f"{name}={meaning}"), f": the target has no argument {name}"), hint
+                )
+        return claims
 
     def require_constants(self) -> None:
         """Raise AttnshapeError if a claim without symbols has no value."""

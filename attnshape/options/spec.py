@@ -91,10 +91,18 @@ class TargetSpec(Struct, frozen=True):
                     (f"{name} is given twice, in ", Option("inputs"), " and in ", Option("arguments")), "give it once"
                 )
 
+    @property
+    def vocabulary_symbols(self) -> tuple[str, ...]:
+        """The user's own symbols that bound the integers of an input, as in `int[V] B L`, and aren't its axes."""
+        tensors = [parse_tensor(name, text) for name, text in self.inputs.items()]
+        axes = {symbol for tensor in tensors for axis in tensor.axes for symbol in axis.symbols}
+        bounds = dict.fromkeys(symbol for tensor in tensors if tensor.below for symbol in tensor.below.symbols)
+        return tuple(symbol for symbol in bounds if symbol not in axes | SYMBOLS_BY_NAME.keys())
+
     def require_known_symbols(self, more: Collection[str] = ()) -> None:
         """Raise AttnshapeError if an expression is invalid, or has a symbol that is unknown and not among `more`."""
         own = [name for name in self.sizes if name not in SYMBOLS_BY_NAME]
-        known = [*dict.fromkeys([*SYMBOLS_BY_NAME, *own, *more])]
+        known = [*dict.fromkeys([*SYMBOLS_BY_NAME, *own, *self.vocabulary_symbols, *more])]
         for name in own:
             require_known(parse_size(name, self.sizes[name]).symbols, known, size_option(name, self.sizes[name]))
         for name, text in self.inputs.items():

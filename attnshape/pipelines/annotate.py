@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import jaxtyping
+from msgspec.structs import replace as with_fields
 
 from attnshape.annotate.changes import AnnotateContext
 from attnshape.annotate.enforcing import find_hook, functions_without_typechecker
@@ -36,7 +39,7 @@ from attnshape.options.spec import AnnotateOptions, RunOptions, TargetSpec
 from attnshape.pipelines.target_runs import sample_target_closely, small_enough
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import display_path
-from attnshape.runtime.isolation import isolated
+from attnshape.runtime.isolation import isolated, unattended
 from attnshape.runtime.signals import foreign_code
 from attnshape.runtime.time_limit import TimeLimit
 from attnshape.targets.builtin.registry import DEFAULT
@@ -60,6 +63,12 @@ def annotate_requests(
     with to_standard_error(), foreign_code(), isolated():
         specs = [*specs[:1], *map(without_arguments_of_a_case, specs[1:])]
         observations = [_observe_despite_annotations(spec, run, options, progress) for spec in specs]
+        for spec, observation in zip(tuple(specs), tuple(observations), strict=True):
+            default = _default_call(spec, observation, run)
+            with contextlib.suppress(AttnshapeError):  # there need not be one that works
+                if default is not None:
+                    observations.append(_observe_despite_annotations(default, run, options, progress))
+                    specs.append(default)
     progress("finding what holds in all runs")
     forms = infer_forms(observations)
     path = _find_file(specs[0], observations[0], forms, project)
@@ -131,6 +140,32 @@ def _observe_despite_annotations(
         return _observe(spec, run, progress)
     finally:
         jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def _default_call(spec: TargetSpec, observation: TargetObservation, run: RunOptions) -> TargetSpec | None:
+    """Return the spec without the arguments of parameters that have a default, None if it gives no such argument.
+
+    Annotations hold for that call too: what is a mask here may be None there.
+    """
+    given = {**spec.inputs, **spec.arguments}
+    if not given:
+        return None
+    with unattended():
+        runnable = find_target(spec).build(observation.actual.numbers, RunOptions(seed=run.seed, train=run.train))
+    try:
+        parameters = inspect.signature(runnable.signature_of).parameters
+    except (TypeError, ValueError):  # a built-in
+        return None
+    optional = {
+        name for name in given if name in parameters and parameters[name].default is not inspect.Parameter.empty
+    }
+    if not optional:
+        return None
+    return with_fields(
+        spec,
+        inputs={name: text for name, text in spec.inputs.items() if name not in optional},
+        arguments={name: text for name, text in spec.arguments.items() if name not in optional},
+    )
 
 
 def _observe(spec: TargetSpec, run: RunOptions, progress: ProgressCallback) -> TargetObservation:

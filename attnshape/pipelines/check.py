@@ -6,32 +6,40 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import torch
 from msgspec.structs import replace
-from torch import Tensor
 
-from attnshape.checks.attention.perturbation import changed_indices, other_numbers
+from attnshape.checks.attention.definitions import use
+from attnshape.checks.attention.dependence import reaches
+from attnshape.checks.attention.layers import format_layers, layer_of, layers, same_code
 from attnshape.checks.attention.subject import Subject, displayed_source
-from attnshape.checks.interventions.experiment import Budget, Experiment, Intervention, OutOfTimeError, UnreadableError
-from attnshape.checks.interventions.replay import OutputRef, Replace
-from attnshape.checks.interventions.small_sizes import cheap_first, other_lengths, small_sizes, symbol_or_number
+from attnshape.checks.interventions.experiment import Budget, Experiment, OutOfTimeError, UnreadableError
+from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.interventions.small_sizes import (
+    cheap_first,
+    near_sizes,
+    other_lengths,
+    small_sizes,
+    symbol_or_number,
+)
 from attnshape.checks.rules import batch
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.registry import RULES
 from attnshape.dims.sizes import are_large, proxy_sizes
 from attnshape.errors import AttnshapeError, Option, format_exception, python_syntax
+from attnshape.inference.plan import Plan
 from attnshape.inference.small_runs import ProgressCallback
 from attnshape.model.formatting import join_words
-from attnshape.model.report import Fact, Finding, NotChecked, Pattern, Report
+from attnshape.model.report import Fact, Finding, Level, NotChecked, Pattern, Report
 from attnshape.options.claims import Claims, parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.comments import comments_not_checked, comments_report, sizes_to_observe, verify_target
 from attnshape.pipelines.target_runs import sample_target
 from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error
-from attnshape.runtime.isolation import isolated
+from attnshape.runtime.isolation import isolated, unattended
 from attnshape.runtime.signals import foreign_code, reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit, TooLong
 from attnshape.targets.find import find_target
@@ -47,63 +55,39 @@ def patterns(subject: Subject) -> Iterator[Pattern]:
     Each run changes several tokens, each in a different batch element. So the target must not mix batch elements.
     """
     deadline = time.monotonic() + _PATTERN_SECONDS
-    batch = subject.numbers.get(subject.batch or "", 0)
+    batch = subject.batch_size
     for name, value in subject.inputs.items():
         symbol = next((length for length in subject.lengths if subject.numbers[length] in value.shape), None)
-        if symbol is None or batch < 2 or batch not in value.shape:
+        if symbol is None or batch < 2 or batch not in value.shape or subject.numbers[symbol] == batch:
             continue
-        count = subject.numbers[symbol]
-        rows, tokens = list(value.shape).index(batch), list(value.shape).index(count)
-        if rows == tokens:
-            continue
-        changed: dict[str, list[set[int]]] = {}
-        sizes: dict[str, int] = {}
-        for start in range(0, count, batch):
+        columns: dict[tuple[str, int], list[frozenset[int]]] = {}
+        for found in reaches(subject, [name], symbol, together=True):
             if time.monotonic() > deadline:
                 return
-            diff = subject.perturb(Intervention(inputs={name: _diagonal(rows, tokens, start)}))
-            if not diff.comparable:
+            for reach in found:
+                columns.setdefault((reach.output, reach.size), []).append(reach.positions)
+        for (path, size), changed in columns.items():
+            if len(changed) < subject.numbers[symbol]:  # the code took a different path
                 return
-            for path, mask in diff.returned():
-                axis = _token_axis(subject, mask.shape)
-                if axis is not None and batch in mask.shape:
-                    batch_axis = list(mask.shape).index(batch)
-                    elements, within = mask.movedim(batch_axis, 0), axis - (axis >= batch_axis)
-                    changed.setdefault(path, []).extend(changed_indices(element, within) for element in elements)
-                    sizes[path] = mask.shape[axis]
-        for path, size in sizes.items():
-            columns = changed[path][:count]
             yield Pattern(
                 output=path,
                 input=name,
                 queries=symbol_or_number(size, subject.numbers),
                 keys=symbol,
-                rows=tuple("".join("#" if row in column else "." for column in columns) for row in range(size)),
+                rows=tuple("".join("#" if row in column else "." for column in changed) for row in range(size)),
             )
 
 
-def _diagonal(rows: int, tokens: int, start: int) -> Replace:
-    """Return the replacement that changes a different token in each batch element, starting with token `start`."""
-
-    def change(value: Tensor) -> Tensor:
-        is_changed = torch.arange(value.shape[rows])[:, None] + start == torch.arange(value.shape[tokens])
-        is_changed = is_changed if rows < tokens else is_changed.T
-        shape = [size if axis in (rows, tokens) else 1 for axis, size in enumerate(value.shape)]
-        return torch.where(is_changed.reshape(shape), other_numbers(value), value)
-
-    return change
-
-
-def _token_axis(subject: Subject, shape: tuple[int, ...]) -> int | None:
-    """Return the token axis of a result, or None."""
-    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
-    return next((axis for axis, size in enumerate(shape) if size in lengths and size > 1), None)
-
-
+_FOR_RULES = 0.8
+"""The part of the time limit for the rules. A run that is under way when it ends, and the report, need the rest."""
 _OUT_OF_TIME = "the time limit was reached"
 _NOT_CONFIRMED = NotChecked(what="the findings at other sizes", why="no complete check at a second set of sizes")
 _MAX_RESULT_BYTES = 150 * 2**20
 """If the results of one run take more bytes, other sizes are tried first."""
+_REPLACED = ("AS206", "AS404", "AS708", "AS801", "AS802", "AS803", "AS804", "AS805")
+"""Codes for what is missing, or used in place of something else, which is then unused."""
+_UNUSED = ("AS807", "AS809")
+_NOT_FINITE = ("AS306", "AS406")
 _Kind = TypeVar("_Kind")
 
 
@@ -139,14 +123,15 @@ def check_request(
         target = find_target(spec)
         sizes = target.sizes
         run = RunOptions(dtype="float64", seed=options.seed, train=options.train)
-        budget, limit = Budget(time_limit), TimeLimit()
+        budget, limit = Budget(_FOR_RULES * time_limit), TimeLimit()
         claims = _merge_case_claims(claims, target, run)
         # the other half of the time is for the rules
         variation = sample_target(target, sizes, run, limit, time_limit / 2, progress)
         candidates: list[Mapping[str, int]] = [sizes.numbers]
         if variation is not None:
-            chosen = [*small_sizes(variation.plan, variation.work), *([] if are_large(sizes) else candidates)]
-            candidates = cheap_first(chosen, variation.work)
+            own = [] if are_large(sizes) else [*near_sizes(sizes), sizes.numbers]
+            small = [numbers for numbers in small_sizes(variation.plan, variation.work) if numbers not in own]
+            candidates = cheap_first([*small, *own], variation.work)
 
         timed_out = False
 
@@ -162,8 +147,9 @@ def check_request(
             timed_out = timed_out or (failure is not None and isinstance(failure.error, TooLong))
             if experiment.base.error is not None or failure is not None:
                 return None
+            experiment.repeat_if_remembered()
             other = other_lengths(variation.plan, numbers) if variation is not None else None
-            return Subject(experiment, claims, other)
+            return Subject(experiment, claims, other, options.dtype)
 
         passes = _run_rules(candidates, subject_at, progress)
         if not passes and not timed_out and not budget.is_spent:
@@ -172,7 +158,7 @@ def check_request(
                 "attnshape trace, with the same arguments, shows where it fails",
             )
         visibility: tuple[Pattern, ...] = ()
-        independent = bool(passes) and Verification(batch.INDEPENDENT) in passes[0].outcomes
+        independent = bool(passes) and batch.verifies_independence(passes[0].outcomes)
         # with independent batch elements, one run can change a different position in each
         if independent and passes[0].subject.experiment.bytes <= _MAX_RESULT_BYTES:
             progress("finding out which positions depend on which")
@@ -194,7 +180,20 @@ def check_request(
         ]
         report = comments_report(target, options, dtype, checked_at, comments)
         runs = budget.runs + comments.runs
-        return replace(_with_rules(report, passes, claims), claims=claims.texts, runs=runs, patterns=visibility)
+        report = _with_rules(report, passes, claims)
+        if passes and variation is not None:
+            left_out = tuple(_left_out(variation.plan, passes[0].subject.experiment.numbers))
+            report = replace(report, not_checked=(*report.not_checked, *left_out))
+        return replace(report, claims=claims.texts, runs=runs, patterns=visibility)
+
+
+def _left_out(plan: Plan, numbers: Mapping[str, int]) -> Iterator[NotChecked]:
+    """Yield the layers, or other iterations, that the user's run has and the checked one doesn't."""
+    for name in plan.of_counts:
+        symbol = plan.owner(name)
+        if numbers[symbol] < plan.sizes.numbers[symbol]:
+            why = f"runs with {symbol}={plan.sizes.numbers[symbol]} take too much work"
+            yield NotChecked(what=f"what comes beyond {symbol}={numbers[symbol]}", why=why)
 
 
 def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claims:
@@ -205,8 +204,13 @@ def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claim
     sizes = target.sizes
     claims.require_values(sizes.numbers)
     numbers = next(proxy_sizes(sizes)).numbers if are_large(sizes) else sizes.numbers
-    with isolated():
-        of_case = target.build(numbers, run).claims
+    with isolated(), unattended():
+        built = target.build(numbers, run)
+        names, tensors = built.parameter_names, dict(built.named_inputs())
+    boolean = [name for name, tensor in tensors.items() if tensor.dtype == torch.bool]
+    masks = boolean or [name for name in tensors if "mask" in name.lower()]
+    claims = claims.about(list(dict.fromkeys([*tensors, *names])), masks)
+    of_case = built.claims
     try:
         parse_claims(of_case).require_values(sizes.numbers)
     except AttnshapeError as error:
@@ -226,7 +230,7 @@ def _run_rules(
     subject_at: Callable[[Mapping[str, int]], Subject | None],
     progress: ProgressCallback,
 ) -> list[_RulePass]:
-    """Run every rule at the first suitable sizes, and at other sizes too if there is a violation to confirm."""
+    """Run every rule at the first suitable sizes, and at other sizes too if there is an error to confirm."""
     passes: list[_RulePass] = []
     smallest: Subject | None = None
     for numbers in candidates:
@@ -238,7 +242,7 @@ def _run_rules(
             smallest = min(smallest or subject, subject, key=lambda candidate: candidate.experiment.bytes)
             continue
         passes.append(_RulePass(subject, list(_outcomes(subject, progress))))
-        if len(passes) == 2 or not passes[0].of(Violation):
+        if len(passes) == 2 or not any(violation.level == "error" for violation in passes[0].of(Violation)):
             return passes
     if not passes and smallest is not None:
         passes.append(_RulePass(smallest, list(_outcomes(smallest, progress))))
@@ -277,7 +281,9 @@ def _without_overclaims(subject: Subject, topic: str, outcomes: Sequence[Outcome
     if subject.base.results_are_compared:
         gaps += [f"{path} can't be compared: {why}" for path, why in subject.base.unread_results.items()]
         gaps += [
-            f"{path} has no elements, so nothing can be observed" for path, v in subject.base.returned if not v.numel()
+            f"{path} {'is NaN everywhere' if v.numel() else 'has no elements'}, so nothing can be observed"
+            for path, v in subject.base.returned
+            if bool(torch.isnan(v).all())
         ]
     for outcome in outcomes:
         if isinstance(outcome, Verification) and gaps:
@@ -301,8 +307,10 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
 
     What a pass that was cut off doesn't find may be what it didn't come to, and stays a finding.
     """
-    found = [(violation, _finding(violation, passes[0].subject)) for violation in _root_causes(passes[0])]
-    if found and (len(passes) == 1 or any(gap.incomplete for gap in passes[1].of(Undecided))):
+    found = list(_findings(_root_causes(passes[0]), passes[0].subject))
+    if not any(violation.level == "error" for violation, _ in found):
+        return [finding for _, finding in found], []
+    if len(passes) == 1 or any(gap.incomplete for gap in passes[1].of(Undecided)):
         return [finding for _, finding in found], [_NOT_CONFIRMED]
     confirmed = {
         _code_and_line(_finding(violation, other.subject)) for other in passes[1:] for violation in other.of(Violation)
@@ -320,7 +328,10 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
 
 
 def _root_causes(first: _RulePass) -> list[Violation]:
-    """Return the violations without consequences of others: mixed-up axes make everything downstream wrong."""
+    """Return the violations without consequences of others.
+
+    Mixed-up axes make everything downstream wrong, and what is used in place of another leaves that unused.
+    """
     subject = first.subject
     kept: list[Violation] = []
     for violation in sorted(first.of(Violation), key=lambda violation: violation.at or OutputRef(0)):
@@ -329,25 +340,69 @@ def _root_causes(first: _RulePass) -> list[Violation]:
         same_line = any(subject.source(cause.at) == subject.source(violation.at) for cause in axis_causes)
         if not downstream and not same_line:
             kept.append(violation)
-    return kept
+    if any(violation.level == "error" and not violation.code.startswith(_NOT_FINITE) for violation in kept):
+        # an inverted mask, for example, hides every key of some queries
+        kept = [violation for violation in kept if violation.claims or not violation.code.startswith(_NOT_FINITE)]
+    if any(violation.level == "error" and violation.code.startswith(_REPLACED) for violation in kept):
+        return [violation for violation in kept if not violation.code.startswith(_UNUSED)]
+    places = {violation.place for violation in kept if violation.code == "AS807"}
+    return [violation for violation in kept if violation.code != "AS809" or violation.place not in places]
+
+
+def _findings(violations: Sequence[Violation], subject: Subject) -> Iterator[tuple[Violation, Finding]]:
+    """Yield each finding once, with its first violation; in a model with several layers, with those that have it."""
+    merged: dict[Finding, list[Violation]] = {}
+    for violation in violations:
+        merged.setdefault(_finding(violation, subject), []).append(violation)
+    several = len(set(layers(subject).values())) > 1
+    for finding, alike in merged.items():
+        paths = [path for violation in alike if (path := layer_of(subject, violation.at))]
+        where = f", in {format_layers(paths)}" if several and paths else ""
+        yield alike[0], replace(finding, evidence=finding.evidence + where)
 
 
 def _finding(violation: Violation, subject: Subject) -> Finding:
     location = violation.place or subject.place(violation.at)
+    used = None
+    if violation.made is not None:
+        location, used = violation.made, location
+    elif location is not None and violation.at is not None:
+        used = use(subject, violation.at, location)
     return Finding(
         code=violation.code,
+        level=violation.level,
         message=violation.message,
         source=displayed_source(location),
         expression=location.expression if location is not None else "",
         hint=violation.hint,
         shown=violation.shown,
         evidence=violation.evidence,
+        used=displayed_source(used),
     )
 
 
 def _code_and_line(finding: Finding) -> tuple[str, str, int]:
     source = finding.source
     return (finding.code, source.file, source.line) if source is not None else (finding.code, "", 0)
+
+
+def _shared_code(subject: Subject) -> Iterator[Fact]:
+    """Yield for each line that makes the attention of several layers, which layers these are."""
+    for source, paths in same_code(subject):
+        yield Fact(text=f"the same code attends in {format_layers(paths)}", source=source)
+
+
+def _facts(rule_pass: _RulePass) -> Iterator[Fact]:
+    """Yield the facts; those that hold in some of the model's attentions only with the layers in which they hold."""
+    subject = rule_pass.subject
+    every = layers(subject)
+    of_facts: dict[Fact, list[str]] = {}
+    for seen in rule_pass.of(Observation):
+        fact = Fact(text=seen.text, source=subject.source(seen.at))
+        of_facts.setdefault(fact, []).append(every.get(seen.attention, "") if seen.attention is not None else "")
+    for fact, paths in of_facts.items():
+        is_general = "" in paths or set(paths) == set(every.values())
+        yield fact if is_general else replace(fact, text=f"{fact.text} ({format_layers(paths)})")
 
 
 def _not_checked(gap: Undecided, claims: Claims) -> NotChecked:
@@ -363,7 +418,7 @@ def _with_rules(report: Report, passes: Sequence[_RulePass], claims: Claims) -> 
         return replace(report, not_checked=(NotChecked(what="everything", why=_OUT_OF_TIME, required=True),))
     findings, unconfirmed = _confirm(passes)
     first = passes[0]
-    facts = [Fact(text=fact.text, source=first.subject.source(fact.at)) for fact in first.of(Observation)]
+    facts = [*_shared_code(first.subject), *_facts(first)]
     undecided = [_not_checked(gap, claims) for gap in first.of(Undecided)]
     named = {name for outcome in first.outcomes for name in outcome.claims}
     undecided += [
@@ -371,9 +426,10 @@ def _with_rules(report: Report, passes: Sequence[_RulePass], claims: Claims) -> 
         for name, text in zip(claims.names, claims.texts, strict=True)
         if name not in named
     ]
+    found = [*findings, *report.findings]
     return replace(
         report,
-        findings=(*dict.fromkeys(findings), *report.findings),
+        findings=tuple(sorted(found, key=lambda finding: get_args(Level).index(finding.level))),
         facts=tuple(dict.fromkeys(facts)),
         verified=(*dict.fromkeys(verified.text for verified in first.of(Verification)), *report.verified),
         not_checked=tuple(dict.fromkeys([*undecided, *unconfirmed, *report.not_checked])),

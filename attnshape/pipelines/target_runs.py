@@ -15,7 +15,7 @@ from attnshape.inference.plan import Plan
 from attnshape.inference.sampling import Solution, sample_and_solve
 from attnshape.inference.small_runs import ProgressCallback, Samples, SmallRuns
 from attnshape.options.spec import RunOptions
-from attnshape.runtime.isolation import one_thread
+from attnshape.runtime.isolation import one_thread, unattended
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit
 from attnshape.targets.target import Target
@@ -41,8 +41,9 @@ def small_run(
 
     try:
         if meter is not None:  # what kernels take for themselves may depend on their threads
-            return limit.run(lambda: build_and_record(build, options.seed, options.grad, meter.mark_step))
-        with one_thread():
+            with unattended():
+                return limit.run(lambda: build_and_record(build, options.seed, options.grad, meter.mark_step))
+        with one_thread(), unattended():
             return limit.run(lambda: build_and_record(build, options.seed, options.grad))
     except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
         reraise_interruption(error)

@@ -11,6 +11,7 @@ from attnshape.model.formatting import pluralize
 from attnshape.model.report import Finding, Report
 from attnshape.model.trace import Trace
 from attnshape.reporters.labels import source_label
+from attnshape.reporters.report_view import counts_by_level
 
 ResultT = TypeVar("ResultT", Trace, Report)
 
@@ -68,12 +69,8 @@ def outcome(item: BatchItem[Any]) -> str:
     match item.result:
         case Trace() as trace:
             return _trace_outcome(trace)
-        case Report(findings=()) as report if report.undecided:
-            return f"{INCOMPLETE}: {', '.join(dict.fromkeys(one.what for one in report.undecided))}"
-        case Report(findings=(), suppressed=suppressed):
-            return f"fine, {len(suppressed)} suppressed" if suppressed else "fine"
-        case Report(findings=findings):
-            return f"{pluralize(len(findings), 'finding')}: {', '.join(dict.fromkeys(f.code for f in findings))}"
+        case Report() as report:
+            return _report_outcome(report)
     return f"{FAILED}: {item.error.message if item.error else 'unknown'}"
 
 
@@ -103,6 +100,16 @@ def distinct_findings(items: Sequence[BatchItem[Report]]) -> list[Finding]:
         distinct += [finding for place, finding in keyed if place not in places]
         places |= {place for place, _ in keyed}
     return distinct
+
+
+def _report_outcome(report: Report) -> str:
+    counts = counts_by_level(report.findings)
+    if report.found_something:
+        return f"{', '.join(counts)}: {', '.join(dict.fromkeys(finding.code for finding in report.findings))}"
+    if report.undecided:
+        return f"{INCOMPLETE}: {', '.join(dict.fromkeys(one.what for one in report.undecided))}"
+    suppressed = [f"{len(report.suppressed)} suppressed"] if report.suppressed else []
+    return ", ".join(["fine", *counts, *suppressed])
 
 
 def _trace_outcome(trace: Trace) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attnshape.model.report import Finding, Report
 from attnshape.reporters.batch_view import BatchItem, distinct_findings, outcome, title, totals
 from attnshape.reporters.escaping import visible
-from attnshape.reporters.report_view import evidence, labelled_lists, verdict
+from attnshape.reporters.report_view import details, labelled_lists, verdict
 from attnshape.reporters.reporter import BatchReporter, Reporter
 
 _FILE = "pyproject.toml"
@@ -35,8 +35,8 @@ def _command(finding: Finding) -> str:
         f"{name}={_escape_property(value)}" for name, value in {**location, "title": finding.code}.items()
     )
     hint = [f"hint: {finding.hint}"] if finding.hint else []
-    message = "\n".join(visible(part) for part in (finding.message, *hint, evidence(finding)))
-    return f"::error {properties}::{_escape_data(message)}"
+    message = "\n".join(visible(part) for part in (finding.message, *hint, *details(finding)))
+    return f"::{finding.level} {properties}::{_escape_data(message)}"
 
 
 def _error_command(item: BatchItem[Report]) -> str:

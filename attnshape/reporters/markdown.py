@@ -144,12 +144,13 @@ def _diff_cell(cell: DiffCell, is_code: bool) -> str:
 
 def _finding(finding: Finding, read_lines: ReadLines) -> str:
     where = [code(report_view.location(finding.source))] if finding.source else []
-    parts = [" ".join([f"**{prose(finding.code)}**", *where, prose_with_code(finding.message)])]
+    parts = [" ".join([f"{finding.level} **{prose(finding.code)}**", *where, prose_with_code(finding.message)])]
     found = report_view.excerpt(finding, read_lines)
     if found is not None:
         parts.append(_fenced([line for line in found.fit(_CODE_WIDTH) if line], "python"))
     hints = [f"- hint: {prose_with_code(finding.hint)}"] if finding.hint else []
-    parts.append("\n".join([*hints, f"- {prose_with_code(report_view.evidence(finding))}"]))
+    details = [f"- {prose_with_code(detail)}" for detail in report_view.details(finding)]
+    parts.append("\n".join([*hints, *details]))
     return "\n\n".join(parts)
 
 

@@ -5,12 +5,14 @@ The texts are raw; each format escapes them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from rich.cells import cell_len, set_cell_size
 
 from attnshape.model.formatting import join_words, pluralize
-from attnshape.model.report import Finding, NotChecked, Pattern, Report
+from attnshape.model.report import Finding, Level, NotChecked, Pattern, Report
 from attnshape.model.trace import Source
 from attnshape.reporters.escaping import visible_characters
 from attnshape.runtime.files import ReadLines
@@ -39,10 +41,26 @@ def sizes(report: Report) -> str:
     return join_words([*sets[:_SHOWN_SETS], f"{more} more"] if more > 0 else sets or [""])
 
 
+def counts_by_level(findings: Sequence[Finding]) -> list[str]:
+    """Return how many findings there are of each level that occurs: `1 error`, `2 warnings`.
+
+    >>> counts_by_level([])
+    []
+    """
+    levels = [finding.level for finding in findings]
+    return [pluralize(levels.count(level), level) for level in get_args(Level) if level in levels]
+
+
 def evidence(finding: Finding) -> str:
     """Return what shows that a finding is real."""
     by = {"intervention": "intervention", "reproduced": "reproduced numbers", "measured": "measurement"}[finding.shown]
     return f"shown by {by}: {finding.evidence}" if finding.evidence else f"shown by {by}"
+
+
+def details(finding: Finding) -> list[str]:
+    """Return the lines below a finding's hint: where what is wrong is used, and what shows it."""
+    used = [f"used at {location(finding.used)}"] if finding.used is not None else []
+    return [*used, evidence(finding)]
 
 
 def labelled_lists(report: Report) -> list[tuple[str, list[str]]]:
@@ -62,10 +80,10 @@ def labelled_lists(report: Report) -> list[tuple[str, list[str]]]:
 
 def verdict(report: Report) -> str:
     """Return the outcome on one line."""
-    found = pluralize(len(report.findings), "finding") if report.findings else "no findings"
+    found = counts_by_level(report.findings) or ["no findings"]
     incomplete = [f"incomplete: {len(report.undecided)} undecided"] if report.undecided else []
     suppressed = [f"{len(report.suppressed)} suppressed"] if report.suppressed else []
-    return " · ".join([found, *incomplete, *suppressed, pluralize(report.runs, "extra run")])
+    return " · ".join([*found, *incomplete, *suppressed, pluralize(report.runs, "extra run")])
 
 
 def closing(report: Report) -> str:

@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
-from attnshape.checks.rules.pages import Page, family, pages
-from attnshape.model.report import Finding, Report
+from attnshape.checks.rules.pages import Page, family, pages, usual_level
+from attnshape.model.report import Finding, Level, Report
 from attnshape.model.trace import Source, json_text
 from attnshape.reporters.batch_view import BatchResult, distinct_findings, outcome, title
 from attnshape.reporters.escaping import visible
@@ -19,6 +19,7 @@ from attnshape.reporters.report_view import evidence, not_checked_text
 from attnshape.reporters.reporter import BatchReporter, Reporter
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_LEVELS: dict[Level, str] = {"error": "error", "warning": "warning", "notice": "note"}
 _LINK = re.compile(r"\[([^\[\]]*)\](?=\()")
 
 
@@ -87,7 +88,7 @@ def _rule(page: Page) -> dict[str, Any]:
         "shortDescription": {"text": page.title},
         "fullDescription": {"text": " ".join(page.sections["What it costs"].split())},
         "help": {"text": page.markdown, "markdown": page.markdown},
-        "defaultConfiguration": {"level": "error"},
+        "defaultConfiguration": {"level": _LEVELS[usual_level(page.code)]},
         "properties": {"tags": ["attention", family(page.code)]},
     }
 
@@ -96,7 +97,7 @@ def _result(finding: Finding, places: dict[str, int], digests: Counter[str]) -> 
     hint = [f"hint: {finding.hint}"] if finding.hint else []
     result: dict[str, Any] = {
         "ruleId": visible(finding.code),
-        "level": "error",
+        "level": _LEVELS[finding.level],
         "message": {"text": "\n".join(map(_message, (finding.message, *hint, evidence(finding))))},
         "partialFingerprints": {"attnshapeFinding/v1": _fingerprint(finding, digests)},
     }
@@ -104,6 +105,8 @@ def _result(finding: Finding, places: dict[str, int], digests: Counter[str]) -> 
         result["ruleIndex"] = places[finding.code]
     if finding.source is not None:
         result["locations"] = [_location(finding.source, finding.expression)]
+    if finding.used is not None:
+        result["relatedLocations"] = [{**_location(finding.used, ""), "message": {"text": "used here"}}]
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from attnshape.errors import ExitStatus
-from attnshape.model.report import Finding, Pattern, Report
+from attnshape.model.report import Finding, Level, Pattern, Report
 from attnshape.reporters import report_view
 from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
 from attnshape.reporters.escaping import visible
@@ -30,6 +30,12 @@ from attnshape.runtime.files import ReadLines, source_lines
 _INDENT = 2
 _BAR = "| "
 _LIST_STYLES = {"verified": "green", "not checked": "yellow"}
+_LEVEL_STYLES: dict[Level, tuple[str, str]] = {
+    "error": ("bold red", "red"),
+    "warning": ("bold yellow", "yellow"),
+    "notice": ("bold cyan", "cyan"),
+}
+"""The styles of a finding's first line and of its carets."""
 _STATUS_STYLES = {ExitStatus.FINE: "green", ExitStatus.FOUND: "bold red", ExitStatus.CANNOT: "bold red"}
 
 
@@ -74,16 +80,17 @@ def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
 
 def _finding(finding: Finding, width: int, read_lines: ReadLines) -> list[StyledLine]:
     where = f"{report_view.location(finding.source)}: " if finding.source else ""
-    lines = styled(visible(f"{where}{finding.code} {finding.message}"), width, "bold red")
+    style, caret_style = _LEVEL_STYLES[finding.level]
+    lines = styled(visible(f"{where}{finding.level} {finding.code} {finding.message}"), width, style)
     found = report_view.excerpt(finding, read_lines)
     if found is not None:
         code, carets = found.fit(width - _INDENT - len(_BAR))
         lines.append(_indented(_BAR + code))
-        lines += [_indented(_BAR + carets, "red")] if carets else []
+        lines += [_indented(_BAR + carets, caret_style)] if carets else []
     if finding.hint:
         lines += [_indented(text, "green") for text in fold_words(f"hint: {visible(finding.hint)}", width - _INDENT)]
-    evidence = fold_words(visible(report_view.evidence(finding)), width - _INDENT)
-    return lines + [_indented(text, "dim") for text in evidence]
+    details = [text for detail in report_view.details(finding) for text in fold_words(visible(detail), width - _INDENT)]
+    return lines + [_indented(text, "dim") for text in details]
 
 
 def _pattern(pattern: Pattern, width: int) -> list[StyledLine]:
@@ -95,7 +102,7 @@ def _summary(report: Report, width: int) -> list[StyledLine]:
     lines: list[StyledLine] = []
     for label, items in report_view.labelled_lists(report):
         lines += styled(f"{label}: {' · '.join(map(visible, items))}", width, _LIST_STYLES.get(label, ""))
-    lines += styled(report_view.verdict(report), width, "bold red" if report.findings else "bold")
+    lines += styled(report_view.verdict(report), width, "bold red" if report.found_something else "bold")
     return lines + styled(visible(report_view.closing(report)), width, "dim")
 
 

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from attnshape.runtime.worker import is_supervised
@@ -38,12 +38,7 @@ def to_standard_error() -> Iterator[None]:
         yield
     finally:
         # what is still buffered, by Python or by C, was printed by the traced code too
-        for stream in (sys.stdout, sys.__stdout__, stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()  # type: ignore[union-attr]  # None has nothing to flush
-        # Windows has no handle for "all loaded libraries": there C's buffer is flushed when the process ends
-        with contextlib.suppress(OSError, AttributeError, TypeError):
-            ctypes.CDLL(None).fflush(None)
+        _flush(sys.stdout, sys.__stdout__, stderr)
         if not is_supervised():  # otherwise the traced code's threads may print until the process ends
             sys.stdout, sys.stderr = stdout, stderr
             if data is not None:
@@ -51,6 +46,38 @@ def to_standard_error() -> Iterator[None]:
             for number, copy in copies.items():
                 os.dup2(copy, number)
                 os.close(copy)
+
+
+@contextlib.contextmanager
+def without_console() -> Iterator[None]:
+    """Discard what is printed inside, also from C; who reads from standard input finds its end."""
+    streams = sys.stdout, sys.stderr
+    _flush(*streams, sys.__stdout__)
+    copies = {number: copy for number in (0, 1, 2) if (copy := _duplicate(number)) is not None}
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in copies:
+        os.dup2(nowhere, number)
+    os.close(nowhere)
+    # in a notebook or under pytest they write elsewhere than to the descriptors
+    sys.stdout, sys.stderr = map(_Discarding, streams)
+    try:
+        yield
+    finally:
+        _flush(*streams, sys.__stdout__)
+        sys.stdout, sys.stderr = streams
+        for number, copy in copies.items():
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def _flush(*streams: Any) -> None:
+    """Flush the streams, and those of C."""
+    for stream in streams:
+        with contextlib.suppress(Exception):
+            stream.flush()  # None has nothing to flush
+    # Windows has no handle for "all loaded libraries": there C's buffer is flushed when the process ends
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).fflush(None)
 
 
 @contextlib.contextmanager
@@ -84,6 +111,17 @@ class _Unclosable:
     def close(self) -> None:
         """Flush the stream instead of closing it."""
         self._stream.flush()
+
+
+class _Discarding(_Unclosable):
+    """A stream that discards what is written to it."""
+
+    def write(self, text: str) -> int:
+        """Return the length of the text."""
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Do nothing."""
 
 
 def _duplicate(number: int) -> int | None:

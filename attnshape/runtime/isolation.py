@@ -30,6 +30,8 @@ from torch._C import (
 from torch.nn.modules import module as module_hooks
 from torch.utils import _device as default_device
 
+from attnshape.runtime.capture import without_console
+
 State = tuple[Callable[[], Any], Callable[[Any], Any]]
 """How to read a piece of global state, and how to restore it."""
 
@@ -123,6 +125,21 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def unattended() -> Iterator[None]:
+    """Discard what a run prints: the user sees the output of the run at the user's sizes only, and is asked only there.
+
+    A warning that is given once in a process isn't used up.
+    """
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with without_console(), warnings.catch_warnings():
+            yield
+    finally:
+        torch.set_warn_always(always)
 
 
 def _identity(descriptor: int) -> tuple[int, int] | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from attnshape.dims.symbols import size_options
 from attnshape.errors import (
     AttnshapeError,
     Option,
@@ -26,14 +29,18 @@ from attnshape.targets.imports import definitions, origin, public_names
 
 
 class Names(dict[str, Any]):
-    """The names that an expression may use: the sizes, torch, and what the target's own module defines.
+    """The names that an expression may use: the sizes, other arguments, torch, and what the target's module defines.
 
-    Names are looked up with `getattr`, since a lazy module lacks them in `__dict__`; sizes take precedence.
+    Names are looked up with `getattr`, since a lazy module lacks them in `__dict__`; the given values take precedence.
     """
 
-    def __init__(self, numbers: Mapping[str, int], module: ModuleType | None) -> None:
-        super().__init__({"torch": torch, "__builtins__": builtins, **numbers})
+    def __init__(self, values: Mapping[str, Any], module: ModuleType | None) -> None:
+        super().__init__({"torch": torch, "__builtins__": builtins, **values})
         self._module = module
+
+    def defines(self, name: str) -> bool:
+        """Return whether an expression may use a name, other than a builtin."""
+        return name in self or hasattr(self._module, name)
 
     def __missing__(self, name: str) -> Any:
         try:
@@ -55,6 +62,27 @@ def names_used(source: Source, text: str) -> tuple[str, ...]:
 def names_in_call(arguments: str) -> tuple[str, ...]:
     """Return the names in the arguments of a call. Raises AttnshapeError if they aren't Python."""
     return _names(_parse_arguments(arguments))
+
+
+_COUNTS_LAYERS = re.compile(r"((n|num|number_of)_?)?(\w+_)?(layers?|blocks?)|depth", re.IGNORECASE)
+"""The name of a parameter, or a symbol, that is a number of layers: `n_layer`, `num_hidden_layers`, `depth`."""
+
+
+def layer_counts(arguments: str, function: Any) -> tuple[str, ...]:
+    """Return the names in the arguments of a call of a function that stand for a number of layers.
+
+    Their own names say so, or those of the parameters that they are passed to, here or in a call inside.
+    Raises AttnshapeError if the arguments aren't Python.
+    """
+    call = _parse_arguments(arguments).body
+    parameters: list[str] = []
+    with contextlib.suppress(TypeError, ValueError):
+        parameters = list(inspect.signature(function).parameters)
+    positional = zip(parameters, call.args, strict=False) if isinstance(call, ast.Call) else ()
+    passed = [*positional, *((part.arg, part.value) for part in ast.walk(call) if isinstance(part, ast.keyword))]
+    passed += [(part.id, part) for part in ast.walk(call) if isinstance(part, ast.Name)]
+    pairs = [(name, value.id) for name, value in passed if isinstance(value, ast.Name) and name is not None]
+    return tuple(dict.fromkeys(name for parameter, name in pairs if _COUNTS_LAYERS.fullmatch(parameter)))
 
 
 def _names(tree: ast.Expression) -> tuple[str, ...]:
@@ -83,10 +111,18 @@ def _evaluate(source: Source, text: str, tree: ast.Expression, names: Names, fil
     except BaseException as error:
         reraise_interruption(error)
         sizes = ", ".join(name for name, value in names.items() if type(value) is int)
-        raise AttnshapeError(
-            (*source, f" {text!r} doesn't evaluate: {format_exception(error)}"),
-            f"names in it: the sizes ({sizes or 'none in use'}), torch, and what the target's module defines",
-        ) from error
+        inputs = ", ".join(name for name, value in names.items() if isinstance(value, torch.Tensor))
+        listed = f"the sizes ({sizes or 'none in use'}){f', the arguments {inputs}' if inputs else ''}, torch"
+        hint: Text = [f"names in it: {listed}, and what the target's module defines"]
+        if isinstance(error, NameError) and error.name in (undefined := _undefined(tree, names)):
+            hint = ["if it is a size, define it: ", size_options(undefined), "; ", *hint]
+        raise AttnshapeError((*source, f" {text!r} doesn't evaluate: {format_exception(error)}"), hint) from error
+
+
+def _undefined(tree: ast.Expression, names: Names) -> list[str]:
+    """Return the names in an expression that aren't defined, in order, without the variables of comprehensions."""
+    found = [name for name in compile(tree, "", "eval").co_names if name in _names(tree)]
+    return [name for name in found if not hasattr(builtins, name) and not names.defines(name)]
 
 
 def reach(path: str, init: str | None, module: ModuleType, names: Names) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import dis
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 
 from attnshape.dims.expressions import parse_tensor
 from attnshape.dims.sizes import resolve
-from attnshape.dims.symbols import SYMBOLS_BY_NAME, require_known
+from attnshape.dims.symbols import NUMBER_OF_LAYERS, SYMBOLS_BY_NAME, VOCABULARY_SIZE, require_known
 from attnshape.errors import AttnshapeError, Option, did_you_mean, format_exception
 from attnshape.options.claims import claim_texts
 from attnshape.options.spec import RunOptions, TargetSpec
@@ -24,6 +26,7 @@ from attnshape.targets.evaluation import (
     THE_TARGET,
     Names,
     evaluate,
+    layer_counts,
     names_in_call,
     names_used,
     reach,
@@ -45,9 +48,10 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
     """Return the target that a path leads to in a module. Raises AttnshapeError if it can't be a target."""
     tensors = tuple(parse_tensor(name, text) for name, text in spec.inputs.items())
     dims = {name for name in spec.sizes if name not in SYMBOLS_BY_NAME}
-    symbols = {*SYMBOLS_BY_NAME, *dims}
     root = path.partition(".")[0].partition("(")[0].partition("[")[0].strip()
     root_object: Any = getattr(module, root, None)
+    defaults = _defaults(spec, module, root_object)
+    symbols = {*SYMBOLS_BY_NAME, *dims, *defaults}
     if is_case(root_object, path, spec, symbols):
         return _case_target(spec, root_object)
     names = [*names_used(THE_TARGET, path), *(names_in_call(spec.init) if spec.init is not None else ())]
@@ -79,15 +83,25 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
             move(owned, options)
         seed_all(options.seed)
         values: dict[str, Any] = {tensor.name: make_tensor(tensor, numbers, options) for tensor in tensors}
+        given = {name: _try_deepcopy(value) if resizable else value for name, value in spec.values.items()}
         with device_context(options):
-            values |= {
-                name: move(evaluate((Option("arguments"),), text, names), options)
-                for name, text in spec.arguments.items()
-            }
-        values |= {name: _try_deepcopy(value) if resizable else value for name, value in spec.values.items()}
+            for name, text in spec.arguments.items():
+                names = Names({**given, **values, **numbers}, module)
+                values[name] = move(evaluate((Option("arguments"),), text, names), options)
+        values |= given
         return _bind(function, spec.target, values)
 
-    return Target(spec.target, resolve(used, spec.sizes), build, is_builtin=False, resizable=resizable)
+    sizes = replace(resolve(used, spec.sizes, defaults), inputs={tensor.name: tensor.axes for tensor in tensors})
+    return Target(spec.target, sizes, build, is_builtin=False, resizable=resizable)
+
+
+def _defaults(spec: TargetSpec, module: ModuleType, root_object: Any) -> dict[str, int]:
+    """Return the sizes of the user's own symbols that need not be given: of a vocabulary, and numbers of layers."""
+    bounds = [name for name in spec.vocabulary_symbols if name not in spec.sizes]
+    counts = layer_counts(spec.init, root_object) if spec.init is not None else ()
+    defined = {*SYMBOLS_BY_NAME, *spec.sizes, *bounds, *dir(builtins)}
+    layers = [name for name in counts if name not in defined and not hasattr(module, name)]
+    return dict.fromkeys(bounds, VOCABULARY_SIZE) | dict.fromkeys(layers, NUMBER_OF_LAYERS)
 
 
 def _try_deepcopy(value: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from attnshape.errors import exception_text
-from attnshape.runtime.isolation import isolated, seed_all
+from attnshape.runtime.isolation import isolated, seed_all, unattended
 from attnshape.tracing.containers import tensor_paths
 from attnshape.tracing.opaque import force_eager
 from attnshape.tracing.runner import Runnable
@@ -71,7 +71,7 @@ class Comparison:
 
     def _unrecorded(self, build: Callable[[], Runnable]) -> Results:
         # the recorded run gave its warnings already, and ran compiled code eagerly
-        with isolated(), torch.no_grad(), force_eager(), warnings.catch_warnings(action="ignore"):
+        with isolated(), unattended(), torch.no_grad(), force_eager(), warnings.catch_warnings(action="ignore"):
             runnable = build()
             seed_all(self._seed)
             return list(tensor_paths("output", runnable.call()))

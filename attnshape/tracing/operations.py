@@ -49,17 +49,27 @@ LAYOUT = RESHAPES | TRANSPOSES | UNIT_AXES | EXPANSIONS | REPEATS | SPLITS | SEL
 CONCATENATIONS = frozenset({"cat", "concat", "concatenate"})
 STACKS = frozenset({"stack", "hstack", "vstack", "dstack", "column_stack"})
 JOINS = CONCATENATIONS | STACKS
+GATHERS = frozenset({"embedding", "gather", "index_select", "take", "take_along_dim"})
+"""Operations that take numbers from a tensor by their indices."""
 DATA_MOVEMENT = LAYOUT | JOINS
 """Operations on one or several tensors that only move their numbers."""
 
 # Copies and conversions: the same numbers at the same places.
 CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
 COPIES = frozenset({"contiguous", "clone", "detach"})
+CUTS_GRADIENTS = frozenset({"detach", "data"})
 SAME_VALUES = LAYOUT | CASTS | COPIES
 """Operations after which every number is still one of the operand's, up to rounding."""
 
 SHAPE_FROM_SECOND = frozenset({"expand_as", "view_as", "reshape_as", "type_as"})
 """Operations that read the shape or the dtype of their second operand, not its numbers."""
+SIZE_QUERIES = frozenset(
+    {
+        *("size", "dim", "ndimension", "numel", "nelement", "len", "stride", "storage_offset", "element_size"),
+        *("is_contiguous", "is_floating_point", "is_complex", "get_device", "data_ptr", "hash"),
+    }
+)
+"""Calls that return no tensor and read none of their operand's numbers."""
 CREATED_LIKE = frozenset(
     {
         *("new_ones", "new_zeros", "new_full", "new_empty", "new_tensor"),
@@ -67,6 +77,8 @@ CREATED_LIKE = frozenset(
     }
 )
 """Constructors that read the shape, the dtype or the device of their operand, not its numbers."""
+ALLOCATIONS = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+"""Constructors whose result has whatever numbers its memory had."""
 
 # Products: sums of products of two operands' numbers.
 MATMULS = frozenset({"matmul", "mm", "bmm"})
@@ -102,11 +114,14 @@ LOWER_BOUNDS = frozenset({"clamp", "clamp_min", "maximum"})
 
 # Reductions.
 SUMS = frozenset({"sum"})
+RUNNING = frozenset({"cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"})
 MAXIMA = frozenset({"max", "amax", "logsumexp"})
 """Reductions whose result is at least the maximum: what a stable softmax subtracts."""
+SORTS = frozenset({"topk", "sort", "argsort", "kthvalue"})
 
 # Comparisons and masks.
 ORDER_COMPARISONS = frozenset({"ge", "gt", "le", "lt", "greater", "less", "greater_equal", "less_equal"})
+EQUALITY_COMPARISONS = frozenset({"eq", "ne", "not_equal"})
 TRIANGLES = frozenset({"tril", "triu"})
 LOGICAL = frozenset({"and", "or", "iand", "ior", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})
 MASKS = frozenset({"masked_fill", "where"})
@@ -118,7 +133,10 @@ FILLS = ELEMENT_WRITES | {"copy", "index_copy", "index_put", "scatter", "set"}
 # Layers.
 SOFTMAXES = frozenset({"softmax", "safe_softmax"})
 LOG_SOFTMAXES = frozenset({"log_softmax"})
-NORMS = frozenset({"layer_norm", "native_layer_norm", "rms_norm", "batch_norm"})
+CHANNEL_NORMS = frozenset({"group_norm", "batch_norm", "instance_norm"})
+"""Normalisations that take axis 1 for the channels."""
+TOKEN_NORMS = frozenset({"layer_norm", "native_layer_norm", "rms_norm"})
+NORMS = TOKEN_NORMS | {"batch_norm"}
 DROPOUTS = frozenset({"dropout", "alpha_dropout", "feature_dropout", "native_dropout"})
 RANDOM = DROPOUTS | {"bernoulli", "rand", "rand_like"}
 

@@ -47,7 +47,9 @@ class RawOutput:
     tensor: RawTensor
     name: str | None = None
     named_by_use: bool = False
-    """Whether the name is the variable of a later call, not the target of the step's own assignment."""
+    """Whether the name is the variable of a later call or of a caller, not the target of the step's own assignment."""
+    local_name: str | None = None
+    """The name inside the function that returned it, where its caller gives it another."""
     outside_name: str | None = None
     """For a tensor that a library made, the traced code's variable for it."""
     inner: Reference | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import sys
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnshape.model.trace import Reference
-from attnshape.runtime.isolation import isolated, seed_all
+from attnshape.runtime.isolation import isolated, seed_all, unattended
 from attnshape.runtime.signals import is_interrupted, reraise_interruption
 from attnshape.tracing.containers import module_of, modules_within, named_tensors, source_file, tensor_paths
 from attnshape.tracing.failures import describe_failure, release_frames
@@ -102,6 +103,14 @@ class Runnable:
         """The callable whose signature counts: a module's `forward`, else the callable itself."""
         return self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
 
+    @property
+    def parameter_names(self) -> set[str]:
+        """The names of the callable's parameters, whether or not they are given; empty for most built-ins."""
+        try:
+            return set(inspect.signature(self.signature_of).parameters)
+        except (TypeError, ValueError):
+            return set()
+
     def bound(self) -> Mapping[str, Any]:
         """Return the arguments by the callable's parameter names."""
         target = self.signature_of
@@ -172,8 +181,8 @@ def build_and_record(
 
     If the call imports modules, it is built and recorded again: what a module does on import is not a step of the call.
     """
-    for _ in range(2):
-        with isolated():
+    for output in (contextlib.nullcontext, unattended):
+        with isolated(), output():
             runnable = build()
             loaded = len(sys.modules)
             raw = record(runnable, seed, grad, on_step)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from attnshape.model.trace import Reference
+from attnshape.tracing.caller_names import CallerNames
 from attnshape.tracing.calls import TracedCall, library_call_name
 from attnshape.tracing.failures import min_and_max, only_wraps, parameter_names, without_tensors
 from attnshape.tracing.frames import Frames, Site
@@ -124,6 +125,16 @@ class OutputNames:
                 return
             reference = output.tensor.of
 
+    def give_from_caller(self, tensor: Tensor, name: str, since: int) -> bool:
+        """Give a tensor, if a step after the number `since` made it, the name of the caller's variable for it."""
+        reference = self._registry.reference(tensor)
+        output = self._output(reference)
+        if output is None or reference.step is None or reference.step <= since:
+            return False
+        if output.name != name:
+            output.local_name, output.name, output.named_by_use = output.name, name, True
+        return True
+
     def known(self, tensor: Tensor) -> str | None:
         """Return the name of the input, parameter or step output that a tensor is."""
         reference = self._registry.reference(tensor)
@@ -157,6 +168,7 @@ class StepLog:
         self._locator = SourceLocator()
         self._names = OutputNames(self.steps, self.registry)
         self._pending: list[PendingStep] = []
+        self._callers = CallerNames(frames, stop, self._locator, self._names.give_from_caller)
 
     @property
     def has_pending(self) -> bool:
@@ -311,6 +323,7 @@ class StepLog:
         """Release every tensor and frame."""
         self._pending.clear()
         self._running.clear()
+        self._callers.close()
         self._stop = None  # a frame keeps its variables alive, and the result is one of them
 
     def _site(self, frame: FrameType | None) -> Site | None:
@@ -337,6 +350,8 @@ class StepLog:
         if not waits:
             self._resolve_pending()
         self.add_from_other_threads(call.operands, parent)
+        if site is not None and site.own:
+            self._callers.at_step(site.frame, len(self.steps))
         references = [self.registry.reference(operand) for operand in call.operands]
         library = not _is_own(site) or self._is_body(site)
         return RawStep(call.name, None, references, [], call.path, parent, library=library, opaque=call.opaque), waits

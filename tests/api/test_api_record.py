@@ -232,7 +232,7 @@ def test_misuse_is_an_error() -> None:
     "sizes, message, hint",
     [
         ({"B": 0}, "B is 0", "B=4"),
-        ({"C": "nh*hs"}, "nh isn't a size symbol", "nh=4"),
+        ({"C": "nh*hs"}, "nh and hs aren't size symbols", "nh=4, hs=4"),
         ({"H": 8, "Hkv": 3}, "contradict", "choose H"),
         ({"C": "D/2"}, "isn't a size", "D//2"),
         ({"my size": 3}, "'my size' isn't a name", "nh"),

@@ -177,7 +177,7 @@ REFUSED = {
     "text for a size": (("multi-head",), {"B": "2"}, "B is '2'", "B=4"),
     "fraction for a size": (("multi-head",), {"B": 2.0}, "B is 2.0", "B=4"),
     "truth for a size": (("multi-head",), {"B": True}, "B is True", "B=4"),
-    "undefined letter": ((scaled,), {"C": "nh*hs"}, "nh isn't a size symbol", "nh=4"),
+    "undefined letter": ((scaled,), {"C": "nh*hs"}, "nh and hs aren't size symbols", "nh=4, hs=4"),
     "sizes that contradict": (("multi-head",), {"D": 512, "H": 8, "Dk": 3}, "contradict", "leave Dk out"),
     "not callable": ((3,), {}, "expected something to call", "a case"),
     "class without init": ((FusedSelfAttention,), {}, "constructor needs", 'init="'),

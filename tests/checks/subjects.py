@@ -60,7 +60,7 @@ def experiment_of(
     target, sizes = target_and_sizes(function, inputs or {}, init, values, given)
     chosen = {symbol: {**SIZES, **given}.get(symbol, number) for symbol, number in sizes.numbers.items()}
     numbers = sizes.at({symbol: chosen[symbol] for symbol in sizes.independent})
-    return Experiment(target, numbers, run_options(train=train), TimeLimit(), budget or Budget(60.0))
+    return Experiment(target, numbers, run_options(train=train), TimeLimit(), budget or Budget(300.0))
 
 
 def subject_of(

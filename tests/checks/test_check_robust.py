@@ -41,12 +41,19 @@ class Attention(nn.Module):
 """
 
 
-def checked(folder: Path, prepared: str, limit: float = 60.0, claims: tuple[str, ...] = (), **sizes: int) -> Report:
+def checked(
+    folder: Path,
+    prepared: str,
+    limit: float = 300.0,
+    claims: tuple[str, ...] = (),
+    inputs: dict[str, str] | None = None,
+    **sizes: int,
+) -> Report:
     source = ATTENTION + textwrap.indent(textwrap.dedent(prepared).strip(), "    ").join(
         ["\n\nclass Target(Attention):\n", "\n"]
     )
     (folder / "code.py").write_text(source)
-    request = TargetSpec(f"{folder}/code.py:Target", init="D, H", inputs={"x": "B L D"}, sizes=sizes)
+    request = TargetSpec(f"{folder}/code.py:Target", init="D, H", inputs={"x": "B L D"} | (inputs or {}), sizes=sizes)
     return check_request(request, RunOptions(), parse_claims(claims), limit, contextlib.nullcontext)
 
 
@@ -110,7 +117,7 @@ def test_float32_only_code_is_checked_in_float32(tmp_path: Path) -> None:
     )
     assert report.dtype == "float32"
     assert codes(report) == []
-    assert "batch elements don't affect each other" in report.verified
+    assert "batch elements don't affect each other (varied: x)" in report.verified
 
 
 def test_code_with_fixed_sizes_is_checked_at_those_sizes(tmp_path: Path) -> None:
@@ -129,7 +136,7 @@ def test_code_with_fixed_sizes_is_checked_at_those_sizes(tmp_path: Path) -> None
     )
     assert all(sizes["L"] == 24 for sizes in report.small_sizes)
     assert codes(report) == []
-    assert "batch elements don't affect each other" in report.verified
+    assert "batch elements don't affect each other (varied: x)" in report.verified
 
 
 def test_failing_code_is_an_error(tmp_path: Path) -> None:
@@ -176,11 +183,46 @@ def test_runs_that_all_take_too_long_are_no_failure(tmp_path: Path, monkeypatch:
     assert ("everything", "the time limit was reached") in {(entry.what, entry.why) for entry in report.not_checked}
 
 
-def test_claim_about_a_missing_input_is_reported(tmp_path: Path) -> None:
-    report = checked(tmp_path, "pass", claims=("mask=keep", "bias=bias"))
-    whys = {entry.why for entry in report.not_checked}
-    assert "mask is claimed, but there is no such input" in whys
-    assert "bias is claimed, but there is no such input" in whys
+OPTIONAL = """
+def forward(self, x, pad_mask=None, bias=None):
+    return super().forward(x)
+"""
+
+
+def test_claim_about_an_argument_without_a_tensor_is_undecided(tmp_path: Path) -> None:
+    report = checked(tmp_path, OPTIONAL, claims=("pad_mask=keep", "bias=bias"))
+    assert {(entry.what, entry.why) for entry in report.undecided} == {
+        ("the claim pad_mask=keep", "pad_mask is claimed, but no tensor is given for it"),
+        ("the claim bias=bias", "bias is claimed, but no tensor is given for it"),
+    }
+
+
+def test_claim_about_no_argument_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(AttnshapeError) as raised:
+        checked(tmp_path, OPTIONAL, claims=("mask=keep",))
+    assert raised.value.message == 'claims=["mask=keep"]: the target has no argument mask'
+    assert raised.value.hint == "did you mean pad_mask?"
+
+
+ONLY_MASK = """
+def forward(self, x, flags, padding):
+    q, k, v = (t.unflatten(-1, (self.H, -1)).transpose(1, 2) for t in self.qkv(x * flags[:, :, None]).chunk(3, dim=-1))
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(padding[:, None, None], -1e9)
+    return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("claim", "expected"), [("mask = drop", []), ("mask=keep", ["AS401"])])
+def test_claim_about_mask_is_about_the_only_mask(tmp_path: Path, claim: str, expected: list[str]) -> None:
+    inputs = {"flags": "B L", "padding": "bool B L"}
+    report = checked(tmp_path, ONLY_MASK, claims=(claim,), inputs=inputs)
+    assert (codes(report), report.claims) == (expected, (f"padding={claim.partition('=')[2].strip()}",))
+
+
+def test_another_claim_beside_mask_still_needs_an_argument(tmp_path: Path) -> None:
+    inputs = {"flags": "B L", "padding": "bool B L"}
+    with pytest.raises(AttnshapeError, match="the target has no argument positions"):
+        checked(tmp_path, ONLY_MASK, claims=("mask=drop", "positions=bias"), inputs=inputs)
 
 
 def test_uninitialised_and_zero_parameters_hide_no_mistakes(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from attnshape.checks.interventions.small_sizes import (
     cheap_first,
     involves,
+    near_sizes,
     other_lengths,
     small_sizes,
     symbol_or_number,
@@ -18,7 +19,7 @@ from attnshape.dims.sizes import Sizes
 from attnshape.inference.plan import Equal, Fixed, Multiple, Plan
 from attnshape.inference.work import Growth, WorkEstimate
 from attnshape.model.trace import Size
-from tests.checks.subjects import plan_of
+from tests.checks.subjects import plan_of, target_and_sizes
 
 SYMBOLS = ("B", "H", "L", "Lq", "Lk", "Lp", "Dk", "Dv", "W")
 LENGTHS = ("L", "Lq", "Lk", "Lp")
@@ -203,3 +204,11 @@ def test_sizes_that_take_much_work_come_last():
     large, small, other = ({"H": 5, "Dk": dk} for dk in (13, 2, 3))
     assert cheap_first([large, small, other], WIDE) == [small, other, large]
     assert cheap_first([large, small, other], None) == [large, small, other]
+
+
+def test_sizes_near_the_users_have_another_batch_and_other_lengths():
+    sizes = target_and_sizes(lambda x: x, {"x": "B L D"}, given={"B": 2, "L": 10, "D": 512})[1]
+    first, second = near_sizes(sizes)
+    assert first == {"B": 5, "L": 7, "D": 512}
+    assert second == {"B": 11, "L": 13, "D": 512}
+    assert near_sizes(target_and_sizes(lambda x: x, {"x": "D"})[1]) == []

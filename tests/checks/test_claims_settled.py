@@ -43,8 +43,24 @@ def summed(x, given):
     return x.cumsum(1)
 """
 
+ONES = """
+import torch
 
-def checked(folder: Path, name: str, *claims: str, given: str = "B L", limit: float = 60.0) -> Report:
+
+def hiding(B, L, D):
+    def attend(x, mask):
+        scores = (x @ x.mT / x.shape[-1] ** 0.5).masked_fill(mask[:, None] == 0, -torch.inf)
+        return scores.softmax(-1) @ x
+
+    return attend, (torch.randn(B, L, D), torch.ones(B, L))
+
+
+def undefined(B, L, D):
+    return lambda x: (x @ x.mT / x.shape[-1] ** 0.5).softmax(-1) @ x * torch.zeros(()) / 0, (torch.randn(B, L, D),)
+"""
+
+
+def checked(folder: Path, name: str, *claims: str, given: str = "B L", limit: float = 300.0) -> Report:
     (folder / "code.py").write_text(CODE)
     spec = TargetSpec(f"{folder}/code.py:{name}", inputs={"x": "B L D", "given": given}, sizes={"B": 4, "L": 6, "D": 8})
     return check_request(spec, RunOptions(), parse_claims(claims), limit, contextlib.nullcontext)
@@ -61,7 +77,7 @@ def test_claim_that_nothing_can_be_compared_with_is_undecided(claim: str, tmp_pa
 def test_causality_without_attention_is_judged_by_its_results(name: str, codes: list[str], tmp_path: Path) -> None:
     report = checked(tmp_path, name, "causal")
     assert [finding.code for finding in report.findings] == codes
-    assert ("a token changes no earlier position of the results" in report.verified) is not codes
+    assert ("no position of the results depends on a later token" in report.verified) is not codes
     assert report.undecided == ()
 
 
@@ -78,9 +94,35 @@ def test_input_without_effect_is_observed_and_not_vouched_for(tmp_path: Path) ->
     assert not any("every input" in text for text in report.verified)
 
 
+def test_mask_of_ones_hides_keys_where_it_is_zero(tmp_path: Path) -> None:
+    (tmp_path / "ones.py").write_text(ONES)
+    spec = TargetSpec(f"{tmp_path}/ones.py:hiding", sizes={"B": 4, "L": 6, "D": 8})
+    report = check_request(spec, RunOptions(), parse_claims(()), 300.0, contextlib.nullcontext)
+    assert not any("doesn't depend on mask" in fact.text for fact in report.facts)
+
+
+def test_results_that_are_nan_show_no_dependence(tmp_path: Path) -> None:
+    (tmp_path / "ones.py").write_text(ONES)
+    spec = TargetSpec(f"{tmp_path}/ones.py:undefined", sizes={"B": 4, "L": 6, "D": 8})
+    report = check_request(spec, RunOptions(), parse_claims(()), 300.0, contextlib.nullcontext)
+    assert [finding.code for finding in report.findings] == ["AS306"]
+    texts = (*report.verified, *(fact.text for fact in report.facts))
+    assert not any("depends" in text or "doesn't depend" in text or "batch elements" in text for text in texts)
+
+
 def test_without_attention_nothing_is_said_about_attention(tmp_path: Path) -> None:
     report = checked(tmp_path, "summed")
     assert not any(word in text for text in report.verified for word in ("attention", "scores", "softmax", "heads"))
+
+
+def test_softmax_without_scores_is_not_denied(tmp_path: Path) -> None:
+    (tmp_path / "gates.py").write_text(
+        "import torch\ndef gates(B, L, D):\n    return lambda x: x.softmax(1) * x, (torch.randn(B, L, D),)\n"
+    )
+    spec = TargetSpec(f"{tmp_path}/gates.py:gates", sizes={"B": 4, "L": 6, "D": 8})
+    report = check_request(spec, RunOptions(), parse_claims(()), 300.0, contextlib.nullcontext)
+    why = next(gap.why for gap in report.not_checked if gap.what == "softmax")
+    assert why == "no product that makes its scores or sums values with its weights was found"
 
 
 def failing(subject: Subject) -> Iterator[Outcome]:
@@ -117,7 +159,7 @@ def test_finding_stays_if_the_time_does_not_suffice_to_confirm_it(
 
     monkeypatch.setattr(scale, "check", first_only)
     report = checked(tmp_path, "attend")
-    assert [finding.code for finding in report.findings] == ["AS201"]
+    assert [finding.code for finding in report.counting] == ["AS201"]
     assert report.exit_status == ExitStatus.FOUND
 
 
@@ -135,7 +177,7 @@ def test_contradiction_at_one_set_of_sizes_only_leaves_the_claim_undecided(
 
     monkeypatch.setattr(scale, "check", once)
     report = checked(tmp_path, "attend", "scale=1/sqrt(Dk)")
-    assert report.findings == ()
+    assert report.counting == ()
     assert [one.what for one in report.undecided] == ["a mistake"]
 
 
@@ -144,3 +186,41 @@ def test_no_time_at_all_leaves_everything_undecided(tmp_path: Path, monkeypatch:
     report = checked(tmp_path, "attend", "causal", limit=0.001)
     assert ("everything", "the time limit was reached") in {(one.what, one.why) for one in report.undecided}
     assert report.exit_status == ExitStatus.CANNOT
+
+
+@pytest.mark.parametrize(
+    ("hidden", "codes"), [("(i - j).abs() >= 3", []), ("i - j >= 3", ["AS505"]), ("j - i >= 3", ["AS505"])]
+)
+def test_window_without_causality_has_two_sides(hidden: str, codes: list[str], tmp_path: Path) -> None:
+    code = f"""
+def near(x):
+    i, j = torch.arange(x.shape[1])[:, None], torch.arange(x.shape[1])
+    scores = (x @ x.mT / math.sqrt(x.shape[-1])).masked_fill({hidden}, -torch.inf)
+    return scores.softmax(-1) @ x
+"""
+    (tmp_path / "near.py").write_text(f"import math\nimport torch\n{code}")
+    spec = TargetSpec(f"{tmp_path}/near.py:near", inputs={"x": "B L D"}, sizes={"B": 4, "L": 9, "D": 8})
+    report = check_request(spec, RunOptions(), parse_claims(["window=3"]), 300.0, contextlib.nullcontext)
+    assert [finding.code for finding in report.counting] == codes
+    assert ("attends to a window of 3 keys" in report.verified) is not bool(codes)
+
+
+def test_tokens_that_can_not_be_followed_to_the_scores_are_not_vouched_for(tmp_path: Path) -> None:
+    code = """
+import torch
+from torch import nn
+
+
+class Patches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches, self.q, self.k, self.v = nn.Conv2d(3, 8, 4, stride=4), *(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, image):
+        x = self.patches(image).flatten(2).transpose(1, 2)
+        return (self.q(x) @ self.k(x).mT * 8**-0.5).softmax(-1) @ self.v(x)
+"""
+    (tmp_path / "patches.py").write_text(code)
+    spec = TargetSpec(f"{tmp_path}/patches.py:Patches", init="", inputs={"image": "B 3 20 24"})
+    report = check_request(spec, RunOptions(), parse_claims([]), 300.0, contextlib.nullcontext)
+    assert not any("tokens keep their positions" in text for text in report.verified)

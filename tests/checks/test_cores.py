@@ -180,6 +180,31 @@ def test_two_products_of_inputs_are_both_scores():
     assert [product.operand(0).equal(normal(2, 4, 5, seed=3)) for product in core.more_scores] == [True]
 
 
+@pytest.mark.parametrize("projected", [True, False])
+def test_scores_of_learned_queries_are_not_those_of_the_attention_before(projected):
+    def pooled(q, k, v, weight, learned):
+        tokens = F.dropout((q @ k.mT).softmax(-1) @ v)
+        keys = tokens @ weight if projected else tokens
+        return (learned @ keys.mT).softmax(-1) @ tokens
+
+    tensors = {"q": normal(2, 4, 5), "k": normal(2, 6, 5, seed=1), "v": normal(2, 6, 5, seed=2)}
+    learned = normal(3, 5, seed=4)
+    _, last = cores(flow_of(pooled, "weight", "learned", **tensors, weight=normal(5, 5, seed=3), learned=learned))
+    assert torch.equal(last.scores.operand(last.scores.left), learned)
+    assert last.more_scores == last.positional == ()
+
+
+def test_scores_with_positions_are_not_joined_with_those_of_the_attention_before():
+    def relative(x, positions):
+        for _ in range(2):
+            x = (x @ positions + x @ x.mT).softmax(-1) @ x
+        return x
+
+    for core in cores(flow_of(relative, "positions", x=normal(2, 4, 5), positions=normal(5, 4, seed=1))):
+        assert torch.equal(core.scores.operand(0), core.scores.operand(1).mT)
+        assert (len(core.more_scores), len(core.positional)) == (0, 1)
+
+
 def test_softmax_without_values_is_not_attention():
     assert cores(flow_of(lambda q, k: (q @ k.mT).softmax(-1), q=normal(3, 4), k=normal(5, 4))) == []
     assert cores(flow_of(lambda x, v: x.softmax(-1) * v, x=normal(3, 4), v=normal(3, 4))) == []

@@ -169,7 +169,26 @@ def test_stacked_attentions_are_measured_in_the_same_runs():
     subject = subject_of(stacked, {**HEADS}, **SIZES)
     before = subject.experiment.budget.runs
     assert [attention.scores_map.common_factor for attention in subject.measured] == [2, 3, 5]
-    assert subject.experiment.budget.runs == before + 8
+    assert subject.experiment.budget.runs == before + 4
+
+
+def test_softmax_within_the_section_of_another_is_measured_in_further_runs():
+    subject = subject_of(lambda q, k, v: (q @ k.mT).softmax(-1).softmax(-1) @ v, {**HEADS}, **SIZES)
+    before = subject.experiment.budget.runs
+    first, second = subject.measured
+    assert subject.experiment.budget.runs > before + 4
+    assert first.scores_map.common_factor == second.weights_map.common_factor == 1
+    assert not second.scores_map.known.any()
+
+
+def test_bias_of_the_layers_input_is_told_apart_from_the_scores():
+    def stacked(q, k, v):
+        first = (q @ k.mT).softmax(-1) @ v
+        return (first @ v.mT * 3 + first.mean(-1, keepdim=True)).softmax(-1) @ v
+
+    second = subject_of(stacked, {**HEADS}, **SIZES).measured[1]
+    assert second.scores_map.elementwise
+    assert second.scores_map.common_factor == pytest.approx(3)
 
 
 def test_data_dependent_branch_is_not_measured():

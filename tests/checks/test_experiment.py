@@ -126,6 +126,37 @@ def test_float32_only_target_runs_in_float32():
     assert experiment.tolerance > 1e-6
 
 
+def test_target_that_is_nan_in_float64_only_runs_in_float32():
+    def overflowing(x, mask):
+        return x + (1 - mask.float()) * torch.finfo(x.dtype).min
+
+    def never(x):
+        return x / 0 * 0
+
+    experiment = experiment_of(overflowing, X, values={"mask": torch.ones(3, dtype=torch.bool)})
+    assert (experiment.dtype, experiment.base.has_nan) == (torch.float32, False)
+    experiment = experiment_of(never, X)
+    assert (experiment.dtype, experiment.base.has_nan) == (torch.float64, True)
+
+
+def test_first_run_that_fills_a_table_is_repeated():
+    table = {}
+
+    def remembered(x):
+        if x.shape not in table:
+            table[x.shape] = torch.arange(x.shape[-1]) * 2
+        return x * table[x.shape]
+
+    experiment = experiment_of(remembered, X)
+    assert len(experiment.base.events) == 3
+    experiment.repeat_if_remembered()
+    assert len(experiment.base.events) == 1
+    assert experiment.run().follows(experiment.base)
+    before = experiment.budget.runs
+    experiment.repeat_if_remembered()
+    assert experiment.budget.runs == before
+
+
 def test_float32_results_have_a_larger_tolerance():
     def casting(x):
         return x.float().softmax(-1).to(x.dtype) * x
@@ -205,3 +236,16 @@ def test_process_state_is_restored():
     experiment.run()
     assert torch.get_default_dtype() == torch.float32
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def from_used_memory(x):
+    used = [torch.full((64,), 7.0) for _ in range(8)]
+    del used
+    return x.sum() + x.new_empty(64)
+
+
+def test_unwritten_memory_is_the_same_in_every_run():
+    experiment = experiment_of(from_used_memory, X)
+    allocated = [event for event in experiment.base.events if event.name == "new_empty"]
+    assert [event.values[0].eq(0).all() for event in allocated] == [True]
+    assert same(experiment.run(), experiment.base)

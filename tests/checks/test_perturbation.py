@@ -12,6 +12,7 @@ from attnshape.checks.attention.perturbation import (
     divergences,
     is_at_one_index,
     other_numbers,
+    other_pattern,
 )
 from attnshape.checks.interventions.experiment import ReplayRun
 from tests.checks.subjects import normal, replayed
@@ -28,6 +29,13 @@ def test_other_integers_differ_and_stay_in_range(dtype: str) -> None:
     assert other.dtype == kind
     assert bool((other.long() != value.long()).all())
     assert int(other.long().max()) <= int(value.long().max())
+
+
+@pytest.mark.parametrize("value", [torch.ones(2, 3), torch.zeros(2, 3).T, torch.ones(3, dtype=torch.bool)])
+def test_other_pattern_of_a_constant_mask_has_both_numbers(value: torch.Tensor) -> None:
+    other = other_pattern(value)
+    assert (other.shape, other.dtype) == (value.shape, value.dtype)
+    assert set(other.flatten().tolist()) == {0, 1}
 
 
 def perturbation_diff(function, index, axis, **tensors):

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from attnshape.model.report import Report
 from attnshape.options.claims import Claims
@@ -62,6 +63,18 @@ def test_findings_are_status_1(attnshape: Attnshape, fake_check: FakeCheck) -> N
     assert attnshape("check model.py:attend").status == 1
     fake_check.report = samples.no_findings()
     assert attnshape("check model.py:attend").status == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "status"), [("", 0), ("--strict", 1), ("--select AS2", 1), ("--select AS3", 0), ("--ignore AS2", 0)]
+)
+def test_notices_count_if_strict_or_selected(
+    flags: str, status: int, attnshape: Attnshape, fake_check: FakeCheck
+) -> None:
+    notice = replace(samples.SCALE, level="notice")
+    fake_check.report = replace(samples.no_findings(), findings=(notice,))
+    result = attnshape(f"check model.py:attend --format json {flags}")
+    assert (result.status, json.loads(result.out)["strict"]) == (status, "strict" in flags or "select" in flags)
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,12 @@ def test_page_in_a_pipe_is_markdown(code: str, attnshape: Attnshape) -> None:
 
 def test_family_is_listed(attnshape: Attnshape) -> None:
     assert attnshape("rule as6").out == (
-        "AS6  grouped heads\n"
+        "AS6  heads\n"
         "  AS601  key and value heads are repeated in the wrong order\n"
         "  AS602  key and value heads are repeated along the wrong axis\n"
+        "  AS603  heads are mixed\n"
     )
-    assert attnshape("rule AS11").out.count("AS11") == 6
+    assert attnshape("rule AS11").out.count("AS11") == 7
 
 
 @pytest.mark.parametrize("code", ["AS999", "softmax", "", "\x1b[31m", "../../README"])

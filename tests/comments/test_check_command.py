@@ -47,7 +47,7 @@ def test_correct_comments_are_counted_and_status_0(attnshape: Attnshape, folder:
 def test_finding_points_at_the_shape_and_is_status_1(attnshape: Attnshape, folder: Path) -> None:
     done = attnshape(f"{write_model(SWAPPED)} --format text")
     assert done.status == 1
-    message = "model.py:8:37: AS002 `out` is documented as (B, T, H, hs), but has shape (B, H, T, hs)"
+    message = "model.py:8:37: warning AS002 `out` is documented as (B, T, H, hs), but has shape (B, H, T, hs)"
     assert message in " ".join(done.out.split())
     assert "hint: write (B, H, T, hs)" in done.out
     assert "2 documented shapes hold" in done.out
@@ -66,9 +66,9 @@ def test_select_as0_checks_only_documented_shapes(attnshape: Attnshape, folder: 
 @pytest.mark.parametrize(
     ("form", "expected"),
     [
-        ("text", "model.py:8:37: AS002 `out` is documented as (B, T, H, hs)"),
+        ("text", "model.py:8:37: warning AS002 `out` is documented as (B, T, H, hs)"),
         ("markdown", "AS002"),
-        ("github", "::error file=model.py,line=8"),
+        ("github", "::warning file=model.py,line=8"),
         ("json", '"code": "AS002"'),
         ("sarif", '"ruleId": "AS002"'),
     ],
@@ -225,8 +225,8 @@ def test_internal_error_is_reported_as_not_checked(
         raise error
 
     monkeypatch.setattr(attnshape.pipelines.comments, step, fails)
-    alone = check_comments(TargetSpec("model.py:case"), RunOptions(), 60.0, contextlib.nullcontext)
-    whole = check_request(TargetSpec("model.py:case"), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
+    alone = check_comments(TargetSpec("model.py:case"), RunOptions(), 300.0, contextlib.nullcontext)
+    whole = check_request(TargetSpec("model.py:case"), RunOptions(), Claims(), 300.0, contextlib.nullcontext)
     why = f"the comparison failed: {format_exception(error)}"
     for report in (alone, whole):
         assert (("shape comments", why)) in [(entry.what, entry.why) for entry in report.not_checked]
@@ -242,4 +242,4 @@ def test_keyboard_interrupt_propagates(monkeypatch: pytest.MonkeyPatch, folder: 
 
     monkeypatch.setattr(attnshape.pipelines.comments, "verify_shape_comments", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        check_comments(TargetSpec("model.py:case"), RunOptions(), 60.0, contextlib.nullcontext)
+        check_comments(TargetSpec("model.py:case"), RunOptions(), 300.0, contextlib.nullcontext)

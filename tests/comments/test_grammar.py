@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from attnshape.comments.functions import CommentedSource, comments_in, read_commented_source
-from attnshape.comments.grammar import CommentClaim, parse_comment
+from attnshape.comments.grammar import CommentClaim, parse_comment, parse_comment_lines
 
 
 def roles(text: str) -> list[tuple[str, str]]:
@@ -36,6 +36,22 @@ def only(text: str) -> CommentClaim:
 )
 def test_arrows_and_products(text: str, expected: list[tuple[str, str]]) -> None:
     assert roles(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["(B, T)", "-> (T, B)"], [(0, "operand"), (1, "result")]),
+        (["[B, T]", "x [T, C]", "-> [B, C]"], [(0, "operand"), (1, "operand"), (2, "result")]),
+        (["text", "(B, T) @ (T, C)", "-> (B, C)", "text"], [(1, "operand"), (1, "operand"), (2, "result")]),
+        (["(B, T)", "-> (T, B)", "(B, C)"], [(0, "operand"), (1, "result"), (2, "result")]),
+        (["(B, T)", "(B, C)"], [(0, "result"), (1, "result")]),
+        (["q: (B, T)", "x: (B, C)"], [(0, "result"), (1, "result")]),
+        (["some text", "-> (T, B)"], [(1, "result")]),
+    ],
+)
+def test_arrows_and_products_on_several_lines(lines: list[str], expected: list[tuple[int, str]]) -> None:
+    assert [(place, claim.role) for place, claim in parse_comment_lines(lines)] == expected
 
 
 def test_operands_of_a_product_have_both_shapes() -> None:

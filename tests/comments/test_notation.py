@@ -85,6 +85,19 @@ def test_calls_and_unclosed_brackets_are_not_shapes(text: str) -> None:
     assert list(find_shapes(text)) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["[L, L-1, ..., -R]", "(1, 2, ..., n)", "[x1, x2, ..., xn]", "(0, T, -T)", "[N, N - 1, ..., 1]", "[n * k]"],
+)
+def test_lists_of_values_are_not_shapes(text: str) -> None:
+    assert list(find_shapes(text)) == []
+
+
+@pytest.mark.parametrize("text", ["(B, ..., D)", "(2, ..., D)", "[B1, ..., D]", "(..., T, D)", "[b * n, d]"])
+def test_dots_and_stars_of_a_shape(text: str) -> None:
+    assert [documented.text for documented in find_shapes(text)] == [text]
+
+
 def test_shape_in_a_sentence() -> None:
     assert [documented.text for documented in find_bare_shapes("the mask, bsz x qlen x klen, where 1 x 1")] == [
         "bsz x qlen x klen"

@@ -35,6 +35,10 @@ def found(folder: Path, body: str, parameters: str = "x") -> list[tuple[int, str
     return [(finding.source.line - 2 if finding.source is not None else 0, finding.code) for finding in findings]
 
 
+ABOVE = (
+    "B, T, C = x.shape\n# (B, C, T)\na = x.mT\n# (B, T, C)\nb = a.mT\n# (B, C, T)\nc = b.mT\n# (B, T, C)\nd = c.mT\n"
+)
+"""Comments that all describe what the statement below them makes."""
 RIGHT = [
     "B, T, C = x.shape  # (B, T, C)\nreturn x",
     "B, T = x.size(0), x.size(1)  # (B, T)\nC = x.size(2)\nreturn x  # (B, T, C)",
@@ -70,12 +74,66 @@ RIGHT = [
     "B, T, C = x.shape\nx[:, 0] = 0  # (B, C)\nreturn x",
     "B, T, C = x.shape\nx[:, 0] = x[:, 1]  # (B, C)\nx[:, 0] += 1  # (B, C)\nreturn x",
     '"""f.\n\nArgs:\n    x: (B, T, C)\n\nReturns:\n    (B, C, T)\n"""\nreturn x.mT',
+    # operands as they are before the product's own expression transposes or expands them
+    "B, T, C = x.shape\n# (B, T, C) x (B, T, C) -> (B, T, T)\ny = x @ x.transpose(-2, -1)\nreturn y",
+    "B, T, C = x.shape\nreturn x @ x.mT  # (B, T, C) @ (B, T, C) -> (B, T, T)",
+    "B, T, C = x.shape\nreturn x * x.sum(-1, keepdim=True).expand_as(x)  # (B, T, C) * (B, T, 1) -> (B, T, C)",
+    # a product within a shape
+    "B, T, C = x.shape  # (B, T, C)\ny = x[0].flatten()  # [T * C]\nreturn y",
+    "B, T, C = x.shape\ny = x.flatten(0, 1)  # [B * T, C]\nz = y.mT  # [C B * T]\nreturn z",
+    # comments about a later statement
+    f"{ABOVE}# (B, T, C, 1)\ny = x * 1\ny = y[..., None]\nreturn y",
+    f"{ABOVE}# (B, 1, T, C)\nn = x.sum((0, 1))\nif C > 0:\n    m = n + 1\n    y = x[:, None] + m\nreturn y",
+    "B, T, C = x.shape  # (B, T, C)\ny = x * 1\n\n# y: (B, C, T)\nn = y.size(1)\nm = n + 1\n\ny = y.mT\nreturn y",
+    "B, T, C = x.shape  # (B, T, C)\n\n# the same by einsum\n# (B, C, C)\n\n# exchanges the axes\ny = x.mT\nreturn y",
+    # a product on several lines
+    "B, T, C = x.shape\n# (B, T, C)\n# x (B, C, T)\n# -> (B, T, T)\ny = x @ x.mT\nreturn y",
+    "B, T, C = x.shape\n# (B, T, C)\n# -> (B, C, T)\n# -> (B, C*T)\ny = x.mT.flatten(1)\nreturn y",
+    # what fused attention and other functions compute inside
+    "B, T, C = x.shape\nF = torch.nn.functional\ny = F.scaled_dot_product_attention(x, x, x)"
+    "  # (B, T, C) @ (B, C, T) -> (B, T, T) @ (B, T, C) -> (B, T, C)\nreturn y",
+    "def g(x):\n    return x @ x.mT @ x\nB, T, C = x.shape\n"
+    "# (B, T, C) @ (B, C, T) --> (B, T, T) @ (B, T, C) --> (B, T, C)\ny = g(x)\nreturn y",
+    # results that aren't always returned
+    '"""f.\n\nReturns:\n    out: (B, T, C)\n    weights: (B, T, T)\n"""\nB, T, C = x.shape\nreturn x',
+    '"""f.\n\nReturns:\n    The output (B, T, C).\n    weights: (B, T, T)\n"""\nB, T, C = x.shape\nreturn x',
+    '"""f.\n\nReturns:\n    The output, and the weights (B, T, T) if needed.\n"""\n'
+    "B, T, C = x.shape\nreturn x  # (B, T, C)",
+    # any number of axes
+    "B, T, C = x.shape  # (B, T, C)\ny = x[..., None] if x.ndim == 3 else x\n\n"
+    "# (B, T, C) -> (B, T, C)\nz = y + 1\nreturn z",
+    # another branch
+    "def g(x):  # x: (B, C, H, W)\n    if x.size(0) < 0:\n        B, C, H, W = x.shape\n"
+    "    else:\n        B, N, C = x.shape\n    return x  # (B, N, C)\nreturn g(x)",
+    # what the caller may broadcast
+    'def g(x, m):\n    """g.\n\n    Args:\n        m: (B, T, C)\n    """\n    B, T, C = x.shape\n'
+    "    return x + m  # (B, T, C)\nreturn g(x, x[:1])",
+    "def g(x, m):\n    B, T, C = x.shape\n    # (B, T, C) scores\n    # (B, 1, C)\n    y = x + m\n"
+    "    return y  # (B, T, C)\nreturn g(x, x)",
+    # letters of the statement's own equation
+    "b, c, n = x.shape  # (b, c, n)\n"
+    "y = torch.einsum('bcn,nz->bcz', x, x[0, :1].mT)  # (b,c,n) x (n,z) -> (b,c,z)\n"
+    "w = torch.einsum('bnc,bkc->bnk', x, x)  # (b,n,c) x (b,k,c) -> (b,n,k)\nreturn w",
+    # names that stand for the own length of each argument, or for another width
+    'def g(x, y):\n    """g.\n\n    Args:\n        x: (B, seq_len, C)\n        y: (B, seq_len, C)\n    """\n'
+    "    B, T, C = x.shape\n    return x  # (B, T, C)\nreturn g(x, x[:, 1:])",
+    "B, height, _ = x.shape\nwidth = height + 1\nC = x.size(2)\ny = x.mT  # (B, width, height)\n"
+    "return x  # (B, height, C)",
+    # a letter for several widths
+    "B, T, C = x.shape\ny = x[..., :3]  # (B, T, F)\nz = y + 1  # (B, T, F)\n\n# (B, T, C) -> (B, T, F)\n"
+    "w = torch.cat((x, x), -1)\nreturn w",
 ]
 WRONG = [
     ("B, T, C = x.shape\ny, z = x.mT, x.sum(2)  # y, z: (B, C, T), (B, C)\nreturn y", [(2, "AS003")]),
     ("B, T, C = x.shape\n# normalizer: (B, T, T)\ny = x.mT\nreturn y", [(2, "AS003")]),
     ("B, T, C = x.shape\nself = torch.nn.Module()\nself.C = C\ny = x.mT  # (B, self.C, C)\nreturn y", [(4, "AS003")]),
     ("B, T, C = x.shape  # (B, C, T)\nreturn x", [(1, "AS002")]),
+    (f"{ABOVE}# (B, T, C, 1)\ny = x * 1\ny = y[:, None]\nreturn y", [(10, "AS001")]),
+    ("B, T, C = x.shape\n\n# x: (B, C, T)\nn = x.size(1)\n\n# twice\nx = x.mT\nreturn x", [(3, "AS002")]),
+    ("B, T, C = x.shape\n# (B, T, C)\n# x (B, C, T)\n# -> (B, C, C)\ny = x @ x.mT\nreturn y", [(4, "AS003")]),
+    ("B, T, C = x.shape\n# (B, T, C)\n# x (B, C, C)\n# -> (B, T, T)\ny = x @ x.mT\nreturn y", [(3, "AS003")]),
+    ("B, T, C = x.shape\nreturn x[:, None] @ x.mT[:, None]  # (B, T, C) @ (B, 1, C, T)", [(2, "AS001")]),
+    ('"""f.\n\nReturns:\n    out: (B, C, T)\n    w: (B, T, T)\n"""\nB, T, C = x.shape\nreturn x', [(4, "AS002")]),
     ("B, T = x.size(0), x.size(1)  # (T, B)\nreturn x", [(1, "AS002")]),
     ("B, T, C = x.shape\nreturn x.mT  # (B, T, C)", [(2, "AS002")]),
     ("B, T, C = x.shape\nreturn x.mT  # (B, C)", [(2, "AS001")]),
@@ -151,3 +209,26 @@ def test_hint_keeps_the_authors_notation(tmp_path: Path, comment: str, hint: str
     names = "b, t, c" if "b" in comment else "B, T, C"
     (finding,) = checked(tmp_path, f"{names} = x.shape\ny = x.mT  # {comment}\nreturn y").findings
     assert finding.hint == f"write {hint}"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('"""f.\n\nArgs:\n    x: (batch, n, C)\n"""\nB, T, C = x.shape  # (B, T, C)\nreturn x', []),
+        ("B, T, C = x.shape\ny = x.new_zeros(config.n, C)  # (n, C)\nreturn x  # (B, n, C)", [(3, "AS003")]),
+    ],
+)
+def test_constant_counts_only_where_a_shape_confirms_it(
+    tmp_path: Path, body: str, expected: list[tuple[int, str]]
+) -> None:
+    assert found(tmp_path, body, "x, config=__import__('types').SimpleNamespace(n=300)") == expected
+
+
+def test_finding_with_several_tensors_names_the_closest(tmp_path: Path) -> None:
+    body = "B, T, C = x.shape\ny = x * 1\n# (B, C, T)\nz = y[:, :, None]\nreturn z"
+    (finding,) = checked(tmp_path, body).findings
+    assert finding.message == (
+        "a tensor on the surrounding lines is documented as (B, C, T), "
+        "but no tensor there has this shape; the closest is (B, T, C)"
+    )
+    assert finding.hint == "write (B, T, C), if that tensor is meant"

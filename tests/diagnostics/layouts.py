@@ -127,7 +127,7 @@ CASES = {
         """,
         ("qkv: B L 3*D",),
         "split returns 24 tensors, B L 64, which are unpacked into 3 names",
-        {"qkv": "B L 1536"},
+        {"qkv": "B L 3*D"},
         error="ValueError",
     ),
     "chunks_of_a_width_that_does_not_divide": Failing(

@@ -13,6 +13,7 @@ from tests.sampling import sampled
 
 @pytest.mark.parametrize("name", sampled(EXPECTED, ["examples/mistakes.py", "examples/rotary.py", "examples/gqa.py"]))
 def test_only_deliberate_mistakes_are_found(name: str) -> None:
-    report = check_request(example_spec(name), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
-    assert [finding.code for finding in report.findings] == EXPECTED[name].get("findings", [])
+    report = check_request(example_spec(name), RunOptions(), Claims(), 300.0, contextlib.nullcontext)
+    codes = [finding.code for finding in report.findings if finding.level != "notice"]
+    assert codes == EXPECTED[name].get("findings", [])
     assert report.verified

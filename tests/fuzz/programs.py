@@ -184,8 +184,9 @@ def _check(program: Program, folder: Path, harness: Harness, verdict: Verdict) -
         verdict.problems.append(f"check: no report: {outcome.err[-300:]!r}")
         return
     report = json.loads(outcome.out)
-    if program.right and report["findings"]:
-        verdict.problems.append(f"check: {report['findings'][0]}")
+    errors = [finding for finding in report["findings"] if finding["level"] == "error"]
+    if program.right and errors:
+        verdict.problems.append(f"check: {errors[0]}")
 
 
 def _annotate(program: Program, folder: Path, harness: Harness, verdict: Verdict) -> None:

@@ -116,6 +116,31 @@ def test_annotated_dtype_is_checked(kind, verdict, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("annotation", "complaint"),
+    [
+        ("Bool, 'b q d'", "declared Bool and has dtype float32"),
+        ("Bool, 'B Lq Dk'", "declared Bool and has dtype float32"),
+        ("Int, '...'", "declared Int and has dtype float32"),
+        ("Bool, 'B Dk Lq'", "declared Bool and has dtype float32, declared 'B Dk Lq' and is 'B Lq Dk'"),
+        ("Float, 'B Dk Lq'", "declared 'B Dk Lq' and is 'B Lq Dk'"),
+        ("Shaped, 'B Dk Lq'", "declared 'B Dk Lq' and is 'B Lq Dk'"),
+    ],
+)
+def test_wrong_dtype_is_told_from_a_wrong_shape(annotation, complaint, tmp_path):
+    kind, dims = annotation.split(", ")
+    source = f"""
+    from jaxtyping import Bool, Float, Int, Shaped
+
+    def f(q):
+        a: {kind}[Tensor, {dims}] = q * 2
+        return a
+    """
+    traced = trace(tmp_path, source, "q: B Lq Dk")
+    (note,) = [note for note in traced.notes if "wrong annotation" in note]
+    assert note.partition(": a is ")[2] == complaint
+
+
+@pytest.mark.parametrize(
     ("returned", "holds"),
     [('Float[Tensor, "B Lq Dk"]', True), ('Float[Tensor, "B Dk Lq"]', False), ('Int[Tensor, "B Lq Dk"]', False)],
 )
@@ -127,7 +152,9 @@ def test_return_annotation_is_an_expectation(returned, holds, tmp_path):
         return q * 2
     """
     traced = trace(tmp_path, source, "q: B Lq Dk", Lq=8, Dk=8)
-    assert [expectation.holds for expectation in traced.expectations] == [holds]
+    (expectation,) = traced.expectations
+    assert expectation.holds == holds
+    assert ("its dtype is float32, expected Int" in (expectation.why or "")) == ("Int" in returned)
     assert traced.found_something is not holds
 
 

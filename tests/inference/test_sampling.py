@@ -221,3 +221,61 @@ def test_products_of_lengths_plus_one(tmp_path):
     for name, place, expected in (("a", 1, 1 + 9 * 9 * 14), ("b", 0, 5), ("b", 1, 4), ("c", 0, 5 * 4 + 1)):
         text, known = axes(traced, name)[place]
         assert (parse_expression(text).evaluate({"Lq": 9, "Lk": 14}), known) == (expected, VERIFIED)
+
+
+TIED = """
+class Model(nn.Module):
+    def __init__(self, a, b, c):
+        super().__init__()
+        assert CONDITION
+        self.a = nn.Linear(a, b)
+
+    def forward(self, x):
+        return self.a(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "sizes", "preconditions"),
+    [
+        ("a == b and b % c == 0", (64, 64, 4), {"c divides a", "a = b"}),
+        ("b == c == a", (64, 64, 64), {"b = a", "c = a"}),
+        ("b % c == 0 and a % b == 0", (96, 24, 4), {"b divides a", "c divides b"}),
+        ("a == b * c", (64, 16, 4), {"a = b*c"}),
+        ("c == b * b", (64, 4, 16), {"c = b*b"}),
+        ("b % c == 0", (64, 16, 4), {"c divides b"}),
+        ("b % c == 0 and a == 64", (64, 16, 4), {"c divides b"}),
+        ("a == b and b % c == 0 and x == 5", (64, 64, 4), {"c divides a", "a = b"}),
+        ("a == b and b == 64 and c == 4", (64, 64, 4), set()),
+    ],
+)
+def test_sizes_that_several_constraints_tie(condition, sizes, preconditions, tmp_path):
+    source = TIED.replace("CONDITION", condition)
+    init = "a, b, c"
+    if "x ==" in condition:
+        source, init = source.replace("b, c)", "b, c, x)"), "a, b, c, x"
+    dims = [f"{name}={size}" for name, size in zip("abc", sizes, strict=True)]
+    traced = trace(tmp_path, source, "x: B a", target="Model", init=init, dims=(*dims, "x=5"))
+    assert {frozenset(text.split(" = ")) for text in traced.preconditions} == {
+        frozenset(text.split(" = ")) for text in preconditions
+    }
+    fixed = [note for note in traced.notes if note.startswith("not varied")]
+    assert bool(fixed) == ("== 64" in condition or "x ==" in condition)
+
+
+def test_constraints_that_show_one_after_the_other(tmp_path):
+    source = """
+    class Model(nn.Module):
+        def __init__(self, d_in, d_out, heads):
+            super().__init__()
+            self.heads = heads
+            self.project = nn.Linear(d_in, d_out)
+
+        def forward(self, x):
+            split = self.project(x).unflatten(-1, (self.heads, -1))
+            return x + split.flatten(1)
+    """
+    dims = ("d_in=64", "d_out=64", "heads=4")
+    traced = trace(tmp_path, source, "x: B d_in", target="Model", init="d_in, d_out, heads", dims=dims)
+    assert set(traced.preconditions) == {"heads divides d_out", "d_in = d_out"}
+    assert all(axis.known == "verified" for output in traced.steps[-1].outputs for axis in output.tensor.axes)

@@ -30,14 +30,21 @@ REAL = {
     "transformers_text_cases:falcon": ["AS003", "AS003"],
     "transformers_text_cases:falcon_grouped": ["AS003", "AS003"],
     # the last axis is documented as `window_overlap*window_overlap+window_overlap`, but has the keys of three windows
-    "transformers_text_cases:longformer": ["AS003", "AS003"],
+    # and without global attention nothing reads its projections
+    "transformers_text_cases:longformer": ["AS003", "AS003", "AS807"],
     "transformers_text_cases:longformer_global": ["AS003", "AS003"],
 }
+
+CONVENTIONS = {"AS204", "AS207", "AS408", "AS709"}
+"""What the notices of these codes tell is true of these modules: no claim is made about them."""
 
 
 @pytest.mark.parametrize("case", sampled(HAND_WORKED, QUICK))
 def test_library_module_has_no_false_positives(case: str) -> None:
     request = TargetSpec(target_of(case), sizes=HAND_WORKED[case].sizes[0])
-    report = check_request(request, RunOptions(command=case), Claims(), 60.0, contextlib.nullcontext)
-    assert [finding.code for finding in report.findings] == REAL.get(case, []), report.findings
+    report = check_request(request, RunOptions(command=case), Claims(), 300.0, contextlib.nullcontext)
+    codes = [
+        finding.code for finding in report.findings if finding.code not in CONVENTIONS or finding.level != "notice"
+    ]
+    assert codes == REAL.get(case, []), report.findings
     assert not [entry for entry in report.not_checked if entry.why.startswith("the check failed")]

@@ -43,7 +43,7 @@ def check(entry: Pair | Unusual, case: str, size: int, seed: int) -> Report:
     """Run `check` on a case, and return the report."""
     request = TargetSpec(f"{entry.file}:{case}", sizes=entry.sizes[size])
     settings = RunOptions(seed=seed, command=f"attnshape check {case}")
-    return check_request(request, settings, Claims(), 60.0, contextlib.nullcontext)
+    return check_request(request, settings, Claims(), 300.0, contextlib.nullcontext)
 
 
 def failed_rules(report: Report) -> list[str]:

@@ -145,7 +145,7 @@ def test_errors_name_the_file_the_target_and_the_key(toml: str, key: str, messag
 @pytest.mark.parametrize(
     ("toml", "option"),
     [
-        ('inputs = ["ids: int[Dx] B L"]', 'inputs = { ids = "int[Dx] B L" }'),
+        ('inputs = ["ids: int B Dx"]', 'inputs = { ids = "int B Dx" }'),
         ('expect = { output = "B 2*Dx" }', 'expect = { output = "B 2*Dx" }'),
         ('claims = ["scale=1/sqrt(Dx)"]', 'claims = ["scale=1/sqrt(Dx)"]'),
         ("claims = { window = 'Dx' }", 'claims = ["window=Dx"]'),

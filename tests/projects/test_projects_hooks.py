@@ -88,7 +88,7 @@ def test_hook_blocks_a_commit_until_the_mistake_is_fixed(project: Project) -> No
     blocked = subprocess.run(commit, cwd=project.folder, env=project.env, capture_output=True, text=True, check=False)
     assert blocked.returncode == 1
     line = 1 + WRONG.splitlines().index("        scores = query @ key.transpose(-2, -1) / math.sqrt(D)")
-    assert f"model.py:{line}:18: AS201 scores are scaled by 1/sqrt(D)" in blocked.stderr
+    assert f"model.py:{line}:18: error AS201 scores are scaled by 1/sqrt(D)" in blocked.stderr
     assert "2 results: 2 with problems" in blocked.stderr
     (project.folder / "model.py").write_text(f"{RIGHT}\n# fixed\n")
     committing = subprocess.run(

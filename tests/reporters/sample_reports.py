@@ -92,6 +92,13 @@ def two_findings() -> Report:
     )
 
 
+def every_level() -> Report:
+    """A report with a finding of each level."""
+    warning = replace(FILL, code="AS001", level="warning", message="`mask` is documented as (B, L), but has shape (L,)")
+    notice = replace(SCALE, code="AS204", level="notice", message="scores are not scaled")
+    return report_of(SCALE, warning, notice, notice)
+
+
 def no_findings() -> Report:
     return report_of(
         runs=1,

@@ -53,7 +53,7 @@ def test_no_findings_does_not_claim_correctness(name: str) -> None:
 
 def test_finding_without_source_has_no_excerpt() -> None:
     output = report_text(samples.two_findings(), Screen(80), read_lines=lambda file: ())
-    assert "model.py:6:14: AS201" in output
+    assert "model.py:6:14: error AS201" in output
     assert "^" not in output
     assert "|" not in output
 
@@ -62,7 +62,7 @@ def test_finding_without_source_has_no_excerpt() -> None:
 def test_position_outside_the_file_is_not_marked(line: int, column: int) -> None:
     finding = replace(samples.SCALE, source=Source(samples.FILE, line, column, "attend"))
     output = report_text(samples.report_of(finding), Screen(80), read_lines=samples.read_lines)
-    assert f"model.py:{line}:{column}: AS201" in output
+    assert f"model.py:{line}:{column}: error AS201" in output
     assert "^" not in output
 
 

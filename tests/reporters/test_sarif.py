@@ -68,6 +68,13 @@ def test_finding_without_source_has_no_location() -> None:
     assert "locations" not in result
 
 
+def test_levels_follow_the_findings() -> None:
+    run = run_of(samples.every_level())
+    assert [result["level"] for result in run["results"]] == ["error", "warning", "note", "note"]
+    defaults = {rule["id"]: rule["defaultConfiguration"]["level"] for rule in run["tool"]["driver"]["rules"]}
+    assert [defaults[code] for code in ("AS001", "AS201", "AS408")] == ["warning", "error", "note"]
+
+
 def test_suppressed_findings_are_left_out() -> None:
     assert {result["ruleId"] for result in run_of(samples.two_findings())["results"]} == {"AS201", "AS405"}
 

@@ -63,9 +63,10 @@ def test_kind_is_traced_and_checked(kind: Kind, tmp_path: Path) -> None:
     _require_sound(_trace(kind, "intermediate", tmp_path))
     report = _check(kind, "argument", tmp_path)
     _require_said(report)
-    assert not report.findings
-    # what isn't varied leaves no claim about every input
-    assert any(gap.what == "unused inputs" for gap in report.not_checked) != kind.varied
+    assert not report.counting
+    # what isn't varied, or makes every result NaN, leaves no claim about every input
+    is_judged = kind.varied and kind.name != "not_finite"
+    assert any(gap.what == "unused inputs" for gap in report.not_checked) != is_judged
 
 
 @pytest.mark.slow
@@ -80,8 +81,8 @@ def test_kind_in_every_position(kind: Kind, position: str, tmp_path: Path) -> No
     assert "made" in str(trace) or position == "argument" or kind.name in _UNSEEN
     report = _check(kind, position, tmp_path)
     _require_said(report)
-    # in this position, attention has no effect on the result
-    assert position == "result" or not report.findings
+    # as a result, a tensor without attention in it, or with NaN, is a finding
+    assert position == "result" or kind.name == "not_finite" or not report.counting
 
 
 def _module(kind: Kind, folder: Path) -> ModuleType:

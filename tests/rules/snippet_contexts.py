@@ -39,11 +39,24 @@ class Head(nn.Module):
         return attend(self.q(x), self.k(x), self.v(x))
 
 
+class Block(nn.Module):
+    def __init__(self, D, H):
+        super().__init__()
+        self.heads = nn.ModuleList(Head(D, D // H) for _ in range(H))
+
+    def forward(self, x):
+        return x + torch.cat([head(x) for head in self.heads], dim=-1)
+
+
+def merge(context):
+    return context.transpose(1, 2).flatten(2)
+
+
 def table(length, width):
     angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, width, 2) / width)
     return angles.cos(), angles.sin()
 """
-_PARAMETER = re.compile(r"self\.(?:\w+) = (?:nn\.|torch\.)")
+_PARAMETER = re.compile(r"self\.(?:\w+) = (?:nn\.|torch\.|\[Block)")
 _PROJECTION = re.compile(r"self\.(w[qkvo])\b")
 
 
@@ -165,6 +178,18 @@ CONTEXTS: dict[str, Context] = {
         **ONE_HEAD,
         init="self.convolution = nn.Conv1d(D, D, 3, padding=1)",
     ),
+    "AS106": Context("", "return self.wo(out)"),
+    "AS107": Context(
+        "q = self.wq(x).view(B, L, H, Dk).transpose(1, 2)",
+        ATTEND,
+        {**X, "memory": "torch.randn(B, 3, D)"},
+    ),
+    "AS108": Context(
+        "",
+        "return self.wo(attend(q, k, v))",
+        {"x": "torch.randn(B, L, D)", "memory": "torch.randn(B, L, D)"},
+        **ONE_HEAD,
+    ),
     "AS111": Context("", f"{KV}\n{ATTEND}"),
     "AS112": Context("", f"{KV}\n{ATTEND}"),
     "AS113": Context("", "return attend(q, k, v)", **ONE_HEAD, init="self.qkv = nn.Linear(D, 3 * D)"),
@@ -175,6 +200,7 @@ CONTEXTS: dict[str, Context] = {
         init="self.heads = nn.ModuleList([Head(D, Dk) for _ in range(H)])",
     ),
     "AS116": Context(f"{SPLIT}\nk, v = (one.reshape(B * H, L, Dk) for one in (k, v))", OUTPUT),
+    "AS117": Context(SCORED, SOFTMAX, {**X, "lengths": "L - torch.arange(B) % (L - 1)"}),
     "AS201": Context("", f"v = self.wv(x).view(B, L, H, Dk).transpose(1, 2)\n{SOFTMAX}"),
     "AS202": Context(CROSS_SPLIT, f"context = scores.softmax(dim=-1) @ v\n{CROSS_OUTPUT}", **CROSS),
     "AS203": Context("Dk = D\nk = self.wk(x)", "return scores.softmax(dim=-1) @ self.wv(x)", **ONE_HEAD),
@@ -182,11 +208,15 @@ CONTEXTS: dict[str, Context] = {
     "AS205": Context(SPLIT, SOFTMAX),
     "AS206": Context(SPLIT, f"{CONTEXT}\n{OUTPUT}"),
     "AS207": Context(SPLIT, SOFTMAX, claims=("scale=1/sqrt(Dk)",)),
+    "AS208": Context(f"{SCORED}\nkeep = torch.ones(L, L, dtype=torch.bool).tril(-1)", f"{CONTEXT}\n{OUTPUT}"),
     "AS301": Context(CROSS_SPLIT + f"\n{SCORES}", CROSS_OUTPUT, **CROSS),
     "AS302": Context(SCORES, "return context", QKV),
     "AS303": Context(SCORED, OUTPUT, {**X, "keep": LOWER}, claims=("keep=keep",)),
     "AS304": Context(SCORED, OUTPUT, {**X, "bias": "torch.randn(H, L, L)"}),
     "AS305": Context(SCORED, OUTPUT, init="self.dropout = nn.Dropout(0.1)"),
+    "AS306": Context(SCORED, f"{CONTEXT}\n{OUTPUT}"),
+    "AS307": Context(SCORED, OUTPUT),
+    "AS308": Context(SPLIT, OUTPUT),
     "AS401": Context(SCORED, SOFTMAX, {**X, "keep": LOWER}, claims=("keep=keep",)),
     "AS402": Context(
         SCORED, SOFTMAX, {**X, "keep": "torch.arange(L) < L - torch.arange(B)[:, None] % 3"}, claims=("keep=keep",)
@@ -211,6 +241,7 @@ CONTEXTS: dict[str, Context] = {
         {**X, "keep": "torch.arange(L) < L - torch.arange(B)[:, None] % 3"},
         claims=("keep=keep",),
     ),
+    "AS408": Context(SPLIT, "return self.wo(out.transpose(1, 2).reshape(B, L, D))"),
     "AS501": Context(SCORED, SOFTMAX, claims=("causal",)),
     "AS502": Context(SCORED, SOFTMAX, claims=("causal",)),
     "AS503": Context(
@@ -222,6 +253,7 @@ CONTEXTS: dict[str, Context] = {
     ),
     "AS601": Context(f"{GROUPED_Q}\n{GROUPED_KV}", ATTEND, **GROUPED),
     "AS602": Context(f"{GROUPED_Q}\n{GROUPED_KV}", f"v = v.repeat_interleave(G, dim=1)\n{ATTEND}", **GROUPED),
+    "AS603": Context(SPLIT, SOFTMAX),
     "AS701": Context(
         f"{SPLIT}\nfrequencies = 10000.0 ** (-torch.arange(0, Dk, 2) / Dk)\nk = rotate(k, *table(L, Dk))",
         ATTEND,
@@ -255,6 +287,20 @@ CONTEXTS: dict[str, Context] = {
     ),
     "AS707": Context(SCORED, SOFTMAX, {**X, "bias": "torch.randn(B, L)"}, claims=("bias=bias",)),
     "AS708": Context(f"{SPLIT}\ncos, sin = table(L, Dk)", SOFTMAX, claims=("rope=half",)),
+    "AS709": Context(f"{SPLIT}\ncos, sin = table(L, Dk)", ATTEND),
+    "AS710": Context(
+        f"{SCORED}\nindex = torch.arange(L) - torch.arange(L)[:, None] + L - 1",
+        SOFTMAX,
+        init="self.table = nn.Parameter(torch.randn(2 * L - 1, H))",
+    ),
+    "AS711": Context(
+        f"{SPLIT}\npast = past_k.size(-2)\nk, v = torch.cat((past_k, k), dim=-2), torch.cat((past_v, v), dim=-2)\n"
+        f"{SCORES}\nslopes = 2.0 ** -torch.arange(1.0, H + 1)",
+        SOFTMAX,
+        {**X, "past_k": "torch.randn(B, H, Lp, Dk)", "past_v": "torch.randn(B, H, Lp, Dk)"},
+        "B, L, Lp, H, Dk",
+    ),
+    "AS712": Context(SCORED, SOFTMAX, init="self.table = nn.Parameter(torch.randn(2 * L - 1, H))"),
     "AS801": Context("", "return self.wo(context)", {**X, "memory": "torch.randn(B, L, D)"}, **ONE_HEAD),
     "AS802": Context("", "return context", QKV),
     "AS803": Context("", "return context", QKV),
@@ -266,6 +312,12 @@ CONTEXTS: dict[str, Context] = {
         "D",
     ),
     "AS805": Context("", "return self.wo(attend(q, k, v))", **ONE_HEAD),
+    "AS806": Context("", ATTEND),
+    "AS807": Context("", "", **ONE_HEAD, init="self.norm = nn.LayerNorm(D)"),
+    "AS808": Context("", "return self.wo(attend(q, k, v))", **ONE_HEAD),
+    "AS809": Context("q, k, v = self.wq(x), self.wk(x), self.wv(x)", "return self.wo(attend(q, k, v))", **ONE_HEAD),
+    "AS810": Context("", "return x"),
+    "AS811": Context("", "return self.wo(x)"),
     "AS901": Context(SCORED, OUTPUT, init="self.p = 0.1"),
     "AS902": Context(
         f"L = x.size(1)\npast_k = past_v = torch.empty(B, H, 0, Dk)\n{SPLIT}",
@@ -280,4 +332,11 @@ CONTEXTS: dict[str, Context] = {
         SOFTMAX,
         init='self.register_buffer("bias", torch.randn(H, L, L))',
     ),
+    "AS905": Context(
+        SPLIT,
+        "",
+        {**X, "past_k": "torch.randn(B, H, Lp, Dk)", "past_v": "torch.randn(B, H, Lp, Dk)"},
+        "B, L, Lp, H, Dk",
+    ),
+    "AS906": Context(SPLIT, ""),
 }

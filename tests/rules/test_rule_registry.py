@@ -73,9 +73,9 @@ def test_failing_rule_is_reported_and_the_others_run(monkeypatch: pytest.MonkeyP
     report = _checked()
     failed = [entry for entry in report.not_checked if entry.what == RULES[0].TOPIC]
     assert [entry.why for entry in failed] == ["the check failed: ValueError: no [red]such[/red] axis | there"]
-    assert set(report.verified) == set(whole.verified) - {"batch elements don't affect each other"}
+    assert list(report.verified) == [text for text in whole.verified if not text.startswith("batch elements")]
     assert report.findings == ()
 
 
 def _checked() -> Report:
-    return check_request(TargetSpec(""), RunOptions(), Claims(), 60.0, contextlib.nullcontext)
+    return check_request(TargetSpec(""), RunOptions(), Claims(), 300.0, contextlib.nullcontext)

@@ -23,17 +23,16 @@ def test_every_page_has_a_context() -> None:
 @pytest.mark.parametrize("code", sampled(CODES, CODES[::16]))
 def test_wrong_snippet_gets_its_code(code: str, tmp_path: Path) -> None:
     report, snippet = checked(code, "Wrong", tmp_path)
-    assert {finding.code for finding in report.findings} == {code}, report
-    assert all(finding.source is None or finding.source.line in snippet for finding in report.findings), (
-        report,
-        snippet,
-    )
+    findings = [finding for finding in report.findings if finding.level == "error" or finding.code == code]
+    assert {finding.code for finding in findings} == {code}, report
+    assert all(finding.source is None or finding.source.line in snippet for finding in findings), (report, snippet)
 
 
 @pytest.mark.parametrize("code", sampled(CODES, CODES[2::16]))
 def test_right_snippet_has_no_findings(code: str, tmp_path: Path) -> None:
     report, _ = checked(code, "Right", tmp_path)
-    assert report.findings == ()
+    assert report.counting == ()
+    assert code not in {finding.code for finding in report.findings}
     assert report.verified
 
 
@@ -41,4 +40,4 @@ def checked(code: str, section: str, folder: Path) -> tuple[Report, range]:
     text, snippet = CONTEXTS[code].source(page(code), section)
     file = folder / f"{code}_{section}.py".lower()
     file.write_text(text)
-    return check_request(TargetSpec(f"{file}:case"), RunOptions(), Claims(), 60.0, contextlib.nullcontext), snippet
+    return check_request(TargetSpec(f"{file}:case"), RunOptions(), Claims(), 300.0, contextlib.nullcontext), snippet

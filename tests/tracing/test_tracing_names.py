@@ -214,7 +214,7 @@ def test_nested_functions_have_their_own_lines_and_names(tmp_path):
         return last
     """
     traced = trace(tmp_path, source, "x: B Dk")
-    assert names(traced) == ["raised", "t", "raised", "result", "last"]
+    assert names(traced) == ["raised", "once", "raised", "result", "last"]
     assert [step.source.function for step in traced.steps] == ["f.step"] * 4 + ["f"]
 
 

@@ -235,7 +235,16 @@ def _checked_function(frame: FrameType) -> str:
     return str(getattr(function, "__qualname__", "")).replace("<locals>.", "")
 
 
+_LONGEST_MESSAGE = 600
+
+
 def _message(error: BaseException) -> str:
+    """Return an exception's first line and the details that fit; a longer line ends between two words, with `…`."""
     lines = exception_text(error).strip().splitlines() or ["no message"]
     details = [line for line in lines if line.startswith(("The problem arose", "Actual value:", "Expected type:"))]
-    return f"{type(error).__name__}: {' '.join([lines[0], *details])}"[:300]
+    text = f"{type(error).__name__}: {lines[0]}"
+    if len(text) > _LONGEST_MESSAGE:
+        return f"{text[:_LONGEST_MESSAGE].rpartition(' ')[0]} …"
+    for detail in details:
+        text += f" {detail}" if len(text) + len(detail) < _LONGEST_MESSAGE else ""
+    return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -117,6 +117,18 @@ class Core:
         return self.value.operand(self.weights_place)
 
     @property
+    def token_sizes(self) -> tuple[set[int], set[int]]:
+        """The sizes of the axes of the scores that only one of its operands has: the left, then the right one."""
+        left, right = (self.scores.free(place) for place in (self.scores.left, self.scores.right))
+        shape = self.scores.result.shape
+        return {shape[axis] for axis in left}, {shape[axis] for axis in right}
+
+    @property
+    def shared_sizes(self) -> set[int]:
+        """The sizes of the axes that queries and keys share in the scores, such as those of the batch and of heads."""
+        return {self.scores.result.shape[axis] for axis in self.scores.shared}
+
+    @property
     def values_place(self) -> int:
         """The place of the values among the value product's operands."""
         return self.value.other(self.weights_place)
@@ -162,6 +174,16 @@ class FusedCore:
         """The reference to the weighted values."""
         return OutputRef(self.event.order)
 
+    @property
+    def token_sizes(self) -> tuple[set[int], set[int]]:
+        """The numbers of queries and of keys."""
+        return {self.tensor("query").shape[-2]}, {self.tensor("key").shape[-2]}
+
+    @property
+    def shared_sizes(self) -> set[int]:
+        """The sizes of the axes that queries and keys share in the scores, such as those of the batch and of heads."""
+        return set(self.tensor("query").shape[:-2])
+
     @cached_property
     def scale(self) -> float:
         """The factor on the products of queries and keys."""
@@ -205,8 +227,9 @@ def softmaxes(graph: RunGraph) -> list[Softmax]:
 def cores(flow: RunGraph) -> list[Core]:
     """Return every attention of a run whose scores, weights and values can be found."""
     result = []
-    for softmax in softmaxes(flow):
-        scores, value = _scores(softmax, flow), _value(softmax, flow)
+    with_values = [(softmax, _value(softmax, flow)) for softmax in softmaxes(flow)]
+    for softmax, value in with_values:
+        scores = _scores(softmax, flow, [(other, end) for other, end in with_values if other is not softmax])
         if scores is not None and value is not None:
             (first, *more), positional = scores
             result.append(Core(first, softmax, *value, tuple(more), tuple(positional)))
@@ -244,15 +267,31 @@ def product(event: ReplayedCall, flow: RunGraph) -> Product | None:
     return None
 
 
-def _scores(softmax: Softmax, flow: RunGraph) -> tuple[list[Product], list[Product]] | None:
-    """Return the products that make the scores: those with both operands from the inputs, and those with one."""
+_NEVER_BETWEEN_SCORES = ops.NORMS | ops.SOFTMAXES | ops.CONVOLUTIONS
+"""Operations that don't come between the product of queries and keys and the mixing of their heads."""
+_ValueProduct = tuple[Product, int]
+"""A product with the values, and the place of the weights among its operands."""
+
+
+def _scores(
+    softmax: Softmax, flow: RunGraph, others: list[tuple[Softmax, _ValueProduct | None]]
+) -> tuple[list[Product], list[Product]] | None:
+    """Return the products that make the scores: those with both operands from the inputs, and those with one.
+
+    `others` are the other softmaxes, with their products with the values.
+    """
     both: list[Product] = []
     one: list[Product] = []
     hidden: set[int] = set()
+    # what other attentions computed before the first product that was found belongs to these
+    ends = {end.order for other, value in others for end in (other.event, *([value[0].last] if value else []))}
     for event in flow.upstream(softmax.sources):
         if softmax.event.order - event.order > _FAR and both:
             break
         if event.order in hidden:
+            continue
+        if event.order in ends and (both or one):
+            hidden |= {before.order for before in flow.upstream((event.refs[0],))}
             continue
         candidate = product(event, flow)
         if candidate is None or event.name == "linear":
@@ -266,13 +305,31 @@ def _scores(softmax: Softmax, flow: RunGraph) -> tuple[list[Product], list[Produ
         elif data:
             one.append(candidate)
             # talking heads: a product of the scores and a parameter, computed after the scores
-            hidden -= {before.order for before in flow.upstream(data[0])}
+            hidden -= set(_without_projections(data[0], flow))
     if both:
         return both[::-1], one
     return (one[-1:], one[:-1]) if one else None
 
 
-def _value(softmax: Softmax, flow: RunGraph) -> tuple[Product, int] | None:
+def _without_projections(sources: tuple[Producer, ...], flow: RunGraph) -> Iterator[int]:
+    """Yield the numbers of the calls from which a tensor comes without a projection or normalisation in between.
+
+    The first of them are products of two tensors that depend on the data.
+    """
+    wanted = {producer for producer in sources if isinstance(producer, OutputRef)}
+    while wanted:
+        event = flow.node(max(wanted))
+        wanted -= set(event.refs)
+        candidate = product(event, flow)
+        if candidate is not None:
+            if all(flow.carries_data(candidate.sources(place)) for place in candidate.places):
+                yield event.order
+        elif event.name not in _NEVER_BETWEEN_SCORES:
+            yield event.order
+            wanted |= {producer for producer in event.producers if isinstance(producer, OutputRef)}
+
+
+def _value(softmax: Softmax, flow: RunGraph) -> _ValueProduct | None:
     """Return the product with the values, and the place of the weights among its operands."""
     downstream = flow.downstream_of(softmax.ref)
     reached: set[Producer] = {softmax.ref}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.cores import Core
+from attnshape.checks.attention.cores import Core, RunGraph, between
+from attnshape.checks.attention.simultaneous import run_simultaneously
 from attnshape.checks.interventions.experiment import Experiment, Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef
+from attnshape.inference.dataflow import Producers
 
 HIDES = -1e3
 """A key gets no weight where less than this is added to its score."""
@@ -45,36 +47,59 @@ class ElementwiseMap:
         return float(factors[0]) if same else None
 
 
-def measure_maps(
-    experiment: Experiment, starts: list[tuple[OutputRef, Tensor | float]], read: list[tuple[int, int]]
-) -> list[ElementwiseMap | None]:
-    """Return the map from each result to an operand of a later call, given by the call's number and the place.
+@dataclass(frozen=True)
+class _Section:
+    """The calls from a result to an operand of a later call, of which a map is measured."""
 
-    Each start comes with what its product adds by itself. All maps are measured in the same four runs, since none
-    of the starts lies between another start and its operand.
-    """
+    core: Core
+    start: OutputRef
+    added: Tensor | float
+    """What the product that returns the start adds by itself."""
+    read: tuple[int, int]
+    """The number of the later call, and the operand's place."""
+    inner: frozenset[OutputRef]
+    """The results of the calls in between."""
+
+    @property
+    def replaced(self) -> set[OutputRef]:
+        """What is replaced to measure it: the start, and the context, so that the run goes on as it was."""
+        return {self.start, self.core.context}
+
+    def overlaps(self, other: _Section) -> bool:
+        """Return whether what is replaced for one section lies within the other one."""
+        return bool(self.inner & other.replaced or other.inner & self.replaced)
+
+
+def _measure_maps(experiment: Experiment, sections: Sequence[_Section]) -> list[ElementwiseMap | None]:
+    """Return the map of each section. All are measured in the same four runs, since they don't overlap."""
+    contexts = [section.core.context for section in sections]
 
     def numbers(make: Callable[[Tensor], Tensor]) -> ReplayRun:
-        results = {start: lambda t, own=own: make(t) + own for start, own in starts}
-        return experiment.run(Intervention(results=results))
+        results = {section.start: lambda t, own=section.added: make(t) + own for section in sections}
+        return run_simultaneously(experiment, contexts, Intervention(results=results)).run
 
     runs = [numbers(partial(torch.full_like, fill_value=number)) for number in (0.0, 1.0, 2.0)]
-    runs.append(numbers(lambda t: _shuffled(t.numel()).to(t.dtype).reshape(t.shape)))
+    runs.append(numbers(lambda t: shuffled(t.numel()).to(t.dtype).reshape(t.shape)))
     maps: list[ElementwiseMap | None] = []
-    for (start, _), (order, place) in zip(starts, read, strict=True):
+    for section in sections:
+        order, place = section.read
         operation = experiment.base.events[order - 1].operation
         same = all(len(run.events) >= order and run.events[order - 1].operation == operation for run in runs)
         given = [run.events[order - 1].operand_values[place] for run in runs] if same else []
-        maps.append(_map_of(experiment.base.value(start), *given) if same else None)
+        maps.append(elementwise_map(experiment.base.value(section.start).numel(), *given) if same else None)
     return maps
 
 
-def _shuffled(count: int) -> Tensor:
+def shuffled(count: int) -> Tensor:
     """Return the numbers up to a count, shuffled, so that the mean of two isn't systematically a third."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(5))
 
 
-def _map_of(start: Tensor, zero: Tensor, one: Tensor, two: Tensor, flat: Tensor) -> ElementwiseMap:
+def elementwise_map(count: int, zero: Tensor, one: Tensor, two: Tensor, flat: Tensor) -> ElementwiseMap:
+    """Return how a later operand depends on results of `count` elements.
+
+    The operand's values are given with the results replaced by 0, by 1, by 2 and by `shuffled(count)`.
+    """
     zero, one, two, flat = (tensor.double() for tensor in (zero, one, two, flat))
     hidden = ~(zero > HIDES)
     factor = (one - zero).masked_fill(hidden, torch.nan)
@@ -83,8 +108,8 @@ def _map_of(start: Tensor, zero: Tensor, one: Tensor, two: Tensor, flat: Tensor)
     source = (flat - zero) / factor
     whole = source.round()
     certain = torch.isfinite(source) & torch.isclose(source, whole, rtol=1e-6, atol=1e-3)
-    certain &= (whole >= 0) & (whole < start.numel())
-    place = _shuffled(start.numel()).argsort()
+    certain &= (whole >= 0) & (whole < count)
+    place = shuffled(count).argsort()
     number = torch.where(certain, whole, 0.0).nan_to_num(0).long()
     index = torch.where(certain, place[number], -1)
     visible = torch.isfinite(factor) & (factor != 0)
@@ -132,21 +157,34 @@ class MeasuredCore:
         return None
 
 
-def measure_cores(experiment: Experiment, cores: list[Core]) -> list[MeasuredCore]:
-    """Return the cores with the maps of their scores and of their weights."""
-    if not cores:
-        return []
-    before = measure_maps(
-        experiment,
-        [(core.scores.ref, core.scores.added) for core in cores],
-        [(core.softmax.owner.order, core.softmax.place) for core in cores],
+def measure_cores(experiment: Experiment, graph: RunGraph, cores: list[Core]) -> list[MeasuredCore]:
+    """Return the cores with the maps of their scores and of their weights, all measured together where they can be."""
+    sections = [section for core in cores for section in _sections(graph, core)]
+    maps: dict[int, ElementwiseMap | None] = {}
+    waiting = list(range(len(sections)))
+    while waiting:
+        together: list[int] = []
+        for which in waiting:
+            if not any(sections[which].overlaps(sections[other]) for other in together):
+                together.append(which)
+        waiting = [which for which in waiting if which not in together]
+        maps |= zip(together, _measure_maps(experiment, [sections[which] for which in together]), strict=True)
+    return [MeasuredCore(core, maps[2 * place], maps[2 * place + 1]) for place, core in enumerate(cores)]
+
+
+def _sections(graph: RunGraph, core: Core) -> tuple[_Section, _Section]:
+    """Return the section from the product to the softmax, and the one from the softmax to the value product."""
+    to_softmax = (core.softmax.owner.order, core.softmax.place)
+    to_values = (core.value.first.order, core.weights_place)
+
+    def inner(start: OutputRef, sources: Producers) -> frozenset[OutputRef]:
+        return frozenset(ref for event in between(graph, start, sources) for ref in event.refs)
+
+    scores, weights = core.scores.ref, core.softmax.ref
+    return (
+        _Section(core, scores, core.scores.added, to_softmax, inner(scores, core.softmax.sources)),
+        _Section(core, weights, 0.0, to_values, inner(weights, core.value.sources(core.weights_place))),
     )
-    after = measure_maps(
-        experiment,
-        [(core.softmax.ref, 0.0) for core in cores],
-        [(core.value.first.order, core.weights_place) for core in cores],
-    )
-    return list(map(MeasuredCore, cores, before, after))
 
 
 def distinct(values: Tensor) -> list[float]:

@@ -52,7 +52,7 @@ class MaskLines:
             *between(self._flow, core.scores.ref, core.softmax.sources),
             *between(self._flow, core.softmax.ref, core.value.sources(core.weights_place)),
         ]
-        self._scores = {core.scores.ref, *(ref for event in self.applications for ref in event.refs)}
+        self._scores = {core.scores.ref, core.softmax.ref, *(ref for event in self.applications for ref in event.refs)}
         if core.scores.last.name in ops.PRODUCTS_WITH_ADDEND:
             # baddbmm adds within the product itself
             self.applications.insert(0, core.scores.last)
@@ -108,6 +108,15 @@ class MaskLines:
                     return products[0].refs[0]
         return self.triangle()
 
+    def first_constant(self, matches: Callable[[Tensor], bool]) -> OutputRef:
+        """Return the first call whose result matches in a constant that is added, else the result of `constant`."""
+        for event in self.applications:
+            for constants in self._constants(event):
+                found = [call for call in constants if matches(call.values[0])]
+                if found:
+                    return found[-1].refs[0]
+        return self.constant()
+
     def triangle(self) -> OutputRef:
         """Return the call that builds the causal mask, else the last one of another constant, else the softmax."""
         triangles = ops.TRIANGLES | ops.ORDER_COMPARISONS
@@ -117,7 +126,8 @@ class MaskLines:
                 built = [call for call in constants if call.name in triangles]
                 if built:
                     return built[0].refs[0]
-                read = read or (constants[0].refs[0] if constants else None)
+                compared = [call for call in constants if call.name in ops.EQUALITY_COMPARISONS]
+                read = read or next((call.refs[0] for call in (*compared, *constants)), None)
             if event.name in triangles:
                 return event.refs[0]
         return read or self.softmax

@@ -50,6 +50,7 @@ class AttentionOperand:
         return run.events[self.event.order - 1].operand_values[self.place]
 
 
+_MOST_ATTENTIONS = 4
 _ROLES: tuple[OperandRole, ...] = ("query", "key", "value")
 
 
@@ -57,6 +58,12 @@ def by_attention(subject: Subject) -> list[tuple[AttentionOperand, AttentionOper
     """Return the query, key and value of every attention."""
     every = operands(subject)
     return list(zip(every[::3], every[1::3], every[2::3], strict=True))
+
+
+def of_distinct_code(subject: Subject) -> list[tuple[AttentionOperand, AttentionOperand, AttentionOperand]]:
+    """Return the query, key and value of the first attentions that different lines compute."""
+    distinct = {subject.source(own[0].core.context): own for own in reversed(by_attention(subject))}
+    return list(distinct.values())[::-1][:_MOST_ATTENTIONS]
 
 
 @once
@@ -91,10 +98,11 @@ def query_and_key(measured: MeasuredCore) -> tuple[int, int]:
 
 
 def projection(subject: Subject, sources: tuple[Producer, ...]) -> OutputRef | None:
-    """Return the last product with parameters from which a tensor comes."""
+    """Return the last product with parameters from which a tensor comes, or of parameters if it is learned."""
     data = subject.graph.depends_on_data
+    is_learned = not subject.graph.carries_data(sources)
     for event in subject.graph.upstream(sources):
-        if event.name in PRODUCTS and len(event.operand_values) >= 2 and event.refs[0] in data:
+        if event.name in PRODUCTS and len(event.operand_values) >= 2 and (is_learned or event.refs[0] in data):
             return OutputRef(event.order)
     return None
 

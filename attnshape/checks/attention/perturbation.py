@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from torch import Tensor
 from attnshape.checks.interventions.experiment import ReplayRun, UnreadableError
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.interventions.small_sizes import involves
+from attnshape.inference.dataflow import reads_numbers
 from attnshape.tracing.operations import EXPANSIONS
 
 
@@ -48,6 +50,13 @@ def other_numbers(value: Tensor) -> Tensor:
     return ((numbers + 1) % (most + 1) if most > 0 else numbers + 1).to(value.dtype)
 
 
+def other_pattern(value: Tensor) -> Tensor:
+    """Return a mask of the same kind with another pattern: every second element is 0, or 1 where it was 0 before."""
+    flat = value.flatten().clone()
+    flat[::2] = flat[::2] == 0
+    return flat.reshape(value.shape)
+
+
 def others_at(axis: int, begin: int, count: int = 1, outside: bool = False) -> Replace:
     """Return a replacement that changes `count` indices of an axis, from `begin` on; with `outside`, all but these."""
 
@@ -58,6 +67,22 @@ def others_at(axis: int, begin: int, count: int = 1, outside: bool = False) -> R
             value.copy_(other_numbers(value))
         part.copy_(kept)
         return value
+
+    return change
+
+
+def others_on_diagonal(rows: int, tokens: int, start: int, step: int = 1) -> Replace:
+    """Return a replacement that changes another index of axis `tokens` at each index of axis `rows`.
+
+    They begin at `start`, `step` apart, and go on from 0 after the last one.
+    """
+
+    def change(value: Tensor) -> Tensor:
+        indices = (torch.arange(value.shape[rows])[:, None] * step + start) % value.shape[tokens]
+        is_changed = indices == torch.arange(value.shape[tokens])
+        is_changed = is_changed if rows < tokens else is_changed.T
+        shape = [size if axis in (rows, tokens) else 1 for axis, size in enumerate(value.shape)]
+        return torch.where(is_changed.reshape(shape), other_numbers(value), value)
 
     return change
 
@@ -108,8 +133,12 @@ def differs(before: Tensor, after: Tensor, tolerance: float) -> Tensor:
         return torch.ones(before.shape, dtype=torch.bool)
     if not before.is_floating_point() and not before.is_complex():
         return before != after
-    finite = before[torch.isfinite(before)]
-    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    if torch.equal(before, after):
+        return torch.zeros(before.shape, dtype=torch.bool)
+    scale = float(before.abs().max())
+    if not math.isfinite(scale):
+        finite = before[torch.isfinite(before)]
+        scale = float(finite.abs().max()) if finite.numel() else 1.0
     return ~torch.isclose(before, after, rtol=tolerance, atol=tolerance * max(min(scale, 1e3), 1e-3), equal_nan=True)
 
 
@@ -131,6 +160,8 @@ class Divergence:
     """The indices of that axis that differ."""
     summary: ReplayedCall | None = None
     """An earlier call that reduced the symbol's axis, if there is one."""
+    given: int = 1
+    """How many indices of an axis of that size differ in what the call reads: several where tokens are folded."""
 
     @property
     def indices_text(self) -> str:
@@ -168,21 +199,30 @@ def is_at_one_index(mask: Tensor, symbol: str, index: int, numbers: Mapping[str,
     return any(len(changed_indices(mask, axis)) == 1 for axis in others), wrong
 
 
+def _most_changed(diff: PerturbationDiff, producers: Iterable[Producer], size: int) -> int:
+    """Return at how many indices of an axis of a size some results differ, at least 1."""
+    masks = [diff.mask(one) for one in producers if isinstance(one, OutputRef)]
+    axes = ((mask, axis) for mask in masks for axis, number in enumerate(mask.shape) if number == size)
+    return max((len(changed_indices(mask, axis)) for mask, axis in axes), default=1) or 1
+
+
 def divergences(
     diff: PerturbationDiff, symbol: str, index: int, numbers: Mapping[str, int], start: Iterable[Producer]
 ) -> Iterator[Divergence]:
     """Yield the first results in which a change at one index of a symbol reaches other indices.
 
-    Results that depend on one of these are skipped, since nothing more can be concluded from them.
+    `start` is what was changed at the one index: nothing else in it differs, whatever it depends on. Results that
+    depend on a divergence are skipped, since nothing more can be concluded from them.
 
     Raises UnreadableError if a change may have reached other indices in a result whose numbers can't be compared.
     """
-    aligned: set[Producer] = set(start)
+    changed = set(start)
+    aligned = set(changed)
     diverged: set[Producer] = set()
     summaries: dict[Producer, ReplayedCall] = {}
     unread: dict[Producer, OutputRef] = {}
     """For each result that depends on one that can't be compared, the first of these."""
-    for event in diff.base.events:
+    for event in filter(reads_numbers, diff.base.events):
         producers = event.producers
         hidden = next((unread[producer] for producer in producers if producer in unread), None)
         if not producers & (aligned | diverged):
@@ -196,7 +236,7 @@ def divergences(
                 unread[ref] = hidden or ref
                 aligned.add(ref)
                 continue
-            if not diff.any(ref):
+            if ref in changed or not diff.any(ref):
                 continue
             if producers & diverged:
                 diverged.add(ref)
@@ -206,7 +246,9 @@ def divergences(
             if alone is False and not expands:
                 if hidden is not None:
                     raise UnreadableError(hidden, diff.base.event(hidden).unread[hidden.output])
-                yield Divergence(event, ref, axis, tuple(sorted(changed_indices(diff.mask(ref), axis))), summary)
+                indices = tuple(sorted(changed_indices(diff.mask(ref), axis)))
+                given = _most_changed(diff, producers & aligned, diff.mask(ref).shape[axis])
+                yield Divergence(event, ref, axis, indices, summary, given)
                 diverged.add(ref)
                 continue
             aligned.add(ref)

@@ -13,12 +13,15 @@ from torch import Tensor
 from attnshape.checks.attention.cores import Core, FusedCore, RunGraph, cores, fused_cores
 from attnshape.checks.attention.elementwise import MeasuredCore, measure_cores
 from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, others_at
+from attnshape.checks.attention.simultaneous import SimultaneousRun, run_simultaneously
 from attnshape.checks.interventions.experiment import UNCHANGED, Experiment, Intervention, ReplayRun, UnreadableError
 from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.interventions.small_sizes import LENGTHS, involves
 from attnshape.model.trace import Source
 from attnshape.options.claims import Claims
+from attnshape.options.spec import DtypeName
 from attnshape.runtime.files import display_path, installed_package
+from attnshape.tracing.operations import CHANNEL_NORMS, CONVOLUTIONS
 from attnshape.tracing.raw import RawStep, SourceLocation
 
 Result = TypeVar("Result")
@@ -41,8 +44,15 @@ def once(function: Callable[[Subject], Result]) -> Callable[[Subject], Result]:
 class Subject:
     """A target at one set of sizes, with what is known about it."""
 
-    def __init__(self, experiment: Experiment, claims: Claims, other: Mapping[str, int] | None) -> None:
-        """`other` is a set of sizes that differs in lengths only, or None."""
+    def __init__(
+        self,
+        experiment: Experiment,
+        claims: Claims,
+        other: Mapping[str, int] | None,
+        requested_dtype: DtypeName = "float32",
+    ) -> None:
+        """`other` is a set of sizes that differs in lengths only, or None; `requested_dtype` is the user's."""
+        self.requested_dtype = requested_dtype
         self.experiment = experiment
         self.claims = claims
         self.other = other
@@ -105,7 +115,7 @@ class Subject:
     @cached_property
     def measured(self) -> list[MeasuredCore]:
         """Its attentions with their measured maps."""
-        return measure_cores(self.experiment, self.cores)
+        return measure_cores(self.experiment, self.graph, self.cores)
 
     @cached_property
     def inputs(self) -> dict[str, Tensor]:
@@ -135,12 +145,26 @@ class Subject:
         """The symbol of the batch."""
         if self.claims.seq_first:
             return self._symbol(1)
-        return "B" if "B" in self.numbers else self._symbol(0)
+        if "B" in self.numbers:
+            return "B"
+        first = next((value for value in self.inputs.values() if value.ndim >= 3), None)
+        heads = {self.numbers.get("H"), self.numbers.get("Hkv")}
+        # sequences that are packed one after the other have no axis of the batch: tokens, heads, features
+        return None if first is not None and first.ndim == 3 and first.shape[1] in heads else self._symbol(0)
 
     @property
     def batch_size(self) -> int:
         """The size of the batch; 0 if it has no symbol."""
         return self.numbers.get(self.batch or "", 0)
+
+    def is_distinct(self, symbol: str) -> bool:
+        """Return whether no other symbol has the same size, so that the size tells its axes."""
+        return list(self.numbers.values()).count(self.numbers.get(symbol, 0)) == 1
+
+    @property
+    def distinct_symbols(self) -> dict[int, str]:
+        """The symbols by their sizes, those left out that share a size."""
+        return {size: symbol for symbol, size in self.numbers.items() if self.is_distinct(symbol)}
 
     @cached_property
     def lengths(self) -> tuple[str, ...]:
@@ -149,8 +173,31 @@ class Subject:
             symbols = [self._symbol(0)]
         else:
             symbols = [symbol for symbol in LENGTHS if symbol in self.numbers]
-            symbols = symbols or [self._symbol(1) or self._unnamed_length()]
+            symbols = symbols or [self._symbol(self._token_axis) or self._unnamed_length() or self._length_alone]
         return tuple(symbol for symbol in symbols if symbol is not None and symbol != self.batch)
+
+    @cached_property
+    def _length_alone(self) -> str | None:
+        """The symbol of the tokens if inputs have tokens and features only, and no batch."""
+        if any(value.ndim > 2 for value in self.inputs.values()):
+            return None
+        symbols = self.distinct_symbols
+        firsts = (symbols.get(value.shape[0]) for value in self.inputs.values() if value.ndim == 2)
+        return next((symbol for symbol in firsts if symbol is not None and symbol not in _WIDTHS), None)
+
+    @cached_property
+    def _token_axis(self) -> int:
+        """The axis of tokens of the first input with three axes or more: the one after batch, heads and channels."""
+        first = next((value for value in self.inputs.values() if value.ndim >= 3), None)
+        heads = {self.numbers.get("H"), self.numbers.get("Hkv")}
+        has_heads = first is not None and first.ndim > 3 and first.shape[1] in heads
+        return 2 if has_heads or self._is_channels_first else 1
+
+    @cached_property
+    def _is_channels_first(self) -> bool:
+        """Whether the first call that reads an input takes its axis 1 for channels."""
+        first = (event for event in self.base.events if not set(self.inputs).isdisjoint(event.producers))
+        return next((event.name in CONVOLUTIONS | CHANNEL_NORMS for event in first), False)
 
     def _unnamed_length(self) -> str | None:
         """Give the axis after the batch the symbol L, if it has none."""
@@ -186,6 +233,10 @@ class Subject:
     def perturb(self, change: Intervention) -> PerturbationDiff:
         """Run with an intervention, and return which elements of the results differ."""
         return PerturbationDiff(self.base, self.experiment.run(change), self.experiment.tolerance)
+
+    def perturb_each(self, change: Intervention) -> SimultaneousRun:
+        """Run with an intervention in several attentions, none of which reaches another one."""
+        return run_simultaneously(self.experiment, (core.context for core in self.attentions), change)
 
     def step(self, ref: OutputRef | None) -> RawStep | None:
         """Return the recorded step of a call, or the traced code's step around it where a library makes the call."""

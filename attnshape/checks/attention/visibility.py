@@ -16,7 +16,7 @@ from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.elementwise import HIDES, MeasuredCore
 from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.attention.subject import Subject, once
-from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef
 
 
@@ -93,6 +93,24 @@ class VisibleKeys:
     """Where a number replaces the score, though the key is visible."""
     dropped: Tensor
     """Where the weight is set to zero after the softmax."""
+    layout: _Layout | None = None
+    """Arranges the axes of the weights."""
+
+    def scores_in(self, run: ReplayRun) -> Tensor | None:
+        """Return the scores of another run, with all that is added to them, (B, H, queries, keys); None if unknown."""
+        core = self.core
+        if self.layout is None:
+            return None
+        if isinstance(core, FusedCore):
+            fused = FusedCore(run.events[core.event.order - 1])
+            query, key = fused.tensor("query").double(), fused.tensor("key").double()
+            if query.ndim > 2 and query.shape[-3] % key.shape[-3] == 0:
+                key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+            return self.layout.canonical(query @ key.mT * fused.scale + fused.added)[..., : self.keys.shape[-1]]
+        owner = run.events[core.softmax.owner.order - 1].operand_values[core.softmax.place].double()
+        if owner.shape != core.weights.shape or owner.shape != self.layout.shape:
+            return None
+        return self.layout.canonical(owner)[..., : self.keys.shape[-1]]
 
     @cached_property
     def keys(self) -> Tensor:
@@ -152,7 +170,8 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
     if heads > 1 and number not in lengths and number % heads == 0 and number // heads in lengths:
         raise UndecidableVisibilityError("queries and heads share one axis")
     layout = _Layout(subject, core.scores.ref, tuple(added.shape), queries, keys)
-    visible = VisibleKeys(core, *(layout.canonical(tensor) for tensor in (added, replaced, dropped)))
+    added, replaced, dropped = (layout.canonical(tensor) for tensor in (added, replaced, dropped))
+    visible = VisibleKeys(core, added, replaced, dropped, layout)
     return _without_unused_slots(visible, core.value.operand(core.values_place))
 
 
@@ -163,7 +182,7 @@ def visible_keys_fused(subject: Subject, core: FusedCore) -> VisibleKeys:
     added = core.added
     layout = _Layout(subject, core.context, tuple(added.shape), added.ndim - 2, added.ndim - 1)
     nothing = torch.zeros(added.shape, dtype=torch.bool)
-    visible = VisibleKeys(core, layout.canonical(added), layout.canonical(nothing), layout.canonical(nothing))
+    visible = VisibleKeys(core, layout.canonical(added), layout.canonical(nothing), layout.canonical(nothing), layout)
     return _without_unused_slots(visible, core.tensor("value"))
 
 
@@ -175,7 +194,8 @@ def _without_unused_slots(visible: VisibleKeys, values: Tensor) -> VisibleKeys:
     end = max(used) + 1 if used else keys
     if end == keys or bool(visible.keys[..., end:].any()):
         return visible
-    return VisibleKeys(visible.core, *(part[..., :end] for part in (visible.added, visible.replaced, visible.dropped)))
+    added, replaced, dropped = (part[..., :end] for part in (visible.added, visible.replaced, visible.dropped))
+    return VisibleKeys(visible.core, added, replaced, dropped, visible.layout)
 
 
 def _query_axis(subject: Subject, core: Core) -> int | None:
@@ -192,7 +212,7 @@ class _Layout:
     def __init__(self, subject: Subject, scores: OutputRef, shape: tuple[int, ...], queries: int, keys: int) -> None:
         self._subject = subject
         self._scores = scores
-        self._shape = shape
+        self.shape = shape
         self._order = [axis for axis in range(len(shape)) if axis not in (queries, keys)]
         batch = subject.batch_size
         exact = next((axis for axis in self._order if shape[axis] == batch), None)
@@ -210,7 +230,7 @@ class _Layout:
         if symbol is None:
             return False
         mask = subject.perturb(Intervention(inputs=subject.at_index(symbol, 1))).mask(self._scores)
-        axis = next((axis for axis, size in enumerate(mask.shape) if size == self._shape[self._order[0]]), None)
+        axis = next((axis for axis, size in enumerate(mask.shape) if size == self.shape[self._order[0]]), None)
         changed = sorted(changed_indices(mask, axis)) if axis is not None else []
         return len(changed) > 1 and changed[1] - changed[0] > 1
 
@@ -229,7 +249,8 @@ _TRUE = 0.5
 """Larger numbers in a mask of another type than bool stand for True."""
 _FEWEST = 0.1
 """The least fraction of the rows for which a hypothesis must leave a visible key."""
-EVIDENCE = "set the scores to 0, and read which keys get weight: those that this mistake leaves"
+READ = "set the scores to 0, and read which keys get weight"
+EVIDENCE = f"{READ}: those that this mistake leaves"
 """How a hypothesis is shown to hold, in a finding."""
 
 

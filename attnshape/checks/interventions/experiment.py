@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
 from attnshape.checks.interventions.replay import OutputRef, Replace, Replay, ReplayedCall, copies
-from attnshape.options.spec import RunOptions
-from attnshape.runtime.isolation import isolated, one_thread, seed_all
+from attnshape.dims.sizes import are_large
+from attnshape.options.spec import DtypeName, RunOptions
+from attnshape.runtime.isolation import isolated, one_thread, seed_all, unattended
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit, TooLong
 from attnshape.targets.inputs import torch_dtype
@@ -29,6 +32,8 @@ from attnshape.tracing.tensor_access import describe_kind, is_ordinary
 _LARGEST = 1e4
 """Larger parameters are taken for uninitialized memory."""
 _SPREAD = 0.3
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+Observed = TypeVar("Observed")
 
 
 def _initial_state(named: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -60,6 +65,10 @@ def _hides(tensor: Tensor, value: Tensor) -> bool:
         return not bool(torch.isfinite(value).any())
     # NaN isn't below the limit either
     return not bool((value.abs() <= _LARGEST).all()) or not bool(value.any())
+
+
+def _has_nan(value: Tensor) -> bool:
+    return bool(torch.isnan(value).any())
 
 
 class UnreadableError(Exception):
@@ -146,10 +155,58 @@ class ReplayRun:
         """Return the call that returned a result."""
         return self.events[ref.order - 1]
 
+    @property
+    def has_nan(self) -> bool:
+        """Whether a result has a number that is NaN, although no input has one."""
+        given, results = self.inputs.values(), (value for _, value in self.returned)
+        return any(map(_has_nan, results)) and not any(map(_has_nan, given))
+
     def follows(self, other: ReplayRun) -> bool:
         """Return whether the run made the same calls as another one, and ended the same way."""
         operations, others = ([event.operation for event in run.events] for run in (self, other))
         return (self.error is None) == (other.error is None) and operations == others
+
+
+@dataclass(frozen=True)
+class RepeatedLayer:
+    """A module that a list of layers has several times."""
+
+    paths: list[str]
+    owner: type[nn.Module] | None
+    """The class that has the list as an attribute; None if the list is the target itself."""
+    attribute: str
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a target's module consists of; nothing if the target is no module."""
+
+    parameters: frozenset[str]
+    """The names of the parameters, buffers left out."""
+    repeated_layers: tuple[RepeatedLayer, ...]
+    """The modules with parameters that one list of layers has several times."""
+    plain_containers: tuple[tuple[type[nn.Module], str], ...]
+    """The attributes that hold layers or parameters in a list, tuple or dictionary, each with its class."""
+
+
+def _repeated_layers(root: nn.Module) -> Iterator[RepeatedLayer]:
+    for path, container in root.named_modules():
+        places: dict[int, list[str]] = {}
+        for name, layer in container._modules.items() if isinstance(container, _LISTS) else ():
+            if layer is not None and next(layer.parameters(), None) is not None:
+                places.setdefault(id(layer), []).append(f"{path}.{name}" if path else name)
+        owner, _, attribute = path.rpartition(".")
+        kind = type(root.get_submodule(owner)) if attribute else None
+        yield from (RepeatedLayer(names, kind, attribute) for names in places.values() if len(names) > 1)
+
+
+def _plain_containers(root: nn.Module) -> Iterator[tuple[type[nn.Module], str]]:
+    for module in root.modules():
+        for name, value in vars(module).items():
+            items = value.values() if isinstance(value, dict) else value
+            plain = isinstance(value, (list, tuple, dict)) and not name.startswith("_")
+            if plain and any(isinstance(item, (nn.Module, nn.Parameter)) for item in items):
+                yield type(module), name
 
 
 class Experiment:
@@ -170,11 +227,19 @@ class Experiment:
         self.base = self._first()
 
     @cached_property
+    def structure(self) -> Structure:
+        """What the target's module consists of."""
+        with isolated(), unattended():
+            runnable = self._build()
+            _, state = _named(runnable)
+        root = runnable.function if isinstance(runnable.function, nn.Module) else nn.Module()
+        parameters = frozenset(name for name, tensor in state if isinstance(tensor, nn.Parameter))
+        return Structure(parameters, tuple(_repeated_layers(root)), tuple(_plain_containers(root)))
+
+    @property
     def parameters(self) -> frozenset[str]:
         """The names of the parameters, buffers left out."""
-        with isolated():
-            _, state = _named(self._build())
-        return frozenset(name for name, tensor in state if isinstance(tensor, nn.Parameter))
+        return self.structure.parameters
 
     @property
     def bytes(self) -> int:
@@ -202,8 +267,7 @@ class Experiment:
     def raw(self) -> RawTrace:
         """A recording of a run, which has each call's location in the source."""
         self.budget.runs += 1
-        with one_thread():
-            return self._limit.run(lambda: build_and_record(self._build, self._options.seed))
+        return self._limited(lambda: build_and_record(self._build, self._options.seed))
 
     @cached_property
     def steps(self) -> dict[int, RawStep]:
@@ -214,13 +278,30 @@ class Experiment:
         """Run the target with an intervention; a failure of the target is part of the result."""
         self.budget.spend()
         self.varies_inputs |= bool(change.inputs)
-        with one_thread():
-            return self._limit.run(lambda: self._run(change))
+        return self._limited(lambda: self._run(change))
 
-    def call_twice(self, other: Mapping[str, int] | None = None) -> tuple[ReplayRun, ReplayRun] | None:
+    def run_in(self, dtype: DtypeName) -> ReplayRun | None:
+        """Run the target at its own sizes in another dtype; None if these are large, or the run fails."""
+        if are_large(self.target.sizes):
+            return None
+        self.budget.spend()
+
+        def once() -> ReplayRun:
+            with isolated():
+                torch.set_default_dtype(torch.float32)
+                return self._called(self.target.build(self.target.sizes.numbers, replace(self._options, dtype=dtype)))
+
+        with contextlib.suppress(TooLong):
+            run = self._limited(once)
+            return run if run.error is None else None
+        return None
+
+    def call_twice(
+        self, other: Mapping[str, int] | None = None, second_call: Intervention = UNCHANGED
+    ) -> tuple[ReplayRun, ReplayRun] | None:
         """Call one built target twice, with a call at the sizes `other` between them if given; None if a call fails.
 
-        The second call gets new arguments, since the first may have changed its own.
+        The second call gets new arguments, since the first may have changed its own; `second_call` changes them.
         """
         self.budget.spend()
 
@@ -231,22 +312,57 @@ class Experiment:
                 if other is not None:
                     between = self.target.build(other, self._options)
                     self._called(Runnable(target.function, between.args, between.kwargs))
-                second = self._called(Runnable(target.function, again.args, again.kwargs))
+                second = self._called(Runnable(target.function, again.args, again.kwargs), second_call)
                 return (first, second) if first.error is None and second.error is None else None
 
-        with one_thread():
-            return self._limit.run(both)
+        return self._limited(both)
+
+    def observe(self, call: Callable[[Runnable, Mapping[str, Tensor]], Observed]) -> Observed:
+        """Return what a function observes that calls the target itself, without a replay around it.
+
+        The function gets the target, built as for any other run, and its parameters and buffers by name.
+        """
+        self.budget.spend()
+
+        def built() -> Observed:
+            with isolated():
+                runnable = self._build()
+                _, state = _named(runnable)
+                seed_all(self._options.seed)
+                return call(runnable, dict(state))
+
+        return self._limited(built)
+
+    def _limited(self, work: Callable[[], Observed]) -> Observed:
+        """Do work that calls the target, within the limit of time and without showing what the target prints."""
+        with one_thread(), unattended():
+            return self._limit.run(work)
 
     def _first(self) -> ReplayRun:
-        """Return the first run that works: with float64 as torch's default dtype, with float32, or all in float32."""
+        """Return the first run that works: with float64 as torch's default dtype, with float32, or all in float32.
+
+        A run without NaN is preferred: a mask's number may overflow in one dtype only.
+        """
         options, single = self._options, replace(self._options, dtype="float32")
         tries = [(options, torch.float64), (options, torch.float32), (single, torch.float32)]
-        for self._options, self._default in tries:
+        best: ReplayRun | None = None
+        for attempt in tries:
+            self._options, self._default = attempt
             self._state = None
             run = self.run()
-            if run.error is None:
+            if run.error is None and (best is None or not run.has_nan):
+                best, chosen, state = run, attempt, self._state
+            if best is not None and not best.has_nan:
                 break
-        return run
+        if best is None:
+            return run
+        (self._options, self._default), self._state = chosen, state
+        return best
+
+    def repeat_if_remembered(self) -> None:
+        """Repeat the first run if the recorded one made another number of calls, as where a table is filled once."""
+        if len(self.base.events) != max(self.steps, default=0):
+            self.base = self.run()
 
     def _build(self) -> Runnable:
         torch.set_default_dtype(self._default)

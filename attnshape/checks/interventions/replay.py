@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -17,10 +17,18 @@ from attnshape.inference.dataflow import Producer as Producer
 from attnshape.tracing.calls import TracedCall
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.function_mode import CallMode
-from attnshape.tracing.operations import base_name, short_name
+from attnshape.tracing.operations import ALLOCATIONS, base_name, short_name
 from attnshape.tracing.source_locations import FramePosition
 from attnshape.tracing.storage import memory_of
-from attnshape.tracing.tensor_access import NoNumbersError, describe_kind, is_mapped, is_ordinary, numbers_of
+from attnshape.tracing.tensor_access import (
+    NoNumbersError,
+    describe_kind,
+    is_mapped,
+    is_ordinary,
+    numbers_of,
+    storage_of,
+    version_of,
+)
 
 Replace = Callable[[Tensor], Tensor]
 """Returns the replacement of a result."""
@@ -37,12 +45,12 @@ class ReplayedCall:
     keywords: Mapping[str, Any]
     operands: list[Tensor]
     operand_values: list[Tensor]
-    """Copies of the operands before the call."""
+    """Their numbers before the call; none is to be written to, since several may be views of one copy."""
     sources: list[tuple[Producer, ...]]
     """For each operand, its producer, and the calls that have written to its memory since."""
     outputs: list[Tensor]
     values: list[Tensor]
-    """Copies of the outputs after the call."""
+    """The outputs' numbers after the call, as for the operands."""
     in_place: bool
     unread: Mapping[int, str] = field(default_factory=dict)
     """Why the numbers of an output can't be read, by its place; its copy is then a zero."""
@@ -99,6 +107,8 @@ class Replay(CallMode):
         """What allocated each storage."""
         self._writes: dict[int | None, list[OutputRef]] = {}
         """Which calls wrote to each storage in place."""
+        self._copied: dict[int, tuple[Hashable, Tensor]] = {}
+        """The last copy of each storage, and how often it was written to before."""
         for name, tensor in named:
             self._made.setdefault(id(tensor), name)
             if (address := memory_of(tensor)) is not None:
@@ -106,7 +116,7 @@ class Replay(CallMode):
 
     def before_call(self, call: TracedCall, frame: FrameType) -> list[Tensor]:
         """Return copies of the operands."""
-        return copies(call.operands)[0]
+        return copies(call.operands, self._copy)[0]
 
     def after_call(
         self,
@@ -119,6 +129,10 @@ class Replay(CallMode):
     ) -> Any:
         """Keep the call, and return its result or what replaces it."""
         sources = [self._sources(operand) for operand in call.operands]
+        if base_name(call.name) in ALLOCATIONS:
+            # else the numbers that a run doesn't write would differ from run to run
+            for output in filter(is_ordinary, outputs):
+                output.zero_()
         for place, output in enumerate(outputs):
             ref = OutputRef(self.count, place)
             if (replace := self._patches.get(ref)) is not None:
@@ -135,7 +149,7 @@ class Replay(CallMode):
                 self._owners.setdefault(memory, ref)
                 if output is written:
                     self._writes.setdefault(memory, []).append(ref)
-        values, unread = copies(outputs)
+        values, unread = copies(outputs, self._copy)
         unusual = next((tensor for tensor in (*call.operands, *outputs) if not is_ordinary(tensor)), None)
         event = ReplayedCall(
             order=self.count,
@@ -157,6 +171,25 @@ class Replay(CallMode):
         self.events.append(event)
         return result
 
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """Return a tensor's numbers as a view of a copy that has all of its storage, where there is one already.
+
+        Most results of attention are views; with a copy of each, runs would take several times the memory.
+        """
+        storage = storage_of(tensor)
+        with torch._C.DisableTorchFunction():
+            if storage is None or not is_ordinary(tensor) or tensor.is_conj() or tensor.is_neg():
+                return numbers_of(tensor)
+            memory = storage._cdata
+            state = (version_of(tensor), len(self._writes.get(memory, ())), tensor.dtype)
+            known, copied = self._copied.get(memory, (None, tensor))
+            if known == state:
+                return copied.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+            value = numbers_of(tensor)
+            if state[0] is not None and storage.nbytes() == value.nbytes and value.stride() == tensor.stride():
+                self._copied[memory] = (state, value)
+            return value
+
     def _own_frames(self, start: FrameType) -> tuple[FramePosition, ...]:
         """Return where the traced code's own frames are now, the innermost first."""
         frames: list[FramePosition] = []
@@ -175,13 +208,15 @@ class Replay(CallMode):
         return (producer, *(write for write in self._writes.get(memory, []) if write.order > since))
 
 
-def copies(tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, str]]:
+def copies(
+    tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor] = numbers_of
+) -> tuple[list[Tensor], dict[int, str]]:
     """Return copies of the tensors' numbers, and by its place why a tensor's can't be read; its copy is then a zero."""
     values: list[Tensor] = []
     unread: dict[int, str] = {}
     for place, tensor in enumerate(tensors):
         try:
-            values.append(numbers_of(tensor))
+            values.append(copy(tensor))
         except NoNumbersError as error:
             unread[place] = str(error)
             values.append(torch.zeros(()))

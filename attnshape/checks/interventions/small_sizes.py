@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
+from attnshape.dims.sizes import Sizes
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.inference.plan import Plan
 from attnshape.inference.work import WorkEstimate
@@ -40,6 +40,8 @@ def symbol_or_number(size: int, numbers: Mapping[str, int]) -> str:
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 """2 and 3 divide too many numbers."""
+_OF_OWN_SYMBOLS = 3
+"""For the user's own symbols, such as the rows of a grid, where runs take much work."""
 _GROUPS = (4, 6)
 _MAX_PERMUTED = 6
 """Up to this many unknowns, every assignment of the primes is tried."""
@@ -55,27 +57,45 @@ def small_sizes(plan: Plan, work: WorkEstimate | None = None) -> list[dict[str, 
     """Return two sets of sizes under a plan's constraints, then those of the plan's own runs.
 
     The primes are assigned so that the largest tensor is as small as possible, or so that `work`, which estimates the
-    work of a run, is the least, where it is much. Lengths keep the user's order.
+    work of a run, is the least, where it is much. Lengths keep the user's order. What only counts something, such as
+    layers, keeps the user's number, since every layer may differ; where runs then take much work, it is 2.
     """
-    unknowns = plan.unknowns
+    unknowns = plan.of_axes
     if len(unknowns) >= len(_PRIMES) or not unknowns:
         return [plan.numbers(0), plan.numbers(1)]
     extra = max(1, _MAX_PERMUTED + 1 - len(unknowns))
-    chosen = _two_sets(plan, extra, partial(_cost, plan))
+    chosen = _two_sets(plan, _PRIMES, extra, _cost_of(plan), plan.own_counts)
     if work is not None and max(work.at(plan.at(numbers)) for numbers in chosen) > _MOST_WORK:
-        chosen = _two_sets(plan, extra, lambda numbers: work.at(plan.at(numbers)))
+        few = dict.fromkeys(plan.of_counts, 2)
+        chosen = _two_sets(plan, (_OF_OWN_SYMBOLS, *_PRIMES), extra, lambda numbers: work.at(plan.at(numbers)), few)
     return [*map(plan.at, chosen), plan.numbers(0), plan.numbers(1)]
 
 
-def _two_sets(plan: Plan, extra: int, cost: Cost) -> tuple[dict[str, int], dict[str, int]]:
-    count = len(plan.unknowns)
-    first = _cheapest(plan, _PRIMES[: count + min(extra, 3)], _GROUPS[0], cost)
-    return first, _cheapest(plan, _PRIMES[: count + min(extra + 1, 4)], _GROUPS[1], cost, avoid=first)
+def _two_sets(
+    plan: Plan, primes: Sequence[int], extra: int, cost: Cost, counts: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    count = len(plan.of_axes)
+    first = _cheapest(plan, primes[: count + min(extra, 3)], _GROUPS[0], cost, counts)
+    return first, _cheapest(plan, primes[: count + min(extra + 1, 4)], _GROUPS[1], cost, counts, avoid=first)
 
 
 def cheap_first(choices: Sequence[Mapping[str, int]], work: WorkEstimate | None) -> list[Mapping[str, int]]:
     """Return the sizes in their order, those last at which runs take much work."""
     return sorted(choices, key=lambda numbers: work is not None and work.at(numbers) > _MOST_WORK)
+
+
+def near_sizes(sizes: Sizes) -> list[dict[str, int]]:
+    """Return the user's sizes with another batch and other lengths, twice: primes that identify their axes.
+
+    They serve a target whose widths can't be small.
+    """
+    free = [symbol for symbol in sizes.independent if symbol == "B" or symbol in LENGTHS]
+    free.sort(key=lambda symbol: sizes.numbers[symbol])
+    primes = [prime for prime in _PRIMES if prime not in sizes.numbers.values()]
+    if not free or len(primes) < 2 * len(free):
+        return []
+    chosen = (dict(zip(free, primes[start:], strict=False)) for start in (0, len(free)))
+    return [sizes.at({symbol: sizes.numbers[symbol] for symbol in sizes.independent} | new) for new in chosen]
 
 
 def other_lengths(plan: Plan, numbers: Mapping[str, int]) -> dict[str, int] | None:
@@ -87,15 +107,23 @@ def other_lengths(plan: Plan, numbers: Mapping[str, int]) -> dict[str, int] | No
 
 
 def _cheapest(
-    plan: Plan, primes: Sequence[int], group: int, cost: Cost, avoid: Mapping[str, int] | None = None
+    plan: Plan,
+    primes: Sequence[int],
+    group: int,
+    cost: Cost,
+    counts: Mapping[str, int],
+    avoid: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Return the assignment of primes to unknowns with the cheapest run; no unknown keeps its prime in `avoid`.
 
-    `group` is the number of query heads per key head; a prime would make the heads, and so the widths, large.
+    `group` is the number of query heads per key head; a prime would make the heads, and so the widths, large. `counts`
+    has the numbers of the unknowns that only count something.
     """
     groups = dict.fromkeys((name for name in plan.unknowns if name in ("G", "H/Hkv")), group)
-    unknowns = [name for name in plan.unknowns if name not in groups]
-    fallback = dict(zip(unknowns, primes[1:] if avoid is not None else primes, strict=False)) | groups
+    unknowns = [name for name in plan.of_axes if name not in groups]
+    given = {**groups, **counts}
+    general = [prime for prime in primes if prime != _OF_OWN_SYMBOLS]
+    fallback = dict(zip(unknowns, general[1:] if avoid is not None else general, strict=False)) | given
     if len(unknowns) > _MAX_PERMUTED:
         return fallback
     lengths = [name for name in unknowns if _symbol_in(name) in (*LENGTHS, "W")]
@@ -104,10 +132,11 @@ def _cheapest(
     best: dict[str, int] = {}
     least = math.inf
     for order in itertools.permutations(primes, len(unknowns)):
-        chosen = dict(zip(unknowns, order, strict=True)) | groups
+        chosen = dict(zip(unknowns, order, strict=True)) | given
         in_order = all(chosen[a] < chosen[b] for a, b in itertools.pairwise(lengths))
         repeats = avoid is not None and any(avoid[name] == chosen[name] for name in unknowns)
-        if in_order and not repeats and fixed_numbers.isdisjoint(order):
+        ambiguous = any(chosen[name] == _OF_OWN_SYMBOLS and _symbol_in(name) in SYMBOLS_BY_NAME for name in unknowns)
+        if in_order and not repeats and not ambiguous and fixed_numbers.isdisjoint(order):
             estimated = cost(chosen)
             if estimated < least and not _has_coincidence(plan.at(chosen)):
                 best, least = chosen, estimated
@@ -122,11 +151,16 @@ def _has_coincidence(numbers: Mapping[str, int]) -> bool:
     return not derived.isdisjoint(numbers.values())
 
 
-def _cost(plan: Plan, chosen: Mapping[str, int]) -> float:
-    """Estimate the cost of a run: its largest tensor, and weights of the width squared."""
-    width = math.prod(number for name, number in chosen.items() if _symbol_in(name) in _WIDTHS)
-    tensor = math.prod(number ** plan.power(name) for name, number in chosen.items())
-    return float(tensor + width**2)
+def _cost_of(plan: Plan) -> Cost:
+    """Return a function that estimates the cost of a run: its largest tensor, and weights of the width squared."""
+    powers = {name: plan.power(name) for name in plan.unknowns}
+    widths = [name for name in plan.unknowns if _symbol_in(name) in _WIDTHS]
+
+    def cost(chosen: Mapping[str, int]) -> float:
+        tensor = math.prod([number ** powers[name] for name, number in chosen.items()])
+        return float(tensor + math.prod([chosen[name] for name in widths]) ** 2)
+
+    return cost
 
 
 def _symbol_in(name: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnshape.errors import AttnshapeError, did_you_mean
+from attnshape.model.report import Level
 
 _FOLDER = Path(__file__).parent
 PREFIX = "AS"
@@ -20,11 +21,21 @@ FAMILIES: dict[str, str] = {
     "AS3": "softmax",
     "AS4": "masks",
     "AS5": "causality",
-    "AS6": "grouped heads",
+    "AS6": "heads",
     "AS7": "positions",
     "AS8": "unused inputs",
     "AS9": "state",
 }
+
+LEVELS: dict[str, Level] = {
+    "AS0": "warning",
+    "AS208": "notice",
+    "AS408": "notice",
+    "AS709": "notice",
+    "AS712": "notice",
+    "AS806": "notice",
+}
+"""The level of the codes with a prefix, where it isn't `error`. A rule may lower it where only a claim settles it."""
 
 SECTIONS = ("Wrong", "Right", "Why it is silent", "What it costs", "How to fix", "How it is detected")
 """The sections of each page, in this order."""
@@ -63,7 +74,7 @@ def suggest_code(word: str) -> str:
     """Return a hint for an unknown code: the codes of its family, the most similar code, or how to list all.
 
     >>> suggest_code("AS699"), suggest_code("nonsense")
-    ('the family has AS601, AS602', 'attnshape rule lists all codes')
+    ('the family has AS601, AS602, AS603', 'attnshape rule lists all codes')
     """
     if re.fullmatch(rf"{PREFIX}\d+", word.strip().upper()):  # of numbers, the most similar would be a guess
         siblings = codes_under(word.strip()[: len(PREFIX) + 1])
@@ -86,6 +97,15 @@ def family(code: str) -> str:
     return FAMILIES[code[: len(PREFIX) + 1]]
 
 
+def usual_level(code: str) -> Level:
+    """Return the level that a code's findings have unless a rule says otherwise.
+
+    >>> usual_level("AS201"), usual_level("AS002")
+    ('error', 'warning')
+    """
+    return next((level for prefix, level in LEVELS.items() if code.startswith(prefix)), "error")
+
+
 def codes() -> tuple[str, ...]:
     """Return all codes, sorted."""
     return tuple(sorted(_files()))
@@ -95,7 +115,7 @@ def codes_under(prefix: str) -> tuple[str, ...]:
     """Return the codes that begin with a prefix, which may be in lower case.
 
     >>> codes_under("as6")
-    ('AS601', 'AS602')
+    ('AS601', 'AS602', 'AS603')
     """
     wanted = prefix.strip().upper()
     return tuple(code for code in codes() if code.startswith(wanted)) if wanted.startswith(PREFIX) else ()

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.replay import OutputRef
-from attnshape.model.report import Shown
+from attnshape.model.report import Level, Shown
 from attnshape.tracing.raw import SourceLocation
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A mistake, at the call that makes it. It becomes a finding if a second set of sizes confirms it."""
+    """A mistake, or something unusual, at the call that makes it. A second set of sizes confirms it."""
 
     code: str
     message: str
@@ -26,8 +26,12 @@ class Violation:
     shown: Shown = "intervention"
     place: SourceLocation | None = None
     """The place to name instead of the line of that call."""
+    made: SourceLocation | None = None
+    """Where the number, the option or the constant is defined that is wrong in that call, if that is another line."""
     claims: tuple[str, ...] = ()
     """The claims that it contradicts, by name."""
+    level: Level = "error"
+    """A notice is what intent alone can settle; its hint names the claim that does."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Observation:
     at: OutputRef | None = None
     claims: tuple[str, ...] = ()
     """The claims that hold with it, by name."""
+    attention: OutputRef | None = None
+    """The context of the attention that it is about, if it is about one."""
 
 
 @dataclass(frozen=True)

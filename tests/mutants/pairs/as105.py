@@ -21,6 +21,13 @@ PAIRS = [
     ("AS105", "output_by_view", *SIZES),
     ("AS105", "content_and_position", *SIZES),
     ("AS105", "two_branches", *SIZES),
+    (
+        "AS105",
+        "viewed_feature_map",
+        {"B": 2, "H": 3, "Lq": 4, "Lk": 6, "Dk": 5},
+        {"B": 4, "H": 2, "Lq": 5, "Lk": 3, "Dk": 7},
+        {"B": 3, "H": 4, "Lq": 6, "Lk": 2, "Dk": 5},
+    ),
 ]
 
 
@@ -215,3 +222,41 @@ def reference_two_branches(module, x):
         + sum(F.linear(out, w) for out, w in zip(outputs, module.fuse.weight.chunk(2, 1), strict=True))
         + module.fuse.bias
     )
+
+
+class PixelTokens(nn.Module):
+    """Attends over the pixels of (B, D, Lq, Lk), as tokens of D channels."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def tokens(self, image):
+        return image.flatten(2).transpose(1, 2)
+
+    def forward(self, image):
+        tokens = self.tokens(image)
+        return self.attn(tokens, tokens, tokens, need_weights=False)[0]
+
+
+class ViewedPixels(PixelTokens):
+    def tokens(self, image):
+        return image.reshape(image.shape[0], -1, image.shape[1])  # wrong: AS105 viewed_feature_map
+
+
+def _viewed_feature_map(cls, B, H, Lq, Lk, Dk):
+    return cls(H * Dk, H), (torch.randn(B, H * Dk, Lq, Lk),), {}
+
+
+def wrong_viewed_feature_map(B, H, Lq, Lk, Dk):
+    return _viewed_feature_map(ViewedPixels, B, H, Lq, Lk, Dk)
+
+
+def right_viewed_feature_map(B, H, Lq, Lk, Dk):
+    return _viewed_feature_map(PixelTokens, B, H, Lq, Lk, Dk)
+
+
+def reference_viewed_feature_map(module, image):
+    tokens = torch.stack([image[:, :, i, j] for i in range(image.shape[2]) for j in range(image.shape[3])], dim=1)
+    q, k, v = F.linear(tokens, module.attn.in_proj_weight, module.attn.in_proj_bias).chunk(3, dim=-1)
+    return module.attn.out_proj(multihead(q, k, v, module.attn.num_heads))

@@ -25,6 +25,10 @@ PAIRS = [
     ("AS111", "grouped_keys", *GROUPED),
     ("AS111", "folded_batch", *CROSS),
     ("AS111", "cross_values", *CROSS),
+    ("AS111", "tokens_by_themselves", *SIZES),
+    ("AS111", "fused_by_tokens", *SIZES),
+    ("AS111", "pixels_of_channels", *SIZES),
+    ("AS111", "patches_with_class_token", *SIZES),
 ]
 
 
@@ -246,3 +250,161 @@ def right_cross_values(B, H, Lq, Lk, Dk):
 
 
 reference_cross_values = reference_folded_batch
+
+
+class ByHeads(nn.Module):
+    """Splits and merges by methods."""
+
+    def __init__(self, d_model, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(d_model, d_model) for _ in range(3))
+
+    def split(self, x):
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def merge(self, x):
+        return x.transpose(1, 2).flatten(-2)
+
+    def attend(self, q, k, v):
+        return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1) @ v
+
+    def forward(self, x):
+        return self.merge(self.attend(self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))))
+
+
+class ByTokens(ByHeads):
+    """Every token attends to its own heads."""
+
+    def split(self, x):
+        return x.unflatten(-1, (self.heads, -1))  # wrong: AS111 tokens_by_themselves
+
+    def merge(self, x):
+        return x.flatten(-2)
+
+
+class Fused(ByHeads):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class FusedByTokens(Fused):
+    def split(self, x):
+        return x.view(*x.shape[:2], self.heads, -1)  # wrong: AS111 fused_by_tokens
+
+    def merge(self, x):
+        return x.flatten(-2)
+
+
+def _by_heads(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def wrong_tokens_by_themselves(B, H, L, Dk):
+    return _by_heads(ByTokens, B, H, L, Dk)
+
+
+def right_tokens_by_themselves(B, H, L, Dk):
+    return _by_heads(ByHeads, B, H, L, Dk)
+
+
+def reference_tokens_by_themselves(module, x):
+    return multihead(module.q(x), module.k(x), module.v(x), module.heads)
+
+
+def wrong_fused_by_tokens(B, H, L, Dk):
+    return _by_heads(FusedByTokens, B, H, L, Dk)
+
+
+def right_fused_by_tokens(B, H, L, Dk):
+    return _by_heads(Fused, B, H, L, Dk)
+
+
+def reference_fused_by_tokens(module, x):
+    return reference_tokens_by_themselves(module, x)
+
+
+class PixelAttention(nn.Module):
+    """Attention over the pixels of an image, (B, channels, rows, columns)."""
+
+    def __init__(self, channels, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1, bias=False)
+        self.out = nn.Conv2d(channels, channels, 1)
+
+    def split(self, t):
+        return t.reshape(t.shape[0], self.heads, -1, t.shape[2] * t.shape[3]).transpose(2, 3)
+
+    def forward(self, x):
+        b, c, rows, columns = x.shape
+        q, k, v = (self.split(t) for t in self.qkv(x).chunk(3, dim=1))
+        context = scaled_dot_product(q, k, v)[0]
+        return self.out(context.transpose(2, 3).reshape(b, c, rows, columns))
+
+
+class ViewedPixels(PixelAttention):
+    def split(self, t):
+        return t.reshape(t.shape[0], self.heads, t.shape[2] * t.shape[3], -1)  # wrong: AS111 pixels_of_channels
+
+
+def _pixels(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, H * Dk, L, 3),), {}
+
+
+def wrong_pixels_of_channels(B, H, L, Dk):
+    return _pixels(ViewedPixels, B, H, L, Dk)
+
+
+def right_pixels_of_channels(B, H, L, Dk):
+    return _pixels(PixelAttention, B, H, L, Dk)
+
+
+def reference_pixels_of_channels(module, x):
+    q, k, v = (t.flatten(2).mT for t in module.qkv(x).chunk(3, dim=1))
+    return module.out(multihead(q, k, v, module.heads).mT.reshape(x.shape))
+
+
+class Patches(nn.Module):
+    """Pairs of tokens are embedded as patches, with a class token, so no axis of the input counts the keys."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.embed = nn.Linear(3 * width, width)
+        self.cls = nn.Parameter(torch.randn(1, 1, width))
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(width, width) for _ in range(4))
+
+    def split(self, t):
+        return t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def patches(self, x):
+        return torch.cat([self.cls.expand(x.size(0), -1, -1), self.embed(x.flatten(2))], dim=1)
+
+    def forward(self, x):
+        h = self.patches(x)
+        q, k, v = (self.split(w(h)) for w in (self.wq, self.wk, self.wv))
+        context = F.scaled_dot_product_attention(q, k, v)
+        return self.wo(context.transpose(1, 2).flatten(2))[:, 0]
+
+
+class ViewedPatches(Patches):
+    def split(self, t):
+        return t.reshape(t.size(0), self.heads, t.size(1), -1)  # wrong: AS111 patches_with_class_token
+
+
+def _patches(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, 3, H * Dk),), {}
+
+
+def wrong_patches_with_class_token(B, H, L, Dk):
+    return _patches(ViewedPatches, B, H, L, Dk)
+
+
+def right_patches_with_class_token(B, H, L, Dk):
+    return _patches(Patches, B, H, L, Dk)
+
+
+def reference_patches_with_class_token(module, x):
+    h = module.patches(x)
+    return module.wo(multihead(module.wq(h), module.wk(h), module.wv(h), module.heads))[:, 0]

@@ -24,6 +24,7 @@ PAIRS = [
     ("AS114", "context_layer", *CROSS),
     ("AS114", "folded_output", *SIZES),
     ("AS114", "einsum_output", *VALUES),
+    ("AS114", "pixels_of_channels", *SIZES),
 ]
 
 
@@ -190,3 +191,44 @@ def right_einsum_output(B, H, Lq, Lk, Dk, Dv):
 
 def reference_einsum_output(function, q, k, v, wo):
     return join(attention(*(x.transpose(1, 2) for x in (q, k, v)))) @ wo
+
+
+class PixelAttention(nn.Module):
+    """Attention over the pixels of an image, (B, channels, rows, columns); the merged heads are the result."""
+
+    def __init__(self, channels, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1, bias=False)
+
+    def merge(self, context, shape):
+        return context.transpose(-1, -2).reshape(shape)
+
+    def forward(self, x):
+        b, c, rows, columns = x.shape
+        qkv = self.qkv(x).reshape(b, 3 * self.heads, c // self.heads, rows * columns).transpose(-1, -2)
+        q, k, v = qkv.split(self.heads, dim=1)
+        weights = (q @ k.transpose(-1, -2) * (c // self.heads) ** -0.5).softmax(dim=-1)
+        return self.merge(weights @ v, x.shape)
+
+
+class MixedPixels(PixelAttention):
+    def merge(self, context, shape):
+        return context.transpose(1, 2).reshape(shape)  # wrong: AS114 pixels_of_channels
+
+
+def _pixels(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, H * Dk, L, 3),), {}
+
+
+def wrong_pixels_of_channels(B, H, L, Dk):
+    return _pixels(MixedPixels, B, H, L, Dk)
+
+
+def right_pixels_of_channels(B, H, L, Dk):
+    return _pixels(PixelAttention, B, H, L, Dk)
+
+
+def reference_pixels_of_channels(module, x):
+    q, k, v = (t.flatten(2).mT for t in module.qkv(x).chunk(3, dim=1))
+    return multihead(q, k, v, module.heads).mT.reshape(x.shape)

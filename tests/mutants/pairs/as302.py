@@ -17,6 +17,8 @@ PAIRS = [
     ("AS302", "logarithms", *SIZES),
     ("AS302", "peak_taken_once", *CROSS),
     ("AS302", "whole_plane", *SIZES),
+    ("AS302", "best_keys_of_all", *CROSS),
+    ("AS302", "best_weights", *CROSS),
 ]
 
 
@@ -163,3 +165,59 @@ def right_peak_taken_once(B, H, Lq, Lk, Dk):
 
 def reference_peak_taken_once(function, q, k, v):
     return attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+
+
+def best_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend to the three keys with the largest scores, in (B, H, L, Dk)."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    least = scores.topk(3, dim=-1).values[..., -1:]
+    return scores.masked_fill(scores < least, float("-inf")).softmax(-1) @ v
+
+
+def best_keys_of_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend to the three keys with the largest scores, in (B, H, L, Dk)."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    least = scores.topk(3, dim=-1).values[..., -1:]
+    weights = scores.softmax(-1).masked_fill(scores < least, 0)  # wrong: AS302 best_keys_of_all
+    return weights @ v
+
+
+def wrong_best_keys_of_all(B, H, Lq, Lk, Dk):
+    return best_keys_of_all, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def right_best_keys_of_all(B, H, Lq, Lk, Dk):
+    return best_keys, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def reference_best_keys_of_all(function, q, k, v):
+    scores = q @ k.mT
+    return attention(q, k, v, keep=scores >= scores.sort(dim=-1, descending=True).values[..., 2:3])
+
+
+def best_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Keep the two largest weights of each row, in (B, L, H, Dk)."""
+    weights = F.softmax(torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5, dim=3)
+    kept = weights * (weights >= weights.topk(2, dim=3).values.amin(3, keepdim=True))
+    return torch.einsum("bhqk,bkhd->bqhd", kept / kept.sum(3, keepdim=True), v)
+
+
+def best_weights_as_they_are(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Keep the two largest weights of each row, in (B, L, H, Dk)."""
+    weights = F.softmax(torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5, dim=3)
+    kept = weights * (weights >= weights.topk(2, dim=3).values.amin(3, keepdim=True))  # wrong: AS302 best_weights
+    return torch.einsum("bhqk,bkhd->bqhd", kept, v)
+
+
+def wrong_best_weights(B, H, Lq, Lk, Dk):
+    return best_weights_as_they_are, _heads_third(B, H, Lq, Lk, Dk), {}
+
+
+def right_best_weights(B, H, Lq, Lk, Dk):
+    return best_weights, _heads_third(B, H, Lq, Lk, Dk), {}
+
+
+def reference_best_weights(function, q, k, v):
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    scores = q @ k.mT
+    return attention(q, k, v, keep=scores >= scores.sort(dim=-1, descending=True).values[..., 1:2]).transpose(1, 2)

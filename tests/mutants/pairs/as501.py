@@ -9,12 +9,18 @@ from torch import nn
 from tests.mutants.pairs.as4_reference import attend, fused, heads, merge, project, visible
 
 SELF = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 7, "L": 5, "Dk": 4})
+BUCKETS = (
+    {"B": 4, "H": 5, "L": 14, "Dk": 6, "W": 7},
+    {"B": 5, "H": 6, "L": 12, "Dk": 8, "W": 4},
+    {"B": 6, "H": 7, "L": 15, "Dk": 4, "W": 5},
+)
 PAIRS = [
     ("AS501", "tril_one", *SELF),
     ("AS501", "triu_two", *SELF),
     ("AS501", "no_mask", *SELF),
     ("AS501", "keeps_the_future", *SELF),
     ("AS501", "fused_branch", *SELF),
+    ("AS501", "buckets", *BUCKETS),
 ]
 
 
@@ -230,3 +236,46 @@ def right_fused_branch(B, H, L, Dk):
 
 def reference_fused_branch(module, x):
     return merge(attend(*fused(x, module.qkv, module.heads), visible(x.shape[1], x.shape[1])), module.out)
+
+
+class Buckets(nn.Module):
+    """Tokens attend within their own bucket and to the bucket before; the first bucket has none before it."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def hidden(self, i, j):
+        return (j > i).logical_or(j < 0)
+
+    def forward(self, q, k, v):
+        length = q.size(2)
+        q, k, v = (F.pad(t, (0, 0, 0, -length % self.size)).unflatten(2, (-1, self.size)) for t in (q, k, v))
+        k, v = (torch.cat([t.roll(1, dims=2), t], dim=3) for t in (k, v))
+        i = torch.arange(q.size(2) * self.size).view(-1, self.size)
+        j = torch.cat([i - self.size, i], dim=1)
+        scores = torch.einsum("bhnid,bhnjd->bhnij", q, k) * q.size(-1) ** -0.5
+        scores = scores.masked_fill(self.hidden(i[:, :, None], j[:, None, :]), float("-inf"))
+        return torch.einsum("bhnij,bhnjd->bhnid", scores.softmax(dim=-1), v).flatten(2, 3)[:, :, :length]
+
+
+class OpenBuckets(Buckets):
+    def hidden(self, i, j):
+        return (j > i + 1).logical_or(j < 0)  # wrong: AS501 buckets
+
+
+def _buckets(cls, B, H, L, Dk, W):
+    return cls(W), tuple(torch.randn(B, H, L, Dk) for _ in range(3)), {}, ["causal"]
+
+
+def wrong_buckets(B, H, L, Dk, W):
+    return _buckets(OpenBuckets, B, H, L, Dk, W)
+
+
+def right_buckets(B, H, L, Dk, W):
+    return _buckets(Buckets, B, H, L, Dk, W)
+
+
+def reference_buckets(module, q, k, v):
+    i, j = torch.arange(q.size(2))[:, None], torch.arange(q.size(2))
+    return attend(q, k, v, (j <= i) & (i // module.size - j // module.size <= 1))

@@ -18,12 +18,18 @@ PAST = (
     {"B": 5, "H": 6, "L": 9, "Lp": 7, "Dk": 8, "W": 4},
     {"B": 6, "H": 7, "L": 10, "Lp": 8, "Dk": 4, "W": 5},
 )
+BUCKETS = (
+    {"B": 4, "H": 5, "L": 14, "Dk": 6, "W": 7},
+    {"B": 5, "H": 6, "L": 12, "Dk": 8, "W": 4},
+    {"B": 6, "H": 7, "L": 15, "Dk": 4, "W": 5},
+)
 CLAIMS = ["causal", "window=W"]
 PAIRS = [
     ("AS505", "distance_up_to", *SELF),
     ("AS505", "band_of_triangles", *SELF),
     ("AS505", "half_the_width", *SELF),
     ("AS505", "cached_window", *PAST),
+    ("AS505", "buckets", *BUCKETS),
 ]
 
 
@@ -197,3 +203,48 @@ def reference_cached_window(module, x, past_key, past_value):
     q, k, v = fused(x, module.in_proj, module.n_heads)
     k, v = torch.cat((past_key, k), 2), torch.cat((past_value, v), 2)
     return merge(attend(q, k, v, visible(q.shape[2], k.shape[2], module.window)), module.out_proj)
+
+
+class Buckets(nn.Module):
+    """Queries in buckets attend to their own bucket and to the one before, of which some keys are too far away."""
+
+    def __init__(self, window):
+        super().__init__()
+        self.window = window
+
+    def hidden(self, i, j):
+        return (j > i) | (j <= i - self.window) | (j < 0)
+
+    def forward(self, q, k, v):
+        (b, h, tokens, width), w = q.shape, self.window
+        q, k, v = (F.pad(t, (0, 0, 0, -tokens % w)) for t in (q, k, v))
+        length, n = q.shape[2], q.shape[2] // w
+        q, k, v = (t.reshape(b, h, n, w, width) for t in (q, k, v))
+        k, v = (torch.cat([F.pad(t, (0, 0, 0, 0, 1, 0))[:, :, :-1], t], dim=3) for t in (k, v))
+        i = torch.arange(length).reshape(n, w, 1)
+        j = torch.cat([i - w, i], dim=1).reshape(n, 1, 2 * w)
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(width)).masked_fill(self.hidden(i, j), -1e9)
+        return (scores.softmax(dim=-1) @ v).reshape(b, h, length, width)[:, :, :tokens]
+
+
+class WiderBuckets(Buckets):
+    def hidden(self, i, j):
+        return (j > i) | (j < i - self.window) | (j < 0)  # wrong: AS505 buckets
+
+
+def _buckets(cls, B, H, L, Dk, W):
+    return cls(W), tuple(torch.randn(B, H, L, Dk) for _ in range(3)), {}, CLAIMS
+
+
+def wrong_buckets(B, H, L, Dk, W):
+    return _buckets(WiderBuckets, B, H, L, Dk, W)
+
+
+def right_buckets(B, H, L, Dk, W):
+    return _buckets(Buckets, B, H, L, Dk, W)
+
+
+def reference_buckets(module, q, k, v):
+    distance = torch.arange(q.size(2))[:, None] - torch.arange(q.size(2))
+    keep = (distance >= 0) & (distance < module.window)
+    return attend(q, k, v, keep)

@@ -19,6 +19,7 @@ PAIRS = [
     ("AS703", "queries_from_zero", *PAST),
     ("AS703", "off_by_one", *SELF),
     ("AS703", "functional_shift", *SELF),
+    ("AS703", "query_alone", *SELF),
 ]
 
 
@@ -213,3 +214,42 @@ def reference_functional_shift(function, query, key, value):
     place = torch.arange(query.shape[2])
     q, k = (turned(t, place, "interleaved") for t in (query, key))
     return attend(q, k, value, visible(len(place), len(place)))
+
+
+class RightBoth(nn.Module):
+    """Causal self-attention; no claim is made."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def place(self, q, k):
+        return rope(q, torch.arange(q.size(-2))), rope(k, torch.arange(k.size(-2)))
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        q, k = self.place(q, k)
+        scores = (q @ k.mT / math.sqrt(q.size(-1))).masked_fill(
+            torch.ones(q.size(2), k.size(2)).triu(1) > 0, -torch.inf
+        )
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class WrongBoth(RightBoth):
+    def place(self, q, k):
+        return rope(q, torch.arange(q.size(-2))), k  # wrong: AS703 query_alone
+
+
+def wrong_query_alone(B, H, L, Dk):
+    return WrongBoth(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_query_alone(B, H, L, Dk):
+    return RightBoth(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_query_alone(module, x):
+    place = torch.arange(x.shape[1])
+    q, k, v = fused(x, module.qkv, module.heads)
+    return merge(attend(turned(q, place), turned(k, place), v, visible(len(place), len(place))), module.out)

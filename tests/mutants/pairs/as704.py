@@ -14,6 +14,8 @@ PAIRS = [
     ("AS704", "interleaved_for_half", *SELF),
     ("AS704", "half_for_complex", *SELF),
     ("AS704", "query_half_key_pairs", *SELF),
+    ("AS704", "rejoined_halves", *SELF),
+    ("AS704", "halves_exchanged_first", *SELF),
 ]
 
 
@@ -211,3 +213,79 @@ def right_query_half_key_pairs(B, H, L, Dk):
 def reference_query_half_key_pairs(function, q, k, v):
     place = torch.arange(q.shape[2])
     return attend(turned(q, place), turned(k, place), v)
+
+
+def rotate_neighbours(x):
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((-odd, even), dim=-1).flatten(-2)
+
+
+def rotate_and_rejoin(x):
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.cat((-odd, even), dim=-1)  # wrong: AS704 rejoined_halves
+
+
+class RightNeighbours(nn.Module):
+    """Heads keep their place after the tokens; no claim is made."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def partner(self, x):
+        return rotate_neighbours(x)
+
+    def turn(self, x):
+        emb = angles(x.size(1), x.size(-1), x).repeat_interleave(2, dim=-1)[:, None]
+        return x * emb.cos() + self.partner(x) * emb.sin()
+
+    def forward(self, x):
+        q, k, v = (w(x).unflatten(-1, (self.heads, -1)) for w in (self.q, self.k, self.v))
+        scores = torch.einsum("bihd,bjhd->bhij", self.turn(q), self.turn(k)) / math.sqrt(q.size(-1))
+        return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).flatten(2)
+
+
+class WrongNeighbours(RightNeighbours):
+    def partner(self, x):
+        return rotate_and_rejoin(x)
+
+
+def wrong_rejoined_halves(B, H, L, Dk):
+    return WrongNeighbours(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_rejoined_halves(B, H, L, Dk):
+    return RightNeighbours(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_rejoined_halves(module, x):
+    place = torch.arange(x.shape[1])
+    q, k, v = (heads(x, one, module.heads) for one in (module.q, module.k, module.v))
+    return merge(attend(turned(q, place, "interleaved"), turned(k, place, "interleaved"), v))
+
+
+class ExchangedFirst(RightTables):
+    """The halves are exchanged once, then neighbours are rotated: no feature is rotated with the one half a head on."""
+
+    def cos_sin(self, x):
+        emb = angles(x.shape[1], self.head_dim, x).repeat_interleave(2, dim=-1)
+        return emb.cos(), emb.sin()
+
+    def forward(self, hidden_states):
+        q, k, v = (
+            layer(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        cos, sin = self.cos_sin(hidden_states)
+        q, k = rotate_half(q), rotate_half(k)
+        q, k = (x * cos + rotate_every_two(x) * sin for x in (q, k))  # wrong: AS704 halves_exchanged_first
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+def wrong_halves_exchanged_first(B, H, L, Dk):
+    return _interleaved_tables(ExchangedFirst, B, H, L, Dk)
+
+
+right_halves_exchanged_first, reference_halves_exchanged_first = right_interleaved_tables, reference_interleaved_tables

@@ -14,6 +14,7 @@ PAIRS = [
     ("AS707", "heads_over_batch", *SELF),
     ("AS707", "alibi_over_queries", *SELF),
     ("AS707", "functional_column", *SELF),
+    ("AS707", "distance_with_the_wrong_sign", *SELF),
 ]
 
 
@@ -182,3 +183,54 @@ def right_functional_column(B, H, L, Dk):
 
 def reference_functional_column(function, q, k, v, decay):
     return attend(q, k, v, bias=decay)
+
+
+class RightTable(nn.Module):
+    """Each head has a number for every distance to an earlier key."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.table = nn.Embedding(64, num_heads)
+
+    def distance(self, length):
+        i, j = torch.arange(length)[:, None], torch.arange(length)
+        return (i - j).clamp(min=0)
+
+    def forward(self, x):
+        length = x.shape[1]
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        bias = self.table(self.distance(length)).permute(2, 0, 1)
+        scores = q @ k.mT * q.shape[-1] ** -0.5 + bias
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class WrongTable(RightTable):
+    def distance(self, length):
+        i, j = torch.arange(length)[:, None], torch.arange(length)
+        return (j - i).clamp(min=0)
+
+
+def _distance_with_the_wrong_sign(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["causal"]
+
+
+def wrong_distance_with_the_wrong_sign(B, H, L, Dk):
+    return _distance_with_the_wrong_sign(WrongTable, B, H, L, Dk)
+
+
+def right_distance_with_the_wrong_sign(B, H, L, Dk):
+    return _distance_with_the_wrong_sign(RightTable, B, H, L, Dk)
+
+
+def reference_distance_with_the_wrong_sign(module, x):
+    length = x.shape[1]
+    q, k, v = fused(x, module.qkv, module.num_heads)
+    bias = torch.zeros(module.num_heads, length, length, dtype=x.dtype)
+    for i in range(length):
+        for j in range(i + 1):
+            bias[:, i, j] = module.table.weight[i - j]
+    return attend(q, k, v, visible(length, length), bias=bias).transpose(1, 2).flatten(2)

@@ -9,11 +9,21 @@ from torch import nn
 from tests.mutants.pairs.as4_reference import attend, fused, heads, merge, visible
 
 SELF = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 7, "L": 5, "Dk": 4})
+CROSS = (
+    {"B": 4, "H": 5, "Lq": 7, "Lk": 9, "Dk": 6},
+    {"B": 5, "H": 4, "Lq": 9, "Lk": 11, "Dk": 8},
+    {"B": 6, "H": 7, "Lq": 5, "Lk": 8, "Dk": 4},
+)
 PAIRS = [
     ("AS902", "cache_never_emptied", *SELF),
     ("AS902", "positions_go_on", *SELF),
     ("AS902", "scores_of_last_call", *SELF),
     ("AS902", "segment_memory", *SELF),
+    ("AS902", "mask_of_first_call", *SELF),
+    ("AS902", "mask_written_into", *SELF),
+    ("AS902", "keys_of_first_memory", *CROSS),
+    ("AS902", "bias_of_first_positions", *SELF),
+    ("AS902", "weights_memoised_by_shape", *SELF),
 ]
 
 
@@ -219,3 +229,220 @@ def reference_segment_memory(module, x):
     L, half = x.shape[1], (x.shape[1] + 1) // 2
     keep = (torch.arange(L)[:, None] >= half) | (torch.arange(L)[None, :] < half)
     return merge(attend(heads(x, module.to_q, module.heads), k, v, keep), module.to_out)
+
+
+class RightPadded(RightSelf):
+    """Keys behind the end of each sequence are hidden."""
+
+    def __init__(self, d_model, n_heads):
+        super().__init__(d_model, n_heads)
+        self.hidden = None
+
+    def padding(self, x, lengths):
+        self.hidden = torch.arange(x.size(1), device=x.device) >= lengths[:, None]
+        return self.hidden
+
+    def forward(self, x, lengths):
+        q, (k, v) = self.split(self.wq(x)), self.keys_and_values(x)
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.size(-1))
+        scores = scores.masked_fill(self.padding(x, lengths)[:, None, None, :], -math.inf)
+        return self.wo((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+class WrongPadded(RightPadded):
+    def padding(self, x, lengths):
+        if self.hidden is None or self.hidden.shape != x.shape[:2]:
+            self.hidden = torch.arange(x.size(1)) >= lengths[:, None]  # wrong: AS902 mask_of_first_call
+        return self.hidden
+
+
+def _padded(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk), L - torch.arange(B) % (L - 1)), {}
+
+
+def wrong_mask_of_first_call(B, H, L, Dk):
+    return _padded(WrongPadded, B, H, L, Dk)
+
+
+def right_mask_of_first_call(B, H, L, Dk):
+    return _padded(RightPadded, B, H, L, Dk)
+
+
+def reference_mask_of_first_call(module, x, lengths):
+    q, k, v = (heads(x, p, module.n_heads) for p in (module.wq, module.wk, module.wv))
+    keep = torch.tensor([[key < length for key in range(x.shape[1])] for length in lengths.tolist()])
+    return merge(attend(q, k, v, keep[:, None, None]), module.wo)
+
+
+class RightMerged(nn.Module):
+    """The causal mask is kept, and joined with the padding of each call."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.to_qkv = nn.Linear(width, 3 * width)
+        self.masks = {}
+
+    def seen(self, keep):
+        B, L = keep.shape
+        if (B, L) not in self.masks:
+            self.masks[B, L] = torch.ones(B, 1, L, L, dtype=torch.bool).tril()
+        return self.masks[B, L]
+
+    def both(self, keep):
+        return self.seen(keep) & keep[:, None, None, :]
+
+    def forward(self, x, keep):
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.both(keep)).transpose(1, 2).flatten(2)
+
+
+class WrongMerged(RightMerged):
+    def both(self, keep):
+        return self.seen(keep).logical_and_(keep[:, None, None, :])  # wrong: AS902 mask_written_into
+
+
+def _merged(cls, B, H, L, Dk):
+    keep = torch.arange(L) < (L - torch.arange(B) % (L - 1))[:, None]
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk), keep), {}
+
+
+def wrong_mask_written_into(B, H, L, Dk):
+    return _merged(WrongMerged, B, H, L, Dk)
+
+
+def right_mask_written_into(B, H, L, Dk):
+    return _merged(RightMerged, B, H, L, Dk)
+
+
+def reference_mask_written_into(module, x, keep):
+    L = x.shape[1]
+    q, k, v = fused(x, module.to_qkv, module.heads)
+    return merge(attend(q, k, v, visible(L, L) & keep[:, None, None]))
+
+
+class RightCross(nn.Module):
+    """Cross-attention of a decoder, whose keys and values are computed once for each memory."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q = nn.Linear(dim, dim)
+        self.k = nn.Linear(dim, dim)
+        self.v = nn.Linear(dim, dim)
+        self.kept = None
+
+    def project(self, memory):
+        return self.k(memory), self.v(memory)
+
+    def forward(self, x, memory):
+        k, v = self.project(memory)
+        q, k, v = (torch.stack(t.chunk(self.num_heads, dim=-1), dim=1) for t in (self.q(x), k, v))
+        weights = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, dim=-1)
+        return torch.cat((weights @ v).unbind(1), dim=-1)
+
+
+class WrongCross(RightCross):
+    def project(self, memory):
+        if self.kept is None or self.kept[0].shape != memory.shape:
+            self.kept = tuple(f(memory) for f in (self.k, self.v))  # wrong: AS902 keys_of_first_memory
+        return self.kept
+
+
+def _cross(cls, B, H, Lq, Lk, Dk):
+    return cls(H * Dk, H), (torch.randn(B, Lq, H * Dk), torch.randn(B, Lk, H * Dk)), {}
+
+
+def wrong_keys_of_first_memory(B, H, Lq, Lk, Dk):
+    return _cross(WrongCross, B, H, Lq, Lk, Dk)
+
+
+def right_keys_of_first_memory(B, H, Lq, Lk, Dk):
+    return _cross(RightCross, B, H, Lq, Lk, Dk)
+
+
+def reference_keys_of_first_memory(module, x, memory):
+    q, k, v = heads(x, module.q, module.num_heads), *(heads(memory, f, module.num_heads) for f in (module.k, module.v))
+    return merge(attend(q, k, v))
+
+
+class RightTimes(nn.Module):
+    """A bias falls with the time between two events; each sequence has times of its own."""
+
+    def __init__(self, dim, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.in_proj = nn.Linear(dim, 3 * dim, bias=False)
+        self.tables = {}
+
+    def bias(self, times):
+        return -(times[:, :, None] - times[:, None, :]).abs().unsqueeze(1)
+
+    def forward(self, x, times):
+        q, k, v = (t.unflatten(-1, (self.n_heads, -1)) for t in self.in_proj(x).chunk(3, dim=-1))
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.size(-1)) + self.bias(times)
+        return torch.einsum("bhij,bjhd->bihd", scores.softmax(dim=-1), v).flatten(2)
+
+
+class WrongTimes(RightTimes):
+    def bias(self, times):
+        if times.shape not in self.tables:
+            gaps = times[:, :, None] - times[:, None, :]
+            self.tables[times.shape] = -gaps.abs().unsqueeze(1)  # wrong: AS902 bias_of_first_positions
+        return self.tables[times.shape]
+
+
+def _times(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk), torch.rand(B, L).cumsum(dim=-1)), {}
+
+
+def wrong_bias_of_first_positions(B, H, L, Dk):
+    return _times(WrongTimes, B, H, L, Dk)
+
+
+def right_bias_of_first_positions(B, H, L, Dk):
+    return _times(RightTimes, B, H, L, Dk)
+
+
+def reference_bias_of_first_positions(module, x, times):
+    q, k, v = fused(x, module.in_proj, module.n_heads)
+    gaps = torch.stack([torch.stack([(row - time).abs() for time in row]) for row in times])
+    return merge(attend(q, k, v, bias=-gaps[:, None]))
+
+
+def single_head(q, k, v, kept):
+    kept[q.shape] = torch.baddbmm(q.new_zeros(()), q, k.mT, alpha=q.size(-1) ** -0.5).softmax(dim=-1)
+    return torch.bmm(kept[q.shape], v)
+
+
+class RightKept:
+    """Not a module: an object that keeps the weights of its last call, to be looked at."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def __call__(self, q, k, v):
+        return single_head(q, k, v, self.kept)
+
+
+class WrongKept(RightKept):
+    def __call__(self, q, k, v):
+        if q.shape in self.kept:
+            return torch.bmm(self.kept[q.shape], v)
+        return super().__call__(q, k, v)
+
+
+def _kept(cls, B, H, L, Dk):
+    return cls(), tuple(torch.randn(B * H, L, Dk) for _ in range(3)), {}
+
+
+def wrong_weights_memoised_by_shape(B, H, L, Dk):
+    return _kept(WrongKept, B, H, L, Dk)
+
+
+def right_weights_memoised_by_shape(B, H, L, Dk):
+    return _kept(RightKept, B, H, L, Dk)
+
+
+def reference_weights_memoised_by_shape(called, q, k, v):
+    return attend(q[None], k[None], v[None])[0]

@@ -13,15 +13,20 @@ GRID = ({"B": 2, "H": 4, "Lq": 5, "Lk": 7, "Dk": 3}, {"B": 3, "H": 2, "Lq": 8, "
 UNUSUAL = [
     ("axial", *GRID),
     ("channel_attention", *SIZES),
+    ("scaled_channel_attention", *SIZES),
     ("shortened_keys", *SIZES),
+    ("sampled_keys", *SIZES),
     ("convolved_projections", *SIZES),
     ("token_shift", *SIZES),
     ("learned_query", *SIZES),
+    ("pooled_after_a_layer", *SIZES),
     ("latent_bottleneck", *SIZES),
     ("averaged_queries", *SIZES),
     ("global_token", *SIZES),
     ("strided_memory", *SIZES),
     ("convolution_beside", *SIZES),
+    ("averaged_weights", *SIZES),
+    ("rolled_with_its_residual", *SIZES),
 ]
 
 
@@ -93,6 +98,23 @@ def reference_channel_attention(module, x):
     return module.proj(join(attention(q * module.temperature, k, v, scale=1.0).mT))
 
 
+class ScaledChannelAttention(Base):
+    """Channels attend to channels; each score sums over the tokens, and is divided by the root of their number."""
+
+    def forward(self, x):
+        q, k, v = (t.mT for t in self.split(x))
+        return self.merge(((q * q.shape[-1] ** -0.5 @ k.mT).softmax(dim=-1) @ v).mT)
+
+
+def case_scaled_channel_attention(B, H, L, Dk):
+    return _case(ScaledChannelAttention, B, H, L, Dk)
+
+
+def reference_scaled_channel_attention(module, x):
+    q, k, v = (split(t, module.heads).mT for t in module.qkv(x).chunk(3, dim=-1))
+    return module.proj(join(attention(q, k, v, scale=x.shape[1] ** -0.5).mT))
+
+
 class ShortenedKeys(Base):
     """Keys and values are projected along the sequence to three positions."""
 
@@ -114,6 +136,30 @@ def case_shortened_keys(B, H, L, Dk):
 def reference_shortened_keys(module, x):
     q, k, v = module.qkv(x).chunk(3, dim=-1)
     return module.proj(multihead(q, module.E.T @ k, module.F.T @ v, module.heads))
+
+
+class SampledKeys(Base):
+    """Each query attends to three keys, chosen for it beforehand."""
+
+    def __init__(self, heads, depth, length):
+        super().__init__(heads, depth)
+        self.register_buffer("chosen", torch.stack([torch.randperm(length)[:3] for _ in range(length)]))
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        places = torch.arange(x.shape[1])[:, None]
+        k, v = (t[:, :, None].expand(-1, -1, x.shape[1], -1, -1)[:, :, places, self.chosen] for t in (k, v))
+        weights = (torch.einsum("bhid,bhijd->bhij", q, k) * self.depth**-0.5).softmax(dim=-1)
+        return self.merge(torch.einsum("bhij,bhijd->bhid", weights, v))
+
+
+def case_sampled_keys(B, H, L, Dk):
+    return SampledKeys(H, Dk, L), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_sampled_keys(module, x):
+    chosen = torch.zeros(x.shape[1], x.shape[1], dtype=torch.bool).scatter(1, module.chosen, True)
+    return module.proj(multihead(*module.qkv(x).chunk(3, dim=-1), module.heads, keep=chosen))
 
 
 class ConvolvedProjections(Base):
@@ -187,6 +233,39 @@ def case_learned_query(B, H, L, Dk):
 def reference_learned_query(module, x):
     query = module.query.flatten().expand(len(x), 1, -1)
     return multihead(query, *module.kv(x).chunk(2, dim=-1), module.heads)[:, 0]
+
+
+class PooledAfterALayer(nn.Module):
+    """Learned, scaled queries attend to the tokens of a layer with dropout."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        width = heads * depth
+        self.layer = Base(heads, depth)
+        self.dropout = nn.Dropout(0.1)
+        self.queries = nn.Parameter(torch.randn(3, width))
+        self.to_q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
+
+    def forward(self, x):
+        layer = self.layer
+        q, k, v = layer.split(x)
+        x = x + self.dropout(layer.merge((q @ k.mT * layer.depth**-0.5).softmax(dim=-1) @ v))
+        q, k, v = (
+            t.unflatten(-1, (layer.heads, -1)).transpose(-3, -2)
+            for t in (self.to_q(self.queries) * layer.depth**-0.5, *self.kv(x).chunk(2, dim=-1))
+        )
+        return ((q @ k.mT).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+
+
+def case_pooled_after_a_layer(B, H, L, Dk):
+    return PooledAfterALayer(H, Dk), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_pooled_after_a_layer(module, x):
+    layer = module.layer
+    x = x + layer.proj(multihead(*layer.qkv(x).chunk(3, dim=-1), layer.heads))
+    queries = module.to_q(module.queries).expand(len(x), -1, -1)
+    return multihead(queries, *module.kv(x).chunk(2, dim=-1), layer.heads)
 
 
 class LatentBottleneck(nn.Module):
@@ -297,3 +376,50 @@ def reference_convolution_beside(module, x):
     taps = zip(module.conv.weight[:, 0].T, range(3), strict=True)
     conv = module.conv.bias + sum(padded[:, i : i + x.shape[1]] * tap for tap, i in taps)
     return module.proj(multihead(*module.qkv(x).chunk(3, dim=-1), module.heads)) + conv
+
+
+class AveragedWeights(nn.Module):
+    """Heads have weights of their own and share one value, so that their average explains a forecast."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        self.heads = heads
+        self.queries, self.keys = (nn.Linear(heads * depth, heads * depth) for _ in range(2))
+        self.value, self.out = nn.Linear(heads * depth, depth), nn.Linear(depth, heads * depth)
+
+    def forward(self, x):
+        q, k = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.queries, self.keys))
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).mean(1)
+        return self.out(weights @ self.value(x)), weights
+
+
+def case_averaged_weights(B, H, L, Dk):
+    return _case(AveragedWeights, B, H, L, Dk)
+
+
+def reference_averaged_weights(module, x):
+    q, k = split(module.queries(x), module.heads), split(module.keys(x), module.heads)
+    identity = torch.eye(x.shape[1], dtype=x.dtype).expand(*q.shape[:2], -1, -1)
+    weights = sum(attention(q, k, identity).unbind(1)) / module.heads
+    return module.out(weights @ module.value(x)), weights
+
+
+class RolledWithItsResidual(Base):
+    """The tokens are rolled, and what attention returns is added to the rolled ones; a convolution follows."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.local = nn.Conv1d(heads * depth, heads * depth, 3, padding=1)
+
+    def forward(self, x):
+        x = x.roll(2, dims=1)
+        x = x + self.merge(F.scaled_dot_product_attention(*self.split(x)))
+        return self.local(x.roll(-2, dims=1).mT).mT
+
+
+def case_rolled_with_its_residual(B, H, L, Dk):
+    return _case(RolledWithItsResidual, B, H, L, Dk)
+
+
+def reference_rolled_with_its_residual(module, x):
+    return module.local((x + module.proj(multihead(*module.qkv(x).chunk(3, dim=-1), module.heads))).mT).mT

@@ -19,6 +19,13 @@ UNUSUAL = [
     ("partly_rotated", *SIZES),
     ("rotated_with_cache", *PAST),
     ("learned_positions", *SIZES),
+    ("rotated_and_scaled", *SIZES),
+    ("hotter_with_position", *SIZES),
+    ("rotated_in_a_grid", *SIZES),
+    ("gated_by_position", *SIZES),
+    ("any_tables", *SIZES),
+    ("some_heads_biased", *SIZES),
+    ("only_earlier_penalised", *SIZES),
 ]
 
 
@@ -273,3 +280,105 @@ def case_learned_positions(B, H, L, Dk):
 def reference_learned_positions(module, x):
     q, k, v = parts(module, x)
     return module.proj(join(attention(q + module.position, k + module.position, v)))
+
+
+class RotatedAndScaled(RotatedHalves):
+    """Rotated queries grow and keys shrink with their position, each pair of features by its own factor. Causal."""
+
+    def place(self, q, k):
+        positions = torch.arange(q.shape[-2])
+        even = q.shape[-1] // 2 * 2
+        rates = (torch.arange(0, even, 2).to(q) / even + 0.4) / 1.4
+        rest = q.new_ones(len(positions), q.shape[-1] - even)
+        factors = torch.cat([rates ** (positions.to(q)[:, None] / 4)] * 2 + [rest], dim=-1)
+        return self.rotate(q, positions) * factors, self.rotate(k, positions) / factors
+
+    def logits(self, q, k):
+        return super().logits(q, k).masked_fill(torch.ones(q.shape[2], k.shape[2]).triu(1) > 0, -torch.inf)
+
+
+def case_rotated_and_scaled(B, H, L, Dk):
+    return _case(RotatedAndScaled, B, H, L, Dk)
+
+
+class HotterWithPosition(RotatedHalves):
+    """Rotated queries are multiplied by a factor that grows with the logarithm of their position."""
+
+    def place(self, q, k):
+        q, k = super().place(q, k)
+        return q * (1 + torch.arange(q.shape[-2]).to(q).log1p())[:, None], k
+
+
+def case_hotter_with_position(B, H, L, Dk):
+    return _case(HotterWithPosition, B, H, L, Dk)
+
+
+class RotatedInAGrid(RotatedHalves):
+    """Half of the features are rotated by the row of a grid, half by its column."""
+
+    def place(self, q, k):
+        positions = torch.arange(q.shape[-2])
+        q, k = (
+            torch.cat(
+                [self.rotate(*pair) for pair in zip(x.chunk(2, -1), (positions // 3, positions % 3), strict=True)], -1
+            )
+            for x in (q, k)
+        )
+        return q, k
+
+
+def case_rotated_in_a_grid(B, H, L, Dk):
+    return _case(RotatedInAGrid, B, H, L, Dk)
+
+
+class GatedByPosition(Base):
+    """Every position multiplies the features of its query and of its key by numbers of its own."""
+
+    def __init__(self, heads, depth, length):
+        super().__init__(heads, depth)
+        self.gate = nn.Parameter(torch.randn(length, depth))
+
+    def place(self, q, k):
+        return q * self.gate, k * self.gate
+
+
+def case_gated_by_position(B, H, L, Dk):
+    return GatedByPosition(H, Dk, L), (torch.randn(B, L, H * Dk),), {}
+
+
+def case_any_tables(B, H, L, Dk):
+    """The caller gives the tables, and these are no cosines and sines."""
+
+    def turn(x, cos, sin):
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    def attend(q, k, v, cos, sin):
+        return F.scaled_dot_product_attention(turn(q, cos, sin), turn(k, cos, sin), v)
+
+    return attend, (*torch.randn(3, B, H, L, Dk), *torch.randn(2, L, Dk)), {}
+
+
+class SomeHeadsBiased(Base):
+    """Scores of every second head fall with the distance; the other heads have no bias."""
+
+    def logits(self, q, k):
+        slopes = torch.arange(self.heads) % 2 / (torch.arange(self.heads) + 1)
+        distance = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+        return super().logits(q, k) - slopes.to(q)[:, None, None] * distance.abs()
+
+
+def case_some_heads_biased(B, H, L, Dk):
+    return _case(SomeHeadsBiased, B, H, L, Dk)
+
+
+class OnlyEarlierPenalised(Base):
+    """Scores of earlier keys fall with their distance; those of later ones are what they are. It is a notice."""
+
+    def logits(self, q, k):
+        behind = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+        return super().logits(q, k) - 0.25 * behind.clamp(min=0)
+
+
+def case_only_earlier_penalised(B, H, L, Dk):
+    return _case(OnlyEarlierPenalised, B, H, L, Dk)

@@ -16,6 +16,7 @@ UNUSUAL = [
     ("gated_output", *SIZES),
     ("gated_weights", *SIZES),
     ("softmax_plus_one", *SIZES),
+    ("score_of_no_key", *SIZES),
     ("differential", *SIZES),
     ("additive", *CROSS),
     ("sparsemax", *SIZES),
@@ -167,6 +168,30 @@ def reference_softmax_plus_one(module, x):
     q, k, v = parts(module, x)
     powers = scores(q, k).exp()
     return module.proj(context(powers / (1 + powers.sum(-1, keepdim=True)), v))
+
+
+class ScoreOfNoKey(Base):
+    """Each head has a learned score for attending to nothing, which is part of the denominator only."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.sink = nn.Parameter(torch.randn(heads, 1, 1))
+
+    def attend(self, q, k, v):
+        logits = self.logits(q, k)
+        peak = torch.maximum(logits.amax(dim=-1, keepdim=True), self.sink)
+        powers = torch.exp(logits - peak)
+        return powers / (powers.sum(dim=-1, keepdim=True) + torch.exp(self.sink - peak)) @ v
+
+
+def case_score_of_no_key(B, H, L, Dk):
+    return _case(ScoreOfNoKey, B, H, L, Dk)
+
+
+def reference_score_of_no_key(module, x):
+    q, k, v = parts(module, x)
+    sink = module.sink.expand(x.shape[0], -1, x.shape[1], 1)
+    return module.proj(context(softmax(torch.cat([sink, scores(q, k)], -1))[..., 1:], v))
 
 
 class Differential(nn.Module):

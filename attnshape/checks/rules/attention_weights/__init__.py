@@ -8,15 +8,16 @@ from functools import partial
 import torch
 
 from attnshape.checks.attention.cores import Core, between, sum_to_one
+from attnshape.checks.attention.definitions import module_definition, number_definition
 from attnshape.checks.attention.elementwise import MeasuredCore, axis_after, distinct
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.interventions.small_sizes import symbol_or_number
-from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
+from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.tracing import operations as ops
 
-CODES: tuple[str, ...] = ("AS301", "AS302", "AS303", "AS304", "AS305")
+CODES: tuple[str, ...] = ("AS301", "AS302", "AS303", "AS304", "AS305", "AS307")
 TOPIC = "softmax"
 _TWO_SOFTMAXES = 2
 """Rows sum to at least this if several softmaxes are concatenated or added."""
@@ -35,14 +36,20 @@ def check(subject: Subject) -> Iterator[Outcome]:
         return
     all_verified = True
     for measured in subject.measured:
-        outcomes: list[Outcome] = [*_dropout_before(subject, measured.core)]
-        if (outcome := _check_axis(subject, measured) or _check_rows(subject, measured)) is not None:
+        outcomes: list[Outcome] = [*_dropout_before(subject, measured.core), *_applied_twice(subject, measured.core)]
+        outcome: Outcome | None = _check_selection(subject, measured.core)
+        if outcome := outcome or _check_axis(subject, measured) or _check_rows(subject, measured):
             outcomes.append(outcome)
         yield from outcomes
         all_verified = all_verified and not outcomes and _sums_are_one(measured.core)
         yield from _given_dropout(subject, measured)
     if all_verified:
         yield Verification("the softmax runs over the keys, and each row of weights sums to one")
+
+
+def _after_softmax(subject: Subject, core: Core) -> list[ReplayedCall]:
+    """Return the calls between the softmax and the product with the values."""
+    return between(subject.graph, core.softmax.ref, core.value.sources(core.weights_place))
 
 
 def _sums_are_one(core: Core) -> bool:
@@ -58,7 +65,7 @@ def _given_dropout(subject: Subject, measured: MeasuredCore) -> Iterator[Outcome
             continue
         pattern = subject.base.inputs.get(name)
         if pattern is None:
-            yield Undecided(TOPIC, f"{name} is claimed, but there is no such input", (name,))
+            yield Undecided(TOPIC, f"{name} is claimed, but no tensor is given for it", (name,))
             continue
         if not bool((pattern == 0).any()):
             yield Undecided(TOPIC, f"{name} drops nothing", (name,))
@@ -88,7 +95,9 @@ def _check_blockwise(subject: Subject) -> Iterator[Outcome]:
     operations = {event.name for event in subject.base.events}
     online = operations & ops.EXPONENTIALS and operations & (ops.MAXIMA | {"maximum"})
     if not online or len(names) != 1 or subject.base.state:
-        yield Undecided(TOPIC, "no softmax was found")
+        is_other = any(event.name in ops.SOFTMAXES | ops.LOG_SOFTMAXES for event in subject.base.events)
+        why = "no product that makes its scores or sums values with its weights" if is_other else "no softmax"
+        yield Undecided(TOPIC, f"{why} was found")
         return
     run = subject.experiment.run(Intervention(inputs={names[0]: torch.ones_like}))
     if not run.follows(subject.base) or len(run.returned) != 1:
@@ -121,7 +130,9 @@ def _check_axis(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     message = f"the softmax runs over axis {softmax_axis} ({softmax_size}), but the values {reduction}"
     hint = "take the softmax over the key axis: dim=-1 for scores of shape (…, Lq, Lk)"
     evidence = "changed the weights at one index at a time before the product with the values"
-    return Violation("AS301", message, core.softmax.ref, hint, evidence)
+    at = core.softmax.ref
+    made = module_definition(subject, at) or number_definition(subject, at)
+    return Violation("AS301", message, at, hint, evidence, made=made)
 
 
 def _axis_in_value_product(measured: MeasuredCore, axis: int) -> int | None:
@@ -136,11 +147,13 @@ def _axis_in_value_product(measured: MeasuredCore, axis: int) -> int | None:
 def _check_rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     """Return why rows of weights don't sum to one in the value product; None if no reason was found."""
     core, mapping = measured.core, measured.weights_map
-    chain = between(subject.graph, core.softmax.ref, core.value.sources(core.weights_place))
+    chain = _after_softmax(subject, core)
     dropout = any(event.name in ops.DROPOUTS for event in chain)
     if core.softmax.deferred or sum_to_one(core.weights, core.key_axes) is not False:
         return None
     if not core.softmax.axes and core.softmax.event.name not in ops.SOFTMAXES:
+        if any(_has_one_more_score(subject, core, axis) for axis in range(core.softmax.scores.ndim)):
+            return Observation("each row of weights has one more score, which no key has", core.softmax.ref)
         message = "rows of weights don't sum to one over any axis"
         return _violation("AS302", message, core.softmax.ref, "divide by the sum over the keys")
     if core.softmax.event.name in ops.LOG_SOFTMAXES:
@@ -166,6 +179,43 @@ def _check_rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     if factors and factors[0] == 0:
         return _late_mask(subject, core, chain) if not dropout else None
     return None
+
+
+def _check_selection(subject: Subject, core: Core) -> Violation | None:
+    """Return a violation if only some weights of each row are kept, chosen by their values, and not renormalised."""
+    chain = _after_softmax(subject, core)
+    removing = [event for event in chain if event.name in _MASKS | ops.MULTIPLICATIONS]
+    selecting = [event for event in removing if _is_chosen_by_data(subject, event)]
+    if any(event.name in ops.SORTS for event in chain):
+        selecting = removing or chain
+    kept = core.weights[core.weights != 0]
+    if not selecting or not kept.numel() or sum_to_one(core.weights, core.key_axes) is not False:
+        return None
+    if not bool(torch.isin(kept, core.softmax.event.values[0]).all()):
+        return None
+    sums = core.weights.sum(core.key_axes)
+    message = f"rows of weights sum to {sums.min():.4g} to {sums.max():.4g}: only some are kept after the softmax"
+    hint = "divide the weights that are kept by their sum, or select before the softmax"
+    return _violation("AS302", message, selecting[0].refs[0], hint)
+
+
+def _is_chosen_by_data(subject: Subject, event: ReplayedCall) -> bool:
+    """Return whether a call masks weights by a pattern that depends on the data."""
+    operands = zip(event.operand_values, event.sources, strict=True)
+    return any(value.dtype == torch.bool and subject.graph.carries_data(sources) for value, sources in operands)
+
+
+def _has_one_more_score(subject: Subject, core: Core, axis: int) -> bool:
+    """Return whether weights are those of a softmax over an axis with one more score, such as softmax plus one.
+
+    That score is the same in all rows of a head: the softmax's denominator has the summand exp(score).
+    """
+    scores, weights = core.softmax.scores.double() * core.softmax.base, core.softmax.event.values[0].double()
+    sums = weights.sum(axis)
+    if scores.shape != weights.shape or weights.shape[axis] == 1 or not bool(((sums > 0) & (sums < 1)).all()):
+        return False
+    more = (1 / sums - 1).log() + scores.logsumexp(axis)
+    return len(distinct((more * 1e4).round())) <= max(1, subject.numbers.get("H", 1))
 
 
 def _late_addition(subject: Subject, core: Core, chain: list[ReplayedCall], added: torch.Tensor) -> Violation:
@@ -197,14 +247,37 @@ _violation = partial(
 )
 
 
+def _drops(event: ReplayedCall) -> bool:
+    """Return whether a call is a dropout that drops something in training mode."""
+    rate = event.keywords.get("p", event.args[1] if len(event.args) > 1 else 0.5)
+    return event.name in ops.DROPOUTS and isinstance(rate, (int, float)) and rate > 0
+
+
+def _applied_twice(subject: Subject, core: Core) -> Iterator[Violation]:
+    """Yield a violation for a softmax of weights, and for a dropout of weights that were dropped already."""
+    weights = [core.softmax.event, *_after_softmax(subject, core)]
+    before: dict[str, ReplayedCall] = {}
+    for event in weights:
+        kind = "softmax" if event.name in ops.SOFTMAXES else "dropout" if _drops(event) else ""
+        if kind in before:
+            message = f"the weights go through {kind} twice"
+            hint = f"leave out one {kind}"
+            if kind == "softmax":
+                message += ": numbers between 0 and 1 become nearly equal weights"
+            evidence = f"found two calls of {kind} between the product and the values"
+            yield Violation("AS307", message, event.refs[0], hint, evidence)
+            return
+        if kind:
+            before[kind] = event
+        elif event.name not in ops.SAME_VALUES:
+            before.clear()
+
+
 def _dropout_before(subject: Subject, core: Core) -> Iterator[Violation]:
     """Yield a violation for each dropout before the softmax, including dropout masks that are arguments."""
     for event in between(subject.graph, core.scores.ref, core.softmax.sources):
         patterns = {name for name, meaning in subject.claims.arguments.items() if meaning == "dropout"}
-        # the probability in training mode
-        rate = event.keywords.get("p", event.args[1] if len(event.args) > 1 else 0.5)
-        drops = event.name in ops.DROPOUTS and isinstance(rate, (int, float)) and rate > 0
-        if drops or event.producers & patterns:
+        if _drops(event) or event.producers & patterns:
             message = "dropout comes before the softmax: a dropped score becomes 0, and its key still gets weight"
             hint = "apply dropout to the weights, after the softmax"
             evidence = "found the dropout between the product and the softmax"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from attnshape.checks.attention.cores import product, reaches_by_data_movement
+from attnshape.checks.attention.cores import Core, FusedCore, product, reaches_by_data_movement
 from attnshape.checks.attention.perturbation import (
     Divergence,
     PerturbationDiff,
@@ -18,20 +18,34 @@ from attnshape.checks.attention.perturbation import (
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
-from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
+from attnshape.checks.rules.batch.arguments import (
+    BatchArguments,
+    describe,
+    is_explained_as_mask,
+    looks_up,
+)
+from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.tokens import splits_fused_projection, where, wrong_cut
 from attnshape.tracing.operations import DATA_MOVEMENT
 
-CODES: tuple[str, ...] = ("AS101", "AS102", "AS105", "AS113", "AS114", "AS116")
+CODES: tuple[str, ...] = ("AS101", "AS102", "AS105", "AS113", "AS114", "AS116", "AS117")
 TOPIC = "batch elements"
-INDEPENDENT = "batch elements don't affect each other"
+_INDEPENDENT = "batch elements don't affect each other"
 _ONE_ORDER = "fold and unfold in the same order: (B, H, …) to (B*H, …) and back"
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
-    """Change one batch element of every input, then all others, and look at which elements of the results change."""
+    """Change one batch element of every input, then all others, and look at which elements of the results change.
+
+    Then reorder the batch of all arguments, masks and integers included: the results must be reordered too.
+    """
     claims = ("seq-first",) if subject.claims.seq_first else ()
     yield from (replace(outcome, claims=claims) for outcome in _outcomes(subject))
+
+
+def verifies_independence(outcomes: Iterable[Outcome]) -> bool:
+    """Return whether these outcomes say that batch elements don't affect each other."""
+    return any(isinstance(one, Verification) and one.text.startswith(_INDEPENDENT) for one in outcomes)
 
 
 def _outcomes(subject: Subject) -> Iterator[Outcome]:
@@ -52,16 +66,55 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
     if False not in alone:
         affecting = _affecting(subject, symbol, index)
         if affecting is None:
-            yield Verification(INDEPENDENT) if True in alone else Undecided(TOPIC, f"no result has an axis {symbol}")
+            over_batch = [core for core in subject.attentions if _runs_over_batch(subject, core, symbol)]
+            if True in alone:
+                yield from _of_arguments(subject, symbol, list(change))
+            elif over_batch:
+                evidence = "found queries and keys along the axis of the batch"
+                yield _over_batch(subject, over_batch[0].context, symbol, evidence)
+            else:
+                yield Undecided(TOPIC, f"no result has an axis {symbol}")
             return
         index, change, diff = affecting
     first = next(divergences(diff, symbol, index, subject.numbers, change), None)
     if first is None:
         yield Undecided(TOPIC, "batch elements affect each other, but the call that mixes them was not identified")
         return
-    if first.event.order in {core.softmax.event.order for core in subject.cores}:
+    softmax = next((core.softmax for core in subject.cores if core.softmax.event is first.event), None)
+    if softmax is not None and _tokens_of_batch(subject, symbol).isdisjoint(first.event.values[0].shape):
         return  # a softmax over the batch is one over the wrong axis
+    if looks_up(subject, first, symbol):
+        yield from _of_arguments(subject, symbol, [])
+        return
     yield _violation(subject, diff, first, symbol, index, next(iter(change)))
+
+
+def _of_arguments(subject: Subject, symbol: str, data: list[str]) -> Iterator[Outcome]:
+    """Judge how the batch elements of masks, lengths, tables and other arguments that aren't data are used.
+
+    `data` are the inputs of which an element is known to affect no other.
+    """
+    arguments = BatchArguments(subject, symbol)
+    crossing = None
+    holds = bool(arguments.others) and arguments.holds()
+    if arguments.others and not holds:
+        crossing = arguments.crossing()
+        if crossing is not None and not is_explained_as_mask(subject, crossing.name):
+            yield describe(arguments, crossing)
+            return
+        holds = crossing is None and bool(arguments.looked_up) and arguments.holds()
+        if crossing is None and not holds:
+            yield Observation("with the batch in another order, the results aren't the same in that order")
+    if data and not arguments.looked_up:
+        known = {*data, *(arguments.varied() if holds else ())} - arguments.shared
+        varied = [name for name in subject.base.inputs if name in known]
+        yield Verification(f"{_INDEPENDENT} (varied: {', '.join(varied)})")
+        return
+    if holds:
+        varied = [name for name in arguments.axes if name not in arguments.looked_up]
+        order = "a batch in another order gives the same results in that order"
+        yield Verification(f"{order} (varied: {', '.join(varied)})")
+    yield Undecided(TOPIC, "elements are looked up at indices that an argument gives")
 
 
 def _affecting(subject: Subject, symbol: str, index: int) -> tuple[int, dict[str, Replace], PerturbationDiff] | None:
@@ -92,7 +145,9 @@ def _changes_alone(subject: Subject, diff: PerturbationDiff, symbol: str, index:
 def _violation(
     subject: Subject, diff: PerturbationDiff, first: Divergence, symbol: str, index: int, name: str
 ) -> Violation:
-    reached = ", ".join(str(element) for element in first.indices if element != index) or "others"
+    alone = first.event.values[first.ref.output].shape[first.axis] == subject.numbers[symbol]
+    others = [str(element) for element in first.indices if element != index] if alone else []
+    reached = ", ".join([*others[:6], *(["…"] if len(others) > 6 else [])]) or "others"
     evidence = f"changed batch element {index} of {name}"
     folded = _folded_otherwise(subject, diff, first, symbol)
     if folded is not None:
@@ -105,14 +160,24 @@ def _violation(
         return Violation("AS101", message, flat, "keep a separate batch axis: (B, L, D)", evidence)
     products = {order for core in subject.cores for order in (core.scores.first.order, core.scores.last.order)}
     if first.event.order in products | {core.event.order for core in subject.fused}:
-        message = f"attention runs over the batch: it treats {symbol} as the sequence, so {affects}"
-        hint = "pass batch_first=True, or transpose the first two axes before and after"
-        return Violation("AS102", message, first.ref, hint, evidence)
+        return _over_batch(subject, first.ref, symbol, evidence, f", so {affects}")
     if first.event.name in DATA_MOVEMENT:
         return _misplaced(subject, first, symbol, index, evidence)
     summary = first.summary or first.event
     hint = f"let {summary.short_name} run over the last axis instead of {symbol}"
     return Violation("AS101", f"{affects}: {summary.short_name} runs over the batch", summary.refs[0], hint, evidence)
+
+
+def _over_batch(subject: Subject, ref: OutputRef, symbol: str, evidence: str, effect: str = "") -> Violation:
+    message = f"attention runs over the batch: it treats {symbol} as the sequence{effect}"
+    hint = "pass batch_first=True, or transpose the first two axes before and after"
+    return Violation("AS102", message, ref, hint, evidence)
+
+
+def _runs_over_batch(subject: Subject, core: Core | FusedCore, symbol: str) -> bool:
+    """Return whether the elements of the batch are the queries and the keys, where no other size is the batch's."""
+    batch = subject.numbers[symbol]
+    return subject.is_distinct(symbol) and core.token_sizes == ({batch}, {batch})
 
 
 def _misplaced(subject: Subject, first: Divergence, symbol: str, index: int, evidence: str) -> Violation:
@@ -147,7 +212,7 @@ def _has_heads(subject: Subject, event: ReplayedCall) -> bool:
 
 def _flattened(subject: Subject, first: Divergence, symbol: str) -> OutputRef | None:
     """Return the call that merges the batch and the tokens into one axis, if attention runs over that axis."""
-    sizes = {subject.numbers[symbol] * subject.numbers[length] for length in subject.lengths}
+    sizes = _tokens_of_batch(subject, symbol)
     for core in subject.cores:
         size = core.weights.shape[core.key_axes[0]] if core.key_axes else 0
         if first.event.order == core.scores.first.order and size in sizes:
@@ -156,6 +221,11 @@ def _flattened(subject: Subject, first: Divergence, symbol: str) -> OutputRef | 
         if first.event is fused.event and fused.tensor("key").shape[-2] in sizes:
             return _fold_of(subject, fused.sources("key"), fused.tensor("key").shape[-2])
     return None
+
+
+def _tokens_of_batch(subject: Subject, symbol: str) -> set[int]:
+    """Return the sizes of axes that the batch and the tokens are merged into."""
+    return {subject.numbers[symbol] * subject.numbers[length] for length in subject.lengths}
 
 
 def _folded_otherwise(subject: Subject, diff: PerturbationDiff, first: Divergence, symbol: str) -> OutputRef | None:

@@ -15,11 +15,15 @@ import torch
 from torch import Tensor
 
 from attnshape.checks.attention.mistake_lines import MaskLines
+from attnshape.checks.attention.operands import of_distinct_code
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import MaskLayout, VisibleKeys, explain_visibility, swap_queries_and_keys
+from attnshape.checks.rules.biases.distances import check_distances
+from attnshape.checks.rules.biases.tables import check_tables
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
+from attnshape.model.trace import Source
 
-CODES: tuple[str, ...] = ("AS706", "AS707", "AS708")
+CODES: tuple[str, ...] = ("AS706", "AS707", "AS708", "AS710", "AS711", "AS712")
 TOPIC = "biases"
 
 
@@ -27,21 +31,30 @@ def check(subject: Subject) -> Iterator[Outcome]:
     """Set the scores to 0, and compare what is added to them with the bias along each axis."""
     claims = subject.claims
     names = [name for name, meaning in claims.arguments.items() if meaning in ("bias", "relative-bias")]
-    explained, unseen = explain_visibility(subject) if names or claims.alibi else ([], [])
-    for why in unseen:
+    judged: set[Source | None] = set()
+    wrong: set[str] = set()
+    explained, unseen = explain_visibility(subject)
+    for why in unseen if names or claims.alibi else ():
         yield Undecided(TOPIC, why, (*names, *(["alibi"] if claims.alibi else [])))
     for explanation in explained:
         lines = MaskLines(subject, explanation.visible.core)
         for name in names:
-            yield replace(_bias(subject, explanation.visible, lines, name), claims=(name,))
+            outcome = _bias(subject, explanation.visible, lines, name)
+            wrong |= {name} if isinstance(outcome, Violation) else set()
+            yield replace(outcome, claims=(name,))
         if claims.alibi:
             late = _adds_after_softmax(subject, explanation.visible)
-            yield replace(late or _alibi(explanation.visible, lines), claims=("alibi",))
+            yield replace(late or _alibi(subject, explanation.visible, lines), claims=("alibi",))
+        elif not wrong and (source := subject.source(explanation.visible.core.context)) not in judged:
+            judged.add(source)
+            yield from check_distances(subject, explanation.visible, lines)
+    for query, *_ in of_distinct_code(subject):
+        yield from check_tables(subject, query, wrong)
 
 
 def _bias(subject: Subject, visible: VisibleKeys, lines: MaskLines, name: str) -> Outcome:
     if name not in subject.base.inputs:
-        return Undecided(TOPIC, f"{name} is claimed, but there is no such input")
+        return Undecided(TOPIC, f"{name} is claimed, but no tensor is given for it")
     bias = subject.base.inputs[name].double()
     layout = MaskLayout(*visible.added.shape)
     roles = layout.roles(tuple(bias.shape))
@@ -97,7 +110,7 @@ def _adds_after_softmax(subject: Subject, visible: VisibleKeys) -> Undecided | N
     return None
 
 
-def _alibi(visible: VisibleKeys, lines: MaskLines) -> Outcome:
+def _alibi(subject: Subject, visible: VisibleKeys, lines: MaskLines) -> Outcome:
     """Look at how the bias changes from one key to the next, up to the query."""
     added, keep = visible.added, visible.keys
     queries, keys = added.shape[-2:]
@@ -116,6 +129,11 @@ def _alibi(visible: VisibleKeys, lines: MaskLines) -> Outcome:
         message = f"the bias is aligned with the query axis: {equal}"
         hint = "put the positions along the keys: slopes[:, None, None] * positions[None, None, :]"
         return _violation("AS707", message, lines.constant(), hint)
+    other = next(
+        (outcome for outcome in check_distances(subject, visible, lines) if isinstance(outcome, Violation)), None
+    )
+    if other is not None and other.level == "error":
+        return other
     message = "what is added to the scores neither falls nor rises with distance"
     return _violation("AS708", message, lines.softmax, "add -slope * (i - j) to the score of query i and key j")
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
+from attnshape.checks.attention.definitions import constant_definition
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.operands import operands
-from attnshape.checks.attention.perturbation import changed_indices, divergences
+from attnshape.checks.attention.perturbation import divergences
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import EVIDENCE, Explanation, Hypothesis, explain_visibility
+from attnshape.checks.attention.visibility import EVIDENCE, READ, Explanation, Hypothesis, explain_visibility
 from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.interventions.small_sizes import symbol_or_number
+from attnshape.checks.rules.causality.results import NO_TOKENS, changed_positions, judge_causal, judge_window
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
+from attnshape.model.formatting import join_words
 from attnshape.tracing.operations import JOINS
 
-CODES: tuple[str, ...] = ("AS501", "AS502", "AS503", "AS504", "AS505")
+CODES: tuple[str, ...] = ("AS408", "AS501", "AS502", "AS503", "AS504", "AS505")
 TOPIC = "causality"
 
 
@@ -24,21 +30,35 @@ def check(subject: Subject) -> Iterator[Outcome]:
     """Compare the keys that queries attend to with causal masks of every offset and windows of every width."""
     outcomes = list(_outcomes(subject))
     wrong = {claim for outcome in outcomes if isinstance(outcome, Violation) for claim in outcome.claims}
-    yield from (one for one in outcomes if not (isinstance(one, Verification) and wrong.intersection(one.claims)))
+    for outcome in outcomes:
+        if isinstance(outcome, Violation) and outcome.at is not None:
+            # a mask with another diagonal than expected may be right, and cut at the wrong corner
+            is_cut = outcome.code in ("AS503", "AS504")
+            yield outcome if is_cut else replace(outcome, made=constant_definition(subject, outcome.at))
+        elif not (isinstance(outcome, Verification) and wrong.intersection(outcome.claims)):
+            yield outcome
 
 
 def _outcomes(subject: Subject) -> Iterator[Outcome]:
     explained, unseen = explain_visibility(subject)
-    around = list(_past_attention(subject, explained))
-    yield from around
-    told = {claim for outcome in around for claim in outcome.claims}
+    laid_out = [explanation for explanation in explained if not _is_of_blocks(subject, explanation)]
+    by_results = list(_by_results(subject, laid_out))
+    yield from by_results
+    told = {claim for outcome in by_results for claim in outcome.claims}
     open_claims = tuple(claim for claim in _claimed(subject) if claim not in told)
     for why in unseen if open_claims else ():
         yield Undecided(TOPIC, why, open_claims)
-    for explanation in explained:
+    if len(laid_out) < len(explained) and open_claims:
+        yield Undecided(TOPIC, f"queries and keys are blocks, and {NO_TOKENS}", open_claims)
+    of_others = _of_other_inputs(subject, laid_out)
+    for explanation in laid_out:
         if explanation.visible.is_weak:
             continue
-        if explanation.hypothesis is None:
+        if explanation.visible.core.context in of_others:
+            inputs = join_words(sorted(of_others[explanation.visible.core.context]))
+            text = f"the claims about visible keys are not about attention to {inputs}"
+            yield Observation(text, attention=explanation.visible.core.context)
+        elif explanation.hypothesis is None:
             yield from _unexplained(subject, explanation)
         elif subject.claims.causal or subject.claims.window is not None:
             yield from _judged(subject, explanation, explanation.hypothesis)
@@ -46,54 +66,81 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
             yield from _facts(subject, explanation, explanation.hypothesis)
 
 
+def _of_other_inputs(subject: Subject, explained: Sequence[Explanation]) -> dict[OutputRef, set[str]]:
+    """Return the attentions that the claims aren't about, with the inputs of their keys, by the context.
+
+    A decoder attends causally to its own tokens, and to all tokens of the encoder, whose keys come from another input.
+    """
+    if not _claimed(subject):
+        return {}
+    of_keys: dict[OutputRef, set[str]] = {}
+    for operand in operands(subject):
+        if operand.role == "key":
+            of_keys[operand.core.context] = subject.graph.origins(operand.sources) & set(subject.inputs)
+    contexts = {explanation.visible.core.context: explanation for explanation in explained}
+    leaking = {ref for ref, explanation in contexts.items() if _leaks(subject, explanation)}
+    as_claimed = [of_keys[ref] for ref in contexts.keys() - leaking]
+    return {ref: of_keys[ref] for ref in leaking if any(other - of_keys[ref] for other in as_claimed)}
+
+
+def _leaks(subject: Subject, explanation: Explanation) -> bool:
+    """Return whether a key is visible that a claim hides, or that can't be told."""
+    leaks = [explanation.leaks(claim) for claim in _claimed(subject)]
+    return any(one is None or bool(one.any()) for one in leaks)
+
+
 def _claimed(subject: Subject) -> tuple[str, ...]:
     return tuple(name for name in subject.claims.names if name in ("causal", "window"))
 
 
-def _past_attention(subject: Subject, explained: list[Explanation]) -> Iterator[Outcome]:
-    """Change a token, and check whether earlier positions of the result change other than through attention."""
-    if not subject.claims.causal:
-        return
-    looked, all_explained = False, len(explained) == len(subject.attentions) > 0
+def _is_of_blocks(subject: Subject, explanation: Explanation) -> bool:
+    """Return whether no mask explains which keys are visible, and the positions of queries or keys aren't known."""
+    if explanation.hypothesis is not None:
+        return False
+    queries, keys = explanation.visible.keys.shape[-2:]
+    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    known = lengths | {subject.numbers.get("Lp", 0) + length for length in lengths}
+    return queries not in lengths or keys not in known
+
+
+def _by_results(subject: Subject, laid_out: list[Explanation]) -> Iterator[Outcome]:
+    """Change tokens, and look at which positions of the results change, as far as visible keys don't tell."""
+    known = {explanation.visible.core.context for explanation in laid_out}
+    hidden = [core for core in subject.attentions if core.context not in known]
+    # what attention itself leaks has findings of its own
+    if subject.claims.causal and all(explanation.hypothesis == explanation.right for explanation in laid_out):
+        yield from _past_attention(subject) if laid_out and not hidden else judge_causal(subject, hidden, TOPIC)
+    if subject.claims.window is not None and hidden:
+        yield from judge_window(subject, hidden, TOPIC)
+
+
+def _past_attention(subject: Subject) -> Iterator[Outcome]:
+    """Change two tokens, and check whether earlier positions of the result change other than through attention."""
     for symbol in subject.lengths:
         number = subject.numbers[symbol]
-        indices = (number // 2, number - 1) if all_explained else range(1, number)
-        changes = {index: subject.at_index(symbol, index) for index in indices}
-        for index, change in changes.items():
+        for index in (number // 2, number - 1):
+            change = subject.at_index(symbol, index)
             moved = subject.perturb(Intervention(inputs=change))
             if not change or not moved.comparable:
                 continue
-            earlier = [
-                min(changed_indices(mask, axis))
-                for _, mask in moved.returned()
-                for axis, size in enumerate(mask.shape)
-                if size == number and mask.any() and mask.shape.count(size) == 1
-            ]
-            looked = looked or bool(earlier)
-            if not earlier or min(earlier) >= index:
+            earlier = min(changed_positions(moved, number), default=index)
+            if earlier >= index:
                 continue
-            if any(explanation.hypothesis != explanation.right for explanation in explained):
-                return  # attention itself leaks it, which has findings of its own
             parted = divergences(moved, symbol, index, subject.numbers, change)
             at = next((one.ref for one in parted if one.indices and one.indices[0] < index), None)
-            message = f"the future leaks past attention: token {index} affects position {min(earlier)}"
+            message = f"the future leaks past attention: token {index} affects position {earlier}"
             hint = "let every position depend only on itself and earlier positions"
             evidence = f"changed token {index} of {next(iter(change))}"
             yield Violation("AS501", message, at, hint, evidence, claims=("causal",))
             return
-    if looked and not all_explained:  # which keys are visible can't tell
-        yield Verification("a token changes no earlier position of the results", ("causal",))
 
 
 def _unexplained(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:
     """Judge a pattern of visible keys that no causal mask or window explains."""
-    queries, keys = explanation.visible.keys.shape[-2:]
-    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
-    known = lengths | {subject.numbers.get("Lp", 0) + length for length in lengths}
     for claim in _claimed(subject):
         leaks = explanation.leaks(claim)
-        if queries not in lengths or keys not in known or leaks is None:
-            yield Undecided(TOPIC, "queries and keys are blocks, whose positions aren't known", (claim,))
+        if leaks is None:
+            yield Undecided(TOPIC, "a claimed mask can't be laid out as queries and keys", (claim,))
         elif not bool(leaks.any()):
             far = "a later key" if claim == "causal" else "a key outside of its window"
             yield Verification(f"no query attends to {far}", (claim,))
@@ -122,15 +169,23 @@ def _facts(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) -
     queries, keys = explanation.visible.keys.shape[-2:]
     if hypothesis.backwards:
         return
+    at = MaskLines(subject, explanation.visible.core).triangle()
+    causal = ["--claim causal"] if hypothesis.offset is not None else []
     if hypothesis.window is not None:
-        side = "causal window" if hypothesis.offset is not None else "two-sided window"
-        yield Observation(f"attends to a {side} of {hypothesis.window} keys")
+        side = "causal window" if causal else "two-sided window"
+        claims = [*causal, f"--claim window={symbol_or_number(hypothesis.window, subject.numbers)}"]
+        yield _unclaimed(f"queries attend to a {side} of {hypothesis.window} keys", at, claims)
     elif hypothesis.offset == keys - queries:
-        yield Observation("attends causally")
+        yield _unclaimed("queries attend causally", at, causal)
     elif hypothesis.offset is None and not hypothesis.masks and _are_whole(subject, queries, keys):
-        yield Observation("every query attends to every key")
+        yield Observation("every query attends to every key", attention=explanation.visible.core.context)
     elif hypothesis.offset is not None:
-        yield Observation(f"query i attends to the keys up to i{hypothesis.offset:+d}")
+        yield _unclaimed(f"query i attends to the keys up to i{hypothesis.offset:+d}", at, causal)
+
+
+def _unclaimed(what: str, at: OutputRef, claims: list[str]) -> Violation:
+    hint = f"if it is meant, claim it: {' '.join(claims)}"
+    return Violation("AS408", f"{what}, which nothing claims", at, hint, READ, "reproduced", level="notice")
 
 
 def _judged(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) -> Iterator[Outcome]:
@@ -147,6 +202,15 @@ def _judged(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) 
         expected = window.text if window.text == str(right.window) else f"{window.text} = {right.window}"
         message = f"a query attends to a window of {width}, expected {expected}"
         yield _violation("AS505", message, lines.triangle(), "keep keys with 0 <= i - j < W", claims=("window",))
+    elif window is not None and right.offset is None and hypothesis.offset is not None:
+        most = f"keys up to i{hypothesis.offset:+d}"
+        if hypothesis.backwards:
+            most = f"every key from i{hypothesis.offset:+d} on"
+        elif hypothesis.offset >= keys - 1:
+            most = "every later key"
+        message = f"query i attends to {most}, expected keys less than {window.text} away on both sides"
+        hint = "compare the absolute distance: (i - j).abs() < W; claim causal too if later keys are meant to be hidden"
+        yield _violation("AS505", message, lines.triangle(), hint, claims=("window",))
     elif window is not None:
         yield Verification(f"attends to a window of {window.text} keys", ("window",))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from attnshape.checks.attention.cores import Core, FusedCore, reaches_by_data_movement
+from attnshape.checks.attention.cores import Core, FusedCore, between, reaches_by_data_movement
 from attnshape.checks.attention.perturbation import (
     Divergence,
     changed_indices,
@@ -17,6 +18,7 @@ from attnshape.checks.attention.perturbation import (
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
+from attnshape.checks.rules.head_merge.followed import Merged, follow_contexts
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.tokens import mixed, scrambles, where
 from attnshape.tracing.operations import CASTS, DATA_MOVEMENT, DROPOUTS, JOINS, PRODUCTS
@@ -30,27 +32,97 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if not subject.attentions:
         yield Undecided(TOPIC, "no attention with a softmax was found")
         return
-    violations = (_tokens(subject, core) or _heads(subject, core) for core in subject.attentions)
-    yield next(filter(None, violations), None) or Verification("heads are merged token by token, in order")
+    merges = [merge for core in subject.attentions if (merge := _merge(subject, core)) is not None]
+    by_tokens, by_heads = _tokens(subject), _heads(subject, merges)
+    violations = (by_tokens.get(core.context) or by_heads.get(core.context) for core in subject.attentions)
+    violation = next(filter(None, violations), None)
+    if violation is not None:
+        yield violation
+        return
+    for core in subject.attentions:
+        followed = list(follow_contexts(subject, core)) if subject.numbers.get("H", 0) > 1 else []
+        scattered = next((one for one in followed if one is not None and one.state == "scattered"), None)
+        if scattered is not None:
+            yield _scattered_heads(scattered)
+            return
+        in_order = bool(followed) and all(one is not None and one.state == "in order" for one in followed)
+        if not in_order and next(_query_axes(subject, core), None) is None:
+            yield Undecided(TOPIC, "the code after attention couldn't be followed to where heads are merged")
+            return
+    yield Verification("heads are merged token by token, in order")
 
 
-def _tokens(subject: Subject, core: Core | FusedCore) -> Violation | None:
-    context = subject.base.value(core.context)
-    for axis in _query_axes(core):
-        symbol = next((length for length in subject.lengths if subject.numbers[length] == context.shape[axis]), None)
-        if symbol is None:
+def _scattered_heads(merged: Merged) -> Violation:
+    message = (
+        "heads are merged without transposing back: the features of one query's heads end up apart, among those of "
+        "other queries"
+    )
+    hint = "put heads and their features next to each other first: .transpose(1, 2).reshape(B, L, D), or "
+    hint += ".transpose(-2, -1).reshape(B, D, height, width)"
+    evidence = "replaced the contexts by numbers that say where they are"
+    return Violation("AS114", message, merged.at, hint, evidence)
+
+
+@dataclass(frozen=True)
+class _QueryAxis:
+    """An axis of a context that stands for queries."""
+
+    core: Core | FusedCore
+    axis: int
+    symbol: str
+
+
+def _tokens(subject: Subject) -> dict[OutputRef, Violation]:
+    """Change the context of one query in all attentions together, and return the violations by the context."""
+    axes = [found for core in subject.attentions for found in _query_axes(subject, core)]
+    found: dict[OutputRef, Violation] = {}
+    while axes:
+        # of each attention one axis at a time
+        first = {one.core.context: one for one in reversed(axes) if one.symbol == axes[0].symbol}
+        axes = [one for one in axes if one is not first.get(one.core.context)]
+        for context, violation in _tokens_along(subject, list(first.values())):
+            found.setdefault(context, violation)
+    return found
+
+
+def _tokens_along(subject: Subject, axes: Sequence[_QueryAxis]) -> Iterator[tuple[OutputRef, Violation]]:
+    """Change one query in the contexts of several attentions, and yield the violations with the contexts."""
+    symbol = axes[0].symbol
+    index = subject.numbers[symbol] // 2
+    changes = {one.core.context: others_at(one.axis, index) for one in axes}
+    moved = subject.perturb_each(Intervention(results=changes)).diff
+    if not moved.comparable:
+        for one in axes if len(axes) > 1 else ():
+            yield from _tokens_along(subject, [one])
+        return
+    within = _within_attention(subject)
+    judged: set[OutputRef] = set()
+    for divergence in divergences(moved, symbol, index, subject.numbers, changes):
+        before = [one for one in axes if divergence.ref in subject.graph.downstream_of(one.core.context)]
+        # the last attention on which it depends; only the first divergence after each counts
+        last = max(before, key=lambda one: one.core.context, default=None)
+        if divergence.ref in within or last is None or last.core.context in judged:
             continue
-        index = subject.numbers[symbol] // 2
-        moved = subject.perturb(_of_query(core, axis, index))
-        if not moved.comparable:
-            return None
-        for divergence in divergences(moved, symbol, index, subject.numbers, {core.context}):
-            evidence = f"changed the context of query {index}"
-            if divergence.event.name not in DATA_MOVEMENT:
-                return mixed(subject, divergence, index, evidence)
-            wrong = scrambles(subject, divergence, symbol, index, partial(_of_query, core, axis))
-            return _scrambled(subject, core, divergence, symbol, index, evidence) if wrong else None
-    return None
+        judged.add(last.core.context)
+        evidence = f"changed the context of query {index}"
+        violation = None
+        if divergence.event.name not in DATA_MOVEMENT:
+            violation = mixed(subject, divergence, index, evidence)
+        elif scrambles(subject, divergence, symbol, index, partial(_of_query, last.core, last.axis)):
+            violation = _scrambled(subject, last.core, divergence, symbol, index, evidence)
+        if violation is not None:
+            yield last.core.context, violation
+
+
+def _within_attention(subject: Subject) -> set[OutputRef]:
+    """Return the results that attention computes from queries, keys and values up to the context."""
+    within: set[OutputRef] = set()
+    for core in subject.cores:
+        products = (core.scores, *core.more_scores, *core.positional)
+        for start in (ref for product in products for ref in (OutputRef(product.first.order), product.ref)):
+            calls = between(subject.graph, start, (core.context,))
+            within |= {start, *(ref for call in calls for ref in call.refs)}
+    return within
 
 
 def _of_query(core: Core | FusedCore, axis: int, index: int) -> Intervention:
@@ -86,8 +158,39 @@ def _join_before(subject: Subject, core: Core | FusedCore, event: ReplayedCall) 
     return None
 
 
-def _heads(subject: Subject, core: Core | FusedCore) -> Violation | None:
-    """Look at which features the contexts of two heads end up in."""
+@dataclass(frozen=True)
+class _Merge:
+    """Two heads whose contexts can be changed, and the projection that reads them merged."""
+
+    core: Core | FusedCore
+    changes: Sequence[Mapping[OutputRef, Replace]]
+    """The change of each head."""
+    event: ReplayedCall
+    place: int
+    width: int
+
+
+def _heads(subject: Subject, merges: Sequence[_Merge]) -> dict[OutputRef, Violation]:
+    """Look at which features the contexts of two heads end up in, and return the violations by the context."""
+    runs = []
+    for head in (0, 1) if merges else ():
+        changes = {ref: change for one in merges for ref, change in one.changes[head].items()}
+        runs.append(subject.perturb_each(Intervention(results=changes)).run)
+    if not all(run.follows(subject.base) for run in runs):
+        alone = [_heads(subject, [one]) for one in merges if len(merges) > 1]
+        return {context: violation for found in alone for context, violation in found.items()}
+    heads = subject.numbers.get("H", 0)
+    violations: dict[OutputRef, Violation] = {}
+    for one in merges:
+        before = one.event.operand_values[one.place]
+        after = (run.events[one.event.order - 1].operand_values[one.place] for run in runs)
+        features = [changed_indices(differs(before, value, subject.experiment.tolerance), -1) for value in after]
+        if features == [set(range(head, heads * one.width, heads)) for head in (0, 1)]:
+            violations[one.core.context] = _misordered(subject, one)
+    return violations
+
+
+def _merge(subject: Subject, core: Core | FusedCore) -> _Merge | None:
     heads = subject.numbers.get("H", 0)
     context = subject.base.value(core.context)
     if heads < 2:
@@ -95,7 +198,7 @@ def _heads(subject: Subject, core: Core | FusedCore) -> Violation | None:
     width = context.shape[-1]
     axis = next((axis for axis, size in enumerate(context.shape[:-1]) if size == heads), None)
     every = subject.attentions
-    changes: list[dict[OutputRef, Replace]]
+    changes: list[Mapping[OutputRef, Replace]]
     if axis is not None:
         changes = [{core.context: others_at(axis, head)} for head in (0, 1)]
     elif len(every) == heads and core is every[0]:
@@ -103,21 +206,14 @@ def _heads(subject: Subject, core: Core | FusedCore) -> Violation | None:
     else:
         return None
     read = _projection(subject, core.context, heads * width)
-    if read is None:
-        return None
-    event, place = read
-    features = []
-    for change in changes:
-        run = subject.experiment.run(Intervention(results=change))
-        if not run.follows(subject.base):
-            return None
-        before, after = event.operand_values[place], run.events[event.order - 1].operand_values[place]
-        features.append(changed_indices(differs(before, after, subject.experiment.tolerance), -1))
-    if features != [set(range(head, heads * width, heads)) for head in (0, 1)]:
-        return None
+    return _Merge(core, changes, *read, width) if read is not None else None
+
+
+def _misordered(subject: Subject, merge: _Merge) -> Violation:
+    core, event, heads, width = merge.core, merge.event, subject.numbers["H"], merge.width
     downstream = subject.graph.downstream_of(core.context)
-    between = subject.base.events[core.context.order : event.order - 1]
-    layout = [later for later in between if later.name in DATA_MOVEMENT and later.refs[0] in downstream]
+    path = subject.base.events[core.context.order : event.order - 1]
+    layout = [later for later in path if later.name in DATA_MOVEMENT and later.refs[0] in downstream]
     joined = next((later for later in layout if later.name in JOINS), None)
     merges = joined or next((later for later in layout if later.values[0].shape[-1] == heads * width), event)
     ends = f"head 0 ends up in features 0, {heads}, {2 * heads}, …, expected 0 to {width - 1}"
@@ -140,8 +236,10 @@ def _projection(subject: Subject, start: OutputRef, width: int) -> tuple[Replaye
     return None
 
 
-def _query_axes(core: Core | FusedCore) -> tuple[int, ...]:
-    """Return the axes of the context that only the weights have: queries, and heads of a group."""
-    if isinstance(core, FusedCore):
-        return (core.event.values[0].ndim - 2,)
-    return tuple(sorted(core.value.free(core.weights_place)))
+def _query_axes(subject: Subject, core: Core | FusedCore) -> Iterator[_QueryAxis]:
+    """Yield the axes of the context that only the weights have, and that have the size of a length."""
+    shape = subject.base.value(core.context).shape
+    for axis in (len(shape) - 2,) if isinstance(core, FusedCore) else sorted(core.value.free(core.weights_place)):
+        symbol = next((length for length in subject.lengths if subject.numbers[length] == shape[axis]), None)
+        if symbol is not None:
+            yield _QueryAxis(core, axis, symbol)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from torch import Tensor
 
 from attnshape.checks.attention.operands import AttentionOperand, operands, projection
 from attnshape.checks.attention.perturbation import changed_indices, differs, others_at
+from attnshape.checks.attention.simultaneous import SimultaneousRun
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
-from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.interventions.replay import OutputRef, Replace
+from attnshape.checks.rules.head_split.scattered import Scattered, keeps_vectors
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 
-CODES: tuple[str, ...] = ("AS112",)
+CODES: tuple[str, ...] = ("AS105", "AS111", "AS112", "AS113")
 TOPIC = "splitting of heads"
+_TOGETHER = "the features of a token stay together in queries, keys and values"
+_ADJACENT = "each head gets adjacent features of its projection"
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
-    """Change two adjacent features of each projection, and look at which heads they end up in."""
+    """Follow the features of each token to queries, keys and values, and adjacent features to heads."""
+    yield from _tokens(subject)
     if subject.numbers.get("H", 0) < 2:
         yield Undecided(TOPIC, "there is only one head")
         return
@@ -30,34 +38,84 @@ def check(subject: Subject) -> Iterator[Outcome]:
         return
     widths = {ref: subject.base.value(ref).shape[-1] for _, ref in wanted}
     shares = {ref: sum(1 for _, other in wanted if other == ref) for ref in widths}
-    first, second = ([_with_feature(subject, widths, shares, part, at) for part in range(3)] for at in (0, 1))
+    if _are_adjacent(subject, wanted, [_with_feature(subject, widths, shares, at) for at in (0, 1)]):
+        yield Verification(_ADJACENT)
+        return
+    first, second = ([_with_feature(subject, widths, shares, at, part) for part in range(3)] for at in (0, 1))
     judged = False
     for operand, ref in wanted:
         for runs in list(zip(first, second, strict=True))[: 3 if shares[ref] > 1 else 1]:
-            if not all(run.follows(subject.base) for run in runs):
+            if not all(run.is_apart(ref) for run in runs):
                 continue
-            one, other = (_heads(subject, operand, run) for run in runs)
+            one, other = (_heads(subject, operand, each.run) for each in runs)
             if len(one) == len(other) == 1:
                 judged = True
                 if one != other:
                     yield _violation(subject, operand, ref)
                     return
     if judged:
-        yield Verification("each head gets adjacent features of its projection")
+        yield Verification(_ADJACENT)
     else:
         yield Undecided(TOPIC, "the code between projections and scores mixes heads")
 
 
+def _tokens(subject: Subject) -> Iterator[Outcome]:
+    """Look at whether the features of one token stay together between its projection and attention."""
+    found = [keeps_vectors(subject, operand) for operand in operands(subject)]
+    scattered = next((one for one in found if isinstance(one, Scattered)), None)
+    if scattered is not None:
+        yield _scattered(subject, scattered)
+    elif found and all(found):
+        yield Verification(_TOGETHER)
+
+
+def _scattered(subject: Subject, found: Scattered) -> Violation:
+    indices = ", ".join(map(str, found.indices[:6])) + (", …" if len(found.indices) > 6 else "")
+    where = f"the features of one token end up at indices {indices} of axis {found.axis} of the {found.operand.role}"
+    code, what = "AS105", "a layout operation scrambles tokens"
+    hint = "transpose first; reshape may only split an axis or merge adjacent ones"
+    if found.cut:
+        code, what = "AS113", "the fused projection is cut along the wrong axis"
+        hint = "cut the axis of the features: query, key, value = qkv.chunk(3, dim=-1)"
+    elif subject.head_sizes & set(found.operand.value.shape):
+        code, what = "AS111", "heads are split without a transpose"
+        hint = ".view(B, L, H, Dk).transpose(1, 2)"
+    return Violation(
+        code, f"{what}: {where}", found.at, hint, "replaced the projection by numbers that say where they are"
+    )
+
+
 def _with_feature(
-    subject: Subject, widths: dict[OutputRef, int], shares: dict[OutputRef, int], part: int, at: int
-) -> ReplayRun:
-    """Return a run with one feature of each projection changed: of each fused projection, in one third of it."""
-    results = {
-        ref: others_at(-1, (width // 3 * part if shares[ref] > 1 else 0) + at)
-        for ref, width in widths.items()
-        if part == 0 or shares[ref] > 1
-    }
-    return subject.experiment.run(Intervention(results=results)) if results else subject.base
+    subject: Subject, widths: dict[OutputRef, int], shares: dict[OutputRef, int], at: int, part: int | None = None
+) -> SimultaneousRun:
+    """Return a run with one feature of each projection changed.
+
+    Of a fused projection it is the feature of one third, else that of as many parts as operands share it.
+    """
+    results: dict[OutputRef, Replace] = {}
+    for ref, width in widths.items():
+        begins = [width // shares[ref] * which for which in range(shares[ref])]
+        if part is not None and shares[ref] > 1:
+            begins = [width // 3 * part]
+        results[ref] = partial(_change_features, [begin + at for begin in begins])
+    return subject.perturb_each(Intervention(results=results))
+
+
+def _change_features(features: Sequence[int], value: Tensor) -> Tensor:
+    for feature in features:
+        value = others_at(-1, feature)(value)
+    return value
+
+
+def _are_adjacent(
+    subject: Subject, wanted: Sequence[tuple[AttentionOperand, OutputRef]], runs: Sequence[SimultaneousRun]
+) -> bool:
+    """Return whether both features reach one and the same head of every operand."""
+    for operand, ref in wanted:
+        heads = [_heads(subject, operand, each.run) for each in runs if each.is_apart(ref)]
+        if len(heads) != len(runs) or heads[0] != heads[1] or len(heads[0]) != 1:
+            return False
+    return True
 
 
 def _head_axis(subject: Subject, operand: AttentionOperand) -> int | None:

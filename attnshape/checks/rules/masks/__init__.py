@@ -15,14 +15,21 @@ from attnshape.checks.attention.elementwise import HIDES, distinct
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, other_numbers
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import EVIDENCE, Explanation, Hypothesis, MaskMistake, explain_visibility
+from attnshape.checks.attention.visibility import (
+    EVIDENCE,
+    READ,
+    Explanation,
+    Hypothesis,
+    MaskMistake,
+    explain_visibility,
+)
 from attnshape.checks.interventions.experiment import UNCHANGED, Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.unused_scores import unread_calls
 from attnshape.tracing.operations import ELEMENT_WRITES, MASKS, MULTIPLICATIONS, TRIANGLES
 
-CODES: tuple[str, ...] = ("AS401", "AS402", "AS403", "AS404", "AS405", "AS406", "AS407")
+CODES: tuple[str, ...] = ("AS401", "AS402", "AS403", "AS404", "AS405", "AS406", "AS407", "AS408")
 TOPIC = "masks"
 _REPLACES = MASKS | MULTIPLICATIONS | TRIANGLES | ELEMENT_WRITES
 """What may put another number in the place of a score."""
@@ -64,7 +71,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield Undecided(TOPIC, "say what a mask means: --claim mask=keep, mask=drop or mask=add")
     for name in masks:
         if name not in subject.base.inputs:
-            yield Undecided(TOPIC, f"{name} is claimed, but there is no such input", (name,))
+            yield Undecided(TOPIC, f"{name} is claimed, but no tensor is given for it", (name,))
     for explanation in explained:
         yield from _of_core(subject, explanation)
 
@@ -79,8 +86,12 @@ def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:
     if subject.claims.zero_masked_rows:
         yield _empty_rows(subject, explanation, lines)
     if hypothesis is None:
-        if explanation.right == Hypothesis():
+        if explanation.right == Hypothesis() and any(map(is_pattern, subject.base.inputs.values())):
             yield Undecided(TOPIC, "something that isn't claimed hides keys")
+        elif explanation.right == Hypothesis():
+            message = "keys are hidden, which nothing claims"
+            hint = "claim what is meant: --claim causal, --claim window=W or --claim mask=keep; --pattern shows what is"
+            yield Violation("AS408", message, lines.triangle(), hint, READ, "reproduced", level="notice")
         for name, _ in explanation.right.masks:
             yield _unexplained(name, explanation, lines)
         return

@@ -7,15 +7,19 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from attnshape.checks.attention.operands import by_attention, projection
+from attnshape.checks.attention.dead_ends import live_results
+from attnshape.checks.attention.definitions import attribute_definition
+from attnshape.checks.attention.layers import format_layers
+from attnshape.checks.attention.operands import AttentionOperand, by_attention, operands, projection
 from attnshape.checks.attention.perturbation import others_at
-from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
+from attnshape.model.formatting import join_words
 from attnshape.tracing.operations import PRODUCTS, RESHAPES, SELECTIONS, SPLITS, TRANSPOSES
 
-CODES: tuple[str, ...] = ("AS805",)
+CODES: tuple[str, ...] = ("AS805", "AS806", "AS810")
 TOPIC = "projections"
 _OF_WEIGHTS = TRANSPOSES | SPLITS | SELECTIONS | RESHAPES
 
@@ -34,14 +38,75 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if len(events) > 1 and twin is not None and _is_called_once(subject, events):
             yield _violation(f"{name} is used twice, and {twin} never", events[1].refs[0], f"nothing reads {twin}")
             return
-    violations = (_fused(subject), _sliced(subject), _all_the_same(subject))
+    violations = (_in_two_roles(subject), _fused(subject), _sliced(subject), _all_the_same(subject))
     violation = next(filter(None, violations), None)
     if violation is not None:
         yield violation
     elif users:
         yield Verification("no projection is used in place of another")
+    yield from _shared_by_heads(subject)
+    yield from _shared_by_layers(subject)
 
 
+def _shared_by_layers(subject: Subject) -> Iterator[Outcome]:
+    """Look for a module that a list of layers has several times."""
+    claims = ("shared-layers",) if subject.claims.shared_layers else ()
+    repeated = subject.experiment.structure.repeated_layers
+    if claims and repeated:
+        yield Verification("a list of layers has one module several times", claims)
+    elif claims:
+        message = "every layer is a module of its own, expected one module several times"
+        evidence = "compared the modules of each list"
+        yield Violation("AS810", message, None, "leave out --claim shared-layers", evidence, "measured", claims=claims)
+    elif repeated:
+        names, owner = repeated[0].paths, repeated[0].owner
+        message = f"{format_layers(names)} are one and the same module, so they share their parameters"
+        hint = "make one module for each layer, or if it is meant, claim it: --claim shared-layers"
+        uses = (event for event in subject.base.events if _reads(event, f"{names[0]}."))
+        at = next((event.refs[0] for event in uses), None)
+        made = attribute_definition(owner, repeated[0].attribute) if owner is not None else None
+        evidence = "compared the modules of each list"
+        yield Violation("AS810", message, at, hint, evidence, "measured", made=made, level="notice")
+
+
+def _reads(event: ReplayedCall, prefix: str) -> bool:
+    return any(isinstance(source, str) and source.startswith(prefix) for source in event.producers)
+
+
+def _shared_by_heads(subject: Subject) -> Iterator[Outcome]:
+    """Look for a projection of a tensor that already has an axis of heads: its parameter serves every head."""
+    claims = ("shared-projection",) if subject.claims.shared_projection else ()
+    found: list[tuple[AttentionOperand, OutputRef]] = []
+    own = False
+    for operand in operands(subject):
+        ref = projection(subject, operand.sources)
+        weight = _weight(subject, ref) if ref is not None else None
+        if ref is None or weight is None:
+            continue
+        shape, width = subject.base.value(ref).shape, operand.value.shape[-1]
+        # a parameter with an axis of heads has a projection for each
+        has_heads = subject.numbers.get("H", 0) > 1 and subject.numbers["H"] in shape[1:-1]
+        if shape[-1] == width and has_heads and weight[1].ndim <= 2:
+            found.append((operand, ref))
+        else:
+            own = True
+    if found and not claims:
+        operand, ref = found[0]
+        roles = join_words(list(dict.fromkeys(operand.role for operand, _ in found)))
+        message = f"one projection serves every head: heads are split before the projection of {roles}"
+        hint = "project first and then split, or if it is meant, claim it: --claim shared-projection"
+        evidence = "found the axis of heads in the input of the projection"
+        yield Violation("AS806", message, ref, hint, evidence, "measured", level="notice")
+    elif found and not own:
+        yield Verification("one projection serves every head", claims)
+    elif claims and own:
+        message = "heads have projections of their own, expected one for all heads"
+        at = next(ref for operand in operands(subject) if (ref := projection(subject, operand.sources)) is not None)
+        hint = "leave out --claim shared-projection, or split the heads before the projection"
+        yield Violation("AS806", message, at, hint, "found no axis of heads before the projection", claims=claims)
+
+
+@once
 def _users(subject: Subject) -> dict[str, list[ReplayedCall]]:
     """Return the products that read each parameter, as it is or through layout operations."""
     users: dict[str, list[ReplayedCall]] = {}
@@ -68,6 +133,31 @@ def _is_called_once(subject: Subject, events: list[ReplayedCall]) -> bool:
     """Return whether the uses are on different lines or of different inputs: a loop over layers is not a mistake."""
     lines = {subject.source(event.refs[0]) for event in events}
     return len(lines) > 1 or len({event.sources[0] for event in events}) > 1
+
+
+def _in_two_roles(subject: Subject) -> Violation | None:
+    """Find one projection that gives two of queries, keys and values, while another of its shape has no effect."""
+    live = live_results(subject)
+    unused = [name for name, value in subject.base.state.items() if value.ndim >= 2 and name not in live]
+    for attention in by_attention(subject):
+        for first, second in itertools.combinations(attention, 2):
+            ref = projection(subject, second.sources)
+            weight = _weight(subject, ref) if ref is not None else None
+            if weight is None or projection(subject, first.sources) != ref or not _equal(first.value, second.value):
+                continue
+            alike = (other for other in unused if subject.base.state[other].shape == weight[1].shape)
+            twin = next((other for other in alike if _reads_the_same(subject, other, ref)), None)
+            if twin is not None:
+                message = f"{weight[0]} projects {first.role} and {second.role} alike, and {twin} is never used"
+                return _violation(message, OutputRef(second.event.order), f"no result depends on {twin}")
+    return None
+
+
+def _reads_the_same(subject: Subject, name: str, ref: OutputRef | None) -> bool:
+    """Return whether no product reads a parameter, or one that projects the same tensor as another projection does."""
+    users = _users(subject).get(name, [])
+    projected = set(subject.base.event(ref).producers) if ref is not None else set()
+    return not users or any(projected & event.producers for event in users)
 
 
 def _fused(subject: Subject) -> Violation | None:

@@ -5,181 +5,44 @@ Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864, equ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.cores import FusedCore
 from attnshape.checks.attention.mistake_lines import helper_call
-from attnshape.checks.attention.operands import AttentionOperand, by_attention, projections
-from attnshape.checks.attention.perturbation import changed_indices
+from attnshape.checks.attention.operands import AttentionOperand, by_attention, of_distinct_code, projections
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.interventions.experiment import Intervention, ReplayRun
-from attnshape.checks.interventions.replay import OutputRef, Replace
+from attnshape.checks.attention.uniform import MIXED, SAME, UniformRun, depends_on_distance, uniform_run
+from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
+from attnshape.options.claims import Rope
 from attnshape.tracing.operations import COMPLEX_FROM_PAIRS, DATA_MOVEMENT, JOINS, REPEATS
 
-_MOST = 1e-7
-
-
-@dataclass(frozen=True)
-class UniformRun:
-    """One such run, with the intervention that made it."""
-
-    subject: Subject
-    run: ReplayRun
-    change: Intervention
-    vector: Tensor
-
-    def width(self, operand: AttentionOperand) -> int:
-        """Return the axis of an operand that holds one vector."""
-        last = operand.value.ndim - 1
-        if isinstance(operand.core, FusedCore):
-            return last
-        if operand.role != "value" and operand.contracted:
-            return operand.contracted[0]
-        return next((axis for axis in range(last, -1, -1) if operand.value.shape[axis] == self.vector.numel()), last)
-
-    def tokens(self, operand: AttentionOperand) -> int | None:
-        """Return the axis of an operand that holds its tokens."""
-        numbers = {self.subject.numbers[symbol] for symbol in self.subject.lengths}
-        known = set(self.subject.numbers.values()) - numbers
-        shape = operand.value.shape
-        axes = [axis for axis in range(len(shape)) if axis != self.width(operand)]
-        exact = [axis for axis in axes if shape[axis] in numbers]
-        others = [axis for axis in axes if shape[axis] not in known and shape[axis] > 1]
-        # part of a length may be as long as there are heads
-        twice = [axis for axis in axes if shape[axis] in shape[:axis]]
-        return next(iter([*exact, *others, *twice]), None)
-
-    def others(self, operand: AttentionOperand) -> list[tuple[str, int]]:
-        """Return the axes that hold heads or the batch, with their symbols."""
-        symbols = {self.subject.numbers.get(symbol): symbol for symbol in ("B", "Hkv", "H")}
-        known = (self.width(operand), self.tokens(operand))
-        sizes = [(axis, size) for axis, size in enumerate(operand.value.shape) if axis not in known and size > 1]
-        return [(symbols.get(size, str(size)), axis) for axis, size in sizes]
-
-    def new_rows(self, operand: AttentionOperand) -> int:
-        """Return how many tokens of an operand aren't from a cache: the last ones."""
-        axis = self.tokens(operand)
-        size = operand.value.shape[axis] if axis is not None else 0
-        past = self.subject.numbers.get("Lp", 0)
-        has_cache = size in {past + self.subject.numbers.get(symbol, 0) for symbol in ("L", "Lq", "Lk")}
-        return size - past if has_cache and size > past else size
-
-    def varies(self, operand: AttentionOperand, axis: int | None) -> bool:
-        """Return whether the vectors differ along an axis."""
-        if axis is None:
-            return False
-        value = operand.of(self.run)
-        rows = self.new_rows(operand) if axis == self.tokens(operand) else value.shape[axis]
-        return _differs(value.narrow(axis, value.shape[axis] - rows, rows), axis)
-
-    def rows(self, operand: AttentionOperand) -> Tensor | None:
-        """Return the vectors of the first head and batch element, (tokens, width)."""
-        axis = self.tokens(operand)
-        if axis is None:
-            return None
-        value = operand.of(self.run).double().movedim((axis, self.width(operand)), (-2, -1))
-        return value.reshape(-1, *value.shape[-2:])[0]
-
-    def lengths(self, operand: AttentionOperand) -> Tensor:
-        """Return the length of the vector at each new token."""
-        rows = self.rows(operand)
-        assert rows is not None
-        return rows[rows.shape[0] - self.new_rows(operand) :].square().sum(-1).sqrt()
-
-    def partner(self, operand: AttentionOperand) -> int | None:
-        """Return the feature with which the first one is rotated; None if there is none, or several."""
-        before, width = self.rows(operand), self.vector.numel()
-        results = {ref: partial(_nudge, fill, width) for ref, fill in self.change.results.items()}
-        inputs = {name: partial(_nudge, fill, width) for name, fill in self.change.inputs.items()}
-        run = self.subject.experiment.run(Intervention(inputs=inputs, results=results))
-        after = replace(self, run=run).rows(operand) if run.follows(self.subject.base) else None
-        if before is None or after is None:
-            return None
-        features = changed_indices((after - before).abs() > _MOST, -1) - {0}
-        return features.pop() if len(features) == 1 else None
-
-    def first_varying(self, operand: AttentionOperand) -> OutputRef | None:
-        """Return the first call before an operand whose result differs along an axis where it shouldn't."""
-        graph = self.subject.graph
-        downstream = graph.downstream(set(self.change.inputs))
-        downstream |= {ref for start in self.change.results for ref in graph.downstream_of(start) - {start}}
-        for event in reversed(list(graph.upstream(operand.sources))):
-            ref = event.refs[0]
-            value = self.run.value(ref)
-            if event.name in DATA_MOVEMENT or not (value.is_floating_point() or value.is_complex()):
-                continue
-            axes = [axis for axis, size in enumerate(value.shape[:-1]) if size > 1]
-            if ref in downstream and any(_differs(value, axis) for axis in axes):
-                return ref
-        return None
-
-
-def uniform_run(subject: Subject, own: Sequence[AttentionOperand]) -> UniformRun | None:
-    """Return the run in which the queries, keys and values of one attention are the same vector everywhere."""
-    query = own[0]
-    if len(query.contracted) != 1:
-        return None
-    width = query.value.shape[query.contracted[0]]
-    vector = torch.randn(width, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    fill = partial(_fill, vector)
-    results: dict[OutputRef, Replace] = {}
-    inputs: dict[str, Replace] = {}
-    for operand in own:
-        refs = projections(subject, operand.sources)
-        names = subject.graph.origins(operand.sources) & set(subject.inputs) if not refs else set()
-        values = [*map(subject.base.value, refs), *(subject.inputs[name] for name in names)]
-        if any(value.shape[-1] % width for value in values):
-            return None
-        results |= dict.fromkeys(refs, fill)
-        past = subject.numbers.get("Lp")
-        inputs |= dict.fromkeys((name for name in names if past not in subject.inputs[name].shape), fill)
-    change = Intervention(inputs=inputs, results=results)
-    run = subject.experiment.run(change)
-    return UniformRun(subject, run, change, vector) if run.follows(subject.base) else None
-
-
-def _fill(vector: Tensor, value: Tensor) -> Tensor:
-    return vector.to(value.dtype).repeat(value.shape[-1] // vector.numel()).expand(value.shape).clone()
-
-
-def _nudge(fill: Replace, width: int, value: Tensor) -> Tensor:
-    filled = fill(value)
-    filled[..., ::width] += 0.5
-    return filled
-
-
-def _differs(value: Tensor, axis: int) -> bool:
-    first = value.narrow(axis, 0, 1)
-    return bool(((value - first).abs() > _MOST).any())
-
-
-CODES: tuple[str, ...] = ("AS701", "AS702", "AS703", "AS704", "AS705", "AS708")
+CODES: tuple[str, ...] = ("AS701", "AS702", "AS703", "AS704", "AS705", "AS708", "AS709")
 TOPIC = "rotary position embeddings"
 _CLAIM = ("rope",)
 _SAME_VECTOR = "gave every token, head and batch element the same vector"
-_SAME = 1e-6
-"""The relative rounding error of norms and products."""
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Give all tokens and heads of queries, keys and values the same vector, and look at how positions change it."""
     if subject.claims.rope is None:
+        yield from _unclaimed(subject)
         return
     judged: list[AttentionOperand] = []
-    rotated = skipped = False
+    rotated = skipped = paired = False
     for query, key, value in by_attention(subject):
         same = uniform_run(subject, (query, key, value))
         if same is None or same.tokens(query) is None or same.tokens(key) is None:
             skipped = True
             continue
         judged.append(query)
-        rotated = rotated or any(same.varies(operand, same.tokens(operand)) for operand in (query, key))
+        varying = [operand for operand in (query, key) if same.varies(operand, same.tokens(operand))]
+        rotated = rotated or bool(varying)
+        paired = paired or any(same.pair(operand) is not None for operand in varying)
         violation = next(_violations(same, query, key, value), None)
         if violation is not None:
             yield violation
@@ -191,6 +54,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
         message = "neither queries nor keys are rotated: the same vector is equal at every position"
         hint = "rotate both by their positions before their product"
         yield Violation("AS708", message, OutputRef(judged[0].event.order), hint, _SAME_VECTOR, claims=_CLAIM)
+    elif judged and rotated and not paired:
+        yield Undecided(TOPIC, "which features are rotated together can't be told", _CLAIM)
     elif judged and rotated:
         verified = f"queries and keys are rotated by their positions, in the {subject.claims.rope} layout"
         yield Verification(verified, _CLAIM)
@@ -198,47 +63,123 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield Undecided(TOPIC, "queries and keys can't be given the same vector", _CLAIM)
 
 
+def _unclaimed(subject: Subject) -> Iterator[Outcome]:
+    """Yield what is wrong with rotations whatever is meant; else a notice of the first attention's rotation."""
+    alone: list[bool] = []
+    for query, key, value in of_distinct_code(subject):
+        same = uniform_run(subject, (query, key, value))
+        if same is None or same.tokens(query) is None or same.tokens(key) is None:
+            alone.append(False)
+            continue
+        found = list(_violations(same, query, key, value))
+        errors = [violation for violation in found if violation.level == "error"]
+        yield from [violation for violation in found if violation.level != "error"] if not errors else errors[:1]
+        if errors:
+            return
+        if not alone:
+            yield from _rotated(same, query, key)
+        alone.append(depends_on_distance(same))
+    if alone and all(alone):
+        yield Verification("where all queries and keys are equal, their scores depend on their distance alone")
+
+
+def _rotated(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Outcome]:
+    """Yield a notice if queries and keys are rotated, and what is verified without a claim."""
+    subject = same.subject
+    if not all(same.varies(operand, same.tokens(operand)) for operand in (query, key)):
+        return
+    pair = same.pair(query)
+    if pair is not None and not same.changes_length(query):  # else what depends on the position is no rotation
+        layout = _layout(pair)
+        message = f"queries and keys are rotated by their positions, in the {layout} layout, which nothing claims"
+        hint = f"if it is meant, claim it: --claim rope={layout}"
+        at = _first_rotation(same, query)
+        yield Violation("AS709", message, at, hint, _SAME_VECTOR, place=helper_call(subject, at), level="notice")
+    if not all(_judged(same, operand) for operand in (query, key)):
+        return
+    q, k = same.rows(query), same.rows(key)
+    if q is None or k is None or q.shape[-1] != k.shape[-1]:
+        return
+    own = _own_keys(same, q, k, key)
+    if own.numel() and _agree(_cosine(q, k), own, k.shape[0] - q.shape[0], 0):
+        yield Verification("queries and keys at the same position are rotated alike")
+
+
+def _judged(same: UniformRun, operand: AttentionOperand) -> bool:
+    """Return whether positions change an operand as they are meant to: by the claim, or by a map that mixes features.
+
+    A position embedding that is added, or a gate, is none. Neither is a table of any numbers that the caller gives.
+    """
+    claimed = same.subject.claims.rope is not None
+    return claimed or (
+        same.token_axis_is_certain(operand) and same.mixes(operand) and not same.has_given_tables(operand)
+    )
+
+
 def _violations(
     same: UniformRun, query: AttentionOperand, key: AttentionOperand, value: AttentionOperand
 ) -> Iterator[Violation]:
-    if same.varies(value, same.tokens(value)):
+    claimed = same.subject.claims.rope is not None
+    if same.varies(value, same.tokens(value)) and _judged(same, value):
         message = "the value is rotated: the same vector differs between positions"
-        yield _violation(same, value, "AS702", message, "rotate only the query and the key")
+        violation = _violation(same, value, "AS702", message, "rotate only the query and the key")
+        yield violation if claimed else replace(violation, level="notice")
     for operand in (query, key):
         for symbol, axis in same.others(operand) if not same.varies(operand, same.tokens(operand)) else ():
-            if same.varies(operand, axis):
+            if same.varies(operand, axis) and (claimed or symbol in ("B", "H", "Hkv")) and _judged(same, operand):
                 differs = "the same vector differs there, not between positions"
                 message = f"the {operand.role} is rotated along {symbol}: {differs}"
                 yield _violation(same, operand, "AS701", message, "take the positions from the token axis")
     for operand in (query, key):
-        norms = same.lengths(operand)
         has_cache = same.new_rows(operand) < operand.value.shape[same.tokens(operand) or 0]
-        if float((norms - norms[0]).abs().max()) > _SAME * float(norms[0].abs()) and not has_cache:
+        if same.changes_length(operand) and not has_cache and (claimed or _is_distorted(same, operand)):
             message = (
                 f"the {operand.role}'s norm changes with its position, as with mixed layouts: it is not just rotated"
             )
             hint = "repeat the angles as features are paired: cat for halves, repeat_interleave for adjacent features"
-            doubled = _doubled(same, operand)
+            doubled = same.rejoined(operand) or _doubled(same, operand)
             at = _paired(same.subject, doubled) if doubled is not None else None
             yield _violation(same, operand, "AS704", message, hint, at)
-    yield from _layouts(same, query, key)
-    yield from _offsets(same, query, key)
+    if claimed:
+        yield from _layouts(same, query, key)
+        yield from _offsets(same, query, key)
+    else:
+        yield from _differences(same, query, key)
+
+
+def _is_distorted(same: UniformRun, operand: AttentionOperand) -> bool:
+    """Return whether positions change the angles between vectors, and scores depend on more than the distance.
+
+    A rotation keeps the angles, also where it is scaled by the position. Scores depend on the distance alone where
+    queries are scaled by the inverse of the keys' factor (Sun et al. 2022, https://arxiv.org/abs/2212.10554).
+    """
+    if not _judged(same, operand) or same.maps[operand.role].keeps_angles:
+        return False
+    q, k = (same.rows(other) for other in same.own[:2])
+    if q is None or k is None or q.shape[-1] != k.shape[-1]:
+        return False
+    scores = q @ k.T
+    return not bool(
+        torch.isclose(scores[1:, 1:], scores[:-1, :-1], rtol=0, atol=MIXED * float(scores.abs().max())).all()
+    )
 
 
 def _layouts(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
-    """Compare the feature that feature 0 is rotated with to its partner in the claimed layout."""
+    """Compare the features that are rotated together with the claimed layout."""
     claimed = same.subject.claims.rope
-    layout, hint = "half", "pair feature 2i with 2i + 1"
-    if claimed == "half":
-        layout, hint = "interleaved", "pair feature i with i + Dk/2"
-    partners = [(operand, same.partner(operand)) for operand in (query, key)]
-    wrong = [pair for pair in partners if pair[1] is not None and (pair[1] == 1) == (claimed == "half")]
-    for operand, partner in wrong:
-        rotated = f"feature 0 of the {operand.role} is rotated with feature {partner}"
-        message = f"{rotated}: the layout is {layout}, expected {claimed}"
+    hint = "pair feature i with i + Dk/2" if claimed == "half" else "pair feature 2i with 2i + 1"
+    pairs = [(operand, pair) for operand in (query, key) if (pair := same.pair(operand)) is not None]
+    wrong = [(operand, pair) for operand, pair in pairs if _layout(pair) != claimed]
+    for operand, (first, second) in wrong:
+        rotated = f"feature {first} of the {operand.role} is rotated with feature {second}"
+        message = f"{rotated}: the layout is {_layout((first, second))}, expected {claimed}"
         # if both are wrong, the mistake is in the function that both call, not in one of the calls
         inside = _paired(same.subject, _first_rotation(same, operand)) if len(wrong) == 2 else None
         yield _violation(same, operand, "AS704", message, hint, inside)
+
+
+def _layout(pair: tuple[int, int]) -> Rope:
+    return "interleaved" if pair[1] - pair[0] == 1 else "half"
 
 
 def _offsets(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
@@ -247,25 +188,89 @@ def _offsets(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -
     if q is None or k is None or q.shape[-1] != k.shape[-1]:
         return
     aligned = k.shape[0] - q.shape[0]
-    cosine = torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(k, dim=-1).T
-    rows = torch.arange(q.shape[0])
+    cosine = _cosine(q, k)
+    own = _own_keys(same, q, k, key)
     new = same.new_rows(key)
-    own = rows[rows + aligned >= k.shape[0] - new]
-    if not own.numel() or bool((cosine[own, own + aligned] > 1 - _SAME).all()):
+    if not own.numel() or bool((cosine[own, own + aligned] > 1 - SAME).all()):
         # products of one vector with itself, rotated at two positions
-        if new == k.shape[0] and bool(((cosine[1:, 1:] - cosine[:-1, :-1]).abs() > _SAME).any()):
+        if new == k.shape[0] and bool(((cosine[1:, 1:] - cosine[:-1, :-1]).abs() > SAME).any()):
             depends = "the score of a query and a key depends on more than their distance"
             message = f"cached keys are rotated again: {depends}"
             yield _violation(same, key, "AS705", message, "rotate a key once, when it enters the cache")
+        yield from _from_zero(same, query, key)
         return
-    shifts = (shift for shift in range(-k.shape[0], k.shape[0]) if shift)
-    shift = next((shift for shift in shifts if _agree(cosine, own, aligned + shift, k.shape[0] - new)), None)
+    shift = _shift(cosine, own, aligned, k.shape[0] - new)
     by = f"by {shift:+d} positions" if shift is not None else "by no constant number of positions"
+    yield _shifted(same, query, key, by)
+
+
+def _differences(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
+    """Compare the rotations of queries and keys, if both are made of the same tokens in this call."""
+    subject = same.subject
+    q, k = same.rows(query), same.rows(key)
+    sources = [subject.graph.origins(operand.sources) & set(subject.inputs) for operand in (query, key)]
+    has_cache = k is not None and same.new_rows(key) < k.shape[0]
+    if q is None or k is None or q.shape[-1] != k.shape[-1] or (q.shape[0] != k.shape[0] and not has_cache):
+        return
+    rotated = [operand for operand in (query, key) if same.varies(operand, same.tokens(operand))]
+    is_computed = all(projections(subject, operand.sources) for operand in (query, key)) and sources[0] == sources[1]
+    if len(rotated) == 1 and is_computed and _judged(same, rotated[0]) and same.new_rows(key) > 1:
+        other = key if rotated[0] is query else query
+        message = f"only the {rotated[0].role} is rotated, not the {other.role}: scores depend on its position alone"
+        yield _violation(same, rotated[0], "AS703", message, "rotate the query and the key by their positions")
+    if len(rotated) < 2 or not all(_judged(same, operand) for operand in rotated):
+        return
+    pairs = [same.maps[operand.role].pairs for operand in (query, key)]
+    for first, second in itertools.product(*pairs):
+        if len(first & second) == 1:
+            (feature,), (of_query,), (of_key,) = first & second, first - second, second - first
+            message = f"feature {feature} of the query is rotated with feature {of_query}, of the key with {of_key}"
+            yield _violation(same, key, "AS704", message, "pair the features of both in the same layout")
+            return
+    cosine, own, aligned = _cosine(q, k), _own_keys(same, q, k, key), k.shape[0] - q.shape[0]
+    first_new = k.shape[0] - same.new_rows(key)
+    if _agree(cosine, own, aligned, first_new):
+        yield from _from_zero(same, query, key)
+    elif (shift := _shift(cosine, own, aligned, first_new)) is not None:
+        yield _shifted(same, query, key, f"by {shift:+d} positions")
+    elif has_cache and _starts_at_zero(same, query) != _starts_at_zero(same, key):
+        yield _shifted(same, query, key, "one of them from 0")
+
+
+def _from_zero(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
+    """Yield that new tokens are numbered from 0 after cached keys; a notice if no claim says that these are rotated."""
+    rows, past = same.rows(key), same.subject.numbers.get("Lp", 0)
+    if rows is None or not past or rows.shape[0] - same.new_rows(key) != past or same.new_rows(key) < 2:
+        return
+    if same.varies(query, same.tokens(query)) and all(_starts_at_zero(same, operand) for operand in (query, key)):
+        message = "query and key are rotated from position 0, although tokens are cached: the first isn't rotated"
+        hint = "rotate both from position Lp on: torch.arange(Lp, Lp + L)"
+        violation = _violation(same, query, "AS703", message, hint)
+        yield violation if same.subject.claims.rope is not None else replace(violation, level="notice")
+
+
+def _own_keys(same: UniformRun, q: Tensor, k: Tensor, key: AttentionOperand) -> Tensor:
+    """Return the queries at whose position there is a key that isn't from a cache."""
+    rows = torch.arange(q.shape[0])
+    return rows[rows + k.shape[0] - q.shape[0] >= k.shape[0] - same.new_rows(key)]
+
+
+def _cosine(q: Tensor, k: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(k, dim=-1).T
+
+
+def _shift(cosine: Tensor, own: Tensor, aligned: int, first: int) -> int | None:
+    """Return by how many positions the keys at which queries are rotated alike are away from their own."""
+    shifts = (shift for shift in range(-cosine.shape[1], cosine.shape[1]) if shift)
+    return next((shift for shift in shifts if _agree(cosine, own, aligned + shift, first)), None)
+
+
+def _shifted(same: UniformRun, query: AttentionOperand, key: AttentionOperand, by: str) -> Violation:
     from_zero = _starts_at_zero(same, query) and not _starts_at_zero(same, key)
     shifted = query if from_zero and "Lp" in same.subject.numbers else key
     message = f"query and key are rotated by different offsets, {by}: at the same position the same vector differs"
     hint = "rotate both by the same positions: with a cache both start at Lp"
-    yield _violation(same, shifted, "AS703", message, hint)
+    return _violation(same, shifted, "AS703", message, hint)
 
 
 def _starts_at_zero(same: UniformRun, operand: AttentionOperand) -> bool:
@@ -279,7 +284,7 @@ def _starts_at_zero(same: UniformRun, operand: AttentionOperand) -> bool:
 
 def _agree(cosine: Tensor, own: Tensor, offset: int, first: int) -> bool:
     inside = own[(own + offset >= first) & (own + offset < cosine.shape[1])]
-    return inside.numel() > 1 and bool((cosine[inside, inside + offset] > 1 - _SAME).all())
+    return inside.numel() > 1 and bool((cosine[inside, inside + offset] > 1 - SAME).all())
 
 
 def _cached(subject: Subject) -> Violation | None:
@@ -324,7 +329,8 @@ def _violation(
     if at is None:
         at = _first_rotation(same, operand)
         place = helper_call(same.subject, at)
-    return Violation(code, message, at, hint, _SAME_VECTOR, place=place, claims=_CLAIM)
+    claims = _CLAIM if same.subject.claims.rope is not None else ()
+    return Violation(code, message, at, hint, _SAME_VECTOR, place=place, claims=claims)
 
 
 def _first_rotation(same: UniformRun, operand: AttentionOperand) -> OutputRef:

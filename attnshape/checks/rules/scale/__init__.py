@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from types import EllipsisType
 
 import torch
 
 from attnshape.checks.attention.cores import Core, FusedCore, between
+from attnshape.checks.attention.definitions import number_definition
+from attnshape.checks.attention.elementwise import HIDES, ElementwiseMap
 from attnshape.checks.attention.operands import AttentionOperand, operands, projection
-from attnshape.checks.attention.subject import Subject
-from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.checks.attention.simultaneous import SimultaneousRun
+from attnshape.checks.attention.subject import Subject, once
+from attnshape.checks.interventions.experiment import Intervention, ReplayRun
+from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.options.claims import HEAD_WIDTH
-from attnshape.tracing.operations import PRODUCTS_WITH_ADDEND, SCALINGS
+from attnshape.tracing.operations import ADDITIONS, CONVOLUTIONS, PRODUCTS_WITH_ADDEND, SCALINGS, TOKEN_NORMS
 
 _VALUES = re.compile(r"width of (v|values?)$")
 _DIVIDE = "divide by math.sqrt(Dk), the width of one head"
@@ -89,6 +93,8 @@ def _other_widths(subject: Subject, width: int) -> dict[str, int]:
 CODES: tuple[str, ...] = ("AS201", "AS202", "AS203", "AS204", "AS205", "AS207")
 TOPIC = "scale of the scores"
 _CLOSE = 1e-4
+_EVIDENCE = "replaced products and projections by known numbers, and read them at the softmax"
+_NO_FACTOR = "queries or keys are not simply multiplied by one factor before their product"
 _MOST_KINDS = 3
 """The most kinds of score that are added, each scaled so that their sum keeps its standard deviation."""
 
@@ -101,6 +107,9 @@ def check(subject: Subject) -> Iterator[Outcome]:
     outcomes: dict[object, Outcome] = {}
     for outcome in _outcomes(subject):
         place = subject.source(outcome.at) if isinstance(outcome, Violation) else None
+        # the number itself is wrong there; elsewhere it may be right, and used twice or on one side only
+        if isinstance(outcome, Violation) and outcome.at is not None and outcome.code in ("AS201", "AS202"):
+            outcome = replace(outcome, made=number_definition(subject, outcome.at))
         outcomes.setdefault((getattr(outcome, "code", str(outcome)), place), outcome)
     yield from outcomes.values()
 
@@ -119,9 +128,37 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
         elif mapping.common_factor is None or inner is None:
             yield Undecided(TOPIC, "the factor differs between scores", _claimed(subject))
         else:
-            yield _judge(subject, core, core.scores.ref, mapping.common_factor * inner * core.softmax.base)
+            kinds = _possible_kinds(core, mapping)
+            factor = mapping.common_factor * inner * core.softmax.base
+            yield from _of_core(subject, core, core.scores.ref, factor, kinds)
     for fused in subject.fused:
-        yield _judge(subject, fused, fused.context, fused.scale)
+        yield from _of_core(subject, fused, fused.context, fused.scale, {1})
+
+
+def _possible_kinds(core: Core, mapping: ElementwiseMap) -> set[int]:
+    """Return how many kinds of score may be added: products, some with positions, or other terms such as distances."""
+    products = 1 + len(core.more_scores)
+    others = bool(((mapping.added != 0) & (mapping.added > HIDES)).any())
+    is_sum = core.more_scores or core.positional
+    return {1, products, products + len(core.positional), *(range(2, _MOST_KINDS + 1) if others and not is_sum else ())}
+
+
+def _of_core(
+    subject: Subject, core: Core | FusedCore, at: OutputRef, factor: float, kinds: set[int]
+) -> Iterator[Outcome]:
+    """Yield the outcome of one attention, and of one whose queries or keys have no factor what can still be said.
+
+    `kinds` are the numbers of kinds of score that may be added.
+    """
+    outcome = _judge(subject, core, at, factor, kinds)
+    if isinstance(outcome, Undecided) and outcome.reason == _NO_FACTOR and not math.isclose(factor, 1.0):
+        query = next(operand for operand in operands(subject) if operand.core is core)
+        width = query.value.shape[query.contracted[0]]
+        is_usual = math.isclose(abs(factor), width**-0.5, rel_tol=_CLOSE)
+        by = f"1/sqrt({_width_name(subject, width)})" if is_usual else f"{abs(factor):.4g}"
+        text = f"scores are scaled by {by} after the product of queries and keys"
+        yield Observation(text, attention=core.context)
+    yield replace(outcome, attention=core.context) if isinstance(outcome, Observation) else outcome
 
 
 def _inner(core: Core) -> float | None:
@@ -134,14 +171,13 @@ def _inner(core: Core) -> float | None:
     return float(ratio.median()) if bool(torch.isclose(ratio, ratio.median(), rtol=1e-5).all()) else None
 
 
-def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: float) -> Outcome:
+def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: float, possible_kinds: set[int]) -> Outcome:
     query, key, _ = (operand for operand in operands(subject) if operand.core is core)
     if len(query.contracted) != 1:
         return Undecided(TOPIC, "the product of queries and keys contracts more than one axis", _claimed(subject))
     lengths = _stretch(subject, query), _stretch(subject, key)
     if lengths[0] is None or lengths[1] is None:
-        why = "queries or keys are not simply multiplied by one factor before their product"
-        return Undecided(TOPIC, why, _claimed(subject))
+        return Undecided(TOPIC, _NO_FACTOR, _claimed(subject))
     scale = abs(factor) * (lengths[0] * lengths[1])
     width = query.value.shape[query.contracted[0]]
     place = _place(subject, core, at, (query, key))
@@ -153,26 +189,41 @@ def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: floa
 
     if claimed is not None and is_scale(expected):
         return Verification(f"scores are scaled by {claimed}, as claimed", _claimed(subject))
-    # how many kinds of score are added
-    for kinds in range(1, _MOST_KINDS + 1) if claimed is None else ():
+    added = 1 + len(core.more_scores) if isinstance(core, Core) else 1
+    for kinds in sorted(possible_kinds) if claimed is None else ():
         if any(is_scale(1 / math.sqrt(kinds * width)) for width in _widths_of(core, query)):
-            return Observation(f"scores are scaled by 1/sqrt({f'{kinds}*Dk' if kinds > 1 else 'Dk'})")
+            return Observation(f"scores are scaled by 1/sqrt({_times(kinds)}{_width_name(subject, width)})")
     if is_scale(1.0):
-        if claimed is None:
-            return Observation("scores are not scaled", place)
-        message = f"scores are not scaled, expected {claimed} = {expected:.4g}"
         evidence = "replaced the products by 0, 1 and 2, and read 0, 1 and 2 at the softmax"
-        return Violation(
-            "AS204", message, place, "divide by math.sqrt(Dk)", evidence, "reproduced", claims=_claimed(subject)
-        )
+        violation = partial(Violation, "AS204", at=place, evidence=evidence, shown="reproduced")
+        if claimed is None:
+            hint = "divide by math.sqrt(Dk), or if it is meant, claim it: --claim scale=1"
+            return violation("scores are not scaled", hint=hint, level="notice")
+        message = f"scores are not scaled, expected {claimed} = {expected:.4g}"
+        return violation(message, hint="divide by math.sqrt(Dk)", claims=_claimed(subject))
     known = next((known for known in known_factors(subject, width) if is_scale(known.value)), None)
     if known is None and claimed is None:
-        return Observation(f"scores are scaled by {scale:.4g}, which is no known function of the sizes", place)
+        terms = next((m for m in range(2, _MOST_KINDS + 1) if is_scale(1 / math.sqrt(m * width))), None)
+        meant = f"1/sqrt({terms}*Dk)" if terms else f"{scale:.6g}"
+        why = f"for a sum of {terms} products" if terms else "which is no function of the width of one head"
+        by = f"{meant} = {scale:.4g}" if terms else meant
+        message = f"scores are scaled by {by}, {why}, expected 1/sqrt({_times(added)}Dk) = {expected / added**0.5:.4g}"
+        hint = f"{_DIVIDE}, or if it is meant, claim it: --claim scale={meant}"
+        return Violation("AS207", message, place, hint, _EVIDENCE, "reproduced", level="notice")
     known = known or KnownFactor("AS207", "", scale, f"multiply by {claimed}")
     by = f"{known.formula} = {scale:.4g}" if known.formula else f"{scale:.4g}"
     message = f"scores are scaled by {by}, expected {claimed or '1/sqrt(Dk)'} = {expected:.4g}"
-    evidence = "replaced products and projections by known numbers, and read them at the softmax"
-    return Violation(known.code, message, place, known.hint, evidence, "reproduced", claims=_claimed(subject))
+    return Violation(known.code, message, place, known.hint, _EVIDENCE, "reproduced", claims=_claimed(subject))
+
+
+def _width_name(subject: Subject, width: int) -> str:
+    """Return what is summed over in each score: a length where channels attend to channels, else the head's width."""
+    lengths = (symbol for symbol in subject.lengths if subject.numbers[symbol] == width)
+    return "Dk" if subject.numbers.get("Dk") == width else next(lengths, "Dk")
+
+
+def _times(kinds: int) -> str:
+    return f"{kinds}*" if kinds > 1 else ""
 
 
 def _widths_of(core: Core | FusedCore, query: AttentionOperand) -> set[int]:
@@ -186,40 +237,144 @@ def _widths_of(core: Core | FusedCore, query: AttentionOperand) -> set[int]:
     return {*widths, sum(widths)}
 
 
+def _features(subject: Subject, operand: AttentionOperand, ref: OutputRef) -> list[int]:
+    """Return the features of a projection to change, one after the other, until the query or key changes."""
+    width = subject.base.value(ref).shape[_feature_axis(subject, ref)]
+    head = subject.numbers.get("Dk", 0) or operand.value.shape[operand.contracted[0]]
+    # the keys of a fused projection are mostly its second third
+    starts = (0, width // 3, head, width // 3 * 2, width - 2 * head, width - head)
+    return list(dict.fromkeys(feature for feature in starts if 0 <= feature < width))
+
+
+def _projection(subject: Subject, operand: AttentionOperand) -> OutputRef | None:
+    """Return the last product or convolution with parameters from which a query or key comes, or its norm after it.
+
+    Of several products that are added, as with low-rank updates (Hu et al. 2021, https://arxiv.org/abs/2106.09685),
+    it is their sum.
+    """
+    ref = projection(subject, operand.sources)
+    upstream = subject.graph.upstream(operand.sources)
+    last = next((call for call in upstream if call.name in CONVOLUTIONS | TOKEN_NORMS), None)
+    if last is not None and (ref is None or last.order > ref.order):
+        ref = last.refs[0]
+    if ref is None:
+        return None
+    others = subject.graph.depends_on_data - subject.graph.downstream_of(ref)
+    sums = (
+        call.refs[0]
+        for call in between(subject.graph, ref, operand.sources)
+        if call.name in ADDITIONS and any(not others.isdisjoint(sources) for sources in call.sources)
+    )
+    return next(sums, ref)
+
+
+def _feature_axis(subject: Subject, ref: OutputRef) -> int:
+    """Return the axis of a projection's features, counted from the end; convolutions have them after the batch."""
+    is_convolution = subject.base.event(ref).name in CONVOLUTIONS
+    return 1 - subject.base.value(ref).ndim if is_convolution else -1
+
+
+def _at_feature(subject: Subject, ref: OutputRef, feature: int) -> tuple[slice | int | EllipsisType, ...]:
+    """Return the index of one feature of a projection, of all tokens."""
+    return (..., feature, *[slice(None)] * (-1 - _feature_axis(subject, ref)))
+
+
+@once
+def _runs_together(subject: Subject) -> dict[int, SimultaneousRun]:
+    """Return the runs made so far that change a feature of every projection of queries and keys, by the attempt."""
+    return {}
+
+
+def _changed_together(subject: Subject, attempt: int) -> SimultaneousRun:
+    """Return the run of an attempt, in which the projections of all queries and keys are changed together."""
+    runs = _runs_together(subject)
+    if attempt not in runs:
+        results: dict[OutputRef, Replace] = {}
+        for operand in operands(subject):
+            ref = _projection(subject, operand) if operand.role != "value" else None
+            features = _features(subject, operand, ref) if ref is not None else []
+            if ref is not None and attempt < len(features):
+                results[ref] = _longer(*_at_feature(subject, ref, features[attempt]))
+        runs[attempt] = subject.perturb_each(Intervention(results=results))
+    return runs[attempt]
+
+
 def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
     """Return the factor between a projection and the query or key that enters the product; None if there isn't one."""
-    ref = projection(subject, operand.sources)
-    names = sorted(subject.graph.origins(operand.sources) & set(subject.inputs))
-    if ref is None and not names:
-        return 1.0
-    width = (subject.base.value(ref) if ref is not None else subject.base.inputs[names[0]]).shape[-1]
-    head = subject.numbers.get("Dk", 0) or operand.value.shape[operand.contracted[0]]
-    starts = (0, head, width // 3, width // 3 * 2, width - 2 * head, width - head)
-    features = dict.fromkeys(feature for feature in starts if 0 <= feature < width)
-    for feature in features:
-        change = Intervention(inputs=dict.fromkeys(names, _first_longer))
-        if ref is not None:
-            change = Intervention(results={ref: partial(_longer, feature)})
-        run = subject.experiment.run(change)
-        if not run.follows(subject.base):
+    ref = _projection(subject, operand)
+    if ref is None:
+        origins = subject.graph.origins(operand.sources)
+        names = sorted(origins & set(subject.inputs)) or sorted(origins & subject.base.state.keys())
+        return _stretch_of_one(subject, operand, lambda change: _named(subject, names, change)) if names else 1.0
+    for attempt, feature in enumerate(_features(subject, operand, ref)):
+        together = _changed_together(subject, attempt)
+        if together.is_apart(ref):
+            run = together.run
+        else:
+            run = subject.experiment.run(Intervention(results={ref: _longer(*_at_feature(subject, ref, feature))}))
+        difference = _difference(subject, operand, run)
+        if difference is None:
             return None
-        difference = operand.of(run) - operand.value
-        lengths = difference.double().square().sum(operand.contracted).sqrt().flatten()
-        lengths = lengths[lengths > subject.experiment.tolerance]
-        if lengths.numel():
-            same = bool(torch.isclose(lengths, lengths[0], rtol=1e-4).all())
-            return float(lengths[0]) if same else None
+        lengths = _lengths(subject, operand, difference)
+        if not lengths.numel():
+            continue
+        changed = difference.abs().gt(subject.experiment.tolerance)
+        if bool((changed.all(operand.contracted) == changed.any(operand.contracted)).all()):
+            # the product sums over the tokens: the changes of all of them would add up
+            index: list[slice | int] = [slice(None), *[0] * (subject.base.value(ref).ndim - 1)]
+            index[_feature_axis(subject, ref)] = feature
+            return _stretch_of_one(subject, operand, lambda change: Intervention(results={ref: change}), *index)
+        return float(lengths[0]) if _are_close(lengths) else None
     return None
 
 
-def _first_longer(value: torch.Tensor) -> torch.Tensor:
-    value[(0,) * value.ndim] += 1
-    return value
+def _stretch_of_one(
+    subject: Subject,
+    operand: AttentionOperand,
+    intervention: Callable[[Replace], Intervention],
+    *index: slice | int,
+) -> float | None:
+    """Return the factor on one vector, in which one number is changed; None if it depends on the number."""
+    found = []
+    for amount in (1.0, 2.0):
+        run = subject.experiment.run(intervention(_longer(*index, amount=amount)))
+        difference = _difference(subject, operand, run)
+        if difference is None:
+            return None
+        found.append(_lengths(subject, operand, difference) / amount)
+    lengths = torch.cat(found)
+    return float(lengths[0]) if lengths.numel() and _are_close(lengths) else None
 
 
-def _longer(feature: int, value: torch.Tensor) -> torch.Tensor:
-    value[..., feature] += 1
-    return value
+def _named(subject: Subject, names: Sequence[str], change: Replace) -> Intervention:
+    """Return an intervention on inputs, or on parameters and buffers."""
+    changes = dict.fromkeys(names, change)
+    return Intervention(inputs=changes) if names[0] in subject.inputs else Intervention(parameters=changes)
+
+
+def _difference(subject: Subject, operand: AttentionOperand, run: ReplayRun) -> torch.Tensor | None:
+    """Return by how much an operand differs in a run; None if the code takes another path in it."""
+    return (operand.of(run) - operand.value).double() if run.follows(subject.base) else None
+
+
+def _lengths(subject: Subject, operand: AttentionOperand, difference: torch.Tensor) -> torch.Tensor:
+    """Return the lengths of an operand's vectors, those of zero left out."""
+    lengths = difference.square().sum(operand.contracted).sqrt().flatten()
+    return lengths[lengths > subject.experiment.tolerance]
+
+
+def _are_close(numbers: torch.Tensor) -> bool:
+    return bool(torch.isclose(numbers, numbers[0], rtol=1e-4).all())
+
+
+def _longer(*index: slice | int | EllipsisType, amount: float = 1.0) -> Replace:
+    """Return a replacement that adds an amount at an index, by default at the first number."""
+
+    def change(value: torch.Tensor) -> torch.Tensor:
+        value[index or (0,) * value.ndim] += amount
+        return value
+
+    return change
 
 
 def _place(subject: Subject, core: Core | FusedCore, at: OutputRef, own: tuple[AttentionOperand, ...]) -> OutputRef:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnshape.checks.attention.perturbation import differs
+from attnshape.checks.attention.permutation import cycle, reorder
+from attnshape.checks.attention.perturbation import differs, other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
-from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
+from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.tracing.operations import FILLS, FUSED_ATTENTION, RANDOM
 from attnshape.tracing.source_locations import SourceLocator
 from attnshape.tracing.storage import memory_of
 
-CODES: tuple[str, ...] = ("AS901", "AS902", "AS903", "AS904")
+CODES: tuple[str, ...] = ("AS901", "AS902", "AS903", "AS904", "AS906")
 TOPIC = "state"
 
 
@@ -46,6 +48,10 @@ def _randomness(subject: Subject) -> Outcome | None:
     same_shapes = ((a, b) for (_, a), (_, b) in results if a.shape == b.shape)
     if first is None or not any(_differ(subject, a, b) for a, b in same_shapes):
         return None
+    if isinstance(first.outputs[0], nn.Parameter):
+        message = f"a layer is made anew in each call: {first.short_name} draws its parameters"
+        hint = "make the layer in __init__, so that it is trained and stays the same"
+        return Violation("AS906", message, first.refs[0], hint, "ran the target again with another seed")
     if subject.experiment.training:
         return Observation(f"the result is random in training mode: {first.short_name}", first.refs[0])
     if first.name not in RANDOM | FUSED_ATTENTION:
@@ -121,12 +127,71 @@ def _twice(subject: Subject) -> Outcome:
         if runs is None:
             return Undecided("repeated calls", "the second call fails or takes a different path")
         first, second = runs
-        results = zip(first.returned, second.returned, strict=False)
-        if len(first.returned) != len(second.returned) or any(_differ(subject, a, b) for (_, a), (_, b) in results):
+        if _results_differ(subject, first, second):
             call = _first_difference(subject, first, second)
             place = SourceLocator().find(call.calls[0])[0] if call is not None and call.calls else None
             message = "the result depends on the previous call: the same arguments give a different result"
             hint = "pass the state as an argument, or reset it at the start of each call"
             return Violation("AS902", message, None, hint, evidence, place=place)
         evidence = "called the target twice, with a call of another length in between"
-    return Verification("the same call gives the same result, and modifies no argument, parameter or buffer")
+    return _after_other_values(subject)
+
+
+def _results_differ(subject: Subject, first: ReplayRun, second: ReplayRun) -> bool:
+    results = zip(first.returned, second.returned, strict=False)
+    return len(first.returned) != len(second.returned) or any(_differ(subject, a, b) for (_, a), (_, b) in results)
+
+
+def _after_other_values(subject: Subject) -> Outcome:
+    """Call the target with its arguments and then with other values, and compare with a new one's result for these."""
+    same, rest = "the same call gives the same result", "and modifies no argument, parameter or buffer"
+    values = _other_values(subject)
+    fresh = subject.experiment.run(Intervention(inputs=values)) if values else None
+    if fresh is None or fresh.error is not None:
+        return Verification(f"{same}, {rest}")
+    runs = subject.experiment.call_twice(second_call=Intervention(inputs=values))
+    if runs is not None and not _results_differ(subject, fresh, runs[1]):
+        return Verification(f"{same}, also after a call with other values (varied: {', '.join(values)}), {rest}")
+    if runs is None:
+        return Undecided("repeated calls", "a call with other values fails after another call")
+    at = _first_stale(subject, fresh, runs[1], values) if fresh.follows(subject.base) else None
+    message = "the result depends on the previous call: a call with other values doesn't give what a new target gives"
+    hint = "compute it from the arguments of each call, or keep it together with those that it was computed from"
+    evidence = (
+        f"called the target with other values of {', '.join(values)} after a call, and a new target with the same"
+    )
+    return Violation("AS902", message, at, hint, evidence)
+
+
+def _other_values(subject: Subject) -> dict[str, Replace]:
+    """Return replacements by values that the code accepts: other numbers for data, another order of the batch else."""
+    values: dict[str, Replace] = {}
+    for name, value in subject.base.inputs.items():
+        if name in subject.unvaried:
+            continue
+        if name in subject.inputs:
+            values[name] = other_numbers
+        elif subject.batch_size in value.shape:
+            axis = list(value.shape).index(subject.batch_size)
+            values[name] = reorder(axis, cycle(subject.batch_size))
+    return values
+
+
+def _first_stale(subject: Subject, fresh: ReplayRun, later: ReplayRun, values: Iterable[str]) -> OutputRef | None:
+    """Return the call of a new target whose result a later call of a used one doesn't compute, or computes otherwise.
+
+    The later call may leave out calls whose results the target keeps. This is right unless they depend on `values`,
+    the arguments that have other values.
+    """
+    calls, later_calls = ([event.operation for event in run.events] for run in (fresh, later))
+    pairs = [
+        (fresh.events[block.a + place], later.events[block.b + place])
+        for block in SequenceMatcher(None, calls, later_calls, autojunk=False).get_matching_blocks()
+        for place in range(block.size)
+    ]
+    depend = subject.graph.downstream(values) - {ref for event, _ in pairs for ref in event.refs}
+    for event, other in pairs:
+        if any(_differ(subject, a, b) for a, b in zip(event.values, other.values, strict=False)):
+            kept = [producer for producer in event.producers if isinstance(producer, OutputRef) and producer in depend]
+            return max(kept, default=event.refs[0])
+    return None

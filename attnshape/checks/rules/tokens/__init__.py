@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from attnshape.checks.attention.cores import between, product, softmaxes
-from attnshape.checks.attention.perturbation import Divergence, changed_indices, divergences
+from attnshape.checks.attention.operands import operands
+from attnshape.checks.attention.perturbation import (
+    Divergence,
+    PerturbationDiff,
+    changed_indices,
+    differs,
+    divergences,
+    is_at_one_index,
+    others_at,
+)
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
@@ -22,7 +31,11 @@ _NEAR = 4
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Change one token of the inputs, and find the first call after which other positions change."""
-    comparable, mixing = False, None
+    violation = next(_viewed_channels(subject), None)
+    if violation is not None:
+        yield violation
+        return
+    comparable, followed, mixing = False, False, None
     scores = [product for core in subject.cores for product in (core.scores, *core.more_scores, *core.positional)]
     mixed_by = [*(product.ref for product in scores), *(core.context for core in subject.fused)]
     downstream = {ref for start in mixed_by for ref in subject.graph.downstream_of(start)}
@@ -31,11 +44,16 @@ def check(subject: Subject) -> Iterator[Outcome]:
         change = subject.at_index(symbol, index)
         if not change:
             continue
+        twin = _twin(subject, symbol, change)
+        if twin is not None:
+            yield Undecided(TOPIC, f"{symbol} and {twin} are equal at these sizes, so their axes can't be told apart")
+            return
         moved = subject.perturb(Intervention(inputs=change))
         if not moved.comparable:
             yield Undecided(TOPIC, f"with different values in token {index}, the code takes a different path")
             continue
         comparable = True
+        followed = followed or _reaches_scores(subject, moved, symbol, index)
         for divergence in divergences(moved, symbol, index, subject.numbers, change):
             if divergence.ref in downstream:
                 continue
@@ -48,11 +66,51 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if mixing is not None:
         what = (mixing.summary or mixing.event).short_name
         yield Observation(f"{what} mixes or moves tokens before attention", mixing.ref)
+    elif comparable and subject.attentions and not followed:
+        yield Undecided(TOPIC, "no axis of the queries and keys holds the tokens of the inputs")
     elif comparable:
         has_scores = bool(subject.attentions or softmaxes(subject.graph))
         yield Verification(f"tokens keep their positions{' up to the scores' if has_scores else ''}")
     else:
         yield Undecided(TOPIC, "no input has a token axis")
+
+
+def _twin(subject: Subject, symbol: str, names: Iterable[str]) -> str | None:
+    """Return another symbol of the same size, if an input has two axes of this size, one of which the user named so."""
+    number = subject.numbers[symbol]
+    twice = (list(subject.inputs[name].shape).count(number) > 1 for name in names)
+    if symbol not in subject.experiment.numbers or not any(twice):
+        return None
+    return next((other for other, size in subject.numbers.items() if size == number and other != symbol), None)
+
+
+def _viewed_channels(subject: Subject) -> Iterator[Violation]:
+    """Yield a violation if a view makes the last axis of what has the channels elsewhere, without moving them there."""
+    others = {subject.batch, *subject.lengths}
+    symbols = subject.distinct_symbols
+    for name, value in subject.inputs.items():
+        for axis, size in enumerate(value.shape[1:-1], 1):
+            symbol = symbols.get(size)
+            if value.ndim < 4 or symbol is None or symbol in others:
+                continue
+            index = size // 2
+            moved = subject.perturb(Intervention(inputs={name: others_at(axis, index)}))
+            first = next(divergences(moved, symbol, index, subject.numbers, [name]), None) if moved.comparable else None
+            if first is None or first.event.name not in ops.RESHAPES or not len(first.indices) > 1:
+                continue
+            shape = first.event.values[first.ref.output].shape
+            if shape[-1] == size and first.axis == len(shape) - 1:
+                where_to = f"axis {first.axis} has the size of {symbol}, but channel {index} ends up at"
+                message = f"a layout operation scrambles pixels and channels: {where_to} {first.indices_text}"
+                hint = "move the channels last first: x.flatten(2).transpose(1, 2)"
+                yield Violation("AS105", message, first.ref, hint, f"changed channel {index} of {name}")
+
+
+def _reaches_scores(subject: Subject, moved: PerturbationDiff, symbol: str, index: int) -> bool:
+    """Return whether a token is alone at its index of a query, key or value after a change of it."""
+    tolerance = subject.experiment.tolerance
+    masks = (differs(operand.value, operand.of(moved.changed), tolerance) for operand in operands(subject))
+    return any(is_at_one_index(mask, symbol, index, subject.numbers)[0] is True for mask in masks if mask.any())
 
 
 def _violation(subject: Subject, divergence: Divergence, symbol: str, index: int, name: str) -> Violation | None:
@@ -73,7 +131,7 @@ def mixed(subject: Subject, divergence: Divergence, index: int, evidence: str) -
         message = f"{which.short_name} runs over the tokens: token {index} changes all others"
         hint = "normalise each token by itself, over the last axis"
         return Violation("AS104", message, which.refs[0], hint, evidence)
-    if (event.name in ops.PRODUCTS and _with_parameters(subject, event)) or _is_wide_convolution(divergence):
+    if (event.name in ops.PRODUCTS and with_parameters(subject, event)) or _is_wide_convolution(divergence):
         affects = f"token {index} affects {divergence.indices_text}"
         message = f"{event.short_name} mixes tokens outside attention: {affects}"
         hint = "apply the weights to the last axis, the features of a token"
@@ -128,9 +186,8 @@ def scrambles(
     A token that is alone at another place was moved as a whole, as by a shift.
     """
     event, summary = divergence.event, divergence.summary
-    data = subject.graph.depends_on_data
-    # the data decides what is selected, as when tokens are sorted or sent to experts
-    chosen = event.name in ops.SELECTIONS and any(not data.isdisjoint(sources) for sources in event.sources[1:])
+    # a tensor decides what is selected, as when keys are sampled, or tokens are sorted or sent to experts
+    chosen = event.name in ops.SELECTIONS and len(event.operand_values) > 1
     if event.name in ops.JOINS or chosen:
         return False
     if summary is not None:
@@ -183,12 +240,12 @@ def _normalises(subject: Subject, divergence: Divergence) -> bool:
 
 
 def _is_wide_convolution(divergence: Divergence) -> bool:
-    """Return whether a convolution takes tokens for channels, so that it affects more positions than its kernel has."""
+    """Return whether a convolution takes tokens for channels: then its kernel doesn't reach all that it affects."""
     event = divergence.event
     return (
         event.name in ops.CONVOLUTIONS
         and len(event.operand_values) > 1
-        and len(divergence.indices) > event.operand_values[1].shape[-1]
+        and len(divergence.indices) > event.operand_values[1].shape[-1] * divergence.given
     )
 
 
@@ -203,7 +260,7 @@ def _before_attention(subject: Subject, event: ReplayedCall) -> bool:
     return any(core.context in downstream for core in subject.fused)
 
 
-def _with_parameters(subject: Subject, event: ReplayedCall) -> bool:
+def with_parameters(subject: Subject, event: ReplayedCall) -> bool:
     """Return whether one operand of a product depends on no input."""
     matmul = product(event, subject.graph)
     return matmul is not None and not all(subject.graph.carries_data(matmul.sources(place)) for place in matmul.places)

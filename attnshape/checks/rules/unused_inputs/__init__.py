@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from attnshape.checks.attention.cores import FusedCore, softmaxes
+from attnshape.checks.attention.dead_ends import is_dropped
 from attnshape.checks.attention.elementwise import HIDES
 from attnshape.checks.attention.operands import AttentionOperand, operands, projection
-from attnshape.checks.attention.perturbation import other_numbers
+from attnshape.checks.attention.perturbation import other_numbers, other_pattern
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
@@ -37,6 +38,9 @@ _PADS = re.compile(r"mask|pad|pos|bias|cos|sin|freq|emb|rope|rotary|time|scale|w
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Change each input as a whole, then each operand of attention, and check whether any result changes."""
+    if (path := next((path for path, value in subject.base.returned if bool(value.isnan().any())), None)) is not None:
+        yield Undecided(TOPIC, f"{path} has numbers that are NaN, in which no change would show")
+        return
     unused = []
     for name in filter(partial(_is_sequence, subject), subject.inputs):
         moved = subject.perturb(Intervention(inputs={name: other_numbers}))
@@ -47,7 +51,11 @@ def check(subject: Subject) -> Iterator[Outcome]:
         # the scores have no effect, which is one mistake
         roles = {name: role for name, role in roles.items() if role != "key"}
     for name, role in roles.items():
-        if role is None:
+        if role is None and len(subject.inputs) == 1:
+            message = f"the result does not depend on {name}, the only input"
+            at = _line(subject, name, "query")
+            yield Violation("AS801", message, at, f"use {name} in what is returned", f"changed all of {name}")
+        elif role is None:
             yield _not_used(name)
         else:
             yield _violation(role, name, _line(subject, name, role), f"changed all of {name}")
@@ -80,12 +88,12 @@ def _without_effect(subject: Subject) -> Iterator[tuple[str, str]]:
     for name in subject.base.inputs:
         if name not in subject.inputs or not _is_sequence(subject, name):
             try:
-                moved = subject.perturb(Intervention(inputs={name: other_numbers}))
+                changes = (other_numbers, other_pattern)
+                moved = (subject.perturb(Intervention(inputs={name: change})) for change in changes)
+                if all(diff.has_no_effect and diff.returned() for diff in moved):
+                    yield name, ""
             except RuntimeError as error:  # torch doesn't compute with its kind as with others
                 yield name, format_exception(error)
-            else:
-                if moved.has_no_effect and moved.returned():
-                    yield name, ""
 
 
 def _not_used(name: str) -> Observation:
@@ -141,9 +149,10 @@ def _line(subject: Subject, name: str, role: str) -> OutputRef | None:
 
 def _inside(subject: Subject) -> Violation | None:
     """Change the queries, keys and values of each attention just before their product, and look at its result."""
-    for operand in operands(subject):
-        source = next((producer for producer in operand.sources if isinstance(producer, OutputRef)), None)
-        if source is None or source.order >= operand.core.context.order or not _chooses(operand):
+    sources = [(operand, source) for operand in operands(subject) if (source := _source(operand)) is not None]
+    matters = [operand for role in _ROLES for operand in _that_matter(subject, sources, role)]
+    for operand, source in sources:
+        if any(operand is other for other in matters):
             continue
         moved = subject.perturb(Intervention(results={source: other_numbers}))
         if moved.comparable and not moved.any(operand.core.context):
@@ -152,9 +161,29 @@ def _inside(subject: Subject) -> Violation | None:
     for operand in operands(subject)[:1]:
         context = operand.core.context
         moved = subject.perturb(Intervention(results={context: other_numbers}))
-        if moved.has_no_effect and moved.returned():
+        # a statement that drops what is computed from it has a finding of its own
+        if moved.has_no_effect and moved.returned() and not is_dropped(subject, context):
             return _violation("value", "", context, "changed the context: no result changes")
     return None
+
+
+def _source(operand: AttentionOperand) -> OutputRef | None:
+    """Return the call whose result is an operand, if it can be changed and can matter."""
+    source = next((producer for producer in operand.sources if isinstance(producer, OutputRef)), None)
+    if source is None or source.order >= operand.core.context.order:
+        return None
+    return source if _chooses(operand) else None
+
+
+def _that_matter(
+    subject: Subject, sources: Sequence[tuple[AttentionOperand, OutputRef]], role: str
+) -> list[AttentionOperand]:
+    """Change the operands of one role in every attention together, and return those that change their contexts."""
+    own = [(operand, source) for operand, source in sources if operand.role == role]
+    if not own:
+        return []
+    together = subject.perturb_each(Intervention(results={source: other_numbers for _, source in own}))
+    return [operand for operand, source in own if together.is_apart(source) and together.changes(operand.core.context)]
 
 
 def _chooses(operand: AttentionOperand) -> bool:

@@ -1,0 +1,65 @@
+"""Finds out which positions of the results depend on which tokens of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from attnshape.checks.attention.perturbation import changed_indices, others_at, others_on_diagonal
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import Replace
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The positions of a result that depend on one token."""
+
+    token: int
+    output: str
+    """The result's path."""
+    positions: frozenset[int]
+    size: int
+    """How many positions the result has."""
+
+
+def reaches(subject: Subject, names: Sequence[str], symbol: str, together: bool) -> Iterator[list[Reach]]:
+    """Yield what each token of a symbol's axis reaches in the results, one token or several tokens at a time.
+
+    `together` changes several tokens in one run, each in a different batch element, if the inputs have an axis of
+    the batch. So the target must not mix batch elements, or what is found must be confirmed with single tokens.
+    The iteration ends early where the code takes a different path.
+    """
+    count, batch = subject.numbers[symbol], subject.batch_size
+    values = {name: value for name in names if count in (value := subject.inputs[name]).shape}
+    together = together and batch > 1 and batch != count and all(batch in value.shape for value in values.values())
+    step = batch if together else 1
+    for start in range(0, count if values else 0, step):
+        changes = {name: _change(value, count, start, batch if together else 0) for name, value in values.items()}
+        diff = subject.perturb(Intervention(inputs=changes))
+        if not diff.comparable:
+            return
+        found: list[Reach] = []
+        for path, mask in diff.returned():
+            axis = _token_axis(subject, mask.shape)
+            if axis is None or (together and batch not in mask.shape):
+                continue
+            elements = mask.unbind(list(mask.shape).index(batch)) if together else [mask]
+            within = axis - (together and axis > list(mask.shape).index(batch))
+            for token, element in zip(range(start, count), elements, strict=False):
+                found.append(Reach(token, path, frozenset(changed_indices(element, within)), mask.shape[axis]))
+        yield found
+
+
+def _change(value: Tensor, count: int, start: int, batch: int) -> Replace:
+    """Return the change of one token, or of another one in each batch element."""
+    tokens = list(value.shape).index(count)
+    return others_on_diagonal(list(value.shape).index(batch), tokens, start) if batch else others_at(tokens, start)
+
+
+def _token_axis(subject: Subject, shape: tuple[int, ...]) -> int | None:
+    """Return the token axis of a result, or None."""
+    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    return next((axis for axis, size in enumerate(shape) if size in lengths and size > 1), None)

@@ -1,0 +1,403 @@
+"""Runs in which every token has the same query, key and value, so that only positions can make them differ."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from attnshape.checks.attention.cores import FusedCore
+from attnshape.checks.attention.operands import AttentionOperand, OperandRole, projections
+from attnshape.checks.attention.perturbation import changed_indices
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.visibility import explain_visibility
+from attnshape.checks.interventions.experiment import Intervention, ReplayRun
+from attnshape.checks.interventions.replay import OutputRef, Producer, Replace
+from attnshape.inference.dataflow import reads_numbers
+from attnshape.tracing.operations import CONVOLUTIONS, CREATED_LIKE, DATA_MOVEMENT, JOINS
+
+_MOST = 1e-7
+SAME = 1e-6
+"""The relative rounding error of norms and products."""
+MIXED = 1e-2
+"""The relative difference from which numbers differ for certain: tables of angles may have few digits."""
+
+
+@dataclass(frozen=True)
+class PositionMap:
+    """What happens to the vectors at the positions between their last equal copies and a product."""
+
+    linear: bool
+    """Whether each token's vector is a linear map of the same token's vector."""
+    keeps_angles: bool
+    """Whether the lengths of two vectors change by the same factor at each position, as under a rotation."""
+    partners: Mapping[int, frozenset[int]]
+    """For each feature that was changed, the features that then differ."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it is a linear map that mixes features; a gate or a scale doesn't."""
+        return self.linear and any(len(features) > 1 for features in self.partners.values())
+
+    @property
+    def pairs(self) -> set[frozenset[int]]:
+        """The pairs of features that are mixed with each other."""
+        return {features for features in self.partners.values() if len(features) == 2}
+
+
+@dataclass(frozen=True)
+class UniformRun:
+    """One such run, with the intervention that made it."""
+
+    subject: Subject
+    own: tuple[AttentionOperand, ...]
+    """The query, the key and the value of the attention."""
+    run: ReplayRun
+    change: Intervention
+    vector: Tensor
+
+    def width(self, operand: AttentionOperand) -> int:
+        """Return the axis of an operand that holds one vector."""
+        last = operand.value.ndim - 1
+        if isinstance(operand.core, FusedCore):
+            return last
+        if operand.role != "value" and operand.contracted:
+            return operand.contracted[0]
+        return next((axis for axis in range(last, -1, -1) if operand.value.shape[axis] == self.vector.numel()), last)
+
+    def tokens(self, operand: AttentionOperand) -> int | None:
+        """Return the axis of an operand that holds its tokens."""
+        numbers = {self.subject.numbers[symbol] for symbol in self.subject.lengths}
+        known = set(self.subject.numbers.values()) - numbers
+        shape = operand.value.shape
+        axes = [axis for axis in range(len(shape)) if axis != self.width(operand)]
+        exact = [axis for axis in axes if shape[axis] in numbers]
+        others = [axis for axis in axes if shape[axis] not in known and shape[axis] > 1]
+        # part of a length may be as long as there are heads
+        twice = [axis for axis in axes if shape[axis] in shape[:axis]]
+        return next(iter([*exact, *others, *twice, *self._own_axes(operand)]), None)
+
+    def others(self, operand: AttentionOperand) -> list[tuple[str, int]]:
+        """Return the axes that hold heads or the batch, with their symbols."""
+        symbols = {self.subject.numbers.get(symbol): symbol for symbol in ("B", "Hkv", "H")}
+        known = (self.width(operand), self.tokens(operand))
+        sizes = [(axis, size) for axis, size in enumerate(operand.value.shape) if axis not in known and size > 1]
+        return [(symbols.get(size, str(size)), axis) for axis, size in sizes]
+
+    def new_rows(self, operand: AttentionOperand) -> int:
+        """Return how many tokens of an operand aren't from a cache: the last ones."""
+        axis = self.tokens(operand)
+        size = operand.value.shape[axis] if axis is not None else 0
+        past = self.subject.numbers.get("Lp", 0)
+        has_cache = size in {past + self.subject.numbers.get(symbol, 0) for symbol in ("L", "Lq", "Lk")}
+        return size - past if has_cache and size > past else size
+
+    def varies(self, operand: AttentionOperand, axis: int | None) -> bool:
+        """Return whether the vectors differ along an axis."""
+        if axis is None:
+            return False
+        value = operand.of(self.run)
+        rows = self.new_rows(operand) if axis == self.tokens(operand) else value.shape[axis]
+        return _differs(value.narrow(axis, value.shape[axis] - rows, rows), axis)
+
+    def rows(self, operand: AttentionOperand) -> Tensor | None:
+        """Return the vectors of the first head and batch element, (tokens, width)."""
+        axis = self.tokens(operand)
+        if axis is None:
+            return None
+        value = operand.of(self.run).double().movedim((axis, self.width(operand)), (-2, -1))
+        return value.reshape(-1, *value.shape[-2:])[0]
+
+    def changes_length(self, operand: AttentionOperand) -> bool:
+        """Return whether the vectors at the new tokens differ in length, which rotations keep."""
+        rows = self.rows(operand)
+        assert rows is not None
+        lengths = rows[rows.shape[0] - self.new_rows(operand) :].square().sum(-1).sqrt()
+        return float((lengths - lengths[0]).abs().max()) > SAME * float(lengths[0].abs())
+
+    def pair(self, operand: AttentionOperand) -> tuple[int, int] | None:
+        """Return the two features that a change of the first one reaches; None if it reaches fewer or more.
+
+        The first one is among them, unless features are moved before they are rotated.
+        """
+        before, run = self.rows(operand), self._with_first_feature_changed
+        after = replace(self, run=run).rows(operand) if run.follows(self.subject.base) else None
+        if before is None or after is None:
+            return None
+        features = changed_indices((after - before).abs() > _MOST, -1)
+        return (min(features), max(features)) if len(features) == 2 else None
+
+    @cached_property
+    def _with_first_feature_changed(self) -> ReplayRun:
+        width = self.vector.numel()
+        results = {ref: partial(_nudge, fill, width) for ref, fill in self.change.results.items()}
+        inputs = {name: partial(_nudge, fill, width) for name, fill in self.change.inputs.items()}
+        return self.subject.experiment.run(Intervention(inputs=inputs, results=results))
+
+    def token_axis_is_certain(self, operand: AttentionOperand) -> bool:
+        """Return whether the axis of an operand that holds its tokens is the only one that it doesn't share."""
+        return self._own_axes(operand) == [self.tokens(operand)]
+
+    def _own_axes(self, operand: AttentionOperand) -> list[int]:
+        """Return the axes of an operand over which its product neither sums nor runs together with the other's."""
+        if isinstance(operand.core, FusedCore):
+            return [operand.value.ndim - 2]
+        if operand.role == "value":
+            return [axis for axis in operand.core.value.contracted(operand.place) if axis != self.width(operand)]
+        scores = operand.core.scores
+        free = scores.free(operand.place)
+        return [axis for axis, stays in enumerate(scores.axes[operand.place]) if stays & free]
+
+    def mixes(self, operand: AttentionOperand) -> bool:
+        """Return whether positions change an operand's vectors by a linear map that mixes features."""
+        return operand.role in self.maps and self.maps[operand.role].mixes
+
+    @cached_property
+    def maps(self) -> Mapping[OperandRole, PositionMap]:
+        """What positions do to the vectors, for each operand whose vectors differ, as far as that can be told."""
+        axes = {
+            operand.role: [self.tokens(operand), *(axis for _, axis in self.others(operand))] for operand in self.own
+        }
+        varying = [operand for operand in self.own if any(self.varies(operand, axis) for axis in axes[operand.role])]
+        starts = {operand.role: start for operand in varying if (start := self._last_equal(operand)) is not None}
+        judged = [operand for operand in varying if operand.role in starts]
+        other = torch.randn(self.vector.numel(), generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        second = self._rerun(starts.values(), partial(_fill, other))
+        total = self._rerun(starts.values(), lambda value: value + _fill(other, value))
+        nudged = list(self._nudged(starts)) if second is not None and total is not None else []
+        if second is None or total is None or any(run is None for run, _ in nudged):
+            return {}
+        maps: dict[OperandRole, PositionMap] = {}
+        for operand in judged:
+            before = self._vectors(operand, self.run)
+            one, two, both = (self._vectors(operand, run) for run in (self.run, second, total))
+            is_sum = bool(torch.isclose(one + two, both, rtol=0, atol=MIXED * float(both.abs().max())).all())
+            gains = [vectors.norm(dim=-1) / vectors[:, :1].norm(dim=-1) for vectors in (one, two)]
+            apart = False
+            partners: dict[int, frozenset[int]] = {}
+            for run, changed in nudged:
+                assert run is not None
+                differing = ((self._vectors(operand, run) - before).abs() > _MOST).any(0)
+                unchanged = [token for token in range(before.shape[1]) if token not in changed]
+                apart = apart or bool(differing[unchanged].any())
+                for token, feature in changed.items():
+                    if token < differing.shape[0]:
+                        reached = changed_indices(differing[token], 0)
+                        partners[feature] = frozenset(reached) | partners.get(feature, frozenset())
+            maps[operand.role] = PositionMap(
+                linear=is_sum and not apart,
+                keeps_angles=bool(torch.isclose(gains[0], gains[1], rtol=MIXED).all()),
+                partners=partners,
+            )
+        return maps
+
+    def _vectors(self, operand: AttentionOperand, run: ReplayRun) -> Tensor:
+        """Return the new vectors of an operand in a run, (heads and batch elements, tokens, width)."""
+        axis = self.tokens(operand)
+        assert axis is not None
+        value = operand.of(run).double().movedim((axis, self.width(operand)), (-2, -1))
+        return value.reshape(-1, *value.shape[-2:])[:, value.shape[-2] - self.new_rows(operand) :]
+
+    def _last_equal(self, operand: AttentionOperand) -> tuple[Producer, int] | None:
+        """Return the last result from which alone an operand comes and whose vectors are equal, with its token axis."""
+        graph = self.subject.graph
+        filled: set[Producer] = {*self.change.results, *self.change.inputs}
+        ends = {producer.order for producer in filled if isinstance(producer, OutputRef)}
+        count = self.new_rows(operand)
+        candidates: list[tuple[Producer, Tensor]] = []
+        for event in graph.upstream(operand.sources):
+            if len(event.refs) == 1 and event.name not in CREATED_LIKE:
+                candidates.append((event.refs[0], self.run.value(event.refs[0])))
+            if event.order in ends:
+                break
+        candidates += [(name, self.run.inputs[name]) for name in sorted(self.change.inputs)]
+        for producer, value in candidates:
+            axes = [axis for axis, size in enumerate(value.shape[:-1]) if size == count]
+            if len(axes) != 1 or not value.is_floating_point() or value.shape[-1] % self.vector.numel():
+                continue
+            is_equal = not any(_differs(value, axis) for axis in range(value.ndim - 1))
+            if is_equal and self._depends_only_on(operand, producer, filled):
+                return producer, axes[0]
+        return None
+
+    def _depends_only_on(self, operand: AttentionOperand, producer: Producer, filled: set[Producer]) -> bool:
+        """Return whether an operand depends on what was filled, and only by way of one result."""
+        reached = self._reached(operand, producer)
+        downstream = filled if producer in filled else self.subject.graph.downstream(filled)
+        return producer in reached & downstream and reached.isdisjoint(filled - {producer})
+
+    def _reached(self, operand: AttentionOperand, end: Producer) -> set[Producer]:
+        """Return the producers on which an operand depends, those left out on which only `end` depends."""
+        wanted, reached = set(operand.sources), set[Producer]()
+        while wanted:
+            source = wanted.pop()
+            reached.add(source)
+            if source != end and isinstance(source, OutputRef):
+                event = self.subject.graph.node(source)
+                wanted |= (event.producers if reads_numbers(event) else set()) - reached
+        return reached
+
+    def has_given_tables(self, operand: AttentionOperand) -> bool:
+        """Return whether the positions come by way of an input whose numbers aren't cosines and sines."""
+        start = self._last_equal(operand)
+        if start is None:
+            return False
+        of_start = {start[0], *self.subject.graph.origins((start[0],))}
+        names = self._reached(operand, start[0]) & self.subject.base.inputs.keys() - of_start
+        past = self.subject.numbers.get("Lp")
+        every = (self.subject.base.inputs[str(name)] for name in names)
+        given = [value for value in every if past not in value.shape]
+        tables = [value for value in given if value.is_floating_point() or value.is_complex()]
+        squares = [value.abs().double().square() for value in tables]
+        sums = [a + b for a, b in itertools.combinations(squares, 2) if a.shape == b.shape]
+        return bool(tables) and not any(
+            bool(torch.isclose(total, total.flatten()[:1], rtol=MIXED).all())
+            for total in (*sums, *(one for one, value in zip(squares, tables, strict=True) if value.is_complex()))
+        )
+
+    def _nudged(
+        self, starts: Mapping[OperandRole, tuple[Producer, int]]
+    ) -> Iterator[tuple[ReplayRun | None, dict[int, int]]]:
+        """Yield runs in which every second token is changed in one feature, with these tokens and their features.
+
+        The first token is left alone, since rotations by its position often do nothing.
+        """
+        width = self.vector.numel()
+        tokens = max((self._size(producer, axis) for producer, axis in starts.values()), default=0)
+        step = max(tokens - 1, 1)
+        # of wide heads the first, the middle and the last features: partners in either layout are among them
+        firsts = range(0, width, step) if width <= 3 * step else (0, width // 2, width - step)
+        for first in firsts if tokens > 1 else ():
+            for odd in (0, 1):
+                features = {token: first + token - 1 for token in range(1, tokens) if token % 2 == odd}
+                changed = {token: feature for token, feature in features.items() if feature < width}
+                if changed:
+                    changes = {
+                        producer: partial(_nudge_tokens, changed, axis, width) for producer, axis in starts.values()
+                    }
+                    yield self._rerun_each(changes), changed
+
+    def _size(self, producer: Producer, axis: int) -> int:
+        value = self.run.value(producer) if isinstance(producer, OutputRef) else self.run.inputs[producer]
+        return value.shape[axis]
+
+    def _rerun(self, starts: Iterable[tuple[Producer, int]], change: Replace) -> ReplayRun | None:
+        return self._rerun_each({producer: change for producer, _ in starts})
+
+    def _rerun_each(self, changes: Mapping[Producer, Replace]) -> ReplayRun | None:
+        """Return the run with further changes of some results or inputs; None if it takes another path."""
+        results, inputs = dict(self.change.results), dict(self.change.inputs)
+        for producer, change in changes.items():
+            if isinstance(producer, OutputRef):
+                results[producer] = _after(results.get(producer), change)
+            else:
+                inputs[producer] = _after(inputs.get(producer), change)
+        run = self.subject.experiment.run(Intervention(inputs=inputs, results=results))
+        return run if run.follows(self.subject.base) else None
+
+    def rejoined(self, operand: AttentionOperand) -> OutputRef | None:
+        """Return the call that joins features in another order than they were split in to be paired, if one does."""
+        mapping = self.maps.get(operand.role)
+        if mapping is None or all(mapping.partners.get(one, pair) == pair for pair in mapping.pairs for one in pair):
+            return None
+        downstream = self.subject.graph.downstream({*self.change.results, *self.change.inputs})
+        for event in self.subject.graph.upstream(operand.sources):
+            value = self.run.value(event.refs[0])
+            is_equal = not any(_differs(value, axis) for axis in range(value.ndim - 1))
+            if event.name in JOINS and event.refs[0] in downstream and is_equal:
+                return event.refs[0]
+        return None
+
+    def first_varying(self, operand: AttentionOperand) -> OutputRef | None:
+        """Return the first call before an operand whose result differs along an axis where it shouldn't."""
+        graph = self.subject.graph
+        downstream = graph.downstream(set(self.change.inputs))
+        downstream |= {ref for start in self.change.results for ref in graph.downstream_of(start) - {start}}
+        for event in reversed(list(graph.upstream(operand.sources))):
+            ref = event.refs[0]
+            value = self.run.value(ref)
+            if event.name in DATA_MOVEMENT or not (value.is_floating_point() or value.is_complex()):
+                continue
+            axes = [axis for axis, size in enumerate(value.shape[:-1]) if size > 1]
+            if ref in downstream and any(_differs(value, axis) for axis in axes):
+                return ref
+        return None
+
+
+def uniform_run(subject: Subject, own: Sequence[AttentionOperand]) -> UniformRun | None:
+    """Return the run in which the queries, keys and values of one attention are the same vector everywhere."""
+    query = own[0]
+    if len(query.contracted) != 1:
+        return None
+    width = query.value.shape[query.contracted[0]]
+    vector = torch.randn(width, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    fill = partial(_fill, vector)
+    results: dict[OutputRef, Replace] = {}
+    inputs: dict[str, Replace] = {}
+    for operand in own:
+        refs = projections(subject, operand.sources)
+        start = max((ref.order for ref in refs), default=0)
+        if any(event.name in CONVOLUTIONS and event.order > start for event in subject.graph.upstream(operand.sources)):
+            return None  # it has channels of its own for every head
+        names = subject.graph.origins(operand.sources) & set(subject.inputs) if not refs else set()
+        values = [*map(subject.base.value, refs), *(subject.inputs[name] for name in names)]
+        if any(value.shape[-1] % width for value in values):
+            return None
+        results |= dict.fromkeys(refs, fill)
+        past = subject.numbers.get("Lp")
+        inputs |= dict.fromkeys((name for name in names if past not in subject.inputs[name].shape), fill)
+    change = Intervention(inputs=inputs, results=results)
+    run = subject.experiment.run(change)
+    return UniformRun(subject, tuple(own), run, change, vector) if run.follows(subject.base) else None
+
+
+def depends_on_distance(same: UniformRun) -> bool:
+    """Return whether the scores of equal queries and keys differ, and depend on their distance alone.
+
+    What is equal for all keys of a query doesn't count, since the softmax cancels it.
+    """
+    key = same.own[1]
+    explained, _ = explain_visibility(same.subject)
+    visible = next((one.visible for one in explained if one.visible.core is key.core), None)
+    scores = visible.scores_in(same.run) if visible is not None else None
+    if visible is None or scores is None or scores.shape != visible.keys.shape:
+        return False
+    axis = same.tokens(key)
+    cached = key.value.shape[axis] - same.new_rows(key) if axis is not None else 0
+    seen, scores = visible.keys[..., cached:], scores[..., cached:]
+    both = seen[..., 1:] & seen[..., :-1]
+    steps = torch.where(both, scores[..., 1:] - scores[..., :-1], 0.0)
+    compared = both[..., 1:, 1:] & both[..., :-1, :-1]
+    least = SAME * max(float(scores[seen].abs().max()) if bool(seen.any()) else 0.0, 1.0)
+    same_steps = (steps[..., 1:, 1:] - steps[..., :-1, :-1]).abs() <= least
+    return bool(compared.any()) and bool(same_steps[compared].all()) and bool((steps.abs() > least).any())
+
+
+def _fill(vector: Tensor, value: Tensor) -> Tensor:
+    return vector.to(value.dtype).repeat(value.shape[-1] // vector.numel()).expand(value.shape).clone()
+
+
+def _nudge(fill: Replace, width: int, value: Tensor) -> Tensor:
+    filled = fill(value)
+    filled[..., ::width] += 0.5
+    return filled
+
+
+def _nudge_tokens(changed: Mapping[int, int], axis: int, width: int, value: Tensor) -> Tensor:
+    for token, feature in changed.items():
+        value.select(axis, token)[..., feature::width] += 0.5
+    return value
+
+
+def _after(first: Replace | None, second: Replace) -> Replace:
+    """Return the replacement that applies two, one after the other."""
+    return second if first is None else lambda value: second(first(value))
+
+
+def _differs(value: Tensor, axis: int) -> bool:
+    first = value.narrow(axis, 0, 1)
+    return bool(((value - first).abs() > _MOST).any())

@@ -1,0 +1,169 @@
+"""How does what is added to the scores depend on the distance of a key from its query?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attnshape.checks.attention.mistake_lines import MaskLines
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.visibility import VisibleKeys
+from attnshape.checks.rules.protocol import Verification, Violation
+from attnshape.model.formatting import pluralize
+
+_SAME = 1e-5
+_FEWEST = 3
+"""How many keys on one side of a query are enough to tell whether their distances are told apart."""
+
+
+def check_distances(subject: Subject, visible: VisibleKeys, lines: MaskLines) -> Iterator[Violation | Verification]:
+    """Compare what is added to the scores of the keys of each query, by their distance from it."""
+    added, keep = visible.added, visible.keys
+    if _has_constant(subject, visible) and _is_cancelled(added, keep & ~visible.empty.unsqueeze(-1)):
+        message = "what is added to the scores is equal for all keys that a query sees, so the softmax cancels it"
+        hint = "let it depend on the key: on its distance from the query, i - j for a query i and a key j"
+        yield _violation(
+            "AS707", message, lines.first_constant(lambda value: value.shape[-2:] == keep.shape[-2:]), hint
+        )
+        return
+    if not _positions_are_known(subject, visible) or not bool(torch.isfinite(added[keep]).all()):
+        return
+    slopes = _slopes(added, keep)
+    if slopes is not None:
+        yield from _linear(visible, slopes, lines)
+    else:
+        yield from _by_side(visible, lines)
+
+
+def _has_constant(subject: Subject, visible: VisibleKeys) -> bool:
+    """Return whether the code computes numbers for each query and key that don't depend on the data."""
+    shape, data = visible.keys.shape[-2:], subject.graph.depends_on_data
+    before = subject.base.events[: visible.core.context.order]
+    constants = (event.values[0] for event in before if event.refs[0] not in data)
+    return any(value.shape[-2:] == shape and value.is_floating_point() for value in constants)
+
+
+def _is_cancelled(added: Tensor, keep: Tensor) -> bool:
+    """Return whether a bias is one number for all visible keys of a query, but not for all queries and heads."""
+    seen = added.masked_fill(~keep, -torch.inf).amax(-1, keepdim=True)
+    same = ((added - seen).abs() <= _SAME) | ~keep
+    several = keep.sum(-1) >= _FEWEST
+    numbers = added[keep]
+    differs = bool(numbers.numel()) and float(numbers.max() - numbers.min()) > _SAME
+    return differs and bool(same.all()) and bool(several.any())
+
+
+def _positions_are_known(subject: Subject, visible: VisibleKeys) -> bool:
+    """Return whether the last query stands at the last key: by a causal mask, the lengths, or the length of a cache."""
+    queries, keys = visible.keys.shape[-2:]
+    past = subject.numbers.get("Lp", 0)
+    return queries == keys or (past > 0 and queries + past == keys) or _is_causal(visible)
+
+
+def _own_positions(visible: VisibleKeys) -> Tensor:
+    queries, keys = visible.keys.shape[-2:]
+    return torch.arange(queries) + keys - queries
+
+
+def _is_causal(visible: VisibleKeys) -> bool:
+    """Return whether the last key that a query sees is always its own."""
+    keys, own = visible.keys, _own_positions(visible)
+    last = keys.shape[-1] - 1 - keys.flip(-1).int().argmax(-1)
+    return keys.shape[-2] > 1 and bool(keys.any(-1).all()) and bool((last == own).all())
+
+
+def _slopes(added: Tensor, keep: Tensor) -> Tensor | None:
+    """Return the signs of the steps from key to key, (…, keys - 1), if all steps of a head have one size, else None.
+
+    It is 0 where one of the two keys is hidden, and in heads without any bias.
+    """
+    both = keep[..., 1:] & keep[..., :-1]
+    steps = torch.where(both, added[..., 1:] - added[..., :-1], 0.0)
+    sizes = steps.abs().transpose(0, 1).flatten(1)
+    seen = both.transpose(0, 1).flatten(1)
+    most = sizes.amax(1, keepdim=True)
+    is_linear = ((sizes - most).abs() <= _SAME * most) | ~seen
+    return steps.sign() if bool(is_linear.all()) and bool((most > 0).any()) else None
+
+
+def _linear(visible: VisibleKeys, signs: Tensor, lines: MaskLines) -> Iterator[Violation | Verification]:
+    """Judge a bias that falls or rises by the same number from key to key, as ALiBi's."""
+    if _peaks_at(signs, visible, 0):
+        yield Verification("the bias falls with the distance from the query's own position")
+        return
+    keys = visible.keys.shape[-1]
+    offsets = [offset for offset in range(-keys, keys + 1) if _peaks_at(signs, visible, offset)]
+    if len(offsets) == 1:
+        (offset,) = offsets
+        where = f"{pluralize(abs(offset), 'position')} {'before' if offset < 0 else 'after'} the query's own"
+        message = f"the bias is largest {where}, and falls from there"
+        hint = "number the queries from the end of the keys: torch.arange(Lq) + (Lk - Lq)"
+        shape = visible.keys.shape[-2:]
+        yield _violation("AS711", message, lines.first_constant(lambda value: value.shape[-2:] == shape), hint)
+    elif _is_causal(visible) and _peaks_at(-signs, visible, 0):
+        message = "the bias rises with distance: it favours far keys over near ones"
+        yield _violation("AS706", message, lines.constant(), "subtract slope * (i - j)")
+
+
+def _peaks_at(signs: Tensor, visible: VisibleKeys, offset: int) -> bool:
+    """Return whether the bias rises up to the key at an offset from the query's own position, and falls from there."""
+    peak = (_own_positions(visible) + offset)[:, None]
+    expected = torch.where(torch.arange(signs.shape[-1]) < peak, 1.0, -1.0)
+    return bool(((signs == expected) | (signs == 0)).all())
+
+
+def _by_side(visible: VisibleKeys, lines: MaskLines) -> Iterator[Violation | Verification]:
+    """Look at whether the bias tells distances apart on both sides; a notice if it does so on one side only."""
+    sides = _told_apart(visible.added, visible)
+    if len(sides) != 1:
+        if sides:
+            yield Verification("the bias tells the distances of the keys on both sides of the query apart")
+        return
+    (told,) = sides
+    shape = visible.keys.shape[-2:]
+
+    def has_lost_a_side(value: Tensor) -> bool:
+        return value.shape == shape and _told_apart(value.double().expand(visible.added.shape), visible) == sides
+
+    untold = "after" if told == "before" else "before"
+    message = f"the bias is the same for every key {untold} the query, and differs between those {told} it"
+    hint = "if those keys should be told apart, give their distances entries of their own in the table"
+    yield _violation("AS712", message, lines.first_constant(has_lost_a_side), hint, level="notice")
+
+
+def _told_apart(bias: Tensor, visible: VisibleKeys) -> tuple[str, ...]:
+    """Return the sides of the query on which a bias differs by the distance alone; none if that is unknown for one."""
+    keep = visible.keys
+    distance = torch.arange(bias.shape[-1]) - _own_positions(visible)[:, None]
+    if not bool(keep[:, :, distance == 0].all()):
+        return ()
+    own = torch.where(distance == 0, bias.nan_to_num(neginf=0.0), 0.0).sum(-1, keepdim=True)
+    sides = {name: _by_distance(bias - own, keep, distance, side) for name, side in (("before", -1), ("after", 1))}
+    differing = {name: _differing_heads(one) for name, one in sides.items() if one is not None}
+    if len(differing) < 2 or any(heads.any() != heads.all() for heads in differing.values()):
+        return ()
+    return tuple(name for name, heads in differing.items() if bool(heads.all()))
+
+
+def _by_distance(bias: Tensor, keep: Tensor, distance: Tensor, side: int) -> Tensor | None:
+    """Return the bias by the distance on one side, (heads, distances); None if it depends on more, or they are few."""
+    columns = []
+    for steps in range(1, distance.shape[-1]):
+        seen = keep & (distance == side * steps)
+        if not bool(seen.any()):
+            break
+        numbers = [bias[:, head][seen[:, head]] for head in range(bias.shape[1])]
+        if any(not one.numel() or float(one.max() - one.min()) > _SAME for one in numbers):
+            return None
+        columns.append(torch.stack([one[0] for one in numbers]))
+    return torch.stack(columns, -1) if len(columns) >= _FEWEST else None
+
+
+def _differing_heads(by_distance: Tensor) -> Tensor:
+    return by_distance.amax(-1) - by_distance.amin(-1) > _SAME
+
+
+_violation = partial(Violation, evidence="set the scores to 0, and read the bias at the softmax", shown="reproduced")

@@ -1,0 +1,146 @@
+"""Judges claims about visible keys by the results, where which keys are visible can't be laid out.
+
+Queries and keys may be blocks, windows or gathered neighbours, whose positions aren't known. Then a token of the inputs
+is changed, and the positions of the results that change are those that depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from attnshape.checks.attention.cores import Core, FusedCore
+from attnshape.checks.attention.dependence import reaches
+from attnshape.checks.attention.mistake_lines import MaskLines
+from attnshape.checks.attention.permutation import changed_elements
+from attnshape.checks.attention.perturbation import PerturbationDiff, changed_indices, divergences
+from attnshape.checks.attention.subject import Subject, once
+from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
+from attnshape.tracing.operations import CONVOLUTIONS
+
+NO_TOKENS = "no axis of the results holds the tokens of the inputs"
+Attention = Core | FusedCore
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """A token that changes positions of the results."""
+
+    symbol: str
+    token: int
+    positions: frozenset[int]
+
+
+def judge_causal(subject: Subject, hidden: Sequence[Attention], topic: str) -> Iterator[Outcome]:
+    """Yield whether a position of the results depends on a later token.
+
+    `hidden` are the attentions of which it isn't known which keys are visible.
+    """
+    looked = False
+    for reached in _reaches(subject):
+        looked = True
+        earlier = min(reached.positions)
+        if earlier < reached.token:
+            text = f"the future leaks: position {earlier} of the results depends on token {reached.token}"
+            hint = "let every position depend only on itself and earlier positions"
+            at = _line(subject, hidden, reached)
+            yield Violation("AS501", text, at, hint, _evidence(subject, reached), claims=("causal",))
+            return
+    yield _decided(topic, looked, "no position of the results depends on a later token", "causal")
+
+
+def judge_window(subject: Subject, hidden: Sequence[Attention], topic: str) -> Iterator[Outcome]:
+    """Yield whether a position of the results depends on a token outside of the claimed window.
+
+    `hidden` are the attentions of which it isn't known which keys are visible. With a causal claim, later tokens are
+    left to `judge_causal`.
+    """
+    width, claimed = subject.claims.window_at(subject.numbers), subject.claims.window
+    if width is None or claimed is None:
+        return
+    why = _widens(subject)
+    if why is not None:
+        yield Undecided(topic, why, ("window",))
+        return
+    looked = False
+    for reached in _reaches(subject):
+        looked = True
+        for position in sorted(reached.positions):
+            distance = position - reached.token
+            if (distance if subject.claims.causal else abs(distance)) >= width:
+                outside = f"which is outside of its window of {claimed.text} keys"
+                text = f"position {position} of the results depends on token {reached.token}, {outside}"
+                hint = "keep keys with 0 <= i - j < W"
+                at = _line(subject, hidden, reached)
+                yield Violation("AS505", text, at, hint, _evidence(subject, reached), claims=("window",))
+                return
+    what = f"no position of the results depends on a token outside of its window of {claimed.text} keys"
+    yield _decided(topic, looked, what, "window")
+
+
+def _decided(topic: str, looked: bool, what: str, claim: str) -> Outcome:
+    return Verification(what, (claim,)) if looked else Undecided(topic, NO_TOKENS, (claim,))
+
+
+@once
+def _reaches(subject: Subject) -> list[_Reached]:
+    """Return each token that changes a result that has an axis of such tokens, with the positions that it changes."""
+    return [
+        _Reached(symbol, reach.token, reach.positions)
+        for symbol in subject.lengths
+        for found in reaches(subject, list(subject.inputs), symbol, _keeps_elements_apart(subject))
+        for reach in found
+        if reach.positions and reach.size == subject.numbers[symbol]
+    ]
+
+
+def _keeps_elements_apart(subject: Subject) -> bool:
+    """Return whether one element of the batch changes no other one."""
+    if subject.batch is None:
+        return False
+    index = subject.batch_size // 2
+    run = subject.perturb(Intervention(inputs=subject.at_index(subject.batch, index))).changed
+    tolerance = subject.experiment.tolerance
+    return changed_elements(subject.base, run, subject.batch, subject.numbers, tolerance) == {index}
+
+
+def _line(subject: Subject, hidden: Sequence[Attention], reached: _Reached) -> OutputRef | None:
+    """Return the call that builds the causal mask, or the first one after which other positions change."""
+    if hidden:
+        return MaskLines(subject, hidden[0]).triangle()
+    change = subject.at_index(reached.symbol, reached.token)
+    moved = subject.perturb(Intervention(inputs=change))
+    parted = divergences(moved, reached.symbol, reached.token, subject.numbers, change)
+    return next((one.ref for one in parted if one.indices and one.indices[0] < reached.token), None)
+
+
+def _widens(subject: Subject) -> str | None:
+    """Return why a result may depend on more tokens than the keys of one attention, or None."""
+    contexts = [core.context for core in subject.attentions]
+    if any(subject.graph.downstream_of(context) & set(contexts) != {context} for context in contexts):
+        return "an attention reads the results of another one, which widens the window of the results"
+    if any(event.name in CONVOLUTIONS for event in subject.base.events):
+        return "a convolution may widen the window of the results"
+    for symbol in subject.lengths:
+        token = subject.numbers[symbol] // 2
+        past = subject.perturb_each(Intervention(inputs=subject.at_index(symbol, token))).diff
+        if not past.comparable or not changed_positions(past, subject.numbers[symbol]) <= {token}:
+            return "tokens affect each other past attention, which may widen the window of the results"
+    return None
+
+
+def changed_positions(moved: PerturbationDiff, number: int) -> set[int]:
+    """Return the positions of the results that differ, along axes that have as many positions as there are tokens."""
+    return {
+        position
+        for _, mask in moved.returned()
+        for axis, size in enumerate(mask.shape)
+        if size == number and mask.shape.count(size) == 1
+        for position in changed_indices(mask, axis)
+    }
+
+
+def _evidence(subject: Subject, reached: _Reached) -> str:
+    return f"changed token {reached.token} of {' and '.join(subject.at_index(reached.symbol, reached.token))}"

@@ -1,0 +1,137 @@
+"""Do heads stay apart from their split to their merge?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from attnshape.checks.attention.cores import Core, FusedCore
+from attnshape.checks.attention.operands import by_attention
+from attnshape.checks.attention.perturbation import Divergence, PerturbationDiff, divergences, others_at
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef, Producer, Replace
+from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
+from attnshape.checks.rules.tokens import with_parameters
+from attnshape.tracing.operations import CONVOLUTIONS, DATA_MOVEMENT, PRODUCTS, RUNNING, SUMS
+
+CODES: tuple[str, ...] = ("AS111", "AS603")
+TOPIC = "mixing of heads"
+
+
+def check(subject: Subject) -> Iterator[Outcome]:
+    """Look for attention over heads; then change one head where heads are split, and see which other heads change."""
+    heads = subject.numbers.get("H", 0)
+    if heads < 2 or not subject.is_distinct("H"):
+        return
+    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    over_heads = [
+        core
+        for core in subject.attentions
+        if core.token_sizes == ({heads}, {heads}) and not core.shared_sizes.isdisjoint(lengths)
+    ]
+    if over_heads:
+        yield _over_heads(subject, over_heads[0], _splits(subject, heads))
+        return
+    head = heads // 2
+    splits = _splits(subject, heads)
+    change = _change(subject, splits, head)
+    if not change.inputs and not change.results:
+        return
+    changed = subject.perturb(change)
+    if not changed.comparable:
+        yield Undecided(TOPIC, f"with different values in head {head}, the code takes a different path")
+        return
+    mixes = False
+    for divergence in divergences(changed, "H", head, subject.numbers, (*change.inputs, *change.results)):
+        if divergence.event.values[divergence.ref.output].shape[divergence.axis] != heads:
+            continue  # heads are merged already
+        mixes = True
+        violation = _violation(subject, divergence, head)
+        if violation is not None:
+            yield violation
+            return
+        if divergence.event.name in CONVOLUTIONS or with_parameters(subject, divergence.event):
+            yield Observation(f"{divergence.event.short_name} mixes heads", divergence.ref)
+    if mixes:
+        return
+    merging = [core for core in subject.attentions if not _keeps_heads(subject, core, changed, heads)]
+    averaging = [core for core in merging if _averages_weights(subject, core, heads)]
+    for core in averaging:
+        yield Observation("the weights of all heads are added up: they share their values", attention=core.context)
+    merging = [core for core in merging if core not in averaging]
+    if not merging and not averaging:
+        yield Verification("heads don't affect each other between their split and their merge")
+    for other in (head + 1, head + subject.numbers.get("Hkv", 1)) if merging else ():
+        also_changed = subject.perturb(_change(subject, splits, other % heads))
+        for core in merging if also_changed.comparable else ():
+            if bool((changed.mask(core.context) & also_changed.mask(core.context)).any()):
+                ref = core.scores.ref if isinstance(core, Core) else core.context
+                message = f"query heads {head} and {other % heads} are added up: they make one context"
+                hint = "keep an axis for the query heads that share a key head: (B, Hkv, G, Lq, Dk)"
+                yield Violation("AS603", message, ref, hint, "changed each of the two heads where heads are split")
+                return
+
+
+def _change(subject: Subject, splits: Mapping[OutputRef, int], head: int) -> Intervention:
+    """Return the intervention on one head in the inputs, and where heads are split."""
+    results: dict[OutputRef, Replace] = {ref: others_at(axis, head) for ref, axis in splits.items()}
+    return Intervention(inputs=subject.at_index("H", head), results=results)
+
+
+def _splits(subject: Subject, heads: int) -> dict[OutputRef, int]:
+    """Return the first results on each path that have an axis of heads, with that axis."""
+    splits: dict[OutputRef, int] = {}
+    after: set[Producer] = set(subject.at_index("H", 0))
+    for event in subject.base.events:
+        if event.producers & after:
+            after.update(event.refs)
+            continue
+        if event.name not in DATA_MOVEMENT or event.refs[0] not in subject.graph.depends_on_data:
+            continue
+        for ref, value in zip(event.refs, event.values, strict=True):
+            axes = [axis for axis, size in enumerate(value.shape) if size == heads]
+            if len(axes) == 1 and value.is_floating_point() and heads not in event.operand_values[0].shape:
+                splits[ref] = axes[0]
+                after.add(ref)
+    return splits
+
+
+def _keeps_heads(subject: Subject, core: Core | FusedCore, changed: PerturbationDiff, heads: int) -> bool:
+    """Return whether a context has an axis of heads, alone or folded with others, or wasn't reached by the change."""
+    return not changed.any(core.context) or any(size % heads == 0 for size in subject.base.value(core.context).shape)
+
+
+def _averages_weights(subject: Subject, core: Core | FusedCore, heads: int) -> bool:
+    """Return whether each head has weights of its own, but no values of its own.
+
+    So it is in temporal fusion transformers (Lim et al. 2019, https://arxiv.org/abs/1912.09363), equation 14.
+    """
+    if isinstance(core, FusedCore):
+        return False
+    value = next(value.value for _, _, value in by_attention(subject) if value.core is core)
+    weights = subject.base.value(core.softmax.ref)
+    return any(size % heads == 0 for size in weights.shape) and not any(size % heads == 0 for size in value.shape)
+
+
+def _over_heads(subject: Subject, core: Core | FusedCore, splits: Iterable[OutputRef]) -> Violation:
+    ref = core.context if isinstance(core, FusedCore) else core.scores.ref
+    ref = max((split for split in splits if ref in subject.graph.downstream_of(split)), default=ref)
+    message = "attention runs over the heads of each token instead of the tokens: heads are split without a transpose"
+    hint = ".view(B, L, H, Dk).transpose(1, 2)"
+    return Violation("AS111", message, ref, hint, "found queries and keys along the axis of heads", "measured")
+
+
+def _violation(subject: Subject, divergence: Divergence, head: int) -> Violation | None:
+    """Return the violation if a call that should treat each head by itself reaches over heads."""
+    event, summary = divergence.event, divergence.summary
+    evidence = f"changed head {head} where heads are split"
+    message = f"head {head} changes other heads: "
+    hint = "let each head be computed by itself"
+    if event.name in RUNNING:
+        return Violation("AS603", f"{message}{event.short_name} runs over the heads", divergence.ref, hint, evidence)
+    if event.name in PRODUCTS and summary is None and not with_parameters(subject, event):
+        return Violation("AS603", f"{message}{event.short_name} sums over the heads", divergence.ref, hint, evidence)
+    if event.name in DATA_MOVEMENT and summary is not None and summary.name in SUMS:
+        at = summary.refs[0]
+        return Violation("AS603", f"{message}{summary.short_name} adds up the heads", at, hint, evidence)
+    return None

@@ -1,0 +1,171 @@
+"""Looks for projections of which the features of one token are scattered over several queries, keys or values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from attnshape.checks.attention.cores import FusedCore, between
+from attnshape.checks.attention.layouts import (
+    ARITHMETIC,
+    Followed,
+    combined,
+    factors,
+    feature_axes,
+    layouts,
+    moves_only,
+    projection_of,
+)
+from attnshape.checks.attention.operands import AttentionOperand, operands
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.tracing import operations as ops
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """A projection of which one token's features end up in several slots, with other tokens' features."""
+
+    operand: AttentionOperand
+    projection: OutputRef
+    at: OutputRef
+    """The call that scatters them."""
+    token: int
+    """A token whose features are scattered, counted over all tokens of the batch."""
+    axis: int
+    indices: tuple[int, ...]
+    """Where its features end up along the axis."""
+    cut: bool
+    """Whether each of several operands that share a projection gets all of its features."""
+
+
+def keeps_vectors(subject: Subject, operand: AttentionOperand) -> Scattered | bool | None:
+    """Return whether the features of each token stay together between a projection and attention.
+
+    True if they do, None if that can't be told, else what is scattered.
+    """
+    start = projection_of(subject, operand.sources)
+    if start is None:
+        return None
+    calls = between(subject.graph, start, operand.sources)
+    prefix = list(itertools.takewhile(lambda call: moves_only(call) or call.name in ARITHMETIC, calls))
+    found = _at_operand(subject, operand, start, prefix, len(prefix) == len(calls))
+    own = _vector_axes(operand)
+    features = feature_axes(subject, subject.base.event(start))
+    if found is None or not own or features is None:
+        return None
+    followed, axes = found
+    own = tuple(axes.index(axis) for axis in own)
+    slots = [axis for axis in range(len(followed.shape)) if axis not in own]
+    feature = combined(followed.start, features)
+    vector = combined(followed.start, [axis for axis in range(len(followed.start)) if axis not in features])
+    if followed.grouping(feature, feature, slots).single:
+        return None  # the slots are features, as in attention over channels
+    if _is_whole(subject, followed, vector, feature, slots):
+        return True
+    if not all(map(moves_only, prefix)):
+        return None
+    return _describe(subject, operand, start, prefix, followed, vector, feature, slots)
+
+
+def _vector_axes(operand: AttentionOperand) -> tuple[int, ...]:
+    """Return the axes of an operand that hold the features of one token and head."""
+    if operand.role != "value":
+        return operand.contracted
+    if isinstance(operand.core, FusedCore):
+        return (operand.value.ndim - 1,)
+    values = operand.core.value
+    free = values.free(operand.place)
+    return tuple(axis for axis, stays in enumerate(values.axes[operand.place]) if stays & free)
+
+
+def _at_operand(
+    subject: Subject, operand: AttentionOperand, start: OutputRef, prefix: Sequence[ReplayedCall], to_the_end: bool
+) -> tuple[Followed, list[int]] | None:
+    """Return the operand followed from a projection, or the last earlier tensor with the same axes.
+
+    Each axis of the tensor comes with the operand's axis that it is.
+    """
+    if to_the_end:
+        followed = layouts(subject).followed(start, (operand.event, operand.place))
+        return (followed, list(range(len(followed.shape)))) if followed is not None else None
+    shape = list(operand.value.shape)
+    for call in reversed(prefix):
+        for ref, value in zip(call.refs, call.values, strict=True):
+            sizes = list(value.shape)
+            if len(sizes) == len(shape) and sum(a != b for a, b in zip(sizes, shape, strict=True)) <= 1:
+                axes = list(range(len(shape)))
+            elif sorted(sizes) == sorted(shape) and len(set(sizes)) == len(sizes):
+                axes = [shape.index(size) for size in sizes]
+            else:
+                continue
+            followed = layouts(subject).followed(start, ref)
+            return (followed, axes) if followed is not None else None
+    return None
+
+
+def _is_whole(subject: Subject, followed: Followed, vector: Tensor, feature: Tensor, slots: Sequence[int]) -> bool:
+    """Return whether slots hold whole vectors, if those that differ in the head only are taken together."""
+    sizes = {subject.numbers.get(symbol, 0) for symbol in ("H", "Hkv", "G")}
+    if followed.grouping(vector, feature, slots).whole:
+        return True
+    for axis in slots:
+        found = followed.grouping(vector, feature, [other for other in slots if other != axis])
+        if found.whole and (found.single or followed.shape[axis] in sizes):
+            return True
+    whole_axes = [axis for axis in slots if followed.shape[axis] in sizes]
+    for pair in itertools.combinations(whole_axes, 2):
+        if followed.grouping(vector, feature, [other for other in slots if other not in pair]).whole:
+            return True
+    return any(
+        followed.grouping(vector, feature, slots, [factor]).whole
+        for factor in factors(followed.shape, slots, sizes)
+        if factor.size != followed.shape[factor.axis]
+    )
+
+
+def _describe(
+    subject: Subject,
+    operand: AttentionOperand,
+    start: OutputRef,
+    prefix: Sequence[ReplayedCall],
+    followed: Followed,
+    vector: Tensor,
+    feature: Tensor,
+    slots: Sequence[int],
+) -> Scattered | None:
+    vectors = followed.of(vector)
+    token = int(vectors.median())
+    places = {axis: tuple(sorted(set(followed.at([axis])[vectors == token].tolist()))) for axis in slots}
+    heads = subject.head_sizes
+    axis = max(slots, key=lambda axis: (followed.shape[axis] not in heads, len(places[axis])))
+    at = next((call.refs[0] for call in prefix if _scatters(subject, start, call, vector, feature)), None)
+    shared = [other for other in operands(subject) if projection_of(subject, other.sources) == start]
+    cut = len(shared) > 1 and len(set(followed.of(feature).tolist())) == int(feature.max()) + 1
+    reshapes = [call.refs[0] for call in prefix if call.name in ops.RESHAPES]
+    at = at or next(iter(reshapes), None)
+    return Scattered(operand, start, at, token, axis, places[axis], cut) if at is not None else None
+
+
+def _scatters(subject: Subject, start: OutputRef, call: ReplayedCall, vector: Tensor, feature: Tensor) -> bool:
+    """Return whether no axes of a call's result hold the features of one vector any more."""
+    if call.name not in ops.RESHAPES:
+        return False
+    followed = layouts(subject).followed(start, call.refs[0])
+    if followed is None:
+        return False
+    sizes = {subject.numbers.get("H", 0), subject.numbers.get("Hkv", 0)}
+    every = range(len(followed.shape))
+    for count in range(len(followed.shape)):
+        for groups in itertools.combinations(every, count):
+            found = followed.grouping(vector, feature, groups)
+            if found.whole and found.single:
+                return False
+            for factor in factors(followed.shape, groups, sizes):
+                found = followed.grouping(vector, feature, groups, [factor])
+                if found.whole and found.single:
+                    return False
+    return True

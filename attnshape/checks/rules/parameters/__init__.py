@@ -1,0 +1,313 @@
+"""Does each parameter that is read change the result, and get a gradient?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from attnshape.checks.attention.dead_ends import DeadEnd, dead_ends, live_results
+from attnshape.checks.attention.definitions import attribute_definition
+from attnshape.checks.attention.perturbation import PerturbationDiff, other_numbers
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
+from attnshape.checks.interventions.uses import Gradients, gradients
+from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
+from attnshape.inference.dataflow import reads_numbers
+from attnshape.model.formatting import join_words, pluralize
+from attnshape.model.report import Level
+from attnshape.tracing.operations import (
+    CUTS_GRADIENTS,
+    ELEMENT_WRITES,
+    MULTIPLICATIONS,
+    PRODUCTS,
+    SELECTIONS,
+    SPLITS,
+    TRANSPOSES,
+)
+from attnshape.tracing.raw import SourceLocation
+
+_LOSING = SELECTIONS | SPLITS | ELEMENT_WRITES | MULTIPLICATIONS
+CODES: tuple[str, ...] = ("AS807", "AS808", "AS811")
+TOPIC = "parameters"
+
+
+def check(subject: Subject) -> Iterator[Outcome]:
+    """Look for parameters without effect, whole or in part, and for those that autograd doesn't reach."""
+    values = {
+        name: value
+        for name, value in subject.base.state.items()
+        if name in subject.experiment.parameters and value.numel() and value.is_floating_point()
+    }
+    if not values:
+        return
+    live = live_results(subject)
+    read = [name for name in values if any(map(reads_numbers, _readers(subject, name)))]
+    dead = {name for name in read if name not in live}
+    found: list[Violation] = [*_dead(subject, dead, values), *_never_read(subject, values), *_unregistered(subject)]
+    gradient = gradients(subject.experiment)
+    alive = [name for name in read if name in live]
+    found += _cut(subject, alive, gradient, values)
+    found += _unused_parts(subject, alive, gradient)
+    yield from found
+    if gradient.failure:
+        yield Undecided("the gradients of parameters", f"the run with autograd fails: {gradient.failure}")
+    elif not dead and not any(violation.level == "error" for violation in found):
+        yield from _verified(alive, gradient)
+
+
+def _readers(subject: Subject, name: str) -> list[ReplayedCall]:
+    return [event for event, _ in subject.graph.consumers.get(name, ())]
+
+
+def _dead(subject: Subject, dead: set[str], values: Mapping[str, Tensor]) -> Iterator[Violation]:
+    """Yield the parameters that calls read and on which no result depends, by the statement that drops the result."""
+    left = set(dead)
+    for end in reversed(dead_ends(subject)):
+        names = sorted(left & subject.graph.origins((end.ref,)))
+        left -= set(names)
+        if not names or end.fate == "discarded":  # the statement has a finding of its own
+            continue
+        if not _changed(subject, names).has_no_effect:
+            continue
+        message = f"{_listed(names, values)} no effect on the result{_fate(end)}"
+        hint = f"use {end.variable or 'its result'}, or remove what computes it"
+        evidence = "no result depends on it: changed it, and no result changes"
+        level: Level = "notice" if end.is_leftover or end.fate == "ignored" else "error"
+        yield Violation("AS807", message, end.ref, hint, evidence, place=end.place, level=level)
+
+
+def _fate(end: DeadEnd) -> str:
+    if end.fate == "ignored" or end.is_leftover:
+        return ""
+    what = "what it computes" if end.variable.startswith("_") else end.variable
+    return f": {what} is {'never read' if end.fate == 'unread' else 'bound again before it is read'}"
+
+
+def _changed(subject: Subject, names: Iterable[str]) -> PerturbationDiff:
+    return subject.perturb(Intervention(parameters=dict.fromkeys(names, other_numbers)))
+
+
+def _never_read(subject: Subject, values: Mapping[str, Tensor]) -> Iterator[Violation]:
+    """Yield the parameters that no call reads: an error where the sibling is used twice, else a notice."""
+    unread = [name for name in values if not _readers(subject, name)]
+    for name in unread:
+        for twin in values:
+            uses = _readers(subject, twin) if _are_siblings(name, twin) else []
+            if values[twin].shape == values[name].shape and (second := _second_use(subject, uses)) is not None:
+                message = f"{twin} is used twice, and {name} never"
+                hint = f"use {name} here, or remove it"
+                yield Violation("AS807", message, second, hint, f"nothing reads {name}")
+                return
+    # Python may read its numbers, such as by `item`
+    if unread and _changed(subject, unread).has_no_effect:
+        message = (
+            f"{_listed(unread, values)} no effect on the result: nothing reads {'it' if len(unread) == 1 else 'them'}"
+        )
+        hint = "use it, or remove it if this is no option of the model"
+        yield Violation("AS807", message, None, hint, "no call reads it", level="notice")
+
+
+def _unregistered(subject: Subject) -> Iterator[Violation]:
+    """Yield a violation if calls read parameters that no module has registered, such as those of layers in a list."""
+    readers = [
+        event
+        for event in subject.base.events
+        for operand, sources in zip(event.operands, event.sources, strict=True)
+        if isinstance(operand, nn.Parameter) and sources[0] == "constant" and event.name in PRODUCTS
+    ]
+    if readers and subject.experiment.parameters:
+        number = len(
+            {id(operand) for event in readers for operand in event.operands if isinstance(operand, nn.Parameter)}
+        )
+        message = f"{pluralize(number, 'parameter')} of products, such as this one's, belong to no registered module"
+        hint = "keep layers in nn.ModuleList or nn.ModuleDict, and parameters in attributes or nn.ParameterList"
+        evidence = "compared what calls read with the module's named parameters"
+        made = [attribute_definition(*container) for container in subject.experiment.structure.plain_containers[:1]]
+        yield Violation("AS811", message, readers[0].refs[0], hint, evidence, "measured", made=next(iter(made), None))
+
+
+def _are_siblings(name: str, other: str) -> bool:
+    """Return whether two parameters, or their modules, are two attributes of one module, not items of a list."""
+    pairs = list(zip(name.split("."), other.split("."), strict=False))
+    differing = [place for place, (a, b) in enumerate(pairs) if a != b]
+    if len(differing) != 1 or name.count(".") != other.count(".") or len(pairs) - differing[0] > 2:
+        return False
+    return not any(part.isdigit() for part in pairs[differing[0]])
+
+
+def _second_use(subject: Subject, uses: Sequence[ReplayedCall]) -> OutputRef | None:
+    """Return the last call that reads a parameter, if two lines of one function read it."""
+    lines: dict[str, set[int]] = {}
+    for event in uses:
+        place = subject.place(event.refs[0])
+        if place is not None:
+            lines.setdefault(place.function, set()).add(place.line)
+    for event in reversed(uses):
+        place = subject.place(event.refs[0])
+        if place is not None and len(lines[place.function]) > 1:
+            return event.refs[0]
+    return None
+
+
+def _unit(name: str, names: set[str], values: Mapping[str, Tensor]) -> str:
+    """Return the path of the largest module with a parameter all of whose parameters are among the names."""
+    parts = name.split(".")
+    for end in range(1, len(parts)):
+        path = ".".join(parts[:end])
+        if all(other in names for other in values if other.startswith(f"{path}.")):
+            return path
+    return name
+
+
+def _listed(names: Sequence[str], values: Mapping[str, Tensor]) -> str:
+    """Return what the parameters are called, and "has" or "have": by modules, at most three of them."""
+    units: dict[str, list[str]] = {}
+    for name in names:
+        units.setdefault(_unit(name, set(names), values), []).append(name)
+    texts = [
+        f"{unit} ({pluralize(len(group), 'parameter')})" if len(group) > 1 else group[0]
+        for unit, group in units.items()
+    ]
+    if len(texts) > 3:
+        texts = [*texts[:2], f"{len(texts) - 2} others"]
+    return f"{join_words(texts)} {'has' if len(units) == 1 else 'have'}"
+
+
+def _cut(
+    subject: Subject, alive: Sequence[str], gradient: Gradients, values: Mapping[str, Tensor]
+) -> Iterator[Violation]:
+    """Yield the parameters that change the result and get no gradient, by the call after which there is none."""
+    groups: dict[OutputRef | None, list[str]] = {}
+    for name in alive:
+        if gradient.by_parameter.get(name, 0) is None:
+            groups.setdefault(_first_without_gradient(subject, name, gradient), []).append(name)
+    for ref, names in groups.items():
+        moved = _changed(subject, names)
+        if not moved.comparable or moved.has_no_effect:
+            continue
+        by = f": {_why(subject.base.event(ref))}" if ref is not None else ""
+        message = f"{_listed(names, values)} an effect on the result but no gradient{by}"
+        hint = (
+            "leave out detach, .data, no_grad and casts to integers on this path, or freeze it by requires_grad_(False)"
+        )
+        at = ref if ref is not None else _readers(subject, names[0])[0].refs[0]
+        yield Violation("AS808", message, at, hint, "ran it with autograd, and changed the parameter")
+
+
+def _why(event: ReplayedCall) -> str:
+    stops = event.name in CUTS_GRADIENTS or not event.values[0].is_floating_point()
+    return f"{event.short_name} stops it" if stops else f"{event.short_name} runs without autograd"
+
+
+def _first_without_gradient(subject: Subject, name: str, gradient: Gradients) -> OutputRef | None:
+    """Return the first call on the way from a parameter to the result that returns a tensor without a graph."""
+    live = live_results(subject)
+    reached: set[Producer] = {name}
+    for event in subject.base.events:
+        if reached & event.producers and reads_numbers(event) and any(ref in live for ref in event.refs):
+            if not any(ref in gradient.differentiable for ref in event.refs):
+                return event.refs[0]
+            reached.update(event.refs)
+    return None
+
+
+def _unused_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -> Iterator[Violation]:
+    """Yield the blocks of projections' outputs that are computed, and then not selected, or replaced."""
+    found: dict[tuple[OutputRef, Fraction, str], tuple[list[str], SourceLocation | None]] = {}
+    for name in alive:
+        slopes = gradient.by_parameter.get(name)
+        product = next((event for event in _readers_through_transposes(subject, name) if event.name in PRODUCTS), None)
+        if slopes is None or slopes.ndim != 2 or product is None or not bool(torch.isfinite(slopes).all()):
+            continue
+        for axis in (0, 1):
+            zero = (slopes == 0).all(1 - axis)
+            if not bool(zero.any()) or bool(zero.all()) or not _are_blocks(zero):
+                continue
+            moved = subject.perturb(Intervention(parameters={name: partial(_others_where, zero, axis)}))
+            losing = _calls_that_lose(moved, name) if moved.has_no_effect else None
+            if not losing:
+                continue
+            at, why, place = _loss(subject, moved, losing, product)
+            share = Fraction(int(zero.sum()), len(zero))
+            found.setdefault((at, share, why), ([], place))[0].append(name)
+    for (at, share, why), (names, place) in found.items():
+        computes, has = ("computes", "has") if len(names) == 1 else ("compute", "have")
+        message = f"{share} of the features that {join_words(names)} {computes} {has} no effect on the result{why}"
+        hint = "use each feature once, or make the projection smaller"
+        evidence = f"changed this part of {names[0]}"
+        yield Violation("AS807", message, at, hint, evidence, place=place)
+
+
+def _loss(
+    subject: Subject, moved: PerturbationDiff, losing: Sequence[ReplayedCall], product: ReplayedCall
+) -> tuple[OutputRef, str, SourceLocation | None]:
+    """Return where changed features are lost, how, as the end of a message, and the place to name instead."""
+    end = next((end for end in dead_ends(subject) if moved.any(end.ref)), None)
+    if end is not None:
+        return end.ref, _fate(end), end.place
+    replacing = [event for event in losing if event.name not in SELECTIONS | SPLITS]
+    if replacing:
+        return replacing[-1].refs[0], f": {replacing[-1].short_name} replaces them", None
+    return (_overlapping(losing) or product).refs[0], ": nothing selects them", None
+
+
+def _readers_through_transposes(subject: Subject, name: str) -> Iterator[ReplayedCall]:
+    wanted: list[Producer] = [name]
+    while wanted:
+        for event, _ in subject.graph.consumers.get(wanted.pop(), ()):
+            yield event
+            if event.name in TRANSPOSES:
+                wanted += event.refs
+
+
+def _are_blocks(mask: Tensor) -> bool:
+    """Return whether the true elements fill some of the blocks of one size of which the whole axis consists."""
+    edges = (mask.int().diff().nonzero().flatten() + 1).tolist()
+    return math.gcd(len(mask), *edges) > 1
+
+
+def _others_where(mask: Tensor, axis: int, value: Tensor) -> Tensor:
+    shape = [-1 if place == axis else 1 for place in range(value.ndim)]
+    return torch.where(mask.reshape(shape), other_numbers(value), value)
+
+
+def _calls_that_lose(moved: PerturbationDiff, name: str) -> list[ReplayedCall] | None:
+    """Return the calls that select none of the changed numbers, or replace them; None if others lose them."""
+    changed: set[Producer] = {name}
+    losing = []
+    for event in moved.base.events if moved.comparable else ():
+        if not event.producers & changed:
+            continue
+        reached = [ref for ref in event.refs if moved.any(ref)]
+        changed.update(reached)
+        if not reached:
+            losing.append(event)
+    return losing if len(changed) > 1 and all(event.name in _LOSING for event in losing) else None
+
+
+def _overlapping(selections: Sequence[ReplayedCall]) -> ReplayedCall | None:
+    """Return the last selection that contains numbers of another one."""
+    for place in reversed(range(len(selections))):
+        values = selections[place].values[0]
+        if any(bool(torch.isin(values, other.values[0]).any()) for other in selections[:place]):
+            return selections[place]
+    return None
+
+
+def _verified(alive: Sequence[str], gradient: Gradients) -> Iterator[Outcome]:
+    """Yield what the gradients show: the result changes with every parameter whose gradient isn't zero."""
+    sizes = {name: float(value.abs().max()) for name, value in gradient.by_parameter.items() if value is not None}
+    limit = 1e-9 * max(sizes.values(), default=0.0)
+    known = [name for name in alive if sizes.get(name, 0.0) > limit]
+    others = [name for name in alive if name not in known]
+    if known and not others:
+        yield Verification("every parameter that is read gets a gradient, and changes the result")
+    elif known and len(others) <= 3:
+        read = f"every parameter that is read, except {join_words(others)},"
+        yield Verification(f"{read} gets a gradient, and changes the result")

@@ -1,0 +1,147 @@
+"""Do a key and the value at its position come from the same token?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from attnshape.checks.attention.cores import FusedCore
+from attnshape.checks.attention.operands import AttentionOperand, by_attention, projection
+from attnshape.checks.attention.perturbation import changed_indices, differs, other_numbers
+from attnshape.checks.attention.simultaneous import SimultaneousRun
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.checks.rules.protocol import Outcome, Verification, Violation
+from attnshape.model.formatting import join_words
+from attnshape.tracing import operations as ops
+
+_MOVES_TOKENS = frozenset({"gather", "take_along_dim", "sort", "argsort", "topk", "scatter"})
+"""Calls after which keys and values may be in different orders by intent."""
+_OWN_NAME = re.compile(r"(^|_)(k|v|keys?|values?)($|_|\d)")
+_Pair = tuple[AttentionOperand, AttentionOperand]
+
+
+def check_sources(subject: Subject) -> Iterator[Outcome]:
+    """Compare the inputs from which keys are projected with those from which values are."""
+    claims = ("separate-values",) if subject.claims.separate_values else ()
+    sources = [
+        (_inputs_of(subject, key), _inputs_of(subject, value), key, value) for _, key, value in by_attention(subject)
+    ]
+    apart = [one for one in sources if one[0] and one[1] and one[0].isdisjoint(one[1])]
+    if apart and claims:
+        yield Verification("keys and values come from different inputs", claims)
+    elif apart:
+        of_keys, of_values, _, value = apart[0]
+        keys, values = (join_words(sorted(names)) for names in (of_keys, of_values))
+        message = f"keys are projected from {keys}, and values from {values}"
+        hint = "project both from the same tensor, or if it is meant, claim it: --claim separate-values"
+        at = projection(subject, value.sources)
+        yield Violation(
+            "AS108", message, at, hint, "followed keys and values to the inputs", "measured", level="notice"
+        )
+    elif claims:
+        message = "keys and values come from the same inputs, expected different ones"
+        hint = "leave out --claim separate-values"
+        evidence = "followed keys and values to the inputs"
+        yield Violation("AS108", message, None, hint, evidence, "measured", claims=claims)
+
+
+def _inputs_of(subject: Subject, operand: AttentionOperand) -> set[str]:
+    """Return the inputs from which an operand is projected, apart from those that are called keys or values."""
+    if projection(subject, operand.sources) is None:
+        return set()
+    names = subject.graph.origins(operand.sources) & set(subject.inputs)
+    return set() if any(_OWN_NAME.search(name.lower()) for name in names) else names
+
+
+def check_pairs(subject: Subject) -> Iterator[Outcome]:
+    """Change one number of the inputs, and look at which key and which value change with it."""
+    pairs: list[_Pair] = [(key, value) for _, key, value in by_attention(subject)]
+    same: set[OutputRef] = set()
+    for names in _inputs_by_shape(subject):
+        runs = [_with_one_number(subject, names, part) for part in (0, 1, 2)]
+        if not all(run.run.follows(subject.base) for run in runs):
+            continue
+        for key, value in pairs:
+            found = [(_slots(subject, key, run), _slots(subject, value, run)) for run in runs]
+            if not all(len(keys) == len(values) == 1 for keys, values in found):
+                continue
+            wrong = next(((keys, values) for keys, values in found if keys != values), None)
+            if wrong is None:
+                same.add(key.core.context)
+            elif not _moves_tokens(subject, key, value):
+                yield _violation(subject, key, value, names[0], min(wrong[0]), min(wrong[1]))
+                return
+    if pairs and same == {key.core.context for key, _ in pairs}:
+        yield Verification("a key and its value come from the same token")
+
+
+def _inputs_by_shape(subject: Subject) -> list[list[str]]:
+    """Return the names of the inputs, those together that may hold the same tokens."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, value in subject.inputs.items():
+        if value.numel() and value.ndim > 1:
+            groups.setdefault(tuple(value.shape), []).append(name)
+    return list(groups.values())
+
+
+def _with_one_number(subject: Subject, names: Sequence[str], part: int) -> SimultaneousRun:
+    """Return a run with one number of each input changed: the first, one in the middle, or the last one."""
+    return subject.perturb_each(Intervention(inputs=dict.fromkeys(names, partial(_change_number, part))))
+
+
+def _change_number(part: int, value: Tensor) -> Tensor:
+    index = tuple((size - 1) * part // 2 for size in value.shape)
+    value[index] = other_numbers(value[index].reshape(1))[0]
+    return value
+
+
+def _slots(subject: Subject, operand: AttentionOperand, run: SimultaneousRun) -> set[int]:
+    """Return at which indices of the axis of keys a key or value operand differs."""
+    axis = _axis_of_keys(operand)
+    if axis is None:
+        return set()
+    return changed_indices(differs(operand.value, operand.of(run.run), subject.experiment.tolerance), axis)
+
+
+def _axis_of_keys(operand: AttentionOperand) -> int | None:
+    """Return the axis of an operand that counts the keys; None if that are several."""
+    core = operand.core
+    if isinstance(core, FusedCore):
+        return operand.value.ndim - 2
+    if operand.role == "value":
+        axes = core.value.contracted(operand.place)
+    else:
+        free = core.scores.free(operand.place)
+        axes = tuple(axis for axis, stays in enumerate(core.scores.axes[operand.place]) if stays & free)
+    return axes[0] if len(axes) == 1 else None
+
+
+def _moves_tokens(subject: Subject, *operands: AttentionOperand) -> bool:
+    """Return whether a call on which keys or values depend chooses, sorts or shifts tokens."""
+    return any(
+        event.name in _MOVES_TOKENS or (event.name in ops.SELECTIONS and len(event.operand_values) > 1)
+        for operand in operands
+        for event in subject.graph.upstream(operand.sources)
+    )
+
+
+def _violation(
+    subject: Subject, key: AttentionOperand, value: AttentionOperand, name: str, at_key: int, at_value: int
+) -> Violation:
+    of_key, of_value = (list(subject.graph.upstream(operand.sources)) for operand in (key, value))
+    at = next(iter((*_moving(of_key, of_value), *_moving(of_value, of_key))), None)
+    message = f"keys and values are in different orders: a token of {name} becomes key {at_key}, but value {at_value}"
+    hint = "project keys and values from the same tensor, or put both together in the same order"
+    return Violation("AS107", message, at or key.core.context, hint, f"changed one number of {name}")
+
+
+def _moving(calls: Sequence[ReplayedCall], others: Sequence[ReplayedCall]) -> list[OutputRef]:
+    """Return the calls that move numbers and that only one of two operands depends on; first those that join."""
+    orders = {event.order for event in others}
+    own = [event for event in calls if event.order not in orders and event.name in ops.DATA_MOVEMENT]
+    return [event.refs[0] for event in (*(one for one in own if one.name in ops.JOINS), *own)]

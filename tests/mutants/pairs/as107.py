@@ -1,0 +1,145 @@
+"""AS107: keys and values are in different orders."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.mutants.plain import attention, multihead, split
+
+SIZES = ({"B": 7, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 9, "Dk": 7}, {"B": 4, "H": 3, "L": 7, "Dk": 8})
+PAST = (
+    {"B": 4, "H": 5, "L": 7, "Lp": 9, "Dk": 8},
+    {"B": 5, "H": 6, "L": 9, "Lp": 7, "Dk": 4},
+    {"B": 6, "H": 3, "L": 10, "Lp": 8, "Dk": 5},
+)
+PAIRS = [
+    ("AS107", "class_token_last", *SIZES),
+    ("AS107", "cached_keys_last", *PAST),
+    ("AS107", "memory_slots", *SIZES),
+]
+
+
+class ClassAttention(nn.Module):
+    """A class token that attends to itself and to all patches."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q, self.k, self.v, self.proj = (nn.Linear(dim, dim) for _ in range(4))
+
+    def heads(self, x):
+        return x.reshape(x.shape[0], x.shape[1], self.num_heads, -1).permute(0, 2, 1, 3)
+
+    def tokens(self, x, x_cls):
+        return self.k(torch.cat((x_cls, x), dim=1))
+
+    def forward(self, x_cls, x):
+        q, k = self.heads(self.q(x_cls)), self.heads(self.tokens(x, x_cls))
+        v = self.heads(self.v(torch.cat((x_cls, x), dim=1)))
+        attn = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        return self.proj((attn.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+class ClassTokenLast(ClassAttention):
+    def tokens(self, x, x_cls):
+        return self.k(torch.cat((x, x_cls), dim=1))  # wrong: AS107 class_token_last
+
+
+def _class(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, 1, H * Dk), torch.randn(B, L, H * Dk)), {}
+
+
+def wrong_class_token_last(B, H, L, Dk):
+    return _class(ClassTokenLast, B, H, L, Dk)
+
+
+def right_class_token_last(B, H, L, Dk):
+    return _class(ClassAttention, B, H, L, Dk)
+
+
+def reference_class_token_last(module, x_cls, x):
+    both = torch.cat([x_cls, x], dim=1)
+    return module.proj(multihead(module.q(x_cls), module.k(both), module.v(both), module.num_heads))
+
+
+class Cached(nn.Module):
+    """Self-attention over cached and new tokens, in torch's fused kernel, without a mask."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+
+    def keys(self, past, new):
+        return torch.cat([past, new], dim=2)
+
+    def forward(self, x, past_key, past_value):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        k, v = self.keys(past_key, k), torch.cat([past_value, v], dim=2)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class CachedLast(Cached):
+    def keys(self, past, new):
+        return torch.cat([new, past], dim=2)  # wrong: AS107 cached_keys_last
+
+
+def _cached(cls, B, H, L, Lp, Dk):
+    past = (torch.randn(B, H, Lp, Dk), torch.randn(B, H, Lp, Dk))
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk), *past), {}
+
+
+def wrong_cached_keys_last(B, H, L, Lp, Dk):
+    return _cached(CachedLast, B, H, L, Lp, Dk)
+
+
+def right_cached_keys_last(B, H, L, Lp, Dk):
+    return _cached(Cached, B, H, L, Lp, Dk)
+
+
+def reference_cached_keys_last(module, x, past_key, past_value):
+    q, k, v = (split(t, module.heads) for t in module.qkv(x).chunk(3, dim=-1))
+    context = attention(q, torch.cat([past_key, k], 2), torch.cat([past_value, v], 2))
+    return module.out(torch.cat(context.unbind(1), dim=-1))
+
+
+class Memory(nn.Module):
+    """One head with learned memory slots before the tokens; products by einsum."""
+
+    def __init__(self, width, slots):
+        super().__init__()
+        self.wq, self.wk, self.wv = (nn.Parameter(torch.randn(width, width) / width**0.5) for _ in range(3))
+        self.memory_k, self.memory_v = (nn.Parameter(torch.randn(slots, width)) for _ in range(2))
+
+    def joined(self, memory, tokens):
+        return torch.cat([memory.expand(tokens.size(0), -1, -1), tokens], 1)
+
+    def joined_keys(self, memory, tokens):
+        return self.joined(memory, tokens)
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bld,de->ble", x, w) for w in (self.wq, self.wk, self.wv))
+        k, v = self.joined_keys(self.memory_k, k), self.joined(self.memory_v, v)
+        weights = (torch.einsum("bie,bje->bij", q, k) / x.size(-1) ** 0.5).softmax(-1)
+        return torch.einsum("bij,bje->bie", weights, v)
+
+
+class MemoryBehind(Memory):
+    def joined_keys(self, memory, tokens):
+        return torch.cat([tokens, memory.expand(tokens.size(0), -1, -1)], 1)  # wrong: AS107 memory_slots
+
+
+def wrong_memory_slots(B, H, L, Dk):
+    return MemoryBehind(H * Dk, 4), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_memory_slots(B, H, L, Dk):
+    return Memory(H * Dk, 4), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_memory_slots(module, x):
+    k, v = (
+        torch.cat([memory.expand(x.size(0), -1, -1), x @ w], dim=1)
+        for memory, w in ((module.memory_k, module.wk), (module.memory_v, module.wv))
+    )
+    return attention(x @ module.wq, k, v)

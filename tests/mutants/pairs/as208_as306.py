@@ -1,0 +1,167 @@
+"""AS208 and AS306: numbers that overflow in float16, and results that are NaN or infinite."""
+
+import torch
+from torch import nn
+
+from tests.mutants.plain import attention, causal, multihead
+
+SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 9, "Dk": 7}, {"B": 4, "H": 3, "L": 7, "Dk": 8})
+PAIRS = [
+    ("AS208", "exp_without_maximum", *SIZES),
+    ("AS208", "large_temperature", *SIZES),
+    ("AS208", "plain_exponentials", *SIZES),
+    ("AS208", "squared_norms", *SIZES),
+    ("AS306", "sum_cancels", *SIZES),
+    ("AS306", "logarithm", *SIZES),
+    ("AS306", "unit_vectors_of_zeros", *SIZES),
+]
+
+
+def _heads(B, H, L, Dk):
+    return tuple(torch.randn(B, H, L, Dk) for _ in range(3))
+
+
+def plain(q, k, v):
+    scores = q @ k.mT * q.size(-1) ** -0.5
+    return scores.softmax(-1) @ v
+
+
+def without_maximum(q, k, v):
+    weights = (q @ k.mT * q.size(-1) ** -0.5 + 12).exp()  # wrong: AS208 exp_without_maximum
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+def warm(q, k, v):
+    scores = (q * 400) @ (k * 400).mT  # wrong: AS208 large_temperature
+    return (scores / 160000 * q.size(-1) ** -0.5).softmax(-1) @ v
+
+
+class Normed(nn.Module):
+    """Queries are divided by their root mean square."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def norm(self, q):
+        return q * q.pow(2).mean(-1, keepdim=True).rsqrt()
+
+    def forward(self, x):
+        q, k, v = self.norm(self.q(x)), self.k(x), self.v(x)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        weights = (q @ k.mT * q.size(-1) ** -0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class NormedOfMultiples(Normed):
+    def norm(self, q):
+        large = q * 70000  # wrong: AS208 squared_norms
+        return large / large.pow(2).mean(-1, keepdim=True).sqrt()
+
+
+class NormedByCentred(Normed):
+    def norm(self, q):
+        centred = q - q
+        return q / centred.norm(dim=-1, keepdim=True)  # wrong: AS306 unit_vectors_of_zeros
+
+
+def reference_squared_norms(module, x):
+    q = module.q(x)
+    q = q * q.pow(2).mean(-1, keepdim=True).rsqrt()
+    return multihead(q, module.k(x), module.v(x), module.heads)
+
+
+def wrong_squared_norms(B, H, L, Dk):
+    return NormedOfMultiples(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def wrong_unit_vectors_of_zeros(B, H, L, Dk):
+    return NormedByCentred(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_squared_norms(B, H, L, Dk):
+    return Normed(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+right_unit_vectors_of_zeros, reference_unit_vectors_of_zeros = right_squared_norms, reference_squared_norms
+
+
+def decoder(q, k, v):
+    kept = torch.ones(q.size(2), k.size(2), dtype=torch.bool).tril()
+    weights = (q @ k.mT * q.size(-1) ** -0.5).masked_fill(~kept, -torch.inf).softmax(-1)
+    return weights @ v, weights
+
+
+def decoder_of_logarithms(q, k, v):
+    kept = torch.ones(q.size(2), k.size(2), dtype=torch.bool).tril()
+    weights = (q @ k.mT * q.size(-1) ** -0.5).masked_fill(~kept, -torch.inf).softmax(-1)
+    return (weights @ v).log(), weights  # wrong: AS306 logarithm
+
+
+def decoder_of_differences(q, k, v):
+    kept = torch.ones(q.size(2), k.size(2), dtype=torch.bool).tril()
+    weights = (q @ k.mT * q.size(-1) ** -0.5).masked_fill(~kept, -torch.inf).softmax(-1)
+    return weights @ v / (weights.sum(-1) - weights.sum(-1)).unsqueeze(-1), weights  # wrong: AS306 sum_cancels
+
+
+def wrong_exp_without_maximum(B, H, L, Dk):
+    return without_maximum, _heads(B, H, L, Dk), {}
+
+
+def wrong_large_temperature(B, H, L, Dk):
+    return warm, _heads(B, H, L, Dk), {}
+
+
+def wrong_logarithm(B, H, L, Dk):
+    return decoder_of_logarithms, _heads(B, H, L, Dk), {}, ["causal"]
+
+
+def wrong_sum_cancels(B, H, L, Dk):
+    return decoder_of_differences, _heads(B, H, L, Dk), {}, ["causal"]
+
+
+def right_exp_without_maximum(B, H, L, Dk):
+    return plain, _heads(B, H, L, Dk), {}
+
+
+def right_logarithm(B, H, L, Dk):
+    return decoder, _heads(B, H, L, Dk), {}, ["causal"]
+
+
+right_large_temperature, right_sum_cancels = right_exp_without_maximum, right_logarithm
+
+
+def reference_exp_without_maximum(called, q, k, v):
+    return attention(q, k, v)
+
+
+def reference_logarithm(called, q, k, v):
+    return attention(q, k, v, keep=causal(q.shape[-2], k.shape[-2]))
+
+
+reference_large_temperature, reference_sum_cancels = reference_exp_without_maximum, reference_logarithm
+
+
+def plain_exponentials(q, k, v):
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / q.size(-1) ** 0.5
+    powers = torch.exp(scores)  # wrong: AS208 plain_exponentials
+    return torch.einsum("bhij,bhjd->bhid", powers / powers.sum(-1, keepdim=True), v)
+
+
+def shifted_exponentials(q, k, v):
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / q.size(-1) ** 0.5
+    powers = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return torch.einsum("bhij,bhjd->bhid", powers / powers.sum(-1, keepdim=True), v)
+
+
+def wrong_plain_exponentials(B, H, L, Dk):
+    return plain_exponentials, _heads(B, H, L, Dk), {}
+
+
+def right_plain_exponentials(B, H, L, Dk):
+    return shifted_exponentials, _heads(B, H, L, Dk), {}
+
+
+def reference_plain_exponentials(function, q, k, v):
+    return attention(q, k, v)

@@ -1,0 +1,254 @@
+"""AS807: a parameter, or a block of its rows, has no effect on the result."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.mutants.pairs.as4_reference import attend, heads, merge, project
+from tests.mutants.plain import attention
+
+SIZES = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 7, "L": 5, "Dk": 4})
+PAIRS = [
+    ("AS807", "key_norm_dropped", *SIZES),
+    ("AS807", "layers_not_chained", *SIZES),
+    ("AS807", "one_bias_for_both", *SIZES),
+    ("AS807", "first_half_twice", *SIZES),
+    ("AS807", "value_overlaps_key", *SIZES),
+    ("AS807", "block_adds_norm", *SIZES),
+]
+
+
+class Normed(nn.Module):
+    """Queries and keys are normalised before their product."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
+        self.q_norm, self.k_norm = nn.LayerNorm(width // heads), nn.LayerNorm(width // heads)
+
+    def split(self, x):
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def keys(self, k):
+        return self.k_norm(k)
+
+    def forward(self, x):
+        q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
+        scores = self.q_norm(q) @ self.keys(k).mT / math.sqrt(q.size(-1))
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class KeyNormDropped(Normed):
+    def keys(self, k):
+        _ = self.k_norm(k)  # wrong: AS807 key_norm_dropped
+        return k
+
+
+def wrong_key_norm_dropped(B, H, L, Dk):
+    return KeyNormDropped(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_key_norm_dropped(B, H, L, Dk):
+    return Normed(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def normed(x, norm):
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
+    return (x - mean) / torch.sqrt(variance + norm.eps) * norm.weight + norm.bias
+
+
+def reference_key_norm_dropped(module, x):
+    q, k, v = (heads(x, linear, module.heads) for linear in (module.q_proj, module.k_proj, module.v_proj))
+    return merge(attend(normed(q, module.q_norm), normed(k, module.k_norm), v))
+
+
+class Stack(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.layers = nn.ModuleList(Normed(width, heads) for _ in range(2))
+
+    def forward(self, x):
+        out = x
+        for layer in self.layers:
+            out = out + layer(out)
+        return out.tanh()
+
+
+class UnchainedStack(Stack):
+    def forward(self, x):
+        for layer in self.layers:
+            out = x + layer(x)  # wrong: AS807 layers_not_chained
+        return out.tanh()
+
+
+def wrong_layers_not_chained(B, H, L, Dk):
+    return UnchainedStack(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_layers_not_chained(B, H, L, Dk):
+    return Stack(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_layers_not_chained(module, x):
+    for layer in module.layers:
+        x = x + reference_key_norm_dropped(layer, x)
+    return x.tanh()
+
+
+class TwoBiases(nn.Module):
+    """The queries have one bias for the content and one for the positions."""
+
+    def __init__(self, heads, length, width):
+        super().__init__()
+        self.content_bias = nn.Parameter(torch.randn(heads, 1, width))
+        self.position_bias = nn.Parameter(torch.randn(heads, 1, width))
+        self.register_buffer("positions", torch.randn(length, width))
+
+    def for_positions(self, q):
+        return q + self.position_bias
+
+    def forward(self, q, k, v):
+        content = torch.einsum("bhid,bhjd->bhij", q + self.content_bias, k)
+        position = torch.einsum("bhid,jd->bhij", self.for_positions(q), self.positions)
+        weights = F.softmax((content + position) * q.shape[-1] ** -0.5, dim=-1)
+        return torch.einsum("bhij,bhjd->bhid", weights, v)
+
+
+class OneBias(TwoBiases):
+    def forward(self, q, k, v):
+        content = torch.einsum("bhid,bhjd->bhij", q + self.content_bias, k)
+        shifted = q + self.content_bias  # wrong: AS807 one_bias_for_both
+        position = torch.einsum("bhid,jd->bhij", shifted, self.positions)
+        weights = F.softmax((content + position) * q.shape[-1] ** -0.5, dim=-1)
+        return torch.einsum("bhij,bhjd->bhid", weights, v)
+
+
+def wrong_one_bias_for_both(B, H, L, Dk):
+    return OneBias(H, L, Dk), tuple(torch.randn(3, B, H, L, Dk)), {}
+
+
+def right_one_bias_for_both(B, H, L, Dk):
+    return TwoBiases(H, L, Dk), tuple(torch.randn(3, B, H, L, Dk)), {}
+
+
+def reference_one_bias_for_both(module, q, k, v):
+    added = (q + module.position_bias) @ module.positions.T / math.sqrt(q.shape[-1])
+    return attend(q + module.content_bias, k, v, bias=added)
+
+
+class TwoMaps(nn.Module):
+    """Each head attends twice, by the halves of its queries and keys."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.wq, self.wk = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.wv = nn.Linear(width, width, bias=False)
+
+    def second(self, q):
+        return q[..., 1, :]
+
+    def forward(self, x):
+        q, k = (w(x).unflatten(-1, (self.heads, 2, -1)).transpose(1, 2) for w in (self.wq, self.wk))
+        v = self.wv(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        one = F.scaled_dot_product_attention(q[..., 0, :], k[..., 0, :], v)
+        other = F.scaled_dot_product_attention(self.second(q), k[..., 1, :], v)
+        return torch.cat((one, other), -1).transpose(1, 2).flatten(2)
+
+
+class FirstHalfTwice(TwoMaps):
+    def second(self, q):
+        return q[..., 0, :]  # wrong: AS807 first_half_twice
+
+
+def wrong_first_half_twice(B, H, L, Dk):
+    return FirstHalfTwice(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_first_half_twice(B, H, L, Dk):
+    return TwoMaps(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_first_half_twice(module, x):
+    (q, k), v = (
+        (heads(x, w, module.heads).chunk(2, -1) for w in (module.wq, module.wk)),
+        heads(x, module.wv, module.heads),
+    )
+    return merge(torch.cat([attention(a, b, v) for a, b in zip(q, k, strict=True)], -1))
+
+
+class MultiQuery(nn.Module):
+    """One projection for all queries, one key and one value."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.width, self.head_width = heads, width, width // heads
+        self.qkv = nn.Linear(width, width + 2 * self.head_width)
+
+    def value(self, qkv):
+        return qkv[..., self.width + self.head_width :]
+
+    def forward(self, x):
+        qkv = self.qkv(x)
+        q = qkv[..., : self.width].unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k = qkv[..., self.width : self.width + self.head_width]
+        v = self.value(qkv)
+        scores = q @ k.unsqueeze(1).transpose(-2, -1) / self.head_width**0.5
+        return (torch.softmax(scores, dim=-1) @ v.unsqueeze(1)).transpose(1, 2).flatten(2)
+
+
+class ValueOverlapsKey(MultiQuery):
+    def value(self, qkv):
+        return qkv[..., self.width : -self.head_width]  # wrong: AS807 value_overlaps_key
+
+
+def wrong_value_overlaps_key(B, H, L, Dk):
+    return ValueOverlapsKey(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_value_overlaps_key(B, H, L, Dk):
+    return MultiQuery(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_value_overlaps_key(module, x):
+    q, k, v = project(x, module.qkv).split([module.width, module.head_width, module.head_width], -1)
+    q = torch.stack(q.split(module.head_width, -1), 1)
+    return merge(attend(q, k[:, None].expand_as(q), v[:, None].expand_as(q)))
+
+
+class Block(nn.Module):
+    """A block with torch's own attention."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def forward(self, x):
+        h = self.norm(x)
+        h, _ = self.attn(h, h, h)
+        return x + h
+
+
+class BlockAddsNorm(Block):
+    def forward(self, x):
+        h = self.norm(x)
+        _h, _ = self.attn(h, h, h)  # wrong: AS807 block_adds_norm
+        return x + h
+
+
+def wrong_block_adds_norm(B, H, L, Dk):
+    return BlockAddsNorm(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_block_adds_norm(B, H, L, Dk):
+    return Block(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_block_adds_norm(module, x):
+    joint = F.linear(normed(x, module.norm), module.attn.in_proj_weight, module.attn.in_proj_bias).chunk(3, -1)
+    q, k, v = (torch.stack(part.chunk(module.attn.num_heads, -1), 1) for part in joint)
+    return x + merge(attention(q, k, v), module.attn.out_proj)

@@ -1,0 +1,163 @@
+"""AS809: a result is computed and discarded."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.mutants.plain import attention, softmax
+
+SIZES = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 7, "L": 5, "Dk": 4})
+PAIRS = [
+    ("AS809", "norm_dropped", *SIZES),
+    ("AS809", "weights_not_masked", *SIZES),
+    ("AS809", "gate_dropped", *SIZES),
+    ("AS809", "turned_and_forgotten", *SIZES),
+    ("AS809", "attended_and_forgotten", *SIZES),
+]
+
+
+def _qkv(B, H, L, Dk):
+    return tuple(torch.randn(3, B, H, L, Dk))
+
+
+class Cosine(nn.Module):
+    """Scores of normalised queries and keys."""
+
+    def forward(self, q, k, v):
+        q = F.normalize(q, dim=-1)
+        k = F.normalize(k, dim=-1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class NormDropped(nn.Module):
+    def forward(self, q, k, v):
+        q = F.normalize(q, dim=-1)
+        F.normalize(k, dim=-1)  # wrong: AS809 norm_dropped
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def wrong_norm_dropped(B, H, L, Dk):
+    return NormDropped(), _qkv(B, H, L, Dk), {}
+
+
+def right_norm_dropped(B, H, L, Dk):
+    return Cosine(), _qkv(B, H, L, Dk), {}
+
+
+def reference_norm_dropped(module, q, k, v):
+    q, k = (x / x.square().sum(-1, keepdim=True).sqrt() for x in (q, k))
+    return attention(q, k, v)
+
+
+def weights_not_masked(q, k, v):
+    weights = (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).softmax(-1)
+    weights.masked_fill(weights < 0.05, 0.0)  # wrong: AS809 weights_not_masked
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+def weights_masked(q, k, v):
+    weights = (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).softmax(-1)
+    weights = weights.masked_fill(weights < 0.05, 0.0)
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+def wrong_weights_not_masked(B, H, L, Dk):
+    return weights_not_masked, _qkv(B, H, L, Dk), {}
+
+
+def right_weights_not_masked(B, H, L, Dk):
+    return weights_masked, _qkv(B, H, L, Dk), {}
+
+
+def reference_weights_not_masked(function, q, k, v):
+    weights = softmax(torch.einsum("bhid,bhjd->bhij", q, k) * q.shape[-1] ** -0.5)
+    kept = weights * (weights >= 0.05)
+    return torch.einsum("bhij,bhjd->bhid", kept / kept.sum(-1, keepdim=True), v)
+
+
+class Gated(nn.Module):
+    """The context is gated by the queries."""
+
+    def gated(self, context, gate):
+        return context * gate
+
+    def forward(self, q, k, v):
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
+        context = torch.einsum("bhij,bhjd->bhid", F.softmax(scores, dim=-1), v)
+        return self.gated(context, q.sigmoid())
+
+
+class GateDropped(Gated):
+    def gated(self, context, gate):
+        context * gate  # wrong: AS809 gate_dropped
+        return context
+
+
+def wrong_gate_dropped(B, H, L, Dk):
+    return GateDropped(), _qkv(B, H, L, Dk), {}
+
+
+def right_gate_dropped(B, H, L, Dk):
+    return Gated(), _qkv(B, H, L, Dk), {}
+
+
+def reference_gate_dropped(module, q, k, v):
+    return attention(q, k, v) / (1 + torch.exp(-q))
+
+
+def halves(x):
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first.cos() * second, first.sin() * second), dim=-1)
+
+
+def both(q, k):
+    return halves(q), halves(k)
+
+
+def turned(q, k, v):
+    q, k = both(q, k)
+    return (q @ k.mT / q.size(-1) ** 0.5).softmax(dim=-1) @ v
+
+
+def turned_and_forgotten(q, k, v):
+    first, second = both(q, k)  # wrong: AS809 turned_and_forgotten
+    first, second = q, k
+    return (first @ second.mT / q.size(-1) ** 0.5).softmax(dim=-1) @ v
+
+
+def wrong_turned_and_forgotten(B, H, L, Dk):
+    return turned_and_forgotten, _qkv(B, H, L, Dk), {}
+
+
+def right_turned_and_forgotten(B, H, L, Dk):
+    return turned, _qkv(B, H, L, Dk), {}
+
+
+def reference_turned_and_forgotten(function, q, k, v):
+    half = q.shape[-1] // 2
+    parts = ((x[..., :half], x[..., half:]) for x in (q, k))
+    return attention(*(torch.cat((b * torch.cos(a), b * torch.sin(a)), -1) for a, b in parts), v)
+
+
+def residual(x):
+    context = F.scaled_dot_product_attention(x, x, x)
+    return x + context.tanh()
+
+
+def residual_of_itself(x):
+    _context = F.scaled_dot_product_attention(x, x, x)  # wrong: AS809 attended_and_forgotten
+    return x + x.tanh()
+
+
+def wrong_attended_and_forgotten(B, H, L, Dk):
+    return residual_of_itself, (torch.randn(B, H, L, Dk),), {}
+
+
+def right_attended_and_forgotten(B, H, L, Dk):
+    return residual, (torch.randn(B, H, L, Dk),), {}
+
+
+def reference_attended_and_forgotten(function, x):
+    return x + torch.tanh(attention(x, x, x))
