@@ -6,6 +6,7 @@ from attnshape.checks.rules.pages import codes
 from attnshape.comments.verify import CODES as WRITTEN
 from tests.mutants.cases import PAIRS, UNUSUAL, Pair, Unusual, wrong_line
 from tests.mutants.check_cases import check, failed_rules, is_first_of_its_rule, runs
+from tests.mutants.sentences import SENTENCES, contains, sentences_removed_by
 
 UNDECIDED = {
     "powers_of_two": {"the claim scale=1/sqrt(Dk)"},  # its softmax is one of powers of two
@@ -23,6 +24,7 @@ def test_mutant_is_found_at_its_line(pair: Pair, size: int, seed: int) -> None:
     if line is not None:
         assert source is not None
         assert (source.file, source.line) == (pair.file, line)
+    assert [one for one in sentences_removed_by(str(pair)) if contains(report.verified, one)] == []
     assert failed_rules(report) == []
 
 
@@ -33,6 +35,7 @@ def test_right_version_has_no_findings(pair: Pair, size: int, seed: int) -> None
     assert pair.code not in {finding.code for finding in report.findings}
     assert failed_rules(report) == []
     assert report.undecided == ()
+    assert [one for one in sentences_removed_by(str(pair)) if not contains(report.verified, one)] == []
     assert report.verified
 
 
@@ -47,3 +50,9 @@ def test_unusual_code_has_no_findings(unusual: Unusual, size: int, seed: int) ->
 @pytest.mark.parametrize("code", [code for code in codes() if code not in WRITTEN])
 def test_every_code_has_three_mutants(code: str) -> None:
     assert sum(pair.code == code for pair in PAIRS) >= 3
+
+
+@pytest.mark.parametrize(("sentence", "mutants"), SENTENCES.items())
+def test_every_sentence_has_five_mutants(sentence: str, mutants: tuple[str, ...]) -> None:
+    assert len(set(mutants)) >= 5
+    assert set(mutants) <= {str(pair) for pair in PAIRS}
