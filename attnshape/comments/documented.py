@@ -122,7 +122,9 @@ class _CommentReader:
             inputs = combine(self._all(nearby), observed.arguments())
             yield _document(comment, claim, "the input", inputs, PROSE)
         elif above and unknown and all(map(self._is_word, unknown)):
-            yield from (loose for _, loose in self._around(comment, claim)) if claim.label.firm else ()
+            yield from (
+                (loose for _, loose in self._around(comment, claim)) if claim.label.firm and not claim.among else ()
+            )
         elif any(map(_is_attribute, unknown)) or (unknown and (above or not claim.strict)):
             return  # something that isn't a variable here: `self.W_O: (H, Dk, D)`, `mask: (B, 1, L, L) broadcasts`
         elif comment.where == "signature":
@@ -213,15 +215,20 @@ class _CommentReader:
     def _of_variable(self, comment: LocatedComment, claim: CommentClaim, name: str) -> Iterator[ShapeConstraint]:
         """Yield what else a shape with a variable's name may describe: what the code below binds to it, an argument."""
         if comment.where == "above":
-            later = self._observed.bound(name, range(comment.line, comment.until))
+            later = self._observed.bound(range(comment.line, comment.until), name)
             yield constrain(claim.shapes, later)
         yield constrain(_broadcast(claim.shapes), self._observed.argument(name))
 
     def _of_block(self, comment: LocatedComment, claim: CommentClaim) -> Iterator[ShapeConstraint]:
-        """Yield what else a shape above several statements may describe: what one of them makes, or an argument."""
+        """Yield what else a shape above several statements may describe: what one of them makes, or an argument.
+
+        A shape that is said to be the result's may be that of any variable up to the next comment.
+        """
         if len(comment.block) > 1:
             made = [self._observed.made(statement) for statement in comment.block[1:]]
             yield constrain(claim.shapes, combine(*made))
+        if claim.label.firm:
+            yield constrain(claim.shapes, self._observed.bound(range(comment.line, comment.until)))
         read = {node.id for statement in comment.block for node in ast.walk(statement) if isinstance(node, ast.Name)}
         arguments = [self._observed.argument(name) for name in self._parameters if name in read]
         if arguments:

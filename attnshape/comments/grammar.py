@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from attnshape.comments.notation import MAX_LENGTH, ShapeText, find_shapes, is_axis_word, parse_bare_shape
@@ -22,6 +22,8 @@ _JOINED_BEFORE = re.compile(r"[)\]]\s*(?:@|[x×]|-+>|=+>|→)\s*$")
 _JOINED_BEHIND = re.compile(r"\s*(?:@|[x×]|-+>|=+>|→)\s*[(\[]")
 _CONTINUES = re.compile(r"\s*(?:@|[x×]|-+>|=+>|→)\s*[(\[]")
 """The beginning of a line that continues the one above it: `-> (B, T)`."""
+_UNFINISHED = re.compile(r"[a-z]\w*(?:\s+[\w'-]+){2,}$", re.IGNORECASE)
+"""The end of a line whose sentence goes on below it."""
 _EQUALS = re.compile(r"\s*={1,2}\s*")
 _NAMES = r"[A-Za-z_][\w.]*"
 _LABEL = re.compile(
@@ -70,6 +72,8 @@ class CommentClaim:
     """How many results the comment lists."""
     chained: bool = False
     """Whether arrows or products connect it with other shapes."""
+    among: bool = False
+    """Whether the comment documents other tensors too, each with its label."""
     product: tuple[ShapeText, ...] = ()
     """For an operand of `(B, T, C) @ (B, C, T)`, both operands."""
 
@@ -93,7 +97,7 @@ def parse_comment(comment: str) -> list[CommentClaim]:
 def parse_comment_lines(lines: Sequence[str]) -> Iterator[tuple[int, CommentClaim]]:
     """Yield the claims of comments on successive lines, each with the place of its line, from 0.
 
-    An arrow or a product may begin on one line and go on below it.
+    An arrow or a product may begin on one line and go on below it, and so may a sentence, whose shape is one in prose.
 
     >>> [(place, claim.role) for place, claim in parse_comment_lines(["(B, T)", "x (T, C)", "-> (B, C)", "(B, C)"])]
     [(0, 'operand'), (1, 'operand'), (2, 'result'), (3, 'result')]
@@ -104,6 +108,8 @@ def parse_comment_lines(lines: Sequence[str]) -> Iterator[tuple[int, CommentClai
         while last + 1 < len(lines) and _CONTINUES.match(lines[last + 1]) and re.search(r"[)\]]\s*$", lines[last]):
             last += 1
         claims = parse_comment(" ".join(lines[first : last + 1]))
+        if first and _UNFINISHED.search(lines[first - 1].strip()) and re.match(r"\s*[a-z]", lines[first]):
+            claims = [replace(claim, strict=False) for claim in claims if not claim.chained]
         places = [place for place in range(first, last + 1) for _ in find_shapes(lines[place])]
         if first == last:
             yield from ((first, claim) for claim in claims)
@@ -186,7 +192,7 @@ def _around(text: str, shapes: Sequence[ShapeText]) -> list[CommentClaim]:
     claims: list[CommentClaim] = []
     for place, run in enumerate(runs):
         claims += _joined(run, clean or arrows, place if several else None, len(runs) if several else 1)
-    return claims
+    return [replace(claim, among=True) for claim in claims] if named and len(runs) > 1 else claims
 
 
 class _Run(NamedTuple):

@@ -320,11 +320,12 @@ class ObservedShapes:
 
         return [_each(values(call)) for call in self.calls]
 
-    def bound(self, name: str, lines: range) -> Occurrences:
-        """Return what was bound to a variable on some lines, as options."""
+    def bound(self, lines: range, name: str | None = None) -> Occurrences:
+        """Return what was bound on some lines, to one variable or to any, as options."""
 
         def shapes(call: FunctionCall) -> Iterator[Shape]:
-            yield from (s for store in call.bindings_on(lines) if store.name == name for s in _shapes(store.value))
+            stores = (store for store in call.bindings_on(lines) if name is None or store.name == name)
+            yield from (shape for store in stores for shape in _shapes(store.value))
 
         return self._options(shapes)
 
@@ -406,6 +407,8 @@ def _bound_values(call: FunctionCall, targets: Sequence[ast.Name], place: int | 
         if (store.line, store.column) in places or (store.column == NO_COLUMN and (store.line, store.name) in named)
     ]
     if stores and all(isinstance(store.value, int) for store in stores):
+        if len(targets) == 1:
+            return []  # of `T = x.size(1)  # (B, T, C)` the comment describes x
         return [TensorValue(shape, "") for shape in _unpacked_shapes(stores, targets)]
     if place is not None and of == len(targets):
         wanted = (targets[place].lineno, targets[place].id)
