@@ -97,7 +97,7 @@ class DataFlow(Generic[N]):
         reached: set[Producer] = set(start)
         first = min((producer.order if isinstance(producer, OutputRef) else 0 for producer in reached), default=0)
         for node in self.nodes:
-            if node.order > first and reads_numbers(node) and any(map(reached.intersection, node.sources)):
+            if node.order > first and any(map(reached.intersection, numbers_read(node))):
                 reached.update(node.refs)
         return {producer for producer in reached if isinstance(producer, OutputRef)}
 
@@ -116,20 +116,29 @@ class DataFlow(Generic[N]):
             wanted.discard(order)
             node = self._by_order[order]
             yield node
-            if shapes or reads_numbers(node):
-                wanted |= {
-                    producer.order for source in node.sources for producer in source if isinstance(producer, OutputRef)
-                }
+            read = node.sources if shapes else numbers_read(node)
+            wanted |= {producer.order for source in read for producer in source if isinstance(producer, OutputRef)}
 
     def origins(self, producers: Producers) -> set[str]:
         """Return the inputs, parameters and constants on which a tensor with these producers depends."""
-        sources = [producers, *(source for node in self.upstream(producers) for source in node.sources)]
+        sources = [producers, *(source for node in self.upstream(producers) for source in numbers_read(node))]
         return {producer for source in sources for producer in source if isinstance(producer, str)}
 
 
 def reads_numbers(node: Node) -> bool:
     """Return whether a call reads the values of its operands, not just their shape or dtype."""
     return node.name not in ops.CREATED_LIKE
+
+
+_READ_THE_FIRST = ops.SHAPE_FROM_SECOND | ops.CASTS
+"""Operations that read the numbers of their first operand only."""
+
+
+def numbers_read(node: Node) -> Sequence[Producers]:
+    """Return the producers of the operands of which a call reads the numbers."""
+    if not reads_numbers(node):
+        return ()
+    return node.sources[:1] if node.name in _READ_THE_FIRST else node.sources
 
 
 _INDEX_DTYPES = ("int", "uint", "bool")

@@ -170,6 +170,17 @@ def test_positional_scores_are_a_separate_product():
     assert core.more_scores == ()
 
 
+def test_positions_that_take_the_dtype_of_queries_are_positional():
+    def relative(q, k, v, positions):
+        return (q @ positions.to(q).mT + q @ k.mT).softmax(-1) @ v
+
+    q, k, v = normal(2, 4, 5), normal(2, 6, 5, seed=1), normal(2, 6, 7, seed=2)
+    flow = flow_of(relative, "positions", q=q, k=k, v=v, positions=normal(6, 5, seed=3).float())
+    (core,) = cores(flow)
+    assert torch.equal(core.scores.operand(core.scores.right), k.mT)
+    assert [flow.origins(product.sources(product.right)) for product in core.positional] == [{"positions"}]
+
+
 def test_two_products_of_inputs_are_both_scores():
     def twice(q, k, v, p):
         return (q @ k.mT + p @ k.mT).softmax(-1) @ v

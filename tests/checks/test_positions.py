@@ -17,6 +17,9 @@ ALIKE = "queries and keys at the same position are rotated alike"
 DISTANCE = "where all queries and keys are equal, their scores depend on their distance alone"
 FALLS = "the bias falls with the distance from the query's own position"
 SIDES = "the bias tells the distances of the keys on both sides of the query apart"
+ALIBI = "the bias falls with distance, as in ALiBi"
+OWN = "the scores that a query gets for positions are its own"
+OFFSETS = "each offset on the grid has its own row in the table of biases"
 QKV = dict.fromkeys(("q", "k", "v"), "B H L Dk")
 
 
@@ -30,6 +33,9 @@ QKV = dict.fromkeys(("q", "k", "v"), "B H L Dk")
         ("AS710-viewed_table", "each head gets its own part of table"),
         ("AS711-off_by_one", FALLS),
         ("AS712-causal_buckets", SIDES),
+        ("AS713-divided_sum", ALIBI),
+        ("AS714-last_row_dropped", OWN),
+        ("AS715-height_as_stride", OFFSETS),
     ],
 )
 def test_mutant_removes_what_is_verified(name: str, sentence: str) -> None:

@@ -301,6 +301,21 @@ CONTEXTS: dict[str, Context] = {
         "B, L, Lp, H, Dk",
     ),
     "AS712": Context(SCORED, SOFTMAX, init="self.table = nn.Parameter(torch.randn(2 * L - 1, H))"),
+    "AS713": Context(
+        f"{SPLIT}\npositions = torch.arange(L)\nslopes = 2.0 ** -torch.arange(1.0, H + 1)", SOFTMAX, claims=("alibi",)
+    ),
+    "AS714": Context(
+        f"{SPLIT}\ndistances = torch.sin(torch.arange(1 - L, L)[:, None] / torch.arange(1, Dk + 1)).to(q)", SOFTMAX
+    ),
+    "AS715": Context(
+        f"L = 2 * W * W\n{SCORED}\nplace = torch.arange(L)\n"
+        "down, right = place // (2 * W), place % (2 * W)\n"
+        "down, right = down[:, None] - down + W - 1, right[:, None] - right + 2 * W - 1",
+        SOFTMAX,
+        {"x": "torch.randn(B, 2 * W * W, D)"},
+        "B, H, Dk, W",
+        init="self.table = nn.Parameter(torch.randn((2 * W - 1) * (4 * W - 1), H))",
+    ),
     "AS801": Context("", "return self.wo(context)", {**X, "memory": "torch.randn(B, L, D)"}, **ONE_HEAD),
     "AS802": Context("", "return context", QKV),
     "AS803": Context("", "return context", QKV),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.cores import Core, RunGraph, between
+from attnshape.checks.attention.cores import Core, FusedCore, RunGraph, between
 from attnshape.checks.attention.simultaneous import run_simultaneously
 from attnshape.checks.interventions.experiment import Experiment, Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef
@@ -51,7 +51,7 @@ class ElementwiseMap:
 class _Section:
     """The calls from a result to an operand of a later call, of which a map is measured."""
 
-    core: Core
+    core: Core | FusedCore
     start: OutputRef
     added: Tensor | float
     """What the product that returns the start adds by itself."""
@@ -70,9 +70,14 @@ class _Section:
         return bool(self.inner & other.replaced or other.inner & self.replaced)
 
 
-def _measure_maps(experiment: Experiment, sections: Sequence[_Section]) -> list[ElementwiseMap | None]:
-    """Return the map of each section. All are measured in the same four runs, since they don't overlap."""
-    contexts = [section.core.context for section in sections]
+def _measure_maps(
+    experiment: Experiment, sections: Sequence[_Section], others: Iterable[OutputRef] = ()
+) -> list[ElementwiseMap | None]:
+    """Return the map of each section. All are measured in the same four runs, since they don't overlap.
+
+    `others` are the contexts of other attentions, which what is replaced must not reach.
+    """
+    contexts = {*others, *(section.core.context for section in sections)}
 
     def numbers(make: Callable[[Tensor], Tensor]) -> ReplayRun:
         results = {section.start: lambda t, own=section.added: make(t) + own for section in sections}
@@ -170,6 +175,29 @@ def measure_cores(experiment: Experiment, graph: RunGraph, cores: list[Core]) ->
         waiting = [which for which in waiting if which not in together]
         maps |= zip(together, _measure_maps(experiment, [sections[which] for which in together]), strict=True)
     return [MeasuredCore(core, maps[2 * place], maps[2 * place + 1]) for place, core in enumerate(cores)]
+
+
+def map_to_softmax(
+    experiment: Experiment,
+    graph: RunGraph,
+    core: Core | FusedCore,
+    contexts: Iterable[OutputRef],
+    start: OutputRef,
+    added: Tensor | float = 0.0,
+) -> ElementwiseMap | None:
+    """Return how the scores that a softmax reads, or a fused attention's mask, depend on an earlier result.
+
+    `contexts` are those of all attentions; `added` is what the call that returns the start adds by itself.
+    """
+    if isinstance(core, FusedCore):
+        place, order, sources = core.place("attn_mask"), core.event.order, core.sources("attn_mask")
+    else:
+        place, order, sources = core.softmax.place, core.softmax.owner.order, core.softmax.sources
+    if place is None:
+        return None
+    inner = frozenset(ref for event in between(graph, start, sources) for ref in event.refs)
+    (measured,) = _measure_maps(experiment, [_Section(core, start, added, (order, place), inner)], contexts)
+    return measured
 
 
 def _sections(graph: RunGraph, core: Core) -> tuple[_Section, _Section]:

@@ -96,6 +96,15 @@ class VisibleKeys:
     layout: _Layout | None = None
     """Arranges the axes of the weights."""
 
+    def laid_out(self, value: Tensor) -> Tensor | None:
+        """Return what has the scores' axes, or fewer, as (B, H, queries, keys); None if the layout is unknown."""
+        if self.layout is None or len(value.shape) > len(self.layout.shape):
+            return None
+        sizes = zip(value.shape[::-1], self.layout.shape[::-1], strict=False)
+        if any(size not in (1, whole) for size, whole in sizes):
+            return None
+        return self.layout.canonical(value.expand(self.layout.shape))[..., : self.keys.shape[-1]]
+
     def scores_in(self, run: ReplayRun) -> Tensor | None:
         """Return the scores of another run, with all that is added to them, (B, H, queries, keys); None if unknown."""
         core = self.core

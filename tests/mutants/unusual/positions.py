@@ -26,6 +26,9 @@ UNUSUAL = [
     ("any_tables", *SIZES),
     ("some_heads_biased", *SIZES),
     ("only_earlier_penalised", *SIZES),
+    ("relative_in_a_grid", *SIZES),
+    ("absolute_scores", *SIZES),
+    ("slopes_made_up_for", *SIZES),
 ]
 
 
@@ -382,3 +385,72 @@ class OnlyEarlierPenalised(Base):
 
 def case_only_earlier_penalised(B, H, L, Dk):
     return _case(OnlyEarlierPenalised, B, H, L, Dk)
+
+
+class RelativeInAGrid(Base):
+    """Queries meet a vector for each offset in a grid of three columns, and pick those of their keys."""
+
+    def __init__(self, heads, depth, length):
+        super().__init__(heads, depth)
+        self.rows = (length + 2) // 3
+        self.vectors = nn.Parameter(torch.randn((2 * self.rows - 1) * 5, depth))
+
+    def logits(self, q, k):
+        place = torch.arange(q.shape[2])
+        down, right = (t[None] - t[:, None] for t in (place // 3, place % 3))
+        index = (down + self.rows - 1) * 5 + right + 2
+        places = (q @ self.vectors.T).gather(-1, index.expand(*q.shape[:3], -1))
+        return (q @ k.mT + places) * self.depth**-0.5
+
+
+def case_relative_in_a_grid(B, H, L, Dk):
+    return RelativeInAGrid(H, Dk, L), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_relative_in_a_grid(module, x):
+    q, k, v = parts(module, x)
+    scores = torch.einsum("bhid,bhjd->bhij", q, k)
+    for i in range(x.shape[1]):
+        for j in range(x.shape[1]):
+            row = (j // 3 - i // 3 + module.rows - 1) * 5 + j % 3 - i % 3 + 2
+            scores[:, :, i, j] += (q[:, :, i] * module.vectors[row]).sum(-1)
+    weights = softmax(scores / math.sqrt(module.depth))
+    return module.proj(join(torch.einsum("bhij,bhjd->bhid", weights, v)))
+
+
+class AbsoluteScores(Base):
+    """Queries meet a vector for each position of a key, cut from a longer table."""
+
+    def __init__(self, heads, depth, length):
+        super().__init__(heads, depth)
+        self.register_buffer("vectors", torch.randn(length + 8, depth))
+
+    def logits(self, q, k):
+        return (q @ k.mT + (q @ self.vectors.type_as(q).T)[..., : k.shape[2]]) * self.depth**-0.5
+
+
+def case_absolute_scores(B, H, L, Dk):
+    return AbsoluteScores(H, Dk, L), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_absolute_scores(module, x):
+    q, k, v = parts(module, x)
+    return module.proj(join(attention(q, k + module.vectors[: x.shape[1]], v)))
+
+
+class SlopesMadeUpFor(Base):
+    """Linear biases are multiplied by what the scores are divided by afterwards."""
+
+    def logits(self, q, k):
+        n, scale = k.shape[2], math.sqrt(self.depth)
+        slopes = 2.0 ** (-8 * torch.arange(1, self.heads + 1).to(q) / self.heads) * scale
+        behind = torch.arange(n) - torch.arange(n)[:, None]
+        return ((q @ k.mT + slopes[:, None, None] * behind) / scale).masked_fill(behind > 0, -torch.inf)
+
+
+def case_slopes_made_up_for(B, H, L, Dk):
+    return _case(SlopesMadeUpFor, B, H, L, Dk, ["causal", "alibi"])
+
+
+def reference_slopes_made_up_for(module, x):
+    return reference_linear_biases(module, x)

@@ -19,11 +19,14 @@ from attnshape.checks.attention.operands import of_distinct_code
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import MaskLayout, VisibleKeys, explain_visibility, swap_queries_and_keys
 from attnshape.checks.rules.biases.distances import check_distances
+from attnshape.checks.rules.biases.offsets import check_offsets
+from attnshape.checks.rules.biases.scaling import check_scaling, zero_bias
+from attnshape.checks.rules.biases.shifts import check_shifts
 from attnshape.checks.rules.biases.tables import check_tables
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.model.trace import Source
 
-CODES: tuple[str, ...] = ("AS706", "AS707", "AS708", "AS710", "AS711", "AS712")
+CODES: tuple[str, ...] = ("AS706", "AS707", "AS708", "AS710", "AS711", "AS712", "AS713", "AS714", "AS715")
 TOPIC = "biases"
 
 
@@ -48,8 +51,13 @@ def check(subject: Subject) -> Iterator[Outcome]:
         elif not wrong and (source := subject.source(explanation.visible.core.context)) not in judged:
             judged.add(source)
             yield from check_distances(subject, explanation.visible, lines)
-    for query, *_ in of_distinct_code(subject):
+    visible_by_context = {one.visible.core.context: one.visible for one in explained}
+    for query, key, _ in of_distinct_code(subject):
         yield from check_tables(subject, query, wrong)
+        visible = visible_by_context.get(query.core.context)
+        if visible is not None:
+            yield from check_shifts(subject, visible, query, key)
+            yield from check_offsets(subject, visible)
 
 
 def _bias(subject: Subject, visible: VisibleKeys, lines: MaskLines, name: str) -> Outcome:
@@ -120,7 +128,7 @@ def _alibi(subject: Subject, visible: VisibleKeys, lines: MaskLines) -> Outcome:
     if not steps.numel():
         return Undecided(TOPIC, "no query attends to two keys")
     if bool((steps > 0).all()):
-        return Verification("the bias falls with distance, as in ALiBi")
+        return check_scaling(subject, visible, TOPIC) or Verification("the bias falls with distance, as in ALiBi")
     if bool((steps < 0).all()):
         message = "the bias rises with distance: it favours far keys over near ones"
         return _violation("AS706", message, lines.constant(), "subtract slope * (i - j)")
@@ -135,7 +143,8 @@ def _alibi(subject: Subject, visible: VisibleKeys, lines: MaskLines) -> Outcome:
     if other is not None and other.level == "error":
         return other
     message = "what is added to the scores neither falls nor rises with distance"
-    return _violation("AS708", message, lines.softmax, "add -slope * (i - j) to the score of query i and key j")
+    at = zero_bias(subject, visible) or lines.softmax
+    return _violation("AS708", message, at, "add -slope * (i - j) to the score of query i and key j")
 
 
 def _is_added(visible: VisibleKeys, bias: Tensor) -> bool:
