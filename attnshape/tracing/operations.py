@@ -139,6 +139,13 @@ TOKEN_NORMS = frozenset({"layer_norm", "native_layer_norm", "rms_norm"})
 NORMS = TOKEN_NORMS | {"batch_norm"}
 DROPOUTS = frozenset({"dropout", "alpha_dropout", "feature_dropout", "native_dropout"})
 RANDOM = DROPOUTS | {"bernoulli", "rand", "rand_like"}
+DRAWS = RANDOM | {
+    *("randn", "randn_like", "randint", "randint_like", "randperm", "normal", "uniform", "random", "multinomial"),
+    *("exponential", "poisson", "geometric", "cauchy", "log_normal"),
+}
+"""Calls whose result depends on a generator of random numbers."""
+FROM_PYTHON = frozenset({"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor"})
+"""Constructors of tensors from numbers that Python holds."""
 
 FAMILIES: tuple[frozenset[str], ...] = (
     RESHAPES | UNIT_AXES | PATTERNED_LAYOUT,

@@ -212,3 +212,12 @@ def test_sizes_near_the_users_have_another_batch_and_other_lengths():
     assert first == {"B": 5, "L": 7, "D": 512}
     assert second == {"B": 11, "L": 13, "D": 512}
     assert near_sizes(target_and_sizes(lambda x: x, {"x": "D"})[1]) == []
+
+
+def test_batch_stays_identifiable_where_only_the_smallest_primes_are_cheap():
+    """Symbols of the user's own, such as the rows and columns of a grid, take 2 and 3, and known ones don't."""
+    numbers = {"B": 2, "H": 2, "Dk": 4, "R": 4, "T": 4, "S": 4}
+    heavy = WorkEstimate((Growth(3000.0, tuple((symbol, 2) for symbol in ("R", "T", "S", "H"))),))
+    for chosen in small_sizes(plan(numbers), heavy)[:2]:
+        assert {2, 3} <= {chosen[symbol] for symbol in ("R", "T", "S")}
+        assert min(chosen[symbol] for symbol in ("B", "H", "Dk")) > 3

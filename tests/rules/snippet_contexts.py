@@ -201,6 +201,7 @@ CONTEXTS: dict[str, Context] = {
     ),
     "AS116": Context(f"{SPLIT}\nk, v = (one.reshape(B * H, L, Dk) for one in (k, v))", OUTPUT),
     "AS117": Context(SCORED, SOFTMAX, {**X, "lengths": "L - torch.arange(B) % (L - 1)"}),
+    "AS118": Context("", ATTEND, init="self.positions = nn.Parameter(torch.randn(50, D))"),
     "AS201": Context("", f"v = self.wv(x).view(B, L, H, Dk).transpose(1, 2)\n{SOFTMAX}"),
     "AS202": Context(CROSS_SPLIT, f"context = scores.softmax(dim=-1) @ v\n{CROSS_OUTPUT}", **CROSS),
     "AS203": Context("Dk = D\nk = self.wk(x)", "return scores.softmax(dim=-1) @ self.wv(x)", **ONE_HEAD),

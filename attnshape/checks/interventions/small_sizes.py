@@ -40,8 +40,8 @@ def symbol_or_number(size: int, numbers: Mapping[str, int]) -> str:
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 """2 and 3 divide too many numbers."""
-_OF_OWN_SYMBOLS = 3
-"""For the user's own symbols, such as the rows of a grid, where runs take much work."""
+_OF_OWN_SYMBOLS = ((3,), (2, 3))
+"""For the user's own symbols, such as the rows of a grid, where runs take much work; both where that isn't enough."""
 _GROUPS = (4, 6)
 _MAX_PERMUTED = 6
 """Up to this many unknowns, every assignment of the primes is tried."""
@@ -65,9 +65,10 @@ def small_sizes(plan: Plan, work: WorkEstimate | None = None) -> list[dict[str, 
         return [plan.numbers(0), plan.numbers(1)]
     extra = max(1, _MAX_PERMUTED + 1 - len(unknowns))
     chosen = _two_sets(plan, _PRIMES, extra, _cost_of(plan), plan.own_counts)
-    if work is not None and max(work.at(plan.at(numbers)) for numbers in chosen) > _MOST_WORK:
-        few = dict.fromkeys(plan.of_counts, 2)
-        chosen = _two_sets(plan, (_OF_OWN_SYMBOLS, *_PRIMES), extra, lambda numbers: work.at(plan.at(numbers)), few)
+    for own in _OF_OWN_SYMBOLS if work is not None else ():
+        if work is not None and max(work.at(plan.at(numbers)) for numbers in chosen) > _MOST_WORK:
+            few = dict.fromkeys(plan.of_counts, 2)
+            chosen = _two_sets(plan, (*own, *_PRIMES), extra, lambda numbers: work.at(plan.at(numbers)), few)
     return [*map(plan.at, chosen), plan.numbers(0), plan.numbers(1)]
 
 
@@ -122,7 +123,7 @@ def _cheapest(
     groups = dict.fromkeys((name for name in plan.unknowns if name in ("G", "H/Hkv")), group)
     unknowns = [name for name in plan.of_axes if name not in groups]
     given = {**groups, **counts}
-    general = [prime for prime in primes if prime != _OF_OWN_SYMBOLS]
+    general = [prime for prime in primes if prime > _LARGEST_AMBIGUOUS]
     fallback = dict(zip(unknowns, general[1:] if avoid is not None else general, strict=False)) | given
     if len(unknowns) > _MAX_PERMUTED:
         return fallback
@@ -135,7 +136,7 @@ def _cheapest(
         chosen = dict(zip(unknowns, order, strict=True)) | given
         in_order = all(chosen[a] < chosen[b] for a, b in itertools.pairwise(lengths))
         repeats = avoid is not None and any(avoid[name] == chosen[name] for name in unknowns)
-        ambiguous = any(chosen[name] == _OF_OWN_SYMBOLS and _symbol_in(name) in SYMBOLS_BY_NAME for name in unknowns)
+        ambiguous = any(chosen[name] <= _LARGEST_AMBIGUOUS and _symbol_in(name) in SYMBOLS_BY_NAME for name in unknowns)
         if in_order and not repeats and not ambiguous and fixed_numbers.isdisjoint(order):
             estimated = cost(chosen)
             if estimated < least and not _has_coincidence(plan.at(chosen)):

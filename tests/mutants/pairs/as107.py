@@ -16,6 +16,9 @@ PAIRS = [
     ("AS107", "class_token_last", *SIZES),
     ("AS107", "cached_keys_last", *PAST),
     ("AS107", "memory_slots", *SIZES),
+    ("AS107", "keys_of_other_beams", *PAST),
+    ("AS107", "keys_reordered_alone", *PAST),
+    ("AS107", "values_of_other_images", *PAST),
 ]
 
 
@@ -143,3 +146,115 @@ def reference_memory_slots(module, x):
         for memory, w in ((module.memory_k, module.wk), (module.memory_v, module.wv))
     )
     return attention(x @ module.wq, k, v)
+
+
+class Beams(nn.Module):
+    """One step of a beam search: each beam goes on from the cache of the beam that it was before."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=False) for _ in range(3))
+
+    def chosen(self, past_keys, past_values, beams):
+        return past_keys[beams], past_values[beams]
+
+    def forward(self, x, past_keys, past_values, beams):
+        q, k, v = (split(f(x), self.heads) for f in (self.q_proj, self.k_proj, self.v_proj))
+        past_keys, past_values = self.chosen(past_keys, past_values, beams)
+        k, v = torch.cat([past_keys, k], dim=2), torch.cat([past_values, v], dim=2)
+        scores = (q @ k.transpose(2, 3)) / q.shape[-1] ** 0.5
+        return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+
+
+class KeysOfOtherBeams(Beams):
+    def chosen(self, past_keys, past_values, beams):
+        return past_keys[beams], past_values  # wrong: AS107 keys_of_other_beams
+
+
+def _beams(cls, B, H, L, Lp, Dk):
+    past = (torch.randn(B, H, Lp, Dk), torch.randn(B, H, Lp, Dk))
+    return cls(H * Dk, H), (torch.randn(B, 1, H * Dk), *past, torch.arange(B).roll(1)), {}
+
+
+def wrong_keys_of_other_beams(B, H, L, Lp, Dk):
+    return _beams(KeysOfOtherBeams, B, H, L, Lp, Dk)
+
+
+def right_keys_of_other_beams(B, H, L, Lp, Dk):
+    return _beams(Beams, B, H, L, Lp, Dk)
+
+
+def reference_keys_of_other_beams(module, x, past_keys, past_values, beams):
+    q, k, v = (split(x @ f.weight.T, module.heads) for f in (module.q_proj, module.k_proj, module.v_proj))
+    of_beam = [(past_keys[beam], past_values[beam]) for beam in beams.tolist()]
+    keys, values = (torch.stack(past) for past in zip(*of_beam, strict=True))
+    return torch.cat(attention(q, torch.cat([keys, k], 2), torch.cat([values, v], 2)).unbind(1), dim=-1)
+
+
+def reordered(cache, beams):
+    return {name: past.index_select(0, beams) for name, past in cache.items()}
+
+
+def reordered_keys(cache, beams):
+    return {**cache, "k": cache["k"].index_select(0, beams)}  # wrong: AS107 keys_reordered_alone
+
+
+def step_of_beams(q, cache, beams, reorder):
+    cache = reorder(cache, beams)
+    return F.scaled_dot_product_attention(q, cache["k"], cache["v"])
+
+
+def _step(reorder, B, H, L, Lp, Dk):
+    cache = {name: torch.randn(B, H, Lp, Dk) for name in "kv"}
+    return step_of_beams, (torch.randn(B, H, L, Dk), cache, (torch.arange(B) + 1) % B, reorder), {}
+
+
+def wrong_keys_reordered_alone(B, H, L, Lp, Dk):
+    return _step(reordered_keys, B, H, L, Lp, Dk)
+
+
+def right_keys_reordered_alone(B, H, L, Lp, Dk):
+    return _step(reordered, B, H, L, Lp, Dk)
+
+
+def reference_keys_reordered_alone(function, q, cache, beams, reorder):
+    return attention(q, cache["k"][beams], cache["v"][beams])
+
+
+class CrossOverImages(nn.Module):
+    """Captions attend to images, of which keys and values were computed before; one head."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(width, width) / width**0.5)
+
+    def of_captions(self, keys, values, image):
+        return (torch.index_select(known, 0, image) for known in (keys, values))
+
+    def forward(self, text, keys, values, image):
+        keys, values = self.of_captions(keys, values, image)
+        weights = torch.bmm(text @ self.query, keys.mT) * keys.size(-1) ** -0.5
+        return torch.bmm(weights.softmax(-1), values)
+
+
+class KeysInOrder(CrossOverImages):
+    def of_captions(self, keys, values, image):
+        return keys, torch.index_select(values, 0, image)  # wrong: AS107 values_of_other_images
+
+
+def _images(cls, B, H, L, Lp, Dk):
+    known = (torch.randn(B, Lp, Dk), torch.randn(B, Lp, Dk))
+    return cls(Dk), (torch.randn(B, L, Dk), *known, torch.arange(B).flip(0)), {}
+
+
+def wrong_values_of_other_images(B, H, L, Lp, Dk):
+    return _images(KeysInOrder, B, H, L, Lp, Dk)
+
+
+def right_values_of_other_images(B, H, L, Lp, Dk):
+    return _images(CrossOverImages, B, H, L, Lp, Dk)
+
+
+def reference_values_of_other_images(module, text, keys, values, image):
+    return attention(text @ module.query, keys[image], values[image])

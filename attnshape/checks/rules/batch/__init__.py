@@ -24,11 +24,12 @@ from attnshape.checks.rules.batch.arguments import (
     is_explained_as_mask,
     looks_up,
 )
+from attnshape.checks.rules.batch.places import place_dependence
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.tokens import splits_fused_projection, where, wrong_cut
 from attnshape.tracing.operations import DATA_MOVEMENT
 
-CODES: tuple[str, ...] = ("AS101", "AS102", "AS105", "AS113", "AS114", "AS116", "AS117")
+CODES: tuple[str, ...] = ("AS101", "AS102", "AS105", "AS113", "AS114", "AS116", "AS117", "AS118")
 TOPIC = "batch elements"
 _INDEPENDENT = "batch elements don't affect each other"
 _ONE_ORDER = "fold and unfold in the same order: (B, H, …) to (B*H, …) and back"
@@ -103,12 +104,20 @@ def _of_arguments(subject: Subject, symbol: str, data: list[str]) -> Iterator[Ou
             yield describe(arguments, crossing)
             return
         holds = crossing is None and bool(arguments.looked_up) and arguments.holds()
-        if crossing is None and not holds:
-            yield Observation("with the batch in another order, the results aren't the same in that order")
+    in_any_order = bool(arguments.axes) and arguments.is_in_any_order
+    if arguments.axes and crossing is None and not in_any_order:
+        by_place = place_dependence(arguments)
+        if by_place is not None:
+            yield by_place
+            return
+    if arguments.others and crossing is None and not holds:
+        yield Observation("with the batch in another order, the results aren't the same in that order")
     if data and not arguments.looked_up:
         known = {*data, *(arguments.varied() if holds else ())} - arguments.shared
         varied = [name for name in subject.base.inputs if name in known]
-        yield Verification(f"{_INDEPENDENT} (varied: {', '.join(varied)})")
+        ordered = in_any_order and subject.is_distinct(symbol) and known <= {*arguments.axes, *arguments.folding}
+        order = ", whatever their order" if ordered else ""
+        yield Verification(f"{_INDEPENDENT}{order} (varied: {', '.join(varied)})")
         return
     if holds:
         varied = [name for name in arguments.axes if name not in arguments.looked_up]

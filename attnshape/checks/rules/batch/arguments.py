@@ -94,7 +94,12 @@ class BatchArguments:
 
     def holds(self) -> bool:
         """Return whether reordered arguments give reordered results, and an element reaches no other element's."""
-        return self._reordered_run is not None and not self._reaches_others()
+        return self.is_in_any_order and not self._reaches_others()
+
+    @property
+    def is_in_any_order(self) -> bool:
+        """Whether reordered arguments give reordered results."""
+        return self._reordered_run is not None
 
     def crossing(self) -> Crossing | None:
         """Return the argument whose element others use, if one explains that the property doesn't hold."""
@@ -150,9 +155,9 @@ class BatchArguments:
         self.subject.base.results_are_compared = True
         change = self._change([name for name in self.axes if name not in self.looked_up], order)
         for folded in self._folded(order):
-            run = self.subject.experiment.run(Intervention(inputs={**change, **folded}, parameters=self._state(order)))
+            run = self.subject.experiment.run(Intervention(inputs={**change, **folded}, parameters=self.state(order)))
             if run.error is None and self._is_reordered(run, order):
-                self.shared = self._folding() - folded.keys()
+                self.shared = self.folding - folded.keys()
                 return run
         return None
 
@@ -160,15 +165,16 @@ class BatchArguments:
         """Return the ways in which the arguments that fold the batch with other axes may be reordered."""
         outside: dict[str, Replace] = {}
         inside: dict[str, Replace] = {}
-        for name in self._folding():
+        for name in self.folding:
             value = self._value(name)
             axis, _ = next(element_axes(tuple(value.shape), self.symbol, self.subject.numbers))
             outside[name] = reorder(axis, order, value.shape[axis] // self.number)
             inside[name] = reorder(axis, order)
         return [outside, inside, {}] if outside else [{}]
 
-    def _folding(self) -> set[str]:
-        """Return the arguments with an axis that folds the batch with others, and none of the batch alone."""
+    @cached_property
+    def folding(self) -> set[str]:
+        """The arguments with an axis that folds the batch with others, and none of the batch alone."""
         return {
             name
             for name, value in self.subject.base.inputs.items()
@@ -177,7 +183,7 @@ class BatchArguments:
             and any(element_axes(tuple(value.shape), self.symbol, self.subject.numbers))
         }
 
-    def _state(self, order: list[int]) -> dict[str, Replace]:
+    def state(self, order: list[int]) -> dict[str, Replace]:
         """Return the replacements of buffers that keep something for each element."""
         state = ((name, value) for name, value in self.subject.base.state.items() if self.number in value.shape)
         return {
@@ -189,11 +195,11 @@ class BatchArguments:
     def _is_reordered(self, run: ReplayRun, order: list[int]) -> bool:
         after = dict(run.returned)
         return all(
-            path in after and self._follows(value, after[path], order) is not False
+            path in after and self.follows(value, after[path], order) is not False
             for path, value in self.subject.base.returned
         )
 
-    def _follows(self, before: Tensor, after: Tensor, order: list[int]) -> bool | None:
+    def follows(self, before: Tensor, after: Tensor, order: list[int]) -> bool | None:
         """Return whether a result is reordered; None if it has no axis of the batch."""
         folds = list(element_axes(tuple(before.shape), self.symbol, self.subject.numbers))
         return is_reordered(before, after, order, folds, self.subject.experiment.tolerance) if folds else None
@@ -262,7 +268,7 @@ class BatchArguments:
             # indices into a folded axis grow with the element, and what nothing was written to yet is arbitrary
             if not reads_numbers(event) or event.unread or not event.values or event.values[0].dtype == torch.int64:
                 continue
-            if any(self._follows(a, b, order) is False for a, b in zip(event.values, other.values, strict=True)):
+            if any(self.follows(a, b, order) is False for a, b in zip(event.values, other.values, strict=True)):
                 return event
         return None
 

@@ -1,15 +1,17 @@
-"""Do a key and the value at its position come from the same token?"""
+"""Do a key and the value at its position come from the same token, and from the same element of the batch?"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
 from attnshape.checks.attention.cores import FusedCore
 from attnshape.checks.attention.operands import AttentionOperand, by_attention, projection
+from attnshape.checks.attention.permutation import element_axes
 from attnshape.checks.attention.perturbation import changed_indices, differs, other_numbers
 from attnshape.checks.attention.simultaneous import SimultaneousRun
 from attnshape.checks.attention.subject import Subject
@@ -67,6 +69,12 @@ def check_pairs(subject: Subject) -> Iterator[Outcome]:
         if not all(run.run.follows(subject.base) for run in runs):
             continue
         for key, value in pairs:
+            across = next((one for run in runs if (one := _across_batch(subject, key, value, run)) is not None), None)
+            if across is not None:
+                if _reorder_alike(subject, key, value):
+                    yield _batch_violation(subject, key, value, names, across)
+                    return
+                continue
             found = [(_slots(subject, key, run), _slots(subject, value, run)) for run in runs]
             if not all(len(keys) == len(values) == 1 for keys, values in found):
                 continue
@@ -108,6 +116,44 @@ def _slots(subject: Subject, operand: AttentionOperand, run: SimultaneousRun) ->
     return changed_indices(differs(operand.value, operand.of(run.run), subject.experiment.tolerance), axis)
 
 
+@dataclass(frozen=True)
+class _Across:
+    """A number of the inputs that reaches the key of one element of the batch, and the value of another."""
+
+    run: SimultaneousRun
+    of_key: int
+    of_value: int
+
+
+def _across_batch(
+    subject: Subject, key: AttentionOperand, value: AttentionOperand, run: SimultaneousRun
+) -> _Across | None:
+    """Return in which elements of the batch a key and a value differ, if these are two different ones."""
+    changed = [differs(one.value, one.of(run.run), subject.experiment.tolerance) for one in (key, value)]
+    keys, values = (_elements(subject, mask) for mask in changed)
+    if len(keys) != 1 or len(values) != 1 or keys == values:
+        return None
+    return _Across(run, min(keys), min(values))
+
+
+def _elements(subject: Subject, mask: Tensor) -> set[int]:
+    """Return at which indices of the axis of the batch a mask has a true element; none if that axis isn't clear."""
+    symbol = subject.batch
+    axes = list(element_axes(tuple(mask.shape), symbol, subject.numbers)) if symbol is not None else []
+    clear = len(axes) == 1 and symbol is not None and subject.is_distinct(symbol)
+    return changed_indices(mask, axes[0][0]) if clear and mask.shape[axes[0][0]] == subject.batch_size else set()
+
+
+def _reorder_alike(subject: Subject, *operands: AttentionOperand) -> bool:
+    """Return whether at most one set of integer arguments chooses elements for keys and for values.
+
+    Keys and values in pools of their own have tables of their own.
+    """
+    integers = {name for name, value in subject.base.inputs.items() if not value.is_floating_point()}
+    chosen = [integers & subject.graph.origins(operand.sources) for operand in operands]
+    return not all(chosen) or chosen[0] == chosen[1]
+
+
 def _axis_of_keys(operand: AttentionOperand) -> int | None:
     """Return the axis of an operand that counts the keys; None if that are several."""
     core = operand.core
@@ -138,6 +184,40 @@ def _violation(
     message = f"keys and values are in different orders: a token of {name} becomes key {at_key}, but value {at_value}"
     hint = "project keys and values from the same tensor, or put both together in the same order"
     return Violation("AS107", message, at or key.core.context, hint, f"changed one number of {name}")
+
+
+def _batch_violation(
+    subject: Subject, key: AttentionOperand, value: AttentionOperand, names: Sequence[str], across: _Across
+) -> Violation:
+    inputs = subject.graph.origins((*key.sources, *value.sources))
+    listed = join_words([name for name in names if name in inputs])
+    element = _changed_element(subject, names[0], across.run)
+    moved = [_first_elsewhere(subject, operand, across.run, element) for operand in (value, key)]
+    at = next((call for call in moved if call is not None), key.core.context)
+    message = (
+        f"keys and values are in different orders: batch element {element} of {listed} becomes element {across.of_key}"
+        f" of the keys, but {across.of_value} of the values"
+    )
+    hint = "put the batch of keys and values into the same order, by the same indices"
+    return Violation("AS107", message, at, hint, f"changed one number of {listed}")
+
+
+def _changed_element(subject: Subject, name: str, run: SimultaneousRun) -> int:
+    """Return the element of the batch in which an input was changed."""
+    before, after = subject.base.inputs[name], run.run.inputs[name]
+    return min(_elements(subject, differs(before, after, 0.0)), default=0)
+
+
+def _first_elsewhere(
+    subject: Subject, operand: AttentionOperand, run: SimultaneousRun, element: int
+) -> OutputRef | None:
+    """Return the first call from which an operand comes in which another element of the batch differs."""
+    calls = sorted(subject.graph.upstream(operand.sources), key=lambda event: event.order)
+    for event in calls:
+        other = run.run.events[event.order - 1]
+        if not event.unread and _elements(subject, differs(event.values[0], other.values[0], 0.0)) - {element}:
+            return event.refs[0]
+    return None
 
 
 def _moving(calls: Sequence[ReplayedCall], others: Sequence[ReplayedCall]) -> list[OutputRef]:
