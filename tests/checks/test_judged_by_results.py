@@ -45,6 +45,16 @@ def convolved(B, L, D):
     return lambda x: F.conv1d(buckets(x, 4, 3).mT, weight).mT, (torch.randn(B, L, D),)
 
 
+def gathered(B, L, D):
+    def attend(x):
+        near = (torch.arange(L)[:, None] + torch.arange(-1, 2)).clamp(0, L - 1)
+        keys = x[:, near]
+        scores = torch.einsum("bld,blnd->bln", x, keys) / math.sqrt(D)
+        return torch.einsum("bln,blnd->bld", scores.softmax(-1), keys)
+
+    return attend, (torch.randn(B, L, D),)
+
+
 def summed(B, L, D):
     return lambda x: buckets(x, 4, 3).sum(1), (torch.randn(B, L, D),)
 """
@@ -86,3 +96,9 @@ def test_results_without_tokens_leave_the_claims_undecided(tmp_path: Path) -> No
     report = checked(tmp_path, "summed", "causal", "window=3")
     assert report.findings == ()
     assert {one.why for one in report.undecided} == {"no axis of the results holds the tokens of the inputs"}
+
+
+def test_keys_that_each_token_gathers_are_judged_by_the_results(tmp_path: Path) -> None:
+    report = checked(tmp_path, "gathered", "window=2")
+    assert report.counting == ()
+    assert WITHIN.replace("3", "2") in report.verified

@@ -139,6 +139,7 @@ CACHED = {
         "past_v": "torch.randn(B, H, Lp, Dk)",
     },
 }
+BLOCKS = {"sizes": "B, H, Dk, W", "inputs": {"x": "torch.randn(B, 3 * W, D)"}}
 GROUPED = {
     "sizes": "B, L, Hkv, G, Dk",
     "width": "Hkv * G * Dk",
@@ -243,6 +244,18 @@ CONTEXTS: dict[str, Context] = {
         claims=("keep=keep",),
     ),
     "AS408": Context(SPLIT, "return self.wo(out.transpose(1, 2).reshape(B, L, D))"),
+    "AS409": Context(
+        f"L = 3 * W\n{SPLIT}\nq, k, v = (t.unflatten(2, (-1, W)) for t in (q, k, v))",
+        "out = (weights @ v).flatten(2, 3)\nreturn self.wo(out.transpose(1, 2).reshape(B, L, D))",
+        **BLOCKS,
+        claims=("causal", "window=W"),
+    ),
+    "AS410": Context(
+        "L, shift = 3 * W, W // 2",
+        "out = (scores.softmax(dim=-1) @ v).transpose(2, 3).reshape(B, L, D)\n"
+        "return self.wo(torch.roll(out, shift, dims=1))",
+        **BLOCKS,
+    ),
     "AS501": Context(SCORED, SOFTMAX, claims=("causal",)),
     "AS502": Context(SCORED, SOFTMAX, claims=("causal",)),
     "AS503": Context(

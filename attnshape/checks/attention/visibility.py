@@ -121,6 +121,13 @@ class VisibleKeys:
             return None
         return self.layout.canonical(owner)[..., : self.keys.shape[-1]]
 
+    def arranged(self, pairs: Tensor) -> Tensor | None:
+        """Return what is known of each weight as (B, H, queries, keys); None if the axes are unknown."""
+        if self.layout is None:
+            return None
+        # a single query may have no axis of its own
+        return self.layout.canonical(pairs.reshape(self.layout.shape))[..., : self.keys.shape[-1]]
+
     @cached_property
     def keys(self) -> Tensor:
         """Where a key is visible: what is added isn't far below the largest that is added in its row."""

@@ -12,6 +12,7 @@ SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 9, "Dk": 7})
 CROSS = ({"B": 2, "H": 4, "Lq": 5, "Lk": 7, "Dk": 3}, {"B": 3, "H": 2, "Lq": 8, "Lk": 4, "Dk": 6})
 PAST = ({"B": 2, "H": 4, "Lp": 6, "L": 3, "Dk": 5}, {"B": 5, "H": 2, "Lp": 4, "L": 8, "Dk": 7})
 WINDOW = ({"B": 2, "H": 4, "L": 7, "Dk": 5, "W": 3}, {"B": 5, "H": 3, "L": 9, "Dk": 7, "W": 4})
+BLOCKS = ({"B": 2, "H": 4, "Dk": 5, "W": 4}, {"B": 5, "H": 3, "Dk": 7, "W": 2})
 UNUSUAL = [
     ("sliding_window", *WINDOW),
     ("cached_bottom_right", *PAST),
@@ -25,6 +26,8 @@ UNUSUAL = [
     ("packed_sequences", *SIZES),
     ("empty_rows_zero", *CROSS),
     ("top_keys", *SIZES),
+    ("zero_sink_of_blocks", *BLOCKS),
+    ("round_windows", *BLOCKS),
 ]
 
 
@@ -294,3 +297,47 @@ def reference_top_keys(module, x):
     second = scores.sort(dim=-1, descending=True).values[..., 1:2]
     weights = softmax(torch.where(scores >= second, scores, -torch.inf))
     return module.proj(join(torch.einsum("bhij,bhjd->bhid", weights, v)))
+
+
+class ZeroSinks(SlidingWindow):
+    """Blocks attend causally to themselves, and to a zero each, so that a token may attend to nothing."""
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(2, (-1, self.window)) for t in self.split(x))
+        k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
+        later = torch.ones(self.window, self.window + 1, dtype=torch.bool).triu(2)
+        scores = (q @ k.mT / math.sqrt(self.depth)).masked_fill(later, -torch.inf)
+        return self.merge((scores.softmax(dim=-1) @ v).flatten(2, 3))
+
+
+def case_zero_sink_of_blocks(B, H, Dk, W):
+    return ZeroSinks(H, Dk, W), (torch.randn(B, 3 * W, H * Dk),), {}, ["causal"]
+
+
+def reference_zero_sink_of_blocks(module, x):
+    contexts = []
+    for part in x.split(module.window, dim=1):
+        q, k, v = (split(t, module.heads) for t in module.qkv(part).chunk(3, dim=-1))
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(module.depth)
+        weights = scores.exp().tril()
+        contexts.append(join(torch.einsum("bhij,bhjd->bhid", weights / (1 + weights.sum(-1, keepdim=True)), v)))
+    return module.proj(torch.cat(contexts, dim=1))
+
+
+class RoundWindows(SlidingWindow):
+    """Windows of a ring, whose end is next to its start: a roll moves them, and nothing needs to be masked."""
+
+    def forward(self, x):
+        by = self.window // 2
+        q, k, v = (t.unflatten(2, (-1, self.window)) for t in self.split(x.roll(-by, dims=1)))
+        context = F.scaled_dot_product_attention(q, k, v).flatten(2, 3)
+        return self.merge(context).roll(by, dims=1)
+
+
+def case_round_windows(B, H, Dk, W):
+    return RoundWindows(H, Dk, W), (torch.randn(B, 3 * W, H * Dk),), {}
+
+
+def reference_round_windows(module, x):
+    window = (torch.arange(x.shape[1]) - module.window // 2).div(module.window, rounding_mode="floor") % 3
+    return module.proj(multihead(*module.qkv(x).chunk(3, dim=-1), module.heads, keep=window[:, None] == window))

@@ -17,12 +17,13 @@ from attnshape.checks.attention.visibility import EVIDENCE, READ, Explanation, H
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.interventions.small_sizes import symbol_or_number
+from attnshape.checks.rules.causality.padding import judge_padding
 from attnshape.checks.rules.causality.results import NO_TOKENS, changed_positions, judge_causal, judge_window
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.model.formatting import join_words
 from attnshape.tracing.operations import JOINS
 
-CODES: tuple[str, ...] = ("AS408", "AS501", "AS502", "AS503", "AS504", "AS505")
+CODES: tuple[str, ...] = ("AS408", "AS409", "AS501", "AS502", "AS503", "AS504", "AS505")
 TOPIC = "causality"
 
 
@@ -30,11 +31,14 @@ def check(subject: Subject) -> Iterator[Outcome]:
     """Compare the keys that queries attend to with causal masks of every offset and windows of every width."""
     outcomes = list(_outcomes(subject))
     wrong = {claim for outcome in outcomes if isinstance(outcome, Violation) for claim in outcome.claims}
+    errors = {outcome.code for outcome in outcomes if isinstance(outcome, Violation) and outcome.level == "error"}
     for outcome in outcomes:
+        if isinstance(outcome, Violation) and outcome.code == "AS409" and errors - {"AS409"}:
+            continue  # who sees later tokens than the claims allow also sees what pads the last block
         if isinstance(outcome, Violation) and outcome.at is not None:
             # a mask with another diagonal than expected may be right, and cut at the wrong corner
-            is_cut = outcome.code in ("AS503", "AS504")
-            yield outcome if is_cut else replace(outcome, made=constant_definition(subject, outcome.at))
+            is_known = outcome.made is not None or outcome.code in ("AS503", "AS504")
+            yield outcome if is_known else replace(outcome, made=constant_definition(subject, outcome.at))
         elif not (isinstance(outcome, Verification) and wrong.intersection(outcome.claims)):
             yield outcome
 
@@ -64,6 +68,7 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
             yield from _judged(subject, explanation, explanation.hypothesis)
         else:
             yield from _facts(subject, explanation, explanation.hypothesis)
+    yield from judge_padding(subject, explained)
 
 
 def _of_other_inputs(subject: Subject, explained: Sequence[Explanation]) -> dict[OutputRef, set[str]]:
@@ -94,11 +99,16 @@ def _claimed(subject: Subject) -> tuple[str, ...]:
 
 
 def _is_of_blocks(subject: Subject, explanation: Explanation) -> bool:
-    """Return whether no mask explains which keys are visible, and the positions of queries or keys aren't known."""
-    if explanation.hypothesis is not None:
-        return False
+    """Return whether the positions of queries or keys aren't known.
+
+    They are if a mask explains which keys are visible, unless each token has gathered keys of its own.
+    """
     queries, keys = explanation.visible.keys.shape[-2:]
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    if queries == 1 and lengths & explanation.visible.core.shared_sizes:
+        return True
+    if explanation.hypothesis is not None:
+        return False
     known = lengths | {subject.numbers.get("Lp", 0) + length for length in lengths}
     return queries not in lengths or keys not in known
 

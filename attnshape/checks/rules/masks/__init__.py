@@ -25,11 +25,12 @@ from attnshape.checks.attention.visibility import (
 )
 from attnshape.checks.interventions.experiment import UNCHANGED, Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace
+from attnshape.checks.rules.masks.rolled import judge_rolled
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.unused_scores import unread_calls
 from attnshape.tracing.operations import ELEMENT_WRITES, MASKS, MULTIPLICATIONS, TRIANGLES
 
-CODES: tuple[str, ...] = ("AS401", "AS402", "AS403", "AS404", "AS405", "AS406", "AS407", "AS408")
+CODES: tuple[str, ...] = ("AS401", "AS402", "AS403", "AS404", "AS405", "AS406", "AS407", "AS408", "AS410")
 TOPIC = "masks"
 _REPLACES = MASKS | MULTIPLICATIONS | TRIANGLES | ELEMENT_WRITES
 """What may put another number in the place of a score."""
@@ -74,6 +75,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
             yield Undecided(TOPIC, f"{name} is claimed, but no tensor is given for it", (name,))
     for explanation in explained:
         yield from _of_core(subject, explanation)
+    yield from judge_rolled(subject, explained)
 
 
 def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:

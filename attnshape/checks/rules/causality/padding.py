@@ -1,0 +1,159 @@
+"""Finds keys that no token made: zeros with which a first or last block is padded, and which get weight.
+
+Where local attention fills up the blocks at the border, the zeros' scores are 0, and each takes exp(0) of the softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from attnshape.checks.attention.cores import Core
+from attnshape.checks.attention.operands import AttentionOperand, by_attention
+from attnshape.checks.attention.perturbation import differs, other_numbers
+from attnshape.checks.attention.slots import by_pair
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.visibility import Explanation
+from attnshape.checks.interventions.experiment import Intervention, ReplayRun
+from attnshape.checks.interventions.replay import OutputRef, Producer
+from attnshape.checks.rules.protocol import Outcome, Verification, Violation
+
+
+def judge_padding(subject: Subject, explained: Sequence[Explanation]) -> Iterator[Outcome]:
+    """Change all inputs and parameters, and look for keys that stay zero, with their values, and get weight."""
+    of_core = {operands[0].core.context: operands for operands in by_attention(subject)}
+    own = [(explanation, of_core[explanation.visible.core.context]) for explanation in explained]
+    own = [(explanation, operands) for explanation, operands in own if all(map(_may_be_padded, operands[1:]))]
+    if not own:
+        return
+    inputs = dict.fromkeys(subject.inputs, other_numbers)
+    run = subject.experiment.run(Intervention(inputs, dict.fromkeys(subject.experiment.parameters, other_numbers)))
+    if not run.follows(subject.base):
+        return
+    judged = []
+    for explanation, (query, key, value) in own:
+        padded = [_constant_zeros(subject, explanation, operand, run) for operand in (query, key, value)]
+        queries, keys, values = padded
+        if queries is None or keys is None or values is None or not bool((keys & values).any()):
+            continue
+        visible = explanation.visible
+        seen = keys & values & visible.keys & ~visible.empty.unsqueeze(-1) & ~queries
+        judged.append(bool(seen.any()))
+        # a zero that every query sees is meant to take weight, as that of add_zero_attn
+        is_sink = (seen | queries | visible.empty.unsqueeze(-1)).flatten(0, 2).all(0)
+        # a memory that is all zeros is meant to be left out
+        seen = seen & ~is_sink & (visible.keys & ~(keys & values)).any(-1, keepdim=True)
+        if bool(seen.any()) and _reaches(subject, explanation, seen):
+            at = _padding(subject, explanation, key, run, seen)
+            if at is not None:
+                yield _violation(subject, explanation, at)
+                return
+    if judged and not any(judged) and len(explained) == len(subject.attentions):
+        yield Verification("no query attends to keys of zeros with which blocks are padded")
+
+
+def _may_be_padded(operand: AttentionOperand) -> bool:
+    """Return whether there are as many zeros as a token has features, so that padding isn't ruled out."""
+    features = operand.value.shape[-1]
+    return operand.value.is_floating_point() and int((operand.value == 0).sum()) >= features
+
+
+def _constant_zeros(
+    subject: Subject, explanation: Explanation, operand: AttentionOperand, run: ReplayRun
+) -> Tensor | None:
+    """Return where a query, key or value is zero in both runs, as (B, H, queries, keys)."""
+    after = operand.of(run)
+    if after.shape != operand.value.shape:
+        return None
+    pairs = by_pair(subject, operand, (operand.value != 0) | (after != 0))
+    arranged = explanation.visible.arranged(pairs) if pairs is not None else None
+    return ~arranged if arranged is not None else None
+
+
+def _padding(
+    subject: Subject, explanation: Explanation, key: AttentionOperand, run: ReplayRun, seen: Tensor
+) -> OutputRef | None:
+    """Return the call that joins zeros to what tokens made; None if an argument makes them, such as a mask."""
+    at = next(
+        (ref for ref in _with_zeros(subject, key, run)[::-1] if _makes(subject, explanation, key, ref, seen)), None
+    )
+    if at is None:
+        return None
+    data = subject.graph.depends_on_data | set(subject.inputs)
+    others = [sources for sources in subject.base.event(at).sources if not data.intersection(sources)]
+    given = {name for sources in others for name in subject.graph.origins(sources)}
+    return at if given.isdisjoint(subject.base.inputs) else None
+
+
+def _with_zeros(subject: Subject, key: AttentionOperand, run: ReplayRun) -> list[OutputRef]:
+    """Return the results from which keys come that have zeros in both runs, the last one first."""
+    data = subject.graph.depends_on_data
+    found: list[OutputRef] = []
+    given: list[tuple[Producer, ...]] = [key.sources]
+    while given:
+        refs = [max(own) for sources in given if (own := data.intersection(sources))]
+        ref = next((ref for ref in refs if _has_zeros(subject, run, ref)), None)
+        if ref is None:
+            break
+        found.append(ref)
+        given = subject.base.event(ref).sources
+    return found
+
+
+def _makes(subject: Subject, explanation: Explanation, key: AttentionOperand, ref: OutputRef, seen: Tensor) -> bool:
+    """Return whether all of the keys that are seen change with the zeros of a result."""
+    moved = subject.perturb(Intervention(results={ref: lambda t: torch.where(t == 0, torch.ones_like(t), t)}))
+    if not moved.comparable:
+        return False
+    pairs = by_pair(subject, key, differs(key.value, key.of(moved.changed), subject.experiment.tolerance))
+    changed = explanation.visible.arranged(pairs) if pairs is not None else None
+    return changed is not None and bool(changed[seen].all())
+
+
+def _has_zeros(subject: Subject, run: ReplayRun, ref: OutputRef) -> bool:
+    if ref.output in subject.base.event(ref).unread:
+        return False
+    before, after = subject.base.value(ref), run.value(ref)
+    return before.shape == after.shape and bool(((before == 0) & (after == 0)).any())
+
+
+def _reaches(subject: Subject, explanation: Explanation, seen: Tensor) -> bool:
+    """Return whether the contexts of the queries that see such keys reach the results."""
+    core = explanation.visible.core
+    shape = core.weights.shape if isinstance(core, Core) else core.added.shape
+    places = explanation.visible.arranged(torch.arange(shape.numel()).reshape(shape))
+    assert places is not None
+    rows = torch.zeros(shape.numel(), dtype=torch.float64)
+    rows[places[seen]] = 1
+    rows = rows.reshape(shape)
+    context = subject.base.value(core.context)
+    if isinstance(core, Core):
+        ones = torch.ones_like(core.value.operand(core.values_place))
+        touched = core.value.with_operands({core.weights_place: rows.to(ones.dtype), core.values_place: ones}) != 0
+    else:
+        touched = rows.any(-1, keepdim=True).expand(context.shape)
+    if touched.shape != context.shape:
+        return False
+    moved = subject.perturb(Intervention(results={core.context: lambda t: torch.where(touched, other_numbers(t), t)}))
+    return moved.comparable and not moved.has_no_effect
+
+
+def _violation(subject: Subject, explanation: Explanation, at: OutputRef) -> Violation:
+    core, claims = explanation.visible.core, subject.claims
+    names = tuple(name for name in claims.names if name in ("causal", "window", *claims.masks))
+    message = "queries attend to padding: keys of zeros, which no token made, get weight at the border"
+    hint = "hide them in the mask: a key before the first token, or after the last one, gets -inf"
+    if not names:
+        hint += ", unless the zeros are meant; --claim causal, or window=W, tells that only tokens are keys"
+    return Violation(
+        "AS409",
+        message,
+        core.softmax.ref if isinstance(core, Core) else core.context,
+        hint,
+        "changed all inputs and parameters: these keys and values stay zero, and some queries see them",
+        made=subject.place(at),
+        claims=names,
+        level="error" if names else "notice",
+    )
