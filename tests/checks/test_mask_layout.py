@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape.checks.attention.visibility import MaskLayout
+from attnshape.checks.attention.mask_layouts import MaskLayout
 from tests.checks.subjects import normal
 
 SIZES = {"b": 3, "h": 5, "q": 4, "k": 7, "bh": 15}

@@ -8,7 +8,7 @@ from types import CodeType
 from torch import Tensor
 
 from attnshape.checks.attention.cores import Core, FusedCore, between
-from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.tracing import operations as ops
 from attnshape.tracing.raw import SourceLocation
@@ -58,6 +58,10 @@ class MaskLines:
             self.applications.insert(0, core.scores.last)
             factors = {source for place in core.scores.places for source in core.scores.sources(place)}
             self._scores |= {source for source in factors if isinstance(source, OutputRef)}
+
+    def reads(self, name: str) -> bool:
+        """Return whether what is done to the scores or the weights depends on the mask."""
+        return bool(self._path(name))
 
     def last_change(self, name: str) -> OutputRef:
         """Return the last call that changes the mask's values, else the call that applies it."""
@@ -158,3 +162,18 @@ class MaskLines:
     def _ref(self, events: list[ReplayedCall]) -> OutputRef:
         """Return the first event's result; the softmax if there is no event."""
         return events[0].refs[0] if events else self.softmax
+
+
+@once
+def masks_read(subject: Subject) -> dict[OutputRef, set[str]]:
+    """Return the claimed masks that change the scores or weights of each attention, by its context."""
+    return {
+        core.context: {name for name in subject.claims.masks if MaskLines(subject, core).reads(name)}
+        for core in subject.attentions
+    }
+
+
+def masks_of_others(subject: Subject, core: Core | FusedCore) -> set[str]:
+    """Return the claimed masks that other attentions read, and this one doesn't."""
+    read = masks_read(subject)
+    return set().union(*read.values()) - read[core.context]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -14,68 +14,13 @@ from torch import Tensor
 
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.elementwise import HIDES, MeasuredCore
+from attnshape.checks.attention.mask_layouts import MaskLayout, swap_queries_and_keys
+from attnshape.checks.attention.mistake_lines import masks_of_others
 from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef
-
-
-@dataclass(frozen=True)
-class MaskLayout:
-    """Arranges a mask or a bias as (B, H, queries, keys), by the sizes of its axes."""
-
-    batch: int
-    heads: int
-    queries: int
-    keys: int
-
-    def roles(self, shape: tuple[int, ...]) -> list[str] | None:
-        """Return the role of each axis: b, h, q, k, or bh for a folded one; None if the sizes are ambiguous."""
-        roles: list[str] = []
-        square = self.queries == self.keys
-        # where two sizes are equal, the first of these roles is meant
-        sizes = {"q": self.queries, "b": self.batch, "h": self.heads, "bh": self.batch * self.heads}
-        for size in shape:
-            if size == 1:
-                roles.append("")
-            elif size == self.keys and (not square or shape.count(size) == 1 or "q" in roles):
-                roles.append("k")
-            elif (role := next((role for role, number in sizes.items() if number == size), None)) is not None:
-                roles.append(role)
-            else:
-                return None
-        named = "".join(roles)
-        return roles if len(set(named)) == len(named) else None
-
-    def lay_out(self, value: Tensor, roles: Sequence[str] | None) -> Tensor | None:
-        """Return a tensor as (B, H, queries, keys), given its axes' roles; None if the sizes don't fit."""
-        if roles is None:
-            return None
-        present = [role for role in roles if role]
-        value = value.reshape([size for size, role in zip(value.shape, roles, strict=True) if role])
-        order = sorted(present, key=("b", "bh", "h", "q", "k").index)
-        value = value.permute([present.index(role) for role in order])
-        if "bh" in order:
-            value = value.reshape(self.batch, self.heads, *value.shape[1:])
-        for place, role in enumerate("bhqk"):
-            if role not in "".join(order):
-                value = value.unsqueeze(place)
-        sizes = (self.batch, self.heads, self.queries, self.keys)
-        fits = all(have in (1, want) for have, want in zip(value.shape, sizes, strict=True))
-        return value.expand(sizes) if fits else None
-
-    def misordered(self, value: Tensor, batch_outside: bool, of_heads: bool = False) -> Tensor:
-        """Return a mask whose batch elements, or a bias whose heads, are assigned in the wrong order of both."""
-        b, h = torch.arange(self.batch)[:, None], torch.arange(self.heads)[None, :]
-        row, count = (b * self.heads + h, self.batch) if batch_outside else (h * self.batch + b, self.heads)
-        wrong = row % count if batch_outside != of_heads else row // count
-        zero = torch.zeros_like(wrong)
-        return value[zero, wrong] if of_heads else value[wrong, zero]
-
-
-def swap_queries_and_keys(roles: Sequence[str]) -> list[str]:
-    """Return the roles of axes with queries and keys exchanged."""
-    return [{"q": "k", "k": "q"}.get(role, role) for role in roles]
+from attnshape.options.claims import Meaning
 
 
 class UndecidableVisibilityError(Exception):
@@ -322,8 +267,10 @@ class Explanation:
 class VisibilityExplainer:
     """Looks for the hypothesis that explains which keys an attention sees."""
 
-    def __init__(self, subject: Subject, visible: VisibleKeys) -> None:
+    def __init__(self, subject: Subject, visible: VisibleKeys, unread: Collection[str] = ()) -> None:
+        """`unread` are the masks that don't reach this attention, but another one."""
         self._subject = subject
+        self._unread = unread
         self._visible = visible
         self._batch, self._heads, self._queries, self._keys = visible.keys.shape
         self._layout = MaskLayout(*visible.keys.shape)
@@ -335,10 +282,14 @@ class VisibilityExplainer:
             self.aligned if claims.causal else None,
             window=claims.window_at(subject.numbers),
         )
+        self._reached = replace(
+            self.right, masks=tuple((name, "ignored" if name in unread else None) for name in self.masks)
+        )
+        """The hypothesis that the claims state about the masks that reach this attention."""
 
     def explain(self) -> Explanation:
         """Return the hypothesis with the fewest mistakes."""
-        every = itertools.chain([self.right], self._others())
+        every = itertools.chain([self.right, self._reached], self._others())
         first = next(filter(self._makes, every), None)
         wanted = self.expected(self.right)
         rows = ~self._visible.empty & ~self._padded()
@@ -381,7 +332,7 @@ class VisibilityExplainer:
         expected = self.expected(hypothesis)
         if expected is None:
             return False
-        if hypothesis == self.right:
+        if hypothesis in (self.right, self._reached):
             # what a query without any key, or one that is padding, sees doesn't matter
             rows = expected.any(-1) & ~self._visible.empty & ~self._padded()
             return float(rows.float().mean()) > 0 and bool((expected == self._visible.keys)[rows].all())
@@ -396,7 +347,7 @@ class VisibilityExplainer:
     def _padded(self) -> Tensor:
         """Return the queries whose own key a mask hides; what such padding sees doesn't matter."""
         hidden = torch.zeros(self._visible.empty.shape, dtype=torch.bool)
-        for name in self.masks if self._queries == self._keys else ():
+        for name in self.masks.keys() - set(self._unread) if self._queries == self._keys else ():
             kept = self._kept(name, None)
             if kept is not None and bool((kept == kept[:, :, :1]).all()):
                 hidden = hidden | ~kept[:, :, 0]
@@ -414,13 +365,15 @@ class VisibilityExplainer:
                 yield Hypothesis(offset=self.aligned, window=window)
             return
         slips: tuple[MaskMistake, ...] = get_args(MaskMistake)
+        starts = list(dict.fromkeys((self.right, self._reached)))
         one_mask = [
-            replace(self.right, masks=tuple((n, slip if n == name else None) for n in self.masks))
+            replace(start, masks=tuple((n, slip if n == name else of_start) for n, of_start in start.masks))
+            for start in starts
             for name in self.masks
             for slip in slips
         ]
         yield from one_mask
-        for base in (self.right, *one_mask):
+        for base in (*starts, *one_mask):
             for offset in offsets:
                 yield replace(base, offset=offset)
                 yield replace(base, offset=offset, backwards=True)
@@ -433,11 +386,8 @@ class VisibilityExplainer:
         """Return which keys a mask keeps, (B, H, queries, keys), with or without a mistake."""
         if slip == "ignored":
             return torch.ones(self._visible.keys.shape, dtype=torch.bool)
-        mask = self.masks[name]
-        meaning = self._subject.claims.arguments[name]
-        kept = mask > HIDES if meaning == "add" else mask > _TRUE if mask.dtype != torch.bool else mask
-        if (meaning == "drop") != (slip == "inverted"):
-            kept = ~kept
+        kept = keeps(self.masks[name], self._subject.claims.arguments[name])
+        kept = ~kept if slip == "inverted" else kept
         roles = self._layout.roles(tuple(kept.shape))
         if roles is None:
             return None
@@ -451,16 +401,37 @@ class VisibilityExplainer:
         return self._layout.misordered(laid_out, slip == "batch order") if {"b", "bh"} & set(roles) else None
 
 
-@once
 def explain_visibility(subject: Subject) -> tuple[list[Explanation], list[str]]:
     """Return the explanation for each attention, and the reasons why some attentions have none."""
+    explained, undecidable = _explained(subject)
+    return explained, list(dict.fromkeys(undecidable.values()))
+
+
+def undecidable_visibility(subject: Subject) -> dict[OutputRef, str]:
+    """Return why an attention has no explanation, by its context."""
+    return dict(_explained(subject)[1])
+
+
+@once
+def _explained(subject: Subject) -> tuple[list[Explanation], dict[OutputRef, str]]:
     explained: list[Explanation] = []
-    undecidable: dict[str, None] = {}
+    undecidable: dict[OutputRef, str] = {}
     attentions: list[MeasuredCore | FusedCore] = [*subject.measured, *subject.fused]
-    for core in attentions:
+    for measured in attentions:
+        core = measured if isinstance(measured, FusedCore) else measured.core
         try:
-            visible = visible_keys_fused(subject, core) if isinstance(core, FusedCore) else visible_keys(subject, core)
-            explained.append(VisibilityExplainer(subject, visible).explain())
+            if isinstance(measured, FusedCore):
+                visible = visible_keys_fused(subject, measured)
+            else:
+                visible = visible_keys(subject, measured)
         except UndecidableVisibilityError as error:
-            undecidable[str(error)] = None
-    return explained, list(undecidable)
+            undecidable[core.context] = str(error)
+        else:
+            explained.append(VisibilityExplainer(subject, visible, masks_of_others(subject, core)).explain())
+    return explained, undecidable
+
+
+def keeps(mask: Tensor, meaning: Meaning) -> Tensor:
+    """Return where a claimed mask keeps keys."""
+    kept = mask > HIDES if meaning == "add" else mask > _TRUE if mask.dtype != torch.bool else mask
+    return ~kept if meaning == "drop" else kept

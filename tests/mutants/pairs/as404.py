@@ -19,6 +19,7 @@ PAIRS = [
     ("AS404", "argument_unused", *CROSS),
     ("AS404", "other_variable", *CROSS),
     ("AS404", "not_passed_on", *SELF),
+    ("AS404", "first_layer_only", *SELF),
 ]
 
 
@@ -206,3 +207,40 @@ def reference_not_passed_on(module, src, padding):
     inner = module.self_attn
     src = module.norm1(src + merge(attend(*fused(src, inner.qkv, inner.heads), ~padding[:, None, None]), inner.proj))
     return module.norm2(src + module.ff(src))
+
+
+class RightStack(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.blocks = nn.ModuleList(Attention(dim, heads) for _ in range(2))
+
+    def padding_of(self, number, padding):
+        return padding
+
+    def forward(self, x, padding):
+        for number, block in enumerate(self.blocks):
+            x = x + block(x, self.padding_of(number, padding))
+        return x
+
+
+class WrongStack(RightStack):
+    def padding_of(self, number, padding):
+        return padding if number == 0 else None
+
+
+def _first_layer_only(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk), ~random_keep(B, L)), {}, ["padding=drop"]
+
+
+def wrong_first_layer_only(B, H, L, Dk):
+    return _first_layer_only(WrongStack, B, H, L, Dk)
+
+
+def right_first_layer_only(B, H, L, Dk):
+    return _first_layer_only(RightStack, B, H, L, Dk)
+
+
+def reference_first_layer_only(module, x, padding):
+    for block in module.blocks:
+        x = x + merge(attend(*fused(x, block.qkv, block.heads), ~padding[:, None, None]), block.proj)
+    return x

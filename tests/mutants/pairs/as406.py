@@ -20,6 +20,8 @@ PAIRS = [
     ("AS406", "uniform_over_padding", *SELF),
     ("AS406", "sdpa_most_negative", *CROSS),
     ("AS406", "folded_nan", *SELF),
+    ("AS406", "nothing_announced", *SELF),
+    ("AS406", "no_slots", *CROSS),
 ]
 
 
@@ -192,3 +194,68 @@ def right_folded_nan(B, H, L, Dk):
 def reference_folded_nan(module, x, mask):
     q, k, v = (heads(x, p, module.heads) for p in (module.q_proj, module.k_proj, module.v_proj))
     return merge(attend(q, k, v, mask[:, None]))
+
+
+def announced(q, k, v, starts, rows_are_zero=True):
+    """Each token reads the block that the last start before it announces; blocks have two tokens."""
+    announced = starts.cumsum(-1)
+    blocks = torch.arange(k.shape[2]) // 2 + 1
+    keep = (announced[:, :, None] == blocks)[:, None]
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~keep, torch.finfo(q.dtype).min)
+    weights = scores.softmax(-1)
+    return (weights * keep.any(-1, keepdim=True) if rows_are_zero else weights) @ v
+
+
+def announced_to_all(q, k, v, starts):
+    return announced(q, k, v, starts, rows_are_zero=False)
+
+
+def _nothing_announced(function, B, H, L, Dk):
+    starts = (torch.arange(L) % 3 == 1).long().expand(B, L)
+    q, k, v = torch.randn(3, B, H, L, Dk)
+    return function, (q, k, v, starts), {}, ["zero-masked-rows"]
+
+
+def wrong_nothing_announced(B, H, L, Dk):
+    return _nothing_announced(announced_to_all, B, H, L, Dk)
+
+
+def right_nothing_announced(B, H, L, Dk):
+    return _nothing_announced(announced, B, H, L, Dk)
+
+
+def reference_nothing_announced(function, q, k, v, starts):
+    before = torch.stack([starts[:, : i + 1].sum(-1) for i in range(starts.shape[1])], dim=1)
+    keep = torch.stack([before == j // 2 + 1 for j in range(k.shape[2])], dim=-1)
+    return attend(q, k, v, keep[:, None])
+
+
+def of_slots(q, k, v, counts):
+    """Each sequence sees as many keys as it has slots in use."""
+    unused = (torch.arange(k.shape[2]) >= counts[:, None])[:, None, None]
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(unused, torch.finfo(q.dtype).min)
+    return scores.softmax(-1).masked_fill(unused, 0.0) @ v
+
+
+def of_any_slots(q, k, v, counts):
+    unused = (torch.arange(k.shape[2]) >= counts[:, None])[:, None, None]
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(unused, torch.finfo(q.dtype).min)
+    return scores.softmax(-1) @ v
+
+
+def _no_slots(function, B, H, Lq, Lk, Dk):
+    q, k, v = torch.randn(B, H, Lq, Dk), torch.randn(B, H, Lk, Dk), torch.randn(B, H, Lk, Dk)
+    return function, (q, k, v, torch.arange(B) % Lk), {}, ["zero-masked-rows"]
+
+
+def wrong_no_slots(B, H, Lq, Lk, Dk):
+    return _no_slots(of_any_slots, B, H, Lq, Lk, Dk)
+
+
+def right_no_slots(B, H, Lq, Lk, Dk):
+    return _no_slots(of_slots, B, H, Lq, Lk, Dk)
+
+
+def reference_no_slots(function, q, k, v, counts):
+    keep = torch.stack([torch.tensor([j < count for j in range(k.shape[2])]) for count in counts.tolist()])
+    return attend(q, k, v, keep[:, None, None])

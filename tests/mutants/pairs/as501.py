@@ -21,6 +21,7 @@ PAIRS = [
     ("AS501", "keeps_the_future", *SELF),
     ("AS501", "fused_branch", *SELF),
     ("AS501", "buckets", *BUCKETS),
+    ("AS501", "score_of_no_key_first", *SELF),
 ]
 
 
@@ -279,3 +280,50 @@ def right_buckets(B, H, L, Dk, W):
 def reference_buckets(module, q, k, v):
     i, j = torch.arange(q.size(2))[:, None], torch.arange(q.size(2))
     return attend(q, k, v, (j <= i) & (i // module.size - j // module.size <= 1))
+
+
+class RightWithout(nn.Module):
+    """Each query may attend to nothing, which has a learned score and comes before the keys."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.to_qkv = nn.Linear(width, 3 * width)
+        self.to_out = nn.Linear(width, width)
+        self.nothing = nn.Parameter(torch.randn(heads, 1, 1))
+
+    def of_keys(self, weights):
+        return weights[..., 1:]
+
+    def forward(self, x):
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+        nothing = self.nothing.expand(*scores.shape[:-1], 1)
+        weights = torch.cat((nothing, scores), dim=-1).softmax(dim=-1)
+        return self.to_out((self.of_keys(weights) @ v).transpose(1, 2).flatten(2))
+
+
+class WrongWithout(RightWithout):
+    def of_keys(self, weights):
+        return weights[..., :-1]  # wrong: AS501 score_of_no_key_first
+
+
+def _score_of_no_key_first(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["causal"]
+
+
+def wrong_score_of_no_key_first(B, H, L, Dk):
+    return _score_of_no_key_first(WrongWithout, B, H, L, Dk)
+
+
+def right_score_of_no_key_first(B, H, L, Dk):
+    return _score_of_no_key_first(RightWithout, B, H, L, Dk)
+
+
+def reference_score_of_no_key_first(module, x):
+    q, k, v = fused(x, module.to_qkv, module.heads)
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * q.shape[-1] ** -0.5
+    weights = scores.exp() * visible(x.shape[1], x.shape[1])
+    weights = weights / (weights.sum(-1, keepdim=True) + module.nothing.exp())
+    return merge(torch.einsum("bhqk,bhkd->bhqd", weights, v), module.to_out)

@@ -14,10 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from attnshape.checks.attention.mask_layouts import MaskLayout, swap_queries_and_keys
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.operands import of_distinct_code
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import MaskLayout, VisibleKeys, explain_visibility, swap_queries_and_keys
+from attnshape.checks.attention.visibility import VisibleKeys, explain_visibility
 from attnshape.checks.rules.biases.distances import check_distances
 from attnshape.checks.rules.biases.offsets import check_offsets
 from attnshape.checks.rules.biases.scaling import check_scaling, zero_bias

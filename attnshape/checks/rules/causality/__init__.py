@@ -19,6 +19,7 @@ from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.interventions.small_sizes import symbol_or_number
 from attnshape.checks.rules.causality.padding import judge_padding
 from attnshape.checks.rules.causality.results import NO_TOKENS, changed_positions, judge_causal, judge_window
+from attnshape.checks.rules.masks.fills import too_small
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.model.formatting import join_words
 from attnshape.tracing.operations import JOINS
@@ -45,18 +46,26 @@ def check(subject: Subject) -> Iterator[Outcome]:
 
 def _outcomes(subject: Subject) -> Iterator[Outcome]:
     explained, unseen = explain_visibility(subject)
-    laid_out = [explanation for explanation in explained if not _is_of_blocks(subject, explanation)]
+    # too small a fill value has a finding of its own; what else replaces scores may be no key at all
+    weak = [explanation.visible.core.context for explanation in explained if explanation.visible.is_weak]
+    filled = [
+        explanation.visible.core.context
+        for explanation in explained
+        if explanation.visible.is_weak and too_small(subject, explanation) is not None
+    ]
+    known = [one for one in explained if (context := one.visible.core.context) in filled or context not in weak]
+    laid_out = [explanation for explanation in known if not _is_of_blocks(subject, explanation)]
     by_results = list(_by_results(subject, laid_out))
     yield from by_results
     told = {claim for outcome in by_results for claim in outcome.claims}
     open_claims = tuple(claim for claim in _claimed(subject) if claim not in told)
     for why in unseen if open_claims else ():
         yield Undecided(TOPIC, why, open_claims)
-    if len(laid_out) < len(explained) and open_claims:
+    if len(laid_out) < len(known) and open_claims:
         yield Undecided(TOPIC, f"queries and keys are blocks, and {NO_TOKENS}", open_claims)
     of_others = _of_other_inputs(subject, laid_out)
     for explanation in laid_out:
-        if explanation.visible.is_weak:
+        if explanation.visible.core.context in filled:
             continue
         if explanation.visible.core.context in of_others:
             inputs = join_words(sorted(of_others[explanation.visible.core.context]))
@@ -120,7 +129,7 @@ def _by_results(subject: Subject, laid_out: list[Explanation]) -> Iterator[Outco
     # what attention itself leaks has findings of its own
     if subject.claims.causal and all(explanation.hypothesis == explanation.right for explanation in laid_out):
         yield from _past_attention(subject) if laid_out and not hidden else judge_causal(subject, hidden, TOPIC)
-    if subject.claims.window is not None and hidden:
+    if subject.claims.window is not None and (hidden or not laid_out):
         yield from judge_window(subject, hidden, TOPIC)
 
 

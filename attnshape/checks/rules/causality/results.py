@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from attnshape.checks.attention.cores import Core, FusedCore
+from attnshape.checks.attention.cores import Core, FusedCore, between
 from attnshape.checks.attention.dependence import reaches
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.permutation import changed_elements
@@ -18,7 +18,7 @@ from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
-from attnshape.tracing.operations import CONVOLUTIONS
+from attnshape.tracing.operations import CONVOLUTIONS, DATA_MOVEMENT
 
 NO_TOKENS = "no axis of the results holds the tokens of the inputs"
 Attention = Core | FusedCore
@@ -60,16 +60,16 @@ def judge_window(subject: Subject, hidden: Sequence[Attention], topic: str) -> I
     width, claimed = subject.claims.window_at(subject.numbers), subject.claims.window
     if width is None or claimed is None:
         return
-    why = _widens(subject)
-    if why is not None:
-        yield Undecided(topic, why, ("window",))
-        return
     looked = False
     for reached in _reaches(subject):
         looked = True
         for position in sorted(reached.positions):
             distance = position - reached.token
             if (distance if subject.claims.causal else abs(distance)) >= width:
+                why = _widens(subject)
+                if why is not None:
+                    yield Undecided(topic, why, ("window",))
+                    return
                 outside = f"which is outside of its window of {claimed.text} keys"
                 text = f"position {position} of the results depends on token {reached.token}, {outside}"
                 hint = "keep keys with 0 <= i - j < W"
@@ -107,18 +107,30 @@ def _keeps_elements_apart(subject: Subject) -> bool:
 
 
 def _line(subject: Subject, hidden: Sequence[Attention], reached: _Reached) -> OutputRef | None:
-    """Return the call that builds the causal mask, or the first one after which other positions change."""
+    """Return the call that cuts weights off or builds the causal mask, or the first one after which others change."""
     if hidden:
-        return MaskLines(subject, hidden[0]).triangle()
+        cuts = _cuts(subject, hidden[0])
+        return cuts[0] if cuts else MaskLines(subject, hidden[0]).triangle()
     change = subject.at_index(reached.symbol, reached.token)
     moved = subject.perturb(Intervention(inputs=change))
     parted = divergences(moved, reached.symbol, reached.token, subject.numbers, change)
     return next((one.ref for one in parted if one.indices and one.indices[0] < reached.token), None)
 
 
+def _cuts(subject: Subject, core: Attention) -> list[OutputRef]:
+    """Return the calls after the softmax that leave out some of its weights, as where a sink has a column of them."""
+    if not isinstance(core, Core):
+        return []
+    path = between(subject.graph, core.softmax.ref, core.value.sources(core.weights_place))
+    whole = core.softmax.event.numel
+    return [event.refs[0] for event in path if event.name in DATA_MOVEMENT and event.numel < whole]
+
+
 def _widens(subject: Subject) -> str | None:
     """Return why a result may depend on more tokens than the keys of one attention, or None."""
     contexts = [core.context for core in subject.attentions]
+    if not contexts:
+        return "no attention was found, and a result may depend on more tokens than the keys of one"
     if any(subject.graph.downstream_of(context) & set(contexts) != {context} for context in contexts):
         return "an attention reads the results of another one, which widens the window of the results"
     if any(event.name in CONVOLUTIONS for event in subject.base.events):
