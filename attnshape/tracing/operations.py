@@ -89,6 +89,10 @@ PRODUCTS = MATRIX_PRODUCTS | PRODUCTS_WITH_ADDEND | {"linear"}
 WEIGHT_IS_SECOND = frozenset({"linear", "matmul", "mm"})
 """Products whose second operand is a matrix that may be a layer's weight."""
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+POOLINGS = frozenset(
+    f"{prefix}{kind}_pool{axes}d" for prefix in ("", "adaptive_") for kind in ("avg", "max") for axes in (1, 2, 3)
+)
+"""Reductions over neighbouring pixels, each channel by itself."""
 FUSED_ATTENTION = frozenset({"scaled_dot_product_attention"})
 
 # Pointwise arithmetic.
@@ -118,6 +122,9 @@ RUNNING = frozenset({"cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"})
 MAXIMA = frozenset({"max", "amax", "logsumexp"})
 """Reductions whose result is at least the maximum: what a stable softmax subtracts."""
 SORTS = frozenset({"topk", "sort", "argsort", "kthvalue"})
+
+VECTOR_NORMS = frozenset({"norm", "linalg_vector_norm", "linalg_norm", "vector_norm", "frobenius_norm"})
+"""Reductions of vectors to their lengths."""
 
 # Comparisons and masks.
 ORDER_COMPARISONS = frozenset({"ge", "gt", "le", "lt", "greater", "less", "greater_equal", "less_equal"})

@@ -224,3 +224,26 @@ class Patches(nn.Module):
     spec = TargetSpec(f"{tmp_path}/patches.py:Patches", init="", inputs={"image": "B 3 20 24"})
     report = check_request(spec, RunOptions(), parse_claims([]), 300.0, contextlib.nullcontext)
     assert not any("tokens keep their positions" in text for text in report.verified)
+
+
+def test_tokens_are_vouched_for_only_up_to_the_operands_in_which_they_were_found(tmp_path: Path) -> None:
+    code = """
+import torch
+from torch import nn
+
+
+class FewerKeys(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fewer, self.q, self.k, self.v = nn.Conv1d(8, 8, 2, stride=2), *(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        y = self.fewer(x.transpose(1, 2)).transpose(1, 2)
+        return (self.q(x) @ self.k(y).mT * 8**-0.5).softmax(-1) @ self.v(y)
+"""
+    (tmp_path / "fewer.py").write_text(code)
+    spec = TargetSpec(f"{tmp_path}/fewer.py:FewerKeys", init="", inputs={"x": "B L 8"})
+    report = check_request(spec, RunOptions(), parse_claims([]), 300.0, contextlib.nullcontext)
+    assert report.counting == ()
+    said = [text for text in report.verified if "tokens keep their positions" in text]
+    assert said == ["tokens keep their positions up to the queries"]

@@ -191,6 +191,11 @@ CONTEXTS: dict[str, Context] = {
         {"x": "torch.randn(B, L, D)", "memory": "torch.randn(B, L, D)"},
         **ONE_HEAD,
     ),
+    "AS109": Context(
+        "q, k, v = (w(x).transpose(1, 2) for w in (self.wq, self.wk, self.wv))",
+        "return self.wo((scores.softmax(dim=-1) @ v).transpose(1, 2))",
+        **ONE_HEAD,
+    ),
     "AS111": Context("", f"{KV}\n{ATTEND}"),
     "AS112": Context("", f"{KV}\n{ATTEND}"),
     "AS113": Context("", "return attend(q, k, v)", **ONE_HEAD, init="self.qkv = nn.Linear(D, 3 * D)"),

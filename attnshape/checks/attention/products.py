@@ -107,15 +107,15 @@ class Product:
         return self.right if place == self.left else self.left
 
 
-def recompute(event: ReplayedCall, replaced: Mapping[int, Tensor]) -> Tensor:
-    """Return the result of a call with some operands replaced."""
+def recompute(event: ReplayedCall, replaced: Mapping[int, Tensor], output: int = 0) -> Tensor:
+    """Return a result of a call with some operands replaced; `output` tells which, if the call has several."""
     values = iter([replaced.get(place, value) for place, value in enumerate(event.operand_values)])
     args, keywords = tree_map(
         lambda value: next(values) if isinstance(value, Tensor) else value, (event.args, dict(event.keywords))
     )
     with torch.no_grad():
         result = event.function(*args, **keywords)
-    return result if isinstance(result, Tensor) else result[0]
+    return result if isinstance(result, Tensor) else result[output]
 
 
 def _dense(value: Tensor) -> Tensor:

@@ -9,6 +9,11 @@ from torch import nn
 from tests.mutants.plain import multihead
 
 SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 7, "Dk": 4}, {"B": 4, "H": 3, "L": 9, "Dk": 8})
+MAPS = (
+    {"B": 2, "H": 3, "Lq": 4, "Lk": 6, "Dk": 5},
+    {"B": 4, "H": 2, "Lq": 6, "Lk": 4, "Dk": 7},
+    {"B": 3, "H": 4, "Lq": 8, "Lk": 4, "Dk": 5},
+)
 PAIRS = [
     ("AS105", "channels_first_by_reshape", *SIZES),
     (
@@ -28,6 +33,9 @@ PAIRS = [
         {"B": 4, "H": 2, "Lq": 5, "Lk": 3, "Dk": 7},
         {"B": 3, "H": 4, "Lq": 6, "Lk": 2, "Dk": 5},
     ),
+    ("AS105", "map_for_fewer_keys", *MAPS),
+    ("AS105", "pooled_map", *MAPS),
+    ("AS105", "map_after_attention", *MAPS),
 ]
 
 
@@ -260,3 +268,144 @@ def reference_viewed_feature_map(module, image):
     tokens = torch.stack([image[:, :, i, j] for i in range(image.shape[2]) for j in range(image.shape[3])], dim=1)
     q, k, v = F.linear(tokens, module.attn.in_proj_weight, module.attn.in_proj_bias).chunk(3, dim=-1)
     return module.attn.out_proj(multihead(q, k, v, module.attn.num_heads))
+
+
+class FewerKeys(nn.Module):
+    """Tokens of a grid attend to keys that a strided convolution makes of their map."""
+
+    def __init__(self, heads, depth, grid):
+        super().__init__()
+        width = heads * depth
+        self.heads, self.grid = heads, grid
+        self.wq, self.wkv, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.reduce, self.norm = nn.Conv2d(width, width, 2, stride=2), nn.LayerNorm(width)
+
+    def to_map(self, x):
+        return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], *self.grid)
+
+    def forward(self, x):
+        fewer = self.norm(self.reduce(self.to_map(x)).flatten(2).transpose(1, 2))
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (self.wq(x), *self.wkv(fewer).chunk(2, dim=-1))
+        )
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class FewerKeysOfAView(FewerKeys):
+    def to_map(self, x):
+        return x.reshape(x.shape[0], x.shape[2], *self.grid)  # wrong: AS105 map_for_fewer_keys
+
+
+def _grid_of_tokens(cls, B, H, Lq, Lk, Dk):
+    return cls(H, Dk, (Lq, Lk)), (torch.randn(B, Lq * Lk, H * Dk),), {}
+
+
+def wrong_map_for_fewer_keys(B, H, Lq, Lk, Dk):
+    return _grid_of_tokens(FewerKeysOfAView, B, H, Lq, Lk, Dk)
+
+
+def right_map_for_fewer_keys(B, H, Lq, Lk, Dk):
+    return _grid_of_tokens(FewerKeys, B, H, Lq, Lk, Dk)
+
+
+def _image(x, grid):
+    """Return the map of (B, rows * columns, D), pixel by pixel."""
+    rows, columns = grid
+    pixels = [torch.stack([x[:, row * columns + column] for column in range(columns)], -1) for row in range(rows)]
+    return torch.stack(pixels, -2)
+
+
+def reference_map_for_fewer_keys(module, x):
+    image = _image(x, module.grid)
+    fewer = sum(
+        torch.einsum("bchw,dc->bhwd", image[..., i::2, j::2], module.reduce.weight[..., i, j])
+        for i in range(2)
+        for j in range(2)
+    )
+    fewer = module.norm((fewer + module.reduce.bias).flatten(1, 2))
+    return module.out(multihead(module.wq(x), *module.wkv(fewer).chunk(2, dim=-1), module.heads))
+
+
+def attend_to_means(x, rows, columns, w, heads):
+    """Each token attends to the means of squares of two by two tokens; `w` is (3, D, D)."""
+    B, N, D = x.shape
+    grid = F.layer_norm(x, (D,)).transpose(1, 2).reshape(B, D, rows, columns)
+    means = F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)
+    q, k, v = (t.view(B, -1, heads, D // heads).transpose(1, 2) for t in (x @ w[0], means @ w[1], means @ w[2]))
+    scores = q @ k.transpose(-2, -1) / math.sqrt(D // heads)
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, N, D)
+
+
+def attend_to_means_of_a_view(x, rows, columns, w, heads):
+    """Each token attends to the means of squares of two by two tokens; `w` is (3, D, D)."""
+    B, N, D = x.shape
+    grid = F.layer_norm(x, (D,)).view(B, D, rows, columns)  # wrong: AS105 pooled_map
+    means = F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)
+    q, k, v = (t.view(B, -1, heads, D // heads).transpose(1, 2) for t in (x @ w[0], means @ w[1], means @ w[2]))
+    scores = q @ k.transpose(-2, -1) / math.sqrt(D // heads)
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, N, D)
+
+
+def _means(function, B, H, Lq, Lk, Dk):
+    D = H * Dk
+    return function, (torch.randn(B, Lq * Lk, D), Lq, Lk, torch.randn(3, D, D) / math.sqrt(D), H), {}
+
+
+def wrong_pooled_map(B, H, Lq, Lk, Dk):
+    return _means(attend_to_means_of_a_view, B, H, Lq, Lk, Dk)
+
+
+def right_pooled_map(B, H, Lq, Lk, Dk):
+    return _means(attend_to_means, B, H, Lq, Lk, Dk)
+
+
+def reference_pooled_map(function, x, rows, columns, w, heads):
+    image = _image(F.layer_norm(x, x.shape[-1:]), (rows, columns))
+    means = sum(image[..., i::2, j::2] for i in range(2) for j in range(2)).flatten(2).mT / 4
+    return multihead(x @ w[0], means @ w[1], means @ w[2], heads)
+
+
+class LocalAfterGlobal(nn.Module):
+    """What tokens read goes through a projection, then through a convolution of each channel over their grid."""
+
+    def __init__(self, heads, depth, grid):
+        super().__init__()
+        width = heads * depth
+        self.grid = grid
+        self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.near = nn.Conv2d(width, width, 3, padding=1, groups=width)
+
+    def to_map(self, x):
+        return x.unflatten(1, self.grid).permute(0, 3, 1, 2)
+
+    def forward(self, x):
+        x = x + self.attn(x, x, x, need_weights=False)[0]
+        hidden = F.linear(x, self.attn.out_proj.weight)
+        return x + self.near(self.to_map(hidden)).flatten(2).transpose(1, 2)
+
+
+class LocalOfAView(LocalAfterGlobal):
+    def to_map(self, x):
+        return x.view(len(x), -1, *self.grid)  # wrong: AS105 map_after_attention
+
+
+def wrong_map_after_attention(B, H, Lq, Lk, Dk):
+    return _grid_of_tokens(LocalOfAView, B, H, Lq, Lk, Dk)
+
+
+def right_map_after_attention(B, H, Lq, Lk, Dk):
+    return _grid_of_tokens(LocalAfterGlobal, B, H, Lq, Lk, Dk)
+
+
+def reference_map_after_attention(module, x):
+    attn = module.attn
+    q, k, v = F.linear(x, attn.in_proj_weight, attn.in_proj_bias).chunk(3, dim=-1)
+    x = x + attn.out_proj(multihead(q, k, v, attn.num_heads))
+    image = F.pad(_image(x @ attn.out_proj.weight.T, module.grid), (1, 1, 1, 1))
+    rows, columns = module.grid
+    near = sum(
+        image[..., i : i + rows, j : j + columns] * module.near.weight[:, 0, i, j, None, None]
+        for i in range(3)
+        for j in range(3)
+    )
+    return x + (near + module.near.bias[:, None, None]).flatten(2).mT

@@ -17,6 +17,12 @@ UNUSUAL = [
     ("sigmoid_attention", *SIZES),
     ("squared_relu", *SIZES),
     ("retention", *SIZES),
+    ("bounded_denominator", *SIZES),
+    ("scaled_efficient_attention", *CROSS),
+    ("softmax_features", *CROSS),
+    ("denominator_beside_the_values", *CROSS),
+    ("rotated_numerator", *SIZES),
+    ("earlier_keys_only", *SIZES),
 ]
 
 
@@ -165,3 +171,117 @@ def reference_retention(module, x):
             row.append((q[:, h, t, None] @ state)[:, 0] / math.sqrt(module.depth))
         outputs.append(torch.stack(row, dim=1))
     return module.proj(join(F.rms_norm(torch.stack(outputs, dim=1), (module.depth,))))
+
+
+class BoundedDenominator(Base):
+    """Linear attention with signed features, divided by the size of the sum where that is larger than one."""
+
+    def attend(self, q, k, v):
+        state = torch.einsum("bhld,bhle->bhlde", k, v).cumsum(dim=2)
+        size = torch.einsum("bhld,bhld->bhl", q, k.cumsum(dim=2)).abs().clamp(min=1.0)
+        return torch.einsum("bhld,bhlde->bhle", q, state) / size.unsqueeze(-1)
+
+
+def case_bounded_denominator(B, H, L, Dk):
+    return _case(BoundedDenominator, B, H, L, Dk, ["causal"])
+
+
+def reference_bounded_denominator(module, x):
+    q, k, v = parts(module, x)
+    weights = q @ k.mT * causal(x.shape[1], x.shape[1])
+    return module.proj(context(weights / weights.sum(-1, keepdim=True).abs().clamp(min=1), v))
+
+
+def scaled_efficient_attention(q, k, v):
+    """As image generators have it: both softmaxes, then a factor on the queries and one over the keys' number."""
+    q = q.softmax(dim=-1) * q.shape[-1] ** -0.5
+    return torch.einsum("bhqd,bhde->bhqe", q, torch.einsum("bhkd,bhke->bhde", k.softmax(dim=-2), v / v.shape[-2]))
+
+
+def case_scaled_efficient_attention(B, H, Lq, Lk, Dk):
+    return scaled_efficient_attention, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def reference_scaled_efficient_attention(function, q, k, v):
+    return torch.einsum("bhqd,bhkd,bhke->bhqe", softmax(q), softmax(k.mT).mT, v) / (q.shape[-1] ** 0.5 * v.shape[-2])
+
+
+def softmax_features(q, k, v):
+    """The features of queries and of keys are softmaxes over their widths, and nothing is divided by."""
+    return torch.einsum("bhqd,bhde->bhqe", q.softmax(-1), torch.einsum("bhkd,bhke->bhde", k.softmax(-1), v))
+
+
+def case_softmax_features(B, H, Lq, Lk, Dk):
+    return softmax_features, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def reference_softmax_features(function, q, k, v):
+    return softmax(q) @ softmax(k).mT @ v
+
+
+def denominator_beside_the_values(q, k, v):
+    """A column of ones next to the values sums up the weights."""
+    q, k = F.relu(q) + 0.1, F.relu(k) + 0.1
+    both = q @ (k.mT @ F.pad(v, (0, 1), value=1.0))
+    return both[..., :-1] / both[..., -1:]
+
+
+def case_denominator_beside_the_values(B, H, Lq, Lk, Dk):
+    return denominator_beside_the_values, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def reference_denominator_beside_the_values(function, q, k, v):
+    weights = (q.clamp(min=0) + 0.1) @ (k.clamp(min=0) + 0.1).mT
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+class RotatedNumerator(Base):
+    """Rotary positions in the numerator only, so that the denominator stays positive: weights don't sum to one."""
+
+    def attend(self, q, k, v):
+        q, k = F.softplus(q), F.softplus(k)
+        state = self.rotate(k).mT @ v
+        return self.rotate(q) @ state / (q * k.sum(dim=2, keepdim=True)).sum(dim=-1, keepdim=True)
+
+    def rotate(self, t):
+        angles = torch.arange(t.shape[2], dtype=t.dtype)[:, None] * 0.1
+        first, second = t[..., :2].chunk(2, dim=-1)
+        turned = first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()
+        return torch.cat([*turned, t[..., 2:]], dim=-1)
+
+
+def case_rotated_numerator(B, H, L, Dk):
+    return _case(RotatedNumerator, B, H, L, Dk)
+
+
+def reference_rotated_numerator(module, x):
+    q, k, v = parts(module, x)
+    q, k = (torch.log1p(t.exp()) for t in (q, k))
+    steps = (torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])).to(x) * 0.1
+    turned = torch.einsum("bhid,bhjd->bhij", q[..., :2], k[..., :2]) * steps.cos()
+    crossed = q[..., :1] * k[..., 1:2].mT - q[..., 1:2] * k[..., :1].mT
+    weights = turned + crossed * steps.sin() + q[..., 2:] @ k[..., 2:].mT
+    return module.proj(context(weights / (q @ k.mT).sum(-1, keepdim=True), v))
+
+
+class EarlierKeysOnly(Base):
+    """Each token reads the tokens before it; the first one reads nothing."""
+
+    def attend(self, q, k, v):
+        q, k = q.exp(), k.exp()
+        total = (q * self.before(k)).sum(dim=-1, keepdim=True)
+        state = self.before(torch.einsum("bhld,bhle->bhlde", k, v))
+        return torch.einsum("bhld,bhlde->bhle", q, state) / (total + 1e-9)
+
+    def before(self, t):
+        return t.cumsum(dim=2) - t
+
+
+def case_earlier_keys_only(B, H, L, Dk):
+    return _case(EarlierKeysOnly, B, H, L, Dk, ["causal"])
+
+
+def reference_earlier_keys_only(module, x):
+    q, k, v = parts(module, x)
+    weights = (q.exp() @ k.exp().mT).tril(-1)
+    return module.proj(context(weights / (weights.sum(-1, keepdim=True) + 1e-9), v))

@@ -18,6 +18,8 @@ UNUSUAL = [
     ("softmax_plus_one", *SIZES),
     ("score_of_no_key", *SIZES),
     ("differential", *SIZES),
+    ("contrasted_halves", *SIZES),
+    ("contrasted_in_the_batch", *SIZES),
     ("additive", *CROSS),
     ("sparsemax", *SIZES),
 ]
@@ -219,6 +221,53 @@ def reference_differential(module, x):
     q1, q2, k1, k2 = (split(t, module.heads) for t in module.qk(x).chunk(4, dim=-1))
     v = split(module.v(x), module.heads)
     return join(module.norm(attention(q1, k1, v) - module.amount * attention(q2, k2, v)))
+
+
+class ContrastedHalves(nn.Module):
+    """Every head has two softmaxes, of the halves of its queries and keys, which keep an axis of their own."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        self.heads, self.depth = heads, depth
+        self.to_q, self.to_k = (nn.Linear(heads * depth, 2 * heads * depth) for _ in range(2))
+        self.to_v, self.mix = nn.Linear(heads * depth, heads * depth), nn.Parameter(torch.rand(heads, 1, 1))
+
+    def maps(self, x):
+        q, k = (proj(x).unflatten(-1, (self.heads, 2, self.depth)) for proj in (self.to_q, self.to_k))
+        return torch.einsum("bqhsd,bkhsd->sbhqk", q * self.depth**-0.5, k).softmax(dim=-1)
+
+    def forward(self, x):
+        kept, taken = self.maps(x)
+        v = self.to_v(x).unflatten(-1, (self.heads, self.depth))
+        return torch.einsum("bhqk,bkhd->bqhd", kept - self.mix * taken, v).flatten(2)
+
+
+class ContrastedInTheBatch(ContrastedHalves):
+    """Batch, heads and halves share one axis."""
+
+    def maps(self, x):
+        q, k = (proj(x).unflatten(-1, (2 * self.heads, self.depth)) for proj in (self.to_q, self.to_k))
+        q, k = (t.transpose(1, 2).flatten(0, 1) for t in (q, k))
+        weights = torch.bmm(q, k.mT).mul(self.depth**-0.5).softmax(dim=-1)
+        return weights.unflatten(0, (x.shape[0], self.heads, 2)).movedim(2, 0)
+
+
+def case_contrasted_halves(B, H, L, Dk):
+    return ContrastedHalves(H, Dk), (torch.randn(B, L, H * Dk),), {}
+
+
+def case_contrasted_in_the_batch(B, H, L, Dk):
+    return ContrastedInTheBatch(H, Dk), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_contrasted_halves(module, x):
+    q, k = (split(proj(x), 2 * module.heads) for proj in (module.to_q, module.to_k))
+    v = split(module.to_v(x), module.heads)
+    kept, taken = (attention(q[:, s::2], k[:, s::2], v) for s in (0, 1))
+    return join(kept - module.mix * taken)
+
+
+reference_contrasted_in_the_batch = reference_contrasted_halves
 
 
 class Additive(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.interventions.small_sizes import symbol_or_number
+from attnshape.checks.rules.attention_weights.without_scores import WeightSums, weight_sums
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.tracing import operations as ops
 
@@ -29,7 +30,8 @@ _MASKS = ops.MASKS | ops.ELEMENT_WRITES
 def check(subject: Subject) -> Iterator[Outcome]:
     """Check the axis along which the weights sum to one, and the operations on them after the softmax."""
     if not subject.measured and not subject.fused:
-        yield from _check_blockwise(subject)
+        implied = list(weight_sums(subject))
+        yield from _check_implied(implied) if implied else _check_blockwise(subject)
         return
     if not subject.measured:
         yield Verification("the softmax runs over the keys")  # by definition of PyTorch's fused attention
@@ -111,6 +113,27 @@ def _check_blockwise(subject: Subject) -> Iterator[Outcome]:
     message = f"rows of weights don't sum to one: if every value is 1, a result is {float(result.flatten()[0]):.4g}"
     hint = "with each new maximum, multiply both the sum and the output by exp(old - new)"
     yield Violation("AS302", message, last.refs[0], hint, f"set {names[0]} to 1 everywhere")
+
+
+def _check_implied(implied: Sequence[WeightSums]) -> Iterator[Outcome]:
+    """Check the sums of weights where keys and values are summed up first, so that no scores are formed."""
+    for found in implied:
+        if found.are_equal:
+            continue
+        spread = f"{found.sums.min():.4g} to {found.sums.max():.4g}"
+        message = f"the weights of a query don't sum to one: if every value is 1, the context is {spread}"
+        hint = "divide by the product of each query and the sum of the keys that it reads"
+        if found.by_softmax:
+            hint = "take the softmax of queries over their features, and that of keys over the tokens"
+        yield Violation(
+            "AS302", message, found.at, hint, "set the values to 1 everywhere, queries and keys as they were"
+        )
+    if all(found.are_one for found in implied):
+        yield Verification("the weights that each query implies sum to one")
+    elif all(found.are_equal for found in implied):
+        yield Undecided(
+            TOPIC, "the weights that each query implies have a sum other than one, the same for all queries"
+        )
 
 
 def _check_axis(subject: Subject, measured: MeasuredCore) -> Outcome | None:

@@ -110,21 +110,38 @@ def _at_operand(
 def _is_whole(subject: Subject, followed: Followed, vector: Tensor, feature: Tensor, slots: Sequence[int]) -> bool:
     """Return whether slots hold whole vectors, if those that differ in the head only are taken together."""
     sizes = {subject.numbers.get(symbol, 0) for symbol in ("H", "Hkv", "G")}
-    if followed.grouping(vector, feature, slots).whole:
-        return True
-    for axis in slots:
-        found = followed.grouping(vector, feature, [other for other in slots if other != axis])
-        if found.whole and (found.single or followed.shape[axis] in sizes):
-            return True
-    whole_axes = [axis for axis in slots if followed.shape[axis] in sizes]
-    for pair in itertools.combinations(whole_axes, 2):
-        if followed.grouping(vector, feature, [other for other in slots if other not in pair]).whole:
-            return True
-    return any(
+    heads = [axis for axis in slots if followed.shape[axis] in sizes]
+    for count in range(3):
+        for without in itertools.combinations(heads, count):
+            if followed.grouping(vector, feature, [axis for axis in slots if axis not in without]).whole:
+                return True
+    if any(
         followed.grouping(vector, feature, slots, [factor]).whole
         for factor in factors(followed.shape, slots, sizes)
         if factor.size != followed.shape[factor.axis]
-    )
+    ):
+        return True
+    return _has_an_index_for_each(subject, followed, vector, feature, slots)
+
+
+def _has_an_index_for_each(
+    subject: Subject, followed: Followed, vector: Tensor, feature: Tensor, slots: Sequence[int]
+) -> bool:
+    """Return whether some of the slots' axes number the vectors, one index for each.
+
+    The others then divide up the features, in however many steps: into heads, their halves, or parts of each.
+    """
+    batch = subject.batch_size
+    # an axis that folds the batch with such parts
+    folded = {followed.shape[axis] // batch for axis in slots if batch > 1 and followed.shape[axis] % batch == 0}
+    parts = [factor for factor in factors(followed.shape, slots, folded) if factor.size != followed.shape[factor.axis]]
+    for count in range(len(slots) + 1):
+        for kept in itertools.combinations(slots, count):
+            for without in ([], *([factor] for factor in parts if factor.axis in kept)):
+                found = followed.grouping(vector, feature, kept, without)
+                if found.whole and found.single:
+                    return True
+    return False
 
 
 def _describe(

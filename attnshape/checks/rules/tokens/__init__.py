@@ -1,11 +1,12 @@
-"""Do tokens keep their positions until attention mixes them?"""
+"""Do tokens keep their positions until attention mixes them, and are they normalised along the right axis?"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from attnshape.checks.attention.cores import between, product, softmaxes
-from attnshape.checks.attention.operands import operands
+from attnshape.checks.attention.operands import AttentionOperand, OperandRole, operands
 from attnshape.checks.attention.perturbation import (
     Divergence,
     PerturbationDiff,
@@ -18,24 +19,39 @@ from attnshape.checks.attention.perturbation import (
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.checks.interventions.small_sizes import symbol_or_number
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
+from attnshape.checks.rules.tokens.feature_maps import ScrambledMap, scrambled_maps
+from attnshape.checks.rules.tokens.unit_vectors import misplaced_norms
+from attnshape.model.formatting import join_words
 from attnshape.tracing import operations as ops
 
-CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS111", "AS113", "AS602")
+CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS109", "AS111", "AS113", "AS602")
 TOPIC = "tokens before attention"
 _DIVISIONS = ops.DIVISIONS | ops.REVERSED_DIVISIONS
 _INVERSE = _DIVISIONS | {"rsqrt", "reciprocal", "pow"}
+_PLURALS: dict[OperandRole, str] = {"query": "queries", "key": "keys", "value": "values"}
 _NEAR = 4
 """The most calls between subtracting the mean and dividing by the standard deviation."""
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
+    """Look for tokens that are mixed or scrambled before attention, then for norms along the wrong axis."""
+    outcomes = list(_followed(subject))
+    yield from outcomes
+    if not any(isinstance(outcome, Violation) for outcome in outcomes):
+        yield from _misplaced_norms(subject)
+
+
+def _followed(subject: Subject) -> Iterator[Outcome]:
     """Change one token of the inputs, and find the first call after which other positions change."""
-    violation = next(_viewed_channels(subject), None)
+    violation = next(itertools.chain(_viewed_channels(subject), map(_scrambled_map, scrambled_maps(subject))), None)
     if violation is not None:
         yield violation
         return
-    comparable, followed, mixing = False, False, None
+    comparable, mixing = False, None
+    kept: set[OperandRole] = set()
+    lost: set[OperandRole] = set()
     scores = [product for core in subject.cores for product in (core.scores, *core.more_scores, *core.positional)]
     mixed_by = [*(product.ref for product in scores), *(core.context for core in subject.fused)]
     downstream = {ref for start in mixed_by for ref in subject.graph.downstream_of(start)}
@@ -53,7 +69,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
             yield Undecided(TOPIC, f"with different values in token {index}, the code takes a different path")
             continue
         comparable = True
-        followed = followed or _reaches_scores(subject, moved, symbol, index)
+        for operand, is_alone in _reached_operands(subject, moved, symbol, index, downstream):
+            (kept if is_alone else lost).add(operand.role)
         for divergence in divergences(moved, symbol, index, subject.numbers, change):
             if divergence.ref in downstream:
                 continue
@@ -66,13 +83,33 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if mixing is not None:
         what = (mixing.summary or mixing.event).short_name
         yield Observation(f"{what} mixes or moves tokens before attention", mixing.ref)
-    elif comparable and subject.attentions and not followed:
+    elif comparable and subject.attentions and not kept - lost:
         yield Undecided(TOPIC, "no axis of the queries and keys holds the tokens of the inputs")
+    elif comparable and lost:
+        followed = [_PLURALS[role] for role in _PLURALS if role in kept - lost]
+        yield Verification(f"tokens keep their positions up to the {join_words(followed)}")
     elif comparable:
         has_scores = bool(subject.attentions or softmaxes(subject.graph))
         yield Verification(f"tokens keep their positions{' up to the scores' if has_scores else ''}")
     else:
         yield Undecided(TOPIC, "no input has a token axis")
+
+
+def _misplaced_norms(subject: Subject) -> Iterator[Violation]:
+    """Yield a violation for each line that normalises queries or keys along another axis than their product sums."""
+    seen: set[OutputRef] = set()
+    for found in misplaced_norms(subject):
+        if found.at in seen:
+            continue
+        seen.add(found.at)
+        shape = found.operand.value.shape
+        along, summed = (symbol_or_number(shape[axis], subject.numbers) for axis in (found.axis, found.summed))
+        which = _PLURALS[found.operand.role]
+        length = f"the {which} have one length along axis {found.axis} ({along})"
+        message = f"{length}, but their product sums over axis {found.summed} ({summed}): the scores are no cosines"
+        hint = "normalise along the axis over which the product of queries and keys sums"
+        evidence = f"lengths of the {which} along both axes, as the product reads them"
+        yield Violation("AS109", message, found.at, hint, evidence, shown="measured")
 
 
 def _twin(subject: Subject, symbol: str, names: Iterable[str]) -> str | None:
@@ -106,11 +143,26 @@ def _viewed_channels(subject: Subject) -> Iterator[Violation]:
                 yield Violation("AS105", message, first.ref, hint, f"changed channel {index} of {name}")
 
 
-def _reaches_scores(subject: Subject, moved: PerturbationDiff, symbol: str, index: int) -> bool:
-    """Return whether a token is alone at its index of a query, key or value after a change of it."""
+def _reached_operands(
+    subject: Subject, moved: PerturbationDiff, symbol: str, index: int, downstream: set[OutputRef]
+) -> Iterator[tuple[AttentionOperand, bool]]:
+    """Yield the queries, keys and values that a change of a token reaches before any attention mixes tokens.
+
+    Each comes with whether the token is alone at its index there.
+    """
     tolerance = subject.experiment.tolerance
-    masks = (differs(operand.value, operand.of(moved.changed), tolerance) for operand in operands(subject))
-    return any(is_at_one_index(mask, symbol, index, subject.numbers)[0] is True for mask in masks if mask.any())
+    for operand in operands(subject):
+        mask = differs(operand.value, operand.of(moved.changed), tolerance)
+        if downstream.isdisjoint(operand.sources) and bool(mask.any()):
+            yield operand, is_at_one_index(mask, symbol, index, subject.numbers)[0] is True
+
+
+def _scrambled_map(found: ScrambledMap) -> Violation:
+    tokens = ", ".join(map(str, found.tokens[:6])) + (", …" if len(found.tokens) > 6 else "")
+    read = f"{found.reader.short_name} reads pixels whose channels come from tokens {tokens}"
+    hint = "move the features first, then split the tokens: x.transpose(1, 2).reshape(B, D, height, width)"
+    evidence = "replaced the tokens by their numbers, and followed these through the layout operations"
+    return Violation("AS105", f"a layout operation scrambles tokens: {read}", found.at, hint, evidence)
 
 
 def _violation(subject: Subject, divergence: Divergence, symbol: str, index: int, name: str) -> Violation | None:
@@ -257,7 +309,7 @@ def _before_attention(subject: Subject, event: ReplayedCall) -> bool:
         parts = {OutputRef(core.scores.first.order), OutputRef(core.value.first.order)}
         if parts & downstream and any(core.weights.shape[axis] not in others for axis in core.key_axes):
             return True
-    return any(core.context in downstream for core in subject.fused)
+    return any(core.context in downstream and core.tensor("key").shape[-2] not in others for core in subject.fused)
 
 
 def with_parameters(subject: Subject, event: ReplayedCall) -> bool:
