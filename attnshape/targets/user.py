@@ -36,7 +36,7 @@ from attnshape.targets.imports import import_target, origin
 from attnshape.targets.inputs import annotated_inputs, device_context, make_tensor, move
 from attnshape.targets.target import Target
 from attnshape.tracing.containers import module_of, modules_within, tensor_paths
-from attnshape.tracing.runner import Runnable
+from attnshape.tracing.runner import Runnable, parameters_within
 
 
 def user_target(spec: TargetSpec, where: str, path: str) -> Target:
@@ -79,6 +79,7 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
                 "name a function, a module, a method, or a case",
             )
         function = _uncompiled(function)
+        made_in = _parameter_dtypes(function)
         for _, owned in modules_within(function):
             move(owned, options)
         seed_all(options.seed)
@@ -89,7 +90,7 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
                 names = Names({**given, **values, **numbers}, module)
                 values[name] = move(evaluate((Option("arguments"),), text, names), options)
         values |= given
-        return _bind(function, spec.target, values)
+        return replace(_bind(function, spec.target, values), made_in=made_in)
 
     sizes = replace(resolve(used, spec.sizes, defaults), inputs={tensor.name: tensor.axes for tensor in tensors})
     return Target(spec.target, sizes, build, is_builtin=False, resizable=resizable)
@@ -176,9 +177,14 @@ def runnable_from_case(label: str, result: Any, options: RunOptions) -> Runnable
                 ("describe each tensor that a function takes, for example ", Option("inputs", "B L D", "query")),
             )
     function = _uncompiled(function)
+    made_in = _parameter_dtypes(function)
     for _, module in modules_within(function):
         move(module, options)
-    return Runnable(function, move(tuple(args), options), move(kwargs, options), claim_texts(claims, label))
+    return Runnable(function, move(tuple(args), options), move(kwargs, options), claim_texts(claims, label), made_in)
+
+
+def _parameter_dtypes(function: Callable[..., Any]) -> frozenset[torch.dtype]:
+    return frozenset(tensor.dtype for _, tensor in parameters_within(function, {}))
 
 
 def _bind(function: Callable[..., Any], label: str, values: dict[str, Any]) -> Runnable:

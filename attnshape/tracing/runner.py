@@ -85,6 +85,8 @@ class Runnable:
     kwargs: dict[str, Any] = field(default_factory=dict)
     claims: tuple[str, ...] = ()
     """The claims that its case function returns."""
+    made_in: frozenset[torch.dtype] = frozenset()
+    """The dtypes of its parameters as the user's code made them, before they were moved to the run's dtype."""
 
     def call(self) -> object:
         """Call it without a recorder."""

@@ -216,6 +216,7 @@ CONTEXTS: dict[str, Context] = {
     "AS206": Context(SPLIT, f"{CONTEXT}\n{OUTPUT}"),
     "AS207": Context(SPLIT, SOFTMAX, claims=("scale=1/sqrt(Dk)",)),
     "AS208": Context(f"{SCORED}\nkeep = torch.ones(L, L, dtype=torch.bool).tril(-1)", f"{CONTEXT}\n{OUTPUT}"),
+    "AS209": Context(f"{SPLIT}\nfrequencies = 10000.0 ** (-torch.arange(0, Dk, 2) / Dk)", ATTEND),
     "AS301": Context(CROSS_SPLIT + f"\n{SCORES}", CROSS_OUTPUT, **CROSS),
     "AS302": Context(SCORES, "return context", QKV),
     "AS303": Context(SCORED, OUTPUT, {**X, "keep": LOWER}, claims=("keep=keep",)),

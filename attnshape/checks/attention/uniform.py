@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
@@ -24,7 +24,7 @@ _MOST = 1e-7
 SAME = 1e-6
 """The relative rounding error of norms and products."""
 MIXED = 1e-2
-"""The relative difference from which numbers differ for certain: tables of angles may have few digits."""
+"""The relative difference from which numbers differ for certain, though tables of angles may have few digits."""
 
 
 @dataclass(frozen=True)
@@ -89,35 +89,70 @@ class UniformRun:
         return [(symbols.get(size, str(size)), axis) for axis, size in sizes]
 
     def new_rows(self, operand: AttentionOperand) -> int:
-        """Return how many tokens of an operand aren't from a cache: the last ones."""
+        """Return how many tokens of an operand got the vector: those of a cache and unused slots didn't."""
+        first, end = self.filled(operand)
+        return end - first
+
+    def filled(self, operand: AttentionOperand) -> tuple[int, int]:
+        """Return the first token of an operand that got the vector, and the one after the last."""
+        axis = self.tokens(operand)
+        return self._filled[operand.role] if axis is not None else (0, 0)
+
+    @cached_property
+    def _filled(self) -> Mapping[OperandRole, tuple[int, int]]:
+        return {operand.role: self._filled_tokens(operand) for operand in self.own}
+
+    def _filled_tokens(self, operand: AttentionOperand) -> tuple[int, int]:
         axis = self.tokens(operand)
         size = operand.value.shape[axis] if axis is not None else 0
+        if axis is not None and _differs(operand.of(self.run), axis) and self._with_another_vector is not None:
+            change = operand.of(self._with_another_vector) - operand.of(self.run)
+            tokens = changed_indices(change.abs() > _MOST, axis)
+            if tokens:
+                return min(tokens), max(tokens) + 1
         past = self.subject.numbers.get("Lp", 0)
         has_cache = size in {past + self.subject.numbers.get(symbol, 0) for symbol in ("L", "Lq", "Lk")}
-        return size - past if has_cache and size > past else size
+        return (past if has_cache and size > past else 0), size
+
+    @cached_property
+    def _with_another_vector(self) -> ReplayRun | None:
+        fill = partial(filled_with, random_vector(self.vector.numel(), 5))
+        results, inputs = dict.fromkeys(self.change.results, fill), dict.fromkeys(self.change.inputs, fill)
+        run = self.subject.experiment.run(Intervention(inputs=inputs, results=results))
+        return run if run.follows(self.subject.base) else None
 
     def varies(self, operand: AttentionOperand, axis: int | None) -> bool:
         """Return whether the vectors differ along an axis."""
-        if axis is None:
+        tokens = self.tokens(operand)
+        if axis is None or tokens is None:
             return False
-        value = operand.of(self.run)
-        rows = self.new_rows(operand) if axis == self.tokens(operand) else value.shape[axis]
-        return _differs(value.narrow(axis, value.shape[axis] - rows, rows), axis)
+        first, end = self.filled(operand)
+        return _differs(operand.of(self.run).narrow(tokens, first, end - first), axis)
 
-    def rows(self, operand: AttentionOperand) -> Tensor | None:
-        """Return the vectors of the first head and batch element, (tokens, width)."""
+    def rows(self, operand: AttentionOperand, run: ReplayRun | None = None) -> Tensor | None:
+        """Return the vectors of the first head and batch element, (tokens, width), unused slots left out.
+
+        They are those of this run, or of another one.
+        """
         axis = self.tokens(operand)
         if axis is None:
             return None
-        value = operand.of(self.run).double().movedim((axis, self.width(operand)), (-2, -1))
-        return value.reshape(-1, *value.shape[-2:])[0]
+        value = operand.of(run or self.run).double().movedim((axis, self.width(operand)), (-2, -1))
+        return value.reshape(-1, *value.shape[-2:])[0, : self.filled(operand)[1]]
 
     def changes_length(self, operand: AttentionOperand) -> bool:
         """Return whether the vectors at the new tokens differ in length, which rotations keep."""
         rows = self.rows(operand)
         assert rows is not None
         lengths = rows[rows.shape[0] - self.new_rows(operand) :].square().sum(-1).sqrt()
-        return float((lengths - lengths[0]).abs().max()) > SAME * float(lengths[0].abs())
+        return float((lengths - lengths[0]).abs().max()) > self.precision * float(lengths[0].abs())
+
+    @cached_property
+    def precision(self) -> float:
+        """The relative rounding error of queries and keys: that of tables of angles that have few digits is larger."""
+        upstream = [event for operand in self.own[:2] for event in self.subject.graph.upstream(operand.sources)]
+        halves = (torch.float16, torch.bfloat16)
+        return MIXED if any(value.dtype in halves for event in upstream for value in event.values) else SAME
 
     def pair(self, operand: AttentionOperand) -> tuple[int, int] | None:
         """Return the two features that a change of the first one reaches; None if it reaches fewer or more.
@@ -125,10 +160,15 @@ class UniformRun:
         The first one is among them, unless features are moved before they are rotated.
         """
         before, run = self.rows(operand), self._with_first_feature_changed
-        after = replace(self, run=run).rows(operand) if run.follows(self.subject.base) else None
+        after = self.rows(operand, run) if run.follows(self.subject.base) else None
         if before is None or after is None:
             return None
         features = changed_indices((after - before).abs() > _MOST, -1)
+        if len(features) > 2:
+            # a normalisation changes all features: by one factor, or before the vectors are rotated
+            features = _not_scaled_alike(before, after)
+        if len(features) > 2 and (mapping := self.maps.get(operand.role)) is not None and mapping.linear:
+            features = set(mapping.partners.get(0, ()))
         return (min(features), max(features)) if len(features) == 2 else None
 
     @cached_property
@@ -165,9 +205,9 @@ class UniformRun:
         varying = [operand for operand in self.own if any(self.varies(operand, axis) for axis in axes[operand.role])]
         starts = {operand.role: start for operand in varying if (start := self._last_equal(operand)) is not None}
         judged = [operand for operand in varying if operand.role in starts]
-        other = torch.randn(self.vector.numel(), generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-        second = self._rerun(starts.values(), partial(_fill, other))
-        total = self._rerun(starts.values(), lambda value: value + _fill(other, value))
+        other = random_vector(self.vector.numel(), 4)
+        second = self._rerun(starts.values(), partial(filled_with, other))
+        total = self._rerun(starts.values(), lambda value: value + filled_with(other, value))
         nudged = list(self._nudged(starts)) if second is not None and total is not None else []
         if second is None or total is None or any(run is None for run, _ in nudged):
             return {}
@@ -200,7 +240,7 @@ class UniformRun:
         axis = self.tokens(operand)
         assert axis is not None
         value = operand.of(run).double().movedim((axis, self.width(operand)), (-2, -1))
-        return value.reshape(-1, *value.shape[-2:])[:, value.shape[-2] - self.new_rows(operand) :]
+        return value.reshape(-1, *value.shape[-2:])[:, slice(*self.filled(operand))]
 
     def _last_equal(self, operand: AttentionOperand) -> tuple[Producer, int] | None:
         """Return the last result from which alone an operand comes and whose vectors are equal, with its token axis."""
@@ -334,8 +374,8 @@ def uniform_run(subject: Subject, own: Sequence[AttentionOperand]) -> UniformRun
     if len(query.contracted) != 1:
         return None
     width = query.value.shape[query.contracted[0]]
-    vector = torch.randn(width, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    fill = partial(_fill, vector)
+    vector = random_vector(width, 3)
+    fill = partial(filled_with, vector)
     results: dict[OutputRef, Replace] = {}
     inputs: dict[str, Replace] = {}
     for operand in own:
@@ -366,8 +406,7 @@ def depends_on_distance(same: UniformRun) -> bool:
     scores = visible.scores_in(same.run) if visible is not None else None
     if visible is None or scores is None or scores.shape != visible.keys.shape:
         return False
-    axis = same.tokens(key)
-    cached = key.value.shape[axis] - same.new_rows(key) if axis is not None else 0
+    cached, _ = same.filled(key)
     seen, scores = visible.keys[..., cached:], scores[..., cached:]
     both = seen[..., 1:] & seen[..., :-1]
     steps = torch.where(both, scores[..., 1:] - scores[..., :-1], 0.0)
@@ -377,8 +416,20 @@ def depends_on_distance(same: UniformRun) -> bool:
     return bool(compared.any()) and bool(same_steps[compared].all()) and bool((steps.abs() > least).any())
 
 
-def _fill(vector: Tensor, value: Tensor) -> Tensor:
+def random_vector(width: int, seed: int) -> Tensor:
+    """Return a random vector that is the same for the same seed."""
+    return torch.randn(width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def filled_with(vector: Tensor, value: Tensor) -> Tensor:
+    """Return a tensor of the value's shape and dtype that repeats a vector along its last axis."""
     return vector.to(value.dtype).repeat(value.shape[-1] // vector.numel()).expand(value.shape).clone()
+
+
+def _not_scaled_alike(before: Tensor, after: Tensor) -> set[int]:
+    """Return the features that aren't multiplied by the factor by which most features of the same token are."""
+    factors = torch.median(after / before, dim=-1, keepdim=True).values
+    return changed_indices((after - before * factors).abs() > _MOST, -1)
 
 
 def _nudge(fill: Replace, width: int, value: Tensor) -> Tensor:

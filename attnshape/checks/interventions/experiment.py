@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from attnshape.checks.interventions.replay import OutputRef, Replace, Replay, ReplayedCall, copies
+from attnshape.checks.interventions.small_sizes import LENGTHS
 from attnshape.dims.sizes import are_large
 from attnshape.options.spec import DtypeName, RunOptions
 from attnshape.runtime.isolation import isolated, one_thread, seed_all, unattended
@@ -222,6 +223,8 @@ class Experiment:
         self._limit = limit
         self._state: dict[str, Tensor] | None = None
         self._default = torch_dtype(options)
+        self.made_in: frozenset[torch.dtype] = frozenset()
+        """The dtypes in which the user's code makes parameters, whatever the dtype of the runs."""
         self.varies_inputs = False
         """Whether inputs were replaced in some run; who wants to know of later runs sets it back."""
         self.base = self._first()
@@ -284,12 +287,31 @@ class Experiment:
         """Run the target at its own sizes in another dtype; None if these are large, or the run fails."""
         if are_large(self.target.sizes):
             return None
+        return self._run_elsewhere(self.target.sizes.numbers, replace(self._options, dtype=dtype))
+
+    def run_at_length(self, length: int, dtype: DtypeName) -> ReplayRun | None:
+        """Run the target in a dtype with other lengths and a small batch; None if it has none, or the run fails."""
+        sizes = self.target.sizes
+        chosen = {symbol: self.numbers[symbol] for symbol in sizes.independent if symbol in self.numbers}
+        lengths = dict.fromkeys(chosen.keys() & set(LENGTHS), length)
+        if not lengths or len(chosen) < len(sizes.independent) or not self.target.resizable:
+            return None
+        few = {"B": min(chosen["B"], 2)} if "B" in chosen else {}
+        return self._run_elsewhere(sizes.at({**chosen, **lengths, **few}), replace(self._options, dtype=dtype))
+
+    def _run_elsewhere(self, numbers: Mapping[str, int], options: RunOptions) -> ReplayRun | None:
+        """Run the target at other sizes or in another dtype; None if the run fails."""
         self.budget.spend()
 
         def once() -> ReplayRun:
             with isolated():
                 torch.set_default_dtype(torch.float32)
-                return self._called(self.target.build(self.target.sizes.numbers, replace(self._options, dtype=dtype)))
+                try:
+                    runnable = self.target.build(numbers, options)
+                except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
+                    reraise_interruption(error)
+                    return _failed(error)
+                return self._called(runnable)
 
         with contextlib.suppress(TooLong):
             run = self._limited(once)
@@ -367,6 +389,7 @@ class Experiment:
     def _build(self) -> Runnable:
         torch.set_default_dtype(self._default)
         runnable = self.target.build(self.numbers, self._options)
+        self.made_in = runnable.made_in
         if not self.target.resizable:  # they are the caller's own
             runnable = Runnable(runnable.function, *copy.deepcopy((runnable.args, runnable.kwargs)))
         named = parameters_within(runnable.function, {})
@@ -384,7 +407,7 @@ class Experiment:
                 runnable = self._build()
             except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
                 reraise_interruption(error)
-                return ReplayRun([], [], {}, {}, {}, {}, error)
+                return _failed(error)
             return self._called(runnable, change)
 
     def _called(self, runnable: Runnable, change: Intervention = UNCHANGED) -> ReplayRun:
@@ -420,6 +443,11 @@ class Experiment:
         run.unread, run.unread_results = unread | unread_state, unread_results
         run.fixed = {name: describe_kind(tensor) for name, tensor in inputs if not is_ordinary(tensor)}
         return run
+
+
+def _failed(error: BaseException) -> ReplayRun:
+    """Return the run of a target that couldn't be built."""
+    return ReplayRun([], [], {}, {}, {}, {}, error)
 
 
 def _named(runnable: Runnable) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:

@@ -1,4 +1,4 @@
-"""Are all numbers of the results finite, in float16 too?
+"""Are all numbers of the results finite, in float16 too, and are the angles of positions precise?
 
 The softmax of a row of nothing but -inf is NaN, and NaN spreads to everything that is computed from it. The largest
 number of float16 is 65504: what is larger becomes infinite.
@@ -15,11 +15,12 @@ from torch import Tensor
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.checks.rules.numbers.angles import imprecise_angles
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.model.report import Level
 from attnshape.tracing.operations import ALLOCATIONS, PRODUCTS, SOFTMAXES
 
-CODES: tuple[str, ...] = ("AS208", "AS306", "AS308", "AS406")
+CODES: tuple[str, ...] = ("AS208", "AS209", "AS306", "AS308", "AS406")
 TOPIC = "finite numbers"
 _LARGE_SCORE = 1000
 _MOST_IN_HALF = torch.finfo(torch.float16).max
@@ -33,8 +34,10 @@ def check(subject: Subject) -> Iterator[Outcome]:
     elif not any(_is_not_finite(value).any() for value in subject.base.inputs.values()):
         yield _not_finite(subject, *wrong)
     yield from _unwritten(subject)
-    in_half = list(_in_half_precision(subject)) if wrong is None else []
+    half = subject.experiment.run_in("float16") if wrong is None else None
+    in_half = list(_in_half_precision(subject, half)) if wrong is None else []
     yield from in_half
+    yield from imprecise_angles(subject, half)
     if not any(isinstance(outcome, Violation) for outcome in in_half):
         yield from _without_maximum(subject)
 
@@ -147,10 +150,9 @@ def _origin(run: ReplayRun, is_wrong: Callable[[Tensor], Tensor]) -> ReplayedCal
     return None
 
 
-def _in_half_precision(subject: Subject) -> Iterator[Outcome]:
+def _in_half_precision(subject: Subject, half: ReplayRun | None) -> Iterator[Outcome]:
     """Look for NaN and infinity in a run in float16 at the user's sizes, and compare it with one in float32."""
     requested = subject.requested_dtype == "float16"
-    half = subject.experiment.run_in("float16")
     wrong = _first_not_finite(half) if half is not None else None
     if half is not None and wrong is None:
         yield Verification("every number of the results is finite in float16 at the target's own sizes")

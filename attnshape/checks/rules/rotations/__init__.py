@@ -12,12 +12,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attnshape.checks.attention.decoding import loops
 from attnshape.checks.attention.mistake_lines import helper_call
 from attnshape.checks.attention.operands import AttentionOperand, by_attention, of_distinct_code, projections
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.uniform import MIXED, SAME, UniformRun, depends_on_distance, uniform_run
+from attnshape.checks.attention.uniform import MIXED, UniformRun, depends_on_distance, uniform_run
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
+from attnshape.checks.rules.rotations.steps import Misplaced, UndecidableRotationError, misplaced
 from attnshape.options.claims import Rope
 from attnshape.tracing.operations import COMPLEX_FROM_PAIRS, DATA_MOVEMENT, JOINS, REPEATS
 
@@ -29,6 +31,10 @@ _SAME_VECTOR = "gave every token, head and batch element the same vector"
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Give all tokens and heads of queries, keys and values the same vector, and look at how positions change it."""
+    of_loops = list(_of_loops(subject))
+    yield from of_loops
+    if any(isinstance(outcome, Violation) for outcome in of_loops):
+        return
     if subject.claims.rope is None:
         yield from _unclaimed(subject)
         return
@@ -61,6 +67,42 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield Verification(verified, _CLAIM)
     else:
         yield Undecided(TOPIC, "queries and keys can't be given the same vector", _CLAIM)
+
+
+def _of_loops(subject: Subject) -> Iterator[Outcome]:
+    """Yield whether tokens keep the positions by which they are rotated where one call decodes step by step."""
+    every = loops(subject)
+    decided = 0
+    for loop in every:
+        try:
+            wrong = misplaced(loop)
+        except UndecidableRotationError:
+            continue
+        decided += 1
+        if wrong is not None:
+            yield _misplaced(loop.at(subject, wrong.step), wrong)
+            return
+    if every and decided == len(every):
+        yield Verification("where a loop decodes with a cache, tokens are rotated by the same positions in every step")
+
+
+def _misplaced(same: UniformRun, wrong: Misplaced) -> Violation:
+    query, key, _ = same.own
+    rotated = f"rotated like one at position {wrong.position}"
+    if wrong.is_query:
+        message = f"the query of token {wrong.token} is {rotated}, its key by its own position"
+        hint = "rotate queries and new keys by the same positions, from the number of cached keys on"
+        at = same.first_varying(query) or same.first_varying(key)
+    else:
+        message, at = f"the key of token {wrong.token} is {rotated}", same.first_varying(key)
+        hint = "number the tokens of a step from the number of cached keys on"
+    message = f"in step {wrong.number} of a loop with a cache, {message}"
+    code = "AS703"
+    if wrong.is_rotated_again:
+        code, message = "AS705", f"cached keys are rotated again: {message}"
+        hint = "rotate a key once, when it enters the cache, or cache keys that aren't rotated"
+    at = at or OutputRef(key.event.order)
+    return replace(_violation(same, key, code, message, hint, at), place=helper_call(same.subject, at))
 
 
 def _unclaimed(subject: Subject) -> Iterator[Outcome]:
@@ -101,7 +143,7 @@ def _rotated(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -
     if q is None or k is None or q.shape[-1] != k.shape[-1]:
         return
     own = _own_keys(same, q, k, key)
-    if own.numel() and _agree(_cosine(q, k), own, k.shape[0] - q.shape[0], 0):
+    if own.numel() and _agree(same, _cosine(q, k), own, k.shape[0] - q.shape[0], 0):
         yield Verification("queries and keys at the same position are rotated alike")
 
 
@@ -191,15 +233,15 @@ def _offsets(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -
     cosine = _cosine(q, k)
     own = _own_keys(same, q, k, key)
     new = same.new_rows(key)
-    if not own.numel() or bool((cosine[own, own + aligned] > 1 - SAME).all()):
+    if not own.numel() or bool((cosine[own, own + aligned] > 1 - same.precision).all()):
         # products of one vector with itself, rotated at two positions
-        if new == k.shape[0] and bool(((cosine[1:, 1:] - cosine[:-1, :-1]).abs() > SAME).any()):
+        if new == k.shape[0] and bool(((cosine[1:, 1:] - cosine[:-1, :-1]).abs() > same.precision).any()):
             depends = "the score of a query and a key depends on more than their distance"
             message = f"cached keys are rotated again: {depends}"
             yield _violation(same, key, "AS705", message, "rotate a key once, when it enters the cache")
         yield from _from_zero(same, query, key)
         return
-    shift = _shift(cosine, own, aligned, k.shape[0] - new)
+    shift = _shift(same, cosine, own, aligned, k.shape[0] - new)
     by = f"by {shift:+d} positions" if shift is not None else "by no constant number of positions"
     yield _shifted(same, query, key, by)
 
@@ -229,9 +271,9 @@ def _differences(same: UniformRun, query: AttentionOperand, key: AttentionOperan
             return
     cosine, own, aligned = _cosine(q, k), _own_keys(same, q, k, key), k.shape[0] - q.shape[0]
     first_new = k.shape[0] - same.new_rows(key)
-    if _agree(cosine, own, aligned, first_new):
+    if _agree(same, cosine, own, aligned, first_new):
         yield from _from_zero(same, query, key)
-    elif (shift := _shift(cosine, own, aligned, first_new)) is not None:
+    elif (shift := _shift(same, cosine, own, aligned, first_new)) is not None:
         yield _shifted(same, query, key, f"by {shift:+d} positions")
     elif has_cache and _starts_at_zero(same, query) != _starts_at_zero(same, key):
         yield _shifted(same, query, key, "one of them from 0")
@@ -259,10 +301,10 @@ def _cosine(q: Tensor, k: Tensor) -> Tensor:
     return torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(k, dim=-1).T
 
 
-def _shift(cosine: Tensor, own: Tensor, aligned: int, first: int) -> int | None:
+def _shift(same: UniformRun, cosine: Tensor, own: Tensor, aligned: int, first: int) -> int | None:
     """Return by how many positions the keys at which queries are rotated alike are away from their own."""
     shifts = (shift for shift in range(-cosine.shape[1], cosine.shape[1]) if shift)
-    return next((shift for shift in shifts if _agree(cosine, own, aligned + shift, first)), None)
+    return next((shift for shift in shifts if _agree(same, cosine, own, aligned + shift, first)), None)
 
 
 def _shifted(same: UniformRun, query: AttentionOperand, key: AttentionOperand, by: str) -> Violation:
@@ -282,9 +324,9 @@ def _starts_at_zero(same: UniformRun, operand: AttentionOperand) -> bool:
     return bool(torch.isclose(first, same.vector * (first[0] / same.vector[0]), rtol=1e-6).all())
 
 
-def _agree(cosine: Tensor, own: Tensor, offset: int, first: int) -> bool:
+def _agree(same: UniformRun, cosine: Tensor, own: Tensor, offset: int, first: int) -> bool:
     inside = own[(own + offset >= first) & (own + offset < cosine.shape[1])]
-    return inside.numel() > 1 and bool((cosine[inside, inside + offset] > 1 - SAME).all())
+    return inside.numel() > 1 and bool((cosine[inside, inside + offset] > 1 - same.precision).all())
 
 
 def _cached(subject: Subject) -> Violation | None:
