@@ -225,6 +225,12 @@ CONTEXTS: dict[str, Context] = {
     "AS306": Context(SCORED, f"{CONTEXT}\n{OUTPUT}"),
     "AS307": Context(SCORED, OUTPUT),
     "AS308": Context(SPLIT, OUTPUT),
+    "AS309": Context(
+        SCORED,
+        f"{CONTEXT}\n{OUTPUT}",
+        {**X, "keep": "torch.ones(B, 1, L, L, dtype=torch.bool).tril(-1)"},
+        claims=("keep=keep", "zero-masked-rows"),
+    ),
     "AS401": Context(SCORED, SOFTMAX, {**X, "keep": LOWER}, claims=("keep=keep",)),
     "AS402": Context(
         SCORED, SOFTMAX, {**X, "keep": "torch.arange(L) < L - torch.arange(B)[:, None] % 3"}, claims=("keep=keep",)
@@ -374,4 +380,12 @@ CONTEXTS: dict[str, Context] = {
         "B, L, Lp, H, Dk",
     ),
     "AS906": Context(SPLIT, ""),
+    "AS907": Context(
+        "caches = {}\nfor tokens in (x[:, :2], x[:, 2:]):\n    for head in self.heads:\n"
+        "        tokens = tokens + head(tokens, caches)\nreturn tokens",
+        "",
+        **ONE_HEAD,
+        init="self.heads = nn.ModuleList([CachedHead(D, D) for _ in range(2)])",
+        at_module_level=True,
+    ),
 }

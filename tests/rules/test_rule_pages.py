@@ -100,7 +100,7 @@ def test_unknown_code_is_refused_with_a_hint(code: str, hint: str) -> None:
 def test_families_of_codes() -> None:
     assert {code[:3] for code in CODES} == set(FAMILIES)
     assert family("AS116") == "meaning of axes"
-    assert codes_under("as3") == ("AS301", "AS302", "AS303", "AS304", "AS305", "AS306", "AS307", "AS308")
+    assert codes_under("as3") == ("AS301", "AS302", "AS303", "AS304", "AS305", "AS306", "AS307", "AS308", "AS309")
     assert codes_under("AS11") == tuple(f"AS11{digit}" for digit in "12345678")
     assert codes_under("AS") == tuple(CODES)
     assert codes_under("A") == codes_under("") == codes_under("AS00X") == ()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnshape.checks.interventions.experiment import Experiment
-from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.errors import format_exception
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TooLong
@@ -39,6 +40,8 @@ class _Uses(CallMode):
         self._calls = 0
         self.differentiable: set[OutputRef] = set()
         """The results that require a gradient."""
+        self.not_finite: set[OutputRef] = set()
+        """The results whose gradient has a number that isn't finite, once it was computed."""
 
     def before_call(self, call: TracedCall, frame: FrameType) -> int:
         """Note the operands, and return what identifies the call."""
@@ -66,7 +69,13 @@ class _Uses(CallMode):
             self._made[id(output)] = ref
             if output.requires_grad:
                 self.differentiable.add(ref)
+                output.register_hook(partial(self._note, ref))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return result
+
+    def _note(self, ref: OutputRef, gradient: Tensor | None) -> None:
+        # of several results of a call, those on which nothing depends get none
+        if gradient is not None and not bool(torch.isfinite(gradient).all()):
+            self.not_finite.add(ref)
 
     def kept(self) -> frozenset[OutputRef]:
         """Return the results that still exist, and those that Python read as numbers, such as by `item`."""
@@ -163,3 +172,67 @@ def _combination(results: list[Tensor]) -> Tensor | None:
             part = (result * factors).sum()
             total = part if total is None else total + part
     return total
+
+
+@dataclass(frozen=True)
+class Backward:
+    """What autograd does in one run in which inputs require gradients."""
+
+    differentiable: frozenset[OutputRef]
+    """The results of calls that require a gradient."""
+    not_finite: frozenset[OutputRef]
+    """The results of calls whose gradient has a number that isn't finite."""
+    names: tuple[str, ...]
+    """The inputs and parameters that get a gradient."""
+    names_not_finite: tuple[str, ...]
+    """Those whose gradient has a number that isn't finite."""
+    calls: int
+    """How many calls there were."""
+
+
+def backward(
+    experiment: Experiment,
+    inputs: Collection[str],
+    parameters: bool = True,
+    replaced: Mapping[str, Replace] | None = None,
+) -> Backward | None:
+    """Return what autograd does with a random linear combination of all results, whose numbers are all finite.
+
+    `inputs` require gradients; parameters do as the target sets it, or not at all. `replaced` replaces inputs. None if
+    the run fails with autograd, no result has a graph, or a result isn't finite.
+    """
+
+    def call(runnable: Runnable, state: Mapping[str, Tensor]) -> Backward | None:
+        given = dict(runnable.named_inputs())
+        for name, new in (replaced or {}).items():
+            given[name].data = new(given[name].detach().clone())
+        leaves = {name: given[name] for name in inputs if name in given and given[name].is_leaf}
+        for name, tensor in state.items():
+            if tensor.is_leaf and tensor.is_floating_point() and not parameters:
+                tensor.requires_grad_(False)
+            elif tensor.is_leaf and tensor.requires_grad:
+                leaves.setdefault(name, tensor)
+        uses = _Uses()
+        try:
+            with torch.enable_grad(), force_eager():
+                for tensor in leaves.values():
+                    tensor.requires_grad_().grad = None
+                with uses:
+                    result, _ = run_to_completion(runnable.call())
+                results = [tensor for _, tensor in tensor_paths("output", result) if tensor.is_floating_point()]
+                total = _combination(results)
+                if total is None or not all(bool(torch.isfinite(tensor).all()) for tensor in results):
+                    return None
+                total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                slopes = {name: tensor.grad for name, tensor in leaves.items() if tensor.grad is not None}
+                wrong = [name for name, slope in slopes.items() if not bool(torch.isfinite(slope).all())]
+        except BaseException as error:
+            reraise_interruption(error)
+            if isinstance(error, TooLong):
+                raise
+            return None
+        return Backward(
+            frozenset(uses.differentiable), frozenset(uses.not_finite), tuple(slopes), tuple(wrong), uses.count
+        )
+
+    return experiment.observe(call)

@@ -17,6 +17,7 @@ PAIRS = [
     ("AS807", "first_half_twice", *SIZES),
     ("AS807", "value_overlaps_key", *SIZES),
     ("AS807", "block_adds_norm", *SIZES),
+    ("AS807", "tokens_as_values", *SIZES),
 ]
 
 
@@ -252,3 +253,40 @@ def reference_block_adds_norm(module, x):
     joint = F.linear(normed(x, module.norm), module.attn.in_proj_weight, module.attn.in_proj_bias).chunk(3, -1)
     q, k, v = (torch.stack(part.chunk(module.attn.num_heads, -1), 1) for part in joint)
     return x + merge(attention(q, k, v), module.attn.out_proj)
+
+
+class OneProjectionOfBoth(nn.Module):
+    """Keys and values come from one projection, and all tensors are split into heads by one expression."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.query, self.pairs = nn.Linear(width, width, bias=False), nn.Linear(width, 2 * width, bias=False)
+
+    def parts(self, x):
+        return tuple(one.unflatten(-1, (self.heads, -1)) for one in (self.query(x), *self.pairs(x).chunk(2, dim=-1)))
+
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).div(q.size(-1) ** 0.5).softmax(-1)
+        return torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2)
+
+
+class TokensAsValues(OneProjectionOfBoth):
+    def parts(self, x):
+        every = self.query(x), *self.pairs(x).chunk(2, dim=-1), x
+        q, k, _v, x = (one.unflatten(-1, (self.heads, -1)) for one in every)  # wrong: AS807 tokens_as_values
+        return q, k, x
+
+
+def wrong_tokens_as_values(B, H, L, Dk):
+    return TokensAsValues(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_tokens_as_values(B, H, L, Dk):
+    return OneProjectionOfBoth(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_tokens_as_values(module, x):
+    k, v = torch.einsum("bli,chdi->cbhld", x, module.pairs.weight.unflatten(0, (2, module.heads, -1)))
+    return merge(attend(heads(x, module.query, module.heads), k, v))

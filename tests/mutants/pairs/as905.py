@@ -11,10 +11,16 @@ PAST = (
     {"B": 5, "H": 4, "L": 3, "Lp": 6, "Dk": 8},
     {"B": 6, "H": 7, "L": 5, "Lp": 8, "Dk": 4},
 )
+WINDOW = (
+    {"B": 4, "H": 5, "L": 9, "W": 6, "Dk": 8},
+    {"B": 5, "H": 4, "L": 8, "W": 3, "Dk": 6},
+    {"B": 6, "H": 7, "L": 9, "W": 5, "Dk": 4},
+)
 PAIRS = [
     ("AS905", "rolling_pair", *PAST),
     ("AS905", "stacked_cache", *PAST),
     ("AS905", "dictionary_of_keys", *PAST),
+    ("AS905", "kept_from_the_front", *WINDOW),
 ]
 
 
@@ -135,3 +141,45 @@ def right_dictionary_of_keys(B, H, L, Lp, Dk):
 def reference_dictionary_of_keys(module, x, cache):
     keys = split(module.k(x), module.heads)
     return torch.cat((cache["k"], keys), dim=2)[:, :, keys.shape[2] :]
+
+
+class Streaming(nn.Module):
+    """Keys and values are in one projection, (B, L, H, 2*Dk); the cache has the last W tokens."""
+
+    def __init__(self, d_model, heads, window):
+        super().__init__()
+        self.heads, self.window = heads, window
+        self.to_q, self.to_kv = nn.Linear(d_model, d_model), nn.Linear(d_model, 2 * d_model)
+
+    def last(self, pairs):
+        return pairs[:, -self.window :]
+
+    def forward(self, chunk, heard):
+        q, pairs = (part.unflatten(-1, (self.heads, -1)) for part in (self.to_q(chunk), self.to_kv(chunk)))
+        pairs = torch.cat([heard, pairs], dim=1)
+        k, v = pairs.chunk(2, dim=-1)
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).mul(q.shape[-1] ** -0.5).softmax(-1)
+        return self.last(pairs), torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2)
+
+
+class StreamingFromTheFront(Streaming):
+    def last(self, pairs):
+        return pairs[:, : self.window]  # wrong: AS905 kept_from_the_front
+
+
+def _kept_from_the_front(cls, B, H, L, W, Dk):
+    return cls(H * Dk, H, W), (torch.randn(B, L, H * Dk), torch.randn(B, W, H, 2 * Dk)), {}
+
+
+def wrong_kept_from_the_front(B, H, L, W, Dk):
+    return _kept_from_the_front(StreamingFromTheFront, B, H, L, W, Dk)
+
+
+def right_kept_from_the_front(B, H, L, W, Dk):
+    return _kept_from_the_front(Streaming, B, H, L, W, Dk)
+
+
+def reference_kept_from_the_front(module, chunk, heard):
+    new = chunk @ module.to_kv.weight.T + module.to_kv.bias
+    pairs = torch.stack(new.chunk(module.heads, dim=-1), dim=2)
+    return torch.cat((heard, pairs), dim=1)[:, heard.shape[1] + chunk.shape[1] - module.window :]

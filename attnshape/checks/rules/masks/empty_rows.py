@@ -65,8 +65,8 @@ def _runs_with_empty_rows(
 
 def _hiding_changes(subject: Subject) -> Iterator[Intervention]:
     """Yield the change that makes the claimed masks hide every key, then those of other arguments that may do so."""
-    if hide := _hide_all(subject):
-        yield Intervention(inputs=hide)
+    if (hide := hide_all(subject)) is not UNCHANGED:
+        yield hide
     for name, value in subject.base.inputs.items():
         varies = name not in subject.unvaried and name not in subject.claims.arguments and name not in subject.inputs
         # lengths, numbers of segments, flags: what isn't data may decide which keys are visible
@@ -76,8 +76,8 @@ def _hiding_changes(subject: Subject) -> Iterator[Intervention]:
                 yield Intervention(inputs={name: partial(torch.full_like, fill_value=fill)})
 
 
-def _hide_all(subject: Subject) -> dict[str, Replace]:
-    """Return the replacements that make the claimed masks hide every key."""
+def hide_all(subject: Subject) -> Intervention:
+    """Return the intervention that makes the claimed masks hide every key; `UNCHANGED` if no mask is claimed."""
     hide: dict[str, Replace] = {}
     for name in subject.claims.masks:
         if name in subject.base.inputs:
@@ -85,7 +85,7 @@ def _hide_all(subject: Subject) -> dict[str, Replace]:
             least = subject.base.inputs[name].double().min()
             fill = float(least) if fill < least < HIDES else fill
             hide[name] = partial(torch.full_like, fill_value=fill)
-    return hide
+    return Intervention(inputs=hide) if hide else UNCHANGED
 
 
 def _reaches(subject: Subject, ref: OutputRef, empty: Tensor, change: Intervention, run: ReplayRun) -> bool:

@@ -1,4 +1,4 @@
-"""Are all numbers of the results finite, in float16 too, and are the angles of positions precise?
+"""Are all numbers of the results finite, in float16 and in the gradients too, and are the angles of positions precise?
 
 The softmax of a row of nothing but -inf is NaN, and NaN spreads to everything that is computed from it. The largest
 number of float16 is 65504: what is larger becomes infinite.
@@ -16,11 +16,12 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.rules.numbers.angles import imprecise_angles
+from attnshape.checks.rules.numbers.gradients import check_gradients
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.model.report import Level
 from attnshape.tracing.operations import ALLOCATIONS, PRODUCTS, SOFTMAXES
 
-CODES: tuple[str, ...] = ("AS208", "AS209", "AS306", "AS308", "AS406")
+CODES: tuple[str, ...] = ("AS208", "AS209", "AS306", "AS308", "AS309", "AS406")
 TOPIC = "finite numbers"
 _LARGE_SCORE = 1000
 _MOST_IN_HALF = torch.finfo(torch.float16).max
@@ -34,6 +35,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
     elif not any(_is_not_finite(value).any() for value in subject.base.inputs.values()):
         yield _not_finite(subject, *wrong)
     yield from _unwritten(subject)
+    if wrong is None:
+        yield from check_gradients(subject)
     half = subject.experiment.run_in("float16") if wrong is None else None
     in_half = list(_in_half_precision(subject, half)) if wrong is None else []
     yield from in_half

@@ -1,4 +1,4 @@
-"""Does each parameter that is read change the result, and get a gradient?"""
+"""Does each parameter that is read change the result, and get a gradient? Do the inputs of attention get one?"""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from torch import Tensor, nn
 
 from attnshape.checks.attention.dead_ends import DeadEnd, dead_ends, live_results
 from attnshape.checks.attention.definitions import attribute_definition
+from attnshape.checks.attention.operands import by_attention, projection
 from attnshape.checks.attention.perturbation import PerturbationDiff, other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.interventions.uses import Gradients, gradients
+from attnshape.checks.rules.parameters.attended_inputs import cut_attentions
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.inference.dataflow import reads_numbers
 from attnshape.model.formatting import join_words, pluralize
 from attnshape.model.report import Level
 from attnshape.tracing.operations import (
     CUTS_GRADIENTS,
+    DATA_MOVEMENT,
     ELEMENT_WRITES,
     MULTIPLICATIONS,
     PRODUCTS,
@@ -44,6 +47,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
         for name, value in subject.base.state.items()
         if name in subject.experiment.parameters and value.numel() and value.is_floating_point()
     }
+    cut = list(cut_attentions(subject))
+    yield from cut
     if not values:
         return
     live = live_results(subject)
@@ -53,11 +58,12 @@ def check(subject: Subject) -> Iterator[Outcome]:
     gradient = gradients(subject.experiment)
     alive = [name for name in read if name in live]
     found += _cut(subject, alive, gradient, values)
-    found += _unused_parts(subject, alive, gradient)
+    parts = list(_unused_parts(subject, alive, gradient))
+    found += parts
     yield from found
     if gradient.failure:
         yield Undecided("the gradients of parameters", f"the run with autograd fails: {gradient.failure}")
-    elif not dead and not any(violation.level == "error" for violation in found):
+    elif not dead and not parts and not any(violation.level == "error" for violation in [*cut, *found]):
         yield from _verified(alive, gradient)
 
 
@@ -219,7 +225,7 @@ def _first_without_gradient(subject: Subject, name: str, gradient: Gradients) ->
 
 def _unused_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -> Iterator[Violation]:
     """Yield the blocks of projections' outputs that are computed, and then not selected, or replaced."""
-    found: dict[tuple[OutputRef, Fraction, str], tuple[list[str], SourceLocation | None]] = {}
+    found: dict[tuple[OutputRef, Fraction, str, Level], tuple[list[str], SourceLocation | None]] = {}
     for name in alive:
         slopes = gradient.by_parameter.get(name)
         product = next((event for event in _readers_through_transposes(subject, name) if event.name in PRODUCTS), None)
@@ -231,24 +237,45 @@ def _unused_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -
                 continue
             moved = subject.perturb(Intervention(parameters={name: partial(_others_where, zero, axis)}))
             losing = _calls_that_lose(moved, name) if moved.has_no_effect else None
-            if not losing:
+            end = next((end for end in dead_ends(subject) if moved.any(end.ref)), None) if losing is not None else None
+            wrong = bool(losing) or (end is not None and _is_passed_over(subject, product))
+            if losing is None or not (wrong or _is_left_over(end)):
                 continue
-            at, why, place = _loss(subject, moved, losing, product)
+            at, why, place = _loss(end, losing, product)
             share = Fraction(int(zero.sum()), len(zero))
-            found.setdefault((at, share, why), ([], place))[0].append(name)
-    for (at, share, why), (names, place) in found.items():
+            level: Level = "error" if wrong else "notice"
+            found.setdefault((at, share, why, level), ([], place))[0].append(name)
+    for (at, share, why, level), (names, place) in found.items():
         computes, has = ("computes", "has") if len(names) == 1 else ("compute", "have")
         message = f"{share} of the features that {join_words(names)} {computes} {has} no effect on the result{why}"
         hint = "use each feature once, or make the projection smaller"
         evidence = f"changed this part of {names[0]}"
-        yield Violation("AS807", message, at, hint, evidence, place=place)
+        yield Violation("AS807", message, at, hint, evidence, place=place, level=level)
+
+
+def _is_left_over(end: DeadEnd | None) -> bool:
+    """Return whether features are selected together with others, and then never read, and not bound to `_`."""
+    return end is not None and (end.is_leftover or end.fate == "ignored") and not end.variable.startswith("_")
+
+
+def _is_passed_over(subject: Subject, product: ReplayedCall) -> bool:
+    """Return whether an attention takes its keys from a projection, and as its values what the projection reads."""
+    for _, key, value in by_attention(subject):
+        if projection(subject, key.sources) != OutputRef(product.order):
+            continue
+        data = {producer for sources in product.sources if subject.graph.carries_data(sources) for producer in sources}
+        for event in subject.base.events[: value.event.order - 1]:
+            if event.name in DATA_MOVEMENT and event.producers & data:
+                data.update(event.refs)
+        if not data.isdisjoint(value.sources):
+            return True
+    return False
 
 
 def _loss(
-    subject: Subject, moved: PerturbationDiff, losing: Sequence[ReplayedCall], product: ReplayedCall
+    end: DeadEnd | None, losing: Sequence[ReplayedCall], product: ReplayedCall
 ) -> tuple[OutputRef, str, SourceLocation | None]:
-    """Return where changed features are lost, how, as the end of a message, and the place to name instead."""
-    end = next((end for end in dead_ends(subject) if moved.any(end.ref)), None)
+    """Return where features are lost, how, as the end of a message, and the place to name instead."""
     if end is not None:
         return end.ref, _fate(end), end.place
     replacing = [event for event in losing if event.name not in SELECTIONS | SPLITS]
