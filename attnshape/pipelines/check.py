@@ -19,6 +19,7 @@ from attnshape.checks.interventions.experiment import Budget, Experiment, OutOfT
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.interventions.small_sizes import (
     cheap_first,
+    even_head_width,
     near_sizes,
     other_lengths,
     small_sizes,
@@ -126,7 +127,8 @@ def check_request(
         budget, limit = Budget(_FOR_RULES * time_limit), TimeLimit()
         claims = _merge_case_claims(claims, target, run)
         # the other half of the time is for the rules
-        variation = sample_target(target, sizes, run, limit, time_limit / 2, progress)
+        known = even_head_width(sizes) if claims.rope is not None else ()
+        variation = sample_target(target, sizes, run, limit, time_limit / 2, progress, known)
         candidates: list[Mapping[str, int]] = [sizes.numbers]
         if variation is not None:
             own = [] if are_large(sizes) else [*near_sizes(sizes), sizes.numbers]
@@ -148,7 +150,7 @@ def check_request(
             if experiment.base.error is not None or failure is not None:
                 return None
             experiment.repeat_if_remembered()
-            other = other_lengths(variation.plan, numbers) if variation is not None else None
+            other = other_lengths(variation.plan, numbers, known) if variation is not None else None
             return Subject(experiment, claims, other, options.dtype)
 
         passes = _run_rules(candidates, subject_at, progress)
@@ -350,12 +352,16 @@ def _root_causes(first: _RulePass) -> list[Violation]:
 
 
 def _findings(violations: Sequence[Violation], subject: Subject) -> Iterator[tuple[Violation, Finding]]:
-    """Yield each finding once, with its first violation; in a model with several layers, with those that have it."""
-    merged: dict[Finding, list[Violation]] = {}
+    """Yield each finding once, with its first violation; in a model with several layers, with those that have it.
+
+    Of a line that is used in several places, the first use is named.
+    """
+    merged: dict[Finding, tuple[Finding, list[Violation]]] = {}
     for violation in violations:
-        merged.setdefault(_finding(violation, subject), []).append(violation)
+        finding = _finding(violation, subject)
+        merged.setdefault(replace(finding, used=None), (finding, []))[1].append(violation)
     several = len(set(layers(subject).values())) > 1
-    for finding, alike in merged.items():
+    for finding, alike in merged.values():
         paths = [path for violation in alike if (path := layer_of(subject, violation.at))]
         where = f", in {format_layers(paths)}" if several and paths else ""
         yield alike[0], replace(finding, evidence=finding.evidence + where)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from attnshape.dims.sizes import Sizes, are_large, proxy_sizes
 from attnshape.errors import AttnshapeError, format_exception
 from attnshape.inference.assemble import are_settled
-from attnshape.inference.plan import Plan
+from attnshape.inference.plan import Constraint, Plan
 from attnshape.inference.sampling import Solution, sample_and_solve
 from attnshape.inference.small_runs import ProgressCallback, Samples, SmallRuns
 from attnshape.options.spec import RunOptions
@@ -51,7 +51,13 @@ def small_run(
 
 
 def sample_target(
-    target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit, time_limit: float, progress: ProgressCallback
+    target: Target,
+    sizes: Sizes,
+    options: RunOptions,
+    limit: TimeLimit,
+    time_limit: float,
+    progress: ProgressCallback,
+    constraints: tuple[Constraint, ...] = (),
 ) -> Samples | None:
     """Return the samples of a target; None if it can't be built at sizes other than its own.
 
@@ -62,13 +68,15 @@ def sample_target(
         limit: Limits the time of each run.
         time_limit: Seconds for which constraints are searched.
         progress: The progress callback.
+        constraints: What is known of the sizes beforehand.
 
     Raises:
         AttnshapeError: The target fails at its own sizes.
     """
     if not target.resizable:
         return None
-    return _sample(target, sizes, options, limit, time_limit, progress, lambda samples: (None, True))[0]
+    plan = Plan(sizes, constraints)
+    return _sample(target, plan, options, limit, time_limit, progress, lambda samples: (None, True))[0]
 
 
 def sample_target_closely(
@@ -81,7 +89,8 @@ def sample_target_closely(
     if not target.resizable:
         return Samples(Plan(sizes), _first_run(target, sizes, options, limit))
 
-    return _sample(target, sizes, options, limit, time_limit, progress, lambda samples: (None, are_settled(samples)))[0]
+    plan = Plan(sizes)
+    return _sample(target, plan, options, limit, time_limit, progress, lambda samples: (None, are_settled(samples)))[0]
 
 
 def small_enough(sizes: Sizes) -> Sizes:
@@ -91,7 +100,7 @@ def small_enough(sizes: Sizes) -> Sizes:
 
 def _sample(
     target: Target,
-    sizes: Sizes,
+    known: Plan,
     options: RunOptions,
     limit: TimeLimit,
     time_limit: float,
@@ -103,8 +112,8 @@ def _sample(
     runs = SmallRuns(
         lambda numbers: small_run(target, numbers, single, limit), progress=progress, time_limit=time_limit
     )
-    plan = runs.with_powers(Plan(sizes))
-    return sample_and_solve(runs, plan, _first_run(target, sizes, single, limit), solve)
+    plan = runs.with_powers(known)
+    return sample_and_solve(runs, plan, _first_run(target, known.sizes, single, limit), solve)
 
 
 def _first_run(target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit) -> RawTrace:

@@ -129,6 +129,10 @@ VECTOR_NORMS = frozenset({"norm", "linalg_vector_norm", "linalg_norm", "vector_n
 # Comparisons and masks.
 ORDER_COMPARISONS = frozenset({"ge", "gt", "le", "lt", "greater", "less", "greater_equal", "less_equal"})
 EQUALITY_COMPARISONS = frozenset({"eq", "ne", "not_equal"})
+CHOICES = (SORTS | ORDER_COMPARISONS | EQUALITY_COMPARISONS) | {
+    *("argmax", "argmin", "max", "min", "median", "mode", "nonzero", "multinomial", "bucketize", "searchsorted")
+}
+"""Operations whose integer or boolean results say which numbers are chosen."""
 TRIANGLES = frozenset({"tril", "triu"})
 LOGICAL = frozenset({"and", "or", "iand", "ior", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})
 MASKS = frozenset({"masked_fill", "where"})

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from attnshape.checks.interventions.small_sizes import (
     cheap_first,
+    even_head_width,
     involves,
     near_sizes,
     other_lengths,
@@ -221,3 +222,27 @@ def test_batch_stays_identifiable_where_only_the_smallest_primes_are_cheap():
     for chosen in small_sizes(plan(numbers), heavy)[:2]:
         assert {2, 3} <= {chosen[symbol] for symbol in ("R", "T", "S")}
         assert min(chosen[symbol] for symbol in ("B", "H", "Dk")) > 3
+
+
+@pytest.mark.parametrize(
+    ("numbers", "follows", "expected"),
+    [
+        ({"B": 2, "H": 3, "L": 5, "Dk": 8}, None, "Dk"),
+        ({"H": 3, "L": 5, "Dk": 8}, {"D": "H*Dk"}, "Dk"),
+        ({"H": 4, "L": 5, "D": 24}, None, "D"),
+        ({"H": 4, "L": 5, "D": 24}, {"Dk": "D//H"}, "D"),
+        ({"H": 3, "L": 5, "Dk": 7}, None, None),
+        ({"H": 8, "L": 5, "D": 24}, None, None),
+        ({"B": 2, "L": 5}, None, None),
+    ],
+)
+def test_even_head_width_is_kept_where_it_is_independent(numbers, follows, expected):
+    sizes = plan(numbers, follows=follows).sizes
+    known = even_head_width(sizes)
+    assert [constraint.symbol for constraint in known] == ([expected] if expected else [])
+    even = plan(numbers, known, follows)
+    for chosen in small_sizes(even)[:2] if known else ():
+        width = chosen.get("Dk") or chosen["D"] // chosen["H"]
+        assert width % 2 == 0
+        assert chosen["D"] % chosen["H"] == 0 if "D" in chosen else True
+        assert other_lengths(even, chosen, known) == {**chosen, "L": chosen["L"] + 2}

@@ -8,6 +8,7 @@ from types import CodeType
 from torch import Tensor
 
 from attnshape.checks.attention.cores import Core, FusedCore, between
+from attnshape.checks.attention.elementwise import HIDES
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.tracing import operations as ops
@@ -123,9 +124,15 @@ class MaskLines:
 
     def triangle(self) -> OutputRef:
         """Return the call that builds the causal mask, else the last one of another constant, else the softmax."""
+        # what adds a bias comes before what hides keys, unless nothing else is found
+        hiding = [event for event in self.applications if not self._hides_nothing(event)]
+        return self._built(hiding) or self._built(self.applications) or self.softmax
+
+    def _built(self, applications: list[ReplayedCall]) -> OutputRef | None:
+        """Return the call that builds the causal mask, else the last one of another constant."""
         triangles = ops.TRIANGLES | ops.ORDER_COMPARISONS
         read: OutputRef | None = None
-        for event in self.applications:
+        for event in applications:
             for constants in self._constants(event):
                 built = [call for call in constants if call.name in triangles]
                 if built:
@@ -134,7 +141,17 @@ class MaskLines:
                 read = read or next((call.refs[0] for call in (*compared, *constants)), None)
             if event.name in triangles:
                 return event.refs[0]
-        return read or self.softmax
+        return read
+
+    def _hides_nothing(self, event: ReplayedCall) -> bool:
+        """Return whether a call only adds numbers to the scores after which every key still gets weight."""
+        others = [
+            value
+            for value, sources in zip(event.operand_values, event.sources, strict=True)
+            if not self._scores & set(sources)
+        ]
+        sums = ops.ADDITIONS | ops.SUBTRACTIONS
+        return event.name in sums and bool(others) and all(bool((value.abs() < -HIDES).all()) for value in others)
 
     def _constants(self, event: ReplayedCall) -> Iterator[list[ReplayedCall]]:
         """Yield, for each operand other than the scores, the upstream calls that don't depend on the data."""

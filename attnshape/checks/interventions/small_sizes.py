@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from attnshape.dims.sizes import Sizes
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
-from attnshape.inference.plan import Plan
+from attnshape.inference.plan import Constraint, Multiple, Plan
 from attnshape.inference.work import WorkEstimate
 
 Cost = Callable[[Mapping[str, int]], float]
@@ -80,6 +81,15 @@ def _two_sets(
     return first, _cheapest(plan, primes[: count + min(extra + 1, 4)], _GROUPS[1], cost, counts, avoid=first)
 
 
+def even_head_width(sizes: Sizes) -> tuple[Constraint, ...]:
+    """Return the constraint that the head width is even, as where features rotate in pairs, if the user's own is."""
+    numbers = sizes.numbers
+    if "Dk" in sizes.independent:
+        return (Multiple("Dk", 2),) if numbers["Dk"] % 2 == 0 else ()
+    derived = "D" in sizes.independent and "H" in numbers and numbers["D"] % (2 * numbers["H"]) == 0
+    return (Multiple("D", 2, "H"),) if derived else ()
+
+
 def cheap_first(choices: Sequence[Mapping[str, int]], work: WorkEstimate | None) -> list[Mapping[str, int]]:
     """Return the sizes in their order, those last at which runs take much work."""
     return sorted(choices, key=lambda numbers: work is not None and work.at(numbers) > _MOST_WORK)
@@ -99,8 +109,12 @@ def near_sizes(sizes: Sizes) -> list[dict[str, int]]:
     return [sizes.at({symbol: sizes.numbers[symbol] for symbol in sizes.independent} | new) for new in chosen]
 
 
-def other_lengths(plan: Plan, numbers: Mapping[str, int]) -> dict[str, int] | None:
-    """Return sizes that differ only in the lengths; None if no length is independent."""
+def other_lengths(plan: Plan, numbers: Mapping[str, int], known: Sequence[Constraint] = ()) -> dict[str, int] | None:
+    """Return sizes that differ only in the lengths; None if no length is independent.
+
+    The constraints that are `known` bind no length, and the numbers meet them.
+    """
+    plan = replace(plan, constraints=tuple(constraint for constraint in plan.constraints if constraint not in known))
     lengths = [name for name in plan.unknowns if name in LENGTHS]
     if not lengths or any(name not in numbers for name in plan.unknowns):
         return None

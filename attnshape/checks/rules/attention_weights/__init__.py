@@ -188,12 +188,13 @@ def _check_rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
         return _violation("AS302", f"rows of weights sum to {sums[0]:.4g}", at, hint)
     if mapping is None or not mapping.elementwise:
         return Undecided("rows of weights", "the code between the softmax and the values mixes weights")
+    combined = _is_combined(subject, core)
     if bool((mapping.added != 0).any()):
-        return _late_addition(subject, core, chain, mapping.added[torch.isfinite(mapping.added)])
+        return None if combined else _late_addition(subject, measured, chain)
     factors = distinct(mapping.factor[torch.isfinite(mapping.factor)])
     if len(factors) == 2 and factors[0] == 0:
         return _late_mask(subject, core, chain) if factors[1] == 1 else None
-    if len(factors) == 1 and factors[0] != 1 and not dropout:
+    if len(factors) == 1 and factors[0] != 1 and not dropout and not combined:
         at = _first_call(chain, ops.SCALINGS, core)
         event = subject.base.event(at)
         if len(event.operand_values) == 1 or min(value.numel() for value in event.operand_values) == 1:
@@ -204,7 +205,22 @@ def _check_rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     return None
 
 
-def _check_selection(subject: Subject, core: Core) -> Violation | None:
+def _is_combined(subject: Subject, core: Core) -> bool:
+    """Return whether the values' product reads these weights together with those of another, independent softmax.
+
+    Their coefficients are the mechanism's own, as those of a difference, whose rows needn't sum to one.
+    """
+    place = (core.value.first.order, core.weights_place)
+    return any(
+        (other.value.first.order, other.weights_place) == place
+        and other.softmax.ref not in subject.graph.downstream_of(core.softmax.ref)
+        and core.softmax.ref not in subject.graph.downstream_of(other.softmax.ref)
+        for other in subject.cores
+        if other is not core
+    )
+
+
+def _check_selection(subject: Subject, core: Core) -> Outcome | None:
     """Return a violation if only some weights of each row are kept, chosen by their values, and not renormalised."""
     chain = _after_softmax(subject, core)
     removing = [event for event in chain if event.name in _MASKS | ops.MULTIPLICATIONS]
@@ -216,6 +232,9 @@ def _check_selection(subject: Subject, core: Core) -> Violation | None:
         return None
     if not bool(torch.isin(kept, core.softmax.event.values[0]).all()):
         return None
+    if bool(((core.weights != 0).sum(core.key_axes) <= 1).all()):
+        # divided by its sum it would be the constant one, through which its scores get no gradient
+        return Undecided("rows of weights", "one weight of each row is kept, which may be a gate")
     sums = core.weights.sum(core.key_axes)
     message = f"rows of weights sum to {sums.min():.4g} to {sums.max():.4g}: only some are kept after the softmax"
     hint = "divide the weights that are kept by their sum, or select before the softmax"
@@ -241,11 +260,20 @@ def _has_one_more_score(subject: Subject, core: Core, axis: int) -> bool:
     return len(distinct((more * 1e4).round())) <= max(1, subject.numbers.get("H", 1))
 
 
-def _late_addition(subject: Subject, core: Core, chain: list[ReplayedCall], added: torch.Tensor) -> Violation:
+def _late_addition(subject: Subject, measured: MeasuredCore, chain: list[ReplayedCall]) -> Outcome:
+    core, mapping = measured.core, measured.weights_map
+    assert mapping is not None
+    added, factors = mapping.added[torch.isfinite(mapping.added)], mapping.factor[mapping.known]
     at = _first_call(chain, ops.ADDITIONS | ops.SUBTRACTIONS | _MASKS, core)
     if subject.base.event(at).name in _MASKS or not added.numel() or float(added.min()) < -1e3:
         message = "the mask is applied after the softmax: rows of weights don't sum to one"
         return _violation("AS303", message, at, _MASK_HINT)
+    claimed = subject.claims.alibi or not {"bias", "relative-bias"}.isdisjoint(subject.claims.arguments.values())
+    dropout = any(event.name in ops.DROPOUTS for event in chain)
+    scaled = not torch.isclose(factors, torch.ones_like(factors), rtol=1e-4).all()
+    if scaled and not dropout and not claimed:
+        # terms with coefficients of their own are mixed on purpose
+        return Observation("the weights are multiplied and added to another term after the softmax", at)
     hint = "add it to the scores before the softmax"
     message = "the bias is added after the softmax: rows of weights don't sum to one"
     return _violation("AS304", message, at, hint)

@@ -46,7 +46,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
             yield _scattered_heads(scattered)
             return
         in_order = bool(followed) and all(one is not None and one.state == "in order" for one in followed)
-        if not in_order and next(_query_axes(subject, core), None) is None:
+        compared = subject.numbers.get("H", 0) < 2 or any(_covers(merge, core) for merge in merges)
+        if not in_order and (not compared or next(_query_axes(subject, core), None) is None):
             yield Undecided(TOPIC, "the code after attention couldn't be followed to where heads are merged")
             return
     yield Verification("heads are merged token by token, in order")
@@ -188,6 +189,12 @@ def _heads(subject: Subject, merges: Sequence[_Merge]) -> dict[OutputRef, Violat
         if features == [set(range(head, heads * one.width, heads)) for head in (0, 1)]:
             violations[one.core.context] = _misordered(subject, one)
     return violations
+
+
+def _covers(merge: _Merge, core: Core | FusedCore) -> bool:
+    """Return whether a merge compares heads of this attention, or attentions that are one head each."""
+    first, second = merge.changes
+    return merge.core is core or first.keys() != second.keys()
 
 
 def _merge(subject: Subject, core: Core | FusedCore) -> _Merge | None:

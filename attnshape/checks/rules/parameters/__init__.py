@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from attnshape.checks.attention.choices import choosing_call
 from attnshape.checks.attention.dead_ends import DeadEnd, dead_ends, live_results
 from attnshape.checks.attention.definitions import attribute_definition
 from attnshape.checks.attention.operands import by_attention, projection
@@ -190,9 +191,14 @@ def _cut(
 ) -> Iterator[Violation]:
     """Yield the parameters that change the result and get no gradient, by the call after which there is none."""
     groups: dict[OutputRef | None, list[str]] = {}
+    choosing: dict[OutputRef, list[str]] = {}
     for name in alive:
         if gradient.by_parameter.get(name, 0) is None:
-            groups.setdefault(_first_without_gradient(subject, name, gradient), []).append(name)
+            if (choice := choosing_call(subject, name)) is not None:
+                choosing.setdefault(choice.refs[0], []).append(name)
+            else:
+                groups.setdefault(_first_without_gradient(subject, name, gradient), []).append(name)
+    yield from _only_choosing(subject, choosing, values)
     for ref, names in groups.items():
         moved = _changed(subject, names)
         if not moved.comparable or moved.has_no_effect:
@@ -204,6 +210,20 @@ def _cut(
         )
         at = ref if ref is not None else _readers(subject, names[0])[0].refs[0]
         yield Violation("AS808", message, at, hint, "ran it with autograd, and changed the parameter")
+
+
+def _only_choosing(
+    subject: Subject, choosing: Mapping[OutputRef, list[str]], values: Mapping[str, Tensor]
+) -> Iterator[Violation]:
+    """Yield the parameters that decide only which indices are chosen, by the call that chooses: these may be meant."""
+    for ref, names in choosing.items():
+        moved = _changed(subject, names)
+        if moved.comparable and moved.has_no_effect:
+            continue
+        chosen = f"what {subject.base.event(ref).short_name} chooses"
+        message = f"{_listed(names, values)} an effect on the result only through {chosen}, and no gradient"
+        hint = "train it by a loss of its own, or multiply what is chosen by its score"
+        yield Violation("AS808", message, ref, hint, "ran it with autograd, and changed the parameter", level="notice")
 
 
 def _why(event: ReplayedCall) -> str:

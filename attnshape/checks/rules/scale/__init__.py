@@ -26,7 +26,14 @@ from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.options.claims import HEAD_WIDTH
-from attnshape.tracing.operations import ADDITIONS, CONVOLUTIONS, PRODUCTS_WITH_ADDEND, SCALINGS, TOKEN_NORMS
+from attnshape.tracing.operations import (
+    ADDITIONS,
+    CHANNEL_NORMS,
+    CONVOLUTIONS,
+    PRODUCTS_WITH_ADDEND,
+    SCALINGS,
+    TOKEN_NORMS,
+)
 
 _VALUES = re.compile(r"width of (v|values?)$")
 _DIVIDE = "divide by math.sqrt(Dk), the width of one head"
@@ -122,7 +129,11 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
     for measured in subject.measured:
         core, mapping = measured.core, measured.scores_map
         inner = _inner(core)
-        if mapping is None or not mapping.elementwise:
+        chain = between(subject.graph, core.scores.ref, core.softmax.sources)
+        if any(event.name in CHANNEL_NORMS | TOKEN_NORMS for event in chain):
+            # in evaluation a batch norm's statistics are constants, which in training follow from the scores
+            yield Undecided(TOPIC, "the scores are normalised before the softmax", _claimed(subject))
+        elif mapping is None or not mapping.elementwise:
             why = "the scores are not a multiple of the products: they are capped, or heads are mixed"
             yield Undecided(TOPIC, why, _claimed(subject))
         elif mapping.common_factor is None or inner is None:
