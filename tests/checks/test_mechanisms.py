@@ -23,8 +23,9 @@ def attend(q, k, v):
 
 
 def twice(q, k, v):
-    first = attend(q, k, v)
-    return first + attend(k, q, v)
+    first = attend(q, k, v).tanh()
+    second = attend(k, q, v).tanh()
+    return first + second
 
 
 def mixed_with_a_bias(q, k, v):

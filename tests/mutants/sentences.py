@@ -3,7 +3,7 @@
 import re
 
 SENTENCES: dict[str, tuple[str, ...]] = {
-    r"batch elements don't affect each other \(varied: .*\)": (
+    r"batch elements don't affect each other(, whatever their order)? \(varied: .*\)": (
         "AS101-batch_norm_vit",
         "AS101-standardised_block",
         "AS102-forgotten_transpose",
@@ -119,7 +119,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS304-relative_table",
         "AS307-module_and_function",
     ),
-    r"\w+ hides exactly the keys that it should": (
+    r"\w+ hides exactly the keys that it should(, .*)?": (
         "AS401-annotated",
         "AS401-bert_additive",
         "AS402-query_axis",

@@ -107,7 +107,7 @@ def bounded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def _by_token(function, B, H, Lq, Lk, Dk):
     q, k, v = torch.randn(B, Lq, H, Dk), torch.randn(B, Lk, H, Dk), torch.randn(B, Lk, H, Dk)
-    return function, (q, k, v, _mask(B, Lk).float()), {}, ["mask=keep"]
+    return function, (q, k, v, _mask(B, Lk).float())
 
 
 def wrong_logarithm_of_the_mask(B, H, Lq, Lk, Dk):
