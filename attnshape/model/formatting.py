@@ -75,7 +75,8 @@ def unfold(expression: str) -> str:
             text += " "
         text += token.string
         row, column = token.end
-    return text.strip()
+    # a text of comments alone isn't from code, and stays as it is
+    return text.strip() or " ".join(expression.split())
 
 
 def strip_self(text: str) -> str:

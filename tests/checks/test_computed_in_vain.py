@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attnshape.checks.rules import parameters, unused_results
+from attnshape.checks.rules import parameters, unused_inputs, unused_results
 from attnshape.checks.rules.protocol import Undecided, Verification, Violation
 from tests.checks.subjects import subject_of
 
@@ -112,6 +112,32 @@ def drops_dropout(x):
     return x.tanh()
 
 
+class Prompted(Layer):
+    """Reads a prompt for its keys and values alone, then attends to them with a mean."""
+
+    def __init__(self, D):
+        super().__init__(D)
+        self.cache = []
+
+    def attend(self, x):
+        self.cache.append((self.used(x), self.norm_k(self.other(x))))
+        k, v = (torch.cat(parts, 1) for parts in zip(*self.cache, strict=True))
+        return (self.norm_q(x) * self.scale @ k.mT).softmax(-1) @ v
+
+    def forward(self, x):
+        self.cache = []
+        self.attend(x)
+        return self.attend(x.mean(1, keepdim=True))
+
+
+class NothingOfThePrompt(Prompted):
+    def forward(self, x):
+        self.cache = []
+        self.attend(x)
+        self.cache = []
+        return self.attend(x.mean(1, keepdim=True))
+
+
 def keeps_nothing_of_a_name(x):
     _mean = x.mean(-1)
     return x.tanh()
@@ -142,3 +168,10 @@ def writes(x):
 def test_statements_that_discard(function, expected):
     found = [outcome for outcome in unused_results.check(subject_of(function, X)) if isinstance(outcome, Violation)]
     assert [(one.level, one.message.partition(":")[0].partition(", and")[0]) for one in found] == expected
+
+
+@pytest.mark.parametrize(("module", "found"), [(Prompted, []), (NothingOfThePrompt, ["AS809"])])
+def test_a_call_that_fills_a_cache_is_not_in_vain(module, found):
+    subject = subject_of(module, X, init="D")
+    assert [one.code for one in unused_results.check(subject) if isinstance(one, Violation)] == found
+    assert not [one for one in unused_inputs.check(subject) if isinstance(one, Violation)]

@@ -35,7 +35,7 @@ def test_family_is_listed(attnshape: Attnshape) -> None:
         "  AS602  key and value heads are repeated along the wrong axis\n"
         "  AS603  heads are mixed\n"
     )
-    assert attnshape("rule AS11").out.count("AS11") == 7
+    assert attnshape("rule AS11").out.count("AS11") == 8
 
 
 @pytest.mark.parametrize("code", ["AS999", "softmax", "", "\x1b[31m", "../../README"])

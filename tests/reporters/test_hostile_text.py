@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from msgspec.structs import replace
 
 from attnshape.comparison.compare import compare
@@ -188,6 +188,7 @@ def test_each_payload_in_each_field_of_each_output(name: str, payload: str) -> N
 @pytest.mark.parametrize(("name", "form"), [one for one in OUTPUTS if not one.marks])
 @settings(deadline=None, max_examples=10)
 @given(text=TEXT.filter(lambda text: text.strip() != ""))
+@example(text="#\n")
 def test_any_text(name: str, form: str, text: str) -> None:
     check_cell(name, form, text)
 

@@ -119,17 +119,25 @@ class _DeadEnds:
         if found is None:
             return None
         bound = _binding(self._event, found.part, len(self._earlier))
-        if bound is None:
+        if bound is None or (bound.fate == "discarded" and self._is_called_for_its_effect(bound)):
             return DeadEnd(ref, "ignored", None)
         leftover = self._is_leftover(bound)
         return DeadEnd(ref, bound.fate, bound.place, bound.variable, leftover)
 
+    def _is_called_for_its_effect(self, bound: _Binding) -> bool:
+        """Return whether the results depend on something else that the call computes: it fills a cache."""
+        live = live_results(self._subject)
+        return any(ref in live for event in self._within(bound) for ref in event.refs)
+
+    def _within(self, bound: _Binding) -> list[ReplayedCall]:
+        """Return the calls that the same statement makes, in every iteration."""
+        outer = self._event.calls[bound.level :]
+        return [event for event in self._subject.base.events if event.calls[-len(outer) :] == outer]
+
     def _is_leftover(self, bound: _Binding) -> bool:
         """Return whether the same values of an unpacked tuple, or earlier iterations of a loop, have been used."""
         live = live_results(self._subject)
-        outer = self._event.calls[bound.level :]
-        same = [event for event in self._subject.base.events if event.calls[-len(outer) :] == outer]
-        own, earlier = self._own, self._earlier
+        same, own, earlier = self._within(bound), self._own, self._earlier
         is_last = own[-1] is self._event
         in_loop = bound.place is not None and not bound.place.targets_per_iteration
         if is_last and in_loop and any(ref in live for event in earlier for ref in event.refs):

@@ -11,8 +11,8 @@ from tests.mutants.plain import multihead
 SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 7, "Dk": 4}, {"B": 4, "H": 3, "L": 9, "Dk": 8})
 MAPS = (
     {"B": 2, "H": 3, "Lq": 4, "Lk": 6, "Dk": 5},
-    {"B": 4, "H": 2, "Lq": 6, "Lk": 4, "Dk": 7},
-    {"B": 3, "H": 4, "Lq": 8, "Lk": 4, "Dk": 5},
+    {"B": 5, "H": 2, "Lq": 6, "Lk": 4, "Dk": 7},
+    {"B": 3, "H": 2, "Lq": 8, "Lk": 4, "Dk": 5},
 )
 PAIRS = [
     ("AS105", "channels_first_by_reshape", *SIZES),

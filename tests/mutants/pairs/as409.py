@@ -10,7 +10,7 @@ from tests.mutants.pairs.as4_reference import attend, fused, merge, visible
 
 SIZES = (
     {"B": 4, "H": 5, "Dk": 6, "W": 3},
-    {"B": 5, "H": 4, "Dk": 8, "W": 4},
+    {"B": 5, "H": 2, "Dk": 8, "W": 4},
     {"B": 6, "H": 7, "Dk": 4, "W": 2},
 )
 CLAIMS = ["causal", "window=W"]

@@ -7,9 +7,9 @@ from torch import nn
 from tests.mutants.pairs.as4_reference import attend, fused, merge
 
 SIZES = (
-    {"B": 4, "H": 5, "Dk": 6, "W": 4},
+    {"B": 3, "H": 5, "Dk": 6, "W": 4},
     {"B": 5, "H": 4, "Dk": 8, "W": 3},
-    {"B": 6, "H": 7, "Dk": 4, "W": 4},
+    {"B": 6, "H": 7, "Dk": 8, "W": 4},
 )
 PAIRS = [
     ("AS410", "regions_of_other_roll", *SIZES),

@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.mutants.pairs.as4_reference import attend, fused, heads, merge
 
-GRID = ({"B": 4, "H": 5, "W": 3, "Dk": 6}, {"B": 5, "H": 4, "W": 2, "Dk": 8}, {"B": 6, "H": 7, "W": 4, "Dk": 4})
+GRID = ({"B": 4, "H": 5, "W": 3, "Dk": 6}, {"B": 5, "H": 4, "W": 2, "Dk": 8}, {"B": 6, "H": 7, "W": 4, "Dk": 5})
 PAIRS = [
     ("AS715", "height_as_stride", *GRID),
     ("AS715", "sum_of_offsets", *GRID),

@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.mutants.plain import attention, join, softmax, split
 
-SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 4}, {"B": 5, "H": 2, "L": 9, "Dk": 6})
+SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 8}, {"B": 5, "H": 2, "L": 9, "Dk": 6})
 UNUSUAL = [
     ("difference_by_a_number", *SIZES),
     ("gated_top_one", *SIZES),

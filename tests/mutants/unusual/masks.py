@@ -12,7 +12,7 @@ SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 9, "Dk": 7})
 CROSS = ({"B": 2, "H": 4, "Lq": 5, "Lk": 7, "Dk": 3}, {"B": 3, "H": 2, "Lq": 8, "Lk": 4, "Dk": 6})
 PAST = ({"B": 2, "H": 4, "Lp": 6, "L": 3, "Dk": 5}, {"B": 5, "H": 2, "Lp": 4, "L": 8, "Dk": 7})
 WINDOW = ({"B": 2, "H": 4, "L": 7, "Dk": 5, "W": 3}, {"B": 5, "H": 3, "L": 9, "Dk": 7, "W": 4})
-BLOCKS = ({"B": 2, "H": 4, "Dk": 5, "W": 4}, {"B": 5, "H": 3, "Dk": 7, "W": 2})
+BLOCKS = ({"B": 2, "H": 3, "Dk": 5, "W": 4}, {"B": 5, "H": 3, "Dk": 7, "W": 2})
 UNUSUAL = [
     ("sliding_window", *WINDOW),
     ("cached_bottom_right", *PAST),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from attnshape.checks.attention.cores import FusedCore, softmaxes
+from attnshape.checks.attention.cores import Core, FusedCore, softmaxes
 from attnshape.checks.attention.dead_ends import is_dropped
 from attnshape.checks.attention.elementwise import HIDES
 from attnshape.checks.attention.operands import AttentionOperand, operands, projection
@@ -162,9 +162,19 @@ def _inside(subject: Subject) -> Violation | None:
         context = operand.core.context
         moved = subject.perturb(Intervention(results={context: other_numbers}))
         # a statement that drops what is computed from it has a finding of its own
-        if moved.has_no_effect and moved.returned() and not is_dropped(subject, context):
+        if not moved.has_no_effect or not moved.returned() or is_dropped(subject, context):
+            continue
+        if not _fills_cache(subject, operand.core):
             return _violation("value", "", context, "changed the context: no result changes")
     return None
+
+
+def _fills_cache(subject: Subject, core: Core | FusedCore) -> bool:
+    """Return whether another attention reads what this one's keys or values were projected to, as after a prompt."""
+    both = [operand for operand in operands(subject) if operand.role in ("key", "value")]
+    own = {projection(subject, operand.sources) for operand in both if operand.core is core} - {None}
+    others = [operand for operand in both if operand.core is not core]
+    return any(not own.isdisjoint(call.refs) for operand in others for call in subject.graph.upstream(operand.sources))
 
 
 def _source(operand: AttentionOperand) -> OutputRef | None:
