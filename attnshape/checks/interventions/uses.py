@@ -40,8 +40,6 @@ class _Uses(CallMode):
         self._calls = 0
         self.differentiable: set[OutputRef] = set()
         """The results that require a gradient."""
-        self.not_finite: set[OutputRef] = set()
-        """The results whose gradient has a number that isn't finite, once it was computed."""
 
     def before_call(self, call: TracedCall, frame: FrameType) -> int:
         """Note the operands, and return what identifies the call."""
@@ -69,18 +67,43 @@ class _Uses(CallMode):
             self._made[id(output)] = ref
             if output.requires_grad:
                 self.differentiable.add(ref)
-                output.register_hook(partial(self._note, ref))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return result
-
-    def _note(self, ref: OutputRef, gradient: Tensor | None) -> None:
-        # of several results of a call, those on which nothing depends get none
-        if gradient is not None and not bool(torch.isfinite(gradient).all()):
-            self.not_finite.add(ref)
 
     def kept(self) -> frozenset[OutputRef]:
         """Return the results that still exist, and those that Python read as numbers, such as by `item`."""
         read = {ref for refs in self._begun.values() for ref in refs}
         return frozenset(read | {ref for ref, result in self._results.items() if result() is not None})
+
+
+class _GradientUses(_Uses):
+    """Also looks at the gradients of the results, once they are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.not_finite: set[OutputRef] = set()
+        """The results whose gradient has a number that isn't finite."""
+
+    def after_call(
+        self,
+        call: TracedCall,
+        frame: FrameType,
+        outputs: list[Tensor],
+        written: Tensor | None,
+        result: Any,
+        before: Any,
+    ) -> Any:
+        """Note which tensors the call returned, and wait for their gradients."""
+        for place, output in enumerate(outputs):
+            # torch crashes on hooks of some views that were written to
+            if output.requires_grad and written is None:
+                note = partial(self._note, OutputRef(self.count, place))
+                output.register_hook(note)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return super().after_call(call, frame, outputs, written, result, before)
+
+    def _note(self, ref: OutputRef, gradient: Tensor | None) -> None:
+        # of several results of a call, those on which nothing depends get none
+        if gradient is not None and not bool(torch.isfinite(gradient).all()):
+            self.not_finite.add(ref)
 
 
 def kept_results(experiment: Experiment) -> frozenset[OutputRef]:
@@ -202,7 +225,7 @@ def backward(
     the run fails with autograd, no result has a graph, or a result isn't finite.
     """
 
-    def call(runnable: Runnable, state: Mapping[str, Tensor]) -> Backward | None:
+    def call(uses: _Uses, runnable: Runnable, state: Mapping[str, Tensor]) -> Backward | None:
         given = dict(runnable.named_inputs())
         for name, new in (replaced or {}).items():
             given[name].data = new(given[name].detach().clone())
@@ -212,7 +235,6 @@ def backward(
                 tensor.requires_grad_(False)
             elif tensor.is_leaf and tensor.requires_grad:
                 leaves.setdefault(name, tensor)
-        uses = _Uses()
         try:
             with torch.enable_grad(), force_eager():
                 for tensor in leaves.values():
@@ -231,8 +253,10 @@ def backward(
             if isinstance(error, TooLong):
                 raise
             return None
-        return Backward(
-            frozenset(uses.differentiable), frozenset(uses.not_finite), tuple(slopes), tuple(wrong), uses.count
-        )
+        not_finite = frozenset(uses.not_finite if isinstance(uses, _GradientUses) else ())
+        return Backward(frozenset(uses.differentiable), not_finite, tuple(slopes), tuple(wrong), uses.count)
 
-    return experiment.observe(call)
+    found = experiment.observe(partial(call, _Uses()))
+    if found is None or not found.names_not_finite:
+        return found
+    return experiment.observe(partial(call, _GradientUses()))

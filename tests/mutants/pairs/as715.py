@@ -12,6 +12,7 @@ PAIRS = [
     ("AS715", "sum_of_offsets", *GRID),
     ("AS715", "absolute_rows", *GRID),
     ("AS715", "class_token", *GRID),
+    ("AS715", "side_as_stride", *GRID),
 ]
 
 
@@ -105,6 +106,28 @@ class WrongPatches(RightPatches):
         return self.offsets(down + right)  # wrong: AS715 sum_of_offsets
 
 
+class WrongSquare(RightPatches):
+    """In a square, the row is a function of the distance in the sequence."""
+
+    def bias(self):
+        place = torch.arange(self.height * self.columns)
+        down, right = place // self.columns, place % self.columns
+        down, right = down[:, None] - down + self.height - 1, right[:, None] - right + self.columns - 1
+        return self.offsets(down * self.columns + right)  # wrong: AS715 side_as_stride
+
+
+def _side_as_stride(cls, B, H, W, Dk):
+    return cls(H * Dk, H, W, W), (torch.randn(B, W * W, H * Dk),), {}
+
+
+def wrong_side_as_stride(B, H, W, Dk):
+    return _side_as_stride(WrongSquare, B, H, W, Dk)
+
+
+def right_side_as_stride(B, H, W, Dk):
+    return _side_as_stride(RightPatches, B, H, W, Dk)
+
+
 def _sum_of_offsets(cls, B, H, W, Dk):
     return cls(H * Dk, H, 2 * W + 1, W), (tokens(B, H * Dk, W),), {}
 
@@ -121,6 +144,9 @@ def reference_sum_of_offsets(module, x):
     q, k, v = (heads(x, one, module.n_heads) for one in (module.q, module.k, module.v))
     bias = by_offset(module.offsets.weight, module.height, module.columns)
     return merge(attend(q, k, v, bias=bias), module.o)
+
+
+reference_side_as_stride = reference_sum_of_offsets
 
 
 class RightTable(nn.Module):
