@@ -137,8 +137,7 @@ def _cheapest(
     groups = dict.fromkeys((name for name in plan.unknowns if name in ("G", "H/Hkv")), group)
     unknowns = [name for name in plan.of_axes if name not in groups]
     given = {**groups, **counts}
-    general = [prime for prime in primes if prime > _LARGEST_AMBIGUOUS]
-    fallback = dict(zip(unknowns, general[1:] if avoid is not None else general, strict=False)) | given
+    fallback = dict(zip(unknowns, _PRIMES[1:] if avoid is not None else _PRIMES, strict=False)) | given
     if len(unknowns) > _MAX_PERMUTED:
         return fallback
     lengths = [name for name in unknowns if _symbol_in(name) in (*LENGTHS, "W")]
