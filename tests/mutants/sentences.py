@@ -55,10 +55,8 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     ),
     "heads are merged token by token, in order": (
         "AS103-einsum_letters",
-        "AS103-head_mixer",
         "AS104-layer_norm_of_plane",
         "AS104-rms_by_hand",
-        "AS105-output_by_view",
         "AS105-two_branches",
         "AS114-kernel_output_viewed",
         "AS115-list_of_heads",

@@ -161,7 +161,8 @@ class RightFolded(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
 
     def weights(self, scores):
-        return torch.nan_to_num(F.softmax(scores, dim=-1), nan=0.0)
+        hidden = scores == -torch.inf
+        return F.softmax(scores.masked_fill(hidden, torch.finfo(scores.dtype).min), dim=-1).masked_fill(hidden, 0.0)
 
     def forward(self, x, mask):
         q, k, v = self.fold(self.q_proj(x)), self.fold(self.k_proj(x)), self.fold(self.v_proj(x))
