@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from attnshape.checks.interventions.experiment import Experiment
 from attnshape.checks.interventions.replay import OutputRef, Replace
@@ -231,6 +232,8 @@ def backward(
             given[name].data = new(given[name].detach().clone())
         leaves = {name: given[name] for name in inputs if name in given and given[name].is_leaf}
         for name, tensor in state.items():
+            if is_lazy(tensor):
+                continue  # it has no numbers yet
             if tensor.is_leaf and tensor.is_floating_point() and not parameters:
                 tensor.requires_grad_(False)
             elif tensor.is_leaf and tensor.requires_grad:
