@@ -26,7 +26,7 @@ _CHANGED = 1e-7
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodingStep:
     """One attention of a loop."""
 
     own: tuple[AttentionOperand, AttentionOperand, AttentionOperand]
@@ -53,10 +53,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Loop:
+class DecodingLoop:
     """The steps of one loop, in order, with a run in which all of their tokens have the same vector."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[DecodingStep, ...]
     run: ReplayRun
     change: Intervention
     vector: Tensor
@@ -66,12 +66,12 @@ class Loop:
         """How many keys the first step has that aren't its own, such as learned ones."""
         return self.steps[0].keys - self.steps[0].queries
 
-    def at(self, subject: Subject, step: Step) -> UniformRun:
+    def at(self, subject: Subject, step: DecodingStep) -> UniformRun:
         """Return the run as that of one step."""
         return UniformRun(subject, step.own, self.run, self.change, self.vector)
 
 
-def loops(subject: Subject) -> list[Loop]:
+def loops(subject: Subject) -> list[DecodingLoop]:
     """Return the loops whose queries and keys can be given the same vector, and whose keys are in order."""
     chains = [chain for chain in _chains(subject) if not any(_has_given_positions(subject, step) for step in chain)]
     chains = [chain for chain in chains if _fits(subject, chain)]
@@ -89,12 +89,12 @@ def loops(subject: Subject) -> list[Loop]:
     if not run.follows(subject.base):
         return []
     in_order = _in_order(subject, chains, fills, run)
-    return [Loop(tuple(chain), run, change, vectors[chain[0].width]) for chain in in_order]
+    return [DecodingLoop(tuple(chain), run, change, vectors[chain[0].width]) for chain in in_order]
 
 
-def _chains(subject: Subject) -> list[list[Step]]:
+def _chains(subject: Subject) -> list[list[DecodingStep]]:
     """Return the attentions of which each reads the keys of the one before it and as many more as it has queries."""
-    chains: list[list[Step]] = []
+    chains: list[list[DecodingStep]] = []
     for own in sorted(by_attention(subject), key=lambda own: own[0].event.order):
         step = _step(subject, own)
         if step is None:
@@ -113,7 +113,7 @@ def _chains(subject: Subject) -> list[list[Step]]:
     return [chain for chain in chains if 1 < len(chain) <= _MOST_STEPS]
 
 
-def _step(subject: Subject, own: tuple[AttentionOperand, AttentionOperand, AttentionOperand]) -> Step | None:
+def _step(subject: Subject, own: tuple[AttentionOperand, AttentionOperand, AttentionOperand]) -> DecodingStep | None:
     query, key, _ = own
     core = query.core
     if isinstance(core, FusedCore):
@@ -129,7 +129,7 @@ def _step(subject: Subject, own: tuple[AttentionOperand, AttentionOperand, Atten
     if any(count > 1 and len(_token_axes(one, count)) != 1 for one in (query, key) for count in (counts[one.role],)):
         return None
     sources, query_sources = (frozenset(projections(subject, one.sources)) for one in (key, query))
-    return Step(own, queries, keys, sources, query_sources) if sources and query_sources else None
+    return DecodingStep(own, queries, keys, sources, query_sources) if sources and query_sources else None
 
 
 def _token_axes(operand: AttentionOperand, count: int) -> list[int]:
@@ -143,12 +143,12 @@ def _token_axes(operand: AttentionOperand, count: int) -> list[int]:
     return [axis for axis, stays in enumerate(axes) if stays & free and operand.value.shape[axis] == count]
 
 
-def _fits(subject: Subject, chain: Sequence[Step]) -> bool:
+def _fits(subject: Subject, chain: Sequence[DecodingStep]) -> bool:
     refs = {ref for step in chain for ref in step.sources | step.query_sources}
     return all(subject.base.value(ref).shape[-1] % chain[0].width == 0 for ref in refs)
 
 
-def _has_given_positions(subject: Subject, step: Step) -> bool:
+def _has_given_positions(subject: Subject, step: DecodingStep) -> bool:
     """Return whether queries or keys depend on another argument than by way of their projections, such as positions."""
     ends = step.sources | step.query_sources
     wanted: set[Producer] = {source for operand in step.own[:2] for source in operand.sources}
@@ -163,8 +163,8 @@ def _has_given_positions(subject: Subject, step: Step) -> bool:
 
 
 def _in_order(
-    subject: Subject, chains: Sequence[list[Step]], fills: Mapping[OutputRef, Replace], run: ReplayRun
-) -> Iterator[list[Step]]:
+    subject: Subject, chains: Sequence[list[DecodingStep]], fills: Mapping[OutputRef, Replace], run: ReplayRun
+) -> Iterator[list[DecodingStep]]:
     """Yield the chains whose last keys are those of all steps, one step after the other.
 
     In each run the steps whose number has a certain bit get another vector.

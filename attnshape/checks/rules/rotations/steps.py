@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.decoding import Loop, Step
+from attnshape.checks.attention.decoding import DecodingLoop, DecodingStep
 from attnshape.checks.attention.uniform import SAME
 
 _CLOSE = 1e-3
@@ -28,7 +28,7 @@ class UndecidableRotationError(Exception):
 class Misplaced:
     """A token whose query or key isn't rotated by its position in one step."""
 
-    step: Step
+    step: DecodingStep
     number: int
     """The number of the step, from 1."""
     token: int
@@ -40,7 +40,7 @@ class Misplaced:
     """Whether the step before had another key for a token."""
 
 
-def misplaced(loop: Loop) -> Misplaced | None:
+def misplaced(loop: DecodingLoop) -> Misplaced | None:
     """Return the first token that isn't rotated by its position; None if all are.
 
     Raises UndecidableRotationError if that can't be told.
@@ -100,7 +100,7 @@ def _points(rows: Tensor, pairs: list[tuple[int, int]]) -> Tensor:
     return torch.complex(first / length, second / length)
 
 
-def _unit_angle(loop: Loop, points: list[Tensor]) -> Tensor:
+def _unit_angle(loop: DecodingLoop, points: list[Tensor]) -> Tensor:
     """Return the rotation from one position to the next, in each plane.
 
     It is that between new tokens of one step, which all are one position apart, else that between any two keys in a
