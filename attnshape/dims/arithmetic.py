@@ -3,6 +3,9 @@
     expression := operand (operator operand)*      with Python's precedence and associativity
     operand    := number | symbol | "-" operand | "(" expression ")" | function "(" expression ")"
 
+A condition consists of comparisons, which may be chained as in `0 <= q - k < W`, with `and`, `or` and `not`. Arithmetic
+takes numbers, and `and`, `or` and `not` take comparisons: neither takes the other for its own, as Python does.
+
 A `Grammar` says which operators and functions an option takes. Text is ASCII except for the letters of symbols, and
 only spaces separate its parts. Its length, the depth of its brackets, exponents and results are bounded, so that it is
 parsed in linear time and evaluated at once.
@@ -65,7 +68,31 @@ class Call:
     argument: Node
 
 
-Node = Number | Symbol | Negation | Operation | Call
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Numbers, each compared with the next one; it holds if every comparison does."""
+
+    operators: tuple[str, ...]
+    operands: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """`not` before a condition."""
+
+    condition: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Logic:
+    """Two conditions, with `and` or `or` between them."""
+
+    operator: str
+    left: Node
+    right: Node
+
+
+Node = Number | Symbol | Negation | Operation | Call | Relation | Not | Logic
 
 
 @dataclass(frozen=True)
@@ -77,6 +104,8 @@ class Grammar:
     functions: tuple[str, ...] = ()
     integers: bool = True
     """Whether every number is an integer."""
+    condition: bool = False
+    """Whether it is a condition, which holds or doesn't, instead of a number."""
 
 
 AXIS = Grammar(
@@ -88,19 +117,37 @@ SIZE = Grammar(
     (*AXIS.operators, "**"), "write integers and size symbols, with + - * // ** and brackets: H*Dk, 2**15, -(-L//2)"
 )
 """The size of a dimension or of a window."""
-_FUNCTIONS: dict[str, Callable[[float], float]] = {
+_FUNCTIONS: dict[str, Callable[[Any], float]] = {
     "sqrt": math.sqrt,
     "exp": math.exp,
     "log": math.log,
     "log2": math.log2,
+    "abs": abs,
 }
+_OF_REALS = ("sqrt", "exp", "log", "log2")
 REAL = Grammar(
     (*SIZE.operators, "/"),
-    f"write numbers and size symbols, with + - * / // **, brackets, {', '.join(_FUNCTIONS)}: 1/sqrt(Dk), Dk**-0.5",
-    tuple(_FUNCTIONS),
+    f"write numbers and size symbols, with + - * / // **, brackets, {', '.join(_OF_REALS)}: 1/sqrt(Dk), Dk**-0.5",
+    _OF_REALS,
     integers=False,
 )
 """A real number, such as the scale of scores."""
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+CONDITION = Grammar(
+    (*SIZE.operators, "%", *_COMPARISONS, "and", "or", "not"),
+    "compare integers and size symbols, with and, or, not, + - * // % **, brackets, abs: k <= q or k < 4, "
+    "abs(q - k) < W, q // W == k // W",
+    ("abs",),
+    condition=True,
+)
+"""A condition on integers, such as which keys are visible."""
 
 _OPERATORS: dict[str, Callable[[Any, Any], int | float | complex]] = {
     "+": operator.add,
@@ -108,14 +155,17 @@ _OPERATORS: dict[str, Callable[[Any, Any], int | float | complex]] = {
     "*": operator.mul,
     "/": operator.truediv,
     "//": operator.floordiv,
+    "%": operator.mod,
     "**": operator.pow,
 }
-_BINDING = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "**": 4}
-_MINUS = 3
+_NOT, _COMPARED = 3, 4
+_BINDING = {"or": 1, "and": 2, **dict.fromkeys(_COMPARISONS, _COMPARED)}
+_BINDING |= {"+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6, "**": 8}
+_MINUS = 7
 """The minus before an operand binds more loosely than `**`, and more tightly than the rest."""
 _TOKEN = re.compile(
     r" *(?:(?P<number>(?:[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"
-    r"|(?P<name>[^\W\d]\w*)|(?P<sign>\*\*|//|[-+*/()])|(?P<end>\Z)|(?P<other>.))",
+    r"|(?P<name>[^\W\d]\w*)|(?P<sign>\*\*|//|[<>=!]=|[-+*/%()<>])|(?P<end>\Z)|(?P<other>.))",
     re.DOTALL,
 )
 
@@ -162,7 +212,7 @@ class _Parser:
         tree = self._expression(0)
         if self.kind != "end":
             raise self._unexpected()
-        return tree
+        return self._checked(tree, self.grammar.condition)
 
     def _advance(self) -> str:
         """Go to the next token, and return the one before it."""
@@ -170,6 +220,8 @@ class _Parser:
         assert found is not None  # the last alternative matches any character
         self.previous, self.kind, self.position = self.token, str(found.lastgroup), found.end()
         self.token = found[self.kind]
+        if self.kind == "name" and self.token in self.grammar.operators:
+            self.kind = "sign"
         known = (*self.grammar.operators, "-", "(", ")")
         if self.kind == "other" or (self.kind == "sign" and self.token not in known):
             operators = f"the operators are {' '.join(self.grammar.operators)}"
@@ -181,22 +233,48 @@ class _Parser:
         self.depth += 1
         if self.depth > _DEEPEST:
             raise _InvalidError(f"it is nested more than {_DEEPEST} deep")
-        left = self._operand()
+        left = self._operand(least)
         while self.kind == "sign" and _BINDING.get(self.token, -1) >= least:
             sign = self._advance()
+            if sign in _COMPARISONS:
+                left = self._comparison(sign, left)
+                continue
+            is_logic = sign in ("and", "or")
+            left = self._checked(left, is_logic)
             # powers group from the right
-            left = Operation(sign, left, self._expression(_BINDING[sign] + (sign != "**")))
+            right = self._checked(self._expression(_BINDING[sign] + (sign != "**")), is_logic)
+            left = Logic(sign, left, right) if is_logic else Operation(sign, left, right)
         self.depth -= 1
         return left
 
-    def _operand(self) -> Node:
+    def _comparison(self, sign: str, left: Node) -> Relation:
+        """Parse what a number is compared with, and what that is compared with in turn."""
+        operators, operands = [sign], [self._checked(left, False)]
+        while True:
+            operands.append(self._checked(self._expression(_COMPARED + 1), False))
+            if self.kind != "sign" or self.token not in _COMPARISONS:
+                return Relation(tuple(operators), tuple(operands))
+            operators.append(self._advance())
+
+    def _checked(self, node: Node, condition: bool) -> Node:
+        """Return a node that is a condition, or a number, as it has to be."""
+        if isinstance(node, Relation | Not | Logic) == condition:
+            return node
+        if condition:
+            raise _InvalidError("a number is where a comparison is expected")
+        raise _InvalidError("a comparison is where a number is expected")
+
+    def _operand(self, least: int) -> Node:
         if self.kind == "number":
             return Number(self._number(self._advance()))
         if self.kind == "name":
             return self._named(self._advance())
         if self.token == "-":
             self._advance()
-            return Negation(self._expression(_MINUS))
+            return Negation(self._checked(self._expression(_MINUS), False))
+        if self.kind == "sign" and self.token == "not" and least <= _NOT:
+            self._advance()
+            return Not(self._checked(self._expression(_NOT), True))
         if self.token == "(":
             return self._bracketed()
         raise self._unexpected()
@@ -220,7 +298,7 @@ class _Parser:
             if name not in self.grammar.functions:
                 hint = did_you_mean(name, self.grammar.functions, "the functions are")
                 raise _InvalidError(f"there is no function {name}", hint)
-            return Call(name, self._bracketed())
+            return Call(name, self._checked(self._bracketed(), False))
         if keyword.iskeyword(name) or not name.isidentifier():
             raise _InvalidError(f"{name} can't be the name of a size")
         return Symbol(name)
@@ -242,11 +320,19 @@ class _Parser:
 
 
 _LOOKALIKES = str.maketrans(
-    {**dict.fromkeys("×·⋅∗", "*"), **dict.fromkeys("−–—", "-"), "÷": "/", "∕": "/", "²": "**2", "³": "**3", "^": "**"}
+    {**dict.fromkeys("×·⋅∗", "*"), **dict.fromkeys("−–—", "-"), "÷": "/", "∕": "/", "²": "**2", "³": "**3", "^": "**",
+     "≤": "<=", "≥": ">=", "≠": "!="}
 )  # fmt: skip
 _MODULE = re.compile(r"\b(?:math|np|numpy|torch)\.")
 _IMPLICIT_PRODUCT = re.compile(r"(?<![\w.])([1-9][0-9]*)(?![eE][0-9])(?=[^\W\d_])")
 _QUOTIENT = re.compile(r"(?<!/)/(?!/)")
+_LOGIC = (
+    (re.compile(r" *&&? *"), " and "),
+    (re.compile(r" *\|\|? *"), " or "),
+    (re.compile(r"~ *|!(?!=) *"), "not "),
+    (re.compile(r"(?<![<>=!])=(?!=)"), "=="),
+)
+"""Conditions in other notations."""
 
 
 def _repaired(text: str, grammar: Grammar) -> str | None:
@@ -256,6 +342,8 @@ def _repaired(text: str, grammar: Grammar) -> str | None:
     meant = re.sub(r"\d", lambda digit: str(int(digit[0])), re.sub(r"\s", " ", text)).translate(_LOOKALIKES)
     meant = _IMPLICIT_PRODUCT.sub(r"\1*", _MODULE.sub("", meant))
     meant = _QUOTIENT.sub("//", meant) if "/" not in grammar.operators else meant
+    for notation, ours in _LOGIC if grammar.condition else ():
+        meant = notation.sub(ours, meant)
     try:
         _Parser(meant, grammar).parse()
     except _InvalidError:
@@ -276,11 +364,39 @@ def _names(tree: Node) -> Iterator[str]:
     match tree:
         case Symbol(name):
             yield name
-        case Negation(inner) | Call(_, inner):
+        case Negation(inner) | Call(_, inner) | Not(inner):
             yield from _names(inner)
-        case Operation(_, left, right):
+        case Operation(_, left, right) | Logic(_, left, right):
             yield from _names(left)
             yield from _names(right)
+        case Relation(_, operands):
+            for operand in operands:
+                yield from _names(operand)
+
+
+def holds(tree: Node, sizes: Mapping[str, int]) -> bool:
+    """Return whether a condition holds at these sizes; KeyError if a symbol has none.
+
+    Raises AttnshapeError as `evaluate` does. As in Python, what follows isn't evaluated once the answer is known.
+    """
+    match tree:
+        case Not(condition):
+            return not holds(condition, sizes)
+        case Logic(name, left, right):
+            return (
+                holds(left, sizes) and holds(right, sizes)
+                if name == "and"
+                else holds(left, sizes) or holds(right, sizes)
+            )
+        case Relation(operators, operands):
+            number = evaluate(operands[0], sizes)
+            for name, operand in zip(operators, operands[1:], strict=True):
+                following = evaluate(operand, sizes)
+                if not _COMPARISONS[name](number, following):
+                    return False
+                number = following
+            return True
+    raise AssertionError("a number is no condition")
 
 
 def evaluate(tree: Node, sizes: Mapping[str, int]) -> int | float:
@@ -288,6 +404,7 @@ def evaluate(tree: Node, sizes: Mapping[str, int]) -> int | float:
 
     Raises AttnshapeError if the tree has none, with the predicate of a sentence: divides by zero, is too large.
     """
+    assert not isinstance(tree, Relation | Not | Logic)
     if isinstance(tree, Symbol):
         return sizes[tree.name]
     if isinstance(tree, Number):

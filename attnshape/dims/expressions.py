@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnshape.dims.arithmetic import AXIS, REAL, SIZE, Grammar, Node, evaluate, parse, symbols
+from attnshape.dims.arithmetic import AXIS, CONDITION, REAL, SIZE, Grammar, Node, evaluate, holds, parse, symbols
 from attnshape.errors import AttnshapeError, Option
 
 
@@ -67,6 +67,36 @@ class RealExpression(Expression):
             raise error.prefixed(f"{self.text} ") from None
 
 
+QUERY, KEY = "q", "k"
+"""The positions of a query and of a key in a condition about both."""
+
+
+class PairCondition(Expression):
+    """A condition on the position of a query and that of a key.
+
+    >>> condition = parse_pair_condition("k <= q or k < W")
+    >>> condition.symbols
+    ('W',)
+    >>> condition.holds({"W": 2}, query=0, key=1), condition.holds({"W": 2}, query=0, key=2)
+    (True, False)
+    """
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """The size symbols in it, each once, in order of appearance."""
+        return tuple(name for name in symbols(self.tree) if name not in (QUERY, KEY))
+
+    def holds(self, sizes: Mapping[str, int], query: int, key: int) -> bool:
+        """Return whether it holds for these positions, at these sizes; KeyError if a symbol has none.
+
+        Raises AttnshapeError if that can't be computed.
+        """
+        try:
+            return holds(self.tree, {**sizes, QUERY: query, KEY: key})
+        except AttnshapeError as error:
+            raise error.prefixed(f"{self.text} at q={query}, k={key} ") from None
+
+
 @lru_cache(maxsize=4096)
 def parse_expression(text: str) -> AxisExpression:
     """Parse an axis expression. Raises AttnshapeError if it is something else."""
@@ -81,6 +111,19 @@ def parse_size_expression(text: str) -> AxisExpression:
 def parse_scale(text: str) -> RealExpression:
     """Parse the scale of scores, a real number. Raises AttnshapeError if it is something else."""
     return RealExpression(text.strip(), _parsed(text, REAL, "a scale"))
+
+
+def parse_pair_condition(text: str) -> PairCondition:
+    """Parse a condition on the positions of a query, `q`, and of a key, `k`.
+
+    Raises AttnshapeError if it is something else.
+    """
+    condition = PairCondition(text.strip(), _parsed(text, CONDITION, "a condition"))
+    if not {QUERY, KEY} & {*symbols(condition.tree)}:
+        raise AttnshapeError(
+            f"{text[:60]!r} depends on no position", "write q for the query's position, and k for the key's: k <= q"
+        )
+    return condition
 
 
 def _parsed(text: str, grammar: Grammar, kind: str) -> Node:

@@ -6,9 +6,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
-from attnshape.dims.expressions import AxisExpression, Expression, RealExpression, parse_scale, parse_size_expression
+from attnshape.dims.expressions import (
+    AxisExpression,
+    Expression,
+    PairCondition,
+    RealExpression,
+    parse_pair_condition,
+    parse_scale,
+    parse_size_expression,
+)
 from attnshape.dims.symbols import require_known
 from attnshape.errors import AttnshapeError, Option, did_you_mean, most_similar
+from attnshape.options.claimed_axes import ClaimedAxis, parse_claimed_axes, require_shape
 
 Meaning = Literal["keep", "drop", "add", "dropout", "bias", "relative-bias"]
 """What a tensor argument is: a mask whose True keeps or drops a key, a mask that is added to the scores, a dropout
@@ -26,9 +35,9 @@ _SWITCHES = (
     "seq-first",
 )
 _FORMS = (
-    "causal, window=W, NAME=keep, NAME=drop, NAME=add, NAME=dropout, NAME=bias, NAME=relative-bias, alibi, rope=half, "
-    "rope=interleaved, tiled-heads, shared-projection, shared-layers, separate-values, zero-masked-rows, "
-    "scale=EXPR, seq-first"
+    "causal, window=W, visible=CONDITION, NAME=keep, NAME=drop, NAME=add, NAME=dropout, NAME=bias, NAME=relative-bias, "
+    "alibi, rope=half, rope=interleaved, tiled-heads, shared-projection, shared-layers, separate-values, "
+    "zero-masked-rows, scale=EXPR, seq-first"
 )
 
 
@@ -39,7 +48,11 @@ class Claims:
     texts: tuple[str, ...] = ()
     causal: bool = False
     window: AxisExpression | None = None
+    visible: PairCondition | None = None
+    """Which key position a query position sees."""
     arguments: Mapping[str, Meaning] = field(default_factory=dict)
+    axes: Mapping[str, tuple[ClaimedAxis, ...]] = field(default_factory=dict)
+    """The axes of masks and biases, where they are written behind the meaning."""
     alibi: bool = False
     rope: Rope | None = None
     tiled_heads: bool = False
@@ -82,10 +95,21 @@ class Claims:
         """Return the claimed scale at these sizes. Raises AttnshapeError if it has no value above 0."""
         return _above_zero(self.scale.evaluate(sizes)) if self.scale is not None else None
 
+    def visible_at(self, sizes: Mapping[str, int], query: int = 0, key: int = 0) -> bool | None:
+        """Return whether a query is claimed to see a key at these sizes, None if nothing is claimed about that.
+
+        Raises AttnshapeError if the claim can't be evaluated.
+        """
+        return self.visible.holds(sizes, query, key) if self.visible is not None else None
+
     def require_known(self, symbols: Collection[str]) -> None:
         """Raise AttnshapeError if a claim has a symbol that isn't among these."""
         for named, expression, _ in self._expressions():
             require_known(expression.symbols, symbols, named)
+        texts = dict(zip(self.names, self.texts, strict=True))
+        for name, axes in self.axes.items():
+            written = [symbol for axis in axes for factor in axis.factors for symbol in factor.symbols]
+            require_known(written, symbols, Option("claims", texts[name]))
 
     def require_values(self, sizes: Mapping[str, int]) -> None:
         """Raise AttnshapeError if a claim has no value for a target with these sizes: it needs another, is 0, …"""
@@ -94,13 +118,24 @@ class Claims:
             widths = {HEAD_WIDTH} - sizes.keys() if expression is self.scale else set()
             missing = next((name for name in expression.symbols if name not in {*sizes, *widths}), None)
             if missing is not None:
-                example = Option("claims", "scale=0.125" if expression is self.scale else "window=4")
+                numbers = {"scale": "scale=0.125", "window": "window=4", "visible": "visible=k < 4"}
+                example = Option("claims", numbers[str(named.value).partition("=")[0]])
                 raise AttnshapeError(
                     (named, f": the target has no size {missing}"),
                     (did_you_mean(missing, sizes, "its sizes are"), " (or claim a number: ", example, ")"),
                 )
             if widths.isdisjoint(expression.symbols):
                 _require_value(named, value_at, sizes)
+
+    def require_shapes(self, shapes: Mapping[str, Sequence[int]], sizes: Mapping[str, int]) -> None:
+        """Raise AttnshapeError if an argument doesn't have the axes that are claimed; `shapes` are at these sizes."""
+        texts = dict(zip(self.names, self.texts, strict=True))
+        for name, axes in self.axes.items():
+            if name in shapes:
+                try:
+                    require_shape(axes, shapes[name], sizes)
+                except AttnshapeError as error:
+                    raise error.prefixed(Option("claims", texts[name]), f": {name} ") from None
 
     def about(self, known: Sequence[str], masks: Sequence[str]) -> Claims:
         """Return the claims with the name of the target's only mask for `mask`, if it has another name.
@@ -112,13 +147,12 @@ class Claims:
         claims = self
         if "mask" in self.arguments and "mask" not in known and len(masks) == 1:
             texts = dict(zip(self.names, self.texts, strict=True))
-            claims = parse_claims((texts | {"mask": f"{masks[0]}={self.arguments['mask']}"}).values())
-        for name, meaning in claims.arguments.items():
+            meaning = texts["mask"].partition("=")[2].strip()
+            claims = parse_claims((texts | {"mask": f"{masks[0]}={meaning}"}).values())
+        for name, is_a in claims.arguments.items():
             if name not in known:
                 hint = did_you_mean(name, known, "its arguments are")
-                raise AttnshapeError(
-                    (Option("claims", f"{name}={meaning}"), f": the target has no argument {name}"), hint
-                )
+                raise AttnshapeError((Option("claims", f"{name}={is_a}"), f": the target has no argument {name}"), hint)
         return claims
 
     def require_constants(self) -> None:
@@ -130,6 +164,8 @@ class Claims:
     def _expressions(self) -> Iterator[tuple[Option, Expression, Callable[[Mapping[str, int]], object]]]:
         if self.window is not None:
             yield Option("claims", f"window={self.window.text}"), self.window, self.window_at
+        if self.visible is not None:
+            yield Option("claims", f"visible={self.visible.text}"), self.visible, self.visible_at
         if self.scale is not None:
             yield Option("claims", f"scale={self.scale.text}"), self.scale, self.scale_at
 
@@ -162,7 +198,7 @@ def parse_claims(texts: Iterable[str]) -> Claims:
     attnshape.errors.AttnshapeError: claims 'casual' isn't a claim
     hint: did you mean causal?
     """
-    values: dict[str, Any] = {"arguments": {}}
+    values: dict[str, Any] = {"arguments": {}, "axes": {}}
     # the last of two claims about the same thing counts
     kept = tuple({text.partition("=")[0].strip(): text.strip() for text in texts}.values())
     for text in kept:
@@ -170,13 +206,15 @@ def parse_claims(texts: Iterable[str]) -> Claims:
         named = Option("claims"), f" {text[:60]!r}"
         if not equals:
             if name not in _SWITCHES:
-                known = [*_SWITCHES, "window=W", "rope=half", "rope=interleaved", "scale=1/sqrt(Dk)"]
+                known = [*_SWITCHES, "window=W", "visible=k <= q", "rope=half", "rope=interleaved", "scale=1/sqrt(Dk)"]
                 similar = most_similar(name, known)
                 hint = f"did you mean {similar}?" if similar is not None else f"the claims are {_FORMS}"
                 raise AttnshapeError((*named, " isn't a claim"), hint)
             values[name.replace("-", "_")] = True
         elif name == "window":
             values["window"] = _parsed(value, parse_size_expression)
+        elif name == "visible" and value not in get_args(Meaning):
+            values["visible"] = _parsed(value, parse_pair_condition)
         elif name == "rope":
             if value not in get_args(Rope):
                 raise AttnshapeError((*named, ": there are two layouts"), "rope=half or rope=interleaved")
@@ -185,8 +223,11 @@ def parse_claims(texts: Iterable[str]) -> Claims:
             if not value:
                 raise AttnshapeError((*named, " has no number"), ("for example ", Option("claims", "scale=1/sqrt(Dk)")))
             values["scale"] = _parsed(value, parse_scale)
-        elif value in get_args(Meaning):
-            values["arguments"][name] = value
+        elif value.partition(":")[0].strip() in get_args(Meaning):
+            meaning, colon, axes = (part.strip() for part in value.partition(":"))
+            values["arguments"][name] = meaning
+            if colon:
+                values["axes"][name] = _parsed(axes, parse_claimed_axes)
         else:
             raise AttnshapeError(
                 (*named, f": {value[:40]!r} isn't what an argument can be"),

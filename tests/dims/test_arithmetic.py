@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import time
@@ -10,11 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from attnshape.dims.arithmetic import AXIS, REAL, SIZE, Grammar, evaluate, parse, symbols
+from attnshape.dims.arithmetic import AXIS, CONDITION, REAL, SIZE, Grammar, evaluate, holds, parse, symbols
 from attnshape.errors import AttnshapeError
 
 SIZES = {"B": 2, "H": 8, "L": 10, "Lp": 6, "D": 512, "Dk": 64, "nh": 4, "größe": 3, "sqrt": 9}
-GRAMMARS = {"axis": AXIS, "size": SIZE, "real": REAL}
+NUMERIC = {"axis": AXIS, "size": SIZE, "real": REAL}
+GRAMMARS = {**NUMERIC, "condition": CONDITION}
 
 
 def value(text: str, grammar: Grammar) -> int | float:
@@ -76,6 +78,29 @@ def test_real_numbers(text: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "k <= q or k < W",
+        "0 <= q - k < W",
+        "not q < k and (q-k)%2==0",
+        "not (q < k or k == 2) and not k > q",
+        "q // W == k // W",
+        "abs(q-k) <= W//2 != q",
+        "not not k<q",
+        "-q % W < k ** 2",
+        "k == q or k > q and q < W or W == 1",
+        "q - k - W == q - (k + W)",
+        "(k < q)",
+        "k != 0 and q // k > 1",
+    ],
+)
+def test_conditions_hold_where_they_do_in_python(text: str) -> None:
+    tree = parse(text, CONDITION)
+    for q, k in itertools.product(range(5), repeat=2):
+        assert holds(tree, {"q": q, "k": k, "W": 3}) == eval(text, {"q": q, "k": k, "W": 3, "abs": abs})
+
+
+@pytest.mark.parametrize(
     ("grammar", "text", "problem", "hint"),
     [
         ("axis", "", "it is empty", "H*Dk"),
@@ -115,6 +140,25 @@ def test_real_numbers(text: str, expected: float) -> None:
         ("size", "()", ") isn't expected after (", "H*Dk"),
         ("real", "sqrt()", ") isn't expected after (", "1/sqrt(Dk)"),
         ("real", "sqrt(1, 2)", "',' can't be part of it", "1/sqrt(Dk)"),
+        ("condition", "q", "a number is where a comparison is expected", "k <= q or k < 4"),
+        ("condition", "q < k < 3 and W", "a number is where a comparison is expected", "k <= q or k < 4"),
+        ("condition", "(q < k) + 1 < 2", "a comparison is where a number is expected", "k <= q or k < 4"),
+        ("condition", "-(q < k)", "a comparison is where a number is expected", "k <= q or k < 4"),
+        ("condition", "abs(q < k) < 2", "a comparison is where a number is expected", "k <= q or k < 4"),
+        ("condition", "1 < not k < q", "not isn't expected after <", "k <= q or k < 4"),
+        ("condition", "k < q and", "something is missing after and", "k <= q or k < 4"),
+        ("condition", "and k < q", "and isn't expected at the beginning", "k <= q or k < 4"),
+        ("condition", "k = q", "'=' can't be part of it", "did you mean k == q?"),
+        ("condition", "(k <= q) | (k < W)", "'|' can't be part of it", "did you mean (k <= q) or (k < W)?"),
+        ("condition", "~(k < q) & (k ≠ 3)", "'~' can't be part of it", "did you mean not (k < q) and (k != 3)?"),
+        ("condition", "k ≤ q", "'≤' can't be part of it", "did you mean k <= q?"),
+        ("condition", "min(q, k) < 3", "there is no function min", "the functions are: abs"),
+        ("condition", "abs(q, k) < 3", "',' can't be part of it", "k <= q or k < 4"),
+        ("condition", "True", "True can't be the name of a size", "k <= q or k < 4"),
+        ("condition", "k < q if q else k < 3", "if isn't expected after q", "k <= q or k < 4"),
+        ("size", "L and 3", "and isn't expected after L", "H*Dk"),
+        ("size", "L%2", "'%' can't be part of it", "H*Dk"),
+        ("axis", "L<3", "'<' can't be part of it", "H*Dk"),
         ("axis", "L" * 201, "it has 201 characters, and at most 200 are read", "H*Dk"),
         ("size", "(" * 50 + "L" + ")" * 50, "it is nested more than 40 deep", "H*Dk"),
         ("size", "-" * 50 + "L", "it is nested more than 40 deep", "H*Dk"),
@@ -230,7 +274,7 @@ def pairs(signs: list[str], functions: list[str]) -> st.SearchStrategy[tuple[str
 
 
 @settings(deadline=None, max_examples=400)
-@given(st.data(), st.sampled_from(sorted(GRAMMARS)))
+@given(st.data(), st.sampled_from(sorted(NUMERIC)))
 def test_value_is_that_of_the_operations(data: st.DataObject, name: str) -> None:
     grammar = GRAMMARS[name]
     text, expected = data.draw(pairs(list(grammar.operators), list(grammar.functions)))
@@ -269,6 +313,9 @@ def test_precedence_is_that_of_python(parts: list[tuple[str, object]]) -> None:
     | st.text("0123456789.eE_+-*/() BLDksqrtlogxp", max_size=60)
     | st.lists(st.sampled_from(["9", "**", "L", "(", ")", "-", "//", "sqrt(", "1e9", ".", " "]), max_size=30).map(
         "".join
+    )
+    | st.lists(st.sampled_from(["9", "k", "(", ")", "-", "%", "<", "==", "and", "or", "not"]), max_size=20).map(
+        " ".join
     ),
     st.sampled_from(sorted(GRAMMARS)),
 )
@@ -276,7 +323,8 @@ def test_any_text_has_a_value_or_an_error(text: str, name: str) -> None:
     started = time.perf_counter()
     try:
         tree = parse(text, GRAMMARS[name])
-        number = evaluate(tree, dict.fromkeys(symbols(tree), 7))
+        compute = holds if GRAMMARS[name].condition else evaluate
+        number = compute(tree, dict.fromkeys(symbols(tree), 7))
     except AttnshapeError as error:
         assert error.hint
         assert len(error.message) < 200
@@ -331,6 +379,9 @@ def test_no_other_python_is_parsed(text: str, grammar: Grammar) -> None:
     try:
         tree = parse(text, grammar)
     except AttnshapeError:
+        return
+    if grammar.condition:
+        assert text in ("L == B", "L < B")
         return
     # a name is only a name, and has no value unless it is a size
     assert text == "print"

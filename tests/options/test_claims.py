@@ -47,6 +47,22 @@ def test_window_is_an_expression(text, size):
     assert parse_claims([text]).window.evaluate({"W": 3, "L": 10}) == size
 
 
+def test_visible_is_a_condition_on_two_positions():
+    claims = parse_claims(["visible=k <= q or k < W"])
+    assert claims.visible.symbols == ("W",)
+    assert [claims.visible_at({"W": 2}, 0, key) for key in range(4)] == [True, True, False, False]
+    assert parse_claims(["causal"]).visible_at({}) is None
+    assert parse_claims(["visible=keep"]).arguments == {"visible": "keep"}
+    for text in ("visible=", "visible=q", "visible=k < 3 < j(q)"):
+        with pytest.raises(AttnshapeError):
+            parse_claims([text])
+    with pytest.raises(AttnshapeError, match="depends on no position") as raised:
+        parse_claims(["visible=L > 3"])
+    assert "q for the query's position" in raised.value.hint
+    with pytest.raises(AttnshapeError, match="divides by zero"):
+        parse_claims(["visible=q // 0 < k"])
+
+
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_rope_has_two_layouts(layout):
     assert parse_claims([f"rope={layout}"]).rope == layout
@@ -113,7 +129,7 @@ def test_invalid_window_is_refused(text):
         ("scale=1/math.sqrt(Dk)", "isn't a scale: '.' can't be part of it", "did you mean 1/sqrt(Dk)?"),
         ("scale=().__class__", "isn't a scale", "1/sqrt(Dk)"),
         ("scale=__import__('os').getpid()", "isn't a scale: there is no function __import__", "the functions are"),
-        ("scale=a==b", "isn't a scale: '=' can't be part of it", "1/sqrt(Dk)"),
+        ("scale=a==b", "isn't a scale: '==' can't be part of it", "1/sqrt(Dk)"),
         ("scale=1e999", "isn't a scale: 1e999 is too large", "1/sqrt(Dk)"),
         ("scale=9**9**9", 'claims=["scale=9**9**9"]: 9**9**9 has the exponent', "smaller"),
         ("scale=1/0", 'claims=["scale=1/0"]: 1/0 divides by zero', "another divisor"),
