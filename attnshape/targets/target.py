@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
@@ -26,6 +27,8 @@ class Target:
     """Whether it is a mechanism of the catalog, whose own annotations are checked as it runs."""
     resizable: bool = True
     """Whether it can be built at other sizes; False if the user passed actual tensors."""
+    module: ModuleType | None = None
+    """The Python module that defines it; None for a mechanism of the catalog."""
 
 
 def require_device(name: str) -> None:

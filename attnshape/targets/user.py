@@ -53,7 +53,7 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
     defaults = _defaults(spec, module, root_object)
     symbols = {*SYMBOLS_BY_NAME, *dims, *defaults}
     if is_case(root_object, path, spec, symbols):
-        return _case_target(spec, root_object)
+        return _case_target(spec, root_object, _defining(module))
     names = [*names_used(THE_TARGET, path), *(names_in_call(spec.init) if spec.init is not None else ())]
     names += [name for text in spec.arguments.values() for name in names_used((Option("arguments"),), text)]
     used = {name for name in names if name in symbols} - ({root} - dims)
@@ -93,7 +93,7 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
         return replace(_bind(function, spec.target, values), made_in=made_in)
 
     sizes = replace(resolve(used, spec.sizes, defaults), inputs={tensor.name: tensor.axes for tensor in tensors})
-    return Target(spec.target, sizes, build, is_builtin=False, resizable=resizable)
+    return Target(spec.target, sizes, build, is_builtin=False, resizable=resizable, module=_defining(module))
 
 
 def _defaults(spec: TargetSpec, module: ModuleType, root_object: Any) -> dict[str, int]:
@@ -140,7 +140,7 @@ def is_case(function: Any, path: str, spec: TargetSpec, symbols: set[str]) -> bo
     return symbols.issuperset(required) and (bool(required) or not annotated_inputs(function))
 
 
-def _case_target(spec: TargetSpec, function: Callable[..., Any]) -> Target:
+def _case_target(spec: TargetSpec, function: Callable[..., Any], module: ModuleType | None) -> Target:
     used = tuple(required_parameters(function))
 
     def build(numbers: Mapping[str, int], options: RunOptions) -> Runnable:
@@ -157,7 +157,7 @@ def _case_target(spec: TargetSpec, function: Callable[..., Any]) -> Target:
             raise AttnshapeError(why, "fix the case, or give other sizes") from error
         return runnable_from_case(spec.target, result, options)
 
-    return Target(spec.target, resolve(used, spec.sizes), build, is_builtin=False)
+    return Target(spec.target, resolve(used, spec.sizes), build, is_builtin=False, module=module)
 
 
 def runnable_from_case(label: str, result: Any, options: RunOptions) -> Runnable:
@@ -250,6 +250,11 @@ class DefiningModule(ModuleType):
         if name in self._globals:
             return self._globals[name]
         return getattr(self._module, name)
+
+
+def _defining(module: ModuleType) -> ModuleType | None:
+    """Return the module itself, or the imported one for which a `DefiningModule` stands."""
+    return sys.modules.get(module.__name__) if isinstance(module, DefiningModule) else module
 
 
 def callable_target(spec: TargetSpec) -> Target:

@@ -14,11 +14,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from attnshape.checks.interventions.module_state import ModuleState
 from attnshape.checks.interventions.replay import OutputRef, Replace, Replay, ReplayedCall, copies
 from attnshape.checks.interventions.small_sizes import LENGTHS
 from attnshape.dims.sizes import are_large
 from attnshape.options.spec import DtypeName, RunOptions
-from attnshape.runtime.isolation import isolated, one_thread, seed_all, unattended
+from attnshape.runtime.isolation import isolated, seed_all, unattended
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit, TooLong
 from attnshape.targets.inputs import torch_dtype
@@ -168,6 +169,10 @@ class ReplayRun:
         return (self.error is None) == (other.error is None) and operations == others
 
 
+_TRAINING = ("training", "train", "is_training")
+"""The names of flags by which callers ask functions without a mode of their own to train."""
+
+
 @dataclass(frozen=True)
 class RepeatedLayer:
     """A module that a list of layers has several times."""
@@ -214,11 +219,19 @@ class Experiment:
     """A target at one set of sizes, with what is known about it."""
 
     def __init__(
-        self, target: Target, numbers: Mapping[str, int], options: RunOptions, limit: TimeLimit, budget: Budget
+        self,
+        target: Target,
+        numbers: Mapping[str, int],
+        options: RunOptions,
+        limit: TimeLimit,
+        budget: Budget,
+        modules: ModuleState | None = None,
     ) -> None:
+        """`modules` is what each run finds in the target's Python modules; by default what they hold now."""
         self.numbers = dict(numbers)
         self.target = target
         self.budget = budget
+        self._modules = modules if modules is not None else ModuleState(target.module)
         self._options = options
         self._limit = limit
         self._state: dict[str, Tensor] | None = None
@@ -251,8 +264,8 @@ class Experiment:
 
     @property
     def training(self) -> bool:
-        """Whether modules run in training mode."""
-        return self._options.train
+        """Whether modules run in training mode, or an argument such as `training=True` asks the target for it."""
+        return self._options.train or self.observe(lambda runnable, _: _asks_to_train(runnable))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -289,6 +302,20 @@ class Experiment:
             return None
         return self._run_elsewhere(self.target.sizes.numbers, replace(self._options, dtype=dtype))
 
+    def input_shapes_at(self, numbers: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the inputs with which the target is called at other sizes; none if building it fails."""
+
+        def shapes() -> dict[str, tuple[int, ...]]:
+            with isolated():
+                inputs, _ = _named(self.target.build(numbers, self._options))
+                return {name: tuple(tensor.shape) for name, tensor in inputs}
+
+        try:
+            return self._limited(shapes)
+        except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
+            reraise_interruption(error)
+            return {}
+
     def run_at_length(self, length: int, dtype: DtypeName) -> ReplayRun | None:
         """Run the target in a dtype with other lengths and a small batch; None if it has none, or the run fails."""
         sizes = self.target.sizes
@@ -306,6 +333,7 @@ class Experiment:
         def once() -> ReplayRun:
             with isolated():
                 torch.set_default_dtype(torch.float32)
+                self._modules.restore()
                 try:
                     runnable = self.target.build(numbers, options)
                 except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
@@ -357,7 +385,7 @@ class Experiment:
 
     def _limited(self, work: Callable[[], Observed]) -> Observed:
         """Do work that calls the target, within the limit of time and without showing what the target prints."""
-        with one_thread(), unattended():
+        with unattended():
             return self._limit.run(work)
 
     def _first(self) -> ReplayRun:
@@ -388,6 +416,7 @@ class Experiment:
 
     def _build(self) -> Runnable:
         torch.set_default_dtype(self._default)
+        self._modules.restore()
         runnable = self.target.build(self.numbers, self._options)
         self.made_in = runnable.made_in
         if not self.target.resizable:  # they are the caller's own
@@ -443,6 +472,11 @@ class Experiment:
         run.unread, run.unread_results = unread | unread_state, unread_results
         run.fixed = {name: describe_kind(tensor) for name, tensor in inputs if not is_ordinary(tensor)}
         return run
+
+
+def _asks_to_train(runnable: Runnable) -> bool:
+    bound = runnable.bound()
+    return any(bound.get(name) is True for name in _TRAINING)
 
 
 def _failed(error: BaseException) -> ReplayRun:

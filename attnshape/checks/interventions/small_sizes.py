@@ -46,8 +46,9 @@ _OF_OWN_SYMBOLS = ((3,), (2, 3))
 _GROUPS = (4, 6)
 _MAX_PERMUTED = 6
 """Up to this many unknowns, every assignment of the primes is tried."""
-_WIDTHS = ("D", "H", "Hkv", "G", "Dk", "Dv")
-"""Symbols whose product is the model width."""
+_HEADS = ("H", "Hkv", "G")
+_HEAD_WIDTHS = ("Dk", "Dv")
+"""Times the number of heads, either is a width of the model or of its values."""
 
 
 _MOST_WORK = 10**9
@@ -166,13 +167,18 @@ def _has_coincidence(numbers: Mapping[str, int]) -> bool:
 
 
 def _cost_of(plan: Plan) -> Cost:
-    """Return a function that estimates the cost of a run: its largest tensor, and weights of the width squared."""
+    """Return a function that estimates the cost of a run: its largest tensor, and the weights of a projection.
+
+    A projection is as wide as its heads together on one side, and on the other as the model, whose width may be `D`.
+    """
     powers = {name: plan.power(name) for name in plan.unknowns}
-    widths = [name for name in plan.unknowns if _symbol_in(name) in _WIDTHS]
+    heads = [name for name in plan.unknowns if _symbol_in(name) in _HEADS]
+    of_head = [name for name in plan.unknowns if _symbol_in(name) in _HEAD_WIDTHS]
 
     def cost(chosen: Mapping[str, int]) -> float:
         tensor = math.prod([number ** powers[name] for name, number in chosen.items()])
-        return float(tensor + math.prod([chosen[name] for name in widths]) ** 2)
+        width = math.prod([chosen[name] for name in heads]) * max([chosen[name] for name in of_head], default=1)
+        return float(tensor + width * chosen.get("D", width))
 
     return cost
 

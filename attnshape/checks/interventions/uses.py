@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from attnshape.checks.interventions.experiment import Experiment
@@ -41,6 +41,8 @@ class _Uses(CallMode):
         self._calls = 0
         self.differentiable: set[OutputRef] = set()
         """The results that require a gradient."""
+        self.not_finite: set[OutputRef] = set()
+        """The results whose gradient has a number that isn't finite, where gradients are watched."""
 
     def before_call(self, call: TracedCall, frame: FrameType) -> int:
         """Note the operands, and return what identifies the call."""
@@ -78,11 +80,6 @@ class _Uses(CallMode):
 
 class _GradientUses(_Uses):
     """Also looks at the gradients of the results, once they are computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.not_finite: set[OutputRef] = set()
-        """The results whose gradient has a number that isn't finite."""
 
     def after_call(
         self,
@@ -126,107 +123,47 @@ def kept_results(experiment: Experiment) -> frozenset[OutputRef]:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of one run with autograd."""
+    """The gradients of a random linear combination of all results, in one run with autograd."""
 
-    by_parameter: Mapping[str, Tensor | None]
-    """The gradient of each trainable parameter, None if autograd doesn't reach it; empty if no result has a graph.
+    by_name: Mapping[str, Tensor | None]
+    """The gradient of each input and parameter that requires one, None if autograd doesn't reach it.
 
-    Gradients whose numbers torch can't read are left out.
+    Gradients whose numbers torch can't read are left out. Empty if no result has a graph.
     """
-    differentiable: frozenset[OutputRef]
+    differentiable: frozenset[OutputRef] = frozenset()
     """The results of calls that require a gradient."""
+    calls: int = 0
+    """How many calls there were."""
+    results_are_finite: bool = True
+    not_finite: frozenset[OutputRef] = frozenset()
+    """The results of calls whose gradient has a number that isn't finite, if a gradient in `by_name` has one."""
     failure: str = ""
     """Why there are none, if the run fails with autograd."""
 
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """The inputs and parameters that get a gradient."""
+        return tuple(name for name, gradient in self.by_name.items() if gradient is not None)
 
-def gradients(experiment: Experiment) -> Gradients:
-    """Return the gradients of a random linear combination of all results, as `requires_grad` is set by the target.
-
-    If a parameter gets none, the inputs require gradients in another run: then the results have a graph in any case,
-    and checkpoints, which need such inputs, work.
-    """
-    found = experiment.observe(lambda runnable, state: _gradients(runnable, state, with_inputs=False))
-    if not found.failure and (not found.by_parameter or None in found.by_parameter.values()):
-        again = experiment.observe(lambda runnable, state: _gradients(runnable, state, with_inputs=True))
-        return found if again.failure else again
-    return found
+    @property
+    def names_not_finite(self) -> tuple[str, ...]:
+        """The inputs and parameters whose gradient has a number that isn't finite."""
+        known = ((name, gradient) for name, gradient in self.by_name.items() if gradient is not None)
+        return tuple(name for name, gradient in known if not bool(torch.isfinite(gradient).all()))
 
 
-def _gradients(runnable: Runnable, state: Mapping[str, Tensor], with_inputs: bool) -> Gradients:
-    trainable = {
-        name: tensor
-        for name, tensor in state.items()
-        if isinstance(tensor, nn.Parameter) and tensor.requires_grad and tensor.is_floating_point()
-    }
-    if not trainable:
-        return Gradients({}, frozenset())
-    for _, tensor in runnable.named_inputs() if with_inputs else ():
-        if tensor.is_leaf and tensor.is_floating_point():
-            tensor.requires_grad_()
-    uses = _Uses()
-    try:
-        with torch.enable_grad(), force_eager():
-            with uses:
-                result, _ = run_to_completion(runnable.call())
-            total = _combination([tensor for _, tensor in tensor_paths("output", result)])
-            if total is None:
-                return Gradients({}, frozenset())
-            for parameter in trainable.values():
-                parameter.grad = None
-            total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    except BaseException as error:
-        reraise_interruption(error)
-        if isinstance(error, TooLong):
-            raise
-        return Gradients({}, frozenset(), format_exception(error))
-    by_parameter: dict[str, Tensor | None] = {}
-    for name, parameter in trainable.items():
-        with contextlib.suppress(NoNumbersError):
-            by_parameter[name] = numbers_of(parameter.grad) if parameter.grad is not None else None
-    return Gradients(by_parameter, frozenset(uses.differentiable))
-
-
-def _combination(results: list[Tensor]) -> Tensor | None:
-    """Return the sum of all floating-point results that have a graph, with random factors; None if there are none."""
-    generator = torch.Generator().manual_seed(5)
-    total: Tensor | None = None
-    for result in results:
-        if result.requires_grad and result.is_floating_point():
-            factors = torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result.dtype)
-            part = (result * factors).sum()
-            total = part if total is None else total + part
-    return total
-
-
-@dataclass(frozen=True)
-class Backward:
-    """What autograd does in one run in which inputs require gradients."""
-
-    differentiable: frozenset[OutputRef]
-    """The results of calls that require a gradient."""
-    not_finite: frozenset[OutputRef]
-    """The results of calls whose gradient has a number that isn't finite."""
-    names: tuple[str, ...]
-    """The inputs and parameters that get a gradient."""
-    names_not_finite: tuple[str, ...]
-    """Those whose gradient has a number that isn't finite."""
-    calls: int
-    """How many calls there were."""
-
-
-def backward(
+def gradients(
     experiment: Experiment,
     inputs: Collection[str],
     parameters: bool = True,
     replaced: Mapping[str, Replace] | None = None,
-) -> Backward | None:
-    """Return what autograd does with a random linear combination of all results, whose numbers are all finite.
+) -> Gradients:
+    """Return the gradients of a random linear combination of all results.
 
-    `inputs` require gradients; parameters do as the target sets it, or not at all. `replaced` replaces inputs. None if
-    the run fails with autograd, no result has a graph, or a result isn't finite.
+    `inputs` require gradients; parameters do as the target sets it, or not at all. `replaced` replaces inputs.
     """
 
-    def call(uses: _Uses, runnable: Runnable, state: Mapping[str, Tensor]) -> Backward | None:
+    def call(uses: _Uses, runnable: Runnable, state: Mapping[str, Tensor]) -> Gradients:
         given = dict(runnable.named_inputs())
         for name, new in (replaced or {}).items():
             given[name].data = new(given[name].detach().clone())
@@ -238,6 +175,8 @@ def backward(
                 tensor.requires_grad_(False)
             elif tensor.is_leaf and tensor.requires_grad:
                 leaves.setdefault(name, tensor)
+        if not leaves:
+            return Gradients({})
         try:
             with torch.enable_grad(), force_eager():
                 for tensor in leaves.values():
@@ -246,20 +185,32 @@ def backward(
                     result, _ = run_to_completion(runnable.call())
                 results = [tensor for _, tensor in tensor_paths("output", result) if tensor.is_floating_point()]
                 total = _combination(results)
-                if total is None or not all(bool(torch.isfinite(tensor).all()) for tensor in results):
-                    return None
+                if total is None:
+                    return Gradients({})
+                are_finite = all(bool(torch.isfinite(tensor).all()) for tensor in results)
                 total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                slopes = {name: tensor.grad for name, tensor in leaves.items() if tensor.grad is not None}
-                wrong = [name for name, slope in slopes.items() if not bool(torch.isfinite(slope).all())]
         except BaseException as error:
             reraise_interruption(error)
             if isinstance(error, TooLong):
                 raise
-            return None
-        not_finite = frozenset(uses.not_finite if isinstance(uses, _GradientUses) else ())
-        return Backward(frozenset(uses.differentiable), not_finite, tuple(slopes), tuple(wrong), uses.count)
+            return Gradients({}, failure=format_exception(error))
+        by_name: dict[str, Tensor | None] = {}
+        for name, tensor in leaves.items():
+            with contextlib.suppress(NoNumbersError):
+                by_name[name] = numbers_of(tensor.grad) if tensor.grad is not None else None
+        return Gradients(by_name, frozenset(uses.differentiable), uses.count, are_finite, frozenset(uses.not_finite))
 
     found = experiment.observe(partial(call, _Uses()))
-    if found is None or not found.names_not_finite:
-        return found
-    return experiment.observe(partial(call, _GradientUses()))
+    return experiment.observe(partial(call, _GradientUses())) if found.names_not_finite else found
+
+
+def _combination(results: list[Tensor]) -> Tensor | None:
+    """Return the sum of all floating-point results that have a graph, with random factors; None if there are none."""
+    generator = torch.Generator().manual_seed(5)
+    total: Tensor | None = None
+    for result in results:
+        if result.requires_grad:
+            factors = torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result.dtype)
+            part = (result * factors).sum()
+            total = part if total is None else total + part
+    return total
