@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +14,12 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.caches.sharing import shared_caches
+from attnshape.checks.rules.caches.steps import step_by_step
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.model.formatting import join_words
 from attnshape.tracing.operations import JOINS
 
-CODES: tuple[str, ...] = ("AS804", "AS905", "AS907")
+CODES: tuple[str, ...] = ("AS804", "AS905", "AS907", "AS908")
 TOPIC = "caches"
 _HINT = "return what was joined: the cache and the new keys or values"
 
@@ -48,7 +49,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
     shared = list(shared_caches(subject))
     yield from shared
     if not shared:
-        yield from _without_new(subject)
+        yield from _without_new(subject, cached)
+        yield from step_by_step(subject)
 
 
 def _joined(subject: Subject, name: str) -> OutputRef | None:
@@ -63,21 +65,23 @@ def _returned_as_it_came(subject: Subject, name: str) -> str | None:
     return next(alike, None)
 
 
-def _without_new(subject: Subject) -> Iterator[Outcome]:
+def _without_new(subject: Subject, caches: Collection[str]) -> Iterator[Outcome]:
     """Change what isn't cached, and look at the results that consist of cached keys and values alone."""
     joins = list(_joins_with_new(subject))
     if not joins:
         return
     names = {join.name for join in joins}
+    uses_all = names.issuperset(caches) and _change_contexts(subject, joins)
     cached = torch.cat([subject.base.inputs[name].flatten() for name in sorted(names)])
     parts = [path for path, value in subject.base.returned if _has_numbers_of(value, cached)]
     if not parts:
-        yield Verification("attention uses the caches")
+        if uses_all:
+            yield Verification("attention uses the caches")
         return
     varied = sorted(set[str]().union(*(join.tokens for join in joins)) - names)
     moved = subject.perturb(Intervention(inputs=dict.fromkeys(varied, other_numbers)))
     changed = [path for path, mask in moved.returned() if bool(mask.any())] if moved.comparable else []
-    if set(parts) <= set(changed):
+    if set(parts) <= set(changed) and uses_all:
         yield Verification("attention uses the caches, and none is returned without the new tokens")
     elif changed and set(parts).isdisjoint(changed) and not _is_kept_apart(subject, changed, joins):
         results = _results(subject)
@@ -87,6 +91,13 @@ def _without_new(subject: Subject) -> Iterator[Outcome]:
                 evidence = f"changed {join_words(varied)}: {path} stays the same"
                 yield Violation("AS905", message, results[path], _HINT, evidence)
                 return
+
+
+def _change_contexts(subject: Subject, joins: Sequence[_Join]) -> bool:
+    """Return whether each attention depends on its cache; a mask may hide what is joined with new keys."""
+    inputs = dict.fromkeys((join.name for join in joins), other_numbers)
+    changed = subject.perturb_each(Intervention(inputs=inputs))
+    return changed.run.follows(subject.base) and all(changed.changes(join.context) for join in joins)
 
 
 @dataclass(frozen=True)
