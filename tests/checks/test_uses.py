@@ -40,10 +40,10 @@ class Layer(nn.Module):
 
 
 def test_gradients_are_those_of_trainable_parameters():
-    found = gradients(experiment_of(Layer, X, "D"))
-    assert list(found.by_parameter) == ["used.weight", "cut.weight"]
-    assert found.by_parameter["cut.weight"] is None
-    assert found.by_parameter["used.weight"] is not None
+    found = gradients(experiment_of(Layer, X, "D"), ())
+    assert list(found.by_name) == ["used.weight", "cut.weight"]
+    assert found.by_name["cut.weight"] is None
+    assert found.by_name["used.weight"] is not None
     assert OutputRef(1) in found.differentiable
 
 
@@ -60,10 +60,10 @@ class FailsWithAutograd(Layer):
 
 
 def test_there_may_be_no_gradients():
-    without = gradients(experiment_of(WithoutAutograd, X, "D"))
-    assert not without.by_parameter
+    without = gradients(experiment_of(WithoutAutograd, X, "D"), ())
+    assert not without.by_name
     assert not without.failure
-    failing = gradients(experiment_of(FailsWithAutograd, X, "D"))
+    failing = gradients(experiment_of(FailsWithAutograd, X, "D"), ())
     assert "in-place" in failing.failure
 
 

@@ -26,14 +26,15 @@ SHAPES = {
 PADDING = [layout for layout in SHAPES if "L L" not in layout]
 
 
-def explainer(keys, claims=(), **masks):
-    """Return an explainer of the visible keys, (B, H, queries, keys)."""
+def explainer(keys, claims=(), is_read=True, **masks):
+    """Return an explainer of the visible keys, (B, H, queries, keys), for code that reads the masks or doesn't."""
     added = torch.zeros(keys.shape, dtype=torch.float64).masked_fill(~keys, -torch.inf)
     nothing = torch.zeros_like(keys)
     context = normal(*keys.shape[:-1], 2)
     base = SimpleNamespace(inputs=masks, value=lambda address: context)
     numbers = {"B": keys.shape[0], "H": keys.shape[1], "W": 3}
-    subject = SimpleNamespace(claims=parse_claims(claims), base=base, numbers=numbers)
+    graph = SimpleNamespace(consumers={name: [None] for name in masks} if is_read else {})
+    subject = SimpleNamespace(claims=parse_claims(claims), base=base, numbers=numbers, graph=graph)
     return VisibilityExplainer(subject, VisibleKeys(SimpleNamespace(context=None), added, nothing, nothing))
 
 
@@ -207,9 +208,12 @@ def test_padded_queries_and_empty_rows_are_ignored():
 
 
 def test_mask_of_unknown_layout_is_not_expected():
-    found = explainer(torch.ones(B, H, L, L, dtype=torch.bool), ("mask=keep",), mask=torch.ones(9, 9) > 0).explain()
-    assert found.wanted is None
-    assert found.hypothesis is None or found.hypothesis.masks == (("mask", "ignored"),)
+    for is_read in (True, False):
+        keys, mask = torch.ones(B, H, L, L, dtype=torch.bool), torch.ones(9, 9) > 0
+        found = explainer(keys, ("mask=keep",), is_read, mask=mask).explain()
+        assert found.wanted is None
+        assert (found.hypothesis is None) == is_read
+        assert is_read or found.hypothesis.masks == (("mask", "ignored"),)
 
 
 def test_cached_keys_shift_the_causal_mask():

@@ -259,12 +259,26 @@ def product(event: ReplayedCall, flow: RunGraph) -> Product | None:
         # baddbmm and addmm have what they add in front
         left = 1 if event.name in ops.PRODUCTS_WITH_ADDEND else 0
         return Product(event, event, left, left + 1)
-    spreads = len(event.operand_values) == 2 and event.numel > max(value.numel() for value in event.operand_values)
-    if event.name in ops.MULTIPLICATIONS and spreads:
+    if event.name in ops.MULTIPLICATIONS and len(event.operand_values) == 2:
         sums = [reader for reader, _ in flow.consumers.get(event.refs[0], []) if reader.name in ops.SUMS]
-        if len(sums) == 1:
+        sizes = [value.numel() for value in event.operand_values]
+        if len(sums) == 1 and (event.numel > max(sizes) or _is_of_one_query(event, sums[0], flow)):
             return Product(event, sums[0], 0, 1)
     return None
+
+
+def _is_of_one_query(event: ReplayedCall, total: ReplayedCall, flow: RunGraph) -> bool:
+    """Return whether a multiplication and a sum make one query's scores, or sum the values by one query's weights.
+
+    One of the operands has a single index where the other one has the keys, or the features of the values.
+    """
+    if not all(flow.carries_data(sources) for sources in event.sources[:2]) or event.numel == total.numel:
+        return False
+    one, other = (value.shape for value in event.operand_values)
+    if len(one) != len(other) or len(one) < 3:
+        return False
+    single = [axis for axis, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    return len(single) == 1 and min(one[single[0]], other[single[0]]) == 1 and single[0] > 0
 
 
 _NEVER_BETWEEN_SCORES = ops.NORMS | ops.SOFTMAXES | ops.CONVOLUTIONS

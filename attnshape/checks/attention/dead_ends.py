@@ -84,6 +84,13 @@ def is_dropped(subject: Subject, ref: OutputRef) -> bool:
     return bool(ends) and not any(end.is_leftover or end.fate == "ignored" for end in ends)
 
 
+def holds_attention(subject: Subject, end: DeadEnd) -> bool:
+    """Return whether a result contains an attention on which nothing else depends."""
+    live, graph = live_results(subject), subject.graph
+    contexts = [core.context for core in subject.attentions if core.context not in live]
+    return any(end.ref in graph.downstream_of(context) for context in contexts)
+
+
 def _is_read(graph: RunGraph, ref: OutputRef) -> bool:
     return any(reads_numbers(reader) for reader, _ in graph.consumers.get(ref, ()))
 

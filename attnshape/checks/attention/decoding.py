@@ -39,8 +39,7 @@ class DecodingStep:
     @property
     def width(self) -> int:
         """The width of a query."""
-        query = self.own[0]
-        return query.value.shape[query.contracted[0]]
+        return self.own[0].width
 
     def rows(self, operand: AttentionOperand, run: ReplayRun) -> Tensor:
         """Return the query or the key vectors of the first head and batch element, (tokens, width)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -121,11 +122,22 @@ def elementwise_map(count: int, zero: Tensor, one: Tensor, two: Tensor, flat: Te
     return ElementwiseMap(factor, zero, index, bool(straight.all()) and bool((certain | ~visible).all()))
 
 
+def index_along(flat: Tensor, shape: Sequence[int], axis: int) -> Tensor:
+    """Return the index along one axis of elements that are given by their flat indices.
+
+    `torch.unravel_index` does the same, but its first call imports sympy, which takes longer than a whole check.
+
+    >>> index_along(torch.tensor([0, 5, 11]), (2, 3, 2), 1)
+    tensor([0, 2, 2])
+    """
+    return flat // math.prod(shape[axis + 1 :]) % shape[axis]
+
+
 def axis_after(mapping: ElementwiseMap, start: tuple[int, ...], axis: int) -> int | None:
     """Return the axis of a map's operand that corresponds to an axis of the result at its start."""
     source = mapping.source
     known = source >= 0
-    place = torch.unravel_index(source.clamp(min=0), start)[axis]
+    place = index_along(source.clamp(min=0), start, axis)
     for candidate in range(source.ndim):
         if source.shape[candidate] == start[axis] and bool(known.any()):
             along = torch.arange(start[axis]).reshape([-1 if a == candidate else 1 for a in range(source.ndim)])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnshape.checks.attention.cores import product
-from attnshape.checks.attention.elementwise import elementwise_map, shuffled
+from attnshape.checks.attention.elementwise import elementwise_map, index_along, shuffled
 from attnshape.checks.attention.operands import operands
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
@@ -63,7 +63,8 @@ def factors(shape: Sequence[int], axes: Iterable[int], sizes: Iterable[int]) -> 
 
 def combined(shape: tuple[int, ...], axes: Iterable[int], without: Sequence[Factor] = ()) -> Tensor:
     """Return for each element of a tensor one index for some of its axes, with some parts of them left out."""
-    return _merge_axes(list(torch.unravel_index(torch.arange(math.prod(shape)), shape)), shape, axes, without)
+    flat = torch.arange(math.prod(shape))
+    return _merge_axes([index_along(flat, shape, axis) for axis in range(len(shape))], shape, axes, without)
 
 
 def _merge_axes(
@@ -126,7 +127,7 @@ class Followed:
     @cached_property
     def _indices(self) -> list[Tensor]:
         """For each axis, the indices of the elements that come from the earlier result."""
-        return list(torch.unravel_index(self._known, self.shape))
+        return [index_along(self._known, self.shape, axis) for axis in range(len(self.shape))]
 
     def of(self, values: Tensor) -> Tensor:
         """Return for each element that comes from the earlier result what a tensor says of its source there."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnshape.options.claimed_axes import ClaimedAxis
+
 
 @dataclass(frozen=True)
 class MaskLayout:
@@ -18,8 +20,13 @@ class MaskLayout:
     queries: int
     keys: int
 
-    def roles(self, shape: tuple[int, ...]) -> list[str] | None:
-        """Return the role of each axis: b, h, q, k, or bh for a folded one; None if the sizes are ambiguous."""
+    def roles(self, shape: tuple[int, ...], claimed: Sequence[ClaimedAxis] = ()) -> list[str] | None:
+        """Return the role of each axis: b, h, q, k, or bh for a folded one; None if the sizes are ambiguous.
+
+        Where the axes are claimed, their roles are those that the user wrote.
+        """
+        if claimed and len(claimed) == len(shape):
+            return [axis.role if size > 1 else "" for axis, size in zip(claimed, shape, strict=True)]
         roles: list[str] = []
         square = self.queries == self.keys
         # where two sizes are equal, the first of these roles is meant
@@ -42,10 +49,14 @@ class MaskLayout:
             return None
         present = [role for role in roles if role]
         value = value.reshape([size for size, role in zip(value.shape, roles, strict=True) if role])
-        order = sorted(present, key=("b", "bh", "h", "q", "k").index)
+        order = sorted(present, key=("b", "bh", "hb", "h", "q", "k").index)
         value = value.permute([present.index(role) for role in order])
+        if ("bh" in order or "hb" in order) and value.shape[0] != self.batch * self.heads:
+            return None
         if "bh" in order:
             value = value.reshape(self.batch, self.heads, *value.shape[1:])
+        elif "hb" in order:
+            value = value.reshape(self.heads, self.batch, *value.shape[1:]).transpose(0, 1)
         for place, role in enumerate("bhqk"):
             if role not in "".join(order):
                 value = value.unsqueeze(place)
@@ -65,3 +76,8 @@ class MaskLayout:
 def swap_queries_and_keys(roles: Sequence[str]) -> list[str]:
     """Return the roles of axes with queries and keys exchanged."""
     return [{"q": "k", "k": "q"}.get(role, role) for role in roles]
+
+
+def fold_otherwise(roles: Sequence[str]) -> list[str]:
+    """Return the roles of axes with batch and heads folded in the other order."""
+    return [{"bh": "hb", "hb": "bh"}.get(role, role) for role in roles]

@@ -64,6 +64,19 @@ class MaskLines:
         """Return whether what is done to the scores or the weights depends on the mask."""
         return bool(self._path(name))
 
+    def inputs_that_hide(self) -> set[str]:
+        """Return the inputs on whose numbers it depends what is done to the scores or weights that may hide keys.
+
+        Where the scores themselves decide, as where only the largest are kept, these are all inputs behind the scores.
+        """
+        hiding = [event for event in self.applications if not self._hides_nothing(event)]
+        given = [sources for event in hiding for sources in self._other_operands(event)]
+        if self._fused is None:  # all of these calls read the scores, and make a mask or indices of them
+            given += [
+                (event.refs[0],) for event in hiding if not all(value.is_floating_point() for value in event.values)
+            ]
+        return {name for sources in given for name in self._flow.origins(sources)}
+
     def last_change(self, name: str) -> OutputRef:
         """Return the last call that changes the mask's values, else the call that applies it."""
         path = self._path(name)
@@ -121,6 +134,15 @@ class MaskLines:
                 if found:
                     return found[-1].refs[0]
         return self.constant()
+
+    def repeated_constant(self) -> OutputRef:
+        """Return the last call that repeats a constant applied to the scores, else the result of `triangle`."""
+        for event in self.applications:
+            for constants in self._constants(event):
+                found = [call for call in constants if call.name in ops.REPEATS]
+                if found:
+                    return found[0].refs[0]
+        return self.triangle()
 
     def triangle(self) -> OutputRef:
         """Return the call that builds the causal mask, else the last one of another constant, else the softmax."""

@@ -45,6 +45,11 @@ class AttentionOperand:
             return (self.value.ndim - 1,)
         return self.core.scores.contracted(self.place)
 
+    @property
+    def width(self) -> int:
+        """The number of features of one head: of values along the last axis, else those that the product sums over."""
+        return self.value.shape[-1 if self.role == "value" else next(iter(self.contracted), -1)]
+
     def of(self, run: ReplayRun) -> Tensor:
         """Return the tensor's value in another run."""
         return run.events[self.event.order - 1].operand_values[self.place]
@@ -136,8 +141,7 @@ class HeadChange:
 
 def head_change(subject: Subject, operand: AttentionOperand, head: int, heads: int) -> HeadChange | None:
     """Return the change of one head of an operand that has `heads` heads before any repeat, or None."""
-    width = operand.value.shape[-1] if operand.role == "value" else _width(operand)
-    ref = projection(subject, operand.sources)
+    width, ref = operand.width, projection(subject, operand.sources)
     if ref is not None:
         offset = _offset(subject, operand, ref, heads * width)
         if offset is None:
@@ -153,18 +157,17 @@ def head_change(subject: Subject, operand: AttentionOperand, head: int, heads: i
     return HeadChange(None, inputs={names[0]: others_at(axis, head)}) if axis is not None else None
 
 
-def _width(operand: AttentionOperand) -> int:
-    return operand.value.shape[next(iter(operand.contracted), -1)]
-
-
 def _offset(subject: Subject, operand: AttentionOperand, ref: OutputRef, needed: int) -> int | None:
     """Return at which feature of a projection, which may be shared, the heads of an operand begin."""
     total = subject.base.value(ref).shape[-1]
     if total == needed:
         return 0
     own = [other for other in operands(subject) if other.core is operand.core]
-    roles = [other.role for other in own if projection(subject, other.sources) == ref]
     heads, shared = subject.numbers.get("H", 0), subject.numbers.get("Hkv", 0)
-    sizes = {role: (heads if role == "query" else shared or heads) * _width(operand) for role in roles}
+    sizes = {
+        other.role: (heads if other.role == "query" else shared or heads) * other.width
+        for other in own
+        if projection(subject, other.sources) == ref
+    }
     before = _ROLES[: _ROLES.index(operand.role)]
     return sum(sizes.get(role, 0) for role in before) if sum(sizes.values()) == total else None

@@ -17,6 +17,7 @@ from attnshape.checks.attention.simultaneous import SimultaneousRun, run_simulta
 from attnshape.checks.interventions.experiment import UNCHANGED, Experiment, Intervention, ReplayRun, UnreadableError
 from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.interventions.small_sizes import LENGTHS, involves
+from attnshape.checks.interventions.uses import Gradients, gradients
 from attnshape.model.trace import Source
 from attnshape.options.claims import Claims
 from attnshape.options.spec import DtypeName
@@ -50,12 +51,18 @@ class Subject:
         claims: Claims,
         other: Mapping[str, int] | None,
         requested_dtype: DtypeName = "float32",
+        apart: Mapping[str, int] | None = None,
     ) -> None:
-        """`other` is a set of sizes that differs in lengths only, or None; `requested_dtype` is the user's."""
+        """Take what is known about a target.
+
+        `other` is a set of sizes that differs in lengths only, or None; `apart` is one in which every independent size
+        differs, or None; `requested_dtype` is the user's.
+        """
         self.requested_dtype = requested_dtype
         self.experiment = experiment
         self.claims = claims
         self.other = other
+        self._apart = apart
         self.numbers = dict(experiment.numbers)
         if {"Hkv", "G"} <= self.numbers.keys():
             self.numbers["H"] = self.numbers["Hkv"] * self.numbers["G"]
@@ -127,8 +134,26 @@ class Subject:
         }
         floating = {name: value for name, value in every.items() if value.is_floating_point() or value.is_complex()}
         # if some tensors have a batch axis, those without one are weights
-        batched = {n: v for n, v in floating.items() if any(involves(size, "B", self.numbers) for size in v.shape)}
+        batched = {
+            name: value
+            for name, value in floating.items()
+            if any(involves(value.shape[axis], "B", self.numbers) for axis in self.axes_that_vary("B", name, value))
+        }
         return batched or floating or every
+
+    @cached_property
+    def _shapes_apart(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the inputs at sizes that all differ; none if that isn't known."""
+        return self.experiment.input_shapes_at(self._apart) if self._apart is not None else {}
+
+    def axes_that_vary(self, symbol: str, name: str, value: Tensor) -> list[int]:
+        """Return the axes of an input, without those whose size stays the same where a symbol has another one.
+
+        The 77 rows of a table are a multiple of a batch of 11, and have nothing to do with it.
+        """
+        changes = self._apart is not None and self._apart.get(symbol) != self.numbers.get(symbol)
+        apart = self._shapes_apart.get(name, ()) if changes and len(self.base.inputs) > 1 else ()
+        return [axis for axis, size in enumerate(value.shape) if len(apart) != value.ndim or apart[axis] != size]
 
     @cached_property
     def unvaried(self) -> dict[str, str]:
@@ -191,11 +216,16 @@ class Subject:
         first = next((value for value in self.inputs.values() if value.ndim >= 3), None)
         heads = {self.numbers.get("H"), self.numbers.get("Hkv")}
         has_heads = first is not None and first.ndim > 3 and first.shape[1] in heads
-        return 2 if has_heads or self._is_channels_first else 1
+        return 2 if has_heads or self.is_channels_first else 1
 
     @cached_property
-    def _is_channels_first(self) -> bool:
-        """Whether the first call that reads an input takes its axis 1 for channels."""
+    def is_channels_first(self) -> bool:
+        """Whether the first call that reads an input takes its axis 1 for channels, or the user named it by a width."""
+        maps = (axes for axes in self.experiment.target.sizes.inputs.values() if len(axes) > 3)
+        for axes in maps:
+            named = [bool(axis.symbols) and all(map(self._is_width, axis.symbols)) for axis in axes]
+            if any(named):
+                return named.index(True) == 1
         first = (event for event in self.base.events if not set(self.inputs).isdisjoint(event.producers))
         return next((event.name in CONVOLUTIONS | CHANNEL_NORMS for event in first), False)
 
@@ -210,7 +240,16 @@ class Subject:
     def _symbol(self, axis: int) -> str | None:
         """Return the symbol of an axis of the first input with three axes or more."""
         size = next((value.shape[axis] for value in self.inputs.values() if value.ndim >= 3), None)
-        return next((name for name, number in self.numbers.items() if number == size and name not in _WIDTHS), None)
+        return next(
+            (name for name, number in self.numbers.items() if number == size and not self._is_width(name)), None
+        )
+
+    def _is_width(self, symbol: str) -> bool:
+        """Return whether a symbol is a width or a number of heads, or follows from these alone, as in `C=2*D`."""
+        follows = self.experiment.target.sizes.follows.get(symbol)
+        if symbol in _WIDTHS or follows is None:
+            return symbol in _WIDTHS
+        return bool(follows.symbols) and all(map(self._is_width, follows.symbols))
 
     def at_index(self, symbol: str, index: int, outside: bool = False) -> dict[str, Replace]:
         """Return replacements of all inputs that have a symbol's axis.
@@ -220,15 +259,24 @@ class Subject:
         replacements: dict[str, Replace] = {}
         number = self.numbers[symbol]
         for name, value in self.inputs.items():
-            sizes = list(value.shape)
-            if number in sizes:
-                replacements[name] = others_at(sizes.index(number), index, 1, outside)
-            elif symbol == self.batch:  # in which order tokens were folded with something else can't be known
-                axis = next((axis for axis, size in enumerate(sizes) if involves(size, symbol, self.numbers)), None)
+            is_batch, sizes = symbol == self.batch, value.shape
+            axes = self.axes_that_vary(symbol, name, value) if is_batch else range(value.ndim)
+            exact = next((axis for axis in axes if sizes[axis] == number), None)
+            if exact is not None:
+                replacements[name] = others_at(exact, index, 1, outside)
+            elif is_batch:  # in which order tokens were folded with something else can't be known
+                axis = next((axis for axis in axes if involves(sizes[axis], symbol, self.numbers)), None)
                 if axis is not None:
                     fold = sizes[axis] // number
                     replacements[name] = others_at(axis, index * fold, fold, outside)
         return replacements
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        """The gradients of the target's inputs and parameters; of the parameters alone where inputs can't have any."""
+        inputs = [name for name, value in self.inputs.items() if value.is_floating_point()]
+        found = gradients(self.experiment, inputs)
+        return gradients(self.experiment, ()) if found.failure and inputs else found
 
     def perturb(self, change: Intervention) -> PerturbationDiff:
         """Run with an intervention, and return which elements of the results differ."""

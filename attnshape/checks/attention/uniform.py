@@ -373,7 +373,7 @@ def uniform_run(subject: Subject, own: Sequence[AttentionOperand]) -> UniformRun
     query = own[0]
     if len(query.contracted) != 1:
         return None
-    width = query.value.shape[query.contracted[0]]
+    width = query.width
     vector = random_vector(width, 3)
     fill = partial(filled_with, vector)
     results: dict[OutputRef, Replace] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.elementwise import HIDES, MeasuredCore
-from attnshape.checks.attention.mask_layouts import MaskLayout, swap_queries_and_keys
+from attnshape.checks.attention.mask_layouts import MaskLayout, fold_otherwise, swap_queries_and_keys
 from attnshape.checks.attention.mistake_lines import masks_of_others
 from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.attention.subject import Subject, once
+from attnshape.checks.attention.token_positions import PairPositions, pair_positions
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef
+from attnshape.options.claimed_axes import ClaimedAxis
 from attnshape.options.claims import Meaning
 
 
@@ -227,6 +229,8 @@ class Hypothesis:
     """Whether it sees the keys from i + offset on instead."""
     window: int | None = None
     """How many keys a query sees, its own included; None: all."""
+    claimed: bool = False
+    """Whether a query sees only the keys that `visible` claims."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,10 @@ class Explanation:
     """For each claim, the keys that should be visible by it alone; None if a mask can't be laid out."""
     rows: Tensor
     """The queries that matter, (B, H, queries): they have keys, and aren't padding."""
+    positions: PairPositions | None = None
+    """The tokens from which queries and keys come, if `visible` is claimed and they can be told."""
+    masks: Mapping[str, tuple[torch.Size, Sequence[ClaimedAxis]]] = field(default_factory=dict)
+    """The shape of each claimed mask, and its axes if they are written."""
 
     def leaks(self, claim: str) -> Tensor | None:
         """Return the visible keys that a claim alone hides; None if that can't be told."""
@@ -257,7 +265,8 @@ class Explanation:
         if kept is None:
             return None
         layout = MaskLayout(*kept.shape)
-        roles = layout.roles(tuple(value.shape))
+        shape, axes = self.masks.get(claim, (None, ()))
+        roles = layout.roles(tuple(value.shape), axes if value.shape == shape else ())
         forms = [value] if value.dtype == torch.bool else [value > _TRUE, value > HIDES]
         laid_out = [layout.lay_out(form, roles) for form in forms]
         known = [one for one in laid_out if one is not None]
@@ -267,8 +276,18 @@ class Explanation:
 class VisibilityExplainer:
     """Looks for the hypothesis that explains which keys an attention sees."""
 
-    def __init__(self, subject: Subject, visible: VisibleKeys, unread: Collection[str] = ()) -> None:
-        """`unread` are the masks that don't reach this attention, but another one."""
+    def __init__(
+        self,
+        subject: Subject,
+        visible: VisibleKeys,
+        unread: Collection[str] = (),
+        positions: PairPositions | None = None,
+    ) -> None:
+        """`unread` are the masks that don't reach this attention, but another one.
+
+        `positions` are those of the tokens of which the user claims which ones are visible.
+        """
+        self._positions = positions
         self._subject = subject
         self._unread = unread
         self._visible = visible
@@ -281,6 +300,7 @@ class VisibilityExplainer:
             tuple((name, None) for name in self.masks),
             self.aligned if claims.causal else None,
             window=claims.window_at(subject.numbers),
+            claimed=claims.visible is not None,
         )
         self._reached = replace(
             self.right, masks=tuple((name, "ignored" if name in unread else None) for name in self.masks)
@@ -295,14 +315,26 @@ class VisibilityExplainer:
         rows = ~self._visible.empty & ~self._padded()
         if wanted is not None:
             rows = rows & wanted.any(-1)
-        return Explanation(self._visible, self.right, first, wanted, self._context(), self._alone(), rows)
+        return Explanation(
+            self._visible,
+            self.right,
+            first,
+            wanted,
+            self._context(),
+            self._alone(),
+            rows,
+            self._positions,
+            {name: (mask.shape, self._subject.claims.axes.get(name, ())) for name, mask in self.masks.items()},
+        )
 
     def _alone(self) -> dict[str, Tensor | None]:
         alone = {name: Hypothesis(masks=((name, None),)) for name in self.masks}
         if self.right.offset is not None:
             alone["causal"] = Hypothesis(offset=self.right.offset)
         if self.right.window is not None:
-            alone["window"] = replace(self.right, masks=())
+            alone["window"] = replace(self.right, masks=(), claimed=False)
+        if self.right.claimed:
+            alone["visible"] = Hypothesis(claimed=True)
         return {name: self.expected(hypothesis) for name, hypothesis in alone.items()}
 
     def _context(self) -> Tensor | None:
@@ -326,6 +358,12 @@ class VisibilityExplainer:
         if hypothesis.window is not None:
             distance = i + self.aligned - j
             keys = keys & ((distance if hypothesis.offset is not None else distance.abs()) < hypothesis.window)
+        if hypothesis.claimed:
+            if self._positions is None:
+                return None
+            # which keys a query sees that come from no token isn't claimed
+            claimed = claimed_pairs(self._subject, self._positions.counts)
+            keys = keys & torch.where(self._positions.known, self._positions.at(claimed), self._visible.keys)
         return keys
 
     def _makes(self, hypothesis: Hypothesis) -> bool:
@@ -366,12 +404,15 @@ class VisibilityExplainer:
             return
         slips: tuple[MaskMistake, ...] = get_args(MaskMistake)
         starts = list(dict.fromkeys((self.right, self._reached)))
+        unclaimed = [replace(start, claimed=False) for start in starts if start.claimed]
+        starts += unclaimed
         one_mask = [
             replace(start, masks=tuple((n, slip if n == name else of_start) for n, of_start in start.masks))
             for start in starts
             for name in self.masks
             for slip in slips
         ]
+        yield from unclaimed
         yield from one_mask
         for base in (*starts, *one_mask):
             for offset in offsets:
@@ -384,21 +425,28 @@ class VisibilityExplainer:
 
     def _kept(self, name: str, slip: MaskMistake | None) -> Tensor | None:
         """Return which keys a mask keeps, (B, H, queries, keys), with or without a mistake."""
-        if slip == "ignored":
-            return torch.ones(self._visible.keys.shape, dtype=torch.bool)
         kept = keeps(self.masks[name], self._subject.claims.arguments[name])
         kept = ~kept if slip == "inverted" else kept
-        roles = self._layout.roles(tuple(kept.shape))
+        roles = self._layout.roles(tuple(kept.shape), self._subject.claims.axes.get(name, ()))
+        if slip == "ignored":
+            # a mask of another shape may choose the tokens that get here, unless it is for another attention
+            is_known = roles is not None or name in self._unread or not self._subject.graph.consumers.get(name)
+            return torch.ones(self._visible.keys.shape, dtype=torch.bool) if is_known else None
         if roles is None:
             return None
         if slip in ("on queries", "transposed"):
             if ("q" in roles) != (slip == "transposed"):
                 return None
             roles = swap_queries_and_keys(roles)
+        is_misordered = slip in ("batch order", "batch order, heads outside")
+        if is_misordered and {"bh", "hb"} & set(roles):
+            return self._layout.lay_out(kept, fold_otherwise(roles))
         laid_out = self._layout.lay_out(kept, roles)
-        if laid_out is None or slip not in ("batch order", "batch order, heads outside"):
+        if laid_out is None or not is_misordered:
             return laid_out
-        return self._layout.misordered(laid_out, slip == "batch order") if {"b", "bh"} & set(roles) else None
+        if not {"b", "h"} & set(roles):
+            return None
+        return self._layout.misordered(laid_out, slip == "batch order", of_heads="b" not in roles)
 
 
 def explain_visibility(subject: Subject) -> tuple[list[Explanation], list[str]]:
@@ -427,8 +475,16 @@ def _explained(subject: Subject) -> tuple[list[Explanation], dict[OutputRef, str
         except UndecidableVisibilityError as error:
             undecidable[core.context] = str(error)
         else:
-            explained.append(VisibilityExplainer(subject, visible, masks_of_others(subject, core)).explain())
+            claimed = subject.claims.visible is not None
+            positions = pair_positions(subject, core, visible.arranged) if claimed else None
+            explained.append(VisibilityExplainer(subject, visible, masks_of_others(subject, core), positions).explain())
     return explained, undecidable
+
+
+def claimed_pairs(subject: Subject, counts: tuple[int, int]) -> Tensor:
+    """Return which key each query sees by the claim about that, for so many positions of queries and keys."""
+    queries, keys = map(range, counts)
+    return torch.tensor([[bool(subject.claims.visible_at(subject.numbers, q, k)) for k in keys] for q in queries])
 
 
 def keeps(mask: Tensor, meaning: Meaning) -> Tensor:

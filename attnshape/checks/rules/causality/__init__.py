@@ -8,15 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from attnshape.checks.attention.definitions import constant_definition
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.operands import operands
 from attnshape.checks.attention.perturbation import divergences
 from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.token_positions import pair_positions
 from attnshape.checks.attention.visibility import EVIDENCE, READ, Explanation, Hypothesis, explain_visibility
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.interventions.small_sizes import symbol_or_number
+from attnshape.checks.rules.causality.claimed_pairs import judge_visible
 from attnshape.checks.rules.causality.padding import judge_padding
 from attnshape.checks.rules.causality.results import NO_TOKENS, changed_positions, judge_causal, judge_window
 from attnshape.checks.rules.masks.fills import too_small
@@ -24,7 +28,7 @@ from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Ver
 from attnshape.model.formatting import join_words
 from attnshape.tracing.operations import JOINS
 
-CODES: tuple[str, ...] = ("AS408", "AS409", "AS501", "AS502", "AS503", "AS504", "AS505")
+CODES: tuple[str, ...] = ("AS408", "AS409", "AS501", "AS502", "AS503", "AS504", "AS505", "AS506")
 TOPIC = "causality"
 
 
@@ -36,6 +40,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
     for outcome in outcomes:
         if isinstance(outcome, Violation) and outcome.code == "AS409" and errors - {"AS409"}:
             continue  # who sees later tokens than the claims allow also sees what pads the last block
+        if isinstance(outcome, Violation) and outcome.code == "AS506" and errors - {"AS409", "AS506"}:
+            continue  # these name the mistake more precisely
         if isinstance(outcome, Violation) and outcome.at is not None:
             # a mask with another diagonal than expected may be right, and cut at the wrong corner
             is_known = outcome.made is not None or outcome.code in ("AS503", "AS504")
@@ -75,8 +81,11 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
             yield from _unexplained(subject, explanation)
         elif subject.claims.causal or subject.claims.window is not None:
             yield from _judged(subject, explanation, explanation.hypothesis)
-        else:
+        elif subject.claims.visible is None:
             yield from _facts(subject, explanation, explanation.hypothesis)
+    left_out = {*weak, *of_others}
+    own = [explanation for explanation in explained if explanation.visible.core.context not in left_out]
+    yield from judge_visible(subject, own, [core for core in subject.attentions if core.context not in left_out], TOPIC)
     yield from judge_padding(subject, explained)
 
 
@@ -85,7 +94,7 @@ def _of_other_inputs(subject: Subject, explained: Sequence[Explanation]) -> dict
 
     A decoder attends causally to its own tokens, and to all tokens of the encoder, whose keys come from another input.
     """
-    if not _claimed(subject):
+    if not subject.claims.causal and subject.claims.window is None and subject.claims.visible is None:
         return {}
     of_keys: dict[OutputRef, set[str]] = {}
     for operand in operands(subject):
@@ -99,7 +108,7 @@ def _of_other_inputs(subject: Subject, explained: Sequence[Explanation]) -> dict
 
 def _leaks(subject: Subject, explanation: Explanation) -> bool:
     """Return whether a key is visible that a claim hides, or that can't be told."""
-    leaks = [explanation.leaks(claim) for claim in _claimed(subject)]
+    leaks = [explanation.leaks(claim) for claim in explanation.alone if claim not in subject.claims.masks]
     return any(one is None or bool(one.any()) for one in leaks)
 
 
@@ -198,8 +207,23 @@ def _facts(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) -
         yield _unclaimed("queries attend causally", at, causal)
     elif hypothesis.offset is None and not hypothesis.masks and _are_whole(subject, queries, keys):
         yield Observation("every query attends to every key", attention=explanation.visible.core.context)
+    elif hypothesis.offset == 0 and keys > queries and _own_keys_come_last(subject, explanation):
+        message = "the causal mask is aligned with the first key, though a query's own key comes after all cached ones"
+        hint = "shift it: .tril(diagonal=Lk - Lq)"
+        yield Violation("AS503", message, at, hint, f"{READ}, and changed half of the tokens at a time", "reproduced")
     elif hypothesis.offset is not None:
         yield _unclaimed(f"query i attends to the keys up to i{hypothesis.offset:+d}", at, causal)
+
+
+def _own_keys_come_last(subject: Subject, explanation: Explanation) -> bool:
+    """Return whether the last keys come from the same tokens as the queries, in their order."""
+    visible = explanation.visible
+    positions = pair_positions(subject, visible.core, visible.arranged)
+    if positions is None:
+        return False
+    queries, keys = visible.keys.shape[-2:]
+    last = torch.eye(queries, dtype=torch.bool)
+    return bool((positions.own[..., keys - queries :] == last).all())
 
 
 def _unclaimed(what: str, at: OutputRef, claims: list[str]) -> Violation:

@@ -48,7 +48,8 @@ def judge_causal(subject: Subject, hidden: Sequence[Attention], topic: str) -> I
             at = _line(subject, hidden, reached)
             yield Violation("AS501", text, at, hint, _evidence(subject, reached), claims=("causal",))
             return
-    yield _decided(topic, looked, "no position of the results depends on a later token", "causal")
+    what = "no position of the results depends on a later token"
+    yield Verification(what, ("causal",)) if looked else Undecided(topic, NO_TOKENS, ("causal",))
 
 
 def judge_window(subject: Subject, hidden: Sequence[Attention], topic: str) -> Iterator[Outcome]:
@@ -66,7 +67,7 @@ def judge_window(subject: Subject, hidden: Sequence[Attention], topic: str) -> I
         for position in sorted(reached.positions):
             distance = position - reached.token
             if (distance if subject.claims.causal else abs(distance)) >= width:
-                why = _widens(subject)
+                why = mixes_layers(subject) or mixes_tokens(subject)
                 if why is not None:
                     yield Undecided(topic, why, ("window",))
                     return
@@ -77,11 +78,7 @@ def judge_window(subject: Subject, hidden: Sequence[Attention], topic: str) -> I
                 yield Violation("AS505", text, at, hint, _evidence(subject, reached), claims=("window",))
                 return
     what = f"no position of the results depends on a token outside of its window of {claimed.text} keys"
-    yield _decided(topic, looked, what, "window")
-
-
-def _decided(topic: str, looked: bool, what: str, claim: str) -> Outcome:
-    return Verification(what, (claim,)) if looked else Undecided(topic, NO_TOKENS, (claim,))
+    yield Verification(what, ("window",)) if looked else Undecided(topic, NO_TOKENS, ("window",))
 
 
 @once
@@ -90,13 +87,13 @@ def _reaches(subject: Subject) -> list[_Reached]:
     return [
         _Reached(symbol, reach.token, reach.positions)
         for symbol in subject.lengths
-        for found in reaches(subject, list(subject.inputs), symbol, _keeps_elements_apart(subject))
+        for found in reaches(subject, list(subject.inputs), symbol, keeps_elements_apart(subject))
         for reach in found
         if reach.positions and reach.size == subject.numbers[symbol]
     ]
 
 
-def _keeps_elements_apart(subject: Subject) -> bool:
+def keeps_elements_apart(subject: Subject) -> bool:
     """Return whether one element of the batch changes no other one."""
     if subject.batch is None:
         return False
@@ -126,20 +123,25 @@ def _cuts(subject: Subject, core: Attention) -> list[OutputRef]:
     return [event.refs[0] for event in path if event.name in DATA_MOVEMENT and event.numel < whole]
 
 
-def _widens(subject: Subject) -> str | None:
-    """Return why a result may depend on more tokens than the keys of one attention, or None."""
+def mixes_layers(subject: Subject) -> str | None:
+    """Return why a result may depend on the keys of several attentions in turn, or None."""
     contexts = [core.context for core in subject.attentions]
     if not contexts:
         return "no attention was found, and a result may depend on more tokens than the keys of one"
     if any(subject.graph.downstream_of(context) & set(contexts) != {context} for context in contexts):
-        return "an attention reads the results of another one, which widens the window of the results"
+        return "an attention reads the results of another one, which widens what a result depends on"
+    return None
+
+
+def mixes_tokens(subject: Subject) -> str | None:
+    """Return why tokens may affect each other other than through attention, or None."""
     if any(event.name in CONVOLUTIONS for event in subject.base.events):
-        return "a convolution may widen the window of the results"
-    for symbol in subject.lengths:
+        return "a convolution may widen what a result depends on"
+    for symbol in subject.lengths if subject.attentions else ():
         token = subject.numbers[symbol] // 2
         past = subject.perturb_each(Intervention(inputs=subject.at_index(symbol, token))).diff
         if not past.comparable or not changed_positions(past, subject.numbers[symbol]) <= {token}:
-            return "tokens affect each other past attention, which may widen the window of the results"
+            return "tokens affect each other past attention, which may widen what a result depends on"
     return None
 
 

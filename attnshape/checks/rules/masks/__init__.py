@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from torch import Tensor
+
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.perturbation import is_pattern
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import (
     EVIDENCE,
-    READ,
     Explanation,
     Hypothesis,
     MaskMistake,
@@ -25,6 +26,7 @@ from attnshape.checks.rules.masks.fills import too_small
 from attnshape.checks.rules.masks.reach import describe_attentions, is_meant_for_others
 from attnshape.checks.rules.masks.results import judge_by_results
 from attnshape.checks.rules.masks.rolled import judge_rolled
+from attnshape.checks.rules.masks.unclaimed import judge_unclaimed
 from attnshape.checks.rules.masks.weights import masked_weights, unplaced_weights
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.unused_scores import unread_calls
@@ -77,10 +79,14 @@ def check(subject: Subject) -> Iterator[Outcome]:
                 hiding[outcome].append(explanation.visible.core.context)
             else:
                 yield outcome
+    for name in {name: None for explanation in explained for name in _of_other_shape(subject, explanation)}:
+        why = f"the shape of {name} doesn't determine the meaning of its axes"
+        yield judge_by_results(subject, name) or Undecided(TOPIC, why, (name,))
     for name, contexts in hiding.items():
         if name in subject.base.inputs:
             yield from _everywhere(subject, name, contexts)
-    yield from judge_rolled(subject, explained)
+    # whether a map is round is claimed with the keys that are visible
+    yield from judge_rolled(subject, [explanation for explanation in explained if explanation.positions is None])
 
 
 def _everywhere(subject: Subject, name: str, contexts: Sequence[OutputRef]) -> Iterator[Outcome]:
@@ -134,12 +140,13 @@ def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome | s
         if explanation.right == Hypothesis() and any(map(is_pattern, subject.base.inputs.values())):
             yield Undecided(TOPIC, "something that isn't claimed hides keys")
         elif explanation.right == Hypothesis():
-            message = "keys are hidden, which nothing claims"
-            hint = "claim what is meant: --claim causal, --claim window=W or --claim mask=keep; --pattern shows what is"
-            yield Violation("AS408", message, lines.triangle(), hint, READ, "reproduced", level="notice")
+            yield judge_unclaimed(subject, explanation, lines)
         for name, _ in explanation.right.masks:
-            meant_for_others = is_meant_for_others(subject, name, core)
-            yield _not_applied(name, core) if meant_for_others else _unexplained(name, explanation, lines)
+            leaks = explanation.leaks(name)
+            if is_meant_for_others(subject, name, core):
+                yield _not_applied(name, core)
+            elif leaks is not None:
+                yield _unexplained(name, leaks, explanation, lines)
         return
     for name, slip in hypothesis.masks:
         if slip is None:
@@ -159,11 +166,16 @@ def _not_applied(name: str, core: Core | FusedCore) -> Observation:
     )
 
 
-def _unexplained(name: str, explanation: Explanation, lines: MaskLines) -> Outcome:
+def _of_other_shape(subject: Subject, explanation: Explanation) -> Iterator[str]:
+    """Yield the masks that can't be laid out as queries and keys of an attention that they are meant for."""
+    if explanation.hypothesis is None:
+        for name, _ in explanation.right.masks:
+            if explanation.leaks(name) is None and not is_meant_for_others(subject, name, explanation.visible.core):
+                yield name
+
+
+def _unexplained(name: str, leaks: Tensor, explanation: Explanation, lines: MaskLines) -> Outcome:
     """Judge a mask that hides other keys than claimed, in a way that no known mistake explains."""
-    leaks = explanation.leaks(name)
-    if leaks is None:
-        return Undecided(TOPIC, f"the shape of {name} doesn't determine the meaning of its axes", (name,))
     if not bool(leaks.any()):
         return Undecided(TOPIC, f"more keys are hidden than {name} and the other claims hide", (name,))
     batch, head, query, key = leaks.nonzero()[0].tolist()

@@ -1,0 +1,234 @@
+"""Finds out which tokens of the inputs the queries and keys of an attention come from, in any layout.
+
+Every token has a number. For each bit of it, the tokens that have this bit are changed in one run, and those that don't
+have it in another: a query that changes in one of the two comes from a token whose number has, or hasn't, this bit. So
+the position is known too where attention is folded into windows, rolled, or gathers keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attnshape.checks.attention.cores import Core, FusedCore
+from attnshape.checks.attention.operands import AttentionOperand, OperandRole, operands
+from attnshape.checks.attention.perturbation import differs, other_numbers
+from attnshape.checks.attention.slots import by_pair
+from attnshape.checks.attention.subject import Subject, once
+from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef, Replace
+from attnshape.checks.interventions.small_sizes import involves
+
+NO_TOKEN = -1
+"""The position of what comes from no token of the inputs, such as a learned query."""
+_WIDTHS = ("D", "Dk", "Dv")
+_PAST = "Lp"
+
+
+@dataclass(frozen=True)
+class TokenAxes:
+    """The axes of an input that hold its tokens, which are counted row by row where there are two."""
+
+    shape: tuple[int, ...]
+    """The input's shape."""
+    axes: tuple[int, ...]
+    """They are adjacent."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of these axes."""
+        return tuple(self.shape[axis] for axis in self.axes)
+
+    def spread(self, tokens: Tensor) -> Tensor:
+        """Return what is known of each token in the shape of the input."""
+        laid_out = [size if axis in self.axes else 1 for axis, size in enumerate(self.shape)]
+        return tokens.reshape(laid_out).expand(self.shape)
+
+
+def token_axes(subject: Subject, value: Tensor) -> TokenAxes | None:
+    """Return the axes of an input that hold tokens: those of neither batch, heads nor features."""
+    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    others = {_batch_axis(subject, value, lengths)}
+    others |= {axis for axis, size in enumerate(value.shape) if size in subject.head_sizes - lengths}
+    axes = [axis for axis in range(value.ndim) if axis not in others]
+    if axes and (value.is_floating_point() or value.is_complex()):
+        axes.remove(_feature_axis(subject, value, axes))
+    if not axes or axes != list(range(axes[0], axes[-1] + 1)):
+        return None
+    return TokenAxes(tuple(value.shape), tuple(axes))
+
+
+def _batch_axis(subject: Subject, value: Tensor, lengths: Collection[int]) -> int | None:
+    """Return the axis of the batch, which may be folded with something else."""
+    sizes, batch = list(value.shape), subject.batch
+    if batch is None:
+        return None
+    if subject.batch_size in sizes:
+        return sizes.index(subject.batch_size)
+    folded = (axis for axis, size in enumerate(sizes) if involves(size, batch, subject.numbers) and size not in lengths)
+    return next(folded, None)
+
+
+def _feature_axis(subject: Subject, value: Tensor, axes: Sequence[int]) -> int:
+    widths = [subject.numbers[name] for name in _WIDTHS if name in subject.numbers]
+    found = [axis for axis in axes if value.shape[axis] in widths]
+    if len(found) == 1:
+        return found[0]
+    return axes[0] if subject.is_channels_first and value.ndim > 2 else axes[-1]
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """Inputs whose tokens are counted together: those with the same axes of tokens."""
+
+    sizes: tuple[int, ...]
+    start: int
+    """The number of the first token."""
+
+    @property
+    def count(self) -> int:
+        """How many tokens there are."""
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True)
+class PairPositions:
+    """Where the query and the key of each weight come from, (B, H, queries, keys); `NO_TOKEN` where from none."""
+
+    queries: Tensor
+    keys: Tensor
+    counts: tuple[int, int]
+    """How many positions the sequences of queries and of keys have."""
+    own: Tensor
+    """Where both come from the same token."""
+
+    @property
+    def known(self) -> Tensor:
+        """Where both come from tokens."""
+        return (self.queries != NO_TOKEN) & (self.keys != NO_TOKEN)
+
+    @property
+    def are_in_order(self) -> bool:
+        """Whether the axes of queries and keys hold the tokens in their order."""
+        rows, columns = self.queries.shape[-2:]
+        return bool((self.queries == torch.arange(rows)[:, None]).all() and (self.keys == torch.arange(columns)).all())
+
+    def at(self, table: Tensor) -> Tensor:
+        """Return the entry of a table (query positions, key positions) for each weight; False where a token lacks."""
+        return table[self.queries.clamp(min=0), self.keys.clamp(min=0)] & self.known
+
+    def where(self, weights: Tensor) -> Tensor:
+        """Return a table of the pairs of positions of the given weights."""
+        table = torch.zeros(self.counts, dtype=torch.bool)
+        chosen = weights & self.known
+        table[self.queries[chosen], self.keys[chosen]] = True
+        return table
+
+
+class TokenNumbers:
+    """The runs in which tokens are changed by the bits of their numbers."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._axes = {
+            name: axes for name, value in subject.inputs.items() if (axes := token_axes(subject, value)) is not None
+        }
+        every = dict.fromkeys(axes.sizes for axes in self._axes.values())
+        self._sequences: dict[tuple[int, ...], _Sequence] = {}
+        start = 0
+        for sizes in sorted(every, key=lambda sizes: sizes != (subject.numbers.get(_PAST),)):  # cached tokens first
+            self._sequences[sizes] = _Sequence(sizes, start)
+            start += math.prod(sizes)
+        bits = range(max(start - 1, 0).bit_length())
+        self._changed = [(self._changed_by(bit, 0), self._changed_by(bit, 1)) for bit in bits]
+
+    def _changed_by(self, bit: int, half: int) -> dict[tuple[OutputRef, OperandRole], Tensor] | None:
+        """Change the tokens whose bit is `half`, and return where queries and keys change; None if that isn't known.
+
+        The contexts are put back, so that layers don't mix tokens.
+        """
+
+        def change(chosen: Tensor, value: Tensor) -> Tensor:
+            return torch.where(chosen, other_numbers(value), value)
+
+        inputs: dict[str, Replace] = {}
+        for name, axes in self._axes.items():
+            sequence = self._sequences[axes.sizes]
+            numbers = torch.arange(sequence.start, sequence.start + sequence.count)
+            inputs[name] = partial(change, axes.spread(numbers >> bit & 1 == half))
+        moved = self._subject.perturb_each(Intervention(inputs=inputs)).run
+        if not moved.follows(self._subject.base):
+            return None
+        return {
+            (operand.core.context, operand.role): differs(
+                operand.value, operand.of(moved), self._subject.experiment.tolerance
+            )
+            for operand in operands(self._subject)
+            if operand.role != "value"
+        }
+
+    def numbers(self, operand: AttentionOperand, arranged: Callable[[Tensor], Tensor | None]) -> Tensor | None:
+        """Return the number of the token from which each query or key comes; None if some come from several."""
+        found: Tensor | None = None
+        for bit, halves in enumerate(self._changed):
+            changed = []
+            for half in halves:
+                mask = half[operand.core.context, operand.role] if half is not None else None
+                pairs = by_pair(self._subject, operand, mask) if mask is not None else None
+                laid_out = arranged(pairs) if pairs is not None else None
+                if laid_out is None:
+                    return None
+                changed.append(laid_out)
+            without, has = changed
+            from_none = ~without & ~has
+            if found is None:
+                found = torch.where(from_none, NO_TOKEN, 0)
+            if bool((without & has).any()) or not torch.equal(from_none, found == NO_TOKEN):
+                return None
+            found = torch.where(from_none, found, found + (has.long() << bit))
+        return found
+
+    def positions(self, numbers: Tensor, role: OperandRole) -> tuple[Tensor, int] | None:
+        """Return the positions of tokens in their sequence, and its length; None if they are of several sequences.
+
+        Keys are counted from the first cached one.
+        """
+        sequences = list(self._sequences.values())
+        if role == "key" and len(sequences) == 2 and sequences[0].sizes == (self._subject.numbers.get(_PAST),):
+            return numbers, sum(one.count for one in sequences)
+        tokens = numbers[numbers != NO_TOKEN]
+        for one in sequences:
+            if bool(((tokens >= one.start) & (tokens < one.start + one.count)).all()):
+                return torch.where(numbers == NO_TOKEN, NO_TOKEN, numbers - one.start), one.count
+        return None
+
+
+@once
+def _token_numbers(subject: Subject) -> TokenNumbers:
+    return TokenNumbers(subject)
+
+
+def pair_positions(
+    subject: Subject, core: Core | FusedCore, arranged: Callable[[Tensor], Tensor | None]
+) -> PairPositions | None:
+    """Return where the queries and keys of an attention come from; None if that isn't one token each.
+
+    `arranged` lays out what is known of each weight as (B, H, queries, keys). All attentions share the runs.
+    """
+    found, tokens = [], []
+    for operand in operands(subject):
+        if operand.core is core and operand.role != "value":
+            numbers = _token_numbers(subject).numbers(operand, arranged)
+            positions = _token_numbers(subject).positions(numbers, operand.role) if numbers is not None else None
+            if numbers is None or positions is None:
+                return None
+            tokens.append(numbers)
+            found.append(positions)
+    (queries, of_queries), (keys, of_keys) = found
+    own = (tokens[0] == tokens[1]) & (tokens[0] != NO_TOKEN)
+    return PairPositions(queries, keys, (of_queries, of_keys), own)

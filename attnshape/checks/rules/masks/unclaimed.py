@@ -1,0 +1,54 @@
+"""Judges keys that are hidden without a claim: a mistake by any intent, or what the user may claim."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnshape.checks.attention.mistake_lines import MaskLines
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.visibility import READ, Explanation
+from attnshape.checks.rules.protocol import Violation
+
+
+def judge_unclaimed(subject: Subject, explanation: Explanation, lines: MaskLines) -> Violation:
+    """Return the finding about a pattern of visible keys that nothing claims, and that no causal mask or window makes.
+
+    A mask for each head that is folded with the batch in the wrong order is an error by any intent.
+    """
+    if _has_misordered_heads(explanation.visible.keys) and not lines.inputs_that_hide() & subject.base.inputs.keys():
+        message = "the heads' masks are repeated in a different order than batch and heads are folded in"
+        hint = "use repeat(B, 1, 1) for an axis (B H), and repeat_interleave(B, dim=0) for (H B)"
+        return Violation("AS403", message, lines.repeated_constant(), hint, READ, "reproduced")
+    message = "keys are hidden, which nothing claims"
+    own = _own_hidden(explanation)
+    if own:
+        message += f": {own} of {explanation.visible.keys.shape[-2]} queries don't see the key of their own position"
+    hint = (
+        'claim what is meant: --claim "visible=…", such as visible=k <= q or k < W, --claim causal, --claim window=W'
+        " or --claim mask=keep; --pattern shows what is"
+    )
+    return Violation("AS408", message, lines.triangle(), hint, READ, "reproduced", level="notice")
+
+
+def _own_hidden(explanation: Explanation) -> int:
+    """Return how many queries don't see the key at their own place, where there are as many queries as keys."""
+    keys = explanation.visible.keys
+    if keys.shape[-2] != keys.shape[-1]:
+        return 0
+    own = keys.diagonal(dim1=-2, dim2=-1) | explanation.visible.empty
+    return int((~own).flatten(0, -2).any(0).sum())
+
+
+def _has_misordered_heads(keys: Tensor) -> bool:
+    """Return whether each head has visible keys of its own, which (B, H, …) gets in the order of another folding."""
+    batch, heads = keys.shape[:2]
+    if batch < 2 or heads < 2 or bool((keys == keys[:1]).all()):
+        return False
+    b, h = torch.arange(batch)[:, None], torch.arange(heads)
+    for owner in ((b * heads + h) // batch, (h * batch + b) % heads):
+        of_heads = [keys[owner == head] for head in range(heads)]
+        is_one_each = all(bool((one == one[:1]).all()) for one in of_heads)
+        if is_one_each and any(not torch.equal(one[0], of_heads[0][0]) for one in of_heads):
+            return True
+    return False
