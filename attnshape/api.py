@@ -118,7 +118,7 @@ def check(
 
     Args:
         target: What to check, as for `trace`.
-        claims: What the code is meant to do: `"causal"`, `"window=W"`, `"mask=keep"`, `"scale=1/sqrt(Dk)"`. What
+        claims: What the code is meant to do: `"causal"`, `"window=W"`, `"mask=keep"`, `"visible=k <= q"`. What
             depends on intent and isn't claimed is reported as a fact, never as a finding.
         init, inputs, arguments, options, seed, train, **sizes: How to build and run it, as for `trace`.
         time_limit: The seconds that all runs may take together. The report lists what wasn't checked by then.
@@ -138,7 +138,7 @@ def check(
         >>> [finding.code for finding in report.findings]
         ['AS203']
         >>> print(report.findings[0].message)
-        scores are scaled by 1/Dk = 0.1429, expected 1/sqrt(Dk) = 0.378
+        scores are scaled by 1/Dk = 0.09091, expected 1/sqrt(Dk) = 0.3015
     """
     from attnshape.options.claims import parse_claims
     from attnshape.options.limits import check_time_limit

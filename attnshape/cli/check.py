@@ -28,7 +28,7 @@ def check(
     every: All = False,
     claim: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLAIM", help="What is meant: causal, window=W, mask=keep, scale=1/sqrt(Dk) … Repeat."),
+        typer.Option(metavar="CLAIM", help="What is meant: causal, window=W, mask=keep, visible=k<=q … Repeat."),
     ] = None,
     select: Annotated[
         list[str] | None, typer.Option(metavar="CODES", help="Count only these codes or families: AS2,AS301. Repeat.")

@@ -16,6 +16,7 @@ from attnshape.checks.attention.dependence import reaches
 from attnshape.checks.attention.layers import format_layers, layer_of, layers, same_code
 from attnshape.checks.attention.subject import Subject, displayed_source
 from attnshape.checks.interventions.experiment import Budget, Experiment, OutOfTimeError, UnreadableError
+from attnshape.checks.interventions.module_state import ModuleState
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.interventions.small_sizes import (
     cheap_first,
@@ -40,11 +41,12 @@ from attnshape.pipelines.comments import comments_not_checked, comments_report, 
 from attnshape.pipelines.target_runs import sample_target
 from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error
-from attnshape.runtime.isolation import isolated, unattended
+from attnshape.runtime.isolation import isolated, one_thread, unattended
 from attnshape.runtime.signals import foreign_code, reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit, TooLong
 from attnshape.targets.find import find_target
 from attnshape.targets.target import Target, require_device
+from attnshape.tracing.tensor_access import shape_of
 
 _PATTERN_SECONDS = 2.0
 """The time limit for all patterns of a subject, in seconds."""
@@ -89,6 +91,9 @@ _REPLACED = ("AS206", "AS404", "AS708", "AS801", "AS802", "AS803", "AS804", "AS8
 """Codes for what is missing, or used in place of something else, which is then unused."""
 _UNUSED = ("AS807", "AS809")
 _NOT_FINITE = ("AS306", "AS406")
+_HIDDEN = ("AS401", "AS402", "AS502", "AS503", "AS506")
+"""Codes for keys that are hidden by mistake, which then have no effect, nor have their values."""
+_WITHOUT_EFFECT = ("AS802", "AS803", "AS804")
 _Kind = TypeVar("_Kind")
 
 
@@ -120,8 +125,9 @@ def check_request(
     """
     require_device(options.device)
     progress("loading the target")
-    with redirect_output(), foreign_code(), isolated():
+    with redirect_output(), foreign_code(), isolated(), one_thread():
         target = find_target(spec)
+        modules = ModuleState(target.module)
         sizes = target.sizes
         run = RunOptions(dtype="float64", seed=options.seed, train=options.train)
         budget, limit = Budget(_FOR_RULES * time_limit), TimeLimit()
@@ -141,7 +147,7 @@ def check_request(
             """Return the subject at these sizes; None if the target fails at them or takes too long."""
             nonlocal timed_out
             try:
-                experiment = Experiment(target, numbers, run, limit, budget)
+                experiment = Experiment(target, numbers, run, limit, budget, modules)
             except (TooLong, OutOfTimeError):
                 timed_out = True
                 return None
@@ -151,7 +157,9 @@ def check_request(
                 return None
             experiment.repeat_if_remembered()
             other = other_lengths(variation.plan, numbers, known) if variation is not None else None
-            return Subject(experiment, claims, other, options.dtype)
+            symbols = sizes.independent if variation is not None else ()
+            apart = (one for one in candidates if all(one[symbol] != numbers[symbol] for symbol in symbols))
+            return Subject(experiment, claims, other, options.dtype, next(apart, None) if symbols else None)
 
         passes = _run_rules(candidates, subject_at, progress)
         if not passes and not timed_out and not budget.is_spent:
@@ -180,6 +188,7 @@ def check_request(
             }
             for rule_pass in passes
         ]
+        modules.restore()
         report = comments_report(target, options, dtype, checked_at, comments)
         runs = budget.runs + comments.runs
         report = _with_rules(report, passes, claims)
@@ -213,8 +222,12 @@ def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claim
     masks = boolean or [name for name in tensors if "mask" in name.lower()]
     claims = claims.about(list(dict.fromkeys([*tensors, *names])), masks)
     of_case = built.claims
+    shapes = {name: shape_of(tensor) for name, tensor in tensors.items()}
+    claims.require_shapes(shapes, numbers)
     try:
-        parse_claims(of_case).require_values(sizes.numbers)
+        claims_of_case = parse_claims(of_case)
+        claims_of_case.require_values(sizes.numbers)
+        claims_of_case.require_shapes(shapes, numbers)
     except AttnshapeError as error:
         raise error.written_in(_case_syntax, f"the claims that {target.label} returns: ") from None
     return parse_claims([*of_case, *claims.texts]) if of_case else claims
@@ -345,6 +358,8 @@ def _root_causes(first: _RulePass) -> list[Violation]:
     if any(violation.level == "error" and not violation.code.startswith(_NOT_FINITE) for violation in kept):
         # an inverted mask, for example, hides every key of some queries
         kept = [violation for violation in kept if violation.claims or not violation.code.startswith(_NOT_FINITE)]
+    if any(violation.level == "error" and violation.code in _HIDDEN for violation in kept):
+        kept = [violation for violation in kept if violation.code not in _WITHOUT_EFFECT]
     if any(violation.level == "error" and violation.code.startswith(_REPLACED) for violation in kept):
         return [violation for violation in kept if not violation.code.startswith(_UNUSED)]
     places = {violation.place for violation in kept if violation.code == "AS807"}

@@ -144,6 +144,8 @@ def _check_axis(subject: Subject, measured: MeasuredCore) -> Outcome | None:
         return Undecided(TOPIC, "the code between the softmax and the values mixes weights")
     if axes & set(core.key_axes) or sum_to_one(core.weights, core.key_axes) is not False:
         return None
+    if _was_normalised_over_keys(subject, core):
+        return Undecided(TOPIC, "the scores are normalised over the keys first, and over the queries last")
     softmax_axis, key = min(core.softmax.axes), core.key_axes[0]
     softmax_size = symbol_or_number(weights.shape[softmax_axis], subject.numbers)
     key_size = symbol_or_number(core.weights.shape[key], subject.numbers)
@@ -154,6 +156,20 @@ def _check_axis(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     at = core.softmax.ref
     made = module_definition(subject, at) or number_definition(subject, at)
     return Violation("AS301", message, at, hint, evidence, made=made)
+
+
+def _was_normalised_over_keys(subject: Subject, core: Core) -> bool:
+    """Return whether scores, or their exponentials, sum to one over the keys at some call before the softmax.
+
+    Sinkhorn's iteration normalises rows and columns by turns (Tay et al. 2020, https://arxiv.org/abs/2002.11296).
+    """
+    return any(
+        value.shape == core.weights.shape and sum_to_one(numbers, core.key_axes) is True
+        for event in between(subject.graph, core.scores.ref, core.softmax.sources)
+        for value in event.values
+        if value.is_floating_point()
+        for numbers in (value, value.exp())
+    )
 
 
 def _axis_in_value_product(measured: MeasuredCore, axis: int) -> int | None:

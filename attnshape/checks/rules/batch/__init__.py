@@ -121,8 +121,8 @@ def _of_arguments(subject: Subject, symbol: str, data: list[str]) -> Iterator[Ou
         return
     if holds:
         varied = [name for name in arguments.axes if name not in arguments.looked_up]
-        order = "a batch in another order gives the same results in that order"
-        yield Verification(f"{order} (varied: {', '.join(varied)})")
+        text = "a batch in another order gives the same results in that order"
+        yield Verification(f"{text} (varied: {', '.join(varied)})")
     yield Undecided(TOPIC, "elements are looked up at indices that an argument gives")
 
 

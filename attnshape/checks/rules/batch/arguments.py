@@ -67,10 +67,10 @@ class BatchArguments:
         if not involves(self.number, self.symbol, self.subject.numbers):
             return found  # so few that other axes have this size too
         for name, value in self.subject.base.inputs.items():
-            if name not in self.subject.unvaried and self.number in value.shape:
-                axis = list(value.shape).index(self.number)
-                if not _same(value, axis, range(self.number)):
-                    found[name] = axis
+            axes = self.subject.axes_that_vary(self.symbol, name, value)
+            axis = next((axis for axis in axes if value.shape[axis] == self.number), None)
+            if axis is not None and name not in self.subject.unvaried and not _same(value, axis, range(self.number)):
+                found[name] = axis
         return found
 
     @cached_property

@@ -38,6 +38,21 @@ def check_distances(subject: Subject, visible: VisibleKeys, lines: MaskLines) ->
         yield from _by_side(visible, lines)
 
 
+def uneven_slopes(visible: VisibleKeys, lines: MaskLines) -> Violation | None:
+    """Return a violation if a head's bias falls by another number from key to key in another element of the batch."""
+    added, keep = visible.added, visible.keys
+    both = keep[..., 1:] & keep[..., :-1]
+    steps = torch.where(both, added[..., 1:] - added[..., :-1], torch.nan).flatten(2)
+    slopes = steps.nanmedian(-1).values
+    if bool(slopes.isnan().any()) or float((slopes.amax(0) - slopes.amin(0)).max()) <= _SAME:
+        return None
+    message = (
+        "a head's slope differs between batch elements: slopes are repeated in another order than heads are folded"
+    )
+    hint = "use slopes.repeat(B) for an axis (B H): the slope of a head belongs to row batch*H + head"
+    return _violation("AS707", message, lines.repeated_constant(), hint)
+
+
 def _has_constant(subject: Subject, visible: VisibleKeys) -> bool:
     """Return whether the code computes numbers for each query and key that don't depend on the data."""
     shape, data = visible.keys.shape[-2:], subject.graph.depends_on_data
@@ -84,6 +99,8 @@ def _slopes(added: Tensor, keep: Tensor) -> Tensor | None:
     steps = torch.where(both, added[..., 1:] - added[..., :-1], 0.0)
     sizes = steps.abs().transpose(0, 1).flatten(1)
     seen = both.transpose(0, 1).flatten(1)
+    if not sizes.shape[1]:  # a single key, as in the first step of a loop with a cache
+        return None
     most = sizes.amax(1, keepdim=True)
     is_linear = ((sizes - most).abs() <= _SAME * most) | ~seen
     return steps.sign() if bool(is_linear.all()) and bool((most > 0).any()) else None

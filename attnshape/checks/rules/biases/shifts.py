@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnshape.checks.attention.cores import FusedCore, between, product
+from attnshape.checks.attention.elementwise import index_along
 from attnshape.checks.attention.operands import AttentionOperand
 from attnshape.checks.attention.products import Product
 from attnshape.checks.attention.subject import Subject
@@ -114,6 +115,14 @@ def _judge(
         message = f"scores of positions belong to another {own.role}: {which}"
         hint = "drop the first row after padding and viewing, and give every distance that is visible its own position"
         return _violation(subject, visible, term, message, hint)
+    lacking = _only_distance(visible.keys & (mapping.factor == 0), visible.keys, keys - queries)
+    if lacking is not None:
+        where = "the own position" if lacking == 0 else f"the key {abs(lacking)} {'after' if lacking > 0 else 'before'}"
+        message = (
+            f"{where} of each {own.role} gets padding instead of a score, and the others those of another distance"
+        )
+        hint = "pad on the left, F.pad(scores, (1, 0)), before viewing and dropping the first row"
+        return _violation(subject, visible, term, message, hint)
     length = queries.numel() + keys.numel() - 1
     columns = _axis_of(term, term.other(place), length)
     distance = keys - queries + queries.numel() - 1
@@ -122,6 +131,15 @@ def _judge(
     message = f"the position whose score a {own.role} gets isn't determined by the distance"
     hint = "shift the rows, so that column j of row i has the score of the distance i - j"
     return _violation(subject, visible, term, message, hint)
+
+
+def _only_distance(lacking: Tensor, seen: Tensor, distance: Tensor) -> int | None:
+    """Return the distance of all entries that come from nowhere, if they are all that are seen at this one distance."""
+    distances = {*distance.expand(lacking.shape)[lacking].tolist()}
+    if len(distances) != 1:
+        return None
+    (only,) = distances
+    return int(only) if bool(lacking[(distance == only) & seen].all()) else None
 
 
 def _indices(visible: VisibleKeys) -> tuple[Tensor, Tensor]:
@@ -137,7 +155,7 @@ def _axis_of(term: Product, place: int, size: int) -> int | None:
 
 def _along(source: Tensor, term: Product, axis: int) -> Tensor:
     """Return the index along one axis of a product's result from which each entry comes."""
-    return torch.unravel_index(source.clamp(min=0), term.result.shape)[axis]
+    return index_along(source.clamp(min=0), term.result.shape, axis)
 
 
 def _depends_on_distance(columns: Tensor, known: Tensor, distance: Tensor) -> bool:

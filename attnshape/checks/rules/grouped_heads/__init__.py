@@ -37,17 +37,15 @@ TOPIC = "grouped heads"
 def check(subject: Subject) -> Iterator[Outcome]:
     """Change some query heads and one key or value head, and look at which of them affect the same contexts."""
     heads, claimed = subject.numbers.get("H", 0), ("tiled-heads",) if subject.claims.tiled_heads else ()
-    orders: set[_Order] = set()
-    is_grouped = False
+    known: list[set[OperandRole]] = []
     for attention in by_attention(subject):
         shared = _shared_heads(subject, attention[1])
         if not 1 < shared < heads or heads % shared:
             continue
-        is_grouped = True
         judged = [_judge(subject, attention[0], other, heads, shared) for other in attention[1:]]
         violation = next((one for one in judged if isinstance(one, Violation)), None)
         of_heads = [(one, other) for one, other in zip(judged, attention[1:], strict=True) if isinstance(one, _Order)]
-        orders |= {one for one, _ in of_heads}
+        known.append({other.role for _, other in of_heads})
         wrong = next((pair for pair in of_heads if pair[0].is_tiled != subject.claims.tiled_heads), None)
         if violation is None and wrong is not None:
             # consistently tiled heads are a convention, mixed ones are not
@@ -56,11 +54,14 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if violation is not None:
             yield violation
             return
-    if orders:
+    for role in ("key", "value") if known else ():
+        if all(role in roles for roles in known):
+            continue
+        yield Undecided(TOPIC, f"queries or {role}s have no heads that can be changed one at a time", claimed)
+    roles = set.intersection(*known) if known else set()
+    if roles:
         head = "h % Hkv" if claimed else "h // G"
-        yield Verification(f"query head h uses key and value head {head}", claimed)
-    elif is_grouped:
-        yield Undecided(TOPIC, "queries, keys or values have no heads that can be changed one at a time", claimed)
+        yield Verification(f"query head h uses {' and '.join(sorted(roles))} head {head}", claimed)
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,12 @@ def _shared_heads(subject: Subject, key: AttentionOperand) -> int:
     """Return how many key heads there are before they are repeated; 0 if that is unknown."""
     if "Hkv" in subject.numbers:
         return subject.numbers["Hkv"]
-    ref, width = projection(subject, key.sources), key.value.shape[next(iter(key.contracted), -1)]
+    ref = projection(subject, key.sources)
     own = [other for other in operands(subject) if other.core is key.core]
     if ref is None or any(projection(subject, other.sources) == ref for other in own if other.role == "query"):
         return 0
     of_keys = sum(1 for other in own if projection(subject, other.sources) == ref)
-    return subject.base.value(ref).shape[-1] // (width * of_keys)
+    return subject.base.value(ref).shape[-1] // (key.width * of_keys)
 
 
 def _wrong_order(

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.operands import by_attention
-from attnshape.checks.attention.perturbation import Divergence, PerturbationDiff, divergences, others_at
+from attnshape.checks.attention.perturbation import (
+    Divergence,
+    PerturbationDiff,
+    changed_indices,
+    differs,
+    divergences,
+    others_at,
+)
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace
@@ -32,7 +39,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if over_heads:
         yield _over_heads(subject, over_heads[0], _splits(subject, heads))
         return
-    head = heads // 2
+    head = (heads + 1) // 2  # not the middle one of an odd number, which stays in place where heads are reversed
     splits = _splits(subject, heads)
     change = _change(subject, splits, head)
     if not change.inputs and not change.results:
@@ -43,8 +50,9 @@ def check(subject: Subject) -> Iterator[Outcome]:
         return
     mixes = False
     for divergence in divergences(changed, "H", head, subject.numbers, (*change.inputs, *change.results)):
-        if divergence.event.values[divergence.ref.output].shape[divergence.axis] != heads:
-            continue  # heads are merged already
+        shape = list(divergence.event.values[divergence.ref.output].shape)
+        if shape[divergence.axis] != heads or shape.count(heads) > 1:
+            continue  # heads are merged already, or a length that depends on the values happens to be as large
         mixes = True
         violation = _violation(subject, divergence, head)
         if violation is not None:
@@ -52,7 +60,10 @@ def check(subject: Subject) -> Iterator[Outcome]:
             return
         if divergence.event.name in CONVOLUTIONS or with_parameters(subject, divergence.event):
             yield Observation(f"{divergence.event.short_name} mixes heads", divergence.ref)
-    if mixes:
+    unpaired = _unpaired(subject, changed, head, heads)
+    if unpaired is not None:
+        yield unpaired
+    if unpaired is not None or mixes:
         return
     merging = [core for core in subject.attentions if not _keeps_heads(subject, core, changed, heads)]
     averaging = [core for core in merging if _averages_weights(subject, core, heads)]
@@ -70,6 +81,35 @@ def check(subject: Subject) -> Iterator[Outcome]:
                 hint = "keep an axis for the query heads that share a key head: (B, Hkv, G, Lq, Dk)"
                 yield Violation("AS603", message, ref, hint, "changed each of the two heads where heads are split")
                 return
+
+
+def _unpaired(subject: Subject, changed: PerturbationDiff, head: int, heads: int) -> Violation | None:
+    """Return the violation if layout operations bring a head of queries together with another one of keys or values."""
+    for operands in by_attention(subject):
+        at: list[int] = []
+        for operand in operands:
+            shape = list(operand.value.shape)
+            mask = differs(operand.value, operand.of(changed.changed), subject.experiment.tolerance)
+            indices = changed_indices(mask, shape.index(heads)) if shape.count(heads) == 1 else set()
+            at += indices if len(indices) == 1 else []
+        query, *others = at if len(at) == len(operands) else [0, 0]
+        wrong = next((place for place, index in enumerate(others, 1) if index != query), None)
+        if wrong is None:
+            continue
+        operand = operands[wrong]
+        message = (
+            f"head {head} of the queries is at index {query}, and head {head} of the {operand.role}s at {at[wrong]}"
+        )
+        moved = [ref for ref in operand.sources if isinstance(ref, OutputRef)]
+        hint = "move the heads of queries, keys and values alike, or not at all"
+        return Violation(
+            "AS603",
+            message,
+            max(moved, default=operand.core.context),
+            hint,
+            f"changed head {head} where heads are split",
+        )
+    return None
 
 
 def _change(subject: Subject, splits: Mapping[OutputRef, int], head: int) -> Intervention:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from attnshape.checks.attention.choices import choosing_call
-from attnshape.checks.attention.dead_ends import DeadEnd, dead_ends, live_results
+from attnshape.checks.attention.dead_ends import DeadEnd, dead_ends, holds_attention, live_results
 from attnshape.checks.attention.definitions import attribute_definition
 from attnshape.checks.attention.operands import by_attention, projection
 from attnshape.checks.attention.perturbation import PerturbationDiff, other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
-from attnshape.checks.interventions.uses import Gradients, gradients
+from attnshape.checks.interventions.uses import Gradients
 from attnshape.checks.rules.parameters.attended_inputs import cut_attentions
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.inference.dataflow import reads_numbers
@@ -37,6 +37,8 @@ from attnshape.tracing.operations import (
 from attnshape.tracing.raw import SourceLocation
 
 _LOSING = SELECTIONS | SPLITS | ELEMENT_WRITES | MULTIPLICATIONS
+_MOST_NUMBERS = 4
+"""How many parameters that no call reads are changed one by one."""
 CODES: tuple[str, ...] = ("AS807", "AS808", "AS811")
 TOPIC = "parameters"
 
@@ -55,8 +57,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
     live = live_results(subject)
     read = [name for name in values if any(map(reads_numbers, _readers(subject, name)))]
     dead = {name for name in read if name not in live}
-    found: list[Violation] = [*_dead(subject, dead, values), *_never_read(subject, values), *_unregistered(subject)]
-    gradient = gradients(subject.experiment)
+    gradient = subject.gradients
+    found = [*_dead(subject, dead, values), *_never_read(subject, values, gradient), *_unregistered(subject)]
     alive = [name for name in read if name in live]
     found += _cut(subject, alive, gradient, values)
     parts = list(_unused_parts(subject, alive, gradient))
@@ -85,7 +87,8 @@ def _dead(subject: Subject, dead: set[str], values: Mapping[str, Tensor]) -> Ite
         message = f"{_listed(names, values)} no effect on the result{_fate(end)}"
         hint = f"use {end.variable or 'its result'}, or remove what computes it"
         evidence = "no result depends on it: changed it, and no result changes"
-        level: Level = "notice" if end.is_leftover or end.fate == "ignored" else "error"
+        may_be_meant = end.fate == "ignored" and not holds_attention(subject, end)
+        level: Level = "notice" if end.is_leftover or may_be_meant else "error"
         yield Violation("AS807", message, end.ref, hint, evidence, place=end.place, level=level)
 
 
@@ -100,8 +103,8 @@ def _changed(subject: Subject, names: Iterable[str]) -> PerturbationDiff:
     return subject.perturb(Intervention(parameters=dict.fromkeys(names, other_numbers)))
 
 
-def _never_read(subject: Subject, values: Mapping[str, Tensor]) -> Iterator[Violation]:
-    """Yield the parameters that no call reads: an error where the sibling is used twice, else a notice."""
+def _never_read(subject: Subject, values: Mapping[str, Tensor], gradient: Gradients) -> Iterator[Violation]:
+    """Yield the parameters that no call reads: an error where the sibling is used twice, or Python reads it."""
     unread = [name for name in values if not _readers(subject, name)]
     for name in unread:
         for twin in values:
@@ -111,13 +114,25 @@ def _never_read(subject: Subject, values: Mapping[str, Tensor]) -> Iterator[Viol
                 hint = f"use {name} here, or remove it"
                 yield Violation("AS807", message, second, hint, f"nothing reads {name}")
                 return
-    # Python may read its numbers, such as by `item`
-    if unread and _changed(subject, unread).has_no_effect:
+    moved = _changed(subject, unread) if unread else None
+    if moved is not None and moved.comparable and not moved.has_no_effect:
+        yield from _read_by_python(subject, [name for name in unread if gradient.by_name.get(name, 0) is None])
+    elif moved is not None and moved.has_no_effect:
         message = (
             f"{_listed(unread, values)} no effect on the result: nothing reads {'it' if len(unread) == 1 else 'them'}"
         )
         hint = "use it, or remove it if this is no option of the model"
         yield Violation("AS807", message, None, hint, "no call reads it", level="notice")
+
+
+def _read_by_python(subject: Subject, names: Sequence[str]) -> Iterator[Violation]:
+    """Yield a violation if Python reads the number of a trainable parameter, by `item`, `float` or `int`."""
+    for name in names[:_MOST_NUMBERS]:
+        moved = _changed(subject, [name])
+        if moved.comparable and not moved.has_no_effect:
+            message = f"{name} has an effect on the result but no gradient: Python reads its number"
+            hint = "compute with the tensor instead of item(), float() or int(), or freeze it by requires_grad_(False)"
+            yield Violation("AS808", message, None, hint, "ran it with autograd, and changed the parameter")
 
 
 def _unregistered(subject: Subject) -> Iterator[Violation]:
@@ -193,7 +208,7 @@ def _cut(
     groups: dict[OutputRef | None, list[str]] = {}
     choosing: dict[OutputRef, list[str]] = {}
     for name in alive:
-        if gradient.by_parameter.get(name, 0) is None:
+        if gradient.by_name.get(name, 0) is None:
             if (choice := choosing_call(subject, name)) is not None:
                 choosing.setdefault(choice.refs[0], []).append(name)
             else:
@@ -247,7 +262,7 @@ def _unused_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -
     """Yield the blocks of projections' outputs that are computed, and then not selected, or replaced."""
     found: dict[tuple[OutputRef, Fraction, str, Level], tuple[list[str], SourceLocation | None]] = {}
     for name in alive:
-        slopes = gradient.by_parameter.get(name)
+        slopes = gradient.by_name.get(name)
         product = next((event for event in _readers_through_transposes(subject, name) if event.name in PRODUCTS), None)
         if slopes is None or slopes.ndim != 2 or product is None or not bool(torch.isfinite(slopes).all()):
             continue
@@ -349,7 +364,8 @@ def _overlapping(selections: Sequence[ReplayedCall]) -> ReplayedCall | None:
 
 def _verified(alive: Sequence[str], gradient: Gradients) -> Iterator[Outcome]:
     """Yield what the gradients show: the result changes with every parameter whose gradient isn't zero."""
-    sizes = {name: float(value.abs().max()) for name, value in gradient.by_parameter.items() if value is not None}
+    known_to = ((name, gradient.by_name.get(name)) for name in alive)
+    sizes = {name: float(value.abs().max()) for name, value in known_to if value is not None}
     limit = 1e-9 * max(sizes.values(), default=0.0)
     known = [name for name in alive if sizes.get(name, 0.0) > limit]
     others = [name for name in alive if name not in known]

@@ -9,7 +9,7 @@ from attnshape.checks.attention.perturbation import other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
-from attnshape.checks.interventions.uses import backward
+from attnshape.checks.interventions.uses import gradients
 from attnshape.checks.rules.protocol import Violation
 from attnshape.tracing.operations import ADDITIONS, CUTS_GRADIENTS
 
@@ -22,10 +22,10 @@ def cut_attentions(subject: Subject) -> Iterator[Violation]:
     gradient, and what attention returns must be added to a tensor with one, from an input of the queries.
     """
     inputs = {name for name, value in subject.inputs.items() if value.is_floating_point()}
-    found = backward(subject.experiment, inputs, parameters=False) if inputs and subject.attentions else None
-    if found is None or found.calls != len(subject.base.events):
+    found = gradients(subject.experiment, inputs, parameters=False) if inputs and subject.attentions else None
+    if found is None or not found.results_are_finite or found.calls != len(subject.base.events):
         return
-    reached: set[Producer] = {*found.differentiable, *found.names}
+    reached: set[Producer] = {*found.differentiable, *found.reached}
     for own in by_attention(subject):
         if any(not reached.isdisjoint(operand.sources) for operand in own):
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from attnshape.checks.attention.dead_ends import live_results
@@ -83,10 +84,11 @@ def _shared_by_heads(subject: Subject) -> Iterator[Outcome]:
         weight = _weight(subject, ref) if ref is not None else None
         if ref is None or weight is None:
             continue
-        shape, width = subject.base.value(ref).shape, operand.value.shape[-1]
+        shape = subject.base.value(ref).shape
         # a parameter with an axis of heads has a projection for each
         has_heads = subject.numbers.get("H", 0) > 1 and subject.numbers["H"] in shape[1:-1]
-        if shape[-1] == width and has_heads and weight[1].ndim <= 2:
+        is_of_one_head = shape[-1] in (operand.width, 2 * operand.width, 3 * operand.width)
+        if is_of_one_head and has_heads and weight[1].ndim <= 2:
             found.append((operand, ref))
         else:
             own = True
@@ -142,15 +144,24 @@ def _in_two_roles(subject: Subject) -> Violation | None:
     for attention in by_attention(subject):
         for first, second in itertools.combinations(attention, 2):
             ref = projection(subject, second.sources)
-            weight = _weight(subject, ref) if ref is not None else None
-            if weight is None or projection(subject, first.sources) != ref or not _equal(first.value, second.value):
+            if ref is None or projection(subject, first.sources) != ref or not _equal(first.value, second.value):
                 continue
-            alike = (other for other in unused if subject.base.state[other].shape == weight[1].shape)
+            weight = _weight(subject, ref)
+            shapes = [weight[1].shape] if weight is not None else _shapes_of_parts(subject, ref)
+            alike = (other for other in unused if subject.base.state[other].shape in shapes)
             twin = next((other for other in alike if _reads_the_same(subject, other, ref)), None)
             if twin is not None:
-                message = f"{weight[0]} projects {first.role} and {second.role} alike, and {twin} is never used"
-                return _violation(message, OutputRef(second.event.order), f"no result depends on {twin}")
+                what = weight[0] if weight is not None else "one part of the joined weights"
+                message = f"{what} projects {first.role} and {second.role} alike, and {twin} is never used"
+                at = OutputRef(second.event.order) if weight is not None else ref
+                return _violation(message, at, f"no result depends on {twin}")
     return None
+
+
+def _shapes_of_parts(subject: Subject, ref: OutputRef) -> list[torch.Size]:
+    """Return the shapes of the parameters of which a projection's weights are made, such as by `cat`."""
+    names = {name for sources in subject.base.event(ref).sources for name in subject.graph.origins(sources)}
+    return [subject.base.state[name].shape for name in sorted(names & subject.base.state.keys())]
 
 
 def _reads_the_same(subject: Subject, name: str, ref: OutputRef | None) -> bool:
@@ -225,8 +236,8 @@ def _weight(subject: Subject, ref: OutputRef) -> tuple[str, Tensor] | None:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two operands are equal, possibly after a transpose."""
-    return any(a.shape == other.shape and bool((a == other).all()) for other in (b, b.mT))
+    """Return whether two operands are equal up to rounding, possibly after a transpose."""
+    return any(a.shape == other.shape and torch.allclose(a, other) for other in (b, b.mT))
 
 
 def _violation(message: str, at: OutputRef, evidence: str) -> Violation:

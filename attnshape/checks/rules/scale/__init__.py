@@ -37,6 +37,7 @@ from attnshape.tracing.operations import (
 
 _VALUES = re.compile(r"width of (v|values?)$")
 _DIVIDE = "divide by math.sqrt(Dk), the width of one head"
+_PRECEDENCE = "write Dk**-0.5 or math.sqrt(Dk): in Dk**-1/2 and Dk**1/2 the power comes before the division"
 _NOT_MULTIPLY = "divide by math.sqrt(Dk) instead of multiplying"
 
 
@@ -70,6 +71,8 @@ def known_factors(subject: Subject, width: int) -> Iterator[KnownFactor]:
         yield KnownFactor("AS201", f"1/{name}", 1 / size, _DIVIDE)
         yield KnownFactor("AS201", f"1/sqrt(Dk*{name})", (width * size) ** -0.5, _DIVIDE)
         yield KnownFactor("AS205", f"sqrt({name})", math.sqrt(size), _NOT_MULTIPLY)
+    for formula, value in (("1/(2*Dk)", 0.5 / width), ("2/Dk", 2 / width)):
+        yield KnownFactor("AS207", formula, value, _PRECEDENCE)
     for symbol in ("H", "Hkv", "B"):
         if sizes.get(symbol, 1) > 1:
             yield KnownFactor("AS207", f"1/sqrt({symbol})", sizes[symbol] ** -0.5, _DIVIDE)
@@ -164,7 +167,7 @@ def _of_core(
     outcome = _judge(subject, core, at, factor, kinds)
     if isinstance(outcome, Undecided) and outcome.reason == _NO_FACTOR and not math.isclose(factor, 1.0):
         query = next(operand for operand in operands(subject) if operand.core is core)
-        width = query.value.shape[query.contracted[0]]
+        width = query.width
         is_usual = math.isclose(abs(factor), width**-0.5, rel_tol=_CLOSE)
         by = f"1/sqrt({_width_name(subject, width)})" if is_usual else f"{abs(factor):.4g}"
         text = f"scores are scaled by {by} after the product of queries and keys"
@@ -190,7 +193,7 @@ def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: floa
     if lengths[0] is None or lengths[1] is None:
         return Undecided(TOPIC, _NO_FACTOR, _claimed(subject))
     scale = abs(factor) * (lengths[0] * lengths[1])
-    width = query.value.shape[query.contracted[0]]
+    width = query.width
     place = _place(subject, core, at, (query, key))
     claim, expected = subject.claims.scale, expected_scale(subject, width)
     claimed = claim.text if claim is not None else None
@@ -251,7 +254,7 @@ def _widths_of(core: Core | FusedCore, query: AttentionOperand) -> set[int]:
 def _features(subject: Subject, operand: AttentionOperand, ref: OutputRef) -> list[int]:
     """Return the features of a projection to change, one after the other, until the query or key changes."""
     width = subject.base.value(ref).shape[_feature_axis(subject, ref)]
-    head = subject.numbers.get("Dk", 0) or operand.value.shape[operand.contracted[0]]
+    head = subject.numbers.get("Dk", 0) or operand.width
     # the keys of a fused projection are mostly its second third
     starts = (0, width // 3, head, width // 3 * 2, width - 2 * head, width - head)
     return list(dict.fromkeys(feature for feature in starts if 0 <= feature < width))

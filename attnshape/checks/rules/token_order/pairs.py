@@ -17,6 +17,7 @@ from attnshape.checks.attention.simultaneous import SimultaneousRun
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.checks.rules.masks.reach import describe_attentions
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.model.formatting import join_words
 from attnshape.tracing import operations as ops
@@ -35,7 +36,9 @@ def check_sources(subject: Subject) -> Iterator[Outcome]:
     ]
     apart = [one for one in sources if one[0] and one[1] and one[0].isdisjoint(one[1])]
     if apart and claims:
-        yield Verification("keys and values come from different inputs", claims)
+        every, some = ([key.core.context for _, _, key, _ in those] for those in (sources, apart))
+        where = f", {describe_attentions(subject, some, every)}" if len(some) < len(every) else ""
+        yield Verification(f"keys and values come from different inputs{where}", claims)
     elif apart:
         of_keys, of_values, _, value = apart[0]
         keys, values = (join_words(sorted(names)) for names in (of_keys, of_values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
-from attnshape.checks.attention.cores import between, product, softmaxes
+from attnshape.checks.attention.cores import between, product
 from attnshape.checks.attention.operands import AttentionOperand, OperandRole, operands
 from attnshape.checks.attention.perturbation import (
     Divergence,
@@ -21,7 +21,12 @@ from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.interventions.small_sizes import symbol_or_number
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
-from attnshape.checks.rules.tokens.feature_maps import ScrambledMap, scrambled_maps
+from attnshape.checks.rules.tokens.feature_maps import (
+    ScrambledMap,
+    ScrambledTokens,
+    scrambled_maps,
+    scrambled_tokens,
+)
 from attnshape.checks.rules.tokens.unit_vectors import misplaced_norms
 from attnshape.model.formatting import join_words
 from attnshape.tracing import operations as ops
@@ -45,7 +50,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
 
 def _followed(subject: Subject) -> Iterator[Outcome]:
     """Change one token of the inputs, and find the first call after which other positions change."""
-    violation = next(itertools.chain(_viewed_channels(subject), map(_scrambled_map, scrambled_maps(subject))), None)
+    by_layout = (*map(_scrambled_map, scrambled_maps(subject)), *map(_scrambled_tokens, scrambled_tokens(subject)))
+    violation = next(itertools.chain(_viewed_channels(subject), by_layout), None)
     if violation is not None:
         yield violation
         return
@@ -88,9 +94,11 @@ def _followed(subject: Subject) -> Iterator[Outcome]:
     elif comparable and lost:
         followed = [_PLURALS[role] for role in _PLURALS if role in kept - lost]
         yield Verification(f"tokens keep their positions up to the {join_words(followed)}")
+    elif comparable and subject.attentions:
+        yield Verification("tokens keep their positions up to the scores")
     elif comparable:
-        has_scores = bool(subject.attentions or softmaxes(subject.graph))
-        yield Verification(f"tokens keep their positions{' up to the scores' if has_scores else ''}")
+        # where tokens may be mixed isn't known
+        yield Verification("no layout operation scrambles tokens")
     else:
         yield Undecided(TOPIC, "no input has a token axis")
 
@@ -135,6 +143,9 @@ def _viewed_channels(subject: Subject) -> Iterator[Violation]:
             first = next(divergences(moved, symbol, index, subject.numbers, [name]), None) if moved.comparable else None
             if first is None or first.event.name not in ops.RESHAPES or not len(first.indices) > 1:
                 continue
+            read = first.event.sources[0][0]
+            if isinstance(read, OutputRef) and int(moved.mask(read).sum()) * size > moved.mask(read).numel():
+                continue  # attention changed all features of a head, which are then merged
             shape = first.event.values[first.ref.output].shape
             if shape[-1] == size and first.axis == len(shape) - 1:
                 where_to = f"axis {first.axis} has the size of {symbol}, but channel {index} ends up at"
@@ -163,6 +174,14 @@ def _scrambled_map(found: ScrambledMap) -> Violation:
     hint = "move the features first, then split the tokens: x.transpose(1, 2).reshape(B, D, height, width)"
     evidence = "replaced the tokens by their numbers, and followed these through the layout operations"
     return Violation("AS105", f"a layout operation scrambles tokens: {read}", found.at, hint, evidence)
+
+
+def _scrambled_tokens(found: ScrambledTokens) -> Violation:
+    pixels = ", ".join(map(str, found.pixels[:6])) + (", …" if len(found.pixels) > 6 else "")
+    read = f"{found.reader.short_name} reads tokens whose features come from pixels {pixels}"
+    hint = "move the channels last first: x.flatten(2).transpose(1, 2)"
+    evidence = "replaced the map by numbers that say where they are, and followed these through the layout operations"
+    return Violation("AS105", f"a layout operation scrambles pixels and channels: {read}", found.at, hint, evidence)
 
 
 def _violation(subject: Subject, divergence: Divergence, symbol: str, index: int, name: str) -> Violation | None:

@@ -1,9 +1,9 @@
-"""Looks for tokens that are laid out as a map of pixels in which the channels of a pixel come from several tokens."""
+"""Looks for tokens laid out as a map whose pixels mix tokens, and for maps laid out as tokens that mix pixels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,10 @@ from attnshape.tracing import operations as ops
 
 _READERS = ops.CONVOLUTIONS | ops.POOLINGS
 """Operations that take the last axes for pixels and the one before these for channels."""
+_MAPS = _READERS | ops.CHANNEL_NORMS
+"""Operations that return a map: batch, channels, and the axes of its pixels."""
+_ELEMENTWISE = ops.NONLINEARITIES | ops.ADDITIONS | ops.SUBTRACTIONS | ops.SCALINGS | ops.DROPOUTS
+"""Operations that leave every number in its place, if the result has the operand's shape."""
 _MOST_TOKENS = 64
 """The most tokens that are followed one by one."""
 
@@ -44,6 +48,88 @@ def scrambled_maps(subject: Subject) -> Iterator[ScrambledMap]:
         found = _scrambled(reader, path[start:]) if start is not None else None
         if found is not None:
             yield found
+
+
+@dataclass(frozen=True)
+class ScrambledTokens:
+    """Tokens that mix the channels of a map's pixels."""
+
+    reader: ReplayedCall
+    """The call that reads the features of tokens."""
+    at: OutputRef
+    """The layout operation that tears the pixels apart."""
+    pixels: tuple[int, ...]
+    """The pixels from which the features of one token come, counted over the whole batch."""
+
+
+def scrambled_tokens(subject: Subject) -> Iterator[ScrambledTokens]:
+    """Yield the tokens that are made of a map by layout operations that tear its pixels apart.
+
+    Each token may hold whole pixels, as windows do, or some channels of several pixels, always the same channels.
+    """
+    for reader in subject.base.events:
+        if reader.name not in ops.TOKEN_NORMS | {"linear"} or reader.operand_values[0].ndim < 2:
+            continue
+        found = _map_before(subject, reader)
+        tokens = _scrambled_tokens(reader, *found) if found is not None else None
+        if tokens is not None:
+            yield tokens
+
+
+_Step = tuple[ReplayedCall, int, int]
+"""A call on the way, the place of the operand that comes from the map, and the output that is read next."""
+
+
+def _map_before(subject: Subject, reader: ReplayedCall) -> tuple[ReplayedCall, list[_Step]] | None:
+    """Return the call that makes the map from which only layout operations and elementwise ones lead to a reader."""
+    path: list[_Step] = []
+    sources = reader.sources[0]
+    while len(sources) == 1 and isinstance(sources[0], OutputRef):
+        event, output = subject.base.event(sources[0]), sources[0].output
+        if event.name in _MAPS:
+            return (event, path[::-1]) if event.values[0].ndim > 2 and path else None
+        data = [place for place, one in enumerate(event.sources) if subject.graph.carries_data(one)]
+        if len(data) != 1 or event.in_place:
+            return None
+        keeps_shape = event.values[output].shape == event.operand_values[data[0]].shape
+        if event.name not in _ELEMENTWISE and (moves_only(event) or event.name in ops.CONCATENATIONS):
+            path.append((event, data[0], output))
+        elif event.name not in _ELEMENTWISE or not keeps_shape:
+            return None
+        sources = event.sources[data[0]]
+    return None
+
+
+def _scrambled_tokens(reader: ReplayedCall, made: ReplayedCall, path: Sequence[_Step]) -> ScrambledTokens | None:
+    start = made.values[0]
+    channels, pixels = start.shape[1], start.numel() // start.shape[1]
+    # 0 stands for what doesn't come from the map
+    numbers = torch.arange(pixels, dtype=start.dtype).reshape(start.shape[0], 1, *start.shape[2:]) * channels + 1
+    numbers = (numbers + torch.arange(channels, dtype=start.dtype).reshape(-1, *[1] * (start.ndim - 2))).contiguous()
+    at: OutputRef | None = None
+    followed = range(min(pixels, _MOST_TOKENS))
+    for event, place, output in path:
+        blank = {other: torch.zeros_like(value) for other, value in enumerate(event.operand_values)}
+        numbers = recompute(event, blank | {place: numbers}, output)
+        if at is None and event.name in ops.RESHAPES:
+            of_pixel = ((numbers - 1) // channels).where(numbers > 0, -1)
+            if not all(_is_box(of_pixel == pixel) for pixel in followed):
+                at = OutputRef(event.order, output)
+    rows = numbers.reshape(-1, numbers.shape[-1]).long() - 1
+    rows = rows[(rows >= 0).any(1)]
+    if at is None or not len(rows):
+        return None
+    chosen = rows[torch.linspace(0, len(rows) - 1, _MOST_TOKENS).long()].tolist()
+    torn = next((row for row in chosen if _is_torn({number for number in row if number >= 0}, channels)), None)
+    if torn is None:
+        return None
+    return ScrambledTokens(reader, at, tuple(sorted({number // channels for number in torn if number >= 0})))
+
+
+def _is_torn(row: set[int], channels: int) -> bool:
+    """Return whether the numbers of a row aren't those of some channels of some pixels."""
+    of_pixels, of_channels = {number // channels for number in row}, {number % channels for number in row}
+    return len(of_pixels) * len(of_channels) != len(row)
 
 
 def _layout_before(subject: Subject, reader: ReplayedCall) -> list[tuple[ReplayedCall, int]]:

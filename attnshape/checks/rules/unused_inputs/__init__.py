@@ -155,7 +155,7 @@ def _inside(subject: Subject) -> Violation | None:
         if any(operand is other for other in matters):
             continue
         moved = subject.perturb(Intervention(results={source: other_numbers}))
-        if moved.comparable and not moved.any(operand.core.context):
+        if moved.comparable and not moved.any(operand.core.context) and _decide(subject, operand):
             evidence = f"changed the {operand.role} of this product"
             return _violation(operand.role, "", OutputRef(operand.event.order), evidence)
     for operand in operands(subject)[:1]:
@@ -183,6 +183,18 @@ def _source(operand: AttentionOperand) -> OutputRef | None:
     if source is None or source.order >= operand.core.context.order:
         return None
     return source if _chooses(operand) else None
+
+
+def _decide(subject: Subject, operand: AttentionOperand) -> bool:
+    """Return whether the scores that an operand makes can change the context.
+
+    Of several products that make a row of scores each, the first row of causal attention has a single score.
+    """
+    core = operand.core
+    if operand.role == "value" or isinstance(core, FusedCore) or not core.more_scores:
+        return True
+    moved = subject.perturb(Intervention(results={OutputRef(operand.event.order): other_numbers}))
+    return not moved.comparable or moved.any(core.context)
 
 
 def _that_matter(

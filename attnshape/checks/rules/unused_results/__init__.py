@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnshape.checks.attention.dead_ends import DeadEnd, dead_ends, discarded_identities, live_results
+from attnshape.checks.attention.dead_ends import (
+    DeadEnd,
+    dead_ends,
+    discarded_identities,
+    holds_attention,
+    live_results,
+)
 from attnshape.checks.attention.perturbation import other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
@@ -47,13 +53,6 @@ def _violation(subject: Subject, end: DeadEnd) -> Violation:
         why = "bound again before it is read" if end.fate == "overwritten" else "never read"
         message = f"{end.variable} is computed and has no effect on the result: it is {why}"
         hint = f"use {end.variable}, or remove what computes it"
-    level: Level = "error" if end.fate != "unread" or _attends(subject, end) else "notice"
+    level: Level = "error" if end.fate != "unread" or holds_attention(subject, end) else "notice"
     evidence = "changed this result, and no result of the target changes"
     return Violation("AS809", message, end.ref, hint, evidence, place=end.place, level=level)
-
-
-def _attends(subject: Subject, end: DeadEnd) -> bool:
-    """Return whether a result contains an attention on which nothing else depends."""
-    live, graph = live_results(subject), subject.graph
-    contexts = [core.context for core in subject.attentions if core.context not in live]
-    return any(end.ref in graph.downstream_of(context) for context in contexts)
