@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -95,6 +95,34 @@ def constrain(shapes: Sequence[ShapeText], occurrences: Occurrences, weight: flo
                 axes[place] = AxisToken(axis.text, "any")
         opened.append(replace(documented, axes=tuple(axes)))
     return ShapeConstraint(tuple(opened), observed, weight)
+
+
+def without_remainders(constraint: ShapeConstraint, calls: Sequence[FunctionCall]) -> ShapeConstraint:
+    """Return a constraint without the smaller last parts of what a loop divides into parts of one size.
+
+    Code documents a chunk by its full size, also where that doesn't divide the length.
+    """
+    observed = tuple(
+        _full_parts(occurrences, {*call.numbers.values(), *call.integers.values()})
+        for occurrences, call in zip(constraint.observed, calls, strict=True)
+    )
+    return replace(constraint, observed=observed)
+
+
+def _full_parts(occurrences: tuple[tuple[Shape, ...], ...], sizes: Iterable[int]) -> tuple[tuple[Shape, ...], ...]:
+    """Return the occurrences without those that are smaller along an axis: what one of the sizes leaves over."""
+    shapes = [options[0] for options in occurrences if len(options) == 1]
+    if len(shapes) < len(occurrences) or len(set(map(len, shapes))) != 1 or len(set(shapes)) == 1:
+        return occurrences
+    rests: list[set[int]] = []
+    for by_axis in zip(*shapes, strict=True):
+        rest, *more = sorted(set(by_axis))
+        full = more[0] if len(more) == 1 else 0
+        rests.append({rest} if any(total > full and total % full == rest for total in sizes if full) else set())
+    full_parts = [
+        (shape,) for shape in shapes if not any(size in rest for size, rest in zip(shape, rests, strict=True))
+    ]
+    return tuple(full_parts) or occurrences
 
 
 def holds(constraint: ShapeConstraint, values: Mapping[str, Vector]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnshape.comments.annotations import allows_dtype, find_annotations, kind_of_dtype
 from attnshape.comments.documented import docstring_entries, documented_shapes
@@ -12,7 +12,17 @@ from attnshape.comments.functions import comments_in, find_function
 from attnshape.comments.grammar import parse_comment
 from attnshape.comments.notation import ShapeText, find_bare_shapes, find_shapes
 from attnshape.comments.observed_shapes import FunctionCall, ObservedShapes, Shape
-from attnshape.comments.unification import PROSE, DocumentedShape, NameAssignment, Vector, axis_size, fits, holds, unify
+from attnshape.comments.unification import (
+    PROSE,
+    DocumentedShape,
+    NameAssignment,
+    Vector,
+    axis_size,
+    fits,
+    holds,
+    unify,
+    without_remainders,
+)
 from attnshape.model.report import Finding, NotChecked
 from attnshape.model.trace import Source
 from attnshape.observation.forms import FunctionId
@@ -56,7 +66,10 @@ def verify_shape_comments(runs: Sequence[ObservedRun], functions: Iterable[Funct
         if source is None:
             continue
         observed = ObservedShapes(function, runs)
-        documented = documented_shapes(*source, observed)
+        documented = [
+            replace(shape, constraint=without_remainders(shape.constraint, observed.calls))
+            for shape in documented_shapes(*source, observed)
+        ]
         assignment = unify([shape.constraint for shape in documented], observed.calls)
         for shape in documented:
             if holds(shape.constraint, assignment.chosen):

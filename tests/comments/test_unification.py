@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from attnshape.comments.notation import ShapeText, find_shapes, parse_axis
 from attnshape.comments.observed_shapes import FunctionCall, Shape
-from attnshape.comments.unification import NameAssignment, ShapeConstraint, axis_size, constrain, fits, holds, unify
+from attnshape.comments.unification import (
+    NameAssignment,
+    ShapeConstraint,
+    axis_size,
+    constrain,
+    fits,
+    holds,
+    unify,
+    without_remainders,
+)
 from attnshape.observation.forms import FunctionId
 from attnshape.observation.watch import Binding, Invocation, TensorValue
 
@@ -268,3 +277,22 @@ def test_alternative_of_the_right_rank_is_used() -> None:
     assert isinstance(both.sole, ShapeText)
     assert both.sole.text == "(B, L, E)"
     assert unify([both], CALLS).chosen == {"B": (5, 3), "L": (7, 13), "E": (11, 17)}
+
+
+def chunks(length: int, *widths: int, text: str = "(p, w)") -> tuple[ShapeConstraint, list[FunctionCall]]:
+    """Return the constraint of a shape that a loop makes in chunks of these widths, without the remainder."""
+    calls = [call({"L": length}, {"w": max(widths)})]
+    claimed = constrain(list(find_shapes(text)), [[[(5, width)] for width in widths]])
+    return without_remainders(claimed, calls), calls
+
+
+def test_last_chunk_may_be_smaller() -> None:
+    for length, widths in ((13, (4, 4, 4, 1)), (7, (4, 3)), (13, (4, 4, 4, 1, 4, 4, 4, 1)), (8, (4, 4))):
+        claimed, calls = chunks(length, *widths)
+        assert not wrong_claims([claimed], unify([claimed], calls))
+
+
+def test_other_smaller_shapes_are_no_remainders() -> None:
+    for length, widths in ((13, (4, 3)), (13, (4, 1, 2)), (4, (4, 1)), (13, (13, 11))):
+        claimed, calls = chunks(length, *widths)
+        assert wrong_claims([claimed], unify([claimed], calls)) == [0]
