@@ -16,7 +16,7 @@ from attnshape.pipelines.check import check_request
 from attnshape.reporters.registry import formats_for
 from tests.comments.planted_faults import FAULTS
 from tests.docs.pages import DOCS, assert_example_output, assert_page_part, calls
-from tests.mutants.cases import PAIRS, UNUSUAL, Pair, function
+from tests.mutants.cases import PAIRS, UNFOUND, UNUSUAL, Pair, function
 from tests.readme.test_readme import BLOCK
 
 PAGE = DOCS / "checking.md"
@@ -50,7 +50,11 @@ def codes_table() -> str:
             one = page(code)
             lines.append(f"| {code} | {one.title} | {', '.join(finders)} | {claims_needed(one)} | {mutants[code]} |")
     lines = [line.replace("|  |", "| |") for line in lines]
-    lines += ["", f"{len(mutants)} codes. attnshape finds all {len(PAIRS)} mutants of code, and all but"]
+    every = len(PAIRS) + len(UNFOUND)
+    lines += [
+        "",
+        f"{len(mutants)} codes. attnshape finds all but {len(UNFOUND)} of the {every} mutants of code, and all but",
+    ]
     missed = [fault for fault in FAULTS if fault.code is None]
     lines += [
         f"{len(missed)} of the {len(FAULTS)} mutants of shape comments ([comments.md](comments.md)).",

@@ -97,4 +97,6 @@ def _unusual(file: str) -> list[Unusual]:
 
 
 PAIRS: tuple[Pair, ...] = tuple(pair for file in _files("pairs") for pair in _pairs(file))
+UNFOUND: tuple[Pair, ...] = tuple(pair for file in _files("unfound") for pair in _pairs(file))
+"""Their mistakes aren't found; what the mistakes contradict isn't verified either."""
 UNUSUAL: tuple[Unusual, ...] = tuple(unusual for file in _files("unusual") for unusual in _unusual(file))

@@ -4,6 +4,9 @@ import re
 
 SENTENCES: dict[str, tuple[str, ...]] = {
     r"batch elements don't affect each other(, whatever their order)? \(varied: .*\)": (
+        "AS117-bias_of_first",
+        "AS117-bias_tiled_over_heads",
+        "AS117-length_of_first",
         "AS101-batch_norm_vit",
         "AS101-standardised_block",
         "AS102-forgotten_transpose",
@@ -11,7 +14,9 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS116-bmm_unfold",
         "AS116-split_and_cat",
         "AS117-documents_of_first_row",
+        "AS117-adapters_reversed",
         "AS117-lengths_tiled",
+        "AS118-memory_rolled",
     ),
     "tokens keep their positions up to the scores": (
         "AS103-conv_projection",
@@ -44,6 +49,8 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS112-swapped_view",
     ),
     "heads don't affect each other between their split and their merge": (
+        "AS603-key_heads_reversed",
+        "AS603-value_heads_rolled",
         "AS111-fused_by_tokens",
         "AS111-tokens_by_themselves",
         "AS112-swapped_view",
@@ -81,7 +88,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS114-context_layer",
         "AS114-kernel_output_viewed",
     ),
-    "query head h uses key and value head h // G": (
+    r"query head h uses [\w ]+ head h // G": (
         "AS601-cat_of_copies",
         "AS601-expand",
         "AS601-grouped_queries",
@@ -118,6 +125,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS307-module_and_function",
     ),
     r"\w+ hides exactly the keys that it should(, .*)?": (
+        "AS404-causal_overwrites_padding",
         "AS401-annotated",
         "AS401-bert_additive",
         "AS402-query_axis",
@@ -153,6 +161,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS306-unit_vectors_of_zeros",
     ),
     "scores, weights and contexts agree with an independent computation in float64": (
+        "AS808-scores_in_steps",
         "AS302-logarithms",
         "AS302-whole_plane",
         "AS307-einsum_with_casts",
@@ -208,6 +217,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS707-key_bias_over_queries",
     ),
     "the bias falls with distance, as in ALiBi": (
+        "AS707-slopes_folded_across",
         "AS304-linear_biases",
         "AS706-alibi_in_sdpa",
         "AS706-alibi_sign",
@@ -251,6 +261,9 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS804-decoder_layer",
     ),
     "no projection is used in place of another": (
+        "AS805-cat_of_key_twice",
+        "AS805-pair_of_values",
+        "AS805-stack_of_query_twice",
         "AS805-chunk_taken_twice",
         "AS805-first_of_the_list",
         "AS805-key_weights_for_value",
@@ -258,6 +271,8 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS805-value_weights_for_output",
     ),
     "every parameter that is read(, except .*,)? gets a gradient, and changes the result": (
+        "AS808-temperature_as_integer",
+        "AS808-weight_data_projected",
         "AS807-key_norm_dropped",
         "AS807-layers_not_chained",
         "AS807-one_bias_for_both",
@@ -287,8 +302,260 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS904-weight_normalised",
         "AS906-output_projection",
     ),
+    r"batch elements don't affect each other, whatever their order \(varied: .*\)": (
+        "AS117-lengths_sorted",
+        "AS118-counted_along_batch",
+        "AS118-learned_positions_of_batch",
+        "AS118-positions_run_through_batch",
+        "AS118-query_of_each_place",
+        "AS118-slots_by_place",
+        "AS118-waves_of_batch_first",
+    ),
+    r"a batch in another order gives the same results in that order \(varied: .*\)": (
+        "AS101-beams_sorted",
+        "AS117-beams_in_order",
+        "AS117-block_table_of_first",
+        "AS117-pages_of_neighbour",
+        "AS117-parents_rolled",
+    ),
+    r"tokens keep their positions up to the (?!scores).*": (
+        "AS103-new_tokens_convolved",
+        "AS104-new_tokens_standardised",
+        "AS105-new_tokens_as_image",
+        "AS111-new_tokens_viewed",
+        "AS113-new_tokens_cut_by_rows",
+    ),
+    "no layout operation scrambles tokens": (
+        "AS105-kernel_of_an_image",
+        "AS111-gates_folded",
+        "AS111-kernel_without_transpose",
+        "AS113-gates_three_first",
+        "AS113-kernel_cut_by_rows",
+    ),
+    "keys and values come from different inputs(, .*)?": (
+        "AS108-argument_twice",
+        "AS108-both_from_sound",
+        "AS108-keys_with_content",
+        "AS108-one_fused_projection",
+        "AS108-values_with_positions",
+    ),
+    r"query head h uses [\w ]+ head h % Hkv": (
+        "AS601-expanded_though_tiled",
+        "AS601-grouped_though_tiled",
+        "AS601-indexed_though_tiled",
+        "AS601-interleaved_though_tiled",
+        "AS601-only_values_interleaved",
+    ),
+    r"\w+ drops weights after the softmax": (
+        "AS305-dropped_scores",
+        "AS305-einsum_pattern",
+        "AS305-folded_pattern",
+        "AS305-pattern_inverted",
+        "AS305-pattern_transposed",
+    ),
+    "each row of weights sums to one over all blocks": (
+        "AS302-halves_by_their_maxima",
+        "AS302-larger_logarithm",
+        "AS302-mean_of_blocks",
+        "AS302-peak_taken_once",
+        "AS302-running_softmax",
+    ),
+    "the weights that each query implies sum to one": (
+        "AS302-denominator_of_own_keys",
+        "AS302-denominator_of_sums",
+        "AS302-denominator_without_features",
+        "AS302-recurrent_denominator",
+        "AS302-softmaxes_of_the_other_axes",
+    ),
+    "no query sees a key across the edge of a rolled map": (
+        "AS410-columns_alike",
+        "AS410-first_window_masked",
+        "AS410-regions_of_other_roll",
+        "AS410-regions_of_whole_windows",
+        "AS410-sequence_in_sdpa",
+    ),
+    "a query without any visible key gets zeros": (
+        "AS406-folded_nan",
+        "AS406-nan_of_empty_memory",
+        "AS406-no_slots",
+        "AS406-nothing_announced",
+        "AS406-sdpa_most_negative",
+        "AS406-uniform_over_padding",
+    ),
+    r"no position of the results depends on a token that \w+ hides from it \(varied: .*\)": (
+        "AS407-last_block_of_padding",
+        "AS407-padding_in_the_denominator",
+        "AS407-sigmoid_of_padding",
+        "AS407-squares_of_padding",
+        "AS407-sums_of_padding",
+    ),
+    "attends to a window of .* keys": (
+        "AS505-band_of_triangles",
+        "AS505-cached_window",
+        "AS505-distance_up_to",
+        "AS505-half_the_width",
+        "AS505-one_side_longer",
+    ),
+    "no query attends to a later key": (
+        "AS501-either_mask_keeps",
+        "AS501-chosen_keys_added",
+        "AS501-dilated_on_both_sides",
+        "AS501-documents_or_triangle",
+        "AS501-fixed_blocks",
+        "AS501-sinks_before_the_triangle",
+    ),
+    "no query attends to a key outside of its window": (
+        "AS505-dilated_by_width",
+        "AS505-dilated_two_further",
+        "AS505-every_third_of_all",
+        "AS505-random_keys_added",
+        "AS505-summaries_of_all",
+    ),
+    "no position of the results depends on a later token": (
+        "AS501-buckets",
+        "AS501-decay_on_both_sides",
+        "AS501-kernel_products_one_late",
+        "AS501-running_softmax_by_blocks",
+        "AS501-sigmoid_of_next_token",
+        "AS501-sums_with_the_next_token",
+    ),
+    "no position of the results depends on a token outside of its window of .* keys": (
+        "AS505-buckets",
+        "AS505-decay_without_end",
+        "AS505-difference_of_sums",
+        "AS505-running_softmax_up_to_width",
+        "AS505-sigmoid_one_further",
+        "AS505-squares_of_all",
+    ),
+    "no query attends to keys of zeros with which blocks are padded": (
+        "AS409-block_before",
+        "AS409-gathered_neighbours",
+        "AS409-neighbours",
+        "AS409-padded_input",
+        "AS409-zeros_in_buffer",
+    ),
+    "no result depends on memory that nothing wrote": (
+        "AS308-buffer_one_too_long",
+        "AS308-first_row_of_shift",
+        "AS308-last_block",
+        "AS308-last_head",
+        "AS308-second_half_of_odd_width",
+    ),
+    "every gradient is finite": (
+        "AS309-angle_to_itself",
+        "AS309-distance_to_itself",
+        "AS309-entropy_of_hidden",
+        "AS309-mean_of_no_token",
+        "AS309-root_of_padding",
+    ),
+    "gradients are finite where no query has a visible key": (
+        "AS309-added_infinity",
+        "AS309-only_where_nan",
+        "AS309-zero_over_zero",
+        "AS406-folded_nan",
+        "AS406-nan_of_empty_memory",
+    ),
+    "where a loop decodes with a cache, tokens are rotated by the same positions in every step": (
+        "AS703-angles_by_length",
+        "AS703-offset_is_the_step",
+        "AS703-offset_of_each_layer",
+        "AS703-query_of_a_step_from_zero",
+        "AS705-cache_turned_in_each_step",
+        "AS705-chunks_turned_again",
+        "AS705-decoded_in_chunks",
+    ),
+    "each offset on the grid has its own row in the table of biases": (
+        "AS715-absolute_rows",
+        "AS715-class_token",
+        "AS715-height_as_stride",
+        "AS715-side_as_stride",
+        "AS715-sum_of_offsets",
+    ),
+    r"the scores that a \w+ gets for positions are its own": (
+        "AS714-key_scores_not_transposed",
+        "AS714-last_row_dropped",
+        "AS714-not_shifted",
+        "AS714-skewed_without_mask",
+        "AS714-strided_in_sdpa",
+    ),
+    "attention depends on its queries, keys and values": (
+        "AS801-first_query_for_all",
+        "AS801-kernel_of_keys",
+        "AS802-queries_with_queries",
+        "AS803-kernel_with_keys_as_values",
+        "AS803-weights_times_query",
+    ),
+    "the result depends on every input": (
+        "AS404-all_candidates",
+        "AS801-kernel_of_keys_alone",
+        "AS801-sigmoid_without_query",
+        "AS803-kernel_sums_keys",
+        "AS804-kernel_without_memory",
+    ),
+    "a list of layers has one module several times": (
+        "AS810-blocks_of_their_own",
+        "AS810-copies_by_name",
+        "AS810-copies_in_a_list",
+        "AS810-copies_in_sequence",
+        "AS810-copies_of_attention",
+    ),
+    "one projection serves every head": (
+        "AS806-batched_by_head",
+        "AS806-each_of_stack",
+        "AS806-list_of_linears",
+        "AS806-own_queries",
+        "AS806-own_values",
+    ),
+    "attention uses the caches": (
+        "AS802-past_value_twice",
+        "AS803-past_key_twice",
+        "AS804-cut_off_again",
+        "AS804-past_behind_the_mask",
+        "AS804-past_times_zero",
+    ),
+    "attention uses the caches, and none is returned without the new tokens": (
+        "AS905-dictionary_of_keys",
+        "AS905-past_value_returned",
+        "AS905-returned_from_the_start",
+        "AS905-rolling_pair",
+        "AS905-tuple_of_layers",
+    ),
+    "a token by itself, after a call with those before it, gets the result that it gets together with them": (
+        "AS908-learned_positions_from_zero",
+        "AS908-mask_of_a_step",
+        "AS908-one_layer_of_two",
+        "AS908-step_from_position_zero",
+        "AS908-step_one_position_early",
+    ),
+    "each query sees exactly the keys that .* shows( and the other claims leave)?": (
+        "AS506-cached_prompt",
+        "AS506-chunks_for_strides",
+        "AS506-columns_for_rows",
+        "AS506-documents_in_order",
+        "AS506-gathered_neighbours",
+        "AS506-global_row_alone",
+        "AS506-padded_prompt",
+        "AS506-prefix_up_to",
+    ),
+    "each position of the results depends on exactly the other tokens that .* shows": (
+        "AS506-decay_sees_both_sides",
+        "AS506-kernel_sees_the_next",
+        "AS506-prompt_without_softmax",
+        "AS506-running_sees_its_block",
+        "AS506-sigmoid_sees_the_next",
+    ),
+    "no query sees a key that .* hides": (
+        "AS506-above_mean_of_both_turns",
+        "AS506-above_mean_of_other_turn",
+        "AS506-best_of_all",
+        "AS506-best_of_later",
+        "AS506-best_of_the_next_too",
+    ),
 }
 """The mutants, as `CODE-name`, by the pattern of the sentence."""
+
+ABOUT_COMMENTS = r"\d+ documented shapes? holds?"
+"""The sentence about comments, whose mutants are those of tests/comments."""
 
 
 def sentences_removed_by(mutant: str) -> list[str]:
@@ -299,3 +566,8 @@ def sentences_removed_by(mutant: str) -> list[str]:
 def contains(verified: tuple[str, ...], pattern: str) -> bool:
     """Return whether a report's verified sentences contain one of this pattern."""
     return any(re.fullmatch(pattern, text) for text in verified)
+
+
+def is_listed(text: str) -> bool:
+    """Return whether a verified sentence has mutants here."""
+    return any(re.fullmatch(pattern, text) for pattern in (*SENTENCES, ABOUT_COMMENTS))

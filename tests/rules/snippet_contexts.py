@@ -277,6 +277,12 @@ CONTEXTS: dict[str, Context] = {
     "AS505": Context(
         f"{SCORED}\npositions = torch.arange(L)", SOFTMAX, sizes="B, L, H, Dk, W", claims=("causal", "window=W")
     ),
+    "AS506": Context(
+        f"{SCORED}\npositions, P = torch.arange(L), W",
+        SOFTMAX,
+        sizes="B, L, H, Dk, W",
+        claims=("visible=k <= q or k < W",),
+    ),
     "AS601": Context(f"{GROUPED_Q}\n{GROUPED_KV}", ATTEND, **GROUPED),
     "AS602": Context(f"{GROUPED_Q}\n{GROUPED_KV}", f"v = v.repeat_interleave(G, dim=1)\n{ATTEND}", **GROUPED),
     "AS603": Context(SPLIT, SOFTMAX),
@@ -387,5 +393,12 @@ CONTEXTS: dict[str, Context] = {
         **ONE_HEAD,
         init="self.heads = nn.ModuleList([CachedHead(D, D) for _ in range(2)])",
         at_module_level=True,
+    ),
+    "AS908": Context(
+        f"angles = lambda place: [t[place.long()] for t in table(100, Dk)]\nL = x.size(1)\n{SPLIT}",
+        "keep = torch.ones(L, k.size(2), dtype=torch.bool).tril(k.size(2) - L)\n"
+        "return self.wo(merge(F.scaled_dot_product_attention(q, k, v, keep))), k, v",
+        {**X, "past_k": "torch.randn(B, H, Lp, Dk)", "past_v": "torch.randn(B, H, Lp, Dk)"},
+        "B, L, Lp, H, Dk",
     ),
 }

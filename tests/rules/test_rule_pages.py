@@ -69,7 +69,7 @@ def test_page_is_plain_markdown(code: str) -> None:
 def test_claims_in_pages_are_valid() -> None:
     known = {
         *("causal", "window", "alibi", "tiled-heads", "zero-masked-rows", "seq-first", "rope", "scale"),
-        *("mask", "keep", "NAME"),
+        *("visible", "mask", "keep", "NAME"),
     }
     named = {claim for page_ in pages() for claim in CLAIMS.findall(page_.sections["How it is detected"])}
     assert named <= known

@@ -36,6 +36,9 @@ PAIRS = [
     ("AS105", "map_for_fewer_keys", *MAPS),
     ("AS105", "pooled_map", *MAPS),
     ("AS105", "map_after_attention", *MAPS),
+    ("AS105", "viewed_patches", *SIZES),
+    ("AS105", "shrunk_keys_viewed", *MAPS),
+    ("AS105", "stem_with_norm", *SIZES),
 ]
 
 
@@ -409,3 +412,140 @@ def reference_map_after_attention(module, x):
         for j in range(3)
     )
     return x + (near + module.near.bias[:, None, None]).flatten(2).mT
+
+
+class Patches(nn.Module):
+    """A convolution makes patches of a series; a class token is put before them, and positions are added."""
+
+    def __init__(self, heads, depth, count):
+        super().__init__()
+        width = heads * depth
+        self.patch = nn.Conv1d(3, width, 2, stride=2)
+        self.first = nn.Parameter(torch.randn(1, 1, width))
+        self.places = nn.Parameter(torch.randn(1, count + 1, width))
+        self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def tokens(self, patches):
+        return patches.flatten(2).transpose(1, 2)
+
+    def forward(self, series):
+        x = self.tokens(self.patch(series))
+        x = torch.cat((self.first.expand(len(x), -1, -1), x), dim=1) + self.places
+        return self.attn(x, x, x, need_weights=False)[0]
+
+
+class ViewedPatches(Patches):
+    def tokens(self, patches):
+        return patches.view(len(patches), -1, patches.shape[1])  # wrong: AS105 viewed_patches
+
+
+def _corners(image):
+    """Return the four pixels of each patch of two by two, (B, channels, 4, rows, columns)."""
+    rows, columns = (size // 2 * 2 for size in image.shape[2:])
+    return torch.stack([image[..., i:rows:2, j:columns:2] for i in range(2) for j in range(2)], dim=2)
+
+
+def _patches(module, B, H, L, Dk):
+    return module(H, Dk, L), (torch.randn(B, 3, 2 * L),), {}
+
+
+def wrong_viewed_patches(B, H, L, Dk):
+    return _patches(ViewedPatches, B, H, L, Dk)
+
+
+def right_viewed_patches(B, H, L, Dk):
+    return _patches(Patches, B, H, L, Dk)
+
+
+def reference_viewed_patches(module, series):
+    x = torch.einsum("bclk,dck->bld", series.unflatten(-1, (-1, 2)), module.patch.weight) + module.patch.bias
+    x = torch.cat((module.first.expand(len(x), -1, -1), x), dim=1) + module.places
+    q, k, v = F.linear(x, module.attn.in_proj_weight, module.attn.in_proj_bias).chunk(3, dim=-1)
+    return module.attn.out_proj(multihead(q, k, v, module.attn.num_heads))
+
+
+class ShrunkKeys(nn.Module):
+    """Keys and values come from fewer pixels, which a convolution with strides makes (PVT)."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        width = heads * depth
+        self.heads = heads
+        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.shrink, self.norm = nn.Conv2d(width, width, 2, stride=2), nn.LayerNorm(width)
+
+    def fewer(self, image):
+        return torch.einsum("bchw->bhwc", self.shrink(image)).flatten(1, 2)
+
+    def forward(self, image):
+        x = image.flatten(2).mT
+        k, v = self.kv(self.norm(self.fewer(image))).chunk(2, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (self.q(x), k, v))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class ViewOfShrunkKeys(ShrunkKeys):
+    def fewer(self, image):
+        fewer = self.shrink(image)
+        return fewer.reshape(fewer.size(0), fewer[0, 0].numel(), -1)  # wrong: AS105 shrunk_keys_viewed
+
+
+def _shrunk(module, B, H, Lq, Lk, Dk):
+    return module(H, Dk), (torch.randn(B, H * Dk, Lq, Lk),), {}
+
+
+def wrong_shrunk_keys_viewed(B, H, Lq, Lk, Dk):
+    return _shrunk(ViewOfShrunkKeys, B, H, Lq, Lk, Dk)
+
+
+def right_shrunk_keys_viewed(B, H, Lq, Lk, Dk):
+    return _shrunk(ShrunkKeys, B, H, Lq, Lk, Dk)
+
+
+def reference_shrunk_keys_viewed(module, image):
+    corners = _corners(image)
+    fewer = torch.einsum("bckhw,dck->bhwd", corners, module.shrink.weight.flatten(2)).flatten(1, 2)
+    k, v = module.kv(module.norm(fewer + module.shrink.bias)).chunk(2, dim=-1)
+    return multihead(module.q(image.flatten(2).mT), k, v, module.heads)
+
+
+class Stem(nn.Module):
+    """A convolution along the sequence, a norm of its channels and an activation come before attention."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        width = heads * depth
+        self.heads = heads
+        self.conv, self.norm = nn.Conv1d(7, width, 3, padding=1), nn.BatchNorm1d(width)
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def last(self, x):
+        return x.permute(0, 2, 1)
+
+    def forward(self, signal):
+        x = self.last(F.gelu(self.norm(self.conv(signal))))
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return (torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v).transpose(1, 2).flatten(2)
+
+
+class StemOfAView(Stem):
+    def last(self, x):
+        batch, width, length = x.shape
+        return x.reshape(batch, length, width)  # wrong: AS105 stem_with_norm
+
+
+def wrong_stem_with_norm(B, H, L, Dk):
+    return StemOfAView(H, Dk), (torch.randn(B, 7, L),), {}
+
+
+def right_stem_with_norm(B, H, L, Dk):
+    return Stem(H, Dk), (torch.randn(B, 7, L),), {}
+
+
+def reference_stem_with_norm(module, signal):
+    padded = F.pad(signal, (1, 1))
+    near = torch.stack([padded[..., i : i + signal.shape[-1]] for i in range(3)], dim=-1)
+    x = torch.einsum("bclk,dck->bld", near, module.conv.weight) + module.conv.bias
+    norm = module.norm
+    x = (x - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
+    return multihead(*module.qkv(F.gelu(x)).chunk(3, dim=-1), module.heads)

@@ -20,6 +20,7 @@ PAIRS = [
     ("AS207", "one_side_only", *SIZES),
     ("AS207", "maximal_update", *SIZES),
     ("AS207", "whole_root", *SIZES),
+    ("AS207", "power_before_division", *SIZES),
 ]
 CLAIMS = ["scale=1/sqrt(Dk)"]
 
@@ -187,3 +188,37 @@ def right_whole_root(B, H, L, Dk):
 
 def reference_whole_root(module, x):
     return module.proj(multihead(*module.qkv(x).chunk(3, dim=-1), module.n_head))
+
+
+class Precise(nn.Module):
+    """Self-attention whose scale is computed in the constructor, in (B, H, L, Dk)."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.scale = (dim // heads) ** -0.5
+        self.qkv, self.o = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        scores = q @ k.mT * self.scale  # wrong: AS207 power_before_division
+        return self.o((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Imprecise(Precise):
+    def __init__(self, dim, heads):
+        super().__init__(dim, heads)
+        self.scale = (dim // heads) ** -1 / 2
+
+
+def wrong_power_before_division(B, H, L, Dk):
+    return Imprecise(H * Dk, H), (torch.randn(B, L, H * Dk),)
+
+
+def right_power_before_division(B, H, L, Dk):
+    return Precise(H * Dk, H), (torch.randn(B, L, H * Dk),)
+
+
+def reference_power_before_division(module, x):
+    q, k, v = (t.unflatten(-1, (module.heads, -1)).transpose(1, 2) for t in module.qkv(x).chunk(3, dim=-1))
+    return module.o(attention(q, k, v).transpose(1, 2).flatten(2))

@@ -15,6 +15,7 @@ PAIRS = [
     ("AS707", "alibi_over_queries", *SELF),
     ("AS707", "functional_column", *SELF),
     ("AS707", "distance_with_the_wrong_sign", *SELF),
+    ("AS707", "slopes_heads_first", *SELF),
 ]
 
 
@@ -233,4 +234,51 @@ def reference_distance_with_the_wrong_sign(module, x):
     for i in range(length):
         for j in range(i + 1):
             bias[:, i, j] = module.table.weight[i - j]
+    return attend(q, k, v, visible(length, length), bias=bias).transpose(1, 2).flatten(2)
+
+
+class RightSlopes(nn.Module):
+    """Heads are folded behind the batch, and each has a slope."""
+
+    def __init__(self, width, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def slopes(self, batch):
+        return (2.0 ** -torch.arange(1, self.n_heads + 1)).repeat(batch)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, self.n_heads, 3, -1).permute(3, 0, 2, 1, 4).flatten(1, 2)
+        slopes = self.slopes(batch).to(x.dtype)
+        alibi = slopes[:, None, None] * torch.arange(length, dtype=x.dtype)
+        scores = torch.baddbmm(alibi, q, k.mT, alpha=q.shape[-1] ** -0.5)
+        weights = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+        return (weights @ v).view(batch, self.n_heads, length, -1).transpose(1, 2).flatten(2)
+
+
+class WrongSlopes(RightSlopes):
+    def slopes(self, batch):
+        return (2.0 ** -torch.arange(1, self.n_heads + 1)).repeat_interleave(batch)  # wrong: AS707 slopes_heads_first
+
+
+def _slopes_heads_first(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["causal", "alibi"]
+
+
+def wrong_slopes_heads_first(B, H, L, Dk):
+    return _slopes_heads_first(WrongSlopes, B, H, L, Dk)
+
+
+def right_slopes_heads_first(B, H, L, Dk):
+    return _slopes_heads_first(RightSlopes, B, H, L, Dk)
+
+
+def reference_slopes_heads_first(module, x):
+    batch, length, _ = x.shape
+    q, k, v = module.qkv(x).view(batch, length, module.n_heads, 3, -1).permute(3, 0, 2, 1, 4)
+    rates = torch.tensor([2.0**-head for head in range(1, module.n_heads + 1)], dtype=x.dtype)
+    steps = torch.arange(length)[:, None] - torch.arange(length)
+    bias = -rates[:, None, None] * steps
     return attend(q, k, v, visible(length, length), bias=bias).transpose(1, 2).flatten(2)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.mutants.pairs.as4_reference import attend, fused, heads, merge
+from tests.mutants.pairs.as4_reference import attend, fused, heads, merge, visible
 
 SELF = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 7, "L": 5, "Dk": 4})
 PAIRS = [
@@ -14,6 +14,7 @@ PAIRS = [
     ("AS714", "skewed_without_mask", *SELF),
     ("AS714", "strided_in_sdpa", *SELF),
     ("AS714", "not_shifted", *SELF),
+    ("AS714", "padded_on_the_right", *SELF),
 ]
 
 
@@ -210,3 +211,50 @@ def reference_not_shifted(module, x):
     q, k, v = fused(x, module.to_qkv, module.n_heads)
     vectors = module.vectors.weight.expand(module.n_heads, -1, -1)
     return merge(attend(q, k, v, bias=distances(q, vectors) / math.sqrt(q.shape[-1])), module.to_out)
+
+
+class RightEarlier(nn.Module):
+    """Distances to earlier tokens have a vector each, and later tokens are hidden."""
+
+    def __init__(self, width, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def skewed(self, places):
+        b, h, n, _ = places.shape
+        return F.pad(places, (1, 0)).reshape(b, h, n + 1, n)[:, :, 1:]
+
+    def forward(self, x):
+        n = x.shape[1]
+        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        places = q @ waves(torch.arange(1 - n, 1), q.size(-1)).to(q).T
+        scores = (q @ k.mT + self.skewed(places)) * q.size(-1) ** -0.5
+        later = torch.ones(n, n, dtype=torch.bool).triu(1)
+        return self.out((scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class WrongEarlier(RightEarlier):
+    def skewed(self, places):
+        b, h, n, _ = places.shape
+        return F.pad(places, (0, 1)).reshape(b, h, n + 1, n)[:, :, 1:]  # wrong: AS714 padded_on_the_right
+
+
+def _padded_on_the_right(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["causal"]
+
+
+def wrong_padded_on_the_right(B, H, L, Dk):
+    return _padded_on_the_right(WrongEarlier, B, H, L, Dk)
+
+
+def right_padded_on_the_right(B, H, L, Dk):
+    return _padded_on_the_right(RightEarlier, B, H, L, Dk)
+
+
+def reference_padded_on_the_right(module, x):
+    n = x.shape[1]
+    q, k, v = fused(x, module.qkv, module.n_heads)
+    vectors = waves(torch.arange(1 - n, n), q.shape[-1]).to(q).expand(module.n_heads, -1, -1)
+    bias = distances(q, vectors) / math.sqrt(q.shape[-1])
+    return merge(attend(q, k, v, visible(n, n), bias=bias), module.out)

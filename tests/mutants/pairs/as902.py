@@ -1,5 +1,6 @@
 """AS902: the result depends on the call before."""
 
+import functools
 import math
 
 import torch
@@ -24,6 +25,10 @@ PAIRS = [
     ("AS902", "keys_of_first_memory", *CROSS),
     ("AS902", "bias_of_first_positions", *SELF),
     ("AS902", "weights_memoised_by_shape", *SELF),
+    ("AS902", "padding_in_a_global_table", *SELF),
+    ("AS902", "bias_in_a_class_attribute", *SELF),
+    ("AS902", "padding_in_a_cached_function", *SELF),
+    ("AS902", "positions_of_a_global_counter", *SELF),
 ]
 
 
@@ -446,3 +451,96 @@ def right_weights_memoised_by_shape(B, H, L, Dk):
 
 def reference_weights_memoised_by_shape(called, q, k, v):
     return attend(q[None], k[None], v[None])[0]
+
+
+HIDDEN = {}
+
+
+class GlobalTable(RightPadded):
+    """New objects find what others left in the module."""
+
+    def padding(self, x, lengths):
+        if x.shape[:2] not in HIDDEN:
+            HIDDEN[x.shape[:2]] = torch.arange(x.size(1)) >= lengths[:, None]  # wrong: AS902 padding_in_a_global_table
+        return HIDDEN[x.shape[:2]]
+
+
+def wrong_padding_in_a_global_table(B, H, L, Dk):
+    return _padded(GlobalTable, B, H, L, Dk)
+
+
+def right_padding_in_a_global_table(B, H, L, Dk):
+    return _padded(RightPadded, B, H, L, Dk)
+
+
+class ClassAttribute(RightTimes):
+    known = None
+
+    def bias(self, times):
+        t = times[:, None, :, None]
+        if ClassAttribute.known is None or ClassAttribute.known.shape[2:] != (times.size(1), times.size(1)):
+            ClassAttribute.known = -torch.cdist(t, t)  # wrong: AS902 bias_in_a_class_attribute
+        return ClassAttribute.known[: times.size(0)]
+
+
+def wrong_bias_in_a_class_attribute(B, H, L, Dk):
+    return _times(ClassAttribute, B, H, L, Dk)
+
+
+def right_bias_in_a_class_attribute(B, H, L, Dk):
+    return _times(RightTimes, B, H, L, Dk)
+
+
+class Lengths:
+    """Lengths that a cached function takes for the same, since there are as many."""
+
+    def __init__(self, lengths, n):
+        self.lengths, self.n = lengths, n
+
+    def __hash__(self):
+        return hash(self.n)
+
+    def __eq__(self, other):
+        return (self.n, len(self.lengths)) == (other.n, len(other.lengths))
+
+
+@functools.lru_cache(maxsize=4)
+def behind(lengths):
+    return torch.arange(lengths.n) >= lengths.lengths[:, None]
+
+
+class CachedFunction(RightPadded):
+    def padding(self, x, lengths):
+        return behind(Lengths(lengths, x.size(1)))
+
+
+def wrong_padding_in_a_cached_function(B, H, L, Dk):
+    return _padded(CachedFunction, B, H, L, Dk)
+
+
+def right_padding_in_a_cached_function(B, H, L, Dk):
+    return _padded(RightPadded, B, H, L, Dk)
+
+
+SEEN = 0
+
+
+class GlobalCounter(RightSinusoidal):
+    def positions(self, x):
+        global SEEN
+        SEEN += x.size(1)
+        last = SEEN
+        return torch.arange(last - x.size(1), last, dtype=x.dtype)  # wrong: AS902 positions_of_a_global_counter
+
+
+def wrong_positions_of_a_global_counter(B, H, L, Dk):
+    return _positions_go_on(GlobalCounter, B, H, L, Dk)
+
+
+def right_positions_of_a_global_counter(B, H, L, Dk):
+    return _positions_go_on(RightSinusoidal, B, H, L, Dk)
+
+
+reference_padding_in_a_global_table = reference_padding_in_a_cached_function = reference_mask_of_first_call
+reference_bias_in_a_class_attribute = reference_bias_of_first_positions
+reference_positions_of_a_global_counter = reference_positions_go_on

@@ -28,6 +28,8 @@ UNUSUAL = [
     ("top_keys", *SIZES),
     ("zero_sink_of_blocks", *BLOCKS),
     ("round_windows", *BLOCKS),
+    ("without_padding", *SIZES),
+    ("scores_row_by_row", *SIZES),
 ]
 
 
@@ -341,3 +343,43 @@ def case_round_windows(B, H, Dk, W):
 def reference_round_windows(module, x):
     window = (torch.arange(x.shape[1]) - module.window // 2).div(module.window, rounding_mode="floor") % 3
     return module.proj(multihead(*module.qkv(x).chunk(3, dim=-1), module.heads, keep=window[:, None] == window))
+
+
+class WithoutPadding(Base):
+    """Attends with the tokens that are left without padding, and puts them back to their places."""
+
+    def forward(self, x, mask):
+        out = torch.zeros_like(x)
+        for row, kept in enumerate(mask):
+            q, k, v = self.qkv(x[row, kept]).unflatten(-1, (3, self.heads, self.depth)).permute(1, 2, 0, 3)
+            weights = torch.softmax(q @ k.mT / math.sqrt(self.depth), dim=-1)
+            out[row, kept] = self.proj((weights @ v).transpose(0, 1).flatten(1))
+        return out
+
+
+def case_without_padding(B, H, L, Dk):
+    lengths = L - torch.arange(B) % (L - 1)
+    mask = torch.arange(L) < lengths[:, None]
+    return WithoutPadding(H, Dk), (torch.randn(B, L, H * Dk), mask), {}, ["mask=keep"]
+
+
+def reference_without_padding(module, x, mask):
+    q, k, v = (split(t, module.heads) for t in module.qkv(x).chunk(3, -1))
+    return module.proj(join(attention(q, k, v, keep=mask[:, None, None]))).where(mask[..., None], 0)
+
+
+def scores_row_by_row(q, k, v):
+    """Each row of scores is made by a product of its own, and is hidden from the next key on."""
+    scores = torch.empty(*q.shape[:-1], k.shape[-2], dtype=q.dtype)
+    for row in range(q.shape[-2]):
+        scores[..., row, : row + 1] = torch.einsum("...d,...jd->...j", q[..., row, :], k[..., : row + 1, :])
+        scores[..., row, row + 1 :] = -torch.inf
+    return (scores * q.shape[-1] ** -0.5).softmax(dim=-1) @ v
+
+
+def case_scores_row_by_row(B, H, L, Dk):
+    return scores_row_by_row, tuple(torch.randn(B, H, L, Dk) for _ in range(3)), {}, ["causal"]
+
+
+def reference_scores_row_by_row(function, q, k, v):
+    return attention(q, k, v, keep=causal(q.shape[2], q.shape[2]))

@@ -10,6 +10,7 @@ from tests.mutants.plain import attention, causal, join, multihead, split
 
 SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 9, "Dk": 7})
 GRID = ({"B": 2, "H": 4, "Lq": 5, "Lk": 7, "Dk": 3}, {"B": 3, "H": 2, "Lq": 8, "Lk": 4, "Dk": 6})
+MAP = ({"B": 2, "H": 4, "D": 12, "Lq": 5, "Lk": 7}, {"B": 3, "H": 2, "D": 12, "Lq": 8, "Lk": 4})
 UNUSUAL = [
     ("axial", *GRID),
     ("channel_attention", *SIZES),
@@ -27,6 +28,7 @@ UNUSUAL = [
     ("convolution_beside", *SIZES),
     ("averaged_weights", *SIZES),
     ("rolled_with_its_residual", *SIZES),
+    ("depthwise_projections", *MAP),
 ]
 
 
@@ -423,3 +425,30 @@ def case_rolled_with_its_residual(B, H, L, Dk):
 
 def reference_rolled_with_its_residual(module, x):
     return module.local((x + module.proj(multihead(*module.qkv(x).chunk(3, dim=-1), module.heads))).mT).mT
+
+
+class DepthwiseProjections(nn.Module):
+    """Convolutions project the channels of a map one by one, so that a channel is alone until heads are merged."""
+
+    def __init__(self, heads, width):
+        super().__init__()
+        self.heads = heads
+        self.queries = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.keys, self.values = (nn.Conv2d(width, width, 2, stride=2, groups=width) for _ in range(2))
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x):
+        layers = (self.queries, self.keys, self.values)
+        q, k, v = (layer(x).flatten(2).unflatten(1, (self.heads, -1)).mT for layer in layers)
+        y = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+        y = self.proj(y.transpose(1, 2).reshape(x.shape[0], -1, x.shape[1]))
+        return y.mT.reshape(x.shape)
+
+
+def case_depthwise_projections(B, H, D, Lq, Lk):
+    return DepthwiseProjections(H, D), (torch.randn(B, D, Lq, Lk),), {}
+
+
+def reference_depthwise_projections(module, x):
+    q, k, v = (layer(x).flatten(2).mT for layer in (module.queries, module.keys, module.values))
+    return module.proj(multihead(q, k, v, module.heads)).mT.unflatten(-1, x.shape[2:])

@@ -29,6 +29,7 @@ UNUSUAL = [
     ("relative_in_a_grid", *SIZES),
     ("absolute_scores", *SIZES),
     ("slopes_made_up_for", *SIZES),
+    ("table_of_fixed_length", *SIZES),
 ]
 
 
@@ -454,3 +455,26 @@ def case_slopes_made_up_for(B, H, L, Dk):
 
 def reference_slopes_made_up_for(module, x):
     return reference_linear_biases(module, x)
+
+
+class TableOfFixedLength(Base):
+    """The caller gives a bias for each of up to 71 positions on both sides: 143 rows, a multiple of 11 and of 13."""
+
+    def forward(self, x, table):
+        q, k, v = parts(self, x)
+        place = torch.arange(x.shape[1])
+        bias = table[(place - place[:, None]).clamp(-71, 71) + 71].permute(2, 0, 1)
+        return self.proj(join((self.logits(q, k) + bias).softmax(-1) @ v))
+
+
+def case_table_of_fixed_length(B, H, L, Dk):
+    return TableOfFixedLength(H, Dk), (torch.randn(B, L, H * Dk), torch.randn(143, H)), {}
+
+
+def reference_table_of_fixed_length(module, x, table):
+    q, k, v = parts(module, x)
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(module.depth)
+    for i in range(x.shape[1]):
+        for j in range(x.shape[1]):
+            scores[:, :, i, j] += table[j - i + 71]
+    return module.proj(join(torch.einsum("bhij,bhjd->bhid", softmax(scores), v)))

@@ -22,6 +22,7 @@ UNUSUAL = [
     ("contrasted_in_the_batch", *SIZES),
     ("additive", *CROSS),
     ("sparsemax", *SIZES),
+    ("normalised_by_turns", *SIZES),
 ]
 
 
@@ -317,3 +318,26 @@ def reference_sparsemax(module, x):
         too_much = (z - middle).clamp(min=0).sum(-1, keepdim=True) > 1
         low, high = torch.where(too_much, middle, low), torch.where(too_much, high, middle)
     return module.proj(context((z - low).clamp(min=0), v))
+
+
+class NormalisedByTurns(Base):
+    """Sinkhorn's iteration, which ends with the columns."""
+
+    def attend(self, q, k, v):
+        weights = self.logits(q, k)
+        for _ in range(5):
+            weights = weights - weights.logsumexp(dim=-1, keepdim=True)
+            weights = weights - weights.logsumexp(dim=-2, keepdim=True)
+        return weights.exp() @ v
+
+
+def case_normalised_by_turns(B, H, L, Dk):
+    return _case(NormalisedByTurns, B, H, L, Dk)
+
+
+def reference_normalised_by_turns(module, x):
+    q, k, v = parts(module, x)
+    weights = scores(q, k)
+    for _ in range(5):
+        weights = softmax(softmax(weights).log().mT).log().mT
+    return module.proj(context(weights.exp(), v))
