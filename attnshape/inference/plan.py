@@ -226,6 +226,8 @@ class Plan:
         independent = [dim for dim in self.sizes.independent if dim in self.symbols]
         independent.sort(key=lambda dim: numbers[dim])
         names = tuple(dict.fromkeys(name for dim in independent for name, _ in sorted(self.symbols[dim].powers)))
+        if not names:
+            return ()
         taken = dict(zip(names, filter(is_prime, itertools.count(_FIRST)), strict=False))
         if self.ordered or (self._is_small(taken) and self._cheapest_are_affordable(names)):
             return names

@@ -45,7 +45,8 @@ def sample_and_solve(
     if not settled:
         samples = sampler.extend(samples, ENOUGH_ROUNDS)
         solution, _ = solve(samples)
-    return replace(samples, left_out=len(runs.left_out), work=runs.growth.estimate), solution
+    samples = replace(samples, left_out=len(runs.left_out), timed_out=runs.timed_out, work=runs.growth.estimate)
+    return samples, solution
 
 
 class Sampler:

@@ -14,6 +14,7 @@ from attnshape.inference.algebra import multiplicity
 from attnshape.inference.loops import Folding, find_folding
 from attnshape.inference.plan import TOO_MANY_ELEMENTS, Plan
 from attnshape.inference.work import WorkBudget, WorkEstimate, WorkGrowth, count_work
+from attnshape.runtime.time_limit import TooLong
 from attnshape.tracing.raw import RawFailure, RawStep, RawTrace
 
 Attempt = Callable[[Mapping[str, int]], RawTrace]
@@ -59,6 +60,8 @@ class Samples:
     """Sizes that were tried, and at which the target takes different steps."""
     left_out: int = 0
     """How many sets of sizes were not tried, since the runs would have taken too much work."""
+    timed_out: bool = False
+    """Whether a run at other sizes was ended because it took too long."""
     work: WorkEstimate | None = None
     """How the work of a run grows with the sizes, as far as that is known."""
 
@@ -213,6 +216,11 @@ class SmallRuns:
     def fails(self, numbers: Mapping[str, int]) -> bool:
         """Return whether the target fails at these sizes, and was not only ended because it took too long or much."""
         return self.at(numbers).failure is not None and tuple(numbers.items()) not in self._long | self.left_out
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether a run was ended because it took too long."""
+        return any(run.failure is not None and isinstance(run.failure.error, TooLong) for run in self._done.values())
 
     @property
     def exhausted(self) -> bool:

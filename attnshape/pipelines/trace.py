@@ -36,7 +36,7 @@ from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import display_path
 from attnshape.runtime.isolation import isolated
 from attnshape.runtime.signals import foreign_code
-from attnshape.runtime.time_limit import TimeLimit, TooLong
+from attnshape.runtime.time_limit import TimeLimit
 from attnshape.targets.find import find_target
 from attnshape.targets.inputs import annotated_result
 from attnshape.targets.target import Target, require_device
@@ -235,11 +235,15 @@ def _notes(samples: Samples, formulas: Formulas, held_out: HeldOut) -> Iterable[
         return
     if fixed := samples.plan.fixed:
         numbers = ", ".join(f"{symbol}={sizes.records[symbol].size}" for symbol in fixed)
-        yield f"not varied: {numbers}, since at other sizes the code takes a different path, fails or takes too long"
+        why = (
+            "takes a different path, fails or runs for too long"
+            if samples.timed_out
+            else "takes a different path or fails"
+        )
+        yield f"not varied: {numbers}, since at other sizes the code {why}"
     elif not samples.complete and actual.failure is None:
         after = f"after step {samples.common}" if samples.common else "from the first step on"
-        timed_out = any(run.failure is not None and isinstance(run.failure.error, TooLong) for run in samples.runs)
-        why = "runs for too long" if timed_out else "takes a different path"
+        why = "runs for too long" if samples.timed_out else "takes a different path"
         why = "takes too much work to be run often enough" if samples.left_out and not samples.common else why
         yield f"at small sizes the code {why} {after}: axes there are matched only"
     if samples.left_out:

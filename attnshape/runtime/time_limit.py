@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from time import monotonic  # bound now, since code may replace it
 from typing import Any, TypeVar
 
+from attnshape.runtime.signals import reraise_interruption
+
 Result = TypeVar("Result")
 
 _DEFAULT_SECONDS = 10.0
@@ -28,6 +30,13 @@ _AT_ONCE_SECONDS = 0.001
 
 class TooLong(BaseException):
     """Ends a run that takes too long. It isn't an Exception, so the traced code rarely catches it."""
+
+
+def reraise_interruption_or_timeout(error: BaseException) -> None:
+    """Raise an exception again if the user's Ctrl-C or a time limit raised it, rather than the traced code."""
+    reraise_interruption(error)
+    if isinstance(error, TooLong):
+        raise error
 
 
 class TimeLimit:

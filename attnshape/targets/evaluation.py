@@ -24,7 +24,7 @@ from attnshape.errors import (
     most_similar,
 )
 from attnshape.runtime.files import display_path
-from attnshape.runtime.signals import reraise_interruption
+from attnshape.runtime.time_limit import reraise_interruption_or_timeout
 from attnshape.targets.imports import definitions, origin, public_names
 
 
@@ -109,7 +109,7 @@ def _evaluate(source: Source, text: str, tree: ast.Expression, names: Names, fil
     try:
         return eval(compile(tree, file, "eval"), names)
     except BaseException as error:
-        reraise_interruption(error)
+        reraise_interruption_or_timeout(error)
         sizes = ", ".join(name for name, value in names.items() if type(value) is int)
         inputs = ", ".join(name for name, value in names.items() if isinstance(value, torch.Tensor))
         listed = f"the sizes ({sizes or 'none in use'}){f', the arguments {inputs}' if inputs else ''}, torch"
@@ -158,7 +158,7 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
                 hint = did_you_mean(attribute, public[:20], "it has")
                 raise AttnshapeError(f"{ast.unparse(owner)} has no {attribute}", hint) from None
             except BaseException as error:
-                reraise_interruption(error)
+                reraise_interruption_or_timeout(error)
                 why = f"{ast.unparse(tree)} can't be read: {format_exception(error)}{origin(error)}"
                 raise AttnshapeError(why, "fix it, or name something else") from error
         case ast.Subscript(value=owner, slice=key):
@@ -167,7 +167,7 @@ def _walk(tree: ast.expr, path: str, init: str | None, module: ModuleType, names
             try:
                 return value[position]
             except BaseException as error:
-                reraise_interruption(error)
+                reraise_interruption_or_timeout(error)
                 why = f"{ast.unparse(tree)} isn't there: {format_exception(error)}"
                 raise AttnshapeError(why, "check the index") from error
         case ast.Call(func=function, args=args, keywords=keywords):
@@ -195,7 +195,7 @@ def _called(value: Any, path: str, text: str, names: Names) -> Any:
     except AttnshapeError:
         raise
     except BaseException as error:
-        reraise_interruption(error)
+        reraise_interruption_or_timeout(error)
         sizes = ", ".join(f"{name}={value}" for name, value in names.items() if type(value) is int)
         exits = isinstance(error, SystemExit)
         raise AttnshapeError(

@@ -21,7 +21,7 @@ from attnshape.errors import AttnshapeError, Option, did_you_mean, format_except
 from attnshape.options.claims import claim_texts
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.runtime.isolation import seed_all
-from attnshape.runtime.signals import reraise_interruption
+from attnshape.runtime.time_limit import reraise_interruption_or_timeout
 from attnshape.targets.evaluation import (
     THE_TARGET,
     Names,
@@ -78,7 +78,7 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
                 f"{spec.target} isn't something to call: its type is {type(function).__name__}",
                 "name a function, a module, a method, or a case",
             )
-        function = _uncompiled(function)
+        function, is_compiled = _uncompiled(function)
         made_in = _parameter_dtypes(function)
         for _, owned in modules_within(function):
             move(owned, options)
@@ -90,7 +90,7 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
                 names = Names({**given, **values, **numbers}, module)
                 values[name] = move(evaluate((Option("arguments"),), text, names), options)
         values |= given
-        return replace(_bind(function, spec.target, values), made_in=made_in)
+        return replace(_bind(function, spec.target, values), made_in=made_in, is_uncompiled=is_compiled)
 
     sizes = replace(resolve(used, spec.sizes, defaults), inputs={tensor.name: tensor.axes for tensor in tensors})
     return Target(spec.target, sizes, build, is_builtin=False, resizable=resizable, module=_defining(module))
@@ -113,9 +113,13 @@ def _try_deepcopy(value: Any) -> Any:
         return value
 
 
-def _uncompiled(function: Any) -> Any:
-    """Return the original of a compiled module, since the compiler fails while calls are recorded."""
-    return getattr(function, "_orig_mod", function) if isinstance(function, torch.nn.Module) else function
+def _uncompiled(function: Any) -> tuple[Any, bool]:
+    """Return the original of a compiled module, since the compiler fails while calls are recorded, and True.
+
+    Return anything else as it is, and False.
+    """
+    original = getattr(function, "_orig_mod", None) if isinstance(function, torch.nn.Module) else None
+    return (function, False) if original is None else (original, True)
 
 
 def _annotated_callable(root_object: Any, path: str) -> Any:
@@ -151,7 +155,7 @@ def _case_target(spec: TargetSpec, function: Callable[..., Any], module: ModuleT
         except AttnshapeError:
             raise
         except BaseException as error:
-            reraise_interruption(error)
+            reraise_interruption_or_timeout(error)
             case = f"{spec.target}({', '.join(f'{name}={numbers[name]}' for name in used)})"
             why = f"the case {case} can't be built: {format_exception(error)}{origin(error)}"
             raise AttnshapeError(why, "fix the case, or give other sizes") from error
@@ -166,6 +170,8 @@ def runnable_from_case(label: str, result: Any, options: RunOptions) -> Runnable
     match result:
         case (function, args) if callable(function) and isinstance(args, (tuple, list)):
             kwargs: dict[str, Any] = {}
+        case (function, dict() as kwargs) if callable(function):
+            args = ()
         case (function, args, dict() as kwargs) if callable(function) and isinstance(args, (tuple, list)):
             pass
         case (function, args, dict() as kwargs, claims) if callable(function) and isinstance(args, (tuple, list)):
@@ -173,14 +179,15 @@ def runnable_from_case(label: str, result: Any, options: RunOptions) -> Runnable
         case _:
             raise AttnshapeError(
                 f"{label} was called as a case and returned {type(result).__name__}, expected (callable, args), "
-                "(callable, args, kwargs) or (callable, args, kwargs, claims)",
+                "(callable, kwargs), (callable, args, kwargs) or (callable, args, kwargs, claims)",
                 ("describe each tensor that a function takes, for example ", Option("inputs", "B L D", "query")),
             )
-    function = _uncompiled(function)
+    function, is_compiled = _uncompiled(function)
     made_in = _parameter_dtypes(function)
     for _, module in modules_within(function):
         move(module, options)
-    return Runnable(function, move(tuple(args), options), move(kwargs, options), claim_texts(claims, label), made_in)
+    claimed = claim_texts(claims, label)
+    return Runnable(function, move(tuple(args), options), move(kwargs, options), claimed, made_in, is_compiled)
 
 
 def _parameter_dtypes(function: Callable[..., Any]) -> frozenset[torch.dtype]:

@@ -33,7 +33,7 @@ class Comparison:
     def of(self, runnable: Runnable) -> Runnable:
         """Return a runnable that does the same and keeps its result for this comparison."""
         self._module, self._results = None, []
-        return _Kept(runnable.function, runnable.args, runnable.kwargs, comparison=self)
+        return _Kept(**vars(runnable), comparison=self)
 
     def notes(self, build: Callable[[], Runnable]) -> list[str]:
         """Return a note if the fast path's results differ from the recorded run's, else nothing.

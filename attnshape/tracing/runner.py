@@ -87,6 +87,8 @@ class Runnable:
     """The claims that its case function returns."""
     made_in: frozenset[torch.dtype] = frozenset()
     """The dtypes of its parameters as the user's code made them, before they were moved to the run's dtype."""
+    is_uncompiled: bool = False
+    """Whether it is the original of a module that the user's code compiles."""
 
     def call(self) -> object:
         """Call it without a recorder."""
@@ -163,7 +165,11 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[
         raise KeyboardInterrupt
     raw = recorder.result(measured, returned, failure)
     raw.parameters = {name: shape_of(tensor) for name, tensor in parameters}
-    notes = (stopped, _THREADS if threads.created_any else None, NOTE if compiled.found else None)
+    notes = (
+        stopped,
+        _THREADS if threads.created_any else None,
+        NOTE if compiled.found or runnable.is_uncompiled else None,
+    )
     raw.notes += [note for note in notes if note is not None]
     return raw
 

@@ -2,7 +2,9 @@
 
 import pytest
 
+import attnshape
 from attnshape.dims.expressions import parse_expression
+from attnshape.runtime import time_limit
 from tests.tracing.traced_source import step_named, trace
 
 
@@ -74,6 +76,25 @@ def test_sizes_that_cannot_vary(body, given, expected, notes, tmp_path):
     assert traced.complete
     assert axes(traced, "a") == expected
     assert any(f"not varied: {notes}" in note for note in traced.notes), traced.notes
+
+
+def test_large_sizes_that_cannot_vary(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text("def f(x):\n    assert x.shape == (2, 3000)\n    return x * 2\n")
+    traced = attnshape.trace(f"{path}:f", inputs={"x": "B L"}, B=2, L=3000, device="meta")
+    assert "not varied: B=2, L=3000, since at other sizes the code takes a different path or fails" in traced.notes
+
+
+def test_sizes_at_which_building_takes_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(time_limit, "_DEFAULT_SECONDS", 0.2)
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import time\n\n\nclass Slow:\n    def __init__(self, length):\n        if length != 1000:\n"
+        "            time.sleep(5)\n\n    def __call__(self, x):\n        return x * 2\n"
+    )
+    traced = attnshape.trace(f"{path}:Slow", init="L", inputs={"x": "B L"}, B=2, L=1000)
+    why = "since at other sizes the code takes a different path, fails or runs for too long"
+    assert f"not varied: B=2, L=1000, {why}" in traced.notes
 
 
 def test_branch_on_size_one_keeps_the_other_constraints(tmp_path):

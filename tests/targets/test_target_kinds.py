@@ -92,6 +92,10 @@ def triple(B, Lq, Lk, Dk):
     return attention, (torch.randn(B, Lq, Dk),), {"key": torch.randn(B, Lk, Dk), "scale": 0.5}
 
 
+def by_keyword(B, Lq, Lk, Dk):
+    return attention, {"query": torch.randn(B, Lq, Dk), "key": torch.randn(B, Lk, Dk), "scale": 0.5}
+
+
 def configured(B, L, D, H, causal=True):
     """Only required parameters need to be sizes."""
     config = Config(D, H)
@@ -413,6 +417,11 @@ def test_case_with_two_values(model: str, attnshape: Attnshape):
 
 def test_case_with_three_values(model: str, attnshape: Attnshape):
     found = shapes(attnshape, "model.py:triple", "--queries", "4", "--keys", "6", "--d-head", "3")
+    assert found["scaled"] == ("B Lq Lk", (2, 4, 6))
+
+
+def test_case_with_keyword_arguments_only(model: str, attnshape: Attnshape):
+    found = shapes(attnshape, "model.py:by_keyword", "--queries", "4", "--keys", "6", "--d-head", "3")
     assert found["scaled"] == ("B Lq Lk", (2, 4, 6))
 
 

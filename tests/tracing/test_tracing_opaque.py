@@ -247,6 +247,12 @@ def test_compiled_code_runs_eagerly_with_a_note(whole):
     assert [note for note in trace.notes if "torch.compile" in note]
 
 
+def test_compiled_module_runs_eagerly_with_a_note():
+    trace = attnshape.trace(torch.compile(nn.Linear(4, 3)), inputs={"input": "B 4"})
+    assert [step.operation for step in trace.steps] == ["torch.nn.functional.linear"]
+    assert [note for note in trace.notes if "torch.compile" in note]
+
+
 def test_no_compile_note_without_compiled_code():
     torch.compile(nn.Identity())  # loads the compiler
     assert not [note for note in attnshape.trace(uses_scripted, inputs=PAIR).notes if "torch.compile" in note]

@@ -21,7 +21,7 @@ from attnshape.dims.sizes import are_large
 from attnshape.options.spec import DtypeName, RunOptions
 from attnshape.runtime.isolation import isolated, seed_all, unattended
 from attnshape.runtime.signals import reraise_interruption
-from attnshape.runtime.time_limit import TimeLimit, TooLong
+from attnshape.runtime.time_limit import TimeLimit, TooLong, reraise_interruption_or_timeout
 from attnshape.targets.inputs import torch_dtype
 from attnshape.targets.target import Target
 from attnshape.tracing.containers import source_file, tensor_paths
@@ -337,7 +337,7 @@ class Experiment:
                 try:
                     runnable = self.target.build(numbers, options)
                 except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
-                    reraise_interruption(error)
+                    reraise_interruption_or_timeout(error)
                     return _failed(error)
                 return self._called(runnable)
 
@@ -435,7 +435,7 @@ class Experiment:
             try:
                 runnable = self._build()
             except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
-                reraise_interruption(error)
+                reraise_interruption_or_timeout(error)
                 return _failed(error)
             return self._called(runnable, change)
 
@@ -461,11 +461,9 @@ class Experiment:
             results = list(tensor_paths("output", result))
             readable, unread_results = _read(results)
             returned = list(readable.items())
-        except BaseException as raised:
-            reraise_interruption(raised)
+        except BaseException as raised:  # noqa: BLE001 - the run keeps whatever the traced code raises
+            reraise_interruption_or_timeout(raised)
             failure = raised
-            if isinstance(raised, TooLong):
-                raise
         (after, _), (state_after, _) = _read(inputs), _read(parameters)
         tensors = tuple(tensor for _, tensor in results)
         run = ReplayRun(replay.events, returned, before, after, state, state_after, failure, tensors)

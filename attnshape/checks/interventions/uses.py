@@ -17,8 +17,7 @@ from torch.nn.parameter import is_lazy
 from attnshape.checks.interventions.experiment import Experiment
 from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.errors import format_exception
-from attnshape.runtime.signals import reraise_interruption
-from attnshape.runtime.time_limit import TooLong
+from attnshape.runtime.time_limit import reraise_interruption_or_timeout
 from attnshape.tracing.calls import TracedCall
 from attnshape.tracing.containers import tensor_paths
 from attnshape.tracing.function_mode import CallMode
@@ -189,10 +188,8 @@ def gradients(
                     return Gradients({})
                 are_finite = all(bool(torch.isfinite(tensor).all()) for tensor in results)
                 total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        except BaseException as error:
-            reraise_interruption(error)
-            if isinstance(error, TooLong):
-                raise
+        except BaseException as error:  # noqa: BLE001 - whatever the traced code raises
+            reraise_interruption_or_timeout(error)
             return Gradients({}, failure=format_exception(error))
         by_name: dict[str, Tensor | None] = {}
         for name, tensor in leaves.items():

@@ -23,6 +23,7 @@ UNUSUAL = [
     ("weights_returned", *CROSS),
     ("list_of_heads", *SIZES),
     ("swapped_product", *CROSS),
+    ("filled_in_parts", *CROSS),
 ]
 
 
@@ -245,3 +246,21 @@ def case_swapped_product(B, H, Lq, Lk, Dk):
 def reference_swapped_product(function, q, k, v, wo):
     out = join(attention(q.mT, k.mT, v.mT))
     return sum(part @ w for part, w in zip(split(out, len(wo)).unbind(1), wo, strict=True))
+
+
+def filled_in_parts(q, k, v):
+    """Queries and keys are allocated first, and filled in two parts; query, key and value (B, H, L, Dk) each."""
+    part = q.shape[-1] // 2
+    queries, keys = q.new_empty(q.shape), k.new_empty(k.shape)
+    for tensor, filled in ((q, queries), (k, keys)):
+        filled[..., :part].copy_(tensor[..., :part])
+        filled[..., part:].copy_(tensor[..., part:])
+    return (queries @ keys.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def case_filled_in_parts(B, H, Lq, Lk, Dk):
+    return filled_in_parts, (torch.randn(B, H, Lq, Dk), torch.randn(B, H, Lk, Dk), torch.randn(B, H, Lk, Dk)), {}
+
+
+def reference_filled_in_parts(function, q, k, v):
+    return attention(q, k, v)

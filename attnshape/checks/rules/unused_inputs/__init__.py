@@ -149,12 +149,12 @@ def _line(subject: Subject, name: str, role: str) -> OutputRef | None:
 
 def _inside(subject: Subject) -> Violation | None:
     """Change the queries, keys and values of each attention just before their product, and look at its result."""
-    sources = [(operand, source) for operand in operands(subject) if (source := _source(operand)) is not None]
+    sources = [(operand, refs) for operand in operands(subject) if (refs := _sources(operand))]
     matters = [operand for role in _ROLES for operand in _that_matter(subject, sources, role)]
-    for operand, source in sources:
+    for operand, refs in sources:
         if any(operand is other for other in matters):
             continue
-        moved = subject.perturb(Intervention(results={source: other_numbers}))
+        moved = subject.perturb(Intervention(results=dict.fromkeys(refs, other_numbers)))
         if moved.comparable and not moved.any(operand.core.context) and _decide(subject, operand):
             evidence = f"changed the {operand.role} of this product"
             return _violation(operand.role, "", OutputRef(operand.event.order), evidence)
@@ -177,12 +177,12 @@ def _fills_cache(subject: Subject, core: Core | FusedCore) -> bool:
     return any(not own.isdisjoint(call.refs) for operand in others for call in subject.graph.upstream(operand.sources))
 
 
-def _source(operand: AttentionOperand) -> OutputRef | None:
-    """Return the call whose result is an operand, if it can be changed and can matter."""
-    source = next((producer for producer in operand.sources if isinstance(producer, OutputRef)), None)
-    if source is None or source.order >= operand.core.context.order:
-        return None
-    return source if _chooses(operand) else None
+def _sources(operand: AttentionOperand) -> list[OutputRef]:
+    """Return the calls that made an operand or wrote to it, if it can be changed and can matter."""
+    refs = [producer for producer in operand.sources if isinstance(producer, OutputRef)]
+    if not refs or refs[0].order >= operand.core.context.order:
+        return []
+    return refs if _chooses(operand) else []
 
 
 def _decide(subject: Subject, operand: AttentionOperand) -> bool:
@@ -198,10 +198,13 @@ def _decide(subject: Subject, operand: AttentionOperand) -> bool:
 
 
 def _that_matter(
-    subject: Subject, sources: Sequence[tuple[AttentionOperand, OutputRef]], role: str
+    subject: Subject, sources: Sequence[tuple[AttentionOperand, Sequence[OutputRef]]], role: str
 ) -> list[AttentionOperand]:
-    """Change the operands of one role in every attention together, and return those that change their contexts."""
-    own = [(operand, source) for operand, source in sources if operand.role == role]
+    """Change the operands of one role in every attention together, and return those that change their contexts.
+
+    Of an operand that several calls wrote, only what the last one wrote is changed.
+    """
+    own = [(operand, refs[-1]) for operand, refs in sources if operand.role == role]
     if not own:
         return []
     together = subject.perturb_each(Intervention(results={source: other_numbers for _, source in own}))
