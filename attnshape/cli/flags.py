@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from attnshape.dims.symbols import SYMBOLS_BY_NAME
-from attnshape.errors import Option
 from attnshape.options.limits import check_time_limit, parse_memory
 from attnshape.options.pyproject import ProjectTarget
 from attnshape.options.spec import DtypeName, require_name
@@ -171,44 +169,3 @@ _FIELDS = {"input_": "inputs", "with_": "arguments"}
 def typed_command() -> str:
     """Return the command of this process; bytes that aren't text, as file names may have, are escaped."""
     return shlex.join(["attnshape", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
-
-
-def flag_words(option: Option) -> list[str]:
-    """Return the words of a command line that give an option; without a value only the flag.
-
-    >>> flag_words(Option("sizes", 4, "H")), flag_words(Option("inputs", "B L D", "x"))
-    (['--heads', '4'], ['--input', 'x: B L D'])
-    """
-    field, value, key = option.field, option.value, option.key
-    if field == "sizes":
-        sizes = value if isinstance(value, Mapping) else {key: value}
-        return [word for symbol, size in sizes.items() for word in _size_words(symbol, size)]
-    if field == "options" and key is not None:
-        field, key, value = ("no_bias", None, True) if key == "bias" else (key, None, value)
-    flag = {"inputs": "--input", "arguments": "--with", "claims": "--claim"}.get(field, f"--{field.replace('_', '-')}")
-    if value is None or value is True:
-        return [flag]
-    if key is not None:
-        return [flag, f"{key}={value}" if field == "arguments" else f"{key}: {value}"]
-    return [flag, str(value)]
-
-
-def flag_syntax(option: Option) -> str:
-    """Return an option as it is typed in a shell.
-
-    >>> flag_syntax(Option("inputs", "B L D", "x"))
-    '--input "x: B L D"'
-    """
-    return " ".join(_quoted(word) for word in flag_words(option))
-
-
-def _size_words(name: Any, size: object) -> list[str]:
-    if name in SYMBOLS_BY_NAME:
-        flag = SYMBOLS_BY_NAME[name].flag
-        return [flag] if size is None else [flag, str(size)]
-    return ["--dim", name if size is None else f"{name}={size}"]
-
-
-def _quoted(word: str) -> str:
-    quoted = shlex.quote(word)
-    return f'"{word}"' if quoted != word and not set(word) & set('"$`\\!') else quoted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from attnshape.errors import ExitStatus
 from attnshape.model.trace import Saved, Size, Source
@@ -76,6 +76,8 @@ class Report(Saved, frozen=True, kw_only=True):
     python: str
     target: str
     command: str
+    found: str | UnsetType = UNSET
+    """Present where attnshape worked out arguments of the target: the flags that say the same."""
     seed: int
     dtype: str
     """In what type the small runs were: float64 where the code allows."""

@@ -294,6 +294,8 @@ class Trace(Displayed, frozen=True, kw_only=True):
     python: str
     target: str
     command: str
+    found: str | UnsetType = UNSET
+    """Present where attnshape worked out arguments of the target: the flags that say the same."""
     device: str
     dtype: str
     seed: int

@@ -36,7 +36,7 @@ from attnshape.observation.forms import FunctionForms
 from attnshape.observation.signatures import infer_forms
 from attnshape.observation.watch import TargetObservation, observe, symbols_of_other_numbers
 from attnshape.options.spec import AnnotateOptions, RunOptions, TargetSpec
-from attnshape.pipelines.target_runs import sample_target_closely, small_enough
+from attnshape.pipelines.target_runs import complete_spec, sample_target_closely, small_enough
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import display_path
 from attnshape.runtime.isolation import isolated, unattended
@@ -62,6 +62,7 @@ def annotate_requests(
     """
     with to_standard_error(), foreign_code(), isolated():
         specs = [*specs[:1], *map(without_arguments_of_a_case, specs[1:])]
+        specs = [complete_spec(spec, progress)[0] for spec in specs]
         observations = [_observe_despite_annotations(spec, run, options, progress) for spec in specs]
         for spec, observation in zip(tuple(specs), tuple(observations), strict=True):
             default = _default_call(spec, observation, run)

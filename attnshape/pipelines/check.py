@@ -38,13 +38,12 @@ from attnshape.model.report import Fact, Finding, Level, NotChecked, Pattern, Re
 from attnshape.options.claims import Claims, parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.comments import comments_not_checked, comments_report, sizes_to_observe, verify_target
-from attnshape.pipelines.target_runs import sample_target
+from attnshape.pipelines.target_runs import load_target, sample_target
 from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.isolation import isolated, one_thread, unattended
 from attnshape.runtime.signals import foreign_code, reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit, TooLong
-from attnshape.targets.find import find_target
 from attnshape.targets.target import Target, require_device
 from attnshape.tracing.tensor_access import shape_of
 
@@ -126,7 +125,7 @@ def check_request(
     require_device(options.device)
     progress("loading the target")
     with redirect_output(), foreign_code(), isolated(), one_thread():
-        target = find_target(spec)
+        target = load_target(spec, progress)
         modules = ModuleState(target.module)
         sizes = target.sizes
         run = RunOptions(dtype="float64", seed=options.seed, train=options.train)

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from attnshape import __version__
@@ -17,14 +18,13 @@ from attnshape.model.report import Fact, NotChecked, Report
 from attnshape.observation.forms import FunctionId
 from attnshape.observation.watch import ObservedRun, runs_at
 from attnshape.options.spec import RunOptions, TargetSpec
-from attnshape.pipelines.target_runs import sample_target
+from attnshape.pipelines.target_runs import load_target, sample_target
 from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import installed_package
 from attnshape.runtime.isolation import isolated
 from attnshape.runtime.signals import foreign_code, reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit
-from attnshape.targets.find import find_target
 from attnshape.targets.target import Target, require_device
 
 _MOST_RUNS = 4
@@ -46,7 +46,7 @@ def check_comments(
     require_device(options.device)
     progress("loading the target")
     with redirect_output(), foreign_code(), isolated():
-        target = find_target(spec)
+        target = load_target(spec, progress)
         run = RunOptions(seed=options.seed, train=options.train)
         limit = TimeLimit()
         variation = sample_target(target, target.sizes, run, limit, time_limit, progress)
@@ -73,6 +73,7 @@ def comments_report(
         python=platform.python_version(),
         target=target.label,
         command=options.command,
+        found=target.found or UNSET,
         seed=options.seed,
         dtype=dtype,
         sizes=dict(target.sizes.records),

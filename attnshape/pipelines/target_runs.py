@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,16 +15,42 @@ from attnshape.inference.assemble import are_settled
 from attnshape.inference.plan import Constraint, Plan
 from attnshape.inference.sampling import Solution, sample_and_solve
 from attnshape.inference.small_runs import ProgressCallback, Samples, SmallRuns
-from attnshape.options.spec import RunOptions
+from attnshape.options.flags import flag_syntax
+from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.runtime.isolation import one_thread, unattended
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit
+from attnshape.targets.find import find_target, may_lack_arguments
 from attnshape.targets.target import Target
 from attnshape.tracing.raw import RawFailure, RawTrace
 from attnshape.tracing.runner import Runnable, build_and_record
 
 if TYPE_CHECKING:
     from attnshape.cost.meter import Meter
+
+
+def load_target(spec: TargetSpec, progress: ProgressCallback) -> Target:
+    """Return the target of a spec, with the arguments that the spec lacks worked out where possible.
+
+    Raises AttnshapeError if there is no target of that name, or nothing that was tried for its arguments works.
+    """
+    completed, found = complete_spec(spec, progress)
+    return dataclasses.replace(find_target(completed), found=found)
+
+
+def complete_spec(spec: TargetSpec, progress: ProgressCallback) -> tuple[TargetSpec, str]:
+    """Return the spec with what it lacks, and the flags that say the same: an empty text where nothing was added.
+
+    Raises AttnshapeError if nothing that was tried works.
+    """
+    if not may_lack_arguments(spec):
+        return spec, ""
+    # most requests describe their target in full
+    from attnshape.proposals.complete import complete
+
+    progress("working out what the target takes")
+    completed = complete(spec)
+    return completed.spec, " ".join(map(flag_syntax, completed.found))
 
 
 def small_run(

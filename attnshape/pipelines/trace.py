@@ -31,13 +31,12 @@ from attnshape.inference.verification import (
 )
 from attnshape.model.trace import HeldOut, Trace
 from attnshape.options.spec import RunOptions, TargetSpec
-from attnshape.pipelines.target_runs import small_run
+from attnshape.pipelines.target_runs import load_target, small_run
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import display_path
 from attnshape.runtime.isolation import isolated
 from attnshape.runtime.signals import foreign_code
 from attnshape.runtime.time_limit import TimeLimit
-from attnshape.targets.find import find_target
 from attnshape.targets.inputs import annotated_result
 from attnshape.targets.target import Target, require_device
 from attnshape.tracing.fast_path import Comparison
@@ -72,7 +71,7 @@ def trace_request(
     require_device(options.device)
     progress("loading the target")
     with redirect_output(), foreign_code(), isolated():
-        target = find_target(spec)
+        target = load_target(spec, progress)
         sizes = target.sizes
         expected = parse_expectations(spec.expect, list(sizes.records))
         if expected and not checks_work():
@@ -90,7 +89,7 @@ def trace_request(
         actual, declared = _run(target, sizes, options, limit)
         if not target.is_builtin and checks_work():
             expected += declared_result(declared, list(sizes.records))
-        header = _header(target.label, options, sizes)
+        header = msgspec.structs.replace(_header(target.label, options, sizes), found=target.found or UNSET)
         if target.resizable:
 
             def solve(samples: Samples) -> tuple[tuple[Trace, Formulas], bool]:

@@ -266,6 +266,8 @@ def trace_footer(trace: Trace, shown: int) -> tuple[FooterLine, ...]:
 
 
 def _plain_lines(trace: Trace, shown: int) -> Iterator[str]:
+    if trace.found is not UNSET:
+        yield f"found: {visible(trace.found)}"
     if trace.steps:
         yield from (_counts(trace, shown), _axes(trace), _memory(trace))
     if trace.peak is not UNSET:

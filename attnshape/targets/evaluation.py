@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,13 +29,14 @@ from attnshape.targets.imports import definitions, origin, public_names
 
 
 class Names(dict[str, Any]):
-    """The names that an expression may use: the sizes, other arguments, torch, and what the target's module defines.
+    """The names that an expression may use: sizes, other arguments, torch, and what the target's module defines.
 
-    Names are looked up with `getattr`, since a lazy module lacks them in `__dict__`; the given values take precedence.
+    `SimpleNamespace` makes objects that have only attributes, such as configurations. Names are looked up with
+    `getattr`, since a lazy module lacks them in `__dict__`; the given values take precedence.
     """
 
     def __init__(self, values: Mapping[str, Any], module: ModuleType | None) -> None:
-        super().__init__({"torch": torch, "__builtins__": builtins, **values})
+        super().__init__({"torch": torch, "SimpleNamespace": SimpleNamespace, "__builtins__": builtins, **values})
         self._module = module
 
     def defines(self, name: str) -> bool:

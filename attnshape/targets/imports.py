@@ -103,9 +103,13 @@ def _guarded_import(name: str, where: str) -> ModuleType:
 
 
 def _import_failure(where: str, error: BaseException) -> AttnshapeError:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    install = (
+        f"install the package that has it, for example: pip install {missing.partition('.')[0]}" if missing else ""
+    )
     return AttnshapeError(
         f"{where} doesn't import: {format_exception(error)}{origin(error, where)}",
-        "fix it so that `python -c 'import …'` accepts it",
+        install or "fix it so that `python -c 'import …'` accepts it",
     )
 
 

@@ -29,6 +29,8 @@ class Target:
     """Whether it can be built at other sizes; False if the user passed actual tensors."""
     module: ModuleType | None = None
     """The Python module that defines it; None for a mechanism of the catalog."""
+    found: str = ""
+    """The flags that say what was worked out of its arguments; empty if nothing was."""
 
 
 def require_device(name: str) -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from attnshape.checks.rules.pages import codes
 from attnshape.checks.suppressions import Selection
-from attnshape.cli.flags import flag_syntax
 from attnshape.errors import AttnshapeError
+from attnshape.options.flags import flag_syntax
 
 
 def kept(select: list[str], ignore: list[str]) -> set[str]:

@@ -33,6 +33,18 @@ class Attention(nn.Module):
         return self.linear(x)
 
 
+class Gadget(nn.Module):
+    def __init__(self, gadget, gizmo):
+        super().__init__()
+
+    def forward(self, x, word: str):
+        return x
+
+
+def labelled(query, word: str, scale=1.0):
+    return query
+
+
 class Stops(nn.Module):
     def __init__(self):
         raise SystemExit(4)
@@ -198,7 +210,7 @@ TABLE: list[tuple[str, str, str]] = [
     ("trace inner.py:A", "ZeroDivisionError: division by zero, at inner.py:2", "fix"),
     ("trace exits.py:A", "SystemExit: 5, by sys.exit(5), at exits.py:2", "fix"),
     # how to build and call it
-    ("trace bad.py:Attention", "d_model, n_head", "--init"),
+    ("trace bad.py:Gadget", "gadget, gizmo", "--init"),
     ("trace bad.py:Attention --init D --input 'x: B L D'", "n_head", "D=512"),
     (
         "trace bad.py:Attention --init 'D, 7' --input 'x: B L D'",
@@ -211,10 +223,11 @@ TABLE: list[tuple[str, str, str]] = [
     ("trace bad.py:Attention --init 'D, H=' --input 'x: B L D'", "--init 'D, H='", "n_head=H"),
     ("trace bad.py:Attention --init 'D, 1/0' --input 'x: B L D'", "division by zero", "torch"),
     ("trace bad.py:Attention --init 'D, H, zz=1' --input 'x: B L D'", "zz", "D=512"),
-    ("trace bad.py:Attention --init 'D, H'", "takes x", '--input "x: B L D"'),
+    ("trace bad.py:Gadget --init '1, 2'", "takes x, word", '--input "x: B L D"'),
     ("trace bad.py:Stops --input 'x: B'", "sys.exit(4)", "trace"),
-    ("trace bad.py:attend", "query, key, scale", '--input "query:'),
-    ("trace bad.py:attend --input 'query: B L D'", "nothing is given for key", '--input "key:'),
+    ("trace bad.py:labelled", "query, word, scale", '--input "query:'),
+    ("trace bad.py:labelled --input 'query: B L D'", "nothing is given for word", '--input "word:'),
+    ("trace bad.py:attend --input 'query: B'", "what it takes couldn't be worked out", '--input "key: B"'),
     ("trace bad.py:attend --input 'querry: B L D' --input 'key: B L D'", "'querry'", "query?"),
     ("trace bad.py:attend --input 'query: B Q' --input 'key: B'", "Q isn't a size symbol", "--dim Q=4"),
     ("trace bad.py:attend --input 'query: B lq' --input 'key: B'", "lq isn't a size symbol", "Lq"),

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnshape.cli.flags import flag_syntax
 from attnshape.dims.sizes import LARGEST, check_size, resolve
 from attnshape.dims.symbols import ORDER, SYMBOLS, SYMBOLS_BY_NAME
 from attnshape.errors import AttnshapeError
+from attnshape.options.flags import flag_syntax
 from attnshape.options.spec import parse_dims
 
 SYMBOL_NAMES = [symbol.name for symbol in SYMBOLS]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from attnshape.cli.app import app
-from attnshape.cli.flags import flag_syntax, flag_words
 from attnshape.dims.symbols import SYMBOLS
 from attnshape.errors import AttnshapeError, Option, python_syntax
+from attnshape.options.flags import flag_syntax, flag_words
 from attnshape.options.pyproject import KEYS, decode_target, toml_syntax
 from attnshape.options.spec import RunOptions, TargetSpec, decode_options, run_options
 from tests.specs import spec_of

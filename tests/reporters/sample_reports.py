@@ -119,6 +119,7 @@ def every_text() -> Report:
     finding = replace(NOWHERE, source=source, expression=text)
     return report_of(
         finding,
+        found=text,
         sizes={text: Size(2, "derived", text)},
         small_sizes=({text: 2},),
         claims=(text,),

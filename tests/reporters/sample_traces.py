@@ -291,6 +291,7 @@ def every_text() -> Trace:
         (NamedTensor(text, record),),
         sizes={text: Size(2, "derived", text)},
         held_out=HeldOut(sizes={text: 3}, reason=text),
+        found=text,
         preconditions=(text,),
         notes=(text,),
         loops=(Loop(1, 2, 3, text, "verified"),),

@@ -1,0 +1,121 @@
+"""What a target takes is worked out: constructor arguments, inputs and other arguments."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from msgspec import UNSET
+
+import attnshape
+from attnshape.errors import AttnshapeError
+from attnshape.options.flags import flag_words
+from attnshape.options.spec import TargetSpec
+from attnshape.proposals.complete import complete
+from tests.cli.running import Attnshape
+
+MODELS = str(Path(__file__).parent / "models.py")
+
+
+def found(name: str, **given: object) -> list[str]:
+    """Return the words of the flags that are worked out for a target of models.py."""
+    completed = complete(TargetSpec(target=f"{MODELS}:{name}", **given))
+    return [word for option in completed.found for word in flag_words(option)]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("Plain", "--init 'D, H, 0.0' --input 'x: B L D'"),
+        (
+            "Grouped",
+            "--init 'ModelConfig(width=D, num_heads=H, num_kv_heads=Hkv), 0' --input 'hidden_states: B L D' "
+            "--with attention_mask=None",
+        ),
+        ("Nameless", "--init 'SimpleNamespace(n_embd=D, n_head=H, dropout=0.0, block_size=L)' --input 'x: B L D'"),
+        ("LanguageModel", "--init 'V, D, H, N, L' --input 'x: int[V] B L'"),
+        (
+            "OfMaps",
+            "--init 'D, heads=H' --input 'x: B D height width' --dim height=16 --dim width=24",
+        ),
+        ("Cross", "--init 'D, num_heads=H' --input 'query: B Lq D' --input 'memory: B Lk D'"),
+        ("SequenceFirst", "--init 'D, H' --input 'src: L B D'"),
+        (
+            "Rotated",
+            "--init 'D, H' --input 'x: B L D' --with start_pos=0 --with 'freqs_cis=precompute_freqs_cis(Dk, L)' "
+            "--with mask=None",
+        ),
+        ("PassesOn", "--init 'D, H, 0.0' --input 'x: B L D'"),
+        ("attention", "--input 'query: B H Lq Dk' --input 'key: B H Lk Dk' --input 'value: B H Lk Dv'"),
+        ("of_heads", "--input 'x: B L D' --with num_heads=H"),
+    ],
+)
+def test_arguments_are_found(name, flags):
+    assert found(name) == shlex.split(flags)
+
+
+def test_found_flags_give_the_same_trace():
+    words = found("Grouped")
+    trace = attnshape.trace(f"{MODELS}:Grouped")
+    given = {"init": words[1], "inputs": {"hidden_states": "B L D"}, "arguments": {"attention_mask": "None"}}
+    again = attnshape.trace(f"{MODELS}:Grouped", **given)
+    assert trace.steps == again.steps
+    assert shlex.split(trace.found) == words
+    assert again.found is UNSET
+
+
+def test_what_is_given_stays():
+    assert found("Plain", init="D, 4, 0.5") == ["--input", "x: B L D"]
+    assert found("Plain", inputs={"x": "B 7 D"}) == ["--init", "D, H, 0.0"]
+    assert found("Cross", inputs={"query": "B Lq D"}, init="D, num_heads=H") == ["--input", "memory: B L D"]
+
+
+def test_nothing_is_tried_where_all_is_given():
+    assert found("Raises", init="D", inputs={"x": "B L D"}) == []
+
+
+def test_parameter_without_a_proposal_is_left_to_the_user(attnshape: Attnshape):
+    result = attnshape(f"check {MODELS}:Unknown")
+    assert result.status == 2
+    assert "Unknown is a class whose constructor needs gadget" in result.err
+    assert "--init gadget" in result.err
+
+
+def test_input_that_is_not_used_is_left_to_check(attnshape: Attnshape):
+    assert found("ignores") == ["--input", "query: B H Lq Dk", "--input", "key: B H Lk Dk"]
+    result = attnshape(f"check {MODELS}:ignores")
+    assert "the result does not depend on the keys, key" in result.out
+
+
+def test_error_of_the_nearest_attempt_is_text(attnshape: Attnshape):
+    result = attnshape(f"trace {MODELS}:Raises")
+    assert result.status == 2
+    assert "what it takes couldn't be worked out" in result.err
+    assert "ValueError: [red]never[/red] |`built`|" in result.err
+    assert "--init D" in result.err
+
+
+def test_attempts_print_nothing(attnshape: Attnshape):
+    result = attnshape(f"trace {MODELS}:Prints --format json")
+    assert result.status == 0
+    assert json.loads(result.out)["found"] == '--init "D, H, 0.0" --input "x: B L D"'
+    assert result.err.count("printed by the target") <= 1
+
+
+@pytest.mark.parametrize(("verb", "format_"), [("trace", "table"), ("trace", "markdown"), ("check", "text")])
+def test_flags_are_shown(verb, format_, attnshape: Attnshape):
+    result = attnshape(f"{verb} {MODELS}:Plain --format {format_}")
+    assert result.status == 0
+    assert 'found: --init "D, H, 0.0" --input "x: B L D"' in result.out
+
+
+def test_search_ends(monkeypatch, tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text(
+        "import time\n\n\nclass Slow:\n    def __init__(self, dim):\n        pass\n\n"
+        "    def __call__(self, x, y):\n        time.sleep(60)\n"
+    )
+    monkeypatch.setattr("attnshape.proposals.search._ONE_ATTEMPT", 0.1)
+    monkeypatch.setattr("attnshape.proposals.search._MOST_SECONDS", 0.5)
+    with pytest.raises(AttnshapeError, match="it took too long"):
+        complete(TargetSpec(target=f"{path}:Slow"))

@@ -1,0 +1,114 @@
+"""What the source of a target says: the fields of a configuration, and the axes of its arguments."""
+
+import pytest
+
+from attnshape.proposals.conventions import axes_named, constant_of, is_config, size_of
+from attnshape.proposals.source import fields_read, unpacked_axes
+from attnshape.targets.imports import import_target
+from tests.proposals import models
+
+
+@pytest.mark.parametrize(
+    ("names", "size"),
+    [
+        ("d_model dim embed_dim n_embd hidden_size dModel model_dim channels in_channels in_features query_dim", "D"),
+        ("n_head nhead num_heads heads num_attention_heads n_heads num_attn_heads numHeads nh", "H"),
+        ("n_kv_heads num_key_value_heads kv_heads num_kv_heads n_query_groups", "Hkv"),
+        ("head_dim dim_head d_k head_size attention_head_dim dim_per_head d_head", "Dk"),
+        ("d_v v_head_dim dim_value", "Dv"),
+        ("block_size max_seq_len max_position_embeddings seq_len context_length max_len n_ctx", "L"),
+        ("vocab_size n_vocab num_tokens", "V"),
+        ("n_layer num_layers depth num_hidden_layers", "N"),
+        ("window_size window sliding_window", "W"),
+        ("d_ff intermediate_size ffn_dim mlp_dim dim_feedforward", "4*D"),
+        ("layer_idx layer_id start_pos", "0"),
+    ],
+)
+def test_conventions(names, size):
+    assert {name: size_of(name) for name in names.split()} == dict.fromkeys(names.split(), size)
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "query", "mask", "gadget", "bias", "causal", "activation", "n", "_", "", "theta"]
+)
+def test_names_that_say_nothing_of_a_size(name):
+    assert size_of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "constant"), [("dropout", "0.0"), ("attn_pdrop", "0.0"), ("layer_norm_eps", "1e-06"), ("kernel_size", "3")]
+)
+def test_constants(name, constant):
+    assert constant_of(name) == constant
+
+
+def test_configurations():
+    assert all(map(is_config, ["config", "cfg", "args", "model_args", "hparams", "text_config"]))
+    assert not any(map(is_config, ["x", "heads", "configure"]))
+
+
+FIELDS = """
+class Base:
+    def __init__(self, config):
+        self.width = config.width
+
+
+def helper(cfg):
+    return cfg.depth
+
+
+class Inner:
+    def __init__(self, cfg):
+        self.rate = getattr(cfg, "rate", 0)
+
+
+class Outer(Base):
+    def __init__(self, config):
+        super().__init__(config)
+        self.config, self.depth, self.inner = config, helper(config), Inner(config)
+
+    def forward(self, x):
+        return x * self.config.scale
+"""
+
+
+def test_fields_are_found_in_other_classes_and_helpers(tmp_path):
+    (tmp_path / "with_fields.py").write_text(FIELDS)
+    module = import_target(str(tmp_path / "with_fields.py"))
+    assert fields_read(module.Outer, "config", module) == ["scale", "width", "depth", "rate"]
+
+
+@pytest.mark.parametrize(
+    ("function", "parameter", "axes"),
+    [
+        (models.Plain.forward, "x", ("B", "T", "C")),
+        (models.OfMaps.forward, "x", ("b", "c", "h", "w")),
+        (models.Cross.forward, "query", None),
+        (models.of_heads, "x", ("b", "n", "d")),
+    ],
+)
+def test_unpacked_axes(function, parameter, axes):
+    assert unpacked_axes(function, parameter) == axes
+
+
+def test_starred_unpacking_and_patterns():
+    def starred(x):
+        b, n, _, h = *x.shape, 4
+        return b, n, _, h
+
+    def pattern(x):
+        return rearrange(x, "b n (h d) -> b h n d", h=4)
+
+    def sized(x):
+        b, t = x.size()
+        return b, t
+
+    assert unpacked_axes(starred, "x") == ("b", "n", "_")
+    assert unpacked_axes(pattern, "x") == ("b", "n", "_")
+    assert unpacked_axes(sized, "x") == ("b", "t")
+
+
+def test_axes_that_are_not_certain_have_no_symbols():
+    assert axes_named(("a", "q", "z")) is None
+    assert axes_named(("b", "b", "d")) is None
+    assert axes_named(("b", "_", "_")) is None
