@@ -15,13 +15,14 @@ from attnshape.cli.annotate import annotate
 from attnshape.cli.catalog import catalog
 from attnshape.cli.check import check
 from attnshape.cli.diff import diff
-from attnshape.cli.flags import flag_syntax
 from attnshape.cli.glossary import glossary
 from attnshape.cli.output import internal_error, print_error
 from attnshape.cli.rule import rule
 from attnshape.cli.show import show
+from attnshape.cli.targets import targets
 from attnshape.cli.trace import trace
 from attnshape.errors import AttnshapeError, ExitStatus, did_you_mean
+from attnshape.options.flags import flag_syntax
 from attnshape.options.spec import suggest_dtype
 
 app = typer.Typer(
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for verb in (trace, check, annotate, diff, rule, show, catalog, glossary):
+for verb in (trace, check, annotate, diff, targets, rule, show, catalog, glossary):
     app.command()(verb)
 
 # the base of every complaint about a command line; typer exports only its subclass

@@ -12,12 +12,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from attnshape import __version__
-from attnshape.cli.flags import flag_syntax, typed_command
+from attnshape.cli.flags import typed_command
 from attnshape.cli.jobs import Job, Refused, RunJob
 from attnshape.cli.output import internal_error, print_error, remove_output, resolve_format, screen_for, write
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.model.trace import Trace
+from attnshape.options.flags import flag_syntax
 from attnshape.options.pyproject import SizeSet
 from attnshape.reporters.batch_view import BatchItem, BatchResult, ResultT, title
 from attnshape.reporters.escaping import visible

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from attnshape.cli.flags import flag_words
 from attnshape.cli.output import write
 from attnshape.errors import Option
+from attnshape.options.flags import flag_words
 from attnshape.targets.builtin.registry import CATALOG, CaseDescription, describe
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from attnshape.cli.flags import DifferenceFormat, Output, flag_words, takes_target, typed_command
+from attnshape.cli.flags import DifferenceFormat, Output, takes_target, typed_command
 from attnshape.cli.jobs import Job
 from attnshape.cli.output import check_writable, resolve_format, screen_for, write
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus, Option, did_you_mean
 from attnshape.model.difference import KINDS, Difference, FolderDifference, Kind
+from attnshape.options.flags import flag_words
 from attnshape.options.pyproject import project_targets, resolve_name
 from attnshape.options.spec import TargetSpec
 from attnshape.reporters.registry import find_renderer

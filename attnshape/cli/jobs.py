@@ -11,15 +11,19 @@ from pathlib import Path
 import msgspec
 import typer
 
-from attnshape.cli.flags import flag_words, typed_command
-from attnshape.cli.output import write
+from attnshape.cli.flags import typed_command
+from attnshape.cli.output import print_message, write
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus, Option
+from attnshape.model.formatting import pluralize
+from attnshape.options.flags import flag_words
 from attnshape.options.pyproject import FILE, ProjectTarget, SizeSet, decode_target, named_target, require_targets
 from attnshape.options.spec import RunOptions, TargetSpec, run_options
 from attnshape.reporters.batch_view import ResultT
 from attnshape.runtime.capture import to_standard_error
 
+_FEW = 4
+"""How many names fit on a line."""
 RunJob = Callable[["Job", Callable[[str], None]], ResultT]
 """Runs one job and reports its progress through the callback."""
 
@@ -46,13 +50,14 @@ class Refused:
 def jobs_of(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list[Job]:
     """Return what a verb runs: the target that was typed, or each set of sizes of a target of pyproject.toml.
 
-    Raises AttnshapeError if a value is invalid.
+    A file or a folder stands for the attention in it. Raises AttnshapeError if a value is invalid, or a folder has no
+    attention.
     """
     options = run_options(run, typed_command())
     named = named_target(typed)
     if named is None:
         typed.require_known_symbols()
-        return [Job(typed.target, {}, typed, options)]
+        return _found_jobs(verb, typed, run) or [Job(typed.target, {}, typed, options)]
     jobs = list(_named_jobs(verb, typed.target, named, typed, run))
     if len(jobs) > 1:
         return jobs
@@ -111,6 +116,40 @@ def run_and_write(
             status = result.exit_status
     if status:
         raise typer.Exit(status)
+
+
+def _found_jobs(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list[Job]:
+    """Return a job for each attention in a file or a folder; none if the target names neither, or there is none."""
+    place = Path(typed.target)
+    try:
+        is_folder = place.is_dir()
+        if not typed.target or ":" in typed.target or not (is_folder or (place.suffix == ".py" and place.is_file())):
+            return []
+    except (OSError, ValueError):  # too long for a path, or no text
+        return []
+    from attnshape.discovery.files import find_targets  # only files and folders need it
+
+    found = find_targets([typed.target], typed_command())
+    for unread in found.unread:
+        print_message(f"not read: {unread.file}: {unread.why}")
+    if not found.to_run:
+        if not is_folder:
+            return []
+        raise AttnshapeError(
+            f"no attention was found in {typed.target}, in {pluralize(found.files, 'Python file')}",
+            "name what to run, such as model.py:Attention; attnshape targets says what it looks for",
+        )
+    extra = [*typed.given_options(), *(Option(field, value) for field, value in run.items())]
+    jobs = []
+    for one in found.to_run:
+        words = [one.target, *(word for option in extra for word in flag_words(option))]
+        command = shlex.join(["attnshape", verb, *words])
+        spec = msgspec.structs.replace(typed, target=one.target)
+        jobs.append(Job(one.target, {}, spec, run_options(run, command)))
+    names = [one.name for one in found.to_run]
+    shown = ", ".join(names) if len(names) <= _FEW else f"{len(names)} functions and modules with attention"
+    print_message(f"found in {typed.target}: {shown}")
+    return jobs
 
 
 def _named_jobs(

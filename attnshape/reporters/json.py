@@ -29,5 +29,6 @@ REPORTER = Reporter(
     difference=lambda difference, command, screen: difference.to_json() + "\n",
     differences=lambda differences, command, screen: differences.to_json() + "\n",
     traces=BatchReporter(partial(_batch, "trace"), shows_errors=False),
+    targets=lambda found, screen: found.to_json() + "\n",
     reports=BatchReporter(partial(_batch, "report"), shows_errors=False),
 )

@@ -13,12 +13,14 @@ from attnshape.reporters import report_view
 from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
 from attnshape.reporters.escaping import code, code_cell, prose, prose_with_code, visible
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
+from attnshape.reporters.targets_view import KINDS, summary
 from attnshape.reporters.terminal import pad
 from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceView, trace_view
 from attnshape.runtime.files import ReadLines, source_lines
 
 if TYPE_CHECKING:
     from attnshape.model.difference import Difference, FolderDifference
+    from attnshape.model.targets import FoundTargets
     from attnshape.reporters.diff_view import DiffCell, DiffRow, DiffView
 
 _WIDEST = 60
@@ -173,6 +175,14 @@ def _render_difference(difference: Difference, command: str, screen: Screen) -> 
 
 _BATCH = BatchReporter(batch_summary, batch_heading)
 
+
+def targets_markdown(found: FoundTargets) -> str:
+    """Return the targets as a Markdown table, with the lines below it as a list."""
+    rows = [(code_cell(one.target), str(one.line), KINDS[one.kind], code_cell(one.why)) for one in found.targets]
+    table = [markdown_table([("target", "line", "kind", "shown by"), *rows])] if rows else []
+    return "\n\n".join([*table, "\n".join(f"- {prose(text)}" for text in summary(found))]) + "\n"
+
+
 REPORTER = Reporter(
     "markdown",
     trace=lambda trace, options, screen: trace_markdown(trace_view(trace, options)),
@@ -181,6 +191,7 @@ REPORTER = Reporter(
     differences=folders_markdown,
     traces=_BATCH,
     reports=_BATCH,
+    targets=lambda found, screen: targets_markdown(found),
     selects=True,
     draws_patterns=True,
 )

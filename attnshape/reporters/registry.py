@@ -14,6 +14,7 @@ from attnshape.reporters.reporter import (
     Kind,
     Reporter,
     ReportRenderer,
+    TargetsRenderer,
     TraceRenderer,
 )
 
@@ -40,6 +41,7 @@ _KINDS: dict[Kind, str] = {
     "differences": "a comparison of folders",
     "traces": "several traces",
     "reports": "several reports",
+    "targets": "a list of targets",
 }
 
 
@@ -60,6 +62,8 @@ def find_renderer(name: str, kind: Literal["report"], *, draws_patterns: bool = 
 def find_renderer(name: str, kind: Literal["difference"]) -> DifferenceRenderer: ...
 @overload
 def find_renderer(name: str, kind: Literal["differences"]) -> FoldersRenderer: ...
+@overload
+def find_renderer(name: str, kind: Literal["targets"]) -> TargetsRenderer: ...
 @overload
 def find_renderer(name: str, kind: Literal["traces", "reports"]) -> BatchReporter: ...
 def find_renderer(name: str, kind: Kind, *, selects: bool = False, draws_patterns: bool = False) -> Any:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from attnshape.model.difference import Difference, FolderDifference
     from attnshape.model.report import Report
+    from attnshape.model.targets import FoundTargets
     from attnshape.model.trace import Trace
     from attnshape.reporters.batch_view import BatchItem, BatchResult
     from attnshape.reporters.trace_view import ViewOptions
 
-Kind = Literal["trace", "report", "difference", "differences", "traces", "reports"]
-"""What a reporter can render: one value, the differences of two folders, or the results of several targets."""
+Kind = Literal["trace", "report", "difference", "differences", "traces", "reports", "targets"]
+"""What a reporter can render: one value, the differences of two folders, the results of several targets, or a list of
+targets."""
 
 
 TraceRenderer = Callable[["Trace", "ViewOptions", "Screen"], str]
@@ -28,6 +30,7 @@ DifferenceRenderer = Callable[["Difference", str, "Screen"], str]
 """From a difference and the command that made it."""
 FoldersRenderer = Callable[["FolderDifference", str, "Screen"], str]
 """From the differences of two folders and the command that made them."""
+TargetsRenderer = Callable[["FoundTargets", "Screen"], str]
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Reporter:
     differences: FoldersRenderer | None = None
     traces: BatchReporter | None = None
     reports: BatchReporter | None = None
+    targets: TargetsRenderer | None = None
     selects: bool = False
     """Whether it can show a part of a trace: chosen columns, matching steps, sentences of explanation."""
     draws_patterns: bool = False

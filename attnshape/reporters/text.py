@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
-from typing import Any
+from itertools import groupby, zip_longest
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
@@ -14,6 +14,7 @@ from attnshape.reporters import report_view
 from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
+from attnshape.reporters.targets_view import KINDS, summary
 from attnshape.reporters.terminal import (
     GAP,
     NARROWEST,
@@ -26,6 +27,9 @@ from attnshape.reporters.terminal import (
     styled,
 )
 from attnshape.runtime.files import ReadLines, source_lines
+
+if TYPE_CHECKING:
+    from attnshape.model.targets import FoundTargets
 
 _INDENT = 2
 _BAR = "| "
@@ -127,4 +131,21 @@ def _column_widths(table: Sequence[tuple[str, ...]], width: int) -> list[int]:
 BATCH = BatchReporter(batch_summary, batch_heading)
 """How terminals show several results, whether traces or reports."""
 
-REPORTER = Reporter("text", report=report_text, reports=BATCH, draws_patterns=True)
+
+def targets_text(found: FoundTargets, screen: Screen) -> str:
+    """Return the targets below their files, at most the screen's width; colour only decorates."""
+    width = max(screen.width, NARROWEST)
+    names = max((cell_len(visible(one.name)) for one in found.targets), default=0)
+    kinds = max((len(KINDS[one.kind]) for one in found.targets), default=0)
+    lines: list[StyledLine] = []
+    for file, members in groupby(found.targets, lambda one: one.file):
+        lines += styled(visible(file), width, "bold cyan")
+        for one in members:
+            style = "" if one in found.to_run else "dim"
+            text = f"{one.line:>6}  {pad(visible(one.name), names)}  {KINDS[one.kind]:<{kinds}}  {visible(one.why)}"
+            lines += styled(text, width, style, hang=8)
+    lines += [line for text in summary(found) for line in styled(visible(text), width, "dim")]
+    return render_lines(lines, screen.color)
+
+
+REPORTER = Reporter("text", report=report_text, reports=BATCH, targets=targets_text, draws_patterns=True)

@@ -25,6 +25,7 @@ def test_formats_of_each_kind() -> None:
         "differences": ["table", "markdown", "json"],
         "traces": ["table", "markdown", "json"],
         "reports": REPORT_FORMATS,
+        "targets": ["text", "markdown", "json"],
     }
 
 

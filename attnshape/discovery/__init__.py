@@ -1,0 +1,1 @@
+"""Finds attention in source code, without importing it."""

@@ -1,0 +1,277 @@
+"""Follows scores, weights and contexts through the syntax tree of one function."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+Label = Literal["scores", "weights", "normalised", "context"]
+"""What a value may be: the result of a product of data; its softmax; the softmax of something else; weights times
+values."""
+Labels = frozenset[Label]
+NOTHING: Labels = frozenset()
+_SCORES: Labels = frozenset({"scores"})
+_WEIGHTS: Labels = frozenset({"weights"})
+
+_FUSED = re.compile(
+    r"_?(scaled_dot_product|flex|memory_efficient|multi_head|multihead|flash|efficient|sdpa|varlen|paged|sage|ring_flash)"
+    r"_?(attention|attn)(_\w+)?|flash_attn\w*|sdpa|sageattn"
+)
+_SOFTMAX = re.compile(r"(log_|gumbel_|masked_|quiet_)?softmax(_?(one|1|off_by_one|n))?|sparsemax|entmax\w*|Softmax")
+_PRODUCTS = frozenset(
+    {"matmul", "bmm", "baddbmm", "einsum", "einsum_exp", "mm", "dot", "tensordot", "inner", "contract"}
+)
+_NAMED = re.compile(r"[aA]tt(entio)?n(?!_?([mM]ask|[pP]ool))|\bGAT|GraphAtt")
+_QUERY_OR_KEY = re.compile(r"(^|_)(q|k|qs|ks|quer(y|ies)|keys?)($|_)|quer(y|ies)|key")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why code counts as attention: the call that shows it, and its line."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a function does with its arguments."""
+
+    returns: Labels = NOTHING
+    evidence: Evidence | None = None
+    """Where the function itself multiplies weights by values, or calls fused attention."""
+    calls: tuple[tuple[str, int], ...] = ()
+    """The names of what it calls or passes on, each with its line."""
+
+
+Resolve = Callable[[str, Labels], Outcome | None]
+"""Returns what a function does that is called by this name with arguments of these labels; None if it isn't known."""
+
+
+@dataclass
+class _Flow:
+    """The walk through one function."""
+
+    resolve: Resolve
+    softmaxes: frozenset[str]
+    """The attributes that hold a softmax: `self.attend`."""
+    labels: dict[str, Labels] = field(default_factory=dict)
+    returns: Labels = NOTHING
+    evidence: Evidence | None = None
+    products: int = 0
+    calls: dict[str, int] = field(default_factory=dict)
+    is_named_attention: bool = False
+    """Whether the name of the function or its class says that it is attention."""
+    _has_queries: bool = False
+    """Whether a product had an operand named as queries or keys."""
+    _softmax: Evidence | None = None
+
+    def statements(self, body: Iterable[ast.stmt]) -> None:
+        for statement in body:
+            self._statement(statement)
+
+    def _statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                labels = self.of(value)
+                for target in targets:
+                    self._bind(target, labels, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._bind(target, self.of(value), value)
+            case ast.AugAssign(target=target, value=value):
+                self._bind(target, self.of(value) | self.of(target), None)
+            case ast.Return(value=ast.expr() as value):
+                self.returns |= self.of(value)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                return
+            case ast.For() | ast.While():
+                # what one iteration makes the next may use
+                for _ in range(2):
+                    self._children(node)
+            case _:
+                self._children(node)
+
+    def _children(self, node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                self._statement(child)
+            elif isinstance(child, ast.expr):
+                self.of(child)
+            else:
+                self._children(child)
+
+    def _bind(self, target: ast.expr, labels: Labels, value: ast.expr | None) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+            apart = len(values) == len(target.elts) and not any(isinstance(one, ast.Starred) for one in target.elts)
+            for place, one in enumerate(target.elts):
+                self._bind(one, self.of(values[place]) if apart else labels, None)
+        elif isinstance(target, ast.Starred):
+            self._bind(target.value, labels, None)
+        elif isinstance(target, ast.Subscript):
+            name = _dotted(target.value)
+            self.labels[name] = self.labels.get(name, NOTHING) | labels
+        elif name := _dotted(target):
+            self.labels[name] = labels
+
+    def of(self, node: ast.expr) -> Labels:
+        """Return what an expression may be."""
+        match node:
+            case ast.Name() | ast.Attribute() if (name := _dotted(node)) in self.labels:
+                return self.labels[name]
+            case ast.Name(id=name):
+                self.calls.setdefault(name, node.lineno)  # a function may be called where it is passed to
+                return NOTHING
+            case ast.Attribute(value=value):
+                return self.of(value)
+            case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+                return self._product(node, [left, right])
+            case ast.Call():
+                return self._call(node)
+            case ast.Lambda(body=body):
+                return self.of(body)
+            case ast.Subscript(value=value):
+                self.of(node.slice)
+                return self.of(value)
+            case ast.Compare():
+                self._children(node)
+                return NOTHING
+        labels: set[Label] = set()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                labels |= self.of(child)
+            elif isinstance(child, ast.comprehension):
+                self._bind(child.target, self.of(child.iter), None)
+            elif isinstance(child, ast.keyword):
+                labels |= self.of(child.value)
+        return frozenset(labels)
+
+    def _call(self, node: ast.Call) -> Labels:
+        name = _dotted(node.func)
+        last = node.func.attr if isinstance(node.func, ast.Attribute) else name
+        receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        args = [*node.args, *(keyword.value for keyword in node.keywords)]
+        if name:
+            self.calls.setdefault(name, node.lineno)
+        # a submodule may have such a name too
+        if _FUSED.fullmatch(last) and len(args) >= 2 and not name.startswith("self."):
+            self.evidence = self.evidence or Evidence(_short(node), node.lineno)
+            return frozenset({"context"})
+        if _SOFTMAX.fullmatch(last) or name in self.softmaxes:
+            of = receiver if not args or (receiver and not _is_namespace(node.func)) else []
+            labels = frozenset().union(*(self.of(one) for one in (*of, *args)))
+            self._softmax = Evidence(_short(node), node.lineno)
+            return frozenset({"weights" if "scores" in labels else "normalised"})
+        if last in ("exp", "exp_"):  # a softmax in steps, normalised before or after
+            labels = frozenset().union(*(self.of(one) for one in (*receiver, *args)))
+            if "scores" in labels:
+                self._softmax = Evidence(_short(node), node.lineno)
+                return labels | _WEIGHTS
+            return labels
+        if last in _PRODUCTS:
+            own = receiver if receiver and not _is_namespace(node.func) else []
+            return self._product(node, [*own, *(one for one in args if not _is_text(one))])
+        if last == "sum" and receiver and isinstance(receiver[0], ast.BinOp) and isinstance(receiver[0].op, ast.Mult):
+            return self._product(node, [receiver[0].left, receiver[0].right])
+        given = frozenset().union(*(self.of(one) for one in (*receiver, *args))) if (receiver or args) else NOTHING
+        outcome = self.resolve(name, given) if name else None
+        return given if outcome is None else outcome.returns | (given & {"context"})
+
+    def _product(self, node: ast.expr, operands: list[ast.expr]) -> Labels:
+        labels = [self.of(operand) for operand in operands]
+        every = frozenset().union(*labels)
+        data = [one for one, of in zip(operands, labels, strict=True) if of or not _is_parameter(one)]
+        if len(data) < 2:
+            return every
+        self.products += 1
+        self._has_queries = self._has_queries or any(_is_query_or_key(one) for one in operands)
+        # linear attention has a softmax of queries or keys; additive attention one of sums
+        is_linear = self.products > 1 and self._has_queries
+        if "weights" in every or ("normalised" in every and (is_linear or self.is_named_attention)):
+            softmax = self._softmax or Evidence(_short(node), node.lineno)
+            self.evidence = self.evidence or softmax
+            return frozenset({"context"})
+        return every | _SCORES
+
+
+def may_matter(identifiers: Iterable[str]) -> bool:
+    """Return whether code with these identifiers may have a softmax, or fused attention."""
+    return any(_SOFTMAX.fullmatch(one) or _FUSED.fullmatch(one) or one in ("exp", "exp_") for one in identifiers)
+
+
+def follow(
+    function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
+    resolve: Resolve,
+    given: Labels = NOTHING,
+    softmaxes: frozenset[str] = frozenset(),
+    owner: str = "",
+) -> Outcome:
+    """Return what a function does whose arguments have these labels.
+
+    Args:
+        function: The function's syntax tree.
+        resolve: Returns what the functions do that it calls.
+        given: What its arguments may be.
+        softmaxes: The attributes that hold a softmax, such as `self.attend`.
+        owner: The name of its class.
+    """
+    names = f"{owner} {getattr(function, 'name', '')}"
+    flow = _Flow(resolve, softmaxes, is_named_attention=bool(_NAMED.search(names)))
+    arguments = function.args
+    for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        flow.labels[one.arg] = given
+    if isinstance(function, ast.Lambda):
+        flow.returns = flow.of(function.body)
+    else:
+        flow.statements(function.body)
+    return Outcome(flow.returns, flow.evidence, tuple(flow.calls.items()))
+
+
+def _dotted(node: ast.AST) -> str:
+    """Return a chain of names such as `self.attn.to_q`; empty if the expression is something else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=name):
+            owner = _dotted(value)
+            return f"{owner}.{name}" if owner else ""
+    return ""
+
+
+def _is_namespace(function: ast.expr) -> bool:
+    """Return whether a function is looked up in a module such as `torch` or `F`, and not on a tensor."""
+    root = _dotted(function).split(".")[0]
+    return root in ("torch", "F", "nn", "functional", "einops", "np", "math", "xops", "xformers", "ops")
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant | ast.JoinedStr)
+
+
+def _is_parameter(node: ast.expr) -> bool:
+    """Return whether an operand is an attribute of the module, as its parameters are, perhaps as a view."""
+    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            return True
+        if isinstance(node, ast.Call):
+            # a call of a submodule makes data
+            if _dotted(node.func).startswith("self.") and _dotted(node.func).count(".") == 1:
+                return False
+            node = node.func
+        else:
+            node = node.value
+    return False
+
+
+def _is_query_or_key(node: ast.expr) -> bool:
+    return any(isinstance(one, ast.Name) and _QUERY_OR_KEY.search(one.id) for one in ast.walk(node))
+
+
+def _short(node: ast.expr) -> str:
+    """Return the name of what an expression calls."""
+    if not isinstance(node, ast.Call):
+        return "@"
+    return f"{node.func.attr if isinstance(node.func, ast.Attribute) else _dotted(node.func)}()"

@@ -1,0 +1,3 @@
+from tests.cli.running import attnshape, folder, root
+
+__all__ = ["attnshape", "folder", "root"]

@@ -1,0 +1,158 @@
+"""`attnshape targets`, and files and folders as targets of other verbs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Attnshape
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT * (d // self.heads) ** -0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).reshape(b, n, d)
+
+
+class Block(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.attn = Attention(dim, heads)
+
+    def forward(self, x):
+        return x + self.attn(x)
+"""
+WRONG = MODEL.replace("d // self.heads) ** -0.5", "d) ** -0.5").replace("(d) **", "d **")
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    """Return a folder with a model, a wrong one, a test, a file that isn't Python, and what isn't the project's own."""
+    path = folder / "project"
+    (path / "tests").mkdir(parents=True)
+    (path / "model.py").write_text(MODEL)
+    (path / "wrong.py").write_text(WRONG)
+    (path / "tests" / "test_model.py").write_text(MODEL)
+    for other in (".hidden", "build", "venv"):
+        (path / other).mkdir()
+        (path / other / "copy.py").write_text(MODEL)
+    (path / "venv" / "pyvenv.cfg").write_text("")
+    return path
+
+
+def test_list_of_a_folder(project: Path, attnshape: Attnshape):
+    result = attnshape("targets project --format text")
+    assert result.status == 0
+    assert result.out.splitlines() == [
+        "project/model.py",
+        "     6  Attention  module              softmax() at line 15",
+        "    19  Block      contains attention  Attention() at line 22",
+        "project/wrong.py",
+        "     6  Attention  module              softmax() at line 15",
+        "    19  Block      contains attention  Attention() at line 22",
+        "2 modules and 0 functions with attention in 2 files",
+        "1 file of tests left out: name them to have them read",
+        "to see one: attnshape trace project/model.py:Attention",
+    ]
+
+
+def test_json_has_what_the_list_has(project: Path, attnshape: Attnshape):
+    content = json.loads(attnshape("targets project --format json").out)
+    assert content["schema"] == "attnshape/targets/1"
+    assert [one["target"] for one in content["targets"]] == [
+        f"project/{file}:{name}" for file in ("model.py", "wrong.py") for name in ("Attention", "Block")
+    ]
+    assert content["targets"][0]["line"] == 6
+
+
+def test_markdown_is_a_table(project: Path, attnshape: Attnshape):
+    lines = attnshape("targets project/model.py").out.splitlines()
+    assert lines[0].split() == ["|", "target", "|", "line", "|", "kind", "|", "shown", "by", "|"]
+    assert "`project/model.py:Attention`" in lines[2]
+
+
+def test_tests_are_read_where_they_are_named(project: Path, attnshape: Attnshape):
+    assert "tests/test_model.py:Attention" in attnshape("targets project/tests/test_model.py").out
+
+
+def test_file_that_is_no_python_is_reported(project: Path, attnshape: Attnshape):
+    (project / "broken.py").write_text("def f(:\n")
+    result = attnshape("targets project --format text")
+    assert result.status == 2
+    assert "not read: project/broken.py: invalid syntax, at line 1" in result.out
+    assert "project/model.py" in result.out
+
+
+def test_what_git_ignores_is_left_out(project: Path, attnshape: Attnshape):
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    (project / ".gitignore").write_text("wrong.py\n")
+    assert "wrong.py" not in attnshape("targets project").out
+
+
+def test_missing_place(attnshape: Attnshape):
+    result = attnshape("targets nowhere")
+    assert (result.status, result.out) == (2, "")
+    assert "there is no file or folder 'nowhere'" in result.err
+
+
+def test_nothing_is_imported(folder: Path, attnshape: Attnshape):
+    (folder / "explodes.py").write_text("raise SystemExit(7)\n\n" + MODEL)
+    assert "explodes.py:Attention" in attnshape("targets explodes.py").out
+
+
+def test_list_needs_no_torch(project: Path):
+    code = (
+        "import sys; from attnshape.cli.app import run; status = run(['targets', 'model.py']); "
+        "assert status == 0; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=project, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_trace_of_a_file(project: Path, attnshape: Attnshape):
+    result = attnshape("trace project/model.py --batch 3")
+    assert result.status == 0
+    assert "found in project/model.py: Attention" in result.err
+    assert "B=3" in result.out
+    assert "found: --init" in result.out
+
+
+def test_check_of_a_folder(project: Path, attnshape: Attnshape):
+    result = attnshape("check project")
+    assert result.status == 1
+    assert "AS201" in result.out
+    assert "project/model.py:Attention" in result.out
+    assert "1 fine" in result.out
+
+
+def test_annotate_of_a_file(project: Path, attnshape: Attnshape):
+    result = attnshape("annotate project/model.py")
+    assert result.status == 0
+    assert "Float[torch.Tensor, " in result.out
+
+
+def test_file_without_attention_is_asked_for_a_name(folder: Path, attnshape: Attnshape):
+    (folder / "plain.py").write_text("def double(x):\n    return x * 2\n")
+    result = attnshape("trace plain.py")
+    assert result.status == 2
+    assert "plain.py is a file; which of its functions or classes?" in result.err
+
+
+def test_folder_without_attention(folder: Path, attnshape: Attnshape):
+    (folder / "empty").mkdir()
+    (folder / "empty" / "plain.py").write_text("def double(x):\n    return x * 2\n")
+    result = attnshape("check empty")
+    assert result.status == 2
+    assert "no attention was found in empty, in 1 Python file" in result.err
