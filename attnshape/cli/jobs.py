@@ -21,6 +21,7 @@ from attnshape.options.pyproject import FILE, ProjectTarget, SizeSet, decode_tar
 from attnshape.options.spec import RunOptions, TargetSpec, run_options
 from attnshape.reporters.batch_view import ResultT
 from attnshape.runtime.capture import to_standard_error
+from attnshape.targets.builtin.registry import CATALOG
 
 _FEW = 4
 """How many names fit on a line."""
@@ -122,7 +123,7 @@ def _found_jobs(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list
     """Return a job for each attention in a file or a folder; none if the target names neither, or there is none."""
     place = Path(typed.target)
     try:
-        is_folder = place.is_dir()
+        is_folder = place.is_dir() and typed.target not in CATALOG
         if not typed.target or ":" in typed.target or not (is_folder or (place.suffix == ".py" and place.is_file())):
             return []
     except (OSError, ValueError):  # too long for a path, or no text

@@ -14,7 +14,7 @@ from attnshape.reporters.registry import find_renderer
 
 def targets(
     paths: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH]…", help="Python files and folders; this folder by default.")
+        list[str] | None, typer.Argument(metavar="PATH", help="Python files and folders; this folder by default.")
     ] = None,
     format_: Annotated[str, format_option("targets")] = "auto",
     output: Output = None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from attnshape.model.report import Finding, Report
 from attnshape.reporters.batch_view import BatchItem, distinct_findings, outcome, title, totals
 from attnshape.reporters.escaping import visible
@@ -16,7 +18,8 @@ _FILE = "pyproject.toml"
 
 def report_commands(report: Report) -> str:
     """Return a command for each finding, followed by the plain lines of the log."""
-    lists = [f"{label}: {' · '.join(map(visible, items))}" for label, items in labelled_lists(report)]
+    lists = [f"found: {visible(report.found)}"] if report.found is not UNSET else []
+    lists += [f"{label}: {' · '.join(map(visible, items))}" for label, items in labelled_lists(report)]
     return "".join(f"{line}\n" for line in (*map(_command, report.findings), *lists, verdict(report)))
 
 

@@ -43,7 +43,8 @@ def _header(header: Header) -> Iterator[str]:
 
 def _footer_item(line: FooterLine) -> str:
     tensors = "".join(f"<li>{_tensor(one)}</li>" for one in line.tensors)
-    return f"<li>{_text(line.text)}{f'<ul>{tensors}</ul>' if tensors else ''}</li>"
+    flags = f" <code>{_text(line.flags)}</code>" if line.flags else ""
+    return f"<li>{_text(line.text)}{flags}{f'<ul>{tensors}</ul>' if tensors else ''}</li>"
 
 
 def _tensor(one: MarkedTensor) -> str:

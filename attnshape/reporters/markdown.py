@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
 from rich.cells import cell_len
 
 from attnshape.model.report import Finding, Pattern, Report
@@ -82,6 +83,8 @@ def report_markdown(report: Report, patterns: bool = False, read_lines: ReadLine
     items = [
         f"- {label}: {' · '.join(map(prose_with_code, items))}" for label, items in report_view.labelled_lists(report)
     ]
+    if report.found is not UNSET:
+        items.insert(0, f"- found: {code(report.found)}")
     parts.append("\n".join([*items, f"- {prose(report_view.closing(report))}"]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -122,7 +125,8 @@ def _header(header: Header) -> str:
 
 
 def _footer_item(line: FooterLine) -> str:
-    return "\n".join([f"- {prose_with_code(line.text)}", *(f"  - {_tensor(one)}" for one in line.tensors)])
+    flags = f" {code(line.flags)}" if line.flags else ""
+    return "\n".join([f"- {prose_with_code(line.text)}{flags}", *(f"  - {_tensor(one)}" for one in line.tensors)])
 
 
 def _tensor(one: MarkedTensor) -> str:

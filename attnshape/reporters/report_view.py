@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from msgspec import UNSET
 from rich.cells import cell_len, set_cell_size
 
 from attnshape.model.formatting import join_words, pluralize
@@ -69,7 +68,6 @@ def labelled_lists(report: Report) -> list[tuple[str, list[str]]]:
     observed = [f"{fact.text} ({location(fact.source)})" if fact.source else fact.text for fact in report.facts]
     suppressed = [f"{one.code} {location(one.source)}" if one.source else one.code for one in report.suppressed]
     labelled = [
-        ("found", [report.found] if report.found is not UNSET else []),
         ("claimed", list(report.claims)),
         ("observed", observed),
         ("verified", list(report.verified)),

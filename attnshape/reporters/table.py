@@ -15,6 +15,7 @@ from attnshape.reporters.terminal import (
     NARROWEST,
     ColumnLayout,
     StyledLine,
+    fold_command,
     fold_words,
     header_lines,
     lay_out,
@@ -115,7 +116,10 @@ def _header(header: Header, width: int) -> list[StyledLine]:
 def _footer(footer: Sequence[FooterLine], width: int) -> list[StyledLine]:
     lines: list[StyledLine] = []
     for line in footer:
-        lines += styled(line.text, width, _TONES[line.tone])
+        if line.flags:
+            lines += [StyledLine(text, _TONES[line.tone]) for text in fold_command(f"{line.text} {line.flags}", width)]
+        else:
+            lines += styled(line.text, width, _TONES[line.tone])
         lines += [StyledLine(text, _TONES["plain"]) for text in tensor_lines(line.tensors, width)]
     return lines
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
 from rich.cells import cell_len
 
 from attnshape.errors import ExitStatus
@@ -19,6 +20,7 @@ from attnshape.reporters.terminal import (
     GAP,
     NARROWEST,
     StyledLine,
+    fold_command,
     fold_words,
     header_lines,
     pad,
@@ -104,6 +106,8 @@ def _pattern(pattern: Pattern, width: int) -> list[StyledLine]:
 
 def _summary(report: Report, width: int) -> list[StyledLine]:
     lines: list[StyledLine] = []
+    if report.found is not UNSET:
+        lines += [StyledLine(text) for text in fold_command(f"found: {visible(report.found)}", width)]
     for label, items in report_view.labelled_lists(report):
         lines += styled(f"{label}: {' · '.join(map(visible, items))}", width, _LIST_STYLES.get(label, ""))
     lines += styled(report_view.verdict(report), width, "bold red" if report.found_something else "bold")

@@ -83,6 +83,8 @@ class FooterLine:
     tone: Literal["plain", "good", "bad"] = "plain"
     tensors: tuple[MarkedTensor, ...] = ()
     """Tensors to show below it, one a line."""
+    flags: str = ""
+    """Flags at its end, to be copied."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,8 @@ def trace_header(trace: Trace) -> Header:
 
 def trace_footer(trace: Trace, shown: int) -> tuple[FooterLine, ...]:
     """Return the lines below a table that shows that many steps of a trace."""
-    lines = [FooterLine(text) for text in _plain_lines(trace, shown) if text]
+    lines = [FooterLine("found:", flags=visible(trace.found))] if trace.found is not UNSET else []
+    lines += [FooterLine(text) for text in _plain_lines(trace, shown) if text]
     if not trace.complete and not trace.failure:
         lines.append(FooterLine("incomplete: not every step of the run is in this trace", "bad"))
     if trace.failure:
@@ -266,8 +269,6 @@ def trace_footer(trace: Trace, shown: int) -> tuple[FooterLine, ...]:
 
 
 def _plain_lines(trace: Trace, shown: int) -> Iterator[str]:
-    if trace.found is not UNSET:
-        yield f"found: {visible(trace.found)}"
     if trace.steps:
         yield from (_counts(trace, shown), _axes(trace), _memory(trace))
     if trace.peak is not UNSET:

@@ -126,7 +126,7 @@ def test_trace_of_a_file(project: Path, attnshape: Attnshape):
     assert result.status == 0
     assert "found in project/model.py: Attention" in result.err
     assert "B=3" in result.out
-    assert "found: --init" in result.out
+    assert 'found: `--init "D, H" --input "x: B L D"`' in result.out
 
 
 def test_check_of_a_folder(project: Path, attnshape: Attnshape):
@@ -148,6 +148,11 @@ def test_file_without_attention_is_asked_for_a_name(folder: Path, attnshape: Att
     result = attnshape("trace plain.py")
     assert result.status == 2
     assert "plain.py is a file; which of its functions or classes?" in result.err
+
+
+def test_catalog_name_wins_over_a_folder(folder: Path, attnshape: Attnshape):
+    (folder / "average").mkdir()
+    assert attnshape("trace average").out.startswith("`attnshape trace average`")
 
 
 def test_folder_without_attention(folder: Path, attnshape: Attnshape):

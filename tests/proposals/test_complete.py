@@ -106,7 +106,7 @@ def test_attempts_print_nothing(attnshape: Attnshape):
 def test_flags_are_shown(verb, format_, attnshape: Attnshape):
     result = attnshape(f"{verb} {MODELS}:Plain --format {format_}")
     assert result.status == 0
-    assert 'found: --init "D, H, 0.0" --input "x: B L D"' in result.out
+    assert 'found: --init "D, H, 0.0" --input "x: B L D"' in result.out.replace("`", "")
 
 
 def test_search_ends(monkeypatch, tmp_path):
