@@ -43,6 +43,8 @@ class AnnotatedFile:
     """Whether the results were compared; those of some code differ from run to run."""
     findings: tuple[Finding, ...] = ()
     """Documented shapes that differ from those observed."""
+    found: tuple[str, ...] = ()
+    """The flags that say what was worked out of the arguments of each target."""
 
     @property
     def changes(self) -> Sequence[Change]:
@@ -56,8 +58,8 @@ class AnnotatedFile:
 
     @property
     def notes(self) -> Sequence[str]:
-        """Notes on the constants in the annotations."""
-        return list(notes_on_constants(self.changes))
+        """Notes on the constants in the annotations, after what was worked out of the targets' arguments."""
+        return [*(f"found: {flags}" for flags in self.found), *notes_on_constants(self.changes)]
 
     @property
     def files(self) -> list[tuple[PythonSource, bytes]]:

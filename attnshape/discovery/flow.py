@@ -25,6 +25,8 @@ _PRODUCTS = frozenset(
     {"matmul", "bmm", "baddbmm", "einsum", "einsum_exp", "mm", "dot", "tensordot", "inner", "contract"}
 )
 _NAMED = re.compile(r"[aA]tt(entio)?n(?!_?([mM]ask|[pP]ool))|\bGAT|GraphAtt")
+_LEARNED_DATA = re.compile(r"quer|latent|memor|(^|_)keys?$|mem_")
+"""The names of parameters that stand for tokens, as learned queries do."""
 _QUERY_OR_KEY = re.compile(r"(^|_)(q|k|qs|ks|quer(y|ies)|keys?)($|_)|quer(y|ies)|key")
 
 
@@ -252,10 +254,10 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_parameter(node: ast.expr) -> bool:
-    """Return whether an operand is an attribute of the module, as its parameters are, perhaps as a view."""
+    """Return whether an operand is a weight of the module, perhaps as a view: an attribute that stands for no tokens."""
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-            return True
+            return not _LEARNED_DATA.search(node.attr)
         if isinstance(node, ast.Call):
             # a call of a submodule makes data
             if _dotted(node.func).startswith("self.") and _dotted(node.func).count(".") == 1:

@@ -62,7 +62,8 @@ def annotate_requests(
     """
     with to_standard_error(), foreign_code(), isolated():
         specs = [*specs[:1], *map(without_arguments_of_a_case, specs[1:])]
-        specs = [complete_spec(spec, progress)[0] for spec in specs]
+        completed = [complete_spec(spec, progress) for spec in specs]
+        specs, found = [spec for spec, _ in completed], tuple(dict.fromkeys(flags for _, flags in completed if flags))
         observations = [_observe_despite_annotations(spec, run, options, progress) for spec in specs]
         for spec, observation in zip(tuple(specs), tuple(observations), strict=True):
             default = _default_call(spec, observation, run)
@@ -118,7 +119,7 @@ def annotate_requests(
     ]
     if options.style != "comment" and not annotated.omissions:  # else these say which annotations don't hold
         skipped += annotations_not_recognized(tree, forms)
-    annotated = replace(annotated, omissions=(*skipped, *omissions, *annotated.omissions))
+    annotated = replace(annotated, omissions=(*skipped, *omissions, *annotated.omissions), found=found)
     if options.existing != "check":
         return annotated
     progress("verifying the shape comments")

@@ -70,6 +70,12 @@ ATTENTION = {
             return torch.einsum("bnd,bde->bne", q, context)
         """,
 }
+LEARNED = """
+    class Pool(nn.Module):
+        def forward(self, x):
+            weights = torch.softmax(self.queries @ x.mT, -1)
+            return weights @ x
+    """
 NO_ATTENTION = {
     "classifier": """
         def classify(x, w1, w2):
@@ -131,6 +137,10 @@ MODULE = """
 
 def test_softmax_that_is_an_attribute():
     assert found(MODULE) == {"Attention": "module"}
+
+
+def test_learned_queries_are_no_weights():
+    assert found(LEARNED) == {"Pool": "module"}
 
 
 def test_methods_share_the_work():

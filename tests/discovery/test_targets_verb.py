@@ -141,6 +141,7 @@ def test_annotate_of_a_file(project: Path, attnshape: Attnshape):
     result = attnshape("annotate project/model.py")
     assert result.status == 0
     assert "Float[torch.Tensor, " in result.out
+    assert 'note: found: --init "D, H" --input "x: B L D"' in result.err
 
 
 def test_file_without_attention_is_asked_for_a_name(folder: Path, attnshape: Attnshape):
