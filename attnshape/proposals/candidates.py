@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import inspect
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from attnshape.proposals import conventions
 from attnshape.proposals.source import fields_read, unpacked_axes
 from attnshape.targets.evaluation import required_parameters
 
-MAP_SIZES = {"height": 16, "width": 24}
-"""The sizes of a feature map, where the user gave none."""
+_MAP_UNIT = 8
+_DIVIDES_MAPS = re.compile(r"(\w+_)?(window|patch)_?(size)?")
+"""The names of parameters that divide the height and the width of a feature map."""
 _OPTIONAL_SIZES = ("H", "Hkv", "Dk", "Dv", "D")
 _CONFIG_CLASS = re.compile(r"\w*(Config|Configuration|Args|Arguments|Params|HParams|Hyperparameters|Options|Cfg)")
 _ROTARY_CLASS = re.compile(r"\w*(Rotary|Rope|RoPE)\w*")
@@ -187,6 +189,14 @@ def _config_arguments(config: type, fields: Sequence[str]) -> str | None:
     more = [name for name in fields if accepts_any and name not in taken | set(_settable(config))]
     arguments += [f"{name}={size}" for name in more if (size := conventions.size_of(name)) in _OPTIONAL_SIZES]
     return ", ".join(arguments)
+
+
+def map_sizes(root: Any) -> dict[str, int]:
+    """Return the height and the width of a feature map, of which the windows and patches of a module are divisors."""
+    defaults = [p.default for p in _parameters(root) if _DIVIDES_MAPS.fullmatch(conventions.plain(p.name))]
+    sizes = [default for default in defaults if type(default) is int and default > 0]
+    unit = math.lcm(*sizes) if sizes else _MAP_UNIT
+    return {"height": 2 * unit, "width": 3 * unit}
 
 
 def input_candidates(

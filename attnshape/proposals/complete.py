@@ -12,7 +12,7 @@ import torch
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.errors import AttnshapeError, Option, Text, format_exception
 from attnshape.options.spec import TargetSpec
-from attnshape.proposals.candidates import constructor_candidates
+from attnshape.proposals.candidates import constructor_candidates, map_sizes
 from attnshape.proposals.search import Search
 from attnshape.runtime.time_limit import TooLong
 from attnshape.targets.evaluation import required_parameters
@@ -55,7 +55,7 @@ def complete(spec: TargetSpec) -> Completed:
     needs_inputs = bool(set(required_parameters(call)) - {"self", *given}) or (not given and _takes_any(call))
     if not needs_init and not needs_inputs:
         return Completed(spec)
-    search = Search()
+    search = Search(map_sizes(root))
     inits = list(constructor_candidates(root, module)) if needs_init else [spec.init]
     taken = search.first_that_works(spec, inits, module, call, given, is_function=inspect.isfunction(root))
     if taken is None:

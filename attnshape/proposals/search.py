@@ -17,7 +17,6 @@ from torch import Tensor
 from attnshape.errors import AttnshapeError
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.proposals.candidates import (
-    MAP_SIZES,
     Inputs,
     axes_are_named,
     input_candidates,
@@ -62,8 +61,10 @@ class _UnusedInputError(Exception):
 class Search:
     """Tries proposals in order, within limits on their number and on time."""
 
-    def __init__(self) -> None:
+    def __init__(self, maps: Mapping[str, int]) -> None:
+        """`maps` are the sizes of feature maps."""
         self.attempts = 0
+        self._maps = maps
         self.failure: Failure | None = None
         self._deadline = time.monotonic() + _MOST_SECONDS
 
@@ -92,7 +93,7 @@ class Search:
             for inputs in _all_inputs(call, module, given, init or "", is_function):
                 if self.is_over:
                     return runs
-                tried = _with(spec, init, inputs)
+                tried = _with(spec, init, inputs, self._maps)
                 error, is_built = self._error_of(tried)
                 if error is None:
                     return self._in_likelier_order(tried, inputs, call)
@@ -212,9 +213,9 @@ def _all_inputs(
         )
 
 
-def _with(spec: TargetSpec, init: str | None, inputs: Inputs) -> TargetSpec:
+def _with(spec: TargetSpec, init: str | None, inputs: Inputs, maps: Mapping[str, int]) -> TargetSpec:
     texts = " ".join(inputs.tensors.values()).split()
-    maps = {name: size for name, size in MAP_SIZES.items() if name in texts and name not in spec.sizes}
+    maps = {name: size for name, size in maps.items() if name in texts and name not in spec.sizes}
     return replace(
         spec,
         init=init,

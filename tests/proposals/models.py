@@ -93,6 +93,19 @@ class OfMaps(nn.Module):
         return (v @ weights.mT).reshape(b, c, h, w)
 
 
+class OfWindows(OfMaps):
+    def __init__(self, channels, heads=4, window_size=5):
+        super().__init__(channels, heads)
+        self.window = window_size
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        size = self.window
+        windows = x.view(b, c, h // size, size, w // size, size).permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+        result = super().forward(windows).view(b, h // size, w // size, c, size, size)
+        return result.permute(0, 3, 1, 4, 2, 5).reshape(b, c, h, w)
+
+
 class Cross(nn.Module):
     def __init__(self, query_dim, *, num_heads):
         super().__init__()

@@ -38,6 +38,7 @@ def found(name: str, **given: object) -> list[str]:
             "OfMaps",
             "--init 'D, heads=H' --input 'x: B D height width' --dim height=16 --dim width=24",
         ),
+        ("OfWindows", "--init 'D, heads=H' --input 'x: B D height width' --dim height=10 --dim width=15"),
         ("Cross", "--init 'D, num_heads=H' --input 'query: B Lq D' --input 'memory: B Lk D'"),
         ("SequenceFirst", "--init 'D, H' --input 'src: L B D'"),
         (
