@@ -254,7 +254,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_parameter(node: ast.expr) -> bool:
-    """Return whether an operand is a weight: an attribute of the module, perhaps as a view, that stands for no tokens."""
+    """Return whether an operand is a weight: an attribute, perhaps as a view, that stands for no tokens."""
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
             return not _LEARNED_DATA.search(node.attr)
