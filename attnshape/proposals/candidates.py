@@ -20,6 +20,7 @@ from attnshape.targets.evaluation import required_parameters
 _MAP_UNIT = 8
 _DIVIDES_MAPS = re.compile(r"(\w+_)?(window|patch)_?(size)?")
 """The names of parameters that divide the height and the width of a feature map."""
+_MOST_COMBINATIONS = 6
 _OPTIONAL_SIZES = ("H", "Hkv", "Dk", "Dv", "D")
 _CONFIG_CLASS = re.compile(r"\w*(Config|Configuration|Args|Arguments|Params|HParams|Hyperparameters|Options|Cfg)")
 _ROTARY_CLASS = re.compile(r"\w*(Rotary|Rope|RoPE)\w*")
@@ -72,13 +73,24 @@ def _constructor_calls(
         and type(p.default) is int
         and (size := conventions.size_of(p.name)) in _OPTIONAL_SIZES
     ]
-    for chosen in itertools.islice(itertools.product(*choices), 8):
+    for chosen in _combinations(choices):
         named = [
             text if p.kind is not p.KEYWORD_ONLY else f"{p.name}={text}"
             for p, text in zip(required, chosen, strict=True)
         ]
         for optional in [sized, []] if sized else [[]]:
             yield ", ".join([*named, *optional])
+
+
+def _combinations(choices: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return ways to take one of each choice, those first that take the first of most.
+
+    >>> _combinations([["None", "mask"], ["cos"], ["sin", "0"]])
+    [('None', 'cos', 'sin'), ('None', 'cos', '0'), ('mask', 'cos', 'sin'), ('mask', 'cos', '0')]
+    """
+    places = sorted(itertools.product(*(range(len(choice)) for choice in choices)), key=sum)
+    pairs = (zip(choices, chosen, strict=True) for chosen in places[:_MOST_COMBINATIONS])
+    return [tuple(choice[place] for choice, place in one) for one in pairs]
 
 
 def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter) -> Iterator[str]:
@@ -231,7 +243,7 @@ def input_candidates(
     likely = [re.sub(r"\bL[qk]\b", "L", text) for text in given.values() if text]
     for family in dict.fromkeys([*likely, *_families(call, tensors, init, is_function)]):
         for described in _described(tensors, family):
-            for chosen in itertools.islice(itertools.product(*others), 4):
+            for chosen in _combinations(others):
                 expressions = {name: text for name, text in zip(rest, chosen, strict=True) if ":" not in text}
                 inputs = {name: text[1:] for name, text in zip(rest, chosen, strict=True) if ":" in text}
                 yield Inputs({**described, **inputs}, expressions)
@@ -330,6 +342,7 @@ def _expressions_for(parameter: inspect.Parameter, module: ModuleType, init: str
             yield ":H L L"
         elif conventions.is_mask(name):
             yield "torch.ones(L, L).tril().bool()"
+            yield "torch.ones(L, L).triu(1).bool()"
             yield ":bool B L"
     elif (value := _value_of(parameter)) is not None:
         yield value

@@ -39,7 +39,7 @@ _SMALL = (
 )
 """Two sets of sizes at which proposals are tried; widths are multiples of 32, since some norms have so many groups."""
 _OTHERS = ({"V": 11, "N": 2}, {"V": 13, "N": 1})
-_MOST_ATTEMPTS = 80
+_MOST_ATTEMPTS = 200
 _MOST_SECONDS = 20.0
 _ONE_ATTEMPT = 5.0
 _MISSING_FIELD = re.compile(r"'(?:types\.)?SimpleNamespace' object has no attribute '(\w+)'")
@@ -54,8 +54,8 @@ class Failure:
     is_built: bool
 
 
-class _UnusedInputError(Exception):
-    """A target runs, and its result doesn't depend on one of its inputs."""
+class _DoubtfulError(Exception):
+    """A target runs, but its result doesn't depend on one of its inputs, or is NaN, as where a mask hides every key."""
 
 
 class Search:
@@ -84,7 +84,7 @@ class Search:
     ) -> TargetSpec | None:
         """Return the first completed description with which the target runs at both sets of sizes and uses each input.
 
-        Where there is none, an input that isn't used may be a mistake in the code: return the first that runs.
+        Where there is none, what makes it doubtful may be a mistake in the code: return the first that runs.
         """
         waiting = list(inits)
         runs: TargetSpec | None = None
@@ -97,7 +97,7 @@ class Search:
                 error, is_built = self._error_of(tried)
                 if error is None:
                     return self._in_likelier_order(tried, inputs, call)
-                if runs is None and isinstance(error, _UnusedInputError):
+                if runs is None and isinstance(error, _DoubtfulError):
                     runs = tried
                 if init is not None and (fuller := _with_missing_field(init, error)) is not None:
                     waiting.insert(0, fuller)
@@ -150,11 +150,13 @@ class Search:
                     plain = _results(runnable)
                     if not plain:
                         raise AttnshapeError("it returns no tensor")
+                    if any(bool(tensor.isnan().any()) for tensor in plain if tensor.is_floating_point()):
+                        raise _DoubtfulError
                     for name in spec.inputs:
                         changed = target.build(numbers, RunOptions())
                         _change(changed, name)
                         if _same(plain, _results(changed)):
-                            raise _UnusedInputError
+                            raise _DoubtfulError
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
             reraise_interruption(error)
             if self.failure is None or (is_built and not self.failure.is_built):

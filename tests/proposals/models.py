@@ -106,6 +106,13 @@ class OfWindows(OfMaps):
         return result.permute(0, 3, 1, 4, 2, 5).reshape(b, c, h, w)
 
 
+class Hides(Plain):
+    """Needs a mask, which says what is hidden."""
+
+    def forward(self, x, mask):
+        return super().forward(x, ~mask)
+
+
 class Cross(nn.Module):
     def __init__(self, query_dim, *, num_heads):
         super().__init__()
