@@ -17,6 +17,10 @@ from attnshape.errors import AttnshapeError, format_exception, most_similar
 from attnshape.runtime.files import display_path
 from attnshape.runtime.signals import reraise_interruption
 
+_WITHOUT_PARENT = "no known parent package"
+_MOST_LEVELS = 5
+"""How many folders around a file are searched for a module that it imports."""
+
 
 def import_target(where: str) -> ModuleType:
     """Import `path/to/file.py` or `package.module`. Raises AttnshapeError if it isn't there or doesn't import."""
@@ -62,7 +66,12 @@ def _import_file(where: str) -> ModuleType:
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return loaded
     if len(names) > 1:
-        return _guarded_import(name, where)
+        try:
+            return _guarded_import(name, where)
+        except AttnshapeError as failure:
+            if not _add_root_of_missing(failure.__cause__, path):
+                raise
+            return _import_file(where)
     if loaded is not None or path.stem in sys.stdlib_module_names:
         name = f"attnshape_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -72,11 +81,40 @@ def _import_file(where: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:  # noqa: BLE001 - the file may raise anything
+    except BaseException as error:
         reraise_interruption(error)
         sys.modules.pop(name, None)
-        raise _import_failure(where, error) from None
+        if _add_root_of_missing(error, path):
+            return _import_file(where)
+        if isinstance(error, ImportError) and _WITHOUT_PARENT in str(error) and path.parent.name.isidentifier():
+            # its folder is a package though it has no __init__.py
+            _append_to_path(path.parent.parent)
+            return _guarded_import(f"{path.parent.name}.{path.stem}", where)
+        raise _import_failure(where, error) from error
     return module
+
+
+def _add_root_of_missing(error: BaseException | None, path: Path) -> bool:
+    """Make the folder importable that has the module which a file missed, as where scripts of the project run.
+
+    Return whether that is one of the folders around the file, and wasn't importable before.
+    """
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if not missing:
+        return False
+    top = missing.partition(".")[0]
+    around = list(path.parents)[:_MOST_LEVELS]
+    root = next((one for one in around if (one / top).is_dir() or (one / f"{top}.py").is_file()), None)
+    return root is not None and _append_to_path(root)
+
+
+def _append_to_path(folder: Path) -> bool:
+    """Make a folder importable, after all others; return whether it wasn't yet."""
+    if str(folder) in sys.path:
+        return False
+    sys.path.append(str(folder))
+    importlib.invalidate_caches()
+    return True
 
 
 def _import_module(name: str) -> ModuleType:
@@ -96,10 +134,10 @@ def _guarded_import(name: str, where: str) -> ModuleType:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             hint = "write path/to/file.py:Name, or install the package it is in"
             raise AttnshapeError(f"there is no module {error.name}", hint) from None
-        raise _import_failure(where, error) from None
-    except BaseException as error:  # noqa: BLE001 - the file may raise anything
+        raise _import_failure(where, error) from error
+    except BaseException as error:
         reraise_interruption(error)
-        raise _import_failure(where, error) from None
+        raise _import_failure(where, error) from error
 
 
 def _import_failure(where: str, error: BaseException) -> AttnshapeError:

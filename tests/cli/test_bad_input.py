@@ -203,7 +203,7 @@ TABLE: list[tuple[str, str, str]] = [
     ("trace 'bad.py:Attention('", "'Attention('", "brackets"),
     ("trace 'bad.py:1 + 1'", "'1 + 1'", "layers[0].attn"),
     ("trace 'bad.py:lambda x: x'", "lambda", "layers[0].attn"),
-    ("trace missing.py:A", "No module named 'no_such_library', at missing.py:2", "fix"),
+    ("trace missing.py:A", "No module named 'no_such_library', at missing.py:2", "pip install no_such_library"),
     ("trace syntax.py:A", "SyntaxError: invalid syntax, at syntax.py:2", "fix"),
     ("trace indent.py:A", "indent.py:2", "fix"),
     ("trace divides.py:A", "ZeroDivisionError: division by zero, at divides.py:2", "fix"),
