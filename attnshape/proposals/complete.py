@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from attnshape.checks.interventions.module_state import ModuleState
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.errors import AttnshapeError, Option, Text, format_exception
 from attnshape.options.spec import TargetSpec
@@ -57,7 +58,9 @@ def complete(spec: TargetSpec) -> Completed:
         return Completed(spec)
     search = Search(map_sizes(root))
     inits = list(constructor_candidates(root, module)) if needs_init else [spec.init]
+    state = ModuleState(module)
     taken = search.first_that_works(spec, inits, module, call, given, is_function=inspect.isfunction(root))
+    state.restore()
     if taken is None:
         if search.failure is not None:
             raise _nothing_works(spec, search)

@@ -93,6 +93,17 @@ class OfMaps(nn.Module):
         return (v @ weights.mT).reshape(b, c, h, w)
 
 
+MASKS = {}
+
+
+class Remembers(Plain):
+    def forward(self, x):
+        length = x.shape[1]
+        if "mask" not in MASKS:
+            MASKS["mask"] = torch.ones(100, 100).tril().bool()
+        return super().forward(x, MASKS["mask"][:length, :length])
+
+
 class OfWindows(OfMaps):
     def __init__(self, channels, heads=4, window_size=5):
         super().__init__(channels, heads)

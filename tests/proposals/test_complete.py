@@ -12,6 +12,7 @@ from attnshape.errors import AttnshapeError
 from attnshape.options.flags import flag_words
 from attnshape.options.spec import TargetSpec
 from attnshape.proposals.complete import complete
+from attnshape.targets.imports import import_target
 from tests.cli.running import Attnshape
 
 MODELS = str(Path(__file__).parent / "models.py")
@@ -67,6 +68,11 @@ def test_found_flags_give_the_same_trace():
     assert trace.steps == again.steps
     assert shlex.split(trace.found) == words
     assert again.found is UNSET
+
+
+def test_attempts_leave_no_state():
+    assert found("Remembers") == ["--init", "D, H, 0.0", "--input", "x: B L D"]
+    assert import_target(MODELS).MASKS == {}
 
 
 def test_what_is_given_stays():
