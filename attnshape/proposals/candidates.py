@@ -230,9 +230,10 @@ def input_candidates(
         also: The names of optional parameters to give too.
     """
     names = [name for name in (*required_parameters(call), *also) if name not in given]
-    names = names if is_function else [name for name in names if name != "self"]
     by_name = {p.name: p for p in _parameters(call)}
-    if not required_parameters(call)[not is_function :] and any(p.kind is p.VAR_POSITIONAL for p in _signature(call)):
+    if not any(name not in given for name in required_parameters(call)) and any(
+        p.kind is p.VAR_POSITIONAL for p in _signature(call)
+    ):
         names, by_name = ["x", *names], {"x": inspect.Parameter("x", inspect.Parameter.POSITIONAL_ONLY), **by_name}
     tensors = [name for name in names if _is_tensor(by_name[name])]
     first = next((name for name in tensors if not conventions.is_memory(name)), next(iter(tensors), None))
@@ -240,7 +241,8 @@ def input_candidates(
     if not all(others):
         return
     rest = [name for name in names if name not in tensors]
-    likely = [re.sub(r"\bL[qk]\b", "L", text) for text in given.values() if text]
+    models = [text for name, text in given.items() if text and not conventions.is_mask(name)]
+    likely = [re.sub(r"\bL[qk]\b", "L", text) for text in models]
     for family in dict.fromkeys([*likely, *_families(call, tensors, init, is_function)]):
         for described in _described(tensors, family):
             for chosen in _combinations(others):

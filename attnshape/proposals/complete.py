@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from attnshape.runtime.time_limit import TooLong
 from attnshape.targets.evaluation import required_parameters
 from attnshape.targets.imports import import_target
 from attnshape.targets.inputs import annotated_inputs
-from attnshape.targets.user import is_case
+from attnshape.targets.user import callable_name, is_case
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,27 @@ def complete(spec: TargetSpec) -> Completed:
         AttnshapeError: The target doesn't import, or none of the proposals works.
     """
     where, _, path = (part.strip() for part in spec.target.partition(":"))
-    module = import_target(where)
-    root = getattr(module, path, None) if path.isidentifier() else None
-    if root is None or is_case(root, path, spec, {*SYMBOLS_BY_NAME, *spec.sizes}):
+    root: Any = spec.callable
+    if root is None:
+        module: ModuleType | None = import_target(where)
+        root = getattr(module, path, None) if path.isidentifier() else None
+    else:
+        module, path = sys.modules.get(getattr(root, "__module__", None) or ""), callable_name(root)
+    if root is None or module is None or is_case(root, path, spec, {*SYMBOLS_BY_NAME, *spec.sizes}):
         return Completed(spec)
     call = root.forward if isinstance(root, torch.nn.Module) else root
     if inspect.isclass(root):
         call = getattr(root, "forward", None) or vars(root).get("__call__")
     if not callable(call) or not _has_signature(call) or (not spec.inputs and annotated_inputs(call)):
         return Completed(spec)
-    given = {**dict.fromkeys([*spec.arguments, *spec.values], ""), **spec.inputs}
+    bound = [*inspect.signature(call).parameters][:1] if inspect.isclass(root) else []
+    given = {**dict.fromkeys([*bound, *spec.arguments], ""), **spec.inputs}
     if not _takes(call, given):
         return Completed(spec)
     needs_init = inspect.isclass(root) and spec.init is None and bool(required_parameters(root))
-    needs_inputs = bool(set(required_parameters(call)) - {"self", *given}) or (not given and _takes_any(call))
+    needs_inputs = bool(set(required_parameters(call)) - given.keys()) or (
+        not spec.inputs and not spec.arguments and _takes_any(call, bound)
+    )
     if not needs_init and not needs_inputs:
         return Completed(spec)
     search = Search(map_sizes(root))
@@ -85,10 +94,10 @@ def _takes(call: Callable[..., Any], given: Iterable[str]) -> bool:
     return variadic or parameters.keys() >= set(given)
 
 
-def _takes_any(call: Callable[..., Any]) -> bool:
-    """Return whether a callable passes on whatever it gets."""
-    parameters = inspect.signature(call).parameters.values()
-    return all(p.name == "self" or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
+def _takes_any(call: Callable[..., Any], bound: Sequence[str]) -> bool:
+    """Return whether a callable passes on whatever it gets, apart from what it is bound to."""
+    parameters = [p for p in inspect.signature(call).parameters.values() if p.name not in bound]
+    return bool(parameters) and all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
 
 
 def _nothing_works(spec: TargetSpec, search: Search) -> AttnshapeError:

@@ -9,6 +9,7 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -86,12 +87,19 @@ def _import_file(where: str) -> ModuleType:
         sys.modules.pop(name, None)
         if _add_root_of_missing(error, path):
             return _import_file(where)
-        if isinstance(error, ImportError) and _WITHOUT_PARENT in str(error) and path.parent.name.isidentifier():
-            # its folder is a package though it has no __init__.py
-            _append_to_path(path.parent.parent)
-            return _guarded_import(f"{path.parent.name}.{path.stem}", where)
+        if isinstance(error, ImportError) and _WITHOUT_PARENT in str(error):
+            return _guarded_import(f"{_package_of(path.parent)}.{path.stem}", where)
         raise _import_failure(where, error) from error
     return module
+
+
+def _package_of(folder: Path) -> str:
+    """Make a folder without `__init__.py` a package, for files in it that import each other relatively."""
+    name = f"attnshape_package_{zlib.crc32(bytes(folder)):x}"
+    package = ModuleType(name)
+    package.__path__ = [str(folder)]
+    sys.modules[name] = package
+    return name
 
 
 def _add_root_of_missing(error: BaseException | None, path: Path) -> bool:

@@ -278,6 +278,11 @@ def callable_target(spec: TargetSpec) -> Target:
                 f"{spec.target} can't be copied, so that runs would change it: {format_exception(error)}",
                 "give its class with init=…, or watch your own call: with attnshape.record(sizes=…) as recording",
             ) from error
-    name = getattr(value, "__name__", "")
-    name = name if isinstance(value, type) and name.isidentifier() else "target"
+    name = callable_name(value)
     return _target_in(spec, DefiningModule(name, value), name)
+
+
+def callable_name(value: Any) -> str:
+    """Return the path by which a callable is reached in its `DefiningModule`."""
+    name = getattr(value, "__name__", "")
+    return name if isinstance(value, type) and name.isidentifier() else "target"

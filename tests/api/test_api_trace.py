@@ -23,6 +23,18 @@ def scaled(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
     return masked.softmax(dim=-1)
 
 
+def labelled(x: Tensor, word: str) -> Tensor:
+    return x if word else -x
+
+
+class Gadget:
+    def __init__(self, gadget: object) -> None:
+        self.gadget = gadget
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
 def signatures(trace: Trace) -> dict[str, str]:
     return {o.name: o.tensor.signature for step in trace.steps for o in step.outputs if o.name}
 
@@ -180,13 +192,13 @@ REFUSED = {
     "undefined letter": ((scaled,), {"C": "nh*hs"}, "nh and hs aren't size symbols", "nh=4, hs=4"),
     "sizes that contradict": (("multi-head",), {"D": 512, "H": 8, "Dk": 3}, "contradict", "leave Dk out"),
     "not callable": ((3,), {}, "expected something to call", "a case"),
-    "class without init": ((FusedSelfAttention,), {}, "constructor needs", 'init="'),
+    "class without init": ((Gadget,), {}, "constructor needs gadget", 'init="'),
     "no such parameter": ((scaled,), {"inputs": {"y": "B L"}}, "no parameter 'y'", "x"),
     "nothing for a parameter": (
-        (scaled,),
-        {"inputs": {"mask": "L L"}},
-        "nothing is given for x",
-        'inputs={"x": "B L D"}',
+        (labelled,),
+        {"inputs": {"x": "B L"}},
+        "nothing is given for word",
+        'inputs={"word": "B L D"}',
     ),
     "unknown symbol": ((scaled,), {"inputs": {"x": "B L Q"}}, 'inputs={"x": "B L Q"}', "Q=4"),
     "argument of a built-in": (

@@ -81,6 +81,12 @@ def test_what_is_given_stays():
     assert found("Cross", inputs={"query": "B Lq D"}, init="D, num_heads=H") == ["--input", "memory: B L D"]
 
 
+def test_class_that_is_passed_from_python():
+    trace = attnshape.trace(import_target(MODELS).Grouped)
+    assert shlex.split(trace.found) == found("Grouped")
+    assert trace.complete
+
+
 def test_nothing_is_tried_where_all_is_given():
     assert found("Raises", init="D", inputs={"x": "B L D"}) == []
 
