@@ -66,7 +66,10 @@ def complete(spec: TargetSpec) -> Completed:
     if not needs_init and not needs_inputs:
         return Completed(spec)
     search = Search(map_sizes(root))
-    inits = list(constructor_candidates(root, module)) if needs_init else [spec.init]
+    inits: list[str | None] = [spec.init]
+    if needs_init or (inspect.isclass(root) and spec.init is None):
+        # a constructor whose parameters all have defaults may take sizes too
+        inits = [init or None for init in constructor_candidates(root, module)]
     state = ModuleState(module)
     taken = search.first_that_works(spec, inits, module, call, given, is_function=inspect.isfunction(root))
     state.restore()

@@ -27,6 +27,11 @@ class Plain(nn.Module):
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
 
 
+class ByDefault(Plain):
+    def __init__(self, d_model=512, n_heads=8, dropout=0.1):
+        super().__init__(d_model, n_heads, dropout)
+
+
 @dataclass
 class ModelConfig:
     width: int

@@ -28,6 +28,7 @@ def found(name: str, **given: object) -> list[str]:
     ("name", "flags"),
     [
         ("Plain", "--init 'D, H, 0.0' --input 'x: B L D'"),
+        ("ByDefault", "--init 'd_model=D, n_heads=H' --input 'x: B L D'"),
         (
             "Grouped",
             "--init 'ModelConfig(width=D, num_heads=H, num_kv_heads=Hkv), 0' --input 'hidden_states: B L D' "
