@@ -138,9 +138,12 @@ def find_target(spec: TargetSpec) -> Target:
 
 def may_lack_arguments(spec: TargetSpec) -> bool:
     """Return whether a spec names code of the user's own, without constructor arguments or without inputs."""
+    if spec.options or spec.values:
+        return False
+    if spec.callable is not None:  # Python code that names some inputs means these only
+        return not spec.inputs and not spec.arguments
     where, colon, path = (part.strip() for part in spec.target.partition(":"))
-    is_own = spec.callable is not None or (bool(colon and path) and where not in CATALOG)
-    return is_own and not spec.options and not spec.values and (spec.init is None or not spec.inputs)
+    return bool(colon and path) and where not in CATALOG and (spec.init is None or not spec.inputs)
 
 
 def _incomplete(where: str) -> AttnshapeError:
