@@ -87,7 +87,9 @@ def even_head_width(sizes: Sizes) -> tuple[Constraint, ...]:
     numbers = sizes.numbers
     if "Dk" in sizes.independent:
         return (Multiple("Dk", 2),) if numbers["Dk"] % 2 == 0 else ()
-    derived = "D" in sizes.independent and "H" in numbers and numbers["D"] % (2 * numbers["H"]) == 0
+    # a number of heads that only the target's inputs have, such as G*Hkv, is no symbol that can vary
+    has_heads = "H" in sizes.independent or "H" in sizes.follows
+    derived = "D" in sizes.independent and has_heads and numbers["D"] % (2 * numbers["H"]) == 0
     return (Multiple("D", 2, "H"),) if derived else ()
 
 

@@ -21,7 +21,7 @@ from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedC
 from attnshape.checks.interventions.uses import Gradients
 from attnshape.checks.rules.parameters.attended_inputs import cut_attentions
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
-from attnshape.inference.dataflow import reads_numbers
+from attnshape.inference.dataflow import numbers_read, reads_numbers
 from attnshape.model.formatting import join_words, pluralize
 from attnshape.model.report import Level
 from attnshape.tracing.operations import (
@@ -30,6 +30,7 @@ from attnshape.tracing.operations import (
     ELEMENT_WRITES,
     MULTIPLICATIONS,
     PRODUCTS,
+    PRODUCTS_WITH_ADDEND,
     SELECTIONS,
     SPLITS,
     TRANSPOSES,
@@ -61,8 +62,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
     found = [*_dead(subject, dead, values), *_never_read(subject, values, gradient), *_unregistered(subject)]
     alive = [name for name in read if name in live]
     found += _cut(subject, alive, gradient, values)
-    parts = list(_unused_parts(subject, alive, gradient))
-    found += parts
+    parts = [*_unused_parts(subject, alive, gradient), *_diagonals(subject, alive, gradient)]
+    found += [*parts, *_cancelled(subject, alive, gradient)]
     yield from found
     if gradient.failure:
         yield Undecided("the gradients of parameters", f"the run with autograd fails: {gradient.failure}")
@@ -288,6 +289,70 @@ def _unused_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -
         yield Violation("AS807", message, at, hint, evidence, place=place, level=level)
 
 
+def _diagonals(subject: Subject, alive: Sequence[str], gradient: Gradients) -> Iterator[Violation]:
+    """Yield the square matrices of which only the diagonal has an effect, by the product that reads them."""
+    for name in alive:
+        slopes = gradient.by_name.get(name)
+        product = next((event for event in _readers_through_transposes(subject, name) if event.name in PRODUCTS), None)
+        if slopes is None or product is None or slopes.ndim != 2 or len(set(slopes.shape)) > 1 or len(slopes) < 2:
+            continue
+        outside = ~torch.eye(len(slopes), dtype=torch.bool)
+        if bool((slopes[outside] != 0).any()) or not bool((slopes != 0).any()):
+            continue
+        change = partial(torch.where, outside)
+        moved = subject.perturb(Intervention(parameters={name: lambda old: change(other_numbers(old), old)}))
+        if moved.has_no_effect:
+            message = f"only the diagonal of {name} has an effect on the result: features are scaled, and never mixed"
+            hint = f"give the two axes of {name} letters of their own, so that the product sums over one of them"
+            evidence = f"changed {name} outside of its diagonal, and no result changes"
+            yield Violation("AS807", message, product.refs[0], hint, evidence)
+
+
+def _cancelled(subject: Subject, alive: Sequence[str], gradient: Gradients) -> Iterator[Violation]:
+    """Yield the parameters that multiply data without any effect, by the call in which what they change cancels out.
+
+    A bias of keys, which is only added, has no effect either, and is right: it adds the same to all scores of a row.
+    """
+    groups: dict[OutputRef, list[str]] = {}
+    for name in _without_slope(alive, gradient):
+        reads = _readers_through_transposes(subject, name)
+        if not any(event.name in PRODUCTS | MULTIPLICATIONS and not _is_only_added(event, name) for event in reads):
+            continue
+        moved = _changed(subject, [name])
+        end = _last_loss(moved, name) if moved.has_no_effect else None
+        if end is not None:
+            groups.setdefault(end, []).append(name)
+    for end, names in groups.items():
+        verb = "has" if len(names) == 1 else "have"
+        message = f"{join_words(names)} {verb} no effect on the result: what is computed with {_them(names)} cancels out"
+        hint = f"look at what this call reads: both sides of it depend on {names[0]} in the same way"
+        yield Violation("AS807", message, end, hint, f"changed {names[0]}, and no result changes")
+
+
+def _them(names: Sequence[str]) -> str:
+    return "it" if len(names) == 1 else "them"
+
+
+def _is_only_added(event: ReplayedCall, name: str) -> bool:
+    """Return whether a product reads a parameter as what it adds, as `linear` does its bias."""
+    places = [place for place, sources in enumerate(event.sources) if name in sources]
+    added = 0 if event.name in PRODUCTS_WITH_ADDEND else 2
+    return places == [added] and (event.name in PRODUCTS_WITH_ADDEND or event.name == "linear")
+
+
+def _last_loss(moved: PerturbationDiff, name: str) -> OutputRef | None:
+    """Return the last result that doesn't differ although what its call computes with does; None if nothing differs."""
+    changed: set[Producer] = {name}
+    lost = None
+    for event in moved.base.events:
+        if any(changed.intersection(producers) for producers in numbers_read(event)):
+            reached = [ref for ref in event.refs if moved.any(ref)]
+            changed.update(reached)
+            if not reached and event.name not in DATA_MOVEMENT:
+                lost = event.refs[0]
+    return lost if len(changed) > 1 else None
+
+
 def _is_left_over(end: DeadEnd | None) -> bool:
     """Return whether features are selected together with others, and then never read, and not bound to `_`."""
     return end is not None and (end.is_leftover or end.fate == "ignored") and not end.variable.startswith("_")
@@ -362,13 +427,18 @@ def _overlapping(selections: Sequence[ReplayedCall]) -> ReplayedCall | None:
     return None
 
 
-def _verified(alive: Sequence[str], gradient: Gradients) -> Iterator[Outcome]:
-    """Yield what the gradients show: the result changes with every parameter whose gradient isn't zero."""
+def _without_slope(alive: Sequence[str], gradient: Gradients) -> list[str]:
+    """Return the parameters that get no gradient, or one that is zero but for rounding."""
     known_to = ((name, gradient.by_name.get(name)) for name in alive)
     sizes = {name: float(value.abs().max()) for name, value in known_to if value is not None}
     limit = 1e-9 * max(sizes.values(), default=0.0)
-    known = [name for name in alive if sizes.get(name, 0.0) > limit]
-    others = [name for name in alive if name not in known]
+    return [name for name in alive if not sizes.get(name, 0.0) > limit]
+
+
+def _verified(alive: Sequence[str], gradient: Gradients) -> Iterator[Outcome]:
+    """Yield what the gradients show: the result changes with every parameter whose gradient isn't zero."""
+    others = _without_slope(alive, gradient)
+    known = [name for name in alive if name not in others]
     if known and not others:
         yield Verification("every parameter that is read gets a gradient, and changes the result")
     elif known and len(others) <= 3:
