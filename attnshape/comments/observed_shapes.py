@@ -275,12 +275,16 @@ class ObservedShapes:
         return self._options(shapes)
 
     def ended(self, statement: ast.stmt, line: int) -> Occurrences:
-        """Return, as options, the values of a statement's expressions that end on a line, else the variables there."""
+        """Return, as options, the values of a statement's expressions that end on a line, else the variables there.
+
+        What another function returns isn't known, and is none of the variables that it gets.
+        """
+        calls = any(isinstance(node, ast.Call) and node.end_lineno == line for node in ast.walk(statement))
 
         def shapes(call: FunctionCall) -> Iterator[Shape]:
             events = [event for event in call.events_of(statement) if event.last == line]
             yield from (shape for event in _longest(events) for shape in event.outputs)
-            if not events and call.reached(statement):
+            if not events and not calls and call.reached(statement):
                 yield from _read(call, statement, line, on=line)
 
         return self._options(shapes)

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar, get_args
 
 import torch
@@ -80,6 +81,8 @@ def patterns(subject: Subject) -> Iterator[Pattern]:
             )
 
 
+_MOST_PASSES = 3
+"""At how many sets of sizes the rules run at most."""
 _FOR_RULES = 0.8
 """The part of the time limit for the rules. A run that is under way when it ends, and the report, need the rest."""
 _OUT_OF_TIME = "the time limit was reached"
@@ -106,6 +109,17 @@ class _RulePass:
     def of(self, kind: type[_Kind]) -> list[_Kind]:
         """Return the outcomes of one kind."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, kind)]
+
+    @property
+    def errors(self) -> list[Violation]:
+        """The errors that are no consequence of others."""
+        causes = _root_causes(self.of(Violation), self.subject)
+        return [violation for violation in causes if violation.level == "error"]
+
+    @cached_property
+    def places(self) -> frozenset[tuple[str, str, int]]:
+        """The code and the line of each violation."""
+        return frozenset(_code_and_line(_finding(violation, self.subject)) for violation in self.of(Violation))
 
 
 def check_request(
@@ -244,7 +258,10 @@ def _run_rules(
     subject_at: Callable[[Mapping[str, int]], Subject | None],
     progress: ProgressCallback,
 ) -> list[_RulePass]:
-    """Run every rule at the first suitable sizes, and at other sizes too if there is an error to confirm."""
+    """Run every rule at the first suitable sizes, and at other sizes too if there is an error to confirm.
+
+    Where the second set of sizes doesn't have an error of the first one, a third one decides.
+    """
     passes: list[_RulePass] = []
     smallest: Subject | None = None
     for numbers in candidates:
@@ -256,11 +273,18 @@ def _run_rules(
             smallest = min(smallest or subject, subject, key=lambda candidate: candidate.experiment.bytes)
             continue
         passes.append(_RulePass(subject, list(_outcomes(subject, progress))))
-        if len(passes) == 2 or not any(violation.level == "error" for violation in passes[0].of(Violation)):
+        if len(passes) == _MOST_PASSES or _are_confirmed(passes):
             return passes
     if not passes and smallest is not None:
         passes.append(_RulePass(smallest, list(_outcomes(smallest, progress))))
     return passes
+
+
+def _are_confirmed(passes: Sequence[_RulePass]) -> bool:
+    """Return whether other sets of sizes have every error of the first one."""
+    first, *others = passes
+    found = set[tuple[str, str, int]]().union(*(other.places for other in others))
+    return {_code_and_line(_finding(violation, first.subject)) for violation in first.errors} <= found
 
 
 def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]:
@@ -321,34 +345,30 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
 
     What a pass that was cut off doesn't find may be what it didn't come to, and stays a finding.
     """
-    found = list(_findings(_root_causes(passes[0]), passes[0].subject))
+    subject, every = passes[0].subject, passes[0].of(Violation)
+    found = list(_findings(_root_causes(every, subject), subject))
     if not any(violation.level == "error" for violation, _ in found):
         return [finding for _, finding in found], []
-    if len(passes) == 1 or any(gap.incomplete for gap in passes[1].of(Undecided)):
+    if len(passes) == 1 or any(gap.incomplete for other in passes[1:] for gap in other.of(Undecided)):
         return [finding for _, finding in found], [_NOT_CONFIRMED]
-    confirmed = {
-        _code_and_line(_finding(violation, other.subject)) for other in passes[1:] for violation in other.of(Violation)
-    }
+    confirmed = set[tuple[str, str, int]]().union(*(other.places for other in passes[1:]))
     unconfirmed = [
-        NotChecked(
-            what=finding.message,
-            why="found at one set of sizes, and not at another",
-            required=bool(violation.claims),
-        )
-        for violation, finding in found
+        NotChecked(what=finding.message, why="found at one set of sizes, and not at another", required=True)
+        for _, finding in found
         if _code_and_line(finding) not in confirmed
     ]
-    return [finding for _, finding in found if _code_and_line(finding) in confirmed], unconfirmed
+    # what isn't confirmed hides no other finding as its consequence
+    certain = [violation for violation in every if _code_and_line(_finding(violation, subject)) in confirmed]
+    return [finding for _, finding in _findings(_root_causes(certain, subject), subject)], unconfirmed
 
 
-def _root_causes(first: _RulePass) -> list[Violation]:
+def _root_causes(violations: Sequence[Violation], subject: Subject) -> list[Violation]:
     """Return the violations without consequences of others.
 
     Mixed-up axes make everything downstream wrong, and what is used in place of another leaves that unused.
     """
-    subject = first.subject
     kept: list[Violation] = []
-    for violation in sorted(first.of(Violation), key=lambda violation: violation.at or OutputRef(0)):
+    for violation in sorted(violations, key=lambda violation: violation.at or OutputRef(0)):
         axis_causes = [cause for cause in kept if cause.code.startswith("AS1")]
         downstream = any(cause.at and violation.at in subject.graph.downstream_of(cause.at) for cause in axis_causes)
         same_line = any(subject.source(cause.at) == subject.source(violation.at) for cause in axis_causes)

@@ -34,6 +34,8 @@ class ElementwiseMap:
     """For each element, the flat index of the result's element from which it comes; -1 if that is unknown."""
     elementwise: bool
     """Whether each element is a multiple of one element of the result, plus what doesn't depend on the result."""
+    always_hidden: Tensor | None = None
+    """If the numbers of the result decide which elements are hidden: those that are hidden whatever they are."""
 
     @property
     def known(self) -> Tensor:
@@ -108,6 +110,9 @@ def elementwise_map(count: int, zero: Tensor, one: Tensor, two: Tensor, flat: Te
     """
     zero, one, two, flat = (tensor.double() for tensor in (zero, one, two, flat))
     hidden = ~(zero > HIDES)
+    others = [~(other > HIDES) for other in (one, two, flat) if other.shape == zero.shape]
+    is_decided_by_numbers = any(bool((other != hidden).any()) for other in others)
+    always = torch.stack([hidden, *others]).all(0) if is_decided_by_numbers else None
     factor = (one - zero).masked_fill(hidden, torch.nan)
     factor = torch.where(factor.abs() < _NOTHING, 0.0, factor)
     straight = torch.isclose(two - zero, 2 * factor, rtol=1e-4, atol=1e-7) | hidden
@@ -119,7 +124,8 @@ def elementwise_map(count: int, zero: Tensor, one: Tensor, two: Tensor, flat: Te
     number = torch.where(certain, whole, 0.0).nan_to_num(0).long()
     index = torch.where(certain, place[number], -1)
     visible = torch.isfinite(factor) & (factor != 0)
-    return ElementwiseMap(factor, zero, index, bool(straight.all()) and bool((certain | ~visible).all()))
+    is_elementwise = bool(straight.all()) and bool((certain | ~visible).all())
+    return ElementwiseMap(factor, zero, index, is_elementwise, always)
 
 
 def index_along(flat: Tensor, shape: Sequence[int], axis: int) -> Tensor:

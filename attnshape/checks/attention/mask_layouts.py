@@ -19,11 +19,14 @@ class MaskLayout:
     heads: int
     queries: int
     keys: int
+    others: frozenset[int] = frozenset()
+    """The sizes of further axes that are folded with the heads, such as the rows of a map that attends along columns."""
 
     def roles(self, shape: tuple[int, ...], claimed: Sequence[ClaimedAxis] = ()) -> list[str] | None:
         """Return the role of each axis: b, h, q, k, or bh for a folded one; None if the sizes are ambiguous.
 
-        Where the axes are claimed, their roles are those that the user wrote.
+        Where the axes are claimed, their roles are those that the user wrote. An axis as long as the queries is
+        ambiguous where attention has another axis of that size.
         """
         if claimed and len(claimed) == len(shape):
             return [axis.role if size > 1 else "" for axis, size in zip(claimed, shape, strict=True)]
@@ -40,6 +43,8 @@ class MaskLayout:
                 roles.append(role)
             else:
                 return None
+        if "q" in roles and self.queries in self.others:
+            return None
         named = "".join(roles)
         return roles if len(set(named)) == len(named) else None
 

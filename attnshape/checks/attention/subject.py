@@ -15,14 +15,22 @@ from attnshape.checks.attention.elementwise import MeasuredCore, measure_cores
 from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, others_at
 from attnshape.checks.attention.simultaneous import SimultaneousRun, run_simultaneously
 from attnshape.checks.interventions.experiment import UNCHANGED, Experiment, Intervention, ReplayRun, UnreadableError
-from attnshape.checks.interventions.replay import OutputRef, Replace
+from attnshape.checks.interventions.replay import OutputRef, Producer, Replace
 from attnshape.checks.interventions.small_sizes import LENGTHS, involves
 from attnshape.checks.interventions.uses import Gradients, gradients
+from attnshape.inference.dataflow import numbers_read
 from attnshape.model.trace import Source
 from attnshape.options.claims import Claims
 from attnshape.options.spec import DtypeName
 from attnshape.runtime.files import display_path, installed_package
-from attnshape.tracing.operations import CHANNEL_NORMS, CONVOLUTIONS
+from attnshape.tracing.operations import (
+    CHANNEL_NORMS,
+    CONVOLUTIONS,
+    DATA_MOVEMENT,
+    EQUALITY_COMPARISONS,
+    ORDER_COMPARISONS,
+    PRODUCTS,
+)
 from attnshape.tracing.raw import RawStep, SourceLocation
 
 Result = TypeVar("Result")
@@ -77,11 +85,24 @@ class Subject:
         batch = self.batch_size
         sizes = {core.scores.result.shape[axis] for core in self.cores for axis in core.scores.shared}
         sizes |= {core.tensor("query").shape[1] for core in self.fused if core.tensor("query").ndim == 4}
-        sizes -= {1, batch}
-        if len(sizes) == 1:
-            heads = sizes.pop()
-            folded = batch > 1 and heads % batch == 0
-            self.numbers["H"] = heads // batch if folded else heads
+        sizes = {size // batch if batch > 1 and size % batch == 0 else size for size in sizes} - {1, batch}
+        if len(sizes) == 1 and not (self._are_projected and sizes <= self._sizes_of_tokens):
+            self.numbers["H"] = sizes.pop()
+
+    @property
+    def _are_projected(self) -> bool:
+        """Whether queries come from projections, which make the heads out of features."""
+        sources = [core.scores.sources(core.scores.left) for core in self.cores]
+        sources += [core.sources("query") for core in self.fused]
+        projections = PRODUCTS | CONVOLUTIONS
+        return all(any(call.name in projections for call in self.graph.upstream(one)) for one in sources)
+
+    @property
+    def _sizes_of_tokens(self) -> set[int]:
+        """The sizes of the inputs' axes other than batch and features, such as those of frames."""
+        named = self.experiment.target.sizes.inputs.values()
+        symbols = {axis.text for axes in named for axis in axes if not any(map(self._is_width, axis.symbols))}
+        return {self.numbers[symbol] for symbol in symbols & self.numbers.keys() - {self.batch or ""}}
 
     @property
     def base(self) -> ReplayRun:
@@ -133,6 +154,8 @@ class Subject:
             if name not in self.claims.arguments and name not in self.unvaried and not is_pattern(value)
         }
         floating = {name: value for name, value in every.items() if value.is_floating_point() or value.is_complex()}
+        if not floating:
+            every = {name: value for name, value in every.items() if not self._is_only_compared(name)} or every
         # if some tensors have a batch axis, those without one are weights
         batched = {
             name: value
@@ -140,6 +163,21 @@ class Subject:
             if any(involves(value.shape[axis], "B", self.numbers) for axis in self.axes_that_vary("B", name, value))
         }
         return batched or floating or every
+
+    def _is_only_compared(self, name: str) -> bool:
+        """Return whether the code only compares an input's numbers, such as those of the documents of packed tokens."""
+        reached: set[Producer] = {name}
+        compared = False
+        for event in self.base.events:
+            if not any(reached.intersection(producers) for producers in numbers_read(event)):
+                continue
+            if event.name in DATA_MOVEMENT:
+                reached.update(event.refs)
+            elif event.name in EQUALITY_COMPARISONS | ORDER_COMPARISONS:
+                compared = True
+            else:
+                return False
+        return compared
 
     @cached_property
     def _shapes_apart(self) -> dict[str, tuple[int, ...]]:

@@ -368,8 +368,13 @@ class UniformRun:
         return None
 
 
-def uniform_run(subject: Subject, own: Sequence[AttentionOperand]) -> UniformRun | None:
-    """Return the run in which the queries, keys and values of one attention are the same vector everywhere."""
+def uniform_run(
+    subject: Subject, own: Sequence[AttentionOperand], others: Mapping[str, Replace] | None = None
+) -> UniformRun | None:
+    """Return the run in which the queries, keys and values of one attention are the same vector everywhere.
+
+    `others` replaces further inputs.
+    """
     query = own[0]
     if len(query.contracted) != 1:
         return None
@@ -390,7 +395,7 @@ def uniform_run(subject: Subject, own: Sequence[AttentionOperand]) -> UniformRun
         results |= dict.fromkeys(refs, fill)
         past = subject.numbers.get("Lp")
         inputs |= dict.fromkeys((name for name in names if past not in subject.inputs[name].shape), fill)
-    change = Intervention(inputs=inputs, results=results)
+    change = Intervention(inputs={**(others or {}), **inputs}, results=results)
     run = subject.experiment.run(change)
     return UniformRun(subject, tuple(own), run, change, vector) if run.follows(subject.base) else None
 
@@ -400,12 +405,30 @@ def depends_on_distance(same: UniformRun) -> bool:
 
     What is equal for all keys of a query doesn't count, since the softmax cancels it.
     """
+    return _steps_by_distance(same) is not None
+
+
+def scores_by_distance(same: UniformRun) -> Tensor | None:
+    """Return the scores of the last query for equal keys, (heads, distances), from its own key on backwards.
+
+    They end before the first key that it doesn't see. None if they don't depend on the distance, and on it alone.
+    """
+    found = _steps_by_distance(same)
+    if found is None:
+        return None
+    seen, scores = (value[0, :, -1].flip(-1) for value in found)
+    hidden = (~seen).any(0).nonzero().flatten().tolist()
+    return scores[:, : min([*hidden, scores.shape[-1]])]
+
+
+def _steps_by_distance(same: UniformRun) -> tuple[Tensor, Tensor] | None:
+    """Return which new keys each query sees, and the scores, if these depend on the distance alone."""
     key = same.own[1]
     explained, _ = explain_visibility(same.subject)
     visible = next((one.visible for one in explained if one.visible.core is key.core), None)
     scores = visible.scores_in(same.run) if visible is not None else None
     if visible is None or scores is None or scores.shape != visible.keys.shape:
-        return False
+        return None
     cached, _ = same.filled(key)
     seen, scores = visible.keys[..., cached:], scores[..., cached:]
     both = seen[..., 1:] & seen[..., :-1]
@@ -413,7 +436,8 @@ def depends_on_distance(same: UniformRun) -> bool:
     compared = both[..., 1:, 1:] & both[..., :-1, :-1]
     least = SAME * max(float(scores[seen].abs().max()) if bool(seen.any()) else 0.0, 1.0)
     same_steps = (steps[..., 1:, 1:] - steps[..., :-1, :-1]).abs() <= least
-    return bool(compared.any()) and bool(same_steps[compared].all()) and bool((steps.abs() > least).any())
+    is_by_distance = bool(compared.any()) and bool(same_steps[compared].all()) and bool((steps.abs() > least).any())
+    return (seen, scores) if is_by_distance else None
 
 
 def random_vector(width: int, seed: int) -> Tensor:

@@ -108,6 +108,12 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
         raise UndecidableVisibilityError("scores of several products are joined before the softmax")
     weights = core.weights
     added, factor = before.added, before.factor
+    if before.always_hidden is not None:  # the scores decide: which keys are hidden whatever they are, and here
+        given = core.softmax.event.values[0]
+        if given.shape != added.shape:
+            raise UndecidableVisibilityError("the scores decide which keys are hidden")
+        added = torch.zeros_like(added).masked_fill(before.always_hidden & (given == 0), -torch.inf)
+        factor = torch.ones_like(factor)
     dropped = torch.zeros(weights.shape, dtype=torch.bool)
     if after_softmax is not None and after_softmax.elementwise and after_softmax.source.shape == weights.shape:
         source = after_softmax.source
@@ -196,6 +202,12 @@ class _Layout:
         axis = next((axis for axis, size in enumerate(mask.shape) if size == self.shape[self._order[0]]), None)
         changed = sorted(changed_indices(mask, axis)) if axis is not None else []
         return len(changed) > 1 and changed[1] - changed[0] > 1
+
+    @property
+    def folded_sizes(self) -> frozenset[int]:
+        """The sizes of the axes that count as heads, and have another size."""
+        axes = self._order[:-2] if self._folded else self._order[self._batch > 1 : -2]
+        return frozenset(self.shape[axis] for axis in axes) - {self._subject.numbers.get("H", 0)}
 
     def canonical(self, value: Tensor) -> Tensor:
         """Return a tensor of the weights' shape as (B, H, queries, keys)."""
@@ -292,7 +304,8 @@ class VisibilityExplainer:
         self._unread = unread
         self._visible = visible
         self._batch, self._heads, self._queries, self._keys = visible.keys.shape
-        self._layout = MaskLayout(*visible.keys.shape)
+        others = visible.layout.folded_sizes if visible.layout is not None else frozenset()
+        self._layout = MaskLayout(*visible.keys.shape, others)
         claims = subject.claims
         self.masks = {name: subject.base.inputs[name] for name in claims.masks if name in subject.base.inputs}
         self.aligned = self._keys - self._queries

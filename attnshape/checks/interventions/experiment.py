@@ -226,14 +226,20 @@ class Experiment:
         limit: TimeLimit,
         budget: Budget,
         modules: ModuleState | None = None,
+        state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`modules` is what each run finds in the target's Python modules; by default what they hold now."""
+        """Run the target for the first time.
+
+        `modules` is what each run finds in the target's Python modules; by default what they hold now. `state` has
+        values for parameters and buffers of the same shapes.
+        """
         self.numbers = dict(numbers)
         self.target = target
         self.budget = budget
         self._modules = modules if modules is not None else ModuleState(target.module)
         self._options = options
         self._limit = limit
+        self._given_state = state or {}
         self._state: dict[str, Tensor] | None = None
         self._default = torch_dtype(options)
         self.made_in: frozenset[torch.dtype] = frozenset()
@@ -301,6 +307,11 @@ class Experiment:
         if are_large(self.target.sizes):
             return None
         return self._run_elsewhere(self.target.sizes.numbers, replace(self._options, dtype=dtype))
+
+    def at(self, numbers: Mapping[str, int]) -> Experiment:
+        """Return the target at other sizes, with the parameters and buffers of this one where their shapes agree."""
+        state = self._state or {}
+        return Experiment(self.target, numbers, self._options, self._limit, self.budget, self._modules, state)
 
     def input_shapes_at(self, numbers: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the inputs with which the target is called at other sizes; none if building it fails."""
@@ -423,7 +434,7 @@ class Experiment:
             runnable = Runnable(runnable.function, *copy.deepcopy((runnable.args, runnable.kwargs)))
         named = parameters_within(runnable.function, {})
         if self._state is None:
-            self._state = _initial_state(named)
+            self._state = _initial_state(named) | dict(self._given_state)
         for name, tensor in named:
             value = self._state.get(name)
             if value is not None and value.shape == tensor.shape and value.dtype == tensor.dtype:

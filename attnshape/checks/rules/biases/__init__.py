@@ -20,6 +20,7 @@ from attnshape.checks.attention.operands import of_distinct_code
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import VisibleKeys, explain_visibility
 from attnshape.checks.rules.biases.distances import check_distances, uneven_slopes
+from attnshape.checks.rules.biases.lengths import check_lengths
 from attnshape.checks.rules.biases.offsets import check_offsets
 from attnshape.checks.rules.biases.scaling import check_scaling, zero_bias
 from attnshape.checks.rules.biases.shifts import check_shifts
@@ -34,6 +35,8 @@ TOPIC = "biases"
 def check(subject: Subject) -> Iterator[Outcome]:
     """Set the scores to 0, and compare what is added to them with the bias along each axis."""
     outcomes = list(_outcomes(subject))
+    if not any(isinstance(outcome, Violation) and outcome.level == "error" for outcome in outcomes):
+        outcomes += check_lengths(subject)
     mixed_up = any(isinstance(outcome, Violation) and outcome.code == "AS710" for outcome in outcomes)
     for outcome in outcomes:
         # whose heads are mixed up also has other slopes in other batch elements

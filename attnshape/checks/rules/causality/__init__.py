@@ -20,7 +20,7 @@ from attnshape.checks.attention.visibility import EVIDENCE, READ, Explanation, H
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.interventions.small_sizes import symbol_or_number
-from attnshape.checks.rules.causality.claimed_pairs import judge_visible
+from attnshape.checks.rules.causality.claimed_pairs import judge_blocks, judge_visible
 from attnshape.checks.rules.causality.padding import judge_padding
 from attnshape.checks.rules.causality.results import NO_TOKENS, changed_positions, judge_causal, judge_window
 from attnshape.checks.rules.masks.fills import too_small
@@ -85,6 +85,7 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
             yield from _facts(subject, explanation, explanation.hypothesis)
     left_out = {*weak, *of_others}
     own = [explanation for explanation in explained if explanation.visible.core.context not in left_out]
+    yield from judge_blocks(subject, own)
     yield from judge_visible(subject, own, [core for core in subject.attentions if core.context not in left_out], TOPIC)
     yield from judge_padding(subject, explained)
 
@@ -254,8 +255,10 @@ def _judged(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) 
         message = f"query i attends to {most}, expected keys less than {window.text} away on both sides"
         hint = "compare the absolute distance: (i - j).abs() < W; claim causal too if later keys are meant to be hidden"
         yield _violation("AS505", message, lines.triangle(), hint, claims=("window",))
-    elif window is not None:
+    elif window is not None and queries in {subject.numbers[symbol] for symbol in subject.lengths}:
         yield Verification(f"attends to a window of {window.text} keys", ("window",))
+    elif window is not None:  # keys of earlier blocks may be lacking
+        yield Verification("no query attends to a key outside of its window", ("window",))
 
 
 def _explain_offset(subject: Subject, hypothesis: Hypothesis, aligned: int, keys: int) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ from attnshape.checks.attention.mistake_lines import MaskLines, masks_of_others
 from attnshape.checks.attention.operands import operands
 from attnshape.checks.attention.perturbation import PerturbationDiff, other_numbers
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.token_positions import PairPositions
+from attnshape.checks.attention.token_positions import PairPositions, pair_positions
 from attnshape.checks.attention.visibility import READ, Explanation, claimed_pairs
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import Replace
@@ -30,6 +30,7 @@ from attnshape.checks.rules.causality.results import (
     mixes_tokens,
 )
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
+from attnshape.model.formatting import pluralize
 
 CLAIM = "visible"
 _DRAWS = 3
@@ -114,10 +115,48 @@ def _judge(
     return _violation(subject, explanation, lines, torch.zeros_like(claimed), absent)
 
 
+def judge_blocks(subject: Subject, explained: Sequence[Explanation]) -> Iterator[Violation]:
+    """Yield a violation if queries that are processed in blocks lack keys that are in their claimed window.
+
+    Each block by itself may look right, and have lost keys of the blocks before it.
+    """
+    if subject.claims.window is None or subject.claims.visible is not None or subject.claims.masks:
+        return
+    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    seen: dict[tuple[int, int], Tensor] = {}
+    met: dict[tuple[int, int], Tensor] = {}
+    blocks: list[Explanation] = []
+    for one in explained:
+        visible = one.visible
+        positions = pair_positions(subject, visible.core, visible.arranged)
+        if positions is None or not bool(positions.known.all()):
+            return
+        if visible.keys.shape[-2] not in lengths:
+            blocks.append(one)
+        counts = positions.counts
+        seen[counts] = seen.get(counts, torch.zeros(counts, dtype=torch.bool)) | positions.where(visible.keys)
+        queries = positions.where(torch.ones_like(visible.keys)).any(-1, keepdim=True)
+        met[counts] = met.get(counts, torch.zeros_like(queries)) | queries
+    for counts, pairs in seen.items() if blocks else ():
+        lacking = _wanted(subject, counts) & met[counts] & ~pairs
+        if bool(lacking.any()):
+            query, key = lacking.nonzero()[0].tolist()
+            count = pluralize(int(lacking.sum()), "pair")
+            width = subject.claims.window.text
+            message = f"query {query} doesn't see key {key}, which is within its window of {width} keys ({count} too few)"
+            hint = "keep the keys of the windows of all new queries, not only those of the last one"
+            at = MaskLines(subject, blocks[-1].visible.core).triangle()
+            evidence = f"{READ}, and changed half of the tokens at a time, which tells where queries and keys come from"
+            yield Violation("AS505", message, at, hint, evidence, "reproduced", claims=("window",))
+            return
+
+
 def _wanted(subject: Subject, counts: tuple[int, int]) -> Tensor:
     """Return which keys each query should see by all claims about positions."""
-    wanted = claimed_pairs(subject, counts)
     queries, keys = counts
+    wanted = torch.ones(counts, dtype=torch.bool)
+    if subject.claims.visible is not None:
+        wanted = claimed_pairs(subject, counts)
     distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
     width = subject.claims.window_at(subject.numbers)
     if subject.claims.causal:

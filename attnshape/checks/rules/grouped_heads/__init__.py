@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attnshape.checks.attention.cores import between
+from attnshape.checks.attention.layouts import layouts, projection_of
 from attnshape.checks.attention.operands import (
     AttentionOperand,
     HeadChange,
@@ -107,6 +108,9 @@ def _judge(
 ) -> Violation | _Order | None:
     """Return the order of the heads, or a violation; None if they couldn't be changed."""
     group = heads // shared
+    by_features = _order_by_features(subject, other, heads, shared)
+    if by_features is not None:
+        return by_features
     queries = {head: head_change(subject, query, head, heads) for head in (0, 1, group, shared)}
     shared_head = head_change(subject, other, 0, shared)
     if shared_head is None or None in queries.values():
@@ -126,6 +130,28 @@ def _judge(
     if shares[0] and not shares[1] and shares[shared]:
         return _Order(True, at)
     return None
+
+
+def _order_by_features(subject: Subject, other: AttentionOperand, heads: int, shared: int) -> _Order | None:
+    """Return the order of the heads by the features of the projection that each of them has.
+
+    None if more than layout operations lie between, as where keys are rotated, or the features aren't shared evenly.
+    """
+    ref = projection_of(subject, other.sources)
+    followed = layouts(subject).followed(ref, (other.event, other.place)) if ref is not None else None
+    if ref is None or followed is None or followed.shape.count(heads) != 1 or bool((followed.source < 0).any()):
+        return None
+    axis = followed.shape.index(heads)
+    by_head = (followed.source % followed.start[-1]).reshape(followed.shape).movedim(axis, 0)
+    features = [frozenset(one.flatten().tolist()) for one in by_head]
+    evenly = {sum(one == other for other in features) for one in features} == {heads // shared}
+    if not evenly or len({feature for one in set(features) for feature in one}) != shared * len(features[0]):
+        return None
+    changed = next((event for event in between(subject.graph, ref, other.sources) if _repeats(event)), None)
+    at = changed.refs[0] if changed is not None else other.core.context
+    if all(features[head] == features[head // (heads // shared) * (heads // shared)] for head in range(heads)):
+        return _Order(False, at)
+    return _Order(True, at) if all(features[head] == features[head % shared] for head in range(heads)) else None
 
 
 def _one_feature(

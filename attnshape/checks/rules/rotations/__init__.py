@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnshape.checks.attention.decoding import loops
 from attnshape.checks.attention.mistake_lines import helper_call
@@ -39,6 +39,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield from _unclaimed(subject)
         return
     judged: list[AttentionOperand] = []
+    unrotated: list[AttentionOperand] = []
+    rotating: set[int] = set()
     rotated = skipped = paired = False
     for query, key, value in by_attention(subject):
         same = uniform_run(subject, (query, key, value))
@@ -48,14 +50,23 @@ def check(subject: Subject) -> Iterator[Outcome]:
         judged.append(query)
         varying = [operand for operand in (query, key) if same.varies(operand, same.tokens(operand))]
         rotated = rotated or bool(varying)
+        if varying:
+            rotating |= {id(weight) for operand in (query, key) for weight in _weights(subject, operand)}
+        else:
+            unrotated.append(key)
         paired = paired or any(same.pair(operand) is not None for operand in varying)
         violation = next(_violations(same, query, key, value), None)
         if violation is not None:
             yield violation
             return
     violation = _cached(subject)
+    again = next((key for key in unrotated if rotating & {id(one) for one in _weights(subject, key)}), None)
     if violation is not None:
         yield violation
+    elif again is not None:
+        message = "neither queries nor keys are rotated here, though the same layer rotates them in another call"
+        hint = "rotate by the positions of all tokens, cached ones included, also where there is one new token"
+        yield Violation("AS708", message, OutputRef(again.event.order), hint, _SAME_VECTOR, claims=_CLAIM)
     elif judged and not rotated and not skipped:
         message = "neither queries nor keys are rotated: the same vector is equal at every position"
         hint = "rotate both by their positions before their product"
@@ -67,6 +78,12 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield Verification(verified, _CLAIM)
     else:
         yield Undecided(TOPIC, "queries and keys can't be given the same vector", _CLAIM)
+
+
+def _weights(subject: Subject, operand: AttentionOperand) -> list[Tensor]:
+    """Return the parameters of the projections from which an operand comes."""
+    events = (subject.base.event(ref) for ref in projections(subject, operand.sources))
+    return [one for event in events for one in event.operands if isinstance(one, nn.Parameter)]
 
 
 def _is_one_token(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> bool:

@@ -7,13 +7,14 @@ from difflib import SequenceMatcher
 
 from torch import Tensor, nn
 
+from attnshape.checks.attention.operands import operands
 from attnshape.checks.attention.permutation import cycle, reorder
 from attnshape.checks.attention.perturbation import differs, other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
-from attnshape.tracing.operations import FILLS, FUSED_ATTENTION, RANDOM
+from attnshape.tracing.operations import ELEMENT_WRITES, FILLS, FUSED_ATTENTION, RANDOM
 from attnshape.tracing.source_locations import SourceLocator
 from attnshape.tracing.storage import memory_of
 
@@ -24,7 +25,11 @@ TOPIC = "state"
 def check(subject: Subject) -> Iterator[Outcome]:
     """Run with another seed, call twice, and compare arguments and parameters before and after."""
     base = subject.base
-    arguments = _differing(base.inputs, base.inputs_after)
+    written = _differing(base.inputs, base.inputs_after)
+    caches = [name for name in written if _is_filled_cache(subject, name)]
+    arguments = [name for name in written if name not in caches]
+    for name in caches:
+        yield Observation(f"new keys or values are written to the argument {name}, which is a cache")
     # an argument of the same name has its own finding
     state = (name for name in _differing(base.state, base.state_after) if name not in base.inputs)
     changed = next((name for name in state if _changes_again(subject, name)), None)
@@ -35,9 +40,18 @@ def check(subject: Subject) -> Iterator[Outcome]:
     randomness = _randomness(subject)
     if randomness is not None:
         yield randomness
-    elif not arguments and changed is None:
+    elif not written and changed is None:
         unread = next(((name, why) for name, why in base.unread.items()), None)
         yield Undecided(TOPIC, f"{unread[0]} can't be compared: {unread[1]}") if unread else _twice(subject)
+
+
+def _is_filled_cache(subject: Subject, name: str) -> bool:
+    """Return whether a call writes new tokens to an argument of keys or values, and leaves those of other positions."""
+    before, after = subject.base.inputs[name], subject.base.inputs_after[name]
+    writers = {event.name for event in subject.base.events if event.in_place and name in _written(subject, event)}
+    attended = (operand for operand in operands(subject) if operand.role != "query")
+    is_read = any(name in subject.graph.origins(operand.sources) for operand in attended)
+    return is_read and writers <= ELEMENT_WRITES and bool((before == after).any())
 
 
 def _randomness(subject: Subject) -> Outcome | None:

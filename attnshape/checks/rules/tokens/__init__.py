@@ -198,7 +198,7 @@ def _violation(subject: Subject, divergence: Divergence, symbol: str, index: int
 def mixed(subject: Subject, divergence: Divergence, index: int, evidence: str) -> Violation | None:
     """Return the violation if a call other than attention mixes tokens and shouldn't."""
     event, which = divergence.event, divergence.summary or divergence.event
-    if event.name in ops.NORMS or _normalises(subject, divergence):
+    if (event.name in ops.NORMS or _normalises(subject, divergence)) and not _is_of_series(subject, which):
         message = f"{which.short_name} runs over the tokens: token {index} changes all others"
         hint = "normalise each token by itself, over the last axis"
         return Violation("AS104", message, which.refs[0], hint, evidence)
@@ -208,6 +208,15 @@ def mixed(subject: Subject, divergence: Divergence, index: int, evidence: str) -
         hint = "apply the weights to the last axis, the features of a token"
         return Violation("AS103", message, divergence.ref, hint, evidence)
     return None
+
+
+def _is_of_series(subject: Subject, event: ReplayedCall) -> bool:
+    """Return whether a call reads an input whose last axis holds the tokens, numbers without features of their own.
+
+    Series are standardised over time (Kim et al. 2022, https://openreview.net/forum?id=cGDAkQo1C0p).
+    """
+    given = [subject.inputs[name] for name in subject.inputs.keys() & event.producers]
+    return any(value.shape[-1] in {subject.numbers[symbol] for symbol in subject.lengths} for value in given)
 
 
 def _scrambled(subject: Subject, divergence: Divergence, symbol: str, index: int, evidence: str) -> Violation:
