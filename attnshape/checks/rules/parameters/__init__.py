@@ -271,7 +271,7 @@ def _unused_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -
             zero = (slopes == 0).all(1 - axis)
             if not bool(zero.any()) or bool(zero.all()) or not _are_blocks(zero):
                 continue
-            moved = subject.perturb(Intervention(parameters={name: partial(_others_where, zero, axis)}))
+            moved = subject.perturb(Intervention(parameters={name: partial(_others_at, zero.unsqueeze(1 - axis))}))
             losing = _calls_that_lose(moved, name) if moved.has_no_effect else None
             end = next((end for end in dead_ends(subject) if moved.any(end.ref)), None) if losing is not None else None
             wrong = bool(losing) or (end is not None and _is_passed_over(subject, product))
@@ -299,10 +299,9 @@ def _diagonals(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
         outside = ~torch.eye(len(slopes), dtype=torch.bool)
         if bool((slopes[outside] != 0).any()) or not bool((slopes != 0).any()):
             continue
-        change = partial(torch.where, outside)
-        moved = subject.perturb(Intervention(parameters={name: lambda old: change(other_numbers(old), old)}))
+        moved = subject.perturb(Intervention(parameters={name: partial(_others_at, outside)}))
         if moved.has_no_effect:
-            message = f"only the diagonal of {name} has an effect on the result: features are scaled, and never mixed"
+            message = f"only the diagonal of {name} has an effect: features are scaled, and never mixed"
             hint = f"give the two axes of {name} letters of their own, so that the product sums over one of them"
             evidence = f"changed {name} outside of its diagonal, and no result changes"
             yield Violation("AS807", message, product.refs[0], hint, evidence)
@@ -323,14 +322,10 @@ def _cancelled(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
         if end is not None:
             groups.setdefault(end, []).append(name)
     for end, names in groups.items():
-        verb = "has" if len(names) == 1 else "have"
-        message = f"{join_words(names)} {verb} no effect on the result: what is computed with {_them(names)} cancels out"
+        has, contribute = ("has", "it contributes") if len(names) == 1 else ("have", "they contribute")
+        message = f"{join_words(names)} {has} no effect on the result: this call cancels what {contribute}"
         hint = f"look at what this call reads: both sides of it depend on {names[0]} in the same way"
         yield Violation("AS807", message, end, hint, f"changed {names[0]}, and no result changes")
-
-
-def _them(names: Sequence[str]) -> str:
-    return "it" if len(names) == 1 else "them"
 
 
 def _is_only_added(event: ReplayedCall, name: str) -> bool:
@@ -399,9 +394,8 @@ def _are_blocks(mask: Tensor) -> bool:
     return math.gcd(len(mask), *edges) > 1
 
 
-def _others_where(mask: Tensor, axis: int, value: Tensor) -> Tensor:
-    shape = [-1 if place == axis else 1 for place in range(value.ndim)]
-    return torch.where(mask.reshape(shape), other_numbers(value), value)
+def _others_at(mask: Tensor, value: Tensor) -> Tensor:
+    return torch.where(mask, other_numbers(value), value)
 
 
 def _calls_that_lose(moved: PerturbationDiff, name: str) -> list[ReplayedCall] | None:
