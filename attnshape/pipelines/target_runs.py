@@ -49,8 +49,8 @@ def complete_spec(spec: TargetSpec, progress: ProgressCallback) -> tuple[TargetS
     from attnshape.proposals.complete import complete
 
     progress("working out what the target takes")
-    completed = complete(spec)
-    return completed.spec, " ".join(map(flag_syntax, completed.found))
+    completed = complete(replace(spec, inside=None))
+    return replace(completed.spec, inside=spec.inside), " ".join(map(flag_syntax, completed.found))
 
 
 def small_run(
