@@ -100,8 +100,13 @@ def trace_request(
             progress("checking the signatures")
             conditions = {formula.condition for _, formula in relevant(formulas)}
             held_out, held_out_run = run_held_out(runs, samples, conditions, metered.sizes_run if metered else ())
+            # not before all runs are known: their blocks may differ in some only
+            folded, more = samples.with_equal_blocks_folded([held_out_run] if held_out_run is not None else [])
+            if folded is not samples:
+                samples, held_out_run = folded, more[0] if more else None
+                (trace, formulas), _ = assemble(header, samples)
         else:
-            samples = Samples(plan, actual)
+            samples, _ = Samples(plan, actual).with_equal_blocks_folded()
             (trace, formulas), _ = assemble(header, samples)
             held_out, held_out_run = HeldOut(reason="the target can't be built at other sizes"), None
     trace = _verified(trace, formulas, samples, held_out, held_out_run, expected, target.is_builtin)
@@ -113,7 +118,7 @@ def trace_request(
 
 def trace_recording(label: str, options: RunOptions, sizes: Sizes, actual: RawTrace) -> Trace:
     """Return the trace of a recording, which can't be repeated: its axes are only matched to sizes."""
-    samples = Samples(Plan(sizes), actual)
+    samples, _ = Samples(Plan(sizes), actual).with_equal_blocks_folded()
     (trace, formulas), _ = assemble(_header(label, options, sizes), samples)
     held_out = HeldOut(reason="a recording can't be repeated at other sizes")
     return _verified(trace, formulas, samples, held_out, None, [], is_builtin=False)

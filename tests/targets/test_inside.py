@@ -67,18 +67,18 @@ class Model(nn.Module):
 def function(x):
     return x * 2
 """
-TARGET = ("model.py:Model", "--init", "D, H", "--input", "ids: int[64] B L")
+TARGET = ("whole_model.py:Model", "--init", "D, H", "--input", "ids: int[64] B L")
 
 
 @pytest.fixture(autouse=True)
 def model(folder: Path) -> None:
-    (folder / "model.py").write_text(MODEL)
+    (folder / "whole_model.py").write_text(MODEL)
 
 
 def test_its_inputs_are_what_it_gets_under_the_symbols_of_the_target(attnshape: Attnshape) -> None:
     result = attnshape("trace", *TARGET, "--inside", "blocks.1.attn", "--format", "json")
     trace = result.trace
-    assert trace["target"] == "model.py:Model inside blocks.1.attn"
+    assert trace["target"] == "whole_model.py:Model inside blocks.1.attn"
     assert [(one["name"], one["tensor"]["signature"]) for one in trace["inputs"]] == [("x", "B L D"), ("mask", "L L")]
     assert trace["inputs"][1]["tensor"]["dtype"] == "bool"
     assert result.tensors["weights"]["signature"] == "B H L L"
@@ -103,7 +103,7 @@ def test_a_module_of_several_names_has_each(attnshape: Attnshape) -> None:
 
 def test_the_path_of_a_target_that_holds_a_module(attnshape: Attnshape, folder: Path) -> None:
     (folder / "case.py").write_text(
-        "import torch\nfrom model import Model\n\n\n"
+        "import torch\nfrom whole_model import Model\n\n\n"
         "def case(B, L, D, H):\n"
         "    model = Model(D, H)\n"
         "    return (lambda ids: model(ids)), (torch.randint(64, (B, L)),), {}, ['causal']\n"
@@ -133,16 +133,16 @@ def test_annotations_are_those_of_the_module(attnshape: Attnshape) -> None:
 
 def test_a_target_of_pyproject_names_it(attnshape: Attnshape, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(
-        '[tool.attnshape.targets.attn]\ntarget = "model.py:Model"\ninit = "D, H"\n'
+        '[tool.attnshape.targets.attn]\ntarget = "whole_model.py:Model"\ninit = "D, H"\n'
         'inputs = ["ids: int[64] B L"]\ninside = "blocks.0.attn"\n'
     )
-    assert attnshape("trace", "attn", "--format", "json").trace["target"] == "model.py:Model inside blocks.0.attn"
+    assert attnshape("trace", "attn", "--format", "json").trace["target"] == "whole_model.py:Model inside blocks.0.attn"
     typed = attnshape("trace", "attn", "--inside", "blocks.2.norm", "--format", "json").trace
-    assert typed["target"] == "model.py:Model inside blocks.2.norm"
+    assert typed["target"] == "whole_model.py:Model inside blocks.2.norm"
 
 
 def test_the_inputs_of_the_target_are_worked_out(attnshape: Attnshape) -> None:
-    result = attnshape("trace", "model.py:Model", "--inside", "blocks.0.attn", "--format", "json")
+    result = attnshape("trace", "whole_model.py:Model", "--inside", "blocks.0.attn", "--format", "json")
     assert result.trace["inputs"][0]["tensor"]["signature"] == "B L D"
     assert "--input" in result.trace["found"]
 
@@ -157,11 +157,11 @@ def test_on_meta_at_large_sizes(attnshape: Attnshape) -> None:
 @pytest.mark.parametrize(
     ("path", "message", "hint"),
     [
-        ("blocks.0.atn", "model.py:Model has no module 'blocks.0.atn'", "did you mean blocks.0.attn?"),
-        ("", "model.py:Model has no module ''", "its modules are: blocks.0.attn, blocks.0.attn.out, "),
+        ("blocks.0.atn", "whole_model.py:Model has no module 'blocks.0.atn'", "did you mean blocks.0.attn?"),
+        ("", "whole_model.py:Model has no module ''", "its modules are: blocks.0.attn, blocks.0.attn.out, "),
         ("\x1b[31m", "has no module '\\x1b[31m'", "blocks.0.attn"),
-        ("blocks", "blocks of model.py:Model is a ModuleList, which is never called", "name one in it: blocks.0"),
-        ("unused", "a run of model.py:Model doesn't call unused", "name a module that it calls"),
+        ("blocks", "blocks of whole_model.py:Model is a ModuleList, which is never called", "name one in it: blocks.0"),
+        ("unused", "a run of whole_model.py:Model doesn't call unused", "name a module that it calls"),
     ],
 )
 def test_errors_name_the_module(attnshape: Attnshape, path: str, message: str, hint: str) -> None:
@@ -177,7 +177,7 @@ def test_other_errors(attnshape: Attnshape) -> None:
     assert failed.status == 2
     assert "fails before it calls blocks.0: RuntimeError: it was told to fail" in failed.err
     assert "hint: attnshape trace without --inside shows where and why" in failed.err
-    plain = attnshape("trace", "model.py:function", "--input", "x: B L", "--inside", "layer")
+    plain = attnshape("trace", "whole_model.py:function", "--input", "x: B L", "--inside", "layer")
     assert "hint: name a module, or a case that returns one" in plain.err
     builtin = attnshape("trace", "multi-head", "--inside", "layer")
     assert "--inside is for your own targets; multi-head is built in" in builtin.err
