@@ -13,8 +13,10 @@ from attnshape.tracing.passes import renumber
 from attnshape.tracing.raw import RawLoop, RawStep, RawTrace
 
 _MOST_STEPS = 20_000
-_SMALLEST_BLOCK = 4
-"""How many steps a block has that is folded wherever it is repeated; a smaller one must be repeated as often."""
+_SMALLEST_LAYER = 4
+"""How many steps a module of a list has that is folded with those equal to it."""
+_FEWEST_ITERATIONS = 4
+"""How often other steps are repeated that are folded."""
 Key = tuple[object, ...]
 
 
@@ -91,8 +93,13 @@ def fold_equal_blocks(runs: Sequence[RawTrace]) -> list[RawTrace]:
     ]
     read = _read_outside(first, _loops_in(keys))
     loops = _loops_in([(*key, *read.get(place, ())) for place, key in enumerate(keys)])
-    large = frozenset(path for path, size, count in _blocks(loops) if max(size, count) >= _SMALLEST_BLOCK)
-    return [_Folder(run, large, loops).folded() for run in runs] if large else list(runs)
+    worth = frozenset(
+        loop.path
+        for loop in _with_inner(loops)
+        if len(loop.spans) >= _FEWEST_ITERATIONS
+        or (loop.spans[0][1] - loop.spans[0][0] >= _SMALLEST_LAYER and _modules(first, loop) is not None)
+    )
+    return [_Folder(run, worth, loops).folded() for run in runs] if worth else list(runs)
 
 
 def _loops_in(keys: Sequence[Key]) -> tuple[_Iterations, ...]:
@@ -165,12 +172,11 @@ def _facts(run: RawTrace) -> list[Key]:
     ]
 
 
-def _blocks(loops: Sequence[_Iterations]) -> Iterator[tuple[_Path, int, int]]:
-    """Yield each loop with the steps of its first iteration and the number of its iterations."""
+def _with_inner(loops: Sequence[_Iterations]) -> Iterator[_Iterations]:
+    """Yield each loop, and those inside of its first iteration."""
     for loop in loops:
-        begin, end = loop.spans[0]
-        yield loop.path, end - begin, len(loop.spans)
-        yield from _blocks(loop.inner[0])
+        yield loop
+        yield from _with_inner(loop.inner[0])
 
 
 def _with_first_outputs(raw: RawTrace, splits: Sequence[int]) -> RawTrace:
@@ -263,6 +269,19 @@ def _counts(loops: Sequence[_Iterations]) -> Iterator[tuple[_Path, int]]:
             yield from _counts(inner)
 
 
+def _modules(run: RawTrace, loop: _Iterations) -> tuple[str, str] | None:
+    """Return the first module of the first iteration and the last one of the last, where they are of one list."""
+    first, last = ([run.steps[place].module or "" for place in range(*loop.spans[end])] for end in (0, -1))
+    for one, other in zip(first, last, strict=False):
+        paths = _parts(one), _parts(other)
+        for depth, (name, twin) in enumerate(zip(*paths, strict=False), 1):
+            if name != twin:
+                prefix = paths[0][: depth - 1]
+                listed = [path[depth - 1] for path in map(_parts, last) if path[: depth - 1] == prefix != path]
+                return ".".join([*prefix, name]), ".".join([*prefix, listed[-1]])
+    return None
+
+
 class _Folder:
     """Leaves one iteration of each varying loop of a run."""
 
@@ -287,7 +306,7 @@ class _Folder:
         for step in kept.values():
             while step.parent in self.stands_for:
                 step.parent = self.stands_for[step.parent]
-        found = [RawLoop(*loop.spans[0], len(loop.spans), self._modules(loop)) for loop in self.loops]
+        found = [RawLoop(*loop.spans[0], len(loop.spans), _modules(self.raw, loop)) for loop in self.loops]
         left = [
             (loop, [order[place] for place in range(loop.begin, loop.end) if place in order])
             for loop in (*found, *self.raw.loops)
@@ -296,18 +315,6 @@ class _Folder:
         # an outer loop comes before those in it
         loops.sort(key=lambda loop: (loop.begin, -loop.end))
         return dataclasses.replace(renumber(self.raw, kept, move), loops=loops)
-
-    def _modules(self, loop: _Iterations) -> tuple[str, str] | None:
-        """Return the first module of the first iteration and the last one of the last, where they are of one list."""
-        first, last = ([self.raw.steps[place].module or "" for place in range(*loop.spans[end])] for end in (0, -1))
-        for one, other in zip(first, last, strict=False):
-            paths = _parts(one), _parts(other)
-            for depth, (name, twin) in enumerate(zip(*paths, strict=False), 1):
-                if name != twin:
-                    prefix = paths[0][: depth - 1]
-                    listed = [path[depth - 1] for path in map(_parts, last) if path[: depth - 1] == prefix != path]
-                    return ".".join([*prefix, name]), ".".join([*prefix, listed[-1]])
-        return None
 
     def _fold(self, loops: Sequence[_Iterations]) -> None:
         for loop in loops:

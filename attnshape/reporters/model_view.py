@@ -21,6 +21,8 @@ _LISTED = re.compile(r"(.*\.|)([0-9]{1,6})", re.DOTALL)
 """The path of a module of a list: that of the list, and the module's number."""
 _MOST = 10_000
 """How many layers are counted."""
+_LONGEST = 1000
+"""How many characters of a line are shown."""
 _MANY = 8
 """How many distinct attentions are listed."""
 
@@ -90,7 +92,8 @@ def attention_summary(trace: Trace) -> Iterator[str]:
     attentions = list(found.values())
     if sum(attention.count + len(attention.modules) for attention in attentions) < 2:
         return
-    yield from (attention.line for attention in attentions[:_MANY])
+    for attention in attentions[:_MANY]:
+        yield attention.line if len(attention.line) <= _LONGEST else f"{attention.line[:_LONGEST]}…"
     if len(attentions) > _MANY:
         yield f"and {len(attentions) - _MANY} more distinct attentions"
 
@@ -98,10 +101,23 @@ def attention_summary(trace: Trace) -> Iterator[str]:
 def _from_outside(trace: Trace, step: Step, around: Sequence[Loop]) -> Iterator[str]:
     """Yield the steps and inputs outside of its layer that a step reads."""
     layer = _layer(step, around)
+    if not layer:
+        return
     for operand in step.operands:
-        made = trace.step(operand.step) if operand.step is not None else None
-        if layer and (operand.input is not None if made is None else not _is_in(made.module, layer)):
-            yield _named(trace, operand)
+        made = _original(trace, operand, layer)
+        if made.input is not None or (made.step is not None and not _is_in(trace.step(made.step).module, layer)):
+            yield _named(trace, made)
+
+
+def _original(trace: Trace, reference: Reference, layer: str) -> Reference:
+    """Return what a tensor is a view of, as far as the views are made in a layer."""
+    while reference.step is not None and _is_in(trace.step(reference.step).module, layer):
+        storage = trace.step(reference.step).outputs[reference.output].tensor.storage
+        # a saved trace may hold anything: what a view is of comes before it
+        if storage.kind not in ("view", "same") or storage.of is None or (storage.of.step or 0) >= reference.step:
+            break
+        reference = storage.of
+    return reference
 
 
 def _named(trace: Trace, reference: Reference) -> str:

@@ -302,7 +302,7 @@ def _merged(texts: Mapping[int, str]) -> Iterator[str]:
             which = f"step {first} is" if first == last else f"steps {first} and {last} are"
         else:
             which = f"steps {first}, … and {last} ({len(indices)} steps) are"
-        yield f"{which} {text}"
+        yield f"{which} {text.replace('its scores', 'their scores') if first != last else text}"
 
 
 def _size(symbol: str, size: Size) -> str:
@@ -386,7 +386,7 @@ def _peak(peak: Peak) -> str:
 
 
 def _avoided(scores: Avoided) -> str:
-    return f"fused: scores {visible(scores.signature)}, {format_bytes(scores.bytes)}, are never materialized"
+    return f"fused: its scores {visible(scores.signature)}, {format_bytes(scores.bytes)}, are never materialized"
 
 
 def _failure(failure: Failure) -> list[FooterLine]:

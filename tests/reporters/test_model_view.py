@@ -82,6 +82,15 @@ def test_attentions_with_other_masks_or_at_other_places_are_distinct() -> None:
     ]
 
 
+def test_a_mask_that_the_layer_cuts_is_from_outside() -> None:
+    steps = [outside(1, "local"), *layer(2, "h.0", Reference(step=6))]
+    cut = step(6, "local[:, :Lk]", "getitem", None, tensor("Lq Lk", "view", Reference(step=1)), module="h.0.attn")
+    trace = model([*steps[:1], *steps[1:], cut, outside(7, "end")], layer(8, "g"))
+    assert next(iter(attention_summary(trace))).startswith(
+        "attention in h.0.attn: scores B H Lq Lk, 94 KiB each, mask 1 (local)"
+    )
+
+
 def test_many_distinct_attentions_are_counted() -> None:
     trace = model(*(layer(1 + 4 * place, f"h.{place}", line=place + 1) for place in range(11)))
     *lines, last = attention_summary(trace)
@@ -149,11 +158,16 @@ def test_names_of_modules_are_text() -> None:
     assert view.rows[0].heading == "\\x1b[31m.0 … \\x1b[31m.2 ×3"
 
 
+def test_long_names_are_cut() -> None:
+    trace = model(layer(1, f"{'x' * 5000}.0"), layer(5, "out"))
+    assert [len(line) for line in attention_summary(trace)] == [1001]
+
+
 def test_equal_notes_are_shown_once_with_their_steps() -> None:
     fused = [replace(one, avoided=Avoided("B H Lq Lk", 2048), opaque="a kernel") for one in layer(1, "h.0")[:3]]
     trace = trace_of((fused[0], replace(fused[1], opaque="a script"), fused[2]), notes=("same", "same"))
     lines = [line.text for line in trace_footer(trace, 3)]
-    assert "steps 1, … and 3 (3 steps) are fused: scores B H Lq Lk, 2 KiB, are never materialized" in lines
+    assert "steps 1, … and 3 (3 steps) are fused: their scores B H Lq Lk, 2 KiB, are never materialized" in lines
     assert "steps 1 and 3 are opaque: a kernel" in lines
     assert "step 2 is opaque: a script" in lines
     assert lines.count("note: same") == 1
