@@ -108,38 +108,62 @@ def _loops_in(keys: Sequence[Key]) -> tuple[_Iterations, ...]:
     return loops
 
 
-def _read_outside(run: RawTrace, loops: Sequence[_Iterations]) -> dict[int, Key]:
-    """Return, for each step in a loop, which results from outside of its iteration it reads.
+def _blocks(run: RawTrace, loops: Sequence[_Iterations]) -> dict[int, tuple[object, int]]:
+    """Return which block each step is in: which module of a list that a loop is over, else which iteration."""
+    blocks: dict[int, tuple[object, int]] = {}
+    lists: dict[str, int] = {}
+    for loop in loops:
+        if (modules := _modules(run, loop)) is not None:
+            lists[modules[0].rpartition(".")[0]] = loop.spans[-1][1]
+            continue
+        for number, span in enumerate(loop.spans):
+            blocks |= dict.fromkeys(range(*span), (loop.path, number))
+    for path, end in lists.items():
+        pattern = re.compile(rf"{re.escape(path)}\.?([0-9]+)(?=\.|$)")
+        block: tuple[object, int] | None = None
+        for place, step in enumerate(run.steps):
+            if found := pattern.match(step.module or ""):
+                blocks[place] = block = path, int(found[1])
+            elif block is not None and place < end:  # between two modules of the list
+                blocks[place] = block
+    return blocks
 
-    That is a step or an input that several iterations read, or how many iterations ago the result was made. What only
-    the first iteration reads stands for what the others get from the iteration before them.
+
+def _read_outside(run: RawTrace, loops: Sequence[_Iterations]) -> dict[int, Key]:
+    """Return, for each step in a block, which results from outside of the block it reads.
+
+    That is a step or an input that several blocks read, or how many blocks ago the result was made. What only the first
+    block reads stands for what the others get from the block before them.
     """
-    iteration = {
-        place: (loop.path, number) for loop in loops for number, span in enumerate(loop.spans) for place in range(*span)
-    }
+    blocks = _blocks(run, loops)
+    first: dict[object, int] = {}
+    for path, number in blocks.values():
+        first[path] = min(number, first.get(path, number))
     outside = {
         place: [
             source
             for reference in run.steps[place].operands
             if (source := reference.step - 1 if reference.step is not None else reference.input) is not None
-            and (isinstance(source, str) or iteration.get(source) != at)
+            and (isinstance(source, str) or blocks.get(source) != block)
         ]
-        for place, at in iteration.items()
+        for place, block in blocks.items()
     }
-    readers: dict[tuple[_Path, int | str], set[int]] = {}
+    readers: dict[tuple[object, int | str], set[int]] = {}
     for place, made in outside.items():
-        path, number = iteration[place]
+        path, number = blocks[place]
         for one in made:
             readers.setdefault((path, one), set()).add(number)
 
     def described(place: int, made: int | str) -> Key:
-        path, number = iteration[place]
+        path, number = blocks[place]
         if len(readers[path, made]) > 1:
             return ("shared", made)
-        inside, earlier = iteration.get(made, (None, 0)) if isinstance(made, int) else (None, 0)
+        inside, earlier = blocks.get(made, (None, 0)) if isinstance(made, int) else (None, 0)
         if inside == path:
-            return ("iterations ago", number - earlier)
-        return ("iterations ago", 1) if number == 0 else ("shared", made)
+            return ("blocks ago", number - earlier)
+        if isinstance(inside, tuple):  # each block has its own of what a loop made before
+            return ("of a loop", inside)
+        return ("blocks ago", 1) if number == first[path] else ("shared", made)
 
     return {place: tuple(described(place, one) for one in made) for place, made in outside.items()}
 

@@ -156,6 +156,8 @@ class RunOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the target runs in training mode, with dropout."""
     grad: bool = False
     """Whether autograd keeps the tensors that gradients need."""
+    chooses_device: bool = False
+    """Whether the user named the device."""
     command: str = "attnshape trace"
     """The command line or Python call, as the user typed it."""
 
@@ -175,7 +177,7 @@ def require_name(target: str) -> str:
 
 def run_options(values: Mapping[str, object], command: str) -> RunOptions:
     """Return run options, with defaults for missing values. Raises AttnshapeError if a value is invalid."""
-    return _decode({**values, "command": command}, RunOptions, Option)
+    return _decode({**values, "chooses_device": "device" in values, "command": command}, RunOptions, Option)
 
 
 def decode_options(values: Mapping[str, object]) -> MechanismOptions:

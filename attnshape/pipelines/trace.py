@@ -31,7 +31,7 @@ from attnshape.inference.verification import (
 )
 from attnshape.model.trace import HeldOut, Trace
 from attnshape.options.spec import RunOptions, TargetSpec
-from attnshape.pipelines.target_runs import load_target, small_run
+from attnshape.pipelines.target_runs import first_plan, load_target, small_run
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import display_path
 from attnshape.runtime.isolation import isolated
@@ -72,6 +72,8 @@ def trace_request(
     progress("loading the target")
     with redirect_output(), foreign_code(), isolated():
         target = load_target(spec, progress)
+        if target.prefers_meta and not options.chooses_device:
+            options = msgspec.structs.replace(options, device="meta")
         sizes = target.sizes
         expected = parse_expectations(spec.expect, list(sizes.records))
         if expected and not checks_work():
@@ -84,7 +86,8 @@ def trace_request(
             metered.reuse if metered else lambda numbers: small_run(target, numbers, options, limit),
             progress=progress,
         )
-        plan = runs.with_powers(Plan(sizes)) if target.resizable else Plan(sizes)
+        plan = first_plan(target, sizes)
+        plan = runs.with_powers(plan) if target.resizable else plan
         progress("running the target")
         actual, declared = _run(target, sizes, options, limit)
         if not target.is_builtin and checks_work():

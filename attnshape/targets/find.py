@@ -142,6 +142,10 @@ def _whole_target(spec: TargetSpec) -> Target:
         why = (Option("options", key=next(iter(spec.options))), f" is for built-in mechanisms, {spec.target} isn't one")
         how = f"the built-in ones: {', '.join(CATALOG)}; your own target takes its arguments with "
         raise AttnshapeError(why, (how, Option("init"), " and ", Option("arguments")))
+    if not colon and where.endswith(".json") and Path(where).is_file():
+        from attnshape.targets.config_file import config_target
+
+        return config_target(spec)
     if not colon or not path:
         raise _incomplete(where)
     return user_target(spec, where, path)
