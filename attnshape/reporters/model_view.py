@@ -103,7 +103,8 @@ def _from_outside(trace: Trace, step: Step, around: Sequence[Loop]) -> Iterator[
     layer = _layer(step, around)
     if not layer:
         return
-    for operand in step.operands:
+    # fused attention gets its mask after queries, keys and values
+    for operand in step.operands[3 if step.avoided is not UNSET else 0 :]:
         made = _original(trace, operand, layer)
         if made.input is not None or (made.step is not None and not _is_in(trace.step(made.step).module, layer)):
             yield _named(trace, made)

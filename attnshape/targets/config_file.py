@@ -156,7 +156,7 @@ def _read(path: Path) -> tuple[Any, Any]:
 
 
 def _construct(model_class: Any, config: Any) -> Any:
-    return (model_class.from_config(config) if hasattr(model_class, "from_config") else model_class(config)).eval()
+    return model_class.from_config(config) if hasattr(model_class, "from_config") else model_class(config)
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Any, str]]:

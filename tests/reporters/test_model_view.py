@@ -99,7 +99,15 @@ def test_many_distinct_attentions_are_counted() -> None:
 
 def test_fused_attention_says_that_its_scores_are_never_made() -> None:
     fused = replace(
-        step(1, "sdpa(x)", "sdpa", "context", tensor("B H Lq Dk"), Reference(input="mask"), module="h.0.attn"),
+        step(
+            1,
+            "sdpa(x)",
+            "sdpa",
+            "context",
+            tensor("B H Lq Dk"),
+            *(Reference(input=name) for name in ("q", "k", "v", "mask")),
+            module="h.0.attn",
+        ),
         avoided=Avoided("B H Lq Lk", 2048),
     )
     trace = trace_of((fused,), loops=(series(1, 1, 4, "h.0", "h.3"),))
