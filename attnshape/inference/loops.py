@@ -91,8 +91,12 @@ def fold_equal_blocks(runs: Sequence[RawTrace]) -> list[RawTrace]:
     keys: list[Key] = [
         (*_key(first.steps, step), *(of_run[place] for of_run in facts)) for place, step in enumerate(first.steps)
     ]
-    read = _read_outside(first, _loops_in(keys))
-    loops = _loops_in([(*key, *read.get(place, ())) for place, key in enumerate(keys)])
+    found = _loops_in(keys)
+    read = _read_outside(first, found)
+    of_step = _blocks(first, found)
+    blocks = [of_step.get(place) for place in range(len(keys))]
+    begins = frozenset(place for place, block in enumerate(blocks) if block and block != blocks[place - 1])
+    loops = _loops_in([(*key, *read.get(place, ())) for place, key in enumerate(keys)], begins)
     worth = frozenset(
         loop.path
         for loop in _with_inner(loops)
@@ -102,8 +106,8 @@ def fold_equal_blocks(runs: Sequence[RawTrace]) -> list[RawTrace]:
     return [_Folder(run, worth, loops).folded() for run in runs] if worth else list(runs)
 
 
-def _loops_in(keys: Sequence[Key]) -> tuple[_Iterations, ...]:
-    loops = _matched(tuple(_nodes(keys)), keys)
+def _loops_in(keys: Sequence[Key], begins: frozenset[int] = frozenset()) -> tuple[_Iterations, ...]:
+    loops = _matched(tuple(_nodes(keys, begins)), keys)
     assert loops is not None  # the nodes are those of these steps
     return loops
 
@@ -237,7 +241,8 @@ def _without_numbers(path: str) -> str:
     return re.sub(r"\d+", "#", path)
 
 
-def _nodes(keys: Sequence[Key]) -> Iterator[_Node]:
+def _nodes(keys: Sequence[Key], begins: frozenset[int] = frozenset()) -> Iterator[_Node]:
+    """Yield the nodes of steps; an iteration that is in several blocks begins at one of the places in `begins`."""
     places: dict[Key, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
@@ -251,8 +256,11 @@ def _nodes(keys: Sequence[Key]) -> Iterator[_Node]:
                 length, end = again - place, again
                 while keys[place : place + length] == keys[end : end + length]:
                     end += length
+        if length and place not in begins and any(inner in begins for inner in range(place, place + length)):
+            length = 0
         if length:
-            yield _Loop(tuple(_nodes(keys[place : place + length])))
+            inside = frozenset(inner - place for inner in begins if place <= inner < place + length)
+            yield _Loop(tuple(_nodes(keys[place : place + length], inside)))
             place = end
         else:
             yield keys[place]

@@ -108,7 +108,7 @@ def test_layers_of_different_widths_differ(tmp_path: Path) -> None:
 
 def test_a_result_that_all_layers_read_is_no_previous_layer(tmp_path: Path) -> None:
     # the first layer reads the input as its own and as the first; the others don't
-    assert loops(traced(tmp_path, "First", "D, 4")) == [(10, 18, 3, ("layers.1", "layers.3"))]
+    assert loops(traced(tmp_path, "First", "D, 4")) == [(11, 19, 3, ("layers.1", "layers.3"))]
     assert loops(traced(tmp_path, "Back", "D, 4")) == [
         (2, 9, 2, ("layers.0", "layers.1")),
         (10, 17, 2, ("layers.2", "layers.3")),
