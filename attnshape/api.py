@@ -28,6 +28,7 @@ def trace(
     init: str | None = None,
     inputs: Mapping[str, str | torch.Tensor] | None = None,
     arguments: Mapping[str, Any] | None = None,
+    inside: str | None = None,
     options: Mapping[str, bool | float] | None = None,
     expect: Mapping[str, str] | None = None,
     device: str | torch.device | None = None,
@@ -54,6 +55,8 @@ def trace(
             or the tensor itself. With tensors there is one run, and axes are only matched against the sizes given.
         arguments: The other arguments by parameter: a string is Python over the sizes,
             `"torch.ones(L, L).tril().bool()"`; anything else is passed as it is.
+        inside: The path of a module of the target, `"transformer.h.0.attn"`: only it is traced, with the arguments
+            that it gets when the target runs.
         options: Options of built-in mechanisms: causal, padding, mask_value, dropout, bias.
         expect: The signature that a variable, or `output`, must have. The trace's `expectations` have the verdicts.
         device: Where to run. By default the device of the module or of the tensors given, else the CPU.
@@ -92,7 +95,8 @@ def trace(
     from attnshape.pipelines.trace import trace_request
 
     run = {"device": device, "dtype": dtype, "seed": seed, "train": train, "grad": grad}
-    given = {"init": init, "inputs": inputs, "arguments": arguments, "options": options, "expect": expect}
+    given = {"init": init, "inputs": inputs, "arguments": arguments, "inside": inside}
+    given |= {"options": options, "expect": expect}
     spec, how = _options("trace", target, given, sizes, run)
     return _run(spec, lambda: trace_request(spec, how, _print_to_stderr))
 
@@ -105,6 +109,7 @@ def check(
     init: str | None = None,
     inputs: Mapping[str, str | torch.Tensor] | None = None,
     arguments: Mapping[str, Any] | None = None,
+    inside: str | None = None,
     options: Mapping[str, bool | float] | None = None,
     seed: int = 0,
     train: bool = False,
@@ -120,7 +125,7 @@ def check(
         target: What to check, as for `trace`.
         claims: What the code is meant to do: `"causal"`, `"window=W"`, `"mask=keep"`, `"visible=k <= q"`. What
             depends on intent and isn't claimed is reported as a fact, never as a finding.
-        init, inputs, arguments, options, seed, train, **sizes: How to build and run it, as for `trace`.
+        init, inputs, arguments, inside, options, seed, train, **sizes: How to build and run it, as for `trace`.
         time_limit: The seconds that all runs may take together. The report lists what wasn't checked by then.
 
     Returns:
@@ -146,7 +151,8 @@ def check(
 
     check_time_limit(time_limit)
     run = {"seed": seed, "train": train}
-    given = {"claims": tuple(claims), "init": init, "inputs": inputs, "arguments": arguments, "options": options}
+    given = {"claims": tuple(claims), "init": init, "inputs": inputs, "arguments": arguments, "inside": inside}
+    given["options"] = options
     spec, how = _options("check", target, given, sizes, run)
     return _run(spec, lambda: check_request(spec, how, parse_claims(spec.claims), time_limit, _print_to_stderr))
 
@@ -296,7 +302,8 @@ def _command(function: str, target: object, given: Mapping[str, Any], sizes: Map
     else:
         name = getattr(target, "__name__", None)
         first = name if isinstance(name, str) and name.isidentifier() else f"<{type(target).__name__}>"
-    order = ("init", "inputs", "arguments", "options", "expect", "claims", "device", "dtype", "seed", "train", "grad")
+    described = ("init", "inputs", "arguments", "inside", "options", "expect", "claims")
+    order = (*described, "device", "dtype", "seed", "train", "grad")
     rest = format_arguments({**{name: given[name] for name in order if name in given}, **sizes})
     return f"attnshape.{function}({first}{', ' if rest else ''}{rest})"
 

@@ -81,6 +81,13 @@ def _declared(
         list[str] | None,
         typer.Option("--with", metavar="NAME=PYTHON", help="Another argument, as Python, which is run. Repeat."),
     ] = None,
+    inside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE",
+            help="Only this module of the target, such as transformer.h.0.attn, with the arguments that it gets there.",
+        ),
+    ] = None,
     batch: Annotated[_Size, _size("--batch", "B, sequences in a batch.")] = None,
     heads: Annotated[_Size, _size("--heads", "H, query heads.")] = None,
     kv_heads: Annotated[_Size, _size("--kv-heads", "Hkv, key/value heads.")] = None,

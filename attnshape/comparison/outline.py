@@ -132,7 +132,7 @@ def _top_level(trace: Trace) -> _Selection:
 
 
 def _step(step: Step, selection: _Selection, loops: Mapping[int, Sequence[Loop]], is_composite: bool) -> OutlineStep:
-    enclosing = sorted(loops.get(step.index, ()), key=lambda loop: loop.first - loop.last)
+    enclosing = loops.get(step.index, [])
     read = [operand for operand in step.operands if operand.step is not None or operand.input is not None]
     # a step after a loop may read an output of each iteration, whose number depends on the sizes
     repeated = {use for use in read if use.step is not None and set(loops.get(use.step, ())) - set(enclosing)}

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from attnshape.cost.meter import MemoryLog, MeteredRuns
 from attnshape.dims.expressions import AxisExpression, parse_expression
 from attnshape.dims.sizes import Sizes, proxy_sizes
+from attnshape.inference.loops import place_in_layer
 from attnshape.inference.plan import Constraint, Fixed, Plan
 from attnshape.inference.sampling import sample_and_solve
 from attnshape.inference.small_runs import Attempt, Samples, SmallRuns
@@ -301,7 +302,11 @@ class PeakEstimate:
             return None
         iteration = sum(other.key == step.key for other in self.steps[: moment.segment])
         same = [index for index, other in enumerate(run.steps, 1) if other.key == step.key]
-        return same[min(iteration, len(same)) - 1] if same else None
+        if same:
+            return same[min(iteration, len(same)) - 1]
+        # of equal layers only the first is left
+        place = place_in_layer(step)
+        return next((index for index, other in enumerate(run.steps, 1) if place_in_layer(other) == place), None)
 
 
 def estimate_peak_memory(runs: MeteredRuns, sizes: Sizes, cuda: bool, grad: bool) -> PeakEstimate | None:

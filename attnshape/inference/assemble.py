@@ -77,7 +77,10 @@ class _Assembler:
         for place, loop in enumerate(self._actual.loops):
             counts = [loops[place].count for loops in runs] if alike else []
             formula = self._solve(counts, loop.count, (f"loop {place + 1}", 0))
-            yield Loop(loop.begin + 1, loop.end, loop.count, formula.text, formula.known)
+            if formula.text == "1":  # what other runs repeat
+                continue
+            modules = loop.modules or UNSET
+            yield Loop(loop.begin + 1, loop.end, loop.count, formula.text, formula.known, modules)
 
     def _step(self, position: int, raw: RawStep) -> Step:
         at = raw.location

@@ -1,4 +1,4 @@
-"""Find loops whose number of iterations follows from the sizes, by their repeated steps, and fold them."""
+"""Find repeated steps and fold them: loops whose number of iterations follows from the sizes, and equal blocks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from attnshape.tracing.passes import renumber
 from attnshape.tracing.raw import RawLoop, RawStep, RawTrace
 
 _MOST_STEPS = 20_000
+_SMALLEST_LAYER = 4
+"""How many steps a module of a list has that is folded with those equal to it."""
+_FEWEST_ITERATIONS = 4
+"""How often other steps are repeated that are folded."""
 Key = tuple[object, ...]
 
 
@@ -73,6 +77,136 @@ def find_folding(runs: Sequence[RawTrace]) -> Folding | None:
     return None
 
 
+def fold_equal_blocks(runs: Sequence[RawTrace]) -> list[RawTrace]:
+    """Return runs of the same steps with one of each series of equal blocks, such as a model's layers.
+
+    Blocks are equal if in each of the runs they take the same steps and return tensors of the same names, shapes,
+    strides and dtypes, and if they read the same results of earlier steps, such as a mask, or what the block before
+    them returned. Whether their number follows from the sizes doesn't matter.
+    """
+    first = runs[0]
+    if len(first.steps) > _MOST_STEPS:
+        return list(runs)
+    facts = [_facts(run) for run in runs]
+    keys: list[Key] = [
+        (*_key(first.steps, step), *(of_run[place] for of_run in facts)) for place, step in enumerate(first.steps)
+    ]
+    found = _loops_in(keys)
+    read = _read_outside(first, found)
+    of_step = _blocks(first, found)
+    blocks = [of_step.get(place) for place in range(len(keys))]
+    begins = frozenset(place for place, block in enumerate(blocks) if block and block != blocks[place - 1])
+    loops = _loops_in([(*key, *read.get(place, ())) for place, key in enumerate(keys)], begins)
+    worth = frozenset(
+        loop.path
+        for loop in _with_inner(loops)
+        if len(loop.spans) >= _FEWEST_ITERATIONS
+        or (loop.spans[0][1] - loop.spans[0][0] >= _SMALLEST_LAYER and _modules(first, loop) is not None)
+    )
+    return [_Folder(run, worth, loops).folded() for run in runs] if worth else list(runs)
+
+
+def _loops_in(keys: Sequence[Key], begins: frozenset[int] = frozenset()) -> tuple[_Iterations, ...]:
+    loops = _matched(tuple(_nodes(keys, begins)), keys)
+    assert loops is not None  # the nodes are those of these steps
+    return loops
+
+
+def _blocks(run: RawTrace, loops: Sequence[_Iterations]) -> dict[int, tuple[object, int]]:
+    """Return which block each step is in: which module of a list that a loop is over, else which iteration."""
+    blocks: dict[int, tuple[object, int]] = {}
+    lists: dict[str, int] = {}
+    for loop in loops:
+        if (modules := _modules(run, loop)) is not None:
+            lists[modules[0].rpartition(".")[0]] = loop.spans[-1][1]
+            continue
+        for number, span in enumerate(loop.spans):
+            blocks |= dict.fromkeys(range(*span), (loop.path, number))
+    for path, end in lists.items():
+        pattern = re.compile(rf"{re.escape(path)}\.?([0-9]+)(?=\.|$)")
+        block: tuple[object, int] | None = None
+        for place, step in enumerate(run.steps):
+            if found := pattern.match(step.module or ""):
+                blocks[place] = block = path, int(found[1])
+            elif block is not None and place < end:  # between two modules of the list
+                blocks[place] = block
+    return blocks
+
+
+def _read_outside(run: RawTrace, loops: Sequence[_Iterations]) -> dict[int, Key]:
+    """Return, for each step in a block, which results from outside of the block it reads.
+
+    That is a step or an input that several blocks read, or how many blocks ago the result was made. What only the first
+    block reads stands for what the others get from the block before them.
+    """
+    blocks = _blocks(run, loops)
+    first: dict[object, int] = {}
+    for path, number in blocks.values():
+        first[path] = min(number, first.get(path, number))
+    outside = {
+        place: [
+            source
+            for reference in run.steps[place].operands
+            if (source := reference.step - 1 if reference.step is not None else reference.input) is not None
+            and (isinstance(source, str) or blocks.get(source) != block)
+        ]
+        for place, block in blocks.items()
+    }
+    readers: dict[tuple[object, int | str], set[int]] = {}
+    for place, made in outside.items():
+        path, number = blocks[place]
+        for one in made:
+            readers.setdefault((path, one), set()).add(number)
+
+    def described(place: int, made: int | str) -> Key:
+        path, number = blocks[place]
+        if len(readers[path, made]) > 1:
+            return ("shared", made)
+        inside, earlier = blocks.get(made, (None, 0)) if isinstance(made, int) else (None, 0)
+        if inside == path:
+            return ("blocks ago", number - earlier)
+        if isinstance(inside, tuple):  # each block has its own of what a loop made before
+            return ("of a loop", inside)
+        return ("blocks ago", 1) if number == first[path] else ("shared", made)
+
+    return {place: tuple(described(place, one) for one in made) for place, made in outside.items()}
+
+
+def _facts(run: RawTrace) -> list[Key]:
+    """Return what equal blocks have in common, for each step."""
+    counts: dict[int, list[tuple[int, int]]] = {}
+    for loop in run.loops:
+        counts.setdefault(loop.begin, []).append((loop.end - loop.begin, loop.count))
+    return [
+        (
+            step.location.expression if step.location else None,
+            step.opaque,
+            tuple(_without_numbers(one.parameter or "") for one in step.operands),
+            tuple(
+                (
+                    output.name if not output.named_by_use else None,
+                    tensor.shape,
+                    tensor.stride,
+                    tensor.dtype,
+                    tensor.kind,
+                    tensor.layout,
+                )
+                for output in step.outputs
+                for tensor in [output.tensor]
+            ),
+            tuple(counts.get(place, ())),
+        )
+        for place, step in enumerate(run.steps)
+    ]
+
+
+def _with_inner(loops: Sequence[_Iterations]) -> Iterator[_Iterations]:
+    """Yield each loop, and those inside of its first iteration."""
+    for loop in loops:
+        yield loop
+        yield from _with_inner(loop.inner[0])
+
+
 def _with_first_outputs(raw: RawTrace, splits: Sequence[int]) -> RawTrace:
     """Return the run with only the first of the tensors that these steps return."""
     counts = [RawLoop(place, place + 1, len(raw.steps[place].outputs)) for place in splits]
@@ -90,11 +224,25 @@ def _key(steps: Sequence[RawStep], step: RawStep) -> Key:
     depth, parent = 0, step.parent
     while parent is not None:
         depth, parent = depth + 1, steps[parent].parent
+    return (*place_in_layer(step), depth)
+
+
+def place_in_layer(step: RawStep) -> Key:
+    """Return what identifies a step in every layer of a model: all modules of a list count as one."""
     *place, module = step.key
-    return (*place, re.sub(r"\d+", "#", module or ""), depth)
+    return (*place, _without_numbers(module or ""))
 
 
-def _nodes(keys: Sequence[Key]) -> Iterator[_Node]:
+def _parts(path: str) -> list[str]:
+    return path.split(".")
+
+
+def _without_numbers(path: str) -> str:
+    return re.sub(r"\d+", "#", path)
+
+
+def _nodes(keys: Sequence[Key], begins: frozenset[int] = frozenset()) -> Iterator[_Node]:
+    """Yield the nodes of steps; an iteration that is in several blocks begins at one of the places in `begins`."""
     places: dict[Key, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
@@ -108,8 +256,11 @@ def _nodes(keys: Sequence[Key]) -> Iterator[_Node]:
                 length, end = again - place, again
                 while keys[place : place + length] == keys[end : end + length]:
                     end += length
+        if length and place not in begins and any(inner in begins for inner in range(place, place + length)):
+            length = 0
         if length:
-            yield _Loop(tuple(_nodes(keys[place : place + length])))
+            inside = frozenset(inner - place for inner in begins if place <= inner < place + length)
+            yield _Loop(tuple(_nodes(keys[place : place + length], inside)))
             place = end
         else:
             yield keys[place]
@@ -150,6 +301,19 @@ def _counts(loops: Sequence[_Iterations]) -> Iterator[tuple[_Path, int]]:
             yield from _counts(inner)
 
 
+def _modules(run: RawTrace, loop: _Iterations) -> tuple[str, str] | None:
+    """Return the first module of the first iteration and the last one of the last, where they are of one list."""
+    first, last = ([run.steps[place].module or "" for place in range(*loop.spans[end])] for end in (0, -1))
+    for one, other in zip(first, last, strict=False):
+        paths = _parts(one), _parts(other)
+        for depth, (name, twin) in enumerate(zip(*paths, strict=False), 1):
+            if name != twin:
+                prefix = paths[0][: depth - 1]
+                listed = [path[depth - 1] for path in map(_parts, last) if path[: depth - 1] == prefix != path]
+                return ".".join([*prefix, name]), ".".join([*prefix, listed[-1]])
+    return None
+
+
 class _Folder:
     """Leaves one iteration of each varying loop of a run."""
 
@@ -158,8 +322,7 @@ class _Folder:
         self.varying = varying
         self.stands_for: dict[int, int] = {}
         """For each step of an iteration that is left out, the one of the iteration that is kept."""
-        self.loops: list[tuple[tuple[int, int], int]] = []
-        """Where the first iteration of each varying loop begins and ends, and how many there are."""
+        self.loops: list[_Iterations] = []
         self._fold(loops)
 
     def folded(self) -> RawTrace:
@@ -175,8 +338,14 @@ class _Folder:
         for step in kept.values():
             while step.parent in self.stands_for:
                 step.parent = self.stands_for[step.parent]
-        left = [([order[place] for place in range(*span) if place in order], count) for span, count in self.loops]
-        loops = [RawLoop(places[0], places[-1] + 1, count) for places, count in left if places]
+        found = [RawLoop(*loop.spans[0], len(loop.spans), _modules(self.raw, loop)) for loop in self.loops]
+        left = [
+            (loop, [order[place] for place in range(loop.begin, loop.end) if place in order])
+            for loop in (*found, *self.raw.loops)
+        ]
+        loops = [dataclasses.replace(loop, begin=at[0], end=at[-1] + 1) for loop, at in left if at]
+        # an outer loop comes before those in it
+        loops.sort(key=lambda loop: (loop.begin, -loop.end))
         return dataclasses.replace(renumber(self.raw, kept, move), loops=loops)
 
     def _fold(self, loops: Sequence[_Iterations]) -> None:
@@ -192,7 +361,7 @@ class _Folder:
                 others = [place for place in range(*span) if place not in self.stands_for]
                 # an iteration may be longer than the first where a loop inside of it has more iterations
                 self.stands_for |= {place: left[min(number, len(left) - 1)] for number, place in enumerate(others)}
-            self.loops.append((loop.spans[0], len(loop.spans)))
+            self.loops.append(loop)
 
 
 def _copy(step: RawStep) -> RawStep:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from attnshape.dims.sizes import are_large, is_length
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.inference.algebra import multiplicity
-from attnshape.inference.loops import Folding, find_folding
+from attnshape.inference.loops import Folding, find_folding, fold_equal_blocks
 from attnshape.inference.plan import TOO_MANY_ELEMENTS, Plan
 from attnshape.inference.work import WorkBudget, WorkEstimate, WorkGrowth, count_work
 from attnshape.runtime.time_limit import TooLong
@@ -96,6 +96,25 @@ class Samples:
         runs = tuple(run for _, run in itertools.takewhile(lambda pair: self.plan.numbers(pair[0]) in sizes, rounds))
         validation = tuple((numbers, run) for numbers, run in self.validation if numbers in sizes)
         return replace(self, runs=runs, validation=validation if runs else ())
+
+    def with_equal_blocks_folded(self, more: Sequence[RawTrace] = ()) -> tuple[Samples, list[RawTrace]]:
+        """Return the samples, and further runs of the same steps, with one of each series of equal blocks."""
+        if self.actual.failure is not None or (self.runs and not self.complete):
+            return self, list(more)
+        every = [self.actual, *(run for _, run in self.every), *more]
+        actual, *others = fold_equal_blocks(every)
+        if len(actual.steps) == len(self.actual.steps):
+            return self, list(more)
+        count, validation = len(self.runs), len(self.validation)
+        sizes = (numbers for numbers, _ in self.validation)
+        folded = replace(
+            self,
+            actual=actual,
+            runs=tuple(others[:count]),
+            common=len(actual.steps) if self.runs else 0,
+            validation=tuple(zip(sizes, others[count : count + validation], strict=True)),
+        )
+        return folded, others[count + validation :]
 
     def are_matched_by(self, run: RawTrace) -> bool:
         """Return whether a run takes the steps that all samples take, with no tensor empty that isn't in the user's."""

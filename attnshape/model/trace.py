@@ -197,13 +197,18 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Loop(Struct, frozen=True):
-    """A loop whose number of iterations follows from the sizes; the trace has one, from the first step to the last."""
+    """Repeated steps, of which the trace has one iteration, from the first step to the last.
+
+    A loop's number of iterations follows from the sizes, or its iterations are equal, as a model's layers are.
+    """
 
     first: int
     last: int
     count: int
     expression: str
     known: Known
+    modules: tuple[str, str] | UnsetType = UNSET
+    """The modules of the first and the last iteration, present where each iteration is in another one of a list."""
 
 
 class Size(Struct, frozen=True, omit_defaults=True):
@@ -362,9 +367,9 @@ class Trace(Displayed, frozen=True, kw_only=True):
 
 
 def loops_by_step(loops: Sequence[Loop]) -> dict[int, list[Loop]]:
-    """Return the loops around each step that is in any, in their order, by the step's index."""
+    """Return the loops around each step that is in any, the outermost first, by the step's index."""
     around: dict[int, list[Loop]] = {}
-    for loop in loops:
+    for loop in sorted(loops, key=lambda loop: loop.first - loop.last):
         for index in range(loop.first, loop.last + 1):
             around.setdefault(index, []).append(loop)
     return around

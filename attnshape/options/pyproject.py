@@ -54,6 +54,7 @@ class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     init: str | None = None
     inputs: _Named = {}
     arguments: dict[str, str | int | float | bool] | _Texts | str = msgspec.field(name="with", default_factory=dict)
+    inside: Annotated[str, Meta(pattern=r"\S")] | None = None
     sizes: dict[str, int | str] | Annotated[list[dict[str, int | str]], Meta(min_length=1)] | None = None
     claims: dict[str, str | int | float | bool] | _Texts | str = {}
     expect: _Named = {}
@@ -99,6 +100,7 @@ class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             options=options | ({"bias": False} if self.no_bias else {}),
             expect=tuple(self.expect.items()) if isinstance(self.expect, dict) else parse_expect(_listed(self.expect)),
             claims=claims,
+            inside=self.inside,
         )
 
     def sets(self) -> tuple[SizeSet, ...]:
@@ -183,6 +185,7 @@ _FORMS = {
     "init": ("a string", '"D, H"'),
     "inputs": ("strings", '["x: B L D"]'),
     "with": ("strings, numbers or booleans by name", '{ scale = "Dk**-0.5" }'),
+    "inside": ("a string", '"transformer.h.0.attn"'),
     "sizes": ("a table of sizes, or a list of such tables", "[{ B = 2, L = 10 }, { B = 1, L = 1 }]"),
     "claims": ("strings", '["causal"]'),
     "expect": ("strings", '["scores: B H L L"]'),

@@ -81,6 +81,8 @@ class TargetSpec(Struct, frozen=True):
     """The object to run, if it was passed from Python; `target` is then its name."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that are passed as they are, by parameter."""
+    inside: str | None = None
+    """The path of a module of the target, which is run instead with the arguments that it gets."""
 
     def __post_init__(self) -> None:
         check_sizes(self.sizes)
@@ -126,6 +128,7 @@ class TargetSpec(Struct, frozen=True):
             expect=self.expect or base.expect,
             claims=self.claims or base.claims,
             values=self.values,
+            inside=self.inside if self.inside is not None else base.inside,
         )
 
     def given_options(self) -> Iterator[Option]:
@@ -135,6 +138,8 @@ class TargetSpec(Struct, frozen=True):
         for name in ("inputs", "arguments", "sizes", "options"):
             for key, value in getattr(self, name).items():
                 yield Option(name, value, key)
+        if self.inside is not None:
+            yield Option("inside", self.inside)
         for variable, signature in self.expect:
             yield Option("expect", signature, variable)
         for claim in self.claims:
@@ -151,6 +156,8 @@ class RunOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the target runs in training mode, with dropout."""
     grad: bool = False
     """Whether autograd keeps the tensors that gradients need."""
+    chooses_device: bool = False
+    """Whether the user named the device."""
     command: str = "attnshape trace"
     """The command line or Python call, as the user typed it."""
 
@@ -170,7 +177,7 @@ def require_name(target: str) -> str:
 
 def run_options(values: Mapping[str, object], command: str) -> RunOptions:
     """Return run options, with defaults for missing values. Raises AttnshapeError if a value is invalid."""
-    return _decode({**values, "command": command}, RunOptions, Option)
+    return _decode({**values, "chooses_device": "device" in values, "command": command}, RunOptions, Option)
 
 
 def decode_options(values: Mapping[str, object]) -> MechanismOptions:

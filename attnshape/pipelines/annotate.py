@@ -150,7 +150,7 @@ def _default_call(spec: TargetSpec, observation: TargetObservation, run: RunOpti
     Annotations hold for that call too: what is a mask here may be None there.
     """
     given = {**spec.inputs, **spec.arguments}
-    if not given:
+    if not given or spec.inside is not None:  # the outer target's arguments aren't those of the module
         return None
     with unattended():
         runnable = find_target(spec).build(observation.actual.numbers, RunOptions(seed=run.seed, train=run.train))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from attnshape.dims.sizes import Sizes, are_large, proxy_sizes
 from attnshape.errors import AttnshapeError, format_exception
 from attnshape.inference.assemble import are_settled
-from attnshape.inference.plan import Constraint, Plan
+from attnshape.inference.plan import Constraint, Multiple, Plan
 from attnshape.inference.sampling import Solution, sample_and_solve
 from attnshape.inference.small_runs import ProgressCallback, Samples, SmallRuns
 from attnshape.options.flags import flag_syntax
@@ -49,8 +49,13 @@ def complete_spec(spec: TargetSpec, progress: ProgressCallback) -> tuple[TargetS
     from attnshape.proposals.complete import complete
 
     progress("working out what the target takes")
-    completed = complete(spec)
-    return completed.spec, " ".join(map(flag_syntax, completed.found))
+    completed = complete(replace(spec, inside=None))
+    return replace(completed.spec, inside=spec.inside), " ".join(map(flag_syntax, completed.found))
+
+
+def first_plan(target: Target, sizes: Sizes) -> Plan:
+    """Return the plan of a target's small runs before any was made, with what is known of its sizes."""
+    return Plan(sizes, tuple(Multiple(symbol, 2) for symbol in target.even))
 
 
 def small_run(
@@ -102,7 +107,7 @@ def sample_target(
     """
     if not target.resizable:
         return None
-    plan = Plan(sizes, constraints)
+    plan = Plan(sizes, (*first_plan(target, sizes).constraints, *constraints))
     return _sample(target, plan, options, limit, time_limit, progress, lambda samples: (None, True))[0]
 
 
@@ -114,9 +119,9 @@ def sample_target_closely(
     The arguments and errors are those of `sample_target`.
     """
     if not target.resizable:
-        return Samples(Plan(sizes), _first_run(target, sizes, options, limit))
+        return Samples(first_plan(target, sizes), _first_run(target, sizes, options, limit))
 
-    plan = Plan(sizes)
+    plan = first_plan(target, sizes)
     return _sample(target, plan, options, limit, time_limit, progress, lambda samples: (None, are_settled(samples)))[0]
 
 

@@ -31,7 +31,7 @@ from attnshape.inference.verification import (
 )
 from attnshape.model.trace import HeldOut, Trace
 from attnshape.options.spec import RunOptions, TargetSpec
-from attnshape.pipelines.target_runs import load_target, small_run
+from attnshape.pipelines.target_runs import first_plan, load_target, small_run
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import display_path
 from attnshape.runtime.isolation import isolated
@@ -72,6 +72,8 @@ def trace_request(
     progress("loading the target")
     with redirect_output(), foreign_code(), isolated():
         target = load_target(spec, progress)
+        if target.prefers_meta and not options.chooses_device:
+            options = msgspec.structs.replace(options, device="meta")
         sizes = target.sizes
         expected = parse_expectations(spec.expect, list(sizes.records))
         if expected and not checks_work():
@@ -84,7 +86,8 @@ def trace_request(
             metered.reuse if metered else lambda numbers: small_run(target, numbers, options, limit),
             progress=progress,
         )
-        plan = runs.with_powers(Plan(sizes)) if target.resizable else Plan(sizes)
+        plan = first_plan(target, sizes)
+        plan = runs.with_powers(plan) if target.resizable else plan
         progress("running the target")
         actual, declared = _run(target, sizes, options, limit)
         if not target.is_builtin and checks_work():
@@ -100,8 +103,13 @@ def trace_request(
             progress("checking the signatures")
             conditions = {formula.condition for _, formula in relevant(formulas)}
             held_out, held_out_run = run_held_out(runs, samples, conditions, metered.sizes_run if metered else ())
+            # not before all runs are known: their blocks may differ in some only
+            folded, more = samples.with_equal_blocks_folded([held_out_run] if held_out_run is not None else [])
+            if folded is not samples:
+                samples, held_out_run = folded, more[0] if more else None
+                (trace, formulas), _ = assemble(header, samples)
         else:
-            samples = Samples(plan, actual)
+            samples, _ = Samples(plan, actual).with_equal_blocks_folded()
             (trace, formulas), _ = assemble(header, samples)
             held_out, held_out_run = HeldOut(reason="the target can't be built at other sizes"), None
     trace = _verified(trace, formulas, samples, held_out, held_out_run, expected, target.is_builtin)
@@ -113,7 +121,7 @@ def trace_request(
 
 def trace_recording(label: str, options: RunOptions, sizes: Sizes, actual: RawTrace) -> Trace:
     """Return the trace of a recording, which can't be repeated: its axes are only matched to sizes."""
-    samples = Samples(Plan(sizes), actual)
+    samples, _ = Samples(Plan(sizes), actual).with_equal_blocks_folded()
     (trace, formulas), _ = assemble(_header(label, options, sizes), samples)
     held_out = HeldOut(reason="a recording can't be repeated at other sizes")
     return _verified(trace, formulas, samples, held_out, None, [], is_builtin=False)

@@ -18,6 +18,8 @@ def trace_html(view: TraceView) -> str:
     """Return a trace as one `div`: the run, the table, and the totals below it; every text is escaped."""
     # notebooks typeset text between dollar signs as formulas unless the classes forbid it
     parts = ['<div class="attnshape tex2jax_ignore mathjax_ignore">', *_header(view.header)]
+    if view.summary:
+        parts += ["<ul>", *(f"<li>{_text(text)}</li>" for text in view.summary), "</ul>"]
     if view.rows:
         parts += ['<table cellpadding="3">', "<thead>", _row("th", view.names, view), "</thead>", "<tbody>"]
         parts += [line for row in view.rows for line in _lines(view, row)]

@@ -33,6 +33,8 @@ _CODE_WIDTH = 100
 def trace_markdown(view: TraceView) -> str:
     """Return a trace as Markdown: the run, the table, and below it lists of explanations and totals."""
     parts = [_header(view.header)]
+    if view.summary:
+        parts.append("\n".join(f"- {prose(text)}" for text in view.summary))
     if view.rows:
         rows: list[tuple[str, ...]] = [view.names]
         for row in view.rows:

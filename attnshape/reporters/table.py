@@ -48,7 +48,8 @@ def trace_table(view: TraceView, screen: Screen) -> str:
     if layout.left_out and view.rows:
         choice = ",".join((layout.first, *layout.left_out))
         footer += _too_narrow(layout.left_out, f", or choose with --columns {choice}", width)
-    return render_sections([_header(view.header, width), body, footer], screen.color)
+    summary = [line for text in view.summary for line in styled(text, width)]
+    return render_sections([_header(view.header, width), summary, body, footer], screen.color)
 
 
 def diff_table(view: DiffView, screen: Screen) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -19,6 +19,7 @@ from attnshape.reporters.columns import DEFAULT, NUMBER, Column, RowSubject, is_
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.explain import explain
 from attnshape.reporters.labels import NOT_CONTIGUOUS, axis_sizes, one_line, short, source_label, step_label
+from attnshape.reporters.model_view import attention_summary, module_headings, shows_layers_once
 from attnshape.tracing.operations import JOINS, RESHAPES, base_name, short_name
 
 CONCAT = "concat"
@@ -96,6 +97,8 @@ class TraceView:
     """All but the first, which has the numbers of the steps."""
     rows: tuple[TraceRow, ...]
     footer: tuple[FooterLine, ...]
+    summary: tuple[str, ...] = ()
+    """Lines above the table: the attentions of a whole model."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,7 +112,7 @@ def trace_view(trace: Trace, options: ViewOptions) -> TraceView:
     every = options.match is None
     shown = {step.index for step in steps}
     loops = loops_by_step(trace.loops)
-    headings = section_headings(trace) if len(shown) == len(trace.steps) else {}
+    headings = _headings(trace) if len(shown) == len(trace.steps) else {}
     rows: list[TraceRow] = []
     for named in trace.inputs if every else ():
         subject = RowSubject(trace, visible(named.name or "an input"), tensor=named.tensor, given=True)
@@ -119,7 +122,8 @@ def trace_view(trace: Trace, options: ViewOptions) -> TraceView:
         rows += _step_rows(trace, step, options, label, headings.get(step.index))
     if trace.failure and (every or not steps):
         rows.append(_failure_row(trace.failure, options))
-    return TraceView(trace_header(trace), options.columns, tuple(rows), trace_footer(trace, len(steps)))
+    summary = tuple(attention_summary(trace)) if every else ()
+    return TraceView(trace_header(trace), options.columns, tuple(rows), trace_footer(trace, len(steps)), summary)
 
 
 def _step_rows(trace: Trace, step: Step, options: ViewOptions, label: str, heading: str | None) -> list[TraceRow]:
@@ -195,6 +199,12 @@ def _match_hint(trace: Trace) -> str:
     }
     listed = [f"{kind}: {', '.join(map(visible, dict.fromkeys(names)))}" for kind, names in present.items() if names]
     return "this trace has " + "; ".join(listed) if listed else "this trace has no steps"
+
+
+def _headings(trace: Trace) -> dict[int, str]:
+    if shows_layers_once(trace):
+        return module_headings(trace)
+    return section_headings(trace) or module_headings(trace)
 
 
 def section_headings(trace: Trace) -> dict[int, str]:
@@ -273,12 +283,26 @@ def _plain_lines(trace: Trace, shown: int) -> Iterator[str]:
         yield from (_counts(trace, shown), _axes(trace), _memory(trace))
     if trace.peak is not UNSET:
         yield _peak(trace.peak)
-    yield from (_avoided(step.index, step.avoided) for step in trace.steps if step.avoided is not UNSET)
-    yield from (f"step {s.index} is opaque: {visible(s.opaque)}" for s in trace.steps if s.opaque is not UNSET)
+    yield from _merged({step.index: _avoided(step.avoided) for step in trace.steps if step.avoided is not UNSET})
+    yield from _merged({s.index: f"opaque: {visible(s.opaque)}" for s in trace.steps if s.opaque is not UNSET})
     yield from map(_loop, trace.loops)
     if trace.preconditions:
         yield f"takes these steps only if: {', '.join(map(visible, trace.preconditions))}"
-    yield from (f"note: {visible(note)}" for note in trace.notes)
+    yield from (f"note: {visible(note)}" for note in dict.fromkeys(trace.notes))
+
+
+def _merged(texts: Mapping[int, str]) -> Iterator[str]:
+    """Yield each text once, with the steps that it is about."""
+    steps: dict[str, list[int]] = {}
+    for index, text in texts.items():
+        steps.setdefault(text, []).append(index)
+    for text, indices in steps.items():
+        first, last = indices[0], indices[-1]
+        if len(indices) < 3:
+            which = f"step {first} is" if first == last else f"steps {first} and {last} are"
+        else:
+            which = f"steps {first}, … and {last} ({len(indices)} steps) are"
+        yield f"{which} {text.replace('its scores', 'their scores') if first != last else text}"
 
 
 def _size(symbol: str, size: Size) -> str:
@@ -351,7 +375,8 @@ def _memory(trace: Trace) -> str:
 
 def _loop(loop: Loop) -> str:
     steps = f"steps {loop.first} to {loop.last} are" if loop.last > loop.first else f"step {loop.first} is"
-    return f"×{visible(loop.expression)}: {steps} repeated {pluralize(loop.count, 'time')} and shown once"
+    where = f", in {visible(loop.modules[0])} … {visible(loop.modules[1])}," if loop.modules is not UNSET else ""
+    return f"×{visible(loop.expression)}: {steps} repeated {pluralize(loop.count, 'time')}{where} and shown once"
 
 
 def _peak(peak: Peak) -> str:
@@ -360,9 +385,8 @@ def _peak(peak: Peak) -> str:
     return f"peak of live memory {format_bytes(peak.bytes)} {where} ({known})"
 
 
-def _avoided(index: int, scores: Avoided) -> str:
-    what = f"{visible(scores.signature)}, {format_bytes(scores.bytes)}"
-    return f"step {index} is fused: its scores {what}, are never materialized"
+def _avoided(scores: Avoided) -> str:
+    return f"fused: its scores {visible(scores.signature)}, {format_bytes(scores.bytes)}, are never materialized"
 
 
 def _failure(failure: Failure) -> list[FooterLine]:

@@ -19,6 +19,7 @@ from attnshape.runtime.isolation import seed_all
 from attnshape.targets.builtin.registry import CATALOG, DEFAULT, load
 from attnshape.targets.imports import defined_names, import_target
 from attnshape.targets.inputs import device_context
+from attnshape.targets.inside import module_inside
 from attnshape.targets.target import Target
 from attnshape.targets.user import callable_target, is_case, runnable_from_case, user_target
 from attnshape.tracing.runner import Runnable
@@ -29,7 +30,12 @@ def mechanism_target(spec: TargetSpec, name: str, case: str) -> Target:
 
     Raises AttnshapeError if there is no such mechanism or case, or if it doesn't take a size or an option.
     """
-    own = {"init": spec.init, "inputs": spec.inputs, "arguments": {**spec.arguments, **spec.values}}
+    own = {
+        "init": spec.init,
+        "inputs": spec.inputs,
+        "arguments": {**spec.arguments, **spec.values},
+        "inside": spec.inside,
+    }
     if option := next((option for option, value in own.items() if value), None):
         why = (Option(option), f" is for your own targets; {name} is built in")
         raise AttnshapeError(why, f"its sizes and options: attnshape catalog {name}")
@@ -119,6 +125,11 @@ def _refuse_options(
 
 def find_target(spec: TargetSpec) -> Target:
     """Return the target of a spec. Raises AttnshapeError if there is none of that name."""
+    target = _whole_target(spec)
+    return target if spec.inside is None else module_inside(target, spec.inside)
+
+
+def _whole_target(spec: TargetSpec) -> Target:
     if spec.callable is not None:
         return callable_target(spec)
     where, colon, path = (spec.target or DEFAULT).partition(":")
@@ -131,6 +142,10 @@ def find_target(spec: TargetSpec) -> Target:
         why = (Option("options", key=next(iter(spec.options))), f" is for built-in mechanisms, {spec.target} isn't one")
         how = f"the built-in ones: {', '.join(CATALOG)}; your own target takes its arguments with "
         raise AttnshapeError(why, (how, Option("init"), " and ", Option("arguments")))
+    if not colon and where.endswith(".json") and Path(where).is_file():
+        from attnshape.targets.config_file import config_target
+
+        return config_target(spec)
     if not colon or not path:
         raise _incomplete(where)
     return user_target(spec, where, path)

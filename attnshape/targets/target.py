@@ -29,6 +29,10 @@ class Target:
     """Whether it can be built at other sizes; False if the user passed actual tensors."""
     module: ModuleType | None = None
     """The Python module that defines it; None for a mechanism of the catalog."""
+    prefers_meta: bool = False
+    """Whether it is so large that a trace runs it on the meta device unless the user names another."""
+    even: tuple[str, ...] = ()
+    """Independent symbols that are known to be even, as a head's width where its features rotate in pairs."""
     found: str = ""
     """The flags that say what was worked out of its arguments; empty if nothing was."""
 

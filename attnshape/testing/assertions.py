@@ -74,6 +74,7 @@ def assert_shapes(
         init=init,
         inputs=inputs,
         arguments=arguments,
+        inside=None,
         options=options,
         expect={f"return[{place}]": dims for place, (dims, _) in enumerate(results)},
         device=device,

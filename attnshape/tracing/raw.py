@@ -121,6 +121,8 @@ class RawLoop:
     begin: int
     end: int
     count: int
+    modules: tuple[str, str] | None = None
+    """The modules of the first and the last iteration, where each iteration is in another one of a list."""
 
 
 @dataclass(frozen=True, slots=True)

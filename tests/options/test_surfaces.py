@@ -30,6 +30,7 @@ OPTIONS = [
     (Option("inputs", "B L D", "x"), 'inputs={"x": "B L D"}', '--input "x: B L D"', 'inputs = { x = "B L D" }'),
     (Option("inputs"), "inputs", "--input", "the key inputs"),
     (Option("arguments", "2*H", "s"), 'arguments={"s": "2*H"}', '--with "s=2*H"', 'with = { s = "2*H" }'),
+    (Option("inside", "h.0.attn"), 'inside="h.0.attn"', "--inside h.0.attn", 'inside = "h.0.attn"'),
     (Option("expect", "B L", "y"), 'expect={"y": "B L"}', '--expect "y: B L"', 'expect = { y = "B L" }'),
     (Option("options", True, "causal"), 'options={"causal": True}', "--causal", "causal = true"),
     (Option("options", False, "bias"), 'options={"bias": False}', "--no-bias", "no-bias = true"),

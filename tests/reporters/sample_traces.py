@@ -294,7 +294,7 @@ def every_text() -> Trace:
         found=text,
         preconditions=(text,),
         notes=(text,),
-        loops=(Loop(1, 2, 3, text, "verified"),),
+        loops=(Loop(1, 2, 3, text, "verified", (text, text)),),
         outputs=(TargetOutput(text, reference),),
         complete=False,
         failure=Failure(

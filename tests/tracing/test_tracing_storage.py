@@ -180,7 +180,8 @@ def test_reused_address_is_not_confused(tmp_path):
         return kept[-1]
     """
     traced = trace(tmp_path, source, "x: B Dk")
-    assert len(traced.steps) == 1 + 300 * 3
+    # steps whose storage is another kind of storage aren't equal
+    assert [(loop.first, loop.last, loop.count) for loop in traced.loops] == [(2, 4, 300)]
     assert {output.tensor.storage.kind for step in traced.steps for output in step.outputs} == {"new"}
     assert all(reference == X for step in traced.steps[1:] for reference in step.operands if reference.step is None)
     sums = [step for step in traced.steps if step.operation == "torch.Tensor.sum"]

@@ -1,0 +1,331 @@
+"""A model that a Hugging Face config.json describes: symbols for its sizes, and inputs of the kinds that it takes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnshape.dims.expressions import TensorSpec, parse_expression, parse_tensor
+from attnshape.dims.sizes import Sizes, are_large, check_size
+from attnshape.dims.symbols import ORDER, SYMBOLS_BY_NAME, require_known, size_option
+from attnshape.errors import AttnshapeError, Option, format_exception
+from attnshape.model.trace import Size
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.runtime.isolation import seed_all
+from attnshape.runtime.time_limit import reraise_interruption_or_timeout
+from attnshape.targets.inputs import device_context, make_tensor
+from attnshape.targets.target import Target
+from attnshape.targets.user import runnable_from_case
+from attnshape.tracing.runner import Runnable
+
+_SYMBOLS = {
+    "hidden_size": "D",
+    "num_attention_heads": "H",
+    "num_key_value_heads": "Hkv",
+    "head_dim": "Dk",
+    "d_kv": "Dk",
+    "v_head_dim": "Dv",
+    "vocab_size": "V",
+    "num_hidden_layers": "N",
+    "intermediate_size": "F",
+    "d_ff": "F",
+    "encoder_ffn_dim": "F",
+    "ffn_dim": "F",
+    "n_inner": "F",
+    "moe_intermediate_size": "Fe",
+    "q_lora_rank": "Rq",
+    "kv_lora_rank": "Rkv",
+    "qk_nope_head_dim": "Dn",
+    "qk_rope_head_dim": "Dr",
+    "max_source_positions": "Lk",
+    "decoder_attention_heads": "H",
+    "decoder_layers": "N",
+    "num_decoder_layers": "N",
+    "decoder_ffn_dim": "F",
+}
+"""The symbols of a configuration's fields; a field of a decoder has its own where its size is another one."""
+_ALIKE = ("layer_types", "mlp_layer_types")
+"""Fields that list the kind of each layer."""
+_OF_IMAGES = ("P", "S")
+"""How many patches an image has along a side, and the pixels along a side of a patch."""
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+_LENGTHS = ("L", "Lq", "Lk")
+_MOST_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
+_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
+_DIFFERENT_LAYERS = ("first_k_dense_replace", "mlp_only_layers", "no_rope_layers", "cross_attention_layers")
+"""Fields that make some layers different."""
+
+
+@dataclass
+class _Symbols:
+    """The symbols of a configuration."""
+
+    defaults: dict[str, int] = field(default_factory=dict)
+    derived: dict[str, str] = field(default_factory=dict)
+    """The expressions of symbols that follow from others."""
+    fields: list[tuple[str, str, str]] = field(default_factory=list)
+    """The path of a part of the configuration, one of its fields, and the expression of its size."""
+
+    rotated: list[str] = field(default_factory=list)
+    """Symbols of heads' widths whose features rotate in pairs."""
+
+    def add(self, part: str, name: str, symbol: str, size: int) -> None:
+        """Give a field's size a symbol: another one, if the symbol has another size."""
+        while self.defaults.get(symbol, size) != size:
+            symbol += "d"
+        self.defaults[symbol] = size
+        self.fields.append((part, name, symbol))
+
+
+def config_target(spec: TargetSpec) -> Target:
+    """Return the model that a config.json describes, as a target whose sizes are those of the configuration.
+
+    The model is of the class that the file names in `architectures`, else the one that `AutoModel` chooses. It is
+    built with random weights; no code of the file's authors is run and nothing is downloaded.
+
+    Raises AttnshapeError if transformers isn't installed, or the file isn't a configuration that it knows.
+    """
+    unfit = ("init", "inputs", "arguments", "values", "options")
+    given = next((option for option in unfit if getattr(spec, option)), None)
+    if given is not None:
+        why = ("a configuration takes no ", Option("arguments" if given == "values" else given))
+        raise AttnshapeError(why, "its inputs follow from its model; give sizes")
+    config, model_class = _read(Path(spec.target))
+    symbols = _symbols(config)
+    inputs = tuple(_inputs(config, model_class, symbols))
+    sizes = _sizes(symbols, inputs, spec)
+
+    even = [name for name in symbols.rotated if name in sizes.independent]
+
+    def build(numbers: Mapping[str, int], options: RunOptions) -> Runnable:
+        seed_all(options.seed)
+        try:
+            with device_context(options):
+                model = _construct(model_class, _resized(config, symbols, numbers))
+        except BaseException as error:
+            reraise_interruption_or_timeout(error)
+            at = ", ".join(f"{symbol}={numbers[symbol]}" for symbol in sizes.independent)
+            why = f"{spec.target} can't be built at {at}: {format_exception(error)}"
+            raise AttnshapeError(why, "give other sizes, or correct the file") from error
+        seed_all(options.seed)
+        tensors = {tensor.name: make_tensor(tensor, numbers, options) for tensor in inputs}
+        return runnable_from_case(spec.target, (model, (), tensors), options)
+
+    return Target(spec.target, sizes, build, is_builtin=False, prefers_meta=are_large(sizes), even=tuple(even))
+
+
+def _read(path: Path) -> tuple[Any, Any]:
+    """Return the configuration in a file, and the class of its model."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AttnshapeError(f"can't read {path}: {error.strerror}", "make it readable") from None
+    except (ValueError, RecursionError) as error:
+        raise AttnshapeError(f"{path} isn't JSON: {error}", "name a model's config.json") from None
+    kind = content.get("model_type") if isinstance(content, dict) else None
+    if not isinstance(kind, str):
+        hint = "name a model's config.json, or show a saved trace with attnshape show"
+        raise AttnshapeError(f"{path} is no configuration of a Hugging Face model: it has no model_type", hint)
+    try:
+        import transformers
+    except ImportError:
+        hint = "pip install 'attnshape[transformers]'"
+        raise AttnshapeError(f"{path} describes a model of transformers, which isn't installed", hint) from None
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if kind not in known:
+        hint = "update transformers, or name the model's class: model.py:Name"
+        raise AttnshapeError(f"transformers {transformers.__version__} knows no model type {kind!r}", hint)
+    values = {name: value for name, value in content.items() if name not in ("model_type", "auto_map")}
+    try:
+        config = known[kind].from_dict(values)
+    except Exception as error:
+        reraise_interruption_or_timeout(error)
+        why = f"{path} is no configuration of {kind!r}: {format_exception(error)}"
+        raise AttnshapeError(why, "correct the file") from error
+    names = content.get("architectures") or []
+    named = next((getattr(transformers, name, None) for name in names if isinstance(name, str)), None)
+    is_model = inspect.isclass(named) and issubclass(named, transformers.PreTrainedModel)
+    return config, named if is_model else transformers.AutoModel
+
+
+def _construct(model_class: Any, config: Any) -> Any:
+    return model_class.from_config(config) if hasattr(model_class, "from_config") else model_class(config)
+
+
+def _parts(config: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yield the parts of a configuration: the path, the part, and what its symbols end in."""
+    yield "", config, ""
+    for name in getattr(config, "sub_configs", {}):
+        part = getattr(config, name, None)
+        if part is not None:
+            yield name, part, {"text_config": "", "vision_config": "i", "audio_config": "a"}.get(name, name[0])
+
+
+def _symbols(config: Any) -> _Symbols:
+    symbols = _Symbols()
+    for path, part, ending in _parts(config):
+        own = _Symbols()
+        for name, symbol in _SYMBOLS.items():
+            size = getattr(part, name, None)
+            if type(size) is not int or size < 1 or (symbol == "N" and not _has_equal_layers(part)):
+                continue
+            if symbol == "Lk" and not getattr(part, "is_encoder_decoder", False):
+                continue
+            own.add(path, name, symbol, size)
+        _relate(own, part, path)
+        patch, image = getattr(part, "patch_size", None), getattr(part, "image_size", None)
+        if isinstance(patch, int) and isinstance(image, int) and image % patch == 0:
+            own.defaults |= {"P": image // patch, "S": patch}
+            own.fields += [(path, "patch_size", "S"), (path, "image_size", "P*S")]
+        _merge(symbols, own, ending)
+    return symbols
+
+
+def _has_equal_layers(part: Any) -> bool:
+    kinds = [getattr(part, name, None) or [] for name in _ALIKE]
+    return not any(getattr(part, name, None) for name in _DIFFERENT_LAYERS) and all(len({*one}) < 2 for one in kinds)
+
+
+def _relate(own: _Symbols, part: Any, path: str) -> None:
+    """Express sizes by each other where they have to agree."""
+    sizes = own.defaults
+    rotated = sizes.get("Dr")
+    if rotated is not None and "Dn" in sizes:
+        # queries and keys are of two parts, one of which is rotated
+        own.fields = [(at, name, "Dr" if name == "head_dim" else symbol) for at, name, symbol in own.fields]
+        sizes.pop("Dk", None)
+        own.derived["Dk"] = "Dn+Dr"
+    elif {"D", "H"} <= sizes.keys() and sizes["D"] == sizes["H"] * sizes.get("Dk", sizes["D"] // sizes["H"]):
+        sizes["Dk"] = sizes["D"] // sizes["H"]
+        own.derived["D"] = "H*Dk"
+    if "Hkv" in sizes:
+        if sizes["Hkv"] == sizes.get("H"):
+            del sizes["Hkv"]
+            own.fields = [(at, name, "H" if symbol == "Hkv" else symbol) for at, name, symbol in own.fields]
+        else:
+            sizes["G"] = sizes["H"] // sizes["Hkv"]
+            own.derived["H"] = "Hkv*G"
+    # rotations, and tables of sines and cosines
+    if getattr(part, "rope_parameters", None) or getattr(part, "max_source_positions", None):
+        own.rotated += ["Dr" if rotated is not None else "Dk"]
+    for name in _EXPERTS:
+        if isinstance(experts := getattr(part, name, None), int) and experts > 1:
+            chosen = getattr(part, "num_experts_per_tok", None) or 1
+            step = math.lcm(chosen, getattr(part, "n_group", None) or 1)
+            if experts % step == 0:
+                sizes["Ek"] = experts // step
+                sizes["E"] = experts
+                own.derived["E"] = f"{step}*Ek"
+                own.fields.append((path, name, "E"))
+                break
+
+
+def _merge(symbols: _Symbols, own: _Symbols, ending: str) -> None:
+    """Add the symbols of a part; those of another kind of input have an ending."""
+
+    def renamed(text: str) -> str:
+        return re.sub(r"[A-Za-z]+", lambda name: name[0] if name[0] in _OF_IMAGES else name[0] + ending, text)
+
+    for symbol, size in own.defaults.items():
+        symbols.defaults.setdefault(renamed(symbol), size)
+    for symbol, text in own.derived.items():
+        symbols.derived.setdefault(renamed(symbol), renamed(text))
+    symbols.rotated += map(renamed, own.rotated)
+    symbols.fields += [(path, name, renamed(text)) for path, name, text in own.fields]
+
+
+def _sizes(symbols: _Symbols, inputs: tuple[TensorSpec, ...], spec: TargetSpec) -> Sizes:
+    """Return the sizes of the configuration, with those that the user gave in their place.
+
+    Raises AttnshapeError if the user gave an expression, a symbol that the model doesn't have, or contradicting sizes.
+    """
+    numbers = dict(symbols.defaults)
+    for name in (name for tensor in inputs for name in tensor.symbols):
+        if name in SYMBOLS_BY_NAME:
+            numbers.setdefault(name, SYMBOLS_BY_NAME[name].default or 1)
+    require_known(spec.sizes, [*numbers, *symbols.derived], spec.target)
+    given = {name: size for name, size in spec.sizes.items() if isinstance(size, int)}
+    if text := next((name for name in spec.sizes if name not in given), None):
+        raise AttnshapeError((size_option(text, spec.sizes[text]), " isn't a number"), "give a number")
+    numbers |= {name: check_size(name, size) for name, size in given.items()}
+    follows = {name: parse_expression(text) for name, text in symbols.derived.items()}
+    # a product comes after its factors
+    follows = dict(sorted(follows.items(), key=lambda item: any(name in follows for name in item[1].symbols)))
+    derived: dict[str, str] = {}
+    for name, expression in follows.items():
+        *others, last = expression.text.split("*")
+        if not others or (last in given and name not in given):
+            numbers[name] = expression.evaluate(numbers)
+            derived[name] = expression.text
+            continue
+        rest = "*".join(others)
+        quotient, remainder = divmod(numbers[name], parse_expression(rest).evaluate(numbers))
+        if remainder or (last in given and quotient != numbers[last]):
+            raise AttnshapeError(f"the sizes contradict each other: {name} = {expression.text}", "leave one out")
+        numbers[last], derived[last] = quotient, f"{name}//{rest}"
+    place = {name: place for place, name in enumerate([*ORDER, *numbers])}
+    records = {
+        name: Size(numbers[name], "derived", derived[name])
+        if name in derived
+        else Size(numbers[name], "given" if name in given else "default")
+        for name in sorted(numbers, key=place.__getitem__)
+    }
+    return Sizes(records, follows, inputs={tensor.name: tensor.axes for tensor in inputs})
+
+
+def _resized(config: Any, symbols: _Symbols, numbers: Mapping[str, int]) -> Any:
+    """Return a copy of the configuration with other sizes."""
+    resized = copy.deepcopy(config)
+    for path, name, text in symbols.fields:
+        setattr(_part(resized, path), name, parse_expression(text).evaluate(numbers))
+    longest = max(numbers.get(name, 0) for name in _LENGTHS)
+    for path, part, _ in _parts(resized):
+        layers = getattr(part, "num_hidden_layers", None)
+        for name in _ALIKE:
+            if kinds := getattr(_part(config, path), name, None):
+                setattr(part, name, [kinds[0]] * layers if len({*kinds}) == 1 and isinstance(layers, int) else kinds)
+        for name in _MOST_POSITIONS:
+            if isinstance(most := getattr(part, name, None), int) and most < longest:
+                setattr(part, name, longest)
+        vocabulary: Any = getattr(part, "vocab_size", None)
+        for name in _TOKENS if isinstance(vocabulary, int) else ():
+            if isinstance(token := getattr(part, name, None), int):
+                setattr(part, name, min(token, vocabulary - 1))
+        # whichever experts are chosen, the same operations run, and on meta too
+        part._experts_implementation = "batched_mm"
+    return resized
+
+
+def _part(config: Any, path: str) -> Any:
+    return getattr(config, path) if path else config
+
+
+def _inputs(config: Any, model_class: Any, symbols: _Symbols) -> Iterator[TensorSpec]:
+    """Yield the inputs of a model. Raises AttnshapeError if it takes inputs of another kind."""
+    mapping = getattr(model_class, "_model_mapping", None)
+    built = mapping[type(config)] if mapping is not None else model_class
+    parameters = inspect.signature(built.forward).parameters
+    main = built.main_input_name
+    has_decoder = "decoder_input_ids" in parameters
+    channels = next((part.num_channels for _, part, _ in _parts(config) if hasattr(part, "num_channels")), 3)
+    image = next((text for _, name, text in symbols.fields if name == "image_size"), None)
+    if main == "input_ids" and "V" in symbols.defaults:
+        yield parse_tensor(main, f"int[V] B {'Lk' if has_decoder else 'L'}")
+    elif main == "input_features" and "Lk" in symbols.defaults:
+        yield parse_tensor(main, f"B {config.num_mel_bins} 2*Lk")
+    elif main != "pixel_values" or image is None:
+        why = f"what {built.__name__} takes, {main}, can't be worked out from its configuration"
+        raise AttnshapeError(why, "write a case: a function of sizes that returns the model and its inputs")
+    # a model that compares texts to images takes both
+    is_contrastive = "pixel_values" in parameters and hasattr(config, "projection_dim")
+    if main == "pixel_values" or (image is not None and is_contrastive):
+        yield parse_tensor("pixel_values", f"B {channels} {image} {image}")
+    if has_decoder:
+        yield parse_tensor("decoder_input_ids", "int[V] B Lq")

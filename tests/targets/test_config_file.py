@@ -1,0 +1,124 @@
+"""A Hugging Face config.json as a target: its sizes have symbols, its inputs follow from the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Attnshape
+
+pytest.importorskip("transformers")
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
+T5 = {"model_type": "t5", "vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+
+
+def write(folder: Path, values: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def test_sizes_are_symbols_and_layers_are_folded(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, LLAMA)
+    trace = attnshape("trace", "config.json", "--format", "json").trace
+    sizes = {name: (size["size"], size["from"]) for name, size in trace["sizes"].items()}
+    assert sizes["D"] == (32, "default")
+    assert sizes["Dk"] == (8, "derived")
+    assert (sizes["H"][0], sizes["Hkv"][0], sizes["G"][0], sizes["N"][0]) == (4, 2, 2, 3)
+    assert [(one["name"], one["tensor"]["signature"]) for one in trace["inputs"]] == [("input_ids", "B L")]
+    layers = [loop for loop in trace["loops"] if loop.get("modules")]
+    assert [(loop["expression"], loop["modules"]) for loop in layers] == [("N", ["layers.0", "layers.2"])]
+    fused = [step["avoided"]["signature"] for step in trace["steps"] if "avoided" in step]
+    assert fused == ["B H L L"]
+    assert trace["preconditions"] == ["Dk even"]
+    assert trace["device"] == "cpu"
+
+
+def test_a_large_model_runs_on_meta_unless_a_device_is_named(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, {**LLAMA, "vocab_size": 200_000, "hidden_size": 4096, "num_attention_heads": 32})
+    trace = attnshape("trace", "config.json", "--format", "json").trace
+    assert trace["device"] == "meta"
+    assert trace["inputs"][0]["tensor"]["shape"] == [2, 10]
+
+
+def test_images_are_patches(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, VIT)
+    trace = attnshape("trace", "config.json", "--format", "json").trace
+    assert [(one["name"], one["tensor"]["signature"]) for one in trace["inputs"]] == [("pixel_values", "B 3 P*S P*S")]
+    assert {step["avoided"]["signature"] for step in trace["steps"] if "avoided" in step} == {"B H P*P+1 P*P+1"}
+
+
+def test_an_encoder_and_a_decoder_have_lengths_of_their_own(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, T5)
+    result = attnshape("trace", "config.json", "--format", "json")
+    signatures = [(one["name"], one["tensor"]["signature"]) for one in result.trace["inputs"]]
+    assert signatures == [("input_ids", "B Lk"), ("decoder_input_ids", "B Lq")]
+    fused = {step["avoided"]["signature"] for step in result.trace["steps"] if "avoided" in step}
+    assert fused == {"B H Lk Lk", "B H Lq Lq", "B H Lq Lk"}
+
+
+def test_the_class_that_the_file_names(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, {**LLAMA, "architectures": ["LlamaForCausalLM"]})
+    trace = attnshape("trace", "config.json", "--inside", "model.layers.1.self_attn", "--format", "json").trace
+    assert trace["target"] == "config.json inside model.layers.1.self_attn"
+    assert trace["inputs"][0]["tensor"]["signature"] == "B L D"
+
+
+def test_sizes_that_are_given_replace_the_files(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, LLAMA)
+    given = attnshape(
+        "trace", "config.json", "--d-model", "64", "--dim", "N=2", "--length", "7", "--format", "json"
+    ).trace
+    assert (given["sizes"]["D"], given["sizes"]["Dk"]["size"]) == ({"size": 64, "from": "given"}, 16)
+    assert [loop["count"] for loop in given["loops"] if loop.get("modules")] == [2]
+    contradicting = attnshape("trace", "config.json", "--d-model", "30")
+    assert "error: the sizes contradict each other: D = H*Dk" in contradicting.err
+
+
+def test_check_finds_each_attention(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, {**LLAMA, "num_hidden_layers": 2})
+    result = attnshape("check", "config.json", "--claim", "causal", "--claim", "rope=half", "--format", "text")
+    assert result.status == 0, result.out
+    assert "layers.0.self_attn, layers.1.self_attn" in " ".join(result.out.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "config.json isn't JSON"),
+        ("[]", "has no model_type"),
+        ('{"model_type": "\\u001b[31mx"}', "knows no model type '\\x1b[31mx'"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "is no configuration of 'llama'"),
+        ('{"model_type": "wav2vec2"}', "can't be worked out from its configuration"),
+    ],
+)
+def test_errors(attnshape: Attnshape, folder: Path, text: str, message: str) -> None:
+    (folder / "config.json").write_text(text)
+    result = attnshape("trace", "config.json")
+    assert result.status == 2
+    assert message in result.err
+    assert "hint: " in result.err
+
+
+def test_arguments_are_refused(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, LLAMA)
+    assert "error: a configuration takes no --init" in attnshape("trace", "config.json", "--init", "D").err
