@@ -305,7 +305,7 @@ class VisibilityExplainer:
         self._visible = visible
         self._batch, self._heads, self._queries, self._keys = visible.keys.shape
         others = visible.layout.folded_sizes if visible.layout is not None else frozenset()
-        self._layout = MaskLayout(*visible.keys.shape, others=others)
+        self._layout = MaskLayout(self._batch, self._heads, self._queries, self._keys, others)
         claims = subject.claims
         self.masks = {name: subject.base.inputs[name] for name in claims.masks if name in subject.base.inputs}
         self.aligned = self._keys - self._queries
