@@ -33,6 +33,7 @@ class _Header(Struct, frozen=True, omit_defaults=True):
     target: str
     sizes: dict[str, int]
     failure: str | None = None
+    holds_arguments: bool = False
 
 
 class _DataLine(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -143,7 +144,7 @@ def _printable(text: str) -> str:
 
 
 def _data(snapshot: Outline) -> Iterator[str]:
-    lines = [_DataLine(trace=_Header(snapshot.target, snapshot.sizes, snapshot.failure))]
+    lines = [_DataLine(trace=_Header(snapshot.target, snapshot.sizes, snapshot.failure, snapshot.holds_arguments))]
     lines += [_DataLine(input=output) for step in snapshot.inputs for output in step.outputs]
     lines += [_DataLine(step=step) for step in snapshot.steps]
     lines += [_DataLine(returns=result) for result in snapshot.results]
@@ -171,6 +172,7 @@ def _read(lines: Sequence[str]) -> Outline:
         steps=tuple(line.step for _, line in data if line.step is not None),
         results=tuple(line.returns for _, line in data if line.returns is not None),
         failure=header.failure,
+        holds_arguments=header.holds_arguments,
     )
     for number, line in data:
         _check(line, number, snapshot.steps)
