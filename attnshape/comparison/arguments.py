@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 from attnshape.dims.expressions import parse_expression
@@ -15,6 +15,8 @@ from attnshape.tracing.operations import base_name
 Sizes = Mapping[str, int]
 _CLOSE = 1e-6
 _AXES = frozenset({"dim", "dims", "axis", "axes"})
+_INTEGER = re.compile(r"-?\d{1,6}")
+_AXIS_NUMBERS = re.compile(r"-?\d{1,6}|\(-?\d{1,6}(?:, -?\d{1,6})*,?\)")
 
 
 def argument_changes(old: OutlineStep, new: OutlineStep, sizes: tuple[Sizes, Sizes]) -> Iterator[ArgumentChange]:
@@ -83,13 +85,7 @@ def _same_value(old: str, new: str) -> bool:
 
 def _same_axes(old: str, new: str, ranks: set[int]) -> bool:
     """Return whether two numbers of axes, or lists of them, are the same, though counted from other ends."""
-    try:
-        pairs = [_numbers(text) for text in (old, new)]
-    except (ValueError, SyntaxError):
+    if not (_AXIS_NUMBERS.fullmatch(old) and _AXIS_NUMBERS.fullmatch(new)):
         return False
-    return any(rank and [axis % rank for axis in pairs[0]] == [axis % rank for axis in pairs[1]] for rank in ranks)
-
-
-def _numbers(text: str) -> list[int]:
-    value = ast.literal_eval(text)
-    return [int(item) for item in (value if isinstance(value, tuple) else (value,))]
+    one, other = ([int(number) for number in _INTEGER.findall(text)] for text in (old, new))
+    return any(rank and [axis % rank for axis in one] == [axis % rank for axis in other] for rank in ranks)

@@ -9,6 +9,7 @@ from itertools import starmap, zip_longest
 
 from attnshape.comparison.align import Alignment, Match, align
 from attnshape.comparison.arguments import argument_changes
+from attnshape.comparison.behaviour import compare_behaviour
 from attnshape.comparison.outline import UNEXPLAINED, Outline
 from attnshape.dims.expressions import parse_expression
 from attnshape.errors import AttnshapeError
@@ -123,6 +124,9 @@ def compare(old: Outline, new: Outline) -> Difference:
     results = _result_changes(old, new, alignment)
     if results or not comparison.renames.same_text(old.failure or "", new.failure or ""):
         kinds.add("steps")
+    behaviour = compare_behaviour(old.behaviour, new.behaviour, comparison.renames.same_text)
+    if behaviour.changed:
+        kinds.add("behaviour")
     return Difference(
         old=Side(old.target, old.totals, old.sizes, old.failure),
         new=Side(new.target, new.totals, new.sizes, new.failure),
@@ -132,6 +136,7 @@ def compare(old: Outline, new: Outline) -> Difference:
         inputs=inputs,
         steps=steps,
         results=results,
+        behaviour=behaviour,
     )
 
 

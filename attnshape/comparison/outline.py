@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from attnshape.model.behaviour import Behaviour
 from attnshape.model.difference import OutlineLoop, OutlineResult, OutlineStep, OutlineTensor, Totals
 from attnshape.model.formatting import replace_parts, strip_self, unfold
 from attnshape.model.trace import Loop, NamedTensor, Reference, Step, TensorRecord, Trace, loops_by_step
@@ -36,6 +37,8 @@ class Outline(Struct, frozen=True, kw_only=True):
     """The expression at which the code failed."""
     holds_arguments: bool = False
     """Whether the steps hold their arguments that are no tensors; earlier versions didn't keep them."""
+    behaviour: Behaviour | None = None
+    """What small runs showed, if it was measured."""
 
     @property
     def totals(self) -> Totals:
@@ -95,6 +98,7 @@ def outline(trace: Trace, inner: bool = True) -> Outline:
         results=tuple(OutlineResult(_text(result.name), selection.reference(result.of)) for result in trace.outputs),
         failure=_text(failure.expression or failure.operation or "") if failure is not None else None,
         holds_arguments=all(step.arguments is not UNSET for step in steps),
+        behaviour=trace.behaviour if trace.behaviour is not UNSET else None,
     )
 
 

@@ -6,17 +6,19 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from attnshape.model.behaviour import Topic
 from attnshape.model.trace import Argument, Displayed, Reference, Saved, StorageKind
 
 SCHEMA: Literal["attnshape/diff/1"] = "attnshape/diff/1"
 FOLDERS_SCHEMA: Literal["attnshape/diffs/1"] = "attnshape/diffs/1"
 
-Kind = Literal["size", "signature", "stride", "storage", "dtype", "steps"]
+Kind = Literal["size", "signature", "stride", "storage", "dtype", "steps", "behaviour"]
 """The kinds of difference that `--fail-on` names.
 
 `steps` covers steps that were added, removed or moved, or that do something else, and a change of what is returned.
+`behaviour` is what small runs show of who sees whom, of scales, and so on.
 """
-KINDS: tuple[Kind, ...] = ("size", "signature", "stride", "storage", "dtype", "steps")
+KINDS: tuple[Kind, ...] = ("size", "signature", "stride", "storage", "dtype", "steps", "behaviour")
 Fact = Literal["signature", "shape", "stride", "storage", "dtype", "bytes"]
 """A property of a tensor that can change; a shape that only follows from other sizes counts as kind `size`."""
 StepFact = Literal["operation", "expression", "numbers", "arguments", "uses", "operands", "loops", "moved", "outputs"]
@@ -145,6 +147,34 @@ class ResultChange(Struct, frozen=True):
     new: OutlineResult | None
 
 
+class BehaviourChange(Struct, frozen=True, kw_only=True):
+    """A topic on which two versions behave otherwise, with what holds on each side only."""
+
+    topic: Topic
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+class BehaviourUnknown(Struct, frozen=True, kw_only=True):
+    """A topic that could not be compared, with the reasons on each side."""
+
+    topic: Topic
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+class BehaviourDifference(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the behaviour of two versions differs, as small runs of both at the same sizes show."""
+
+    sizes: dict[str, int] = {}
+    changed: tuple[BehaviourChange, ...] = ()
+    same: tuple[Topic, ...] = ()
+    """The topics on which both versions say the same."""
+    unknown: tuple[BehaviourUnknown, ...] = ()
+    not_compared: str | None = None
+    """Why nothing was compared."""
+
+
 class Side(Struct, frozen=True):
     """One of the two traces: its target, totals and sizes, and the expression at which it failed."""
 
@@ -176,6 +206,7 @@ class Difference(Displayed, frozen=True, kw_only=True):
     inputs: tuple[StepChange, ...] = ()
     steps: tuple[StepChange, ...] = ()
     results: tuple[ResultChange, ...] = ()
+    behaviour: BehaviourDifference = BehaviourDifference()
 
     def __bool__(self) -> bool:
         return bool(self.kinds)

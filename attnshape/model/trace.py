@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
 from attnshape.errors import AttnshapeError, ExitStatus
+from attnshape.model.behaviour import Behaviour
 
 SCHEMA: Literal["attnshape/trace/1"] = "attnshape/trace/1"
 _BATCH_SCHEMA = "attnshape/traces/1"
@@ -337,6 +338,8 @@ class Trace(Displayed, frozen=True, kw_only=True):
     """Present where the run kept what gradients need."""
     peak: Peak | UnsetType = UNSET
     """Present where the run's memory was estimated: at large sizes, and with gradients."""
+    behaviour: Behaviour | UnsetType = UNSET
+    """Present where the behaviour was measured."""
 
     @property
     def found_something(self) -> bool:

@@ -12,6 +12,8 @@ from attnshape.comparison.outline import INPUT
 from attnshape.dims.symbols import ORDER
 from attnshape.model.difference import (
     ArgumentChange,
+    BehaviourChange,
+    BehaviourDifference,
     Difference,
     Fact,
     FileDifference,
@@ -345,7 +347,8 @@ def _header(difference: Difference, command: str) -> Header:
 
 
 def _footer(difference: Difference) -> tuple[FooterLine, ...]:
-    lines = [_verdict(difference), FooterLine(_totals(difference.old, difference.new))]
+    lines = [_verdict(difference), *_behaviour(difference.behaviour)]
+    lines.append(FooterLine(_totals(difference.old, difference.new)))
     if difference.renamed:
         renamed = [f"{visible(rename.old)}{_ARROW}{visible(rename.new)}" for rename in difference.renamed]
         lines.append(FooterLine(f"renamed: {', '.join(renamed)}"))
@@ -370,10 +373,40 @@ def _verdict(difference: Difference) -> FooterLine:
     if not difference.kinds:
         rewritten = sum(change.shown for change in (*difference.inputs, *difference.steps))
         but = f"; {pluralize(rewritten, 'step')} only rewritten" if rewritten else ""
-        return FooterLine(f"no difference{but}", "good")
+        where = " in sizes, tensors and steps" if difference.behaviour.not_compared is not None else ""
+        return FooterLine(f"no difference{where}{but}", "good")
     results = f"{pluralize(len(difference.results), 'output')} changed" * bool(difference.results)
     parts = list(filter(None, (_counted(difference.inputs, "input"), _counted(difference.steps, "step"), results)))
     return FooterLine(f"differs in {join_words(list(difference.kinds))}{': ' * bool(parts)}{'; '.join(parts)}", "bad")
+
+
+def _behaviour(behaviour: BehaviourDifference) -> Iterator[FooterLine]:
+    """Yield a line for each topic on which the behaviour differs, then those on which it doesn't or isn't known."""
+    if behaviour.not_compared is not None:
+        how = "; attnshape trace --behaviour saves it" if "hold" in behaviour.not_compared else ""
+        yield FooterLine(f"behaviour not compared: {visible(behaviour.not_compared)}{how}")
+    for change in behaviour.changed:
+        yield FooterLine(f"{change.topic}: {_both_sides(change)}", "bad")
+    sizes = " ".join(f"{visible(symbol)}={size}" for symbol, size in behaviour.sizes.items())
+    if behaviour.same:
+        yield FooterLine(f"same behaviour: {join_words(behaviour.same)} (at {sizes})")
+    for unknown in behaviour.unknown:
+        if unknown.old == unknown.new:
+            yield FooterLine(f"{unknown.topic} unknown: {visible('; '.join(unknown.old))}")
+            continue
+        sides = [
+            f"{name}: {visible('; '.join(why))}" for name, why in (("old", unknown.old), ("new", unknown.new)) if why
+        ]
+        yield FooterLine(f"{unknown.topic} unknown: {', '.join(sides)}")
+
+
+def _both_sides(change: BehaviourChange) -> str:
+    before, after = visible("; ".join(change.old)), visible("; ".join(change.new))
+    if before and after:
+        return f"{before}{_ARROW}{after}"
+    if change.topic == "results":
+        return after
+    return f"now {after}" if after else f"no longer {before}"
 
 
 def _counted(changes: tuple[StepChange, ...], noun: str) -> str:

@@ -147,8 +147,14 @@ def clip(text: str) -> str:
     if end <= 0 or opened <= 0:
         return text
     keywords = [word for word in _KEYWORD.findall(text[end:]) if len(word) <= _LONGEST_KEYWORD]
-    rest = "".join(f", {word}" for word in keywords)
+    rest = "".join(f", {word}" for word in keywords if not _is_passed_on(word))
     return f"{text[:end]}, …{rest}{')' * opened}"
+
+
+def _is_passed_on(keyword: str) -> bool:
+    """Return whether a keyword argument only passes on a variable of its name, as in `training=training`."""
+    name, _, value = keyword.partition("=")
+    return name == value
 
 
 def clip_around(text: str, other: str) -> str:
