@@ -136,9 +136,8 @@ def test_snapshots_keep_behaviour(folder: Path) -> None:
     path.write_text(BASE.read_text().replace(old, new))
     kept = read_snapshot(text)
     assert compare(kept, outline(before(name), inner=False)).behaviour.changed == ()
-    assert [change.topic for change in compare(kept, snapshot_of(traced(path, name))).behaviour.changed][
-        0
-    ] == "visible keys"
+    changed = compare(kept, snapshot_of(traced(path, name))).behaviour.changed
+    assert changed[0].topic == "visible keys"
 
 
 def of(*texts: str, unknown: tuple[str, ...] = (), verified: bool = False, size: int = 3, **given: object) -> Behaviour:
