@@ -13,6 +13,7 @@ from attnshape.model.formatting import join_words
 _EXACT, _ROUNDED = 1e-7, 1e-3
 """The relative difference up to which the numbers of results count as equal: in float64, and in other dtypes."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+_NOTHING = "nothing was found to measure"
 SameText = Callable[[str, str], bool]
 """Returns whether a text of the old side says the same as one of the new side, apart from renames."""
 
@@ -74,7 +75,10 @@ def _property(
 
     gone = [one for one in old.statements if not any(alike(one.text, other.text) for other in new.statements)]
     come = [one for one in new.statements if not any(alike(other.text, one.text) for other in old.statements)]
-    reasons = BehaviourUnknown(topic=old.topic, old=old.unknown, new=new.unknown)
+    reasons = BehaviourUnknown(topic=old.topic, old=_why_unknown(old), new=_why_unknown(new))
+    both_say_something = bool(old.statements and new.statements)
+    if not both_say_something and all(one.verified for one in (*gone, *come)):
+        return reasons if reasons.old or reasons.new else None
     if all(one.verified for one in (*gone, *come)):
         # what holds in all code may apply to one version only
         lost = any(one.verified for one in gone) and new.unknown != old.unknown and bool(new.unknown)
@@ -88,6 +92,10 @@ def _property(
     if not before or not after:  # what one side says more means little without what both say
         before, after = (_facts(side) for side in (old, new))
     return BehaviourChange(topic=old.topic, old=tuple(before), new=tuple(after))
+
+
+def _why_unknown(side: Property) -> tuple[str, ...]:
+    return side.unknown or (() if side.statements else (_NOTHING,))
 
 
 def _facts(side: Property) -> list[str]:

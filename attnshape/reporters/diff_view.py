@@ -14,6 +14,7 @@ from attnshape.model.difference import (
     ArgumentChange,
     BehaviourChange,
     BehaviourDifference,
+    BehaviourUnknown,
     Difference,
     Fact,
     FileDifference,
@@ -390,14 +391,16 @@ def _behaviour(behaviour: BehaviourDifference) -> Iterator[FooterLine]:
     sizes = " ".join(f"{visible(symbol)}={size}" for symbol, size in behaviour.sizes.items())
     if behaviour.same:
         yield FooterLine(f"same behaviour: {join_words(behaviour.same)} (at {sizes})")
-    for unknown in behaviour.unknown:
-        if unknown.old == unknown.new:
-            yield FooterLine(f"{unknown.topic} unknown: {visible('; '.join(unknown.old))}")
-            continue
-        sides = [
-            f"{name}: {visible('; '.join(why))}" for name, why in (("old", unknown.old), ("new", unknown.new)) if why
-        ]
-        yield FooterLine(f"{unknown.topic} unknown: {', '.join(sides)}")
+    if behaviour.unknown:
+        yield FooterLine(f"unknown behaviour: {', '.join(map(_unknown, behaviour.unknown))}")
+
+
+def _unknown(unknown: BehaviourUnknown) -> str:
+    """Return a topic with the reasons for which it is unknown, those of each side if they differ."""
+    if unknown.old == unknown.new:
+        return f"{unknown.topic} ({visible('; '.join(unknown.old))})"
+    both = (("old", unknown.old), ("new", unknown.new))
+    return f"{unknown.topic} ({'; '.join(f'{side}: ' + visible('; '.join(why)) for side, why in both if why)})"
 
 
 def _both_sides(change: BehaviourChange) -> str:

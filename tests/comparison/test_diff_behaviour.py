@@ -156,8 +156,11 @@ def of(*texts: str, unknown: tuple[str, ...] = (), verified: bool = False, size:
         (of("a"), of(unknown=("the time limit was reached",)), "unknown"),
         (of(unknown=("why",)), of("a"), "unknown"),
         (of("a"), of("b", unknown=("why",)), "changed"),
+        (of(unknown=("why",)), of(unknown=("why",)), "unknown"),
+        (of(), of(), "unknown"),
         # what holds in all code may only not apply to the other side
-        (of("a", verified=True), of(), "same"),
+        (of("a", verified=True), of(), "unknown"),
+        (of("a", "b", verified=True), of("a", verified=True), "same"),
         (of("a", verified=True), of("b"), "changed"),
         (of("a 3"), of("a 4", size=4), "same"),
         (of("a 3"), of("a 4"), "changed"),
