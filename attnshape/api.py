@@ -36,6 +36,7 @@ def trace(
     seed: int = 0,
     train: bool = False,
     grad: bool = False,
+    behaviour: bool = False,
     **sizes: int | str,
 ) -> Trace:
     """Return the trace of attention code: every intermediate tensor of one run, with its symbolic signature.
@@ -65,6 +66,8 @@ def trace(
         seed: The seed of parameters and inputs.
         train: Whether to run in training mode, with dropout.
         grad: Whether to keep the tensors that the backward pass needs, as in training.
+        behaviour: Whether to measure the behaviour too, as `diff` compares it: who sees whom, the scale, on what the
+            results depend. This takes many runs at small sizes.
         **sizes: The sizes of the symbols, `B=2`, and of your own dimensions, as numbers or expressions: `nh=4,
             C="nh*hs"`.
 
@@ -98,6 +101,11 @@ def trace(
     given = {"init": init, "inputs": inputs, "arguments": arguments, "inside": inside}
     given |= {"options": options, "expect": expect}
     spec, how = _options("trace", target, given, sizes, run)
+    if behaviour:
+        from attnshape.options.limits import MEASURING_SECONDS
+        from attnshape.pipelines.behaviour import trace_with_behaviour
+
+        return _run(spec, lambda: trace_with_behaviour(spec, how, MEASURING_SECONDS, redirect_output=_print_to_stderr))
     return _run(spec, lambda: trace_request(spec, how, _print_to_stderr))
 
 
@@ -160,8 +168,9 @@ def check(
 def diff(old: Trace, new: Trace) -> Difference:
     """Return the differences between two traces, step by step.
 
-    Steps are aligned by what they do, so that an inserted step is one addition, and a renamed variable is no
-    difference. Neither is anything that depends on the machine, the path, the seed or the versions.
+    Behaviour is compared where both traces hold it: `trace(…, behaviour=True)`. Steps are aligned by what they do, so
+    that an inserted step is one addition, and a renamed variable is no difference. Neither is anything that depends on
+    the machine, the path, the seed or the versions.
 
     Args:
         old: The trace to compare with.

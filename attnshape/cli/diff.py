@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from attnshape.cli.flags import DifferenceFormat, Output, takes_target, typed_command
+from attnshape.cli.flags import DifferenceFormat, Output, TimeLimit, takes_target, typed_command
 from attnshape.cli.jobs import Job
 from attnshape.cli.output import check_writable, resolve_format, screen_for, write
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus, Option, did_you_mean
 from attnshape.model.difference import KINDS, Difference, FolderDifference, Kind
 from attnshape.options.flags import flag_words
+from attnshape.options.limits import MEASURING_SECONDS, check_time_limit
 from attnshape.options.pyproject import project_targets, resolve_name
 from attnshape.options.spec import TargetSpec
 from attnshape.reporters.registry import find_renderer
@@ -26,6 +27,7 @@ from attnshape.runtime.capture import to_standard_error
 
 if TYPE_CHECKING:
     from attnshape.comparison.outline import Outline
+    from attnshape.model.behaviour import Behaviour
     from attnshape.model.trace import Trace
 
 _ANY = "any"
@@ -44,12 +46,14 @@ def diff(
             metavar="LIST", help=f"The kinds that end with status 1: {', '.join((*KINDS, _ANY))}. Can be repeated."
         ),
     ] = None,
+    time_limit: TimeLimit = MEASURING_SECONDS,
     format_: DifferenceFormat = "auto",
     output: Output = None,
 ) -> None:
     """Compare two traces: steps added or removed, and shapes changed."""
     check_writable(output, [Path(old), Path(new)])
     name = resolve_format(format_, output)
+    check_time_limit(time_limit)
     failing_kinds = _parse_kinds(fail_on or [_ANY])
     command = typed_command()
     inputs = _resolve(old, "OLD", typed, run, command), _resolve(new, "NEW", typed, run, command)
@@ -63,7 +67,7 @@ def diff(
         )
     # redirected until the table is written, since threads of the traced code may still print
     with to_standard_error():
-        difference = _compare(*inputs)
+        difference = _compare(time_limit, *inputs)
         screen = screen_for(output)
         if isinstance(difference, Difference):
             text = find_renderer(name, "difference")(difference, command, screen)
@@ -122,7 +126,9 @@ def _resolve(
     )
 
 
-def _compare(old: Trace | Outline | Job | Path, new: Trace | Outline | Job | Path) -> Difference | FolderDifference:
+def _compare(
+    time_limit: float, old: Trace | Outline | Job | Path, new: Trace | Outline | Job | Path
+) -> Difference | FolderDifference:
     """Return the difference of two inputs, after tracing targets. Raises AttnshapeError if only one is a folder."""
     from attnshape.comparison.saved import compare_folders, compare_saved
 
@@ -134,24 +140,40 @@ def _compare(old: Trace | Outline | Job | Path, new: Trace | Outline | Job | Pat
             "name two folders, or a file in it",
         )
     if isinstance(old, Job) or isinstance(new, Job):
-        return compare_saved(*_trace_targets(old, new))
+        return compare_saved(*_trace_targets(time_limit, old, new))
     return compare_saved(old, new)
 
 
-def _trace_targets(*sides: Trace | Outline | Job) -> Iterator[Trace | Outline]:
+def _trace_targets(time_limit: float, *sides: Trace | Outline | Job) -> Iterator[Trace | Outline]:
+    """Yield the saved sides as they are, and the traces of the others.
+
+    The behaviour of a target is measured unless a saved side doesn't hold any; at the sizes of the other side.
+    """
     # these import torch, so all checks that don't need it come first
+    from attnshape.pipelines.behaviour import trace_with_behaviour
     from attnshape.pipelines.trace import trace_request
     from attnshape.targets.imports import forget_imports
 
     gc.freeze()
     gc.enable()
     files = {side.spec.target.partition(":")[0] for side in sides if isinstance(side, Job)}
+    known = [_behaviour_of(side) for side in sides if not isinstance(side, Job)]
+    other = next((behaviour.sizes for behaviour in known if behaviour is not None), None)
     with Progress() as progress:
         for side in sides:
-            if isinstance(side, Job):
-                # two versions of a project may have modules of the same names
-                with forget_imports() if len(files) > 1 else nullcontext():
-                    traced = trace_request(side.spec, side.options, progress=progress)
-                yield traced
-            else:
+            if not isinstance(side, Job):
                 yield side
+                continue
+            # two versions of a project may have modules of the same names
+            with forget_imports() if len(files) > 1 else nullcontext():
+                if None in known:
+                    traced = trace_request(side.spec, side.options, progress=progress)
+                else:
+                    traced = trace_with_behaviour(side.spec, side.options, time_limit, other, progress=progress)
+            measured = _behaviour_of(traced)
+            other = measured.sizes if measured is not None and measured.sizes else other
+            yield traced
+
+
+def _behaviour_of(side: Trace | Outline) -> Behaviour | None:
+    return side.behaviour or None

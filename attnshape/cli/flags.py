@@ -45,6 +45,10 @@ Depth = Annotated[
     int | None,
     typer.Option("--depth", metavar="N", min=0, help="Fold what lies deeper than N inside composites; 0 folds all."),
 ]
+TimeLimit = Annotated[
+    float,
+    typer.Option("--time-limit", metavar="SECONDS", help="When to stop measuring the behaviour of each version."),
+]
 Explain = Annotated[bool, typer.Option("--explain", help="Say in one sentence a step what it does and why.")]
 
 _Size = int | None

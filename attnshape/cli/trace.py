@@ -14,6 +14,7 @@ from attnshape.cli.jobs import Job, jobs_of, jobs_of_all, run_and_write
 from attnshape.cli.output import TraceOutput, resolve_format
 from attnshape.errors import ExitStatus
 from attnshape.model.trace import Trace
+from attnshape.options.limits import MEASURING_SECONDS
 from attnshape.options.spec import TargetSpec, parse_expect
 from attnshape.reporters.registry import find_renderer
 
@@ -33,6 +34,10 @@ def trace(
     match: Match = None,
     depth: Depth = None,
     explain: Explain = False,
+    behaviour: Annotated[
+        bool,
+        typer.Option("--behaviour", help="Measure who sees whom, the scale and the like too, for attnshape diff."),
+    ] = False,
 ) -> None:
     """Show every intermediate tensor as a table; with --expect, verify signatures."""
     typed = replace(typed, expect=parse_expect(expect or ()))
@@ -51,6 +56,10 @@ def trace(
     from attnshape.pipelines.trace import trace_request
 
     def trace_job(job: Job, progress: Callable[[str], None]) -> Trace:
+        if behaviour:
+            from attnshape.pipelines.behaviour import trace_with_behaviour  # a default trace does without
+
+            return trace_with_behaviour(job.spec, job.options, MEASURING_SECONDS, progress=progress)
         return trace_request(job.spec, job.options, progress=progress)
 
     def write_all() -> ExitStatus:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import starmap, zip_longest
 
 from attnshape.comparison.align import Alignment, Match, align
+from attnshape.comparison.arguments import argument_changes
+from attnshape.comparison.behaviour import compare_behaviour
 from attnshape.comparison.outline import UNEXPLAINED, Outline
 from attnshape.dims.expressions import parse_expression
 from attnshape.errors import AttnshapeError
 from attnshape.model.difference import (
     KINDS,
+    ArgumentChange,
     Difference,
     Fact,
     Kind,
@@ -28,7 +31,7 @@ from attnshape.model.difference import (
     StepFact,
 )
 from attnshape.model.trace import Reference
-from attnshape.tracing.operations import EXPANSIONS, PATTERNED_LAYOUT, RESHAPES, TRANSPOSES, UNIT_AXES, base_name
+from attnshape.tracing.operations import NUMBERS_SEEN_IN_RESULT, base_name
 
 _CONSTANTS = frozenset({"True", "False", "None"})
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -104,8 +107,6 @@ _KIND_OF: dict[Fact, Kind] = {
 }
 """The kind that each fact counts as. Bytes only follow from other facts."""
 _NUMBER = re.compile(r"(?<![\w.)\]])-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
-_NUMBERS_SEEN_IN_RESULT = RESHAPES | PATTERNED_LAYOUT | UNIT_AXES | EXPANSIONS | TRANSPOSES
-"""Operations whose numbers only affect the result's shape, strides and storage, which are compared themselves."""
 
 
 def compare(old: Outline, new: Outline) -> Difference:
@@ -123,6 +124,9 @@ def compare(old: Outline, new: Outline) -> Difference:
     results = _result_changes(old, new, alignment)
     if results or not comparison.renames.same_text(old.failure or "", new.failure or ""):
         kinds.add("steps")
+    behaviour = compare_behaviour(old.behaviour, new.behaviour, comparison.renames.same_text)
+    if behaviour.changed:
+        kinds.add("behaviour")
     return Difference(
         old=Side(old.target, old.totals, old.sizes, old.failure),
         new=Side(new.target, new.totals, new.sizes, new.failure),
@@ -132,6 +136,7 @@ def compare(old: Outline, new: Outline) -> Difference:
         inputs=inputs,
         steps=steps,
         results=results,
+        behaviour=behaviour,
     )
 
 
@@ -154,7 +159,10 @@ class _Comparison:
         old, new = match
         if old is None or new is None:
             return StepChange(old=old, new=new, kinds=("steps",))
-        facts = self._step_facts(old, new)
+        arguments: tuple[ArgumentChange, ...] = ()
+        if self._old.holds_arguments and self._new.holds_arguments:
+            arguments = tuple(argument_changes(old, new, (self._old.sizes, self._new.sizes)))
+        facts = self._step_facts(old, new, bool(arguments))
         outputs = tuple(
             OutputChange(a, b, self._changed_facts(a, b) if a is not None and b is not None else ())
             for a, b in zip_longest(old.outputs, new.outputs)
@@ -163,9 +171,9 @@ class _Comparison:
         if set(facts) - {"expression", "operands"}:
             kinds.add("steps")
         ordered = tuple(kind for kind in KINDS if kind in kinds)
-        return StepChange(old=old, new=new, changed=facts, outputs=outputs, kinds=ordered)
+        return StepChange(old=old, new=new, changed=facts, arguments=arguments, outputs=outputs, kinds=ordered)
 
-    def _step_facts(self, old: OutlineStep, new: OutlineStep) -> tuple[StepFact, ...]:
+    def _step_facts(self, old: OutlineStep, new: OutlineStep, other_arguments: bool) -> tuple[StepFact, ...]:
         old_text, new_text = self._old.text_without_operands(old), self._new.text_without_operands(new)
         rewritten = not self.renames.same_text(old_text, new_text)
         uses = list(zip(old.uses, new.uses, strict=False))
@@ -178,6 +186,7 @@ class _Comparison:
             "numbers": rewritten
             and self.renames.same_text(_NUMBER.sub("0", old_text), _NUMBER.sub("0", new_text))
             and _other_numbers(old, old_text, new, new_text),
+            "arguments": other_arguments,
             "uses": not same_uses,
             "operands": reads_part and not self.renames.same_text(old.expression, new.expression),
             "loops": [loop.expression for loop in old.loops] != [loop.expression for loop in new.loops],
@@ -240,7 +249,7 @@ def _parameters(outline: Outline) -> set[str]:
 
 def _other_numbers(old: OutlineStep, old_text: str, new: OutlineStep, new_text: str) -> bool:
     """Return whether a number in the steps' own texts changed; an axis counted from the other end didn't change."""
-    if {base_name(old.operation), base_name(new.operation)} & _NUMBERS_SEEN_IN_RESULT:
+    if {base_name(old.operation), base_name(new.operation)} & NUMBERS_SEEN_IN_RESULT:
         return False
     ranks = {len(output.shape) for step in (old, new) for output in step.outputs}
     pairs = zip(map(float, _NUMBER.findall(old_text)), map(float, _NUMBER.findall(new_text)), strict=False)

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from attnshape.model.behaviour import Behaviour
 from attnshape.model.difference import OutlineLoop, OutlineResult, OutlineStep, OutlineTensor, Totals
 from attnshape.model.formatting import replace_parts, strip_self, unfold
 from attnshape.model.trace import Loop, NamedTensor, Reference, Step, TensorRecord, Trace, loops_by_step
@@ -34,6 +35,10 @@ class Outline(Struct, frozen=True, kw_only=True):
     """The tensors that the code returned, in order."""
     failure: str | None = None
     """The expression at which the code failed."""
+    holds_arguments: bool = False
+    """Whether the steps hold their arguments that are no tensors; earlier versions didn't keep them."""
+    behaviour: Behaviour | None = None
+    """What small runs showed, if it was measured."""
 
     @property
     def totals(self) -> Totals:
@@ -92,6 +97,8 @@ def outline(trace: Trace, inner: bool = True) -> Outline:
         steps=tuple(_step(step, selection, loops, step.index in composites) for step in steps),
         results=tuple(OutlineResult(_text(result.name), selection.reference(result.of)) for result in trace.outputs),
         failure=_text(failure.expression or failure.operation or "") if failure is not None else None,
+        holds_arguments=all(step.arguments is not UNSET for step in steps),
+        behaviour=trace.behaviour if trace.behaviour is not UNSET else None,
     )
 
 
@@ -147,6 +154,7 @@ def _step(step: Step, selection: _Selection, loops: Mapping[int, Sequence[Loop]]
         expression=_text(step.expression),
         operation=short_name(step.operation),
         uses=tuple(uses),
+        arguments=step.arguments if step.arguments is not UNSET else (),
         loops=tuple(OutlineLoop(loop.expression, loop.count) for loop in enclosing),
         outputs=tuple(_tensor(output, selection) for output in step.outputs),
     )

@@ -16,6 +16,7 @@ from rich.cells import cell_len
 
 from attnshape.comparison.outline import Outline, input_step, outline
 from attnshape.errors import AttnshapeError
+from attnshape.model.behaviour import Behaviour
 from attnshape.model.difference import OutlineResult, OutlineStep, OutlineTensor
 from attnshape.model.trace import Reference, Trace, decode_json, json_text
 
@@ -33,6 +34,7 @@ class _Header(Struct, frozen=True, omit_defaults=True):
     target: str
     sizes: dict[str, int]
     failure: str | None = None
+    holds_arguments: bool = False
 
 
 class _DataLine(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -42,6 +44,7 @@ class _DataLine(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=T
     input: OutlineTensor | None = None
     step: OutlineStep | None = None
     returns: OutlineResult | None = None
+    behaviour: Behaviour | None = None
 
 
 class _LineError(Exception):
@@ -97,6 +100,21 @@ def _table(snapshot: Outline) -> Iterator[str]:
         yield "returns nothing"
     if snapshot.failure is not None:
         yield f"fails at {_printable(snapshot.failure)}"
+    if snapshot.behaviour is not None:
+        yield ""
+        yield from _behaviour(snapshot.behaviour)
+
+
+def _behaviour(behaviour: Behaviour) -> Iterator[str]:
+    sizes = "  ".join(f"{_printable(symbol)}={size}" for symbol, size in behaviour.sizes.items())
+    yield (
+        f"behaviour at {sizes}" if behaviour.unknown is None else f"behaviour unknown: {_printable(behaviour.unknown)}"
+    )
+    for found in behaviour.properties:
+        for statement in found.statements:
+            yield f"{found.topic}: {_printable(statement.text)}{' (verified)' * statement.verified}"
+        for reason in found.unknown:
+            yield f"{found.topic}: unknown: {_printable(reason)}"
 
 
 def _rows(step: OutlineStep) -> Iterator[tuple[str, ...]]:
@@ -143,10 +161,11 @@ def _printable(text: str) -> str:
 
 
 def _data(snapshot: Outline) -> Iterator[str]:
-    lines = [_DataLine(trace=_Header(snapshot.target, snapshot.sizes, snapshot.failure))]
+    lines = [_DataLine(trace=_Header(snapshot.target, snapshot.sizes, snapshot.failure, snapshot.holds_arguments))]
     lines += [_DataLine(input=output) for step in snapshot.inputs for output in step.outputs]
     lines += [_DataLine(step=step) for step in snapshot.steps]
     lines += [_DataLine(returns=result) for result in snapshot.results]
+    lines += [_DataLine(behaviour=snapshot.behaviour)] if snapshot.behaviour is not None else []
     for line in lines:
         yield _printable(json_text(line, indent=0))
 
@@ -171,6 +190,8 @@ def _read(lines: Sequence[str]) -> Outline:
         steps=tuple(line.step for _, line in data if line.step is not None),
         results=tuple(line.returns for _, line in data if line.returns is not None),
         failure=header.failure,
+        holds_arguments=header.holds_arguments,
+        behaviour=next((line.behaviour for _, line in data if line.behaviour is not None), None),
     )
     for number, line in data:
         _check(line, number, snapshot.steps)

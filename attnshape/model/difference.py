@@ -6,25 +6,28 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from attnshape.model.trace import Displayed, Reference, Saved, StorageKind
+from attnshape.model.behaviour import Topic
+from attnshape.model.trace import Argument, Displayed, Reference, Saved, StorageKind
 
 SCHEMA: Literal["attnshape/diff/1"] = "attnshape/diff/1"
 FOLDERS_SCHEMA: Literal["attnshape/diffs/1"] = "attnshape/diffs/1"
 
-Kind = Literal["size", "signature", "stride", "storage", "dtype", "steps"]
+Kind = Literal["size", "signature", "stride", "storage", "dtype", "steps", "behaviour"]
 """The kinds of difference that `--fail-on` names.
 
 `steps` covers steps that were added, removed or moved, or that do something else, and a change of what is returned.
+`behaviour` is what small runs show of who sees whom, of scales, and so on.
 """
-KINDS: tuple[Kind, ...] = ("size", "signature", "stride", "storage", "dtype", "steps")
+KINDS: tuple[Kind, ...] = ("size", "signature", "stride", "storage", "dtype", "steps", "behaviour")
 Fact = Literal["signature", "shape", "stride", "storage", "dtype", "bytes"]
 """A property of a tensor that can change; a shape that only follows from other sizes counts as kind `size`."""
-StepFact = Literal["operation", "expression", "numbers", "uses", "operands", "loops", "moved", "outputs"]
+StepFact = Literal["operation", "expression", "numbers", "arguments", "uses", "operands", "loops", "moved", "outputs"]
 """A property of a step that can change.
 
 `uses`: it reads other tensors. `operands`: it reads the result of a step that was inserted before it, or no longer
 reads one that was removed; this is shown, and the inserted step counts. `expression`: the same operation in other
-words. `numbers`: the same call with other numbers, such as softmax over another axis.
+words. `numbers`: the same call with other numbers in its text, such as softmax over another axis. `arguments`: an
+argument that is no tensor has another value, whatever the text.
 """
 
 
@@ -67,6 +70,8 @@ class OutlineStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its short name, the same for a function and for the method of that name."""
     uses: tuple[Reference, ...] = ()
     """Its operands that are inputs or outputs of steps."""
+    arguments: tuple[Argument, ...] = ()
+    """Its arguments that are no tensors."""
     loops: tuple[OutlineLoop, ...] = ()
     """The loops around it, the outermost first."""
     outputs: tuple[OutlineTensor, ...]
@@ -110,12 +115,22 @@ class OutputChange(Struct, frozen=True, omit_defaults=True):
     changed: tuple[Fact, ...] = ()
 
 
+class ArgumentChange(Struct, frozen=True):
+    """An argument of a call with its value on both sides; None where it isn't given and has its default."""
+
+    name: str
+    old: str | None
+    new: str | None
+
+
 class StepChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A step or an input on both sides; None on the side that doesn't have it."""
 
     old: OutlineStep | None
     new: OutlineStep | None
     changed: tuple[StepFact, ...] = ()
+    arguments: tuple[ArgumentChange, ...] = ()
+    """The arguments that differ."""
     outputs: tuple[OutputChange, ...] = ()
     kinds: tuple[Kind, ...] = ()
 
@@ -130,6 +145,34 @@ class ResultChange(Struct, frozen=True):
 
     old: OutlineResult | None
     new: OutlineResult | None
+
+
+class BehaviourChange(Struct, frozen=True, kw_only=True):
+    """A topic on which two versions behave otherwise, with what holds on each side only."""
+
+    topic: Topic
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+class BehaviourUnknown(Struct, frozen=True, kw_only=True):
+    """A topic that could not be compared, with the reasons on each side."""
+
+    topic: Topic
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+class BehaviourDifference(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the behaviour of two versions differs, as small runs of both at the same sizes show."""
+
+    sizes: dict[str, int] = {}
+    changed: tuple[BehaviourChange, ...] = ()
+    same: tuple[Topic, ...] = ()
+    """The topics on which both versions say the same."""
+    unknown: tuple[BehaviourUnknown, ...] = ()
+    not_compared: str | None = None
+    """Why nothing was compared."""
 
 
 class Side(Struct, frozen=True):
@@ -163,6 +206,7 @@ class Difference(Displayed, frozen=True, kw_only=True):
     inputs: tuple[StepChange, ...] = ()
     steps: tuple[StepChange, ...] = ()
     results: tuple[ResultChange, ...] = ()
+    behaviour: BehaviourDifference = BehaviourDifference()
 
     def __bool__(self) -> bool:
         return bool(self.kinds)

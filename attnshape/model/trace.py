@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
 from attnshape.errors import AttnshapeError, ExitStatus
+from attnshape.model.behaviour import Behaviour
 
 SCHEMA: Literal["attnshape/trace/1"] = "attnshape/trace/1"
 _BATCH_SCHEMA = "attnshape/traces/1"
@@ -178,6 +179,22 @@ class Avoided(Struct, frozen=True):
     bytes: int
 
 
+UNKNOWN_FORMULA = "?"
+"""The formula of an argument that varies with the sizes, or may do so, in a way that isn't known."""
+
+
+class Argument(Struct, frozen=True, omit_defaults=True):
+    """An argument of a call that is no tensor, such as `is_causal` or `dim`."""
+
+    name: str
+    value: str
+    """Its value in this run, as Python writes it: `True`, `-1`, `0.125`."""
+    formula: str | None = None
+    """What it is in the sizes, such as `1/sqrt(Dk)`, if it varies with them; `?` if that isn't known."""
+    default: bool = False
+    """Whether the function takes the same value where the argument isn't given."""
+
+
 class Step(Struct, frozen=True, kw_only=True):
     """One tensor-producing operation."""
 
@@ -189,6 +206,11 @@ class Step(Struct, frozen=True, kw_only=True):
     module: str | None = None
     source: Source | None = None
     operands: tuple[Reference, ...] = ()
+    arguments: tuple[Argument, ...] | UnsetType = UNSET
+    """Its arguments that are no tensors, without those that only say which shape the result has, or where it is.
+
+    Absent in traces of earlier versions.
+    """
     outputs: tuple[NamedTensor, ...] = ()
     avoided: Avoided | UnsetType = UNSET
     """Present where the step is fused attention."""
@@ -321,6 +343,8 @@ class Trace(Displayed, frozen=True, kw_only=True):
     """Present where the run kept what gradients need."""
     peak: Peak | UnsetType = UNSET
     """Present where the run's memory was estimated: at large sizes, and with gradients."""
+    behaviour: Behaviour | UnsetType = UNSET
+    """Present where the behaviour was measured."""
 
     @property
     def found_something(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,25 +12,20 @@ import torch
 from msgspec.structs import replace
 
 from attnshape.checks.attention.definitions import use
-from attnshape.checks.attention.dependence import reaches
+from attnshape.checks.attention.dependence import patterns
 from attnshape.checks.attention.layers import format_layers, layer_of, layers, same_code
 from attnshape.checks.attention.subject import Subject, displayed_source
-from attnshape.checks.interventions.experiment import Budget, Experiment, OutOfTimeError, UnreadableError
+from attnshape.checks.interventions.experiment import Budget, OutOfTimeError
 from attnshape.checks.interventions.module_state import ModuleState
 from attnshape.checks.interventions.replay import OutputRef
-from attnshape.checks.interventions.small_sizes import (
-    cheap_first,
-    even_head_width,
-    near_sizes,
-    other_lengths,
-    small_sizes,
-    symbol_or_number,
-)
+from attnshape.checks.interventions.small_sizes import even_head_width
 from attnshape.checks.rules import batch
+from attnshape.checks.rules.guard import OUT_OF_TIME, guarded
+from attnshape.checks.rules.layered import with_layers
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.registry import RULES
 from attnshape.dims.sizes import are_large, proxy_sizes
-from attnshape.errors import AttnshapeError, Option, format_exception, python_syntax
+from attnshape.errors import AttnshapeError, Option, python_syntax
 from attnshape.inference.plan import Plan
 from attnshape.inference.small_runs import ProgressCallback
 from attnshape.model.formatting import join_words
@@ -39,53 +33,20 @@ from attnshape.model.report import Fact, Finding, Level, NotChecked, Pattern, Re
 from attnshape.options.claims import Claims, parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.comments import comments_not_checked, comments_report, sizes_to_observe, verify_target
+from attnshape.pipelines.small_subjects import Subjects
 from attnshape.pipelines.target_runs import load_target, sample_target
 from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.isolation import isolated, one_thread, unattended
-from attnshape.runtime.signals import foreign_code, reraise_interruption
+from attnshape.runtime.signals import foreign_code
 from attnshape.runtime.time_limit import TimeLimit, TooLong
 from attnshape.targets.target import Target, require_device
 from attnshape.tracing.tensor_access import shape_of
-
-_PATTERN_SECONDS = 2.0
-"""The time limit for all patterns of a subject, in seconds."""
-
-
-def patterns(subject: Subject) -> Iterator[Pattern]:
-    """Yield a pattern for each input that has a token axis and a batch axis, until the time limit.
-
-    Each run changes several tokens, each in a different batch element. So the target must not mix batch elements.
-    """
-    deadline = time.monotonic() + _PATTERN_SECONDS
-    batch = subject.batch_size
-    for name, value in subject.inputs.items():
-        symbol = next((length for length in subject.lengths if subject.numbers[length] in value.shape), None)
-        if symbol is None or batch < 2 or batch not in value.shape or subject.numbers[symbol] == batch:
-            continue
-        columns: dict[tuple[str, int], list[frozenset[int]]] = {}
-        for found in reaches(subject, [name], symbol, together=True):
-            if time.monotonic() > deadline:
-                return
-            for reach in found:
-                columns.setdefault((reach.output, reach.size), []).append(reach.positions)
-        for (path, size), changed in columns.items():
-            if len(changed) < subject.numbers[symbol]:  # the code took a different path
-                return
-            yield Pattern(
-                output=path,
-                input=name,
-                queries=symbol_or_number(size, subject.numbers),
-                keys=symbol,
-                rows=tuple("".join("#" if row in column else "." for column in changed) for row in range(size)),
-            )
-
 
 _MOST_PASSES = 3
 """At how many sets of sizes the rules run at most."""
 _FOR_RULES = 0.8
 """The part of the time limit for the rules. A run that is under way when it ends, and the report, need the rest."""
-_OUT_OF_TIME = "the time limit was reached"
 _NOT_CONFIRMED = NotChecked(what="the findings at other sizes", why="no complete check at a second set of sizes")
 _MAX_RESULT_BYTES = 150 * 2**20
 """If the results of one run take more bytes, other sizes are tried first."""
@@ -148,34 +109,9 @@ def check_request(
         # the other half of the time is for the rules
         known = even_head_width(sizes) if claims.rope is not None else ()
         variation = sample_target(target, sizes, run, limit, time_limit / 2, progress, known)
-        candidates: list[Mapping[str, int]] = [sizes.numbers]
-        if variation is not None:
-            own = [] if are_large(sizes) else [*near_sizes(sizes), sizes.numbers]
-            small = [numbers for numbers in small_sizes(variation.plan, variation.work) if numbers not in own]
-            candidates = cheap_first([*small, *own], variation.work)
-
-        timed_out = False
-
-        def subject_at(numbers: Mapping[str, int]) -> Subject | None:
-            """Return the subject at these sizes; None if the target fails at them or takes too long."""
-            nonlocal timed_out
-            try:
-                experiment = Experiment(target, numbers, run, limit, budget, modules)
-            except (TooLong, OutOfTimeError):
-                timed_out = True
-                return None
-            failure = experiment.raw.failure
-            timed_out = timed_out or (failure is not None and isinstance(failure.error, TooLong))
-            if experiment.base.error is not None or failure is not None:
-                return None
-            experiment.repeat_if_remembered()
-            other = other_lengths(variation.plan, numbers, known) if variation is not None else None
-            symbols = sizes.independent if variation is not None else ()
-            apart = (one for one in candidates if all(one[symbol] != numbers[symbol] for symbol in symbols))
-            return Subject(experiment, claims, other, options.dtype, next(apart, None) if symbols else None)
-
-        passes = _run_rules(candidates, subject_at, progress)
-        if not passes and not timed_out and not budget.is_spent:
+        subjects = Subjects(target, run, claims, options.dtype, limit, budget, modules, variation, known)
+        passes = _run_rules(subjects.candidates, subjects.at, progress)
+        if not passes and not subjects.timed_out and not budget.is_spent:
             raise AttnshapeError(
                 "the target runs neither at its own sizes nor at any of the small sizes that were tried, on the CPU",
                 "attnshape trace, with the same arguments, shows where it fails",
@@ -189,7 +125,7 @@ def check_request(
                 visibility = tuple(patterns(passes[0].subject))
         progress("comparing the shape comments with the observed shapes")
         if budget.is_spent:
-            comments = comments_not_checked(_OUT_OF_TIME)
+            comments = comments_not_checked(OUT_OF_TIME)
         else:
             comments = verify_target(target, sizes_to_observe(variation, sizes), run, limit)
         dtype = str(passes[0].subject.experiment.dtype).removeprefix("torch.") if passes else run.dtype
@@ -288,56 +224,10 @@ def _are_confirmed(passes: Sequence[_RulePass]) -> bool:
 
 
 def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]:
-    """Yield the outcomes of every rule. If a rule fails, its topic is undecided, and the other rules still run."""
+    """Yield the outcomes of every rule."""
     for rule in RULES:
         progress(f"checking {rule.TOPIC}")
-        try:
-            if not subject.is_deterministic:
-                yield Observation("the result is random even with a fixed seed")
-                yield Undecided("everything", "two runs of the same code with the same seed differ", incomplete=True)
-                return
-            # a second run and its comparison precede every rule
-            subject.experiment.varies_inputs = subject.base.results_are_compared = False
-            yield from _without_overclaims(subject, rule.TOPIC, list(rule.check(subject)))
-        except UnreadableError as error:
-            yield Undecided(rule.TOPIC, f"{_text_of(subject, error.ref)} can't be examined: {error.why}")
-        except OutOfTimeError:
-            yield Undecided(rule.TOPIC, _OUT_OF_TIME, incomplete=True)
-        except TooLong:
-            yield Undecided(rule.TOPIC, "a run took too long", incomplete=True)
-        except AttnshapeError as error:  # a claim has no value at these sizes
-            yield Undecided(rule.TOPIC, error.message, incomplete=True)
-        except BaseException as error:  # noqa: BLE001 - one rule's failure must not end the check
-            reraise_interruption(error)
-            yield Undecided(rule.TOPIC, f"the check failed: {format_exception(error)}", incomplete=True)
-
-
-def _without_overclaims(subject: Subject, topic: str, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
-    """Yield a rule's outcomes; what it verified is undecided if it couldn't vary an input, or compare a result."""
-    gaps = [f"{name} can't be varied: {why}" for name, why in subject.unvaried.items()]
-    gaps = gaps if subject.experiment.varies_inputs else []
-    if subject.base.results_are_compared:
-        gaps += [f"{path} can't be compared: {why}" for path, why in subject.base.unread_results.items()]
-        gaps += [
-            f"{path} {'is NaN everywhere' if v.numel() else 'has no elements'}, so nothing can be observed"
-            for path, v in subject.base.returned
-            if bool(torch.isnan(v).all())
-        ]
-    for outcome in outcomes:
-        if isinstance(outcome, Verification) and gaps:
-            yield from (Undecided(topic, gap, outcome.claims) for gap in gaps)
-        else:
-            yield outcome
-
-
-def _text_of(subject: Subject, ref: OutputRef) -> str:
-    """Return a call's result as a reason names it: by its name or its expression, and its line."""
-    step, source = subject.step(ref), subject.source(ref)
-    if step is None:
-        return "a tensor"
-    names = [output.name for output in step.outputs if output.name]
-    text = ", ".join(names) or (step.location.expression if step.location else "") or step.operation
-    return f"{text} ({source.file}:{source.line})" if source is not None else text
+        yield from guarded(subject, rule.TOPIC, rule.check)
 
 
 def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecked]]:
@@ -434,15 +324,8 @@ def _shared_code(subject: Subject) -> Iterator[Fact]:
 
 def _facts(rule_pass: _RulePass) -> Iterator[Fact]:
     """Yield the facts; those that hold in some of the model's attentions only with the layers in which they hold."""
-    subject = rule_pass.subject
-    every = layers(subject)
-    of_facts: dict[Fact, list[str]] = {}
-    for seen in rule_pass.of(Observation):
-        fact = Fact(text=seen.text, source=subject.source(seen.at))
-        of_facts.setdefault(fact, []).append(every.get(seen.attention, "") if seen.attention is not None else "")
-    for fact, paths in of_facts.items():
-        is_general = "" in paths or set(paths) == set(every.values())
-        yield fact if is_general else replace(fact, text=f"{fact.text} ({format_layers(paths)})")
+    for seen, text in with_layers(rule_pass.subject, rule_pass.of(Observation)):
+        yield Fact(text=text, source=rule_pass.subject.source(seen.at))
 
 
 def _not_checked(gap: Undecided, claims: Claims) -> NotChecked:
@@ -455,7 +338,7 @@ def _not_checked(gap: Undecided, claims: Claims) -> NotChecked:
 def _with_rules(report: Report, passes: Sequence[_RulePass], claims: Claims) -> Report:
     """Add the outcomes of the rules to the report on shape comments."""
     if not passes:
-        return replace(report, not_checked=(NotChecked(what="everything", why=_OUT_OF_TIME, required=True),))
+        return replace(report, not_checked=(NotChecked(what="everything", why=OUT_OF_TIME, required=True),))
     findings, unconfirmed = _confirm(passes)
     first = passes[0]
     facts = [*_shared_code(first.subject), *_facts(first)]

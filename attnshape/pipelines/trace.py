@@ -14,6 +14,7 @@ from msgspec import UNSET
 from attnshape import __version__
 from attnshape.dims.sizes import Sizes, are_large
 from attnshape.errors import AttnshapeError, Option
+from attnshape.inference.arguments import with_arguments
 from attnshape.inference.assemble import Formulas, assemble, relevant, similar_failures, with_avoided
 from attnshape.inference.plan import Equal, Multiple, Plan
 from attnshape.inference.roles import with_roles
@@ -213,7 +214,7 @@ def _verified(
         complete=actual.failure is None and actual.broken is None,
         verified_at=1 + len(samples.every) if samples.common else 1,
         preconditions=tuple(str(c) for c in samples.plan.constraints if isinstance(c, (Equal, Multiple))),
-        steps=with_avoided(with_roles(trace.steps), trace.inputs),
+        steps=with_avoided(with_roles(with_arguments(trace.steps, samples)), trace.inputs),
         failure=failure,
         expectations=expectations,
     )

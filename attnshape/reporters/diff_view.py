@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,10 @@ from typing import Literal
 from attnshape.comparison.outline import INPUT
 from attnshape.dims.symbols import ORDER
 from attnshape.model.difference import (
+    ArgumentChange,
+    BehaviourChange,
+    BehaviourDifference,
+    BehaviourUnknown,
     Difference,
     Fact,
     FileDifference,
@@ -29,6 +34,7 @@ from attnshape.reporters.labels import (
     LONG,
     binding,
     clip,
+    clip_around,
     elide,
     reference_label,
     shape_label,
@@ -38,6 +44,7 @@ from attnshape.reporters.labels import (
 from attnshape.reporters.trace_view import FooterLine, Header
 
 _ARROW = " → "
+_LONG_NUMBER = re.compile(r"(?<![\w.])\d+\.\d{7,}(?:e[+-]?\d+)?(?![\w.])")
 _OUTPUT = "output"
 """The name of the result of code that returns one tensor."""
 
@@ -170,12 +177,14 @@ class _SideSteps:
             found.append(step)
         return found
 
-    def label(self, step: OutlineStep) -> str:
+    def label(self, step: OutlineStep, other: OutlineStep | None = None) -> str:
         """Return the text of a step in its row: its loops, its depth, its names and its expression.
 
-        `…` in it stands for the expression in the row above, if that has no name and the step reads it.
+        `…` in it stands for the expression in the row above, if that has no name and the step reads it. A long
+        expression is shortened around what differs in `other`, the step on the other side.
         """
-        text = clip(visible(step.expression)) or visible(step.operation)
+        text = visible(step.expression) or visible(step.operation)
+        text = clip_around(text, visible(other.expression)) if other is not None else clip(text)
         above = self.above
         unnamed = above is not None and [output.name for output in above.outputs] == [None]
         if above is not None and unnamed and any(reference.step == above.index for reference in step.uses):
@@ -185,6 +194,28 @@ class _SideSteps:
         inplace = any(output.kind == "inplace" for output in step.outputs)
         before, after = binding(text, [output.name for output in step.outputs], by_use, inplace)
         return loops + "↳ " * len(self.ancestors(step)) + before + text + after
+
+
+def _with_arguments(old: str, new: str, changes: Sequence[ArgumentChange]) -> tuple[str, str]:
+    """Return the labels of a step on both sides, with the arguments that differ unless both labels show that."""
+    hidden = [change for change in changes if old == new or not (_shows(old, change.old) and _shows(new, change.new))]
+    if not hidden:
+        return old, new
+    before = ", ".join(f"{visible(change.name)}={_value(change.old)}" for change in hidden)
+    after = ", ".join(f"{visible(change.name)}={_value(change.new)}" for change in hidden)
+    return f"{old} · {before}", f"{new} · {after}"
+
+
+def _value(value: str | None) -> str:
+    return visible(_LONG_NUMBER.sub(_rounded, value)) if value is not None else "default"
+
+
+def _rounded(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.6g}"
+
+
+def _shows(label: str, value: str | None) -> bool:
+    return value is None or re.search(rf"(?<![\w.-]){re.escape(visible(value))}(?![\w.])", label) is not None
 
 
 def _sides(difference: Difference) -> tuple[_SideSteps, _SideSteps]:
@@ -249,8 +280,10 @@ class _RowBuilder:
 
     def _changed_rows(self, change: StepChange, old: OutlineStep, new: OutlineStep) -> Iterator[DiffRow]:
         kind: _RowKind = "changed" if change.shown else "same"
-        text = self._new.label(new)
-        before = self._old.label(old) if set(change.changed) - {"moved"} else text
+        is_same = not set(change.changed) - {"moved"}
+        text = self._new.label(new) if is_same else self._new.label(new, old)
+        before = text if is_same else self._old.label(old, new)
+        before, text = _with_arguments(before, text, change.arguments)
         step = DiffCell(text, before if before != text else None)
         number = _number(old.index, new.index)
         if len(old.outputs) == len(new.outputs) == 1:
@@ -315,7 +348,8 @@ def _header(difference: Difference, command: str) -> Header:
 
 
 def _footer(difference: Difference) -> tuple[FooterLine, ...]:
-    lines = [_verdict(difference), FooterLine(_totals(difference.old, difference.new))]
+    lines = [_verdict(difference), *_behaviour(difference.behaviour)]
+    lines.append(FooterLine(_totals(difference.old, difference.new)))
     if difference.renamed:
         renamed = [f"{visible(rename.old)}{_ARROW}{visible(rename.new)}" for rename in difference.renamed]
         lines.append(FooterLine(f"renamed: {', '.join(renamed)}"))
@@ -340,10 +374,42 @@ def _verdict(difference: Difference) -> FooterLine:
     if not difference.kinds:
         rewritten = sum(change.shown for change in (*difference.inputs, *difference.steps))
         but = f"; {pluralize(rewritten, 'step')} only rewritten" if rewritten else ""
-        return FooterLine(f"no difference{but}", "good")
+        where = " in sizes, tensors and steps" if difference.behaviour.not_compared is not None else ""
+        return FooterLine(f"no difference{where}{but}", "good")
     results = f"{pluralize(len(difference.results), 'output')} changed" * bool(difference.results)
     parts = list(filter(None, (_counted(difference.inputs, "input"), _counted(difference.steps, "step"), results)))
     return FooterLine(f"differs in {join_words(list(difference.kinds))}{': ' * bool(parts)}{'; '.join(parts)}", "bad")
+
+
+def _behaviour(behaviour: BehaviourDifference) -> Iterator[FooterLine]:
+    """Yield a line for each topic on which the behaviour differs, then those on which it doesn't or isn't known."""
+    if behaviour.not_compared is not None:
+        how = "; attnshape trace --behaviour saves it" if "hold" in behaviour.not_compared else ""
+        yield FooterLine(f"behaviour not compared: {visible(behaviour.not_compared)}{how}")
+    for change in behaviour.changed:
+        yield FooterLine(f"{change.topic}: {_both_sides(change)}", "bad")
+    sizes = " ".join(f"{visible(symbol)}={size}" for symbol, size in behaviour.sizes.items())
+    if behaviour.same:
+        yield FooterLine(f"same behaviour: {join_words(behaviour.same)} (at {sizes})")
+    if behaviour.unknown:
+        yield FooterLine(f"unknown behaviour: {', '.join(map(_unknown, behaviour.unknown))}")
+
+
+def _unknown(unknown: BehaviourUnknown) -> str:
+    """Return a topic with the reasons for which it is unknown, those of each side if they differ."""
+    if unknown.old == unknown.new:
+        return f"{unknown.topic} ({visible('; '.join(unknown.old))})"
+    both = (("old", unknown.old), ("new", unknown.new))
+    return f"{unknown.topic} ({'; '.join(f'{side}: ' + visible('; '.join(why)) for side, why in both if why)})"
+
+
+def _both_sides(change: BehaviourChange) -> str:
+    before, after = visible("; ".join(change.old)), visible("; ".join(change.new))
+    if before and after:
+        return f"{before}{_ARROW}{after}"
+    if change.topic == "results":
+        return after
+    return f"now {after}" if after else f"no longer {before}"
 
 
 def _counted(changes: tuple[StepChange, ...], noun: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -34,6 +35,12 @@ STORAGE_VERBS = {"view": "view of", "same": "same as", "inplace": "writes"}
 
 _LONGEST = 120
 """The length from which the last arguments of a call are left out."""
+_LONGEST_KEYWORD = 40
+"""The length up to which a keyword argument stays in a call of which others are left out."""
+_CONTEXT = 28
+"""How much of what two long expressions have in common is shown on either side of what differs."""
+_KEYWORD = re.compile(r", (\w+=(?:[^,()\[\]]|\([^()]*\)|\[[^\[\]]*\])+)(?=[,)])")
+_TOKEN = re.compile(r"\w+|\s+|\S")
 
 
 def one_line(expression: str) -> str:
@@ -126,16 +133,46 @@ def binding(text: str, names: Sequence[str | None], by_use: bool, inplace: bool)
 
 
 def clip(text: str) -> str:
-    """Return a long call without the last of its arguments.
+    """Return a long call without the last of its arguments; keywords after them stay, since they may change the result.
 
     >>> clip(f"f({', '.join(['argument'] * 30)})")[-21:]
     'rgument, argument, …)'
+    >>> clip(f"f({', '.join(['argument'] * 30)}, is_causal=True)")[-28:]
+    'argument, …, is_causal=True)'
     """
     if len(text) <= _LONGEST or not text.endswith(")"):
         return text
     end = text.rfind(", ", 0, _LONGEST)
     opened = text[:end].count("(") - text[:end].count(")")
-    return f"{text[:end]}, …{')' * opened}" if end > 0 and opened > 0 else text
+    if end <= 0 or opened <= 0:
+        return text
+    keywords = [word for word in _KEYWORD.findall(text[end:]) if len(word) <= _LONGEST_KEYWORD]
+    rest = "".join(f", {word}" for word in keywords if not _is_passed_on(word))
+    return f"{text[:end]}, …{rest}{')' * opened}"
+
+
+def _is_passed_on(keyword: str) -> bool:
+    """Return whether a keyword argument only passes on a variable of its name, as in `training=training`."""
+    name, _, value = keyword.partition("=")
+    return name == value
+
+
+def clip_around(text: str, other: str) -> str:
+    """Return a long expression without what it has in common with another one, except near to what differs.
+
+    >>> names = ", ".join(["argument"] * 30)
+    >>> clip_around(f"f({names}, is_causal=True)", f"f({names}, is_causal=False)")
+    'f(argument, argument, argume…rgument, argument, is_causal=True)'
+    """
+    tokens, others = _TOKEN.findall(text), _TOKEN.findall(other)
+    if len(text) <= _LONGEST or tokens == others:
+        return clip(text)
+    parts: list[str] = []
+    for kind, _, _, start, end in SequenceMatcher(None, others, tokens, autojunk=False).get_opcodes():
+        part = "".join(tokens[start:end])
+        is_long = kind == "equal" and len(part) > 2 * _CONTEXT
+        parts.append(f"{part[:_CONTEXT]}…{part[-_CONTEXT:]}" if is_long else part)
+    return "".join(parts)
 
 
 def elide(text: str, part: str, long: bool) -> str:

@@ -82,6 +82,7 @@ def assert_shapes(
         seed=seed,
         train=train,
         grad=False,
+        behaviour=False,
         **sizes,
     )
     problem = _problem(traced, results)

@@ -180,9 +180,13 @@ def _problem(path: Path, trace: Trace, config: pytest.Config) -> str | None:
         return f"there is no snapshot {shown}\nhint: pytest {FLAG} writes it; read it before you keep it"
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        difference = compare(read_snapshot(text, shown), snapshot_of(trace))
+        kept, current = read_snapshot(text, shown), snapshot_of(trace)
+        difference = compare(kept, current)
     except AttnshapeError as error:
         return f"{visible(error.message)}\nhint: {visible(error.hint or '')}"
+    if (kept.behaviour is None) != (current.behaviour is None):
+        holder, other = (shown, "the test") if current.behaviour is None else ("the test", shown)
+        return f"{holder} has behaviour, and {other} doesn't\nhint: if that is right, pytest {FLAG} updates it"
     if not difference:
         return None
     lines = str(difference).split("\n")

@@ -41,6 +41,8 @@ TRANSPOSES = frozenset(
 UNIT_AXES = frozenset({"unsqueeze", "squeeze"})
 EXPANSIONS = frozenset({"expand", "expand_as", "broadcast_to"})
 REPEATS = frozenset({"repeat", "repeat_interleave", "tile"})
+NUMBERS_SEEN_IN_RESULT = RESHAPES | PATTERNED_LAYOUT | UNIT_AXES | EXPANSIONS | TRANSPOSES
+"""Operations whose numbers only affect the result's shape, strides and storage."""
 SPLITS = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind"})
 SELECTIONS = frozenset({"getitem", "narrow", "select", "index_select"})
 LAYOUT = RESHAPES | TRANSPOSES | UNIT_AXES | EXPANSIONS | REPEATS | SPLITS | SELECTIONS | {"contiguous"}

@@ -106,7 +106,8 @@ class _Nesting:
         outer, step = self.steps[position], self.steps.pop(only)
         for output, inner in zip(outer.outputs, step.outputs, strict=True):
             output.inner = inner.inner
-        step.operation = outer.operation if outer.composite == "function" else step.operation
+        if outer.composite == "function":
+            step.operation, step.function, step.arguments = outer.operation, outer.function, outer.arguments
         step.location, step.parent, step.library = outer.location, outer.parent, outer.library
         step.outputs = outer.outputs
         self.steps[position] = step
@@ -279,7 +280,12 @@ def fold_updates(raw: RawTrace) -> RawTrace:
     kept = {position: step for position, step in enumerate(raw.steps) if position not in absorbed}
     for position, update in updates.items():
         kept[position] = dataclasses.replace(
-            raw.steps[position], operands=operands[position], operation=update.operation, location=update.location
+            raw.steps[position],
+            operands=operands[position],
+            operation=update.operation,
+            location=update.location,
+            function=update.function,
+            arguments=update.arguments,
         )
 
     def move(reference: Reference, _: int | None) -> Reference:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from attnshape.model.trace import Reference, StorageKind
+from attnshape.tracing.arguments import Place, Plain
 
 Composite = Literal["function", "module", "call"]
 """What a composite is: a torch function that was entered, a library's module, or another call of a library."""
@@ -106,6 +107,10 @@ class RawStep:
     """Why nothing inside could be seen, if nothing could."""
     mapped: bool = False
     """Whether it ran under `torch.func.vmap`, which hides an axis."""
+    function: Callable[..., Any] | None = None
+    """What was called; None for a module and for a composite without a function."""
+    arguments: tuple[tuple[Place, Plain], ...] = ()
+    """Its arguments that are no tensors."""
 
     @property
     def key(self) -> tuple[str, str, int, int, str | None]:

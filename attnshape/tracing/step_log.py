@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from attnshape.model.trace import Reference
+from attnshape.tracing.arguments import plain_arguments
 from attnshape.tracing.caller_names import CallerNames
 from attnshape.tracing.calls import TracedCall, library_call_name
 from attnshape.tracing.failures import min_and_max, only_wraps, parameter_names, without_tensors
@@ -354,7 +355,10 @@ class StepLog:
             self._callers.at_step(site.frame, len(self.steps))
         references = [self.registry.reference(operand) for operand in call.operands]
         library = not _is_own(site) or self._is_body(site)
-        return RawStep(call.name, None, references, [], call.path, parent, library=library, opaque=call.opaque), waits
+        step = RawStep(call.name, None, references, [], call.path, parent, library=library, opaque=call.opaque)
+        if not call.is_module:
+            step.function, step.arguments = call.func, plain_arguments(call.args, call.keywords)
+        return step, waits
 
     def _begin_call(self, site: Site, library: FrameType, module: str | None) -> int:
         """Add a composite for a library function that the traced code called; its first step follows."""

@@ -163,7 +163,7 @@ def test_renamed_argument_does_not_count() -> None:
     difference = compare(old, new)
     assert (difference.kinds, difference.renamed) == ((), ())
     assert [change.changed for change in difference.steps] == [("expression",), ()]
-    assert "no difference; 1 step only rewritten" in str(difference)
+    assert "no difference in sizes, tensors and steps; 1 step only rewritten" in str(difference)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from attnshape.model.difference import (
+    ArgumentChange,
+    BehaviourChange,
+    BehaviourDifference,
+    BehaviourUnknown,
     Difference,
     FileDifference,
     FolderDifference,
@@ -21,7 +25,7 @@ from attnshape.model.difference import (
     StepChange,
     Totals,
 )
-from attnshape.model.trace import Reference
+from attnshape.model.trace import Argument, Reference
 
 
 def every_text() -> Difference:
@@ -47,6 +51,7 @@ def every_text() -> Difference:
         expression=text,
         operation=text,
         uses=(reference,),
+        arguments=(Argument(text, text, text),),
         loops=(OutlineLoop(text, 3),),
         outputs=(old,),
     )
@@ -55,7 +60,8 @@ def every_text() -> Difference:
         StepChange(
             old=step,
             new=replace(step, outputs=(new,)),
-            changed=("operation", "uses", "loops"),
+            changed=("operation", "arguments", "uses", "loops"),
+            arguments=(ArgumentChange(text, text, text), ArgumentChange(text, None, text)),
             outputs=(changed,),
             kinds=("signature", "steps"),
         ),
@@ -74,6 +80,19 @@ def every_text() -> Difference:
         results=(
             ResultChange(OutlineResult(text, reference), None),
             ResultChange(OutlineResult(text, reference), OutlineResult(text, Reference(step=1))),
+        ),
+        behaviour=BehaviourDifference(
+            sizes={text: 2},
+            changed=(
+                BehaviourChange(topic="scale", old=(text,), new=(text, text)),
+                BehaviourChange(topic="heads", old=(text,), new=()),
+            ),
+            same=("tokens",),
+            unknown=(
+                BehaviourUnknown(topic="inputs", old=(text,), new=()),
+                BehaviourUnknown(topic="results", old=(text,), new=(text,)),
+            ),
+            not_compared=text,
         ),
     )
 

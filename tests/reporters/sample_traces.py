@@ -6,7 +6,9 @@ from math import prod
 
 from msgspec.structs import replace
 
+from attnshape.model.behaviour import Behaviour, Property, ResultNumbers, ResultsRun, Statement
 from attnshape.model.trace import (
+    Argument,
     Avoided,
     Axis,
     Expectation,
@@ -281,6 +283,7 @@ def every_text() -> Trace:
         module=text,
         source=source,
         operands=(reference,),
+        arguments=(Argument(text, text, text),),
         outputs=(NamedTensor(text, record),),
         avoided=Avoided(text, 8),
         opaque=text,
@@ -308,4 +311,11 @@ def every_text() -> Trace:
         ),
         expectations=(Expectation(text, text, True), Expectation(text, text, False, text)),
         peak=Peak(bytes=8, known="verified", expression=text, parameters=0, inputs=0),
+        behaviour=Behaviour(
+            sizes={text: 2},
+            properties=(Property(topic="scale", statements=(Statement(text),), unknown=(text,)),),
+            parameters={text: (2,)},
+            results=(ResultsRun("name", (ResultNumbers(text, (2,), 1.0, (1.0,)),)),),
+            unknown=text,
+        ),
     )

@@ -12,6 +12,7 @@ import torch  # noqa: F401  # runs in this process would import it again and aga
 from msgspec.structs import replace
 
 from attnshape.comparison.snapshot import read_snapshot, snapshot_of, write_snapshot
+from attnshape.model.behaviour import Behaviour, Property, Statement
 from attnshape.model.trace import Trace
 from tests.reporters.sample_traces import failed, multi_head
 
@@ -115,6 +116,29 @@ def test_written_snapshot_passes(run: Run) -> None:
     status, output = run()
     assert status == 0
     assert "attnshape" not in output
+
+
+def test_behaviour_is_compared(run: Run) -> None:
+    def behaving(text: str) -> Trace:
+        seen = (Property(topic="visible keys", statements=(Statement(text),)),)
+        return replace(multi_head(), behaviour=Behaviour(sizes={"L": 3}, properties=seen))
+
+    run.write(ONE, behaving("attends causally"))
+    run("--shapes-update")
+    assert run()[0] == 0
+    run.save(behaving("every query sees every key"))
+    status, output = run()
+    assert status == 1
+    assert "visible keys: attends causally → every query sees every key" in output
+    run.save(multi_head())
+    status, output = run()
+    assert status == 1
+    assert "snapshots/test_it/test_one.txt has behaviour, and the test doesn't" in output
+    run("--shapes-update")
+    run.save(behaving("attends causally"))
+    status, output = run()
+    assert status == 1
+    assert "the test has behaviour, and snapshots/test_it/test_one.txt doesn't" in output
 
 
 def test_difference_is_shown_as_a_table(run: Run) -> None:

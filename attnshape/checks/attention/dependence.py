@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,11 @@ from attnshape.checks.attention.perturbation import changed_indices, others_at, 
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import Replace
+from attnshape.checks.interventions.small_sizes import symbol_or_number
+from attnshape.model.report import Pattern
+
+_PATTERN_SECONDS = 2.0
+"""The time limit for all patterns of a subject, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -63,3 +69,32 @@ def _token_axis(subject: Subject, shape: tuple[int, ...]) -> int | None:
     """Return the token axis of a result, or None."""
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}
     return next((axis for axis, size in enumerate(shape) if size in lengths and size > 1), None)
+
+
+def patterns(subject: Subject) -> Iterator[Pattern]:
+    """Yield a pattern for each input that has a token axis and a batch axis, until the time limit.
+
+    Each run changes several tokens, each in a different batch element. So the target must not mix batch elements.
+    """
+    deadline = time.monotonic() + _PATTERN_SECONDS
+    batch = subject.batch_size
+    for name, value in subject.inputs.items():
+        symbol = next((length for length in subject.lengths if subject.numbers[length] in value.shape), None)
+        if symbol is None or batch < 2 or batch not in value.shape or subject.numbers[symbol] == batch:
+            continue
+        columns: dict[tuple[str, int], list[frozenset[int]]] = {}
+        for found in reaches(subject, [name], symbol, together=True):
+            if time.monotonic() > deadline:
+                return
+            for reach in found:
+                columns.setdefault((reach.output, reach.size), []).append(reach.positions)
+        for (path, size), changed in columns.items():
+            if len(changed) < subject.numbers[symbol]:  # the code took a different path
+                return
+            yield Pattern(
+                output=path,
+                input=name,
+                queries=symbol_or_number(size, subject.numbers),
+                keys=symbol,
+                rows=tuple("".join("#" if row in column else "." for column in changed) for row in range(size)),
+            )
