@@ -17,7 +17,15 @@ from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus, Option
 from attnshape.model.formatting import pluralize
 from attnshape.options.flags import flag_words
-from attnshape.options.pyproject import FILE, ProjectTarget, SizeSet, decode_target, named_target, require_targets
+from attnshape.options.pyproject import (
+    FILE,
+    ProjectTarget,
+    SizeSet,
+    declared_target,
+    decode_target,
+    project_defaults,
+    require_targets,
+)
 from attnshape.options.spec import RunOptions, TargetSpec, run_options
 from attnshape.reporters.batch_view import ResultT
 from attnshape.runtime.capture import to_standard_error
@@ -55,11 +63,11 @@ def jobs_of(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list[Job
     attention.
     """
     options = run_options(run, typed_command())
-    named = named_target(typed)
-    if named is None:
+    declared = declared_target(typed)
+    if declared is None:
         typed.require_known_symbols()
         return _found_jobs(verb, typed, run) or [Job(typed.target, {}, typed, options)]
-    jobs = list(_named_jobs(verb, typed.target, named, typed, run))
+    jobs = list(_declared_jobs(verb, typed.target, declared, typed, run))
     if len(jobs) > 1:
         return jobs
     return [replace(jobs[0], options=msgspec.structs.replace(jobs[0].options, command=options.command))]
@@ -84,9 +92,10 @@ def jobs_of_all(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list
             f"write it below that target in {FILE}, or name the target: attnshape {verb} NAME {flag} …",
         )
     jobs: list[Job | Refused] = []
-    for name, table in require_targets().items():
+    tables, defaults = require_targets(), project_defaults()
+    for name, table in tables.items():
         try:
-            jobs += _named_jobs(verb, name, decode_target(name, table), typed, run)
+            jobs += _declared_jobs(verb, name, decode_target(name, table, (), defaults), typed, run)
         except AttnshapeError as error:  # the others run all the same
             jobs.append(Refused(name, error))
     return jobs
@@ -140,20 +149,17 @@ def _found_jobs(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list
             f"no attention was found in {typed.target}, in {pluralize(found.files, 'Python file')}",
             "name what to run, such as model.py:Attention; attnshape targets says what it looks for",
         )
-    extra = [*typed.given_options(), *(Option(field, value) for field, value in run.items())]
-    jobs = []
+    jobs: list[Job] = []
     for one in found.to_run:
-        words = [one.target, *(word for option in extra for word in flag_words(option))]
-        command = shlex.join(["attnshape", verb, *words])
-        spec = msgspec.structs.replace(typed, target=one.target)
-        jobs.append(Job(one.target, {}, spec, run_options(run, command)))
+        declared = declared_target(msgspec.structs.replace(typed, target=one.target))
+        jobs += _declared_jobs(verb, one.target, declared or ProjectTarget(target=one.target), typed, run)
     names = [one.name for one in found.to_run]
     shown = ", ".join(names) if len(names) <= _FEW else f"{len(names)} functions and modules with attention"
     print_message(f"found in {typed.target}: {shown}")
     return jobs
 
 
-def _named_jobs(
+def _declared_jobs(
     verb: str, name: str, target: ProjectTarget, typed: TargetSpec, run: Mapping[str, object]
 ) -> Iterator[Job]:
     """Yield a job for each set of sizes, with the command that runs it alone."""

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from attnshape.cli.targets import target_names
 from tests.cli.running import Attnshape
 
 MODEL = """
@@ -119,6 +121,47 @@ def test_list_needs_no_torch(project: Path):
         "assert status == 0; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=project, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_write_adds_what_is_missing(project: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(project)
+    (project / "pyproject.toml").write_text('# ours\n[tool.attnshape.targets.mine]\ntarget = "./model.py:Attention"\n')
+    result = attnshape("targets --write --format text")
+    assert result.status == 0
+    assert result.err == "added to pyproject.toml: attention; pyproject.toml names 1 target already\n"
+    text = (project / "pyproject.toml").read_text()
+    assert text.startswith("# ours\n")
+    assert tomllib.loads(text)["tool"]["attnshape"]["targets"]["attention"] == {"target": "wrong.py:Attention"}
+    assert "pyproject.toml names 2 targets already" in attnshape("targets --write").err
+    assert (project / "pyproject.toml").read_text() == text
+
+
+def test_written_targets_run(project: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(project)
+    assert attnshape("targets model.py --write").status == 0
+    with (project / "pyproject.toml").open("a") as file:
+        file.write("\n[tool.attnshape.defaults]\nbatch = 3\n")
+    assert "B=3" in attnshape("trace attention").out
+    assert "B=3" in attnshape("trace model.py").out
+
+
+def test_write_refuses_a_broken_file(project: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(project)
+    (project / "pyproject.toml").write_text("[tool")
+    result = attnshape("targets --write")
+    assert (result.status, result.out) == (2, "")
+    assert "pyproject.toml can't be read" in result.err
+
+
+def test_names_tell_targets_apart():
+    files = ["a/vit.py:Attention", "b/vit.py:Attention", "c.py:Attention", "c.py:attention", "c.py:average"]
+    assert target_names(files, ["average", "c-attention"]) == [
+        "a-vit-attention",
+        "b-vit-attention",
+        "c-attention-2",
+        "c-attention-3",
+        "c-average",
+    ]
 
 
 def test_trace_of_a_file(project: Path, attnshape: Attnshape):
