@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnshape.cli.flags import Output, format_option, typed_command
+from attnshape.cli.jobs import normal_target
 from attnshape.cli.output import check_writable, print_message, resolve_format, screen_for, write
 from attnshape.errors import ExitStatus
 from attnshape.model.formatting import pluralize
@@ -51,8 +52,8 @@ def _add_to_project(found: Sequence[FoundTarget], present: Mapping[str, object])
     from attnshape.options.write_targets import write_targets  # only --write needs it
 
     named = {str(table.get("target", "")) for table in present.values() if isinstance(table, dict)}
-    named = {_normal(target) for target in named}
-    missing = [one for one in found if _normal(one.target) not in named]
+    named = {normal_target(target) for target in named}
+    missing = [one for one in found if normal_target(one.target) not in named]
     names = target_names([one.target for one in missing], [*present, *CATALOG])
     written = write_targets(
         Path(FILE), {name: {"target": one.target} for name, one in zip(names, missing, strict=True)}
@@ -103,8 +104,3 @@ def _kebab(name: str) -> str:
     """
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "target"
-
-
-def _normal(target: str) -> str:
-    where, colon, name = target.partition(":")
-    return f"{PurePath(where.strip())}{colon}{name.strip()}"

@@ -45,6 +45,10 @@ class Fact(Struct, frozen=True, kw_only=True):
     source: Source | None = None
 
 
+ClaimOutcome = Literal["verified", "contradicted", "undecided"]
+"""What became of a claim: a finding may contradict it."""
+
+
 class NotChecked(Struct, frozen=True, kw_only=True):
     """Something that could not be checked, and why."""
 
@@ -85,6 +89,8 @@ class Report(Saved, frozen=True, kw_only=True):
     small_sizes: tuple[dict[str, int], ...]
     """The sizes at which the target was checked; a finding holds at each."""
     claims: tuple[str, ...] = ()
+    claim_outcomes: dict[str, ClaimOutcome] | UnsetType = UNSET
+    """Present where something is claimed: the outcome of each claim."""
     runs: int
     """How many runs it took beyond those of a trace."""
     findings: tuple[Finding, ...] = ()

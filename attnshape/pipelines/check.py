@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar, get_args
 
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from attnshape.checks.attention.definitions import use
@@ -34,7 +35,7 @@ from attnshape.errors import AttnshapeError, Option, format_exception, python_sy
 from attnshape.inference.plan import Plan
 from attnshape.inference.small_runs import ProgressCallback
 from attnshape.model.formatting import join_words
-from attnshape.model.report import Fact, Finding, Level, NotChecked, Pattern, Report
+from attnshape.model.report import ClaimOutcome, Fact, Finding, Level, NotChecked, Pattern, Report
 from attnshape.options.claims import Claims, parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.comments import comments_not_checked, comments_report, sizes_to_observe, verify_target
@@ -83,7 +84,10 @@ def patterns(subject: Subject) -> Iterator[Pattern]:
 _FOR_RULES = 0.8
 """The part of the time limit for the rules. A run that is under way when it ends, and the report, need the rest."""
 _OUT_OF_TIME = "the time limit was reached"
+_RUN_TOO_LONG = "a run took too long"
 _NOT_CONFIRMED = NotChecked(what="the findings at other sizes", why="no complete check at a second set of sizes")
+_CUT_OFF = (_OUT_OF_TIME, _RUN_TOO_LONG, _NOT_CONFIRMED.why)
+_CHECK_FAILED = "the check failed: "
 _MAX_RESULT_BYTES = 150 * 2**20
 """If the results of one run take more bytes, other sizes are tried first."""
 _REPLACED = ("AS206", "AS404", "AS708", "AS801", "AS802", "AS803", "AS804", "AS805")
@@ -194,7 +198,13 @@ def check_request(
         if passes and variation is not None:
             left_out = tuple(_left_out(variation.plan, passes[0].subject.experiment.numbers))
             report = replace(report, not_checked=(*report.not_checked, *left_out))
-        return replace(report, claims=claims.texts, runs=runs, patterns=visibility)
+        outcomes = _claim_outcomes(report, passes, claims)
+        return replace(report, claims=claims.texts, claim_outcomes=outcomes or UNSET, runs=runs, patterns=visibility)
+
+
+def is_whole(report: Report) -> bool:
+    """Return whether neither a limit on time nor a failure of the check itself has a part in a report."""
+    return not any(gap.why in _CUT_OFF or gap.why.startswith(_CHECK_FAILED) for gap in report.not_checked)
 
 
 def _left_out(plan: Plan, numbers: Mapping[str, int]) -> Iterator[NotChecked]:
@@ -280,12 +290,12 @@ def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]
         except OutOfTimeError:
             yield Undecided(rule.TOPIC, _OUT_OF_TIME, incomplete=True)
         except TooLong:
-            yield Undecided(rule.TOPIC, "a run took too long", incomplete=True)
+            yield Undecided(rule.TOPIC, _RUN_TOO_LONG, incomplete=True)
         except AttnshapeError as error:  # a claim has no value at these sizes
             yield Undecided(rule.TOPIC, error.message, incomplete=True)
         except BaseException as error:  # noqa: BLE001 - one rule's failure must not end the check
             reraise_interruption(error)
-            yield Undecided(rule.TOPIC, f"the check failed: {format_exception(error)}", incomplete=True)
+            yield Undecided(rule.TOPIC, f"{_CHECK_FAILED}{format_exception(error)}", incomplete=True)
 
 
 def _without_overclaims(subject: Subject, topic: str, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
@@ -423,6 +433,21 @@ def _facts(rule_pass: _RulePass) -> Iterator[Fact]:
     for fact, paths in of_facts.items():
         is_general = "" in paths or set(paths) == set(every.values())
         yield fact if is_general else replace(fact, text=f"{fact.text} ({format_layers(paths)})")
+
+
+def _claim_outcomes(report: Report, passes: Sequence[_RulePass], claims: Claims) -> dict[str, ClaimOutcome]:
+    """Return the outcome of each claim; one that both holds somewhere and is violated elsewhere is contradicted."""
+    outcomes = passes[0].outcomes if passes else []
+    codes = {finding.code for finding in (*report.findings, *report.suppressed)}
+    named: dict[str, ClaimOutcome] = {}
+    for name, text in zip(claims.names, claims.texts, strict=True):
+        own = [outcome for outcome in outcomes if name in outcome.claims]
+        if any(isinstance(one, Violation) and one.code in codes for one in own):
+            named[text] = "contradicted"
+        else:
+            is_open = not own or any(isinstance(one, (Violation, Undecided)) for one in own)
+            named[text] = "undecided" if is_open else "verified"
+    return named
 
 
 def _not_checked(gap: Undecided, claims: Claims) -> NotChecked:
