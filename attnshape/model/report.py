@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from attnshape.errors import ExitStatus
-from attnshape.model.trace import Saved, Size, Source
+from attnshape.model.trace import Displayed, Size, Source
 
 SCHEMA: Literal["attnshape/report/1"] = "attnshape/report/1"
 
@@ -71,7 +71,7 @@ class Pattern(Struct, frozen=True, kw_only=True):
     """A character each: `#` where the output at the row depends on the input at the column, else `.`."""
 
 
-class Report(Saved, frozen=True, kw_only=True):
+class Report(Displayed, frozen=True, kw_only=True):
     """What was found, what was verified, and what could not be checked."""
 
     schema: Literal["attnshape/report/1"] = SCHEMA

@@ -38,6 +38,8 @@ class ReportOptions:
     """Whether to list what was verified, and not only to count it."""
     quiet: bool = False
     """Whether to leave out everything but findings and what is undecided."""
+    where: str = "-v lists them"
+    """Where the reader finds what is only counted."""
     printed: frozenset[object] = frozenset()
     """The keys of findings and reasons that the same output already has: they aren't repeated in full."""
 
@@ -88,7 +90,7 @@ def labelled_lists(report: Report, options: ReportOptions) -> list[tuple[str, li
         ("undecided", undecided_texts(report, options)),
         ("claimed", claim_texts(report)),
         ("observed", observed),
-        ("verified", list(report.verified) if options.verbose else verified_summary(report)),
+        ("verified", list(report.verified) if options.verbose else verified_summary(report, options)),
         ("not checked", [not_checked_text(one, options.printed) for one in report.not_checked if not one.required]),
         ("suppressed", suppressed),
     ]
@@ -106,11 +108,11 @@ def claim_texts(report: Report) -> list[str]:
     return [f"{claim} ({outcomes[claim]})" if claim in outcomes else claim for claim in report.claims]
 
 
-def verified_summary(report: Report) -> list[str]:
+def verified_summary(report: Report, options: ReportOptions) -> list[str]:
     """Return how many properties were verified, as one item; a single one itself, and none where nothing was."""
     if len(report.verified) < 2:
         return list(report.verified)
-    return [f"{pluralize(len(report.verified), 'property', 'properties')} (-v lists them)"]
+    return [f"{pluralize(len(report.verified), 'property', 'properties')} ({options.where})"]
 
 
 def verdict(report: Report) -> str:

@@ -116,7 +116,7 @@ def outputs(name: str) -> Iterator[tuple[str, Callable[[Any], str], Callable[[st
             continue  # it contains no lines of source
         options = ViewOptions(EVERY_COLUMN.columns, explain=True)
         yield form, partial(render, form, kind, width=100, options=options), check
-    if isinstance(VALUES[name][1](), Trace | Difference):
+    if isinstance(VALUES[name][1](), Trace | Report | Difference):
         yield "str", str, lambda text, harmless, payload: oracles.check_terminal(text, harmless, 80)
         yield "_repr_markdown_", lambda value: value._repr_markdown_(), CHECKS["markdown"]
     if isinstance(VALUES[name][1](), Trace):

@@ -92,6 +92,14 @@ def test_what_the_output_already_has_is_not_repeated(name: str) -> None:
     assert "masks (as above)" in text
 
 
+def test_a_report_displays_itself_in_consoles_and_notebooks() -> None:
+    report = samples.two_findings()
+    assert str(report) == repr(report)
+    assert "2 errors · 1 suppressed" in str(report)
+    assert "verified: 3 properties (`verified` lists them)" in str(report)
+    assert "**2 errors · 1 suppressed · 38 extra runs**" in report._repr_markdown_()
+
+
 def test_finding_without_source_has_no_excerpt() -> None:
     output = report_text(samples.two_findings(), Screen(80), read_lines=lambda file: ())
     assert "model.py:6:14: error AS201" in output
