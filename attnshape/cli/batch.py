@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from attnshape import __version__
@@ -24,42 +25,182 @@ from attnshape.reporters.batch_view import BatchItem, BatchResult, ResultT, titl
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.registry import find_renderer
 from attnshape.reporters.reporter import BatchReporter
+from attnshape.runtime.capture import to_standard_error
+from attnshape.runtime.lanes import LaneEvent, can_run_lanes, run_lanes
 from attnshape.runtime.signals import reraise_interruption
-from attnshape.runtime.worker import death_in_item, earlier_results, finish_item, start_item
+from attnshape.runtime.worker import (
+    ERRORS,
+    death_in_item,
+    earlier_results,
+    finish_item,
+    is_supervised,
+    send,
+    start_item,
+)
 from attnshape.targets.imports import SiblingModules
 
 _LONGEST_NAME = 120
 _HASH_DIGITS = 12
+_BAR_WIDTH = 20
 
 
-def run_jobs(jobs: Sequence[Job | Refused], run: RunJob[ResultT]) -> Iterator[BatchItem[ResultT]]:
-    """Yield the result of each job as soon as it is available. A failing job doesn't stop the others.
+def run_jobs(
+    jobs: Sequence[Job | Refused],
+    run: RunJob[ResultT],
+    lanes: int = 1,
+    find: Callable[[Job], ResultT | AttnshapeError | None] = lambda job: None,
+    begin: Callable[[], None] = lambda: None,
+) -> Iterator[BatchItem[ResultT]]:
+    """Yield the result of each job in order, as soon as it is available. A failing job doesn't stop the others.
 
     Nor does one that ends the process: another worker then goes on with the next.
+
+    Args:
+        jobs: What to run.
+        run: Runs a job.
+        lanes: How many jobs may run side by side.
+        find: Returns the result of a job that doesn't have to be run, such as one that is kept from before.
+        begin: Is called before the first job in each process that runs some.
     """
+    if lanes > 1 and is_supervised() and can_run_lanes():
+        yield from _run_in_lanes(jobs, run, lanes, find, begin)
+        return
     siblings = SiblingModules()
     results, death = earlier_results(), death_in_item()
+    begun = False
     for number, job in enumerate(jobs, 1):
         if number <= len(results):
             yield pickle.loads(results[number - 1])
             continue
-        start_item()
+        start_item(number - 1)
+        item = _found_item(job, find) if death is None else None
         if death is not None:
-            item: BatchItem[ResultT] = BatchItem(job.name, _sizes(job), error=death.error.written_in(flag_syntax))
+            item = BatchItem(job.name, _sizes(job), error=death.error.written_in(flag_syntax))
             death = None
-        else:
+        elif item is None:
+            if not begun:
+                begin()
+                begun = True
             item = _run_job(job, run, siblings, f"{number} of {len(jobs)}")
         yield item
         finish_item(pickle.dumps(item))
 
 
+def _run_in_lanes(
+    jobs: Sequence[Job | Refused],
+    run: RunJob[ResultT],
+    lanes: int,
+    find: Callable[[Job], ResultT | AttnshapeError | None],
+    begin: Callable[[], None],
+) -> Iterator[BatchItem[ResultT]]:
+    """Yield what `run_jobs` does; this process only reads and writes, and other processes run the jobs."""
+
+    def work(numbers: Iterator[int]) -> int:
+        begin()
+        siblings = SiblingModules()
+        with to_standard_error():
+            for number in numbers:
+                start_item(number)
+                finish_item(pickle.dumps(_run_job(jobs[number], run, siblings, f"{number + 1} of {len(jobs)}")))
+        return 0
+
+    earlier = [pickle.loads(result) for result in earlier_results()]
+    done: dict[int, BatchItem[ResultT]] = dict(enumerate(earlier))
+    for number, job in enumerate(jobs):
+        if number not in done and (item := _found_item(job, find)) is not None:
+            done[number] = item
+    events = run_lanes([number for number in range(len(jobs)) if number not in done], work, lanes)
+    printed = _PrintedOnce()
+    running: list[int] = []
+    for number in range(len(jobs)):
+        if number >= len(earlier):
+            start_item(number)
+        if number not in done:
+            with Progress() as progress:
+                while number not in done:
+                    progress(_bar(len(done), len(jobs), [title(_item_named(jobs[one])) for one in running]))
+                    event = next(events)
+                    if event.kind == "started":
+                        running.append(event.number)
+                    else:
+                        running.remove(event.number)
+                        done[event.number] = _item_of(event, jobs[event.number])
+                        printed.keep(event.number, event.printed)
+        printed.write(number)
+        yield done[number]
+        if number >= len(earlier):
+            finish_item(pickle.dumps(done[number]))
+    for _ in events:  # none is left, but the lanes have to be waited for
+        pass
+
+
+class _PrintedOnce:
+    """What the code of several jobs wrote to standard error: a line that several wrote is written once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, bytes] = {}
+        self._lines: set[bytes] = set()
+
+    def keep(self, number: int, text: bytes) -> None:
+        """Keep what a job wrote."""
+        self._kept[number] = text
+
+    def write(self, number: int) -> None:
+        """Write what a job wrote, without the lines that were written before."""
+        lines = [line for line in self._kept.pop(number, b"").splitlines(keepends=True) if line not in self._lines]
+        self._lines.update(line for line in lines if line.strip())
+        if lines:
+            send(ERRORS, b"".join(lines))
+
+
+def _bar(done: int, total: int, names: Sequence[str]) -> str:
+    """Return how far a batch is, and what it is running.
+
+    >>> _bar(3, 12, ["model.py:Attention"])
+    '[#####---------------] 3 of 12: model.py:Attention'
+    """
+    filled = _BAR_WIDTH * done // total
+    shown = visible(", ".join(names)) or "starting"
+    return f"[{'#' * filled}{'-' * (_BAR_WIDTH - filled)}] {done} of {total}: {shown}"
+
+
+def _found_item(
+    job: Job | Refused, find: Callable[[Job], ResultT | AttnshapeError | None]
+) -> BatchItem[ResultT] | None:
+    """Return the result of a job that doesn't have to be run."""
+    result = find(job) if isinstance(job, Job) else None
+    if result is None:
+        return None
+    kept = replace(_item_named(job), is_unchanged=True)
+    return replace(kept, error=result) if isinstance(result, AttnshapeError) else replace(kept, result=result)
+
+
+def _item_named(job: Job | Refused) -> BatchItem[Any]:
+    return BatchItem(job.name, _sizes(job))
+
+
+def _item_of(event: LaneEvent, job: Job | Refused) -> BatchItem[Any]:
+    if event.death is not None:
+        return replace(_item_named(job), error=event.death.error.written_in(flag_syntax))
+    item: BatchItem[Any] = pickle.loads(event.result)
+    return item
+
+
 def write_batch(
-    items: Iterable[BatchItem[ResultT]], reporter: BatchReporter, render: Callable[[ResultT], str], output: Path | None
+    items: Iterable[BatchItem[ResultT]],
+    reporter: BatchReporter,
+    render: Callable[[ResultT], str],
+    output: Path | None,
+    quiet: bool = False,
 ) -> ExitStatus:
-    """Write each result as soon as it is available, or all of them into a file at the end; return the exit status."""
+    """Write each result as soon as it is available, or all of them into a file at the end; return the exit status.
+
+    If `quiet`, leave out the summary, and the headings of targets that could be run.
+    """
     screen = screen_for(output)
     done: list[BatchItem[ResultT]] = []
     parts: list[str] = []
+    titles: dict[str, str] = {}
     for number, item in enumerate(items):
         part = ""
         if reporter.render_heading is not None:
@@ -67,13 +208,17 @@ def write_batch(
                 part = f"\n{render(item.result)}" if item.result is not None else ""
             except AttnshapeError as error:  # for example where --match names nothing in this one
                 item = replace(item, result=None, error=error)
-            part = f"{reporter.render_heading(item, screen)}{part}\n"
+            headed = _without_repeated_reason(item, titles)
+            part = (
+                part.lstrip() if quiet and item.error is None else f"{reporter.render_heading(headed, screen)}{part}\n"
+            )
         done.append(item)
         parts.append(part)
         if output is None and part and number >= len(earlier_results()):
             write(part, None)
-    batch = _batch_result(done)
-    summary = reporter.render_summary(batch, screen)
+    batch = _batch_result(done, shows_reasons=reporter.render_heading is not None)
+    has_summary = not quiet or reporter.render_heading is None
+    summary = reporter.render_summary(batch, screen) if has_summary else ""
     write(summary if output is None else "".join((*parts, summary)), output)
     if output is not None or not reporter.shows_errors:
         for item in done:
@@ -140,8 +285,16 @@ def write_folder(items: Iterable[BatchItem[Trace]], names: Sequence[str], folder
     return batch.status
 
 
-def _batch_result(items: Sequence[BatchItem[ResultT]]) -> BatchResult[ResultT]:
-    return BatchResult(__version__, typed_command(), tuple(items))
+def _batch_result(items: Sequence[BatchItem[ResultT]], shows_reasons: bool = False) -> BatchResult[ResultT]:
+    return BatchResult(__version__, typed_command(), tuple(items), shows_reasons=shows_reasons)
+
+
+def _without_repeated_reason(item: BatchItem[ResultT], titles: dict[str, str]) -> BatchItem[ResultT]:
+    """Return an item whose error, if an earlier item has it, refers to that one; `titles` has the first of each."""
+    if item.error is None:
+        return item
+    first = titles.setdefault(item.error.message, title(item))
+    return item if first == title(item) else replace(item, error=AttnshapeError(f"for the same reason as {first}"))
 
 
 def _run_job(job: Job | Refused, run: RunJob[ResultT], siblings: SiblingModules, number: str) -> BatchItem[ResultT]:

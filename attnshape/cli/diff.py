@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
 
-from attnshape.cli.flags import DifferenceFormat, Output, TimeLimit, takes_target, typed_command
+from attnshape.cli.flags import DifferenceFormat, Output, TimeLimit, takes_targets, typed_command
 from attnshape.cli.jobs import Job
 from attnshape.cli.output import check_writable, resolve_format, screen_for, write
 from attnshape.cli.progress import Progress
@@ -34,7 +33,7 @@ _ANY = "any"
 _INPUT_HELP = "A trace saved with --format json, a snapshot, a target, or a folder of saved traces."
 
 
-@partial(takes_target, declares_targets=True)
+@takes_targets
 def diff(
     typed: TargetSpec,
     run: Mapping[str, object],

@@ -51,6 +51,10 @@ TimeLimit = Annotated[
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Say in one sentence a step what it does and why.")]
 
+TARGET_HELP = (
+    "A mechanism of the catalog (multi-head where none is given), path/to/file.py:Name, package.module:Name, or a name "
+    "from pyproject.toml. Name is Python, such as build().attn, and running a target runs its code."
+)
 _Size = int | None
 _sizes: Any = partial(typer.Option, rich_help_panel="Sizes")
 _built_in: Any = partial(typer.Option, rich_help_panel="Built-in mechanisms")
@@ -65,9 +69,7 @@ def _declared(
         str | None,
         typer.Argument(
             metavar="TARGET",
-            help="A mechanism of the catalog (multi-head where none is given), path/to/file.py:Name, "
-            "package.module:Name, or a name from pyproject.toml. Name is Python, such as build().attn, and running a "
-            "target runs its code.",
+            help=TARGET_HELP,
         ),
     ] = None,
     init: Annotated[
@@ -162,6 +164,10 @@ def takes_target(verb: Callable[..., None], declares_targets: bool = False) -> C
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     return called
+
+
+takes_targets = partial(takes_target, declares_targets=True)
+"""As `takes_target`, for a verb that declares its targets itself."""
 
 
 def _limit(memory_limit: str | None, time_limit: float | None = None) -> None:

@@ -6,7 +6,7 @@ import gc
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import msgspec
 import typer
@@ -17,7 +17,16 @@ from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus, Option
 from attnshape.model.formatting import pluralize
 from attnshape.options.flags import flag_words
-from attnshape.options.pyproject import FILE, ProjectTarget, SizeSet, decode_target, named_target, require_targets
+from attnshape.options.pyproject import (
+    FILE,
+    ProjectTarget,
+    SizeSet,
+    declared_target,
+    decode_target,
+    project_defaults,
+    project_targets,
+    require_targets,
+)
 from attnshape.options.spec import RunOptions, TargetSpec, run_options
 from attnshape.reporters.batch_view import ResultT
 from attnshape.runtime.capture import to_standard_error
@@ -48,31 +57,40 @@ class Refused:
     error: AttnshapeError
 
 
-def jobs_of(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list[Job]:
+def jobs_of(
+    verb: str, typed: TargetSpec, run: Mapping[str, object], announce: Callable[[str], None] = print_message
+) -> list[Job]:
     """Return what a verb runs: the target that was typed, or each set of sizes of a target of pyproject.toml.
 
-    A file or a folder stands for the attention in it. Raises AttnshapeError if a value is invalid, or a folder has no
-    attention.
+    A file or a folder stands for the attention in it, and `announce` gets what was found. Raises AttnshapeError if a
+    value is invalid, or a folder has no attention.
     """
     options = run_options(run, typed_command())
-    named = named_target(typed)
-    if named is None:
+    declared = declared_target(typed)
+    if declared is None:
         typed.require_known_symbols()
-        return _found_jobs(verb, typed, run) or [Job(typed.target, {}, typed, options)]
-    jobs = list(_named_jobs(verb, typed.target, named, typed, run))
+        return _found_jobs(verb, typed, run, announce) or [Job(typed.target, {}, typed, options)]
+    jobs = list(_declared_jobs(verb, typed.target, declared, typed, run))
     if len(jobs) > 1:
         return jobs
     return [replace(jobs[0], options=msgspec.structs.replace(jobs[0].options, command=options.command))]
 
 
-def jobs_of_all(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list[Job | Refused]:
+def jobs_of_all(
+    verb: str,
+    typed: TargetSpec,
+    run: Mapping[str, object],
+    places: Sequence[str] = (),
+    announce: Callable[[str], None] = print_message,
+) -> list[Job | Refused]:
     """Return what a verb runs with `--all`: every target of pyproject.toml at each of its sets of sizes.
 
-    Raises AttnshapeError if there is no target, or what was typed belongs to one target.
+    With files and folders also the attention in them that pyproject.toml doesn't name; there may be none. Raises
+    AttnshapeError if there is nothing else and no target, or if what was typed belongs to one target.
     """
     run_options(run, "")  # an error in what was typed isn't one of each target
-    if typed.target:
-        name = typed.target[:60]
+    name = next((place for place in (typed.target, *places) if place and not Path(place).exists()), typed.target)[:60]
+    if name:
         raise AttnshapeError(
             f"--all runs every target that {FILE} names, and {name!r} is one target",
             f"leave one of them out: attnshape {verb} --all, or attnshape {verb} {name}",
@@ -84,11 +102,17 @@ def jobs_of_all(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list
             f"write it below that target in {FILE}, or name the target: attnshape {verb} NAME {flag} …",
         )
     jobs: list[Job | Refused] = []
-    for name, table in require_targets().items():
+    tables, defaults = project_targets() if places else require_targets(), project_defaults()
+    for name, table in tables.items():
         try:
-            jobs += _named_jobs(verb, name, decode_target(name, table), typed, run)
+            jobs += _declared_jobs(verb, name, decode_target(name, table, (), defaults), typed, run)
         except AttnshapeError as error:  # the others run all the same
             jobs.append(Refused(name, error))
+    named = {normal_target(job.spec.target) for job in jobs if isinstance(job, Job)}
+    for place in places:
+        if is_source(place):
+            found = _found_jobs(verb, msgspec.structs.replace(typed, target=place), run, announce, or_none=True)
+            jobs += [job for job in found if normal_target(job.spec.target) not in named]
     return jobs
 
 
@@ -119,14 +143,38 @@ def run_and_write(
         raise typer.Exit(status)
 
 
-def _found_jobs(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list[Job]:
-    """Return a job for each attention in a file or a folder; none if the target names neither, or there is none."""
-    place = Path(typed.target)
+def is_source(target: str) -> bool:
+    """Return whether a target is a folder or a Python file, which stands for the attention in it."""
+    place = Path(target)
     try:
-        is_folder = place.is_dir() and typed.target not in CATALOG
-        if not typed.target or ":" in typed.target or not (is_folder or (place.suffix == ".py" and place.is_file())):
-            return []
+        is_folder = place.is_dir() and target not in CATALOG
+        return bool(target) and ":" not in target and (is_folder or (place.suffix == ".py" and place.is_file()))
     except (OSError, ValueError):  # too long for a path, or no text
+        return False
+
+
+def normal_target(target: str) -> str:
+    """Return a target in the form that two spellings of its file share.
+
+    >>> normal_target("./model.py: Attention")
+    'model.py:Attention'
+    """
+    where, colon, name = target.partition(":")
+    return f"{PurePath(where.strip())}{colon}{name.strip()}"
+
+
+def _found_jobs(
+    verb: str,
+    typed: TargetSpec,
+    run: Mapping[str, object],
+    announce: Callable[[str], None],
+    or_none: bool = False,
+) -> list[Job]:
+    """Return a job for each attention in a file or a folder; none if the target names neither, or a file has none.
+
+    Raises AttnshapeError if a folder has none, unless `or_none`.
+    """
+    if not is_source(typed.target):
         return []
     from attnshape.discovery.files import find_targets  # only files and folders need it
 
@@ -134,26 +182,23 @@ def _found_jobs(verb: str, typed: TargetSpec, run: Mapping[str, object]) -> list
     for unread in found.unread:
         print_message(f"not read: {unread.file}: {unread.why}")
     if not found.to_run:
-        if not is_folder:
+        if or_none or not Path(typed.target).is_dir():
             return []
         raise AttnshapeError(
             f"no attention was found in {typed.target}, in {pluralize(found.files, 'Python file')}",
             "name what to run, such as model.py:Attention; attnshape targets says what it looks for",
         )
-    extra = [*typed.given_options(), *(Option(field, value) for field, value in run.items())]
-    jobs = []
+    jobs: list[Job] = []
     for one in found.to_run:
-        words = [one.target, *(word for option in extra for word in flag_words(option))]
-        command = shlex.join(["attnshape", verb, *words])
-        spec = msgspec.structs.replace(typed, target=one.target)
-        jobs.append(Job(one.target, {}, spec, run_options(run, command)))
+        declared = declared_target(msgspec.structs.replace(typed, target=one.target))
+        jobs += _declared_jobs(verb, one.target, declared or ProjectTarget(target=one.target), typed, run)
     names = [one.name for one in found.to_run]
     shown = ", ".join(names) if len(names) <= _FEW else f"{len(names)} functions and modules with attention"
-    print_message(f"found in {typed.target}: {shown}")
+    announce(f"found in {typed.target}: {shown}")
     return jobs
 
 
-def _named_jobs(
+def _declared_jobs(
     verb: str, name: str, target: ProjectTarget, typed: TargetSpec, run: Mapping[str, object]
 ) -> Iterator[Job]:
     """Yield a job for each set of sizes, with the command that runs it alone."""

@@ -66,6 +66,7 @@ class Progress:
         if sys.stderr is not self._stream:
             sys.stderr.flush()
             sys.stderr = self._stream
+        if self._terminal is not self._stream:
             self._terminal.close()
 
     def hide(self, at_line_start: bool = True) -> None:

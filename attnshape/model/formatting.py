@@ -27,13 +27,13 @@ def format_bytes(count: int) -> str:
     return f"{number} {_UNITS[power]}"
 
 
-def pluralize(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun, in the plural unless the number is one.
 
-    >>> pluralize(1, "view"), pluralize(8, "view")
-    ('1 view', '8 views')
+    >>> pluralize(1, "view"), pluralize(8, "view"), pluralize(2, "property", "properties")
+    ('1 view', '8 views', '2 properties')
     """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or f'{noun}s'}"
 
 
 def join_words(words: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from attnshape.errors import ExitStatus
-from attnshape.model.trace import Saved, Size, Source
+from attnshape.model.trace import Displayed, Size, Source
 
 SCHEMA: Literal["attnshape/report/1"] = "attnshape/report/1"
 
@@ -45,6 +45,10 @@ class Fact(Struct, frozen=True, kw_only=True):
     source: Source | None = None
 
 
+ClaimOutcome = Literal["verified", "contradicted", "undecided"]
+"""What became of a claim: a finding may contradict it."""
+
+
 class NotChecked(Struct, frozen=True, kw_only=True):
     """Something that could not be checked, and why."""
 
@@ -67,7 +71,7 @@ class Pattern(Struct, frozen=True, kw_only=True):
     """A character each: `#` where the output at the row depends on the input at the column, else `.`."""
 
 
-class Report(Saved, frozen=True, kw_only=True):
+class Report(Displayed, frozen=True, kw_only=True):
     """What was found, what was verified, and what could not be checked."""
 
     schema: Literal["attnshape/report/1"] = SCHEMA
@@ -85,6 +89,8 @@ class Report(Saved, frozen=True, kw_only=True):
     small_sizes: tuple[dict[str, int], ...]
     """The sizes at which the target was checked; a finding holds at each."""
     claims: tuple[str, ...] = ()
+    claim_outcomes: dict[str, ClaimOutcome] | UnsetType = UNSET
+    """Present where something is claimed: the outcome of each claim."""
     runs: int
     """How many runs it took beyond those of a trace."""
     findings: tuple[Finding, ...] = ()

@@ -76,7 +76,7 @@ class Saved(Struct, frozen=True):
 
 
 class Displayed(Saved, frozen=True):
-    """A trace or a difference, which consoles and notebooks display; the reporters are imported only then."""
+    """A trace, a report or a difference, which consoles and notebooks display; the reporters are imported only then."""
 
     def __str__(self: Any) -> str:
         from attnshape.reporters.display import display_text

@@ -1,4 +1,7 @@
-"""Targets as flags and tables of the project's pyproject.toml, `[tool.attnshape.targets.NAME]`, declare them."""
+"""Targets as flags and tables of the project's pyproject.toml declare them.
+
+`[tool.attnshape.targets.NAME]` declares a target, and `[tool.attnshape.defaults]` what all of them share.
+"""
 
 from __future__ import annotations
 
@@ -169,6 +172,8 @@ class ProjectTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 KEYS = tuple(field.encode_name for field in msgspec.structs.fields(ProjectTarget))
 """The keys of a target, as they are documented; `input` and `claim` are read too."""
 
+_SHARED = ("sizes", "claims", "dim", *(key.replace("_", "-") for key in SIZE_KEYS), *_RUN)
+"""The keys that the defaults can have; the others describe one target."""
 _SETS = "for example sizes = [{ B = 2, L = 10 }, { B = 1, L = 1 }]"
 _PATH = re.compile(r" - at `\$\.(?P<key>[\w-]+)(?P<inner>[^`]*)`$")
 _GOT = re.compile(r", got `(\w+)`")
@@ -197,10 +202,13 @@ _FORMS = {
 """What each key takes, and an example."""
 
 
-def decode_target(name: str, table: object, typed_sizes: Collection[str] = ()) -> ProjectTarget:
-    """Return a target of pyproject.toml, whose expressions may use sizes that the user typed.
+def decode_target(
+    name: str, table: object, typed_sizes: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+) -> ProjectTarget:
+    """Return a target of pyproject.toml, with the defaults for the keys that it lacks.
 
-    Raises AttnshapeError, which names target and key, if anything is invalid.
+    Its expressions may use sizes that the user typed. Raises AttnshapeError, which names target and key, if anything is
+    invalid.
     """
     context = f"{FILE}: target {_shown(name)}"
     if not name.strip() or ":" in name:
@@ -212,19 +220,44 @@ def decode_target(name: str, table: object, typed_sizes: Collection[str] = ()) -
             'write [tool.attnshape.targets.NAME] with target = "model.py:Name"',
         )
     try:
-        for key, plural in _PLURALS.items():
-            if key in table and plural in table:
-                raise AttnshapeError(f"the key {key} is given twice, as {key} and as {plural}", "keep one of them")
-        plurals = {_PLURALS.get(key, key): value for key, value in table.items()}
-        target = msgspec.convert(plurals, ProjectTarget, strict=False)
+        own = _with_plural_keys(table)
+        target = _converted({**_defaults_beside(own, defaults or {}), **own})
         # each set as it will be run: with the target's other sizes
         for _, spec in target.over(TargetSpec()):
             spec.require_known_symbols(typed_sizes)
-    except msgspec.ValidationError as error:
-        raise _translated(str(error), table).written_in(toml_syntax, f"{context}: ") from None
     except AttnshapeError as error:
         raise error.written_in(toml_syntax, f"{context}: ") from None
     return target
+
+
+def _with_plural_keys(table: Mapping[str, Any]) -> dict[str, Any]:
+    for key, plural in _PLURALS.items():
+        if key in table and plural in table:
+            raise AttnshapeError(f"the key {key} is given twice, as {key} and as {plural}", "keep one of them")
+    return {_PLURALS.get(key, key): value for key, value in table.items()}
+
+
+def _converted(table: Mapping[str, Any]) -> ProjectTarget:
+    try:
+        return msgspec.convert(table, ProjectTarget, strict=False)
+    except msgspec.ValidationError as error:
+        raise _translated(str(error), table) from None
+
+
+def _defaults_beside(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults without the sizes that a target's own keys give in another form."""
+    tables = own.get("sizes", [])
+    in_sets = {
+        name for one in (tables if isinstance(tables, list) else [tables]) if isinstance(one, dict) for name in one
+    }
+    by_key = {SIZE_KEYS[key.replace("-", "_")] for key in own if key.replace("-", "_") in SIZE_KEYS}
+    kept = {key: value for key, value in defaults.items() if SIZE_KEYS.get(key.replace("-", "_")) not in in_sets}
+    if by_key and "sizes" in kept:
+        sets = kept["sizes"] if isinstance(kept["sizes"], list) else [kept["sizes"]]
+        left = [{name: size for name, size in one.items() if name not in by_key} for one in sets]
+        distinct = [one for place, one in enumerate(left) if one and one not in left[:place]]
+        kept["sizes"] = distinct or None
+    return kept
 
 
 def project_targets() -> dict[str, Any]:
@@ -232,6 +265,29 @@ def project_targets() -> dict[str, Any]:
 
     Raises AttnshapeError if the file isn't TOML, or its targets aren't a table.
     """
+    return _table("targets", 'write [tool.attnshape.targets.NAME] with target = "model.py:Name"')
+
+
+def project_defaults() -> dict[str, Any]:
+    """Return the keys that the project's targets share; those of a target override them.
+
+    Raises AttnshapeError if one is unknown or invalid, or describes one target only.
+    """
+    defaults = _with_plural_keys(_table("defaults", "write [tool.attnshape.defaults] with, for example, batch = 4"))
+    context = f"{FILE}: the defaults: "
+    for key in defaults:
+        if key in KEYS and key not in _SHARED:
+            hint = f"write it below the target; the defaults take {', '.join(_SHARED)}"
+            raise AttnshapeError(f"{context}the key {key} is of one target", hint)
+    try:
+        _converted({"target": "defaults", **defaults}).spec()
+    except AttnshapeError as error:
+        raise error.written_in(toml_syntax, context) from None
+    return defaults
+
+
+def _table(name: str, hint: str) -> dict[str, Any]:
+    """Return a table of the current folder's pyproject.toml below `tool.attnshape`; an empty one if it has none."""
     path = Path(FILE)
     if not path.is_file():
         return {}
@@ -241,13 +297,10 @@ def project_targets() -> dict[str, Any]:
         raise AttnshapeError(f"{FILE} can't be read: {error}", "fix it, or name the target as file.py:Name") from None
     except RecursionError:
         raise AttnshapeError(f"{FILE} can't be read: it is nested too deeply", "fix it") from None
-    for key in ("tool", "attnshape", "targets"):
+    for key in ("tool", "attnshape", name):
         table = table.get(key, {}) if isinstance(table, dict) else None
     if not isinstance(table, dict):
-        raise AttnshapeError(
-            f"{FILE}: tool.attnshape.targets isn't a table of targets",
-            'write [tool.attnshape.targets.NAME] with target = "model.py:Name"',
-        )
+        raise AttnshapeError(f"{FILE}: tool.attnshape.{name} isn't a table of {name}", hint)
     return table
 
 
@@ -260,16 +313,20 @@ def require_targets() -> dict[str, Any]:
     return targets
 
 
-def named_target(spec: TargetSpec) -> ProjectTarget | None:
-    """Return what pyproject.toml has under the name of a target, None if it has nothing.
+def declared_target(spec: TargetSpec) -> ProjectTarget | None:
+    """Return what pyproject.toml declares for a target: under its name, or as defaults for the user's own code.
 
-    Raises AttnshapeError if what it has can't be a target.
+    None if it declares nothing. Raises AttnshapeError if what it has can't be a target.
     """
     name = spec.target
-    if spec.callable is not None or not name or ":" in name:
+    if spec.callable is not None or not name:
         return None
-    targets = project_targets()
-    return decode_target(name, targets[name], spec.sizes) if name in targets else None
+    if ":" not in name:
+        targets = project_targets()
+        return decode_target(name, targets[name], spec.sizes, project_defaults()) if name in targets else None
+    where = name.partition(":")[0]
+    defaults = project_defaults() if "." in where or "/" in where else {}
+    return _converted({"target": name, **defaults}) if defaults else None
 
 
 def resolve_name(typed: TargetSpec, run: Mapping[str, object], command: str) -> tuple[TargetSpec, RunOptions]:
@@ -277,18 +334,18 @@ def resolve_name(typed: TargetSpec, run: Mapping[str, object], command: str) -> 
 
     Raises AttnshapeError if a value is invalid, or if the name has several sets of sizes.
     """
-    named = named_target(typed)
-    if named is None:
+    declared = declared_target(typed)
+    if declared is None:
         typed.require_known_symbols()
         return typed, run_options(run, command)
-    (sizes, spec), *others = named.over(typed)
+    (sizes, spec), *others = declared.over(typed)
     if others:
         raise AttnshapeError(
             f"target {_shown(typed.target)} of {FILE} lists {1 + len(others)} sets of sizes, and one is needed here",
             ("give the sizes of one of them: ", Option("sizes", sizes)),
         )
     spec.require_known_symbols()
-    return spec, run_options({**named.run(), **run}, command)
+    return spec, run_options({**declared.run(), **run}, command)
 
 
 def toml_syntax(option: Option) -> str:

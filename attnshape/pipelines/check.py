@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TypeVar, get_args
 
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from attnshape.checks.attention.definitions import use
@@ -20,7 +21,7 @@ from attnshape.checks.interventions.module_state import ModuleState
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.interventions.small_sizes import even_head_width
 from attnshape.checks.rules import batch
-from attnshape.checks.rules.guard import OUT_OF_TIME, guarded
+from attnshape.checks.rules.guard import CHECK_FAILED, OUT_OF_TIME, RUN_TOO_LONG, guarded
 from attnshape.checks.rules.layered import with_layers
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.registry import RULES
@@ -29,7 +30,7 @@ from attnshape.errors import AttnshapeError, Option, python_syntax
 from attnshape.inference.plan import Plan
 from attnshape.inference.small_runs import ProgressCallback
 from attnshape.model.formatting import join_words
-from attnshape.model.report import Fact, Finding, Level, NotChecked, Pattern, Report
+from attnshape.model.report import ClaimOutcome, Fact, Finding, Level, NotChecked, Pattern, Report
 from attnshape.options.claims import Claims, parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.comments import comments_not_checked, comments_report, sizes_to_observe, verify_target
@@ -48,6 +49,7 @@ _MOST_PASSES = 3
 _FOR_RULES = 0.8
 """The part of the time limit for the rules. A run that is under way when it ends, and the report, need the rest."""
 _NOT_CONFIRMED = NotChecked(what="the findings at other sizes", why="no complete check at a second set of sizes")
+_CUT_OFF = (OUT_OF_TIME, RUN_TOO_LONG, _NOT_CONFIRMED.why)
 _MAX_RESULT_BYTES = 150 * 2**20
 """If the results of one run take more bytes, other sizes are tried first."""
 _REPLACED = ("AS206", "AS404", "AS708", "AS801", "AS802", "AS803", "AS804", "AS805")
@@ -144,7 +146,13 @@ def check_request(
         if passes and variation is not None:
             left_out = tuple(_left_out(variation.plan, passes[0].subject.experiment.numbers))
             report = replace(report, not_checked=(*report.not_checked, *left_out))
-        return replace(report, claims=claims.texts, runs=runs, patterns=visibility)
+        outcomes = _claim_outcomes(report, passes, claims)
+        return replace(report, claims=claims.texts, claim_outcomes=outcomes or UNSET, runs=runs, patterns=visibility)
+
+
+def is_whole(report: Report) -> bool:
+    """Return whether neither a limit on time nor a failure of the check itself has a part in a report."""
+    return not any(gap.why in _CUT_OFF or gap.why.startswith(CHECK_FAILED) for gap in report.not_checked)
 
 
 def _left_out(plan: Plan, numbers: Mapping[str, int]) -> Iterator[NotChecked]:
@@ -326,6 +334,21 @@ def _facts(rule_pass: _RulePass) -> Iterator[Fact]:
     """Yield the facts; those that hold in some of the model's attentions only with the layers in which they hold."""
     for seen, text in with_layers(rule_pass.subject, rule_pass.of(Observation)):
         yield Fact(text=text, source=rule_pass.subject.source(seen.at))
+
+
+def _claim_outcomes(report: Report, passes: Sequence[_RulePass], claims: Claims) -> dict[str, ClaimOutcome]:
+    """Return the outcome of each claim; one that both holds somewhere and is violated elsewhere is contradicted."""
+    outcomes = passes[0].outcomes if passes else []
+    codes = {finding.code for finding in (*report.findings, *report.suppressed)}
+    named: dict[str, ClaimOutcome] = {}
+    for name, text in zip(claims.names, claims.texts, strict=True):
+        own = [outcome for outcome in outcomes if name in outcome.claims]
+        if any(isinstance(one, Violation) and one.code in codes for one in own):
+            named[text] = "contradicted"
+        else:
+            is_open = not own or any(isinstance(one, (Violation, Undecided)) for one in own)
+            named[text] = "undecided" if is_open else "verified"
+    return named
 
 
 def _not_checked(gap: Undecided, claims: Claims) -> NotChecked:

@@ -302,6 +302,8 @@ def _families(call: Callable[..., Any], tensors: Sequence[str], init: str, is_fu
     default = _OF_HEADS if takes_heads else _OF_TOKENS
     if re.search(r"\bV\b", init):
         return ("int[V] B L",)
+    if re.search(r"\bheight\b(?!=)", init):  # one number for both sides of a feature map
+        return ("B D height height", "B height height D")
     if conventions.has_ids(first):
         return ("int[V] B L", *default)
     unpacked = (unpacked_axes(call, name) for name in (first, *tensors))

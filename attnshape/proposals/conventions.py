@@ -55,6 +55,7 @@ _CONVENTIONS = (
         r"(d|dim)_?ff|(ffn?|feed_?forward|mlp|intermediate|ffn_hidden|feedforward)_?(dim|size|width|hidden_dim)?"
         r"|dim_feedforward|encoder_ffn_dim|decoder_ffn_dim",
     ),
+    _convention("height", r"(f|feature_?|feat_?)maps?_(size|resolution|res)"),
     _convention("D", rf"d|c|e|{_WIDE}|(d|n|dim)_?({_OF})|({_OF})_?({_WIDE})|(d|n)_?embd"),
 )
 _OFF = re.compile(r"(\w+_)?(drop|dropout|pdrop|droppath)(_?(rate|prob|p|path))?|p_drop\w*|drop\w*|p")

@@ -216,7 +216,7 @@ def _all_inputs(
 
 
 def _with(spec: TargetSpec, init: str | None, inputs: Inputs, maps: Mapping[str, int]) -> TargetSpec:
-    texts = " ".join(inputs.tensors.values()).split()
+    texts = [*" ".join(inputs.tensors.values()).split(), *re.findall(r"\w+(?!\w*=)", init or "")]
     maps = {name: size for name, size in maps.items() if name in texts and name not in spec.sizes}
     return replace(
         spec,

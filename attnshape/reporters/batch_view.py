@@ -11,7 +11,7 @@ from attnshape.model.formatting import pluralize
 from attnshape.model.report import Finding, Report
 from attnshape.model.trace import Trace
 from attnshape.reporters.labels import source_label
-from attnshape.reporters.report_view import counts_by_level
+from attnshape.reporters.report_view import counts_by_level, finding_key
 
 ResultT = TypeVar("ResultT", Trace, Report)
 
@@ -26,6 +26,8 @@ class BatchItem(Generic[ResultT]):
     result: ResultT | None = None
     error: AttnshapeError | None = None
     """Set if and only if there is no result."""
+    is_unchanged: bool = False
+    """Whether the result is one of an earlier command, since nothing that it depends on has changed."""
 
     @property
     def status(self) -> ExitStatus:
@@ -40,6 +42,8 @@ class BatchResult(Generic[ResultT]):
     version: str
     """The version of attnshape."""
     command: str
+    shows_reasons: bool = field(default=False, kw_only=True)
+    """Whether the reason why a target can't be carried out is above the summary, under the target's heading."""
     items: tuple[BatchItem[ResultT], ...]
 
     @property
@@ -64,14 +68,14 @@ def title(item: BatchItem[Any]) -> str:
     return ", ".join(part for part in (item.name, sizes_text(item)) if part)
 
 
-def outcome(item: BatchItem[Any]) -> str:
-    """Return the outcome in a few words."""
+def outcome(item: BatchItem[Any], with_reason: bool = True) -> str:
+    """Return the outcome in a few words; of a target that can't be carried out, with the reason."""
     match item.result:
         case Trace() as trace:
             return _trace_outcome(trace)
         case Report() as report:
             return _report_outcome(report)
-    return f"{FAILED}: {item.error.message if item.error else 'unknown'}"
+    return f"{FAILED}: {item.error.message if item.error else 'unknown'}" if with_reason else FAILED
 
 
 _KINDS = ("fine", "with problems", INCOMPLETE, f"that {FAILED}")
@@ -87,7 +91,9 @@ def totals(items: Sequence[BatchItem[Any]]) -> str:
     """Return how many results had each outcome."""
     kinds = [_kind(item) for item in items]
     parts = [f"{kinds.count(kind)} {kind}" for kind in _KINDS if kind in kinds]
-    return f"{pluralize(len(items), 'result')}: {', '.join(parts)}"
+    unchanged = sum(item.is_unchanged for item in items)
+    kept = f" · {unchanged} unchanged, from the cache" if unchanged else ""
+    return f"{pluralize(len(items), 'result')}: {', '.join(parts)}{kept}" if items else "no results"
 
 
 def distinct_findings(items: Sequence[BatchItem[Report]]) -> list[Finding]:
@@ -96,7 +102,7 @@ def distinct_findings(items: Sequence[BatchItem[Report]]) -> list[Finding]:
     distinct: list[Finding] = []
     for item in items:
         own = item.result.findings if item.result is not None else ()
-        keyed = [((finding.code, finding.source or finding.message, finding.expression), finding) for finding in own]
+        keyed = [(finding_key(finding), finding) for finding in own]
         distinct += [finding for place, finding in keyed if place not in places]
         places |= {place for place, _ in keyed}
     return distinct

@@ -9,17 +9,19 @@ from msgspec import UNSET
 from attnshape.model.report import Finding, Report
 from attnshape.reporters.batch_view import BatchItem, distinct_findings, outcome, title, totals
 from attnshape.reporters.escaping import visible
-from attnshape.reporters.report_view import details, labelled_lists, verdict
+from attnshape.reporters.report_view import ReportOptions, details, labelled_lists, verdict
 from attnshape.reporters.reporter import BatchReporter, Reporter
 
 _FILE = "pyproject.toml"
 """The file that is annotated if a target declared in it fails."""
 
+_WHOLE = ReportOptions(verbose=True)
+
 
 def report_commands(report: Report) -> str:
     """Return a command for each finding, followed by the plain lines of the log."""
     lists = [f"found: {visible(report.found)}"] if report.found is not UNSET else []
-    lists += [f"{label}: {' · '.join(map(visible, items))}" for label, items in labelled_lists(report)]
+    lists += [f"{label}: {' · '.join(map(visible, items))}" for label, items in labelled_lists(report, _WHOLE)]
     return "".join(f"{line}\n" for line in (*map(_command, report.findings), *lists, verdict(report)))
 
 
@@ -58,6 +60,6 @@ def _escape_property(value: str) -> str:
 
 REPORTER = Reporter(
     "github",
-    report=lambda report, screen, patterns: report_commands(report),
+    report=lambda report, screen, options: report_commands(report),
     reports=BatchReporter(lambda batch, screen: batch_commands(batch.items)),
 )

@@ -25,7 +25,7 @@ def _batch(kind: Literal["trace", "report"], batch: BatchResult[Any], screen: Sc
 REPORTER = Reporter(
     "json",
     trace=lambda trace, options, screen: Trace.to_json(trace) + "\n",
-    report=lambda report, screen, patterns: report.to_json() + "\n",
+    report=lambda report, screen, options: report.to_json() + "\n",
     difference=lambda difference, command, screen: difference.to_json() + "\n",
     differences=lambda differences, command, screen: differences.to_json() + "\n",
     traces=BatchReporter(partial(_batch, "trace"), shows_errors=False),

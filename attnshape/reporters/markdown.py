@@ -13,6 +13,7 @@ from attnshape.model.report import Finding, Pattern, Report
 from attnshape.reporters import report_view
 from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
 from attnshape.reporters.escaping import code, code_cell, prose, prose_with_code, visible
+from attnshape.reporters.report_view import ReportOptions
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
 from attnshape.reporters.targets_view import KINDS, summary
 from attnshape.reporters.terminal import pad
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _WIDEST = 60
 """The cells that a column is padded to; a longer cell is not."""
+_LABELS = {"undecided": "**undecided**"}
 _CODE_WIDTH = 100
 """How wide code may be before it is cut; where it is pasted, wider code scrolls."""
 
@@ -72,22 +74,35 @@ def folders_markdown(differences: FolderDifference, command: str, screen: Screen
     return "\n\n".join(parts) + "\n"
 
 
-def report_markdown(report: Report, patterns: bool = False, read_lines: ReadLines = source_lines) -> str:
+def report_markdown(
+    report: Report,
+    options: ReportOptions = ReportOptions(),  # noqa: B008 - it is immutable
+    read_lines: ReadLines = source_lines,
+) -> str:
     """Return a report as Markdown, with excerpts of the lines that `read_lines` returns."""
+    findings = [_finding(finding, read_lines, options) for finding in report.findings]
+    if options.quiet:
+        name = prose(report.target)
+        undecided = [
+            f"- {name}: undecided: {prose_with_code(text)}" for text in report_view.undecided_texts(report, options)
+        ]
+        return "".join(f"{part}\n" for part in ("\n\n".join([*findings, "\n".join(undecided)]).strip(),) if part)
     parts = [
         _header(
             Header(report.command, report.target, tuple(filter(None, (report.dtype, report_view.sizes(report)))), ())
         )
     ]
-    parts += [_finding(finding, read_lines) for finding in report.findings]
-    parts += [_pattern(pattern) for pattern in report.patterns if patterns]
     parts.append(f"**{prose(report_view.verdict(report))}**")
+    parts += findings
+    parts += [_pattern(pattern) for pattern in report.patterns if options.patterns]
     items = [
-        f"- {label}: {' · '.join(map(prose_with_code, items))}" for label, items in report_view.labelled_lists(report)
+        f"- {_LABELS.get(label, label)}: {' · '.join(map(prose_with_code, items))}"
+        for label, items in report_view.labelled_lists(report, options)
     ]
     if report.found is not UNSET:
         items.insert(0, f"- found: {code(report.found)}")
-    parts.append("\n".join([*items, f"- {prose(report_view.closing(report))}"]))
+    closing = report_view.closing(report, options)
+    parts.append("\n".join([*items, *([f"- {prose(closing)}"] if closing else [])]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -103,7 +118,10 @@ def batch_heading(item: BatchItem[Any], screen: Screen) -> str:
 
 def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
     """Return a table with a row for each result, and the number of results with each outcome."""
-    rows = [(prose(item.name), code_cell(sizes_text(item)), prose(outcome(item))) for item in batch.items]
+    rows = [
+        (prose(item.name), code_cell(sizes_text(item)), prose(outcome(item, not batch.shows_reasons)))
+        for item in batch.items
+    ]
     return f"## Summary\n\n{markdown_table([COLUMNS, *rows])}\n\n**{prose(totals(batch.items))}**\n"
 
 
@@ -150,9 +168,13 @@ def _diff_cell(cell: DiffCell, is_code: bool) -> str:
     return escape(cell.text) if cell.old is None else f"{escape(cell.old)} → {escape(cell.text)}"
 
 
-def _finding(finding: Finding, read_lines: ReadLines) -> str:
+def _finding(finding: Finding, read_lines: ReadLines, options: ReportOptions) -> str:
     where = [code(report_view.location(finding.source))] if finding.source else []
-    parts = [" ".join([f"{finding.level} **{prose(finding.code)}**", *where, prose_with_code(finding.message)])]
+    repeated = report_view.finding_key(finding) in options.printed
+    message = report_view.AS_ABOVE if repeated else prose_with_code(finding.message)
+    parts = [" ".join([f"{finding.level} **{prose(finding.code)}**", *where, message])]
+    if repeated:
+        return parts[0]
     found = report_view.excerpt(finding, read_lines)
     if found is not None:
         parts.append(_fenced([line for line in found.fit(_CODE_WIDTH) if line], "python"))
@@ -192,7 +214,7 @@ def targets_markdown(found: FoundTargets) -> str:
 REPORTER = Reporter(
     "markdown",
     trace=lambda trace, options, screen: trace_markdown(trace_view(trace, options)),
-    report=lambda report, screen, patterns: report_markdown(report, patterns),
+    report=lambda report, screen, options: report_markdown(report, options),
     difference=_render_difference,
     differences=folders_markdown,
     traces=_BATCH,

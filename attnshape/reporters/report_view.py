@@ -5,10 +5,11 @@ The texts are raw; each format escapes them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from msgspec import UNSET
 from rich.cells import cell_len, set_cell_size
 
 from attnshape.model.formatting import join_words, pluralize
@@ -21,8 +22,26 @@ _SHOWN_SETS = 2
 """How many sets of sizes are shown in full."""
 _DEPENDS, _INDEPENDENT = "■", "·"
 _CUT = "…"
+AS_ABOVE = "as above"
+"""Stands for what the same output already has."""
 _AFTER = 4
 """How many cells after the expression are worth shortening the text before it."""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What a format for people shows of a report; the others always have the whole."""
+
+    patterns: bool = False
+    """Whether to draw its attention patterns."""
+    verbose: bool = False
+    """Whether to list what was verified, and not only to count it."""
+    quiet: bool = False
+    """Whether to leave out everything but findings and what is undecided."""
+    where: str = "-v lists them"
+    """Where the reader finds what is only counted."""
+    printed: frozenset[object] = frozenset()
+    """The keys of findings and reasons that the same output already has: they aren't repeated in full."""
 
 
 def location(source: Source) -> str:
@@ -63,19 +82,37 @@ def details(finding: Finding) -> list[str]:
     return [*used, evidence(finding)]
 
 
-def labelled_lists(report: Report) -> list[tuple[str, list[str]]]:
+def labelled_lists(report: Report, options: ReportOptions) -> list[tuple[str, list[str]]]:
     """Return the lists below the findings, each with its label and its items; empty lists are left out."""
     observed = [f"{fact.text} ({location(fact.source)})" if fact.source else fact.text for fact in report.facts]
     suppressed = [f"{one.code} {location(one.source)}" if one.source else one.code for one in report.suppressed]
     labelled = [
-        ("claimed", list(report.claims)),
+        ("undecided", undecided_texts(report, options)),
+        ("claimed", claim_texts(report)),
         ("observed", observed),
-        ("verified", list(report.verified)),
-        ("undecided", list(map(not_checked_text, report.undecided))),
-        ("not checked", [not_checked_text(one) for one in report.not_checked if not one.required]),
+        ("verified", list(report.verified) if options.verbose else verified_summary(report, options)),
+        ("not checked", [not_checked_text(one, options.printed) for one in report.not_checked if not one.required]),
         ("suppressed", suppressed),
     ]
     return [(label, items) for label, items in labelled if items]
+
+
+def undecided_texts(report: Report, options: ReportOptions) -> list[str]:
+    """Return what makes the answer incomplete."""
+    return [not_checked_text(one, options.printed) for one in report.undecided]
+
+
+def claim_texts(report: Report) -> list[str]:
+    """Return the claims, each with what became of it."""
+    outcomes = report.claim_outcomes if report.claim_outcomes is not UNSET else {}
+    return [f"{claim} ({outcomes[claim]})" if claim in outcomes else claim for claim in report.claims]
+
+
+def verified_summary(report: Report, options: ReportOptions) -> list[str]:
+    """Return how many properties were verified, as one item; a single one itself, and none where nothing was."""
+    if len(report.verified) < 2:
+        return list(report.verified)
+    return [f"{pluralize(len(report.verified), 'property', 'properties')} ({options.where})"]
 
 
 def verdict(report: Report) -> str:
@@ -86,20 +123,38 @@ def verdict(report: Report) -> str:
     return " · ".join([*found, *incomplete, *suppressed, pluralize(report.runs, "extra run")])
 
 
-def closing(report: Report) -> str:
-    """Return the last line: where the findings are explained, or what the absence of findings means."""
+def closing(report: Report, options: ReportOptions) -> str:
+    """Return the last line: where the findings are explained, or what the absence of findings means.
+
+    It is empty if the output already has it.
+    """
+    text = _closing(report)
+    return "" if text in options.printed else text
+
+
+def _closing(report: Report) -> str:
     if report.findings:
         return f"for an explanation, run: attnshape rule {report.findings[0].code}"
     if report.undecided:
         return "the answer is incomplete: no findings doesn't mean that what is undecided holds"
     if report.verified:
-        return "no findings: this means no more than what is listed as verified"
+        return "no findings: this means no more than what was verified"
     return "no findings: this means nothing, since nothing could be verified"
 
 
-def not_checked_text(one: NotChecked) -> str:
-    """Return what wasn't checked, and why."""
-    return f"{one.what} ({one.why})" if one.why else one.what
+def not_checked_text(one: NotChecked, printed: Collection[object] = ()) -> str:
+    """Return what wasn't checked, and why; a reason that the output already has isn't repeated."""
+    return f"{one.what} ({AS_ABOVE if one.why in printed else one.why})" if one.why else one.what
+
+
+def finding_key(finding: Finding) -> object:
+    """Return what tells a finding from others, whatever was done to show it."""
+    return finding.code, finding.source or finding.message, finding.expression
+
+
+def printed_by(report: Report) -> frozenset[object]:
+    """Return the keys of what the text of a report has, for `ReportOptions.printed`."""
+    return frozenset([*map(finding_key, report.findings), *(one.why for one in report.not_checked), _closing(report)])
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attnshape.model.targets import FoundTargets
     from attnshape.model.trace import Trace
     from attnshape.reporters.batch_view import BatchItem, BatchResult
+    from attnshape.reporters.report_view import ReportOptions
     from attnshape.reporters.trace_view import ViewOptions
 
 Kind = Literal["trace", "report", "difference", "differences", "traces", "reports", "targets"]
@@ -24,8 +25,7 @@ targets."""
 
 
 TraceRenderer = Callable[["Trace", "ViewOptions", "Screen"], str]
-ReportRenderer = Callable[["Report", "Screen", bool], str]
-"""From a report, the screen, and whether to draw its attention patterns."""
+ReportRenderer = Callable[["Report", "Screen", "ReportOptions"], str]
 DifferenceRenderer = Callable[["Difference", str, "Screen"], str]
 """From a difference and the command that made it."""
 FoldersRenderer = Callable[["FolderDifference", str, "Screen"], str]

@@ -148,6 +148,6 @@ def _message(text: str) -> str:
 
 REPORTER = Reporter(
     "sarif",
-    report=lambda report, screen, patterns: report_sarif(report),
+    report=lambda report, screen, options: report_sarif(report),
     reports=BatchReporter(lambda batch, screen: batch_sarif(batch), shows_errors=False),
 )

@@ -14,6 +14,7 @@ from attnshape.model.report import Finding, Level, Pattern, Report
 from attnshape.reporters import report_view
 from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
 from attnshape.reporters.escaping import visible
+from attnshape.reporters.report_view import ReportOptions
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
 from attnshape.reporters.targets_view import KINDS, summary
 from attnshape.reporters.terminal import (
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _INDENT = 2
 _BAR = "| "
-_LIST_STYLES = {"verified": "green", "not checked": "yellow"}
+_LIST_STYLES = {"undecided": "bold yellow", "verified": "green", "not checked": "yellow"}
 _LEVEL_STYLES: dict[Level, tuple[str, str]] = {
     "error": ("bold red", "red"),
     "warning": ("bold yellow", "yellow"),
@@ -45,14 +46,28 @@ _LEVEL_STYLES: dict[Level, tuple[str, str]] = {
 _STATUS_STYLES = {ExitStatus.FINE: "green", ExitStatus.FOUND: "bold red", ExitStatus.CANNOT: "bold red"}
 
 
-def report_text(report: Report, screen: Screen, patterns: bool = False, read_lines: ReadLines = source_lines) -> str:
+def report_text(
+    report: Report,
+    screen: Screen,
+    options: ReportOptions = ReportOptions(),  # noqa: B008 - it is immutable
+    read_lines: ReadLines = source_lines,
+) -> str:
     """Return a report as text of at most the screen's width; colour only decorates. `read_lines` is for excerpts."""
     width = max(screen.width, NARROWEST)
+    findings = [_finding(finding, width, read_lines, options) for finding in report.findings]
+    if options.quiet:
+        undecided = [
+            line
+            for text in report_view.undecided_texts(report, options)
+            for line in styled(visible(f"{report.target}: undecided: {text}"), width, "bold yellow")
+        ]
+        return render_sections([*findings, undecided], screen.color) if findings or undecided else ""
     what = " · ".join(visible(part) for part in (report.target, report.dtype, report_view.sizes(report)) if part)
     sections = [header_lines(visible(report.command), what, width)]
-    sections += [_finding(finding, width, read_lines) for finding in report.findings]
-    sections += [_pattern(pattern, width) for pattern in report.patterns if patterns]
-    sections.append(_summary(report, width))
+    sections.append(styled(report_view.verdict(report), width, _verdict_style(report)))
+    sections += findings
+    sections += [_pattern(pattern, width) for pattern in report.patterns if options.patterns]
+    sections.append(_summary(report, width, options))
     return render_sections(sections, screen.color)
 
 
@@ -70,7 +85,10 @@ def batch_heading(item: BatchItem[Any], screen: Screen) -> str:
 def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
     """Return a table with a row for each result, and the number of results with each outcome."""
     width = max(screen.width, NARROWEST)
-    rows = [tuple(map(visible, (item.name, sizes_text(item), outcome(item)))) for item in batch.items]
+    rows = [
+        tuple(map(visible, (item.name, sizes_text(item), outcome(item, not batch.shows_reasons))))
+        for item in batch.items
+    ]
     kept = [place for place in range(len(COLUMNS)) if any(row[place] for row in rows)]
     table = [tuple(row[place] for place in kept) for row in (COLUMNS, *rows)]
     widths = _column_widths(table, width)
@@ -84,10 +102,20 @@ def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
     return render_lines(lines, screen.color)
 
 
-def _finding(finding: Finding, width: int, read_lines: ReadLines) -> list[StyledLine]:
+def _verdict_style(report: Report) -> str:
+    if report.found_something:
+        return "bold red"
+    return "bold yellow" if report.undecided or report.findings else "bold green"
+
+
+def _finding(finding: Finding, width: int, read_lines: ReadLines, options: ReportOptions) -> list[StyledLine]:
     where = f"{report_view.location(finding.source)}: " if finding.source else ""
     style, caret_style = _LEVEL_STYLES[finding.level]
-    lines = styled(visible(f"{where}{finding.level} {finding.code} {finding.message}"), width, style)
+    repeated = report_view.finding_key(finding) in options.printed
+    message = report_view.AS_ABOVE if repeated else finding.message
+    lines = styled(visible(f"{where}{finding.level} {finding.code} {message}"), width, style)
+    if repeated:
+        return lines
     found = report_view.excerpt(finding, read_lines)
     if found is not None:
         code, carets = found.fit(width - _INDENT - len(_BAR))
@@ -104,14 +132,14 @@ def _pattern(pattern: Pattern, width: int) -> list[StyledLine]:
     return [*styled(visible(report_view.pattern_title(pattern)), width, "bold"), *map(_indented, rows)]
 
 
-def _summary(report: Report, width: int) -> list[StyledLine]:
+def _summary(report: Report, width: int, options: ReportOptions) -> list[StyledLine]:
     lines: list[StyledLine] = []
     if report.found is not UNSET:
         lines += [StyledLine(text) for text in fold_command(f"found: {visible(report.found)}", width)]
-    for label, items in report_view.labelled_lists(report):
+    for label, items in report_view.labelled_lists(report, options):
         lines += styled(f"{label}: {' · '.join(map(visible, items))}", width, _LIST_STYLES.get(label, ""))
-    lines += styled(report_view.verdict(report), width, "bold red" if report.found_something else "bold")
-    return lines + styled(visible(report_view.closing(report)), width, "dim")
+    closing = visible(report_view.closing(report, options))
+    return lines + (styled(closing, width, "dim") if closing else [])
 
 
 def _indented(text: str, style: str = "") -> StyledLine:

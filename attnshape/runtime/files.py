@@ -102,6 +102,11 @@ def files_read() -> list[Path]:
     return [Path(file) for file in modules | _FilesRead.names if isinstance(file, str)]
 
 
+def files_opened() -> frozenset[str]:
+    """Return the files that this process has opened for reading since `watch_files_read`, whether or not they exist."""
+    return frozenset(_FilesRead.names)
+
+
 def _note_file(event: str, arguments: tuple[Any, ...]) -> None:
     if event != "open":
         return

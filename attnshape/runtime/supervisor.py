@@ -78,17 +78,7 @@ def supervise(work: Work, report: Callable[[Death], None]) -> int:
         report: Tells the user how the worker died.
     """
     _open_standard_streams()
-    events: Events = SimpleQueue()
-
-    def receive(number: int, frame: object) -> None:
-        events.put((_SIGNAL, number))
-        if _Writing.active:
-            raise InterruptedError
-
-    for number in SIGNALS:
-        # what was ignored when the process started, as SIGINT is in a shell's background job, stays ignored
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, receive)
+    events = _receive_signals()
     terminal = _Terminal()
     results: tuple[bytes, ...] = ()
     death: Death | None = None
@@ -100,10 +90,47 @@ def supervise(work: Work, report: Callable[[Death], None]) -> int:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # else a late one ends this process with another status
             return outcome
-        if not watched.in_item or not hasattr(os, "fork"):
+        if watched.item is None or not hasattr(os, "fork"):
             report(outcome)
             return 2
         results, death = tuple(watched.results), outcome
+
+
+def supervise_items(work: Work, started: Callable[[int], None], finished: Callable[[int, bytes | Death], None]) -> int:
+    """Do some items of a batch in a worker process, and return its exit status.
+
+    If the worker dies in an item, another one does the rest of the work.
+
+    Args:
+        work: Does the items that are left when it is called.
+        started: Gets the number of each item that is begun.
+        finished: Gets the number of each item that is complete, with its encoded result, or with how the worker died.
+    """
+    events = _receive_signals()
+    while True:
+        watched = _Watched(work, events, (), None, started, finished)
+        outcome = watched.watch()
+        if not isinstance(outcome, Death):
+            return outcome
+        if watched.item is None:
+            return 2
+        finished(watched.item, outcome)
+
+
+def _receive_signals() -> Events:
+    """Return a queue into which the signals that end the work are put from now on."""
+    events: Events = SimpleQueue()
+
+    def receive(number: int, frame: object) -> None:
+        events.put((_SIGNAL, number))
+        if _Writing.active:
+            raise InterruptedError
+
+    for number in SIGNALS:
+        # what was ignored when the process started, as SIGINT is in a shell's background job, stays ignored
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, receive)
+    return events
 
 
 def serve(work: Work) -> None:
@@ -129,11 +156,20 @@ def _work(work: Work) -> NoReturn:
 class _Watched:
     """A worker process, what it has reported, and until when it may run."""
 
-    def __init__(self, work: Work, events: Events, results: tuple[bytes, ...], death: Death | None) -> None:
+    def __init__(
+        self,
+        work: Work,
+        events: Events,
+        results: tuple[bytes, ...],
+        death: Death | None,
+        started: Callable[[int], None] = lambda number: None,
+        finished: Callable[[int, bytes | Death], None] = lambda number, outcome: None,
+    ) -> None:
         self.results = [*results]
         """The results of the items of a batch that are complete."""
-        self.in_item = False
-        """Whether an item of a batch has been started and isn't complete."""
+        self.item: int | None = None
+        """The number of the item of a batch that has been started and isn't complete."""
+        self._item_started, self._item_finished = started, finished
         self._events = events
         self._started = time.monotonic()
         self._output: list[tuple[int, bytes]] = []
@@ -222,7 +258,8 @@ class _Watched:
             if not self._interrupted:
                 self._deadline = self._started + self._time_limit + worker.SLACK
         elif kind == worker.ITEM:
-            self.in_item = True
+            (self.item,) = worker.ITEM_FIELDS.unpack(payload)
+            self._item_started(self.item)
         elif kind == worker.RESULT:
             self._result += payload
         elif kind == worker.INTERRUPTED:
@@ -231,9 +268,12 @@ class _Watched:
             return
         elif kind == worker.COMMIT:
             self._write_output()
-            self.results.append(bytes(self._result))
+            result = bytes(self._result)
+            self.results.append(result)
             self._result.clear()
-            self.in_item, self._deadline = False, None
+            if self.item is not None:
+                self._item_finished(self.item, result)
+            self.item, self._deadline = None, None
         elif kind == worker.DONE:
             self._finish(payload[0])
 

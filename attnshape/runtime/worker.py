@@ -38,7 +38,9 @@ PROGRESS = b"p"
 TIME_LIMIT = b"t"
 """How long the current result may take."""
 ITEM, RESULT = b"i", b"r"
-"""A batch starts its next item; a part of the encoded result of the current one."""
+"""A batch starts an item; a part of the encoded result of the current one."""
+ITEM_FIELDS = struct.Struct("=I")
+"""The number of the item that starts."""
 COMMIT = b"c"
 """The result of the current item is complete."""
 INTERRUPTED = b"s"
@@ -136,6 +138,8 @@ def connect(
     _Connection.descriptor, _Connection.identity = descriptor, _identity(descriptor)
     _Connection.dumps, _Connection.token, _Connection.started = dumps, token, started
     _Connection.results, _Connection.death = results, death
+    # what a process that supervises and was a worker itself has left
+    _Connection.is_child, _Connection.in_batch, _Connection.time_limit = False, False, None
     faulthandler.enable(dumps, all_threads=False)
     encoding, errors = getattr(sys.stdout, "encoding", "utf-8"), getattr(sys.stdout, "errors", "strict")
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Output(os.dup(1), "w")), encoding, errors)
@@ -235,12 +239,12 @@ def death_in_item() -> Death | None:
     return _Connection.death
 
 
-def start_item() -> None:
-    """Report that a batch starts its next item, for which a time limit counts from now on."""
+def start_item(number: int) -> None:
+    """Report that a batch starts an item, for which a time limit counts from now on."""
     if _Connection.in_batch or _Connection.death is not None:
         _Connection.started = monotonic()
     _Connection.in_batch = True
-    send(ITEM)
+    send(ITEM, ITEM_FIELDS.pack(number))
     if _Connection.time_limit is not None:
         limit_time(_Connection.time_limit)
 

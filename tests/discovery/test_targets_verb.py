@@ -1,12 +1,15 @@
 """`attnshape targets`, and files and folders as targets of other verbs."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from attnshape.cli.targets import target_names
 from tests.cli.running import Attnshape
 
 MODEL = """
@@ -121,6 +124,47 @@ def test_list_needs_no_torch(project: Path):
     subprocess.run([sys.executable, "-c", code], cwd=project, check=True, stdout=subprocess.DEVNULL)
 
 
+def test_write_adds_what_is_missing(project: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(project)
+    (project / "pyproject.toml").write_text('# ours\n[tool.attnshape.targets.mine]\ntarget = "./model.py:Attention"\n')
+    result = attnshape("targets --write --format text")
+    assert result.status == 0
+    assert result.err == "added to pyproject.toml: attention; pyproject.toml names 1 target already\n"
+    text = (project / "pyproject.toml").read_text()
+    assert text.startswith("# ours\n")
+    assert tomllib.loads(text)["tool"]["attnshape"]["targets"]["attention"] == {"target": "wrong.py:Attention"}
+    assert "pyproject.toml names 2 targets already" in attnshape("targets --write").err
+    assert (project / "pyproject.toml").read_text() == text
+
+
+def test_written_targets_run(project: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(project)
+    assert attnshape("targets model.py --write").status == 0
+    with (project / "pyproject.toml").open("a") as file:
+        file.write("\n[tool.attnshape.defaults]\nbatch = 3\n")
+    assert "B=3" in attnshape("trace attention").out
+    assert "B=3" in attnshape("trace model.py").out
+
+
+def test_write_refuses_a_broken_file(project: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(project)
+    (project / "pyproject.toml").write_text("[tool")
+    result = attnshape("targets --write")
+    assert (result.status, result.out) == (2, "")
+    assert "pyproject.toml can't be read" in result.err
+
+
+def test_names_tell_targets_apart():
+    files = ["a/vit.py:Attention", "b/vit.py:Attention", "c.py:Attention", "c.py:attention", "c.py:average"]
+    assert target_names(files, ["average", "c-attention"]) == [
+        "a-vit-attention",
+        "b-vit-attention",
+        "c-attention-2",
+        "c-attention-3",
+        "c-average",
+    ]
+
+
 def test_trace_of_a_file(project: Path, attnshape: Attnshape):
     result = attnshape("trace project/model.py --batch 3")
     assert result.status == 0
@@ -135,6 +179,57 @@ def test_check_of_a_folder(project: Path, attnshape: Attnshape):
     assert "AS201" in result.out
     assert "project/model.py:Attention" in result.out
     assert "1 fine" in result.out
+
+
+def test_check_of_several_files(project: Path, attnshape: Attnshape):
+    result = attnshape("check project/model.py project/wrong.py project/model.py --no-cache")
+    assert result.status == 1
+    assert [line for line in result.out.splitlines() if line.startswith("## ")] == [
+        "## project/model.py:Attention",
+        "## project/wrong.py:Attention",
+        "## Summary",
+    ]
+
+
+def test_quiet_check_prints_findings_only(project: Path, attnshape: Attnshape):
+    result = attnshape("check project --quiet --no-cache --format text")
+    assert result.status == 1
+    assert result.err == ""
+    assert re.match(r"project/wrong.py:15:\d+: error AS201 ", result.out)
+    assert "model.py:Attention" not in result.out
+    assert "Summary" not in result.out
+    assert attnshape("check project/model.py --quiet --format text").out == ""
+
+
+def test_a_reason_that_several_targets_share_is_printed_once(project: Path, attnshape: Attnshape):
+    (project / "again.py").write_text(MODEL)
+    result = attnshape("check project/model.py project/again.py --no-cache --format text -v")
+    assert result.out.count("no causal mask is claimed") <= 1
+    assert result.out.count("no findings: this means no more than what was verified") == 1
+    broken = "from nowhere import nothing\n" + MODEL
+    (project / "model.py").write_text(broken)
+    (project / "again.py").write_text(broken)
+    assert "2 that can't be carried out" in attnshape("check project/model.py project/again.py").out
+
+
+def test_quiet_and_verbose_contradict(project: Path, attnshape: Attnshape):
+    result = attnshape("check project -q -v")
+    assert (result.status, result.out) == (2, "")
+    assert "--quiet leaves out what --verbose lists" in result.err
+
+
+def test_all_with_files_adds_what_the_project_does_not_name(
+    project: Path, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(project)
+    (project / "pyproject.toml").write_text('[tool.attnshape.targets.mine]\ntarget = "model.py:Attention"\n')
+    result = attnshape("check --all --no-cache model.py wrong.py --format text")
+    assert result.status == 1
+    titles = [line for line in result.out.splitlines() if line in ("mine", "model.py:Attention", "wrong.py:Attention")]
+    assert titles == ["mine", "wrong.py:Attention"]
+    (project / "plain.py").write_text("x = 1\n")
+    (project / "pyproject.toml").write_text("")
+    assert attnshape("check --all plain.py").status == 0
 
 
 def test_annotate_of_a_file(project: Path, attnshape: Attnshape):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnshape.errors import AttnshapeError
-from attnshape.options.pyproject import KEYS, ProjectTarget, decode_target
+from attnshape.options.pyproject import KEYS, ProjectTarget, declared_target, decode_target
 from attnshape.options.spec import TargetSpec
 
 TARGET = 'target = "m.py:A"\n'
@@ -210,3 +211,66 @@ def test_any_entry_is_decoded_or_refused_with_a_hint(name: str, value: dict[str,
     assert all(type(text) is str for texts in (spec.inputs, spec.arguments) for text in texts.values())
     assert all(type(text) is str for pair in spec.expect for text in pair)
     assert all(type(size) is int and size >= 1 for sizes in found.sets() for size in sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("defaults", "own", "sets", "run"),
+    [
+        ('batch = 3\nseed = 7\ndtype = "float64"', "", [{"B": 3}], {"seed": 7, "dtype": "float64"}),
+        ("batch = 3\nseed = 7", "batch = 4\nseed = 8", [{"B": 4}], {"seed": 8}),
+        ("train = true", "train = false", [{}], {}),
+        ("length = 9\nbatch = 3", "sizes = [{ L = 2 }, { L = 1 }]", [{"B": 3, "L": 2}, {"B": 3, "L": 1}], {}),
+        ("sizes = [{ L = 2, B = 5 }, { L = 1, B = 5 }]", "length = 9", [{"B": 5, "L": 9}], {}),
+        ("sizes = [{ L = 2 }, { L = 1 }]", "length = 9", [{"L": 9}], {}),
+        ("sizes = { L = 2 }", "batch = 3", [{"B": 3, "L": 2}], {}),
+        ('dim = { T = 4 }', "", [{"T": 4}], {}),
+    ],
+)  # fmt: skip
+def test_defaults_are_for_what_a_target_lacks(
+    defaults: str, own: str, sets: list[dict[str, int]], run: dict[str, Any]
+) -> None:
+    target = decode_target("ours", tomllib.loads(TARGET + own), (), tomllib.loads(defaults))
+    assert [dict(spec.sizes) for _, spec in target.over(TargetSpec())] == sets
+    assert target.run() == run
+
+
+def test_claims_are_shared() -> None:
+    defaults = tomllib.loads('claims = ["causal"]')
+    assert decode_target("ours", tomllib.loads(TARGET), (), defaults).spec().claims == ("causal",)
+    assert decode_target("ours", tomllib.loads(TARGET + "claim = 'window=2'"), (), defaults).spec().claims == (
+        "window=2",
+    )
+
+
+def declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toml: str, target: str) -> ProjectTarget | None:
+    (tmp_path / "pyproject.toml").write_text(toml)
+    monkeypatch.chdir(tmp_path)
+    return declared_target(TargetSpec(target))
+
+
+def test_defaults_hold_for_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml = "[tool.attnshape.defaults]\nseed = 3\n"
+    for own in ("model.py:A", "package.model:A", "./model:A"):
+        target = declared(tmp_path, monkeypatch, toml, own)
+        assert target is not None
+        assert (target.target, target.run()) == (own, {"seed": 3})
+    for other in ("", "multi-head", "average:self_attention"):
+        assert declared(tmp_path, monkeypatch, toml, other) is None
+    assert declared(tmp_path, monkeypatch, "", "model.py:A") is None
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("nosuch = 1", "the defaults: the key nosuch isn't one"),
+        ('init = "D"', "the defaults: the key init is of one target"),
+        ("causal = true", "the defaults: the key causal is of one target"),
+        ("batch = 0", "the defaults: the key batch is 0"),
+        ('claims = ["nosuch"]', "the defaults: the key claims 'nosuch' isn't a claim"),
+        ("claim = 'causal'\nclaims = 'causal'", "the key claim is given twice"),
+    ],
+)
+def test_mistakes_in_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toml: str, message: str) -> None:
+    with pytest.raises(AttnshapeError, match=message) as caught:
+        declared(tmp_path, monkeypatch, f"[tool.attnshape.defaults]\n{toml}", "model.py:A")
+    assert caught.value.hint

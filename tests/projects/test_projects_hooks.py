@@ -65,8 +65,8 @@ def test_manifest_is_valid() -> None:
 @pytest.mark.parametrize("hook", hooks(), ids=lambda hook: hook["id"])
 def test_hook_checks_all_targets_in_the_users_environment(hook: dict[str, Any]) -> None:
     assert hook["language"] == "system"
-    assert hook["pass_filenames"] is False
-    assert hook["entry"].startswith("attnshape check --all")
+    assert hook.get("pass_filenames", True)
+    assert hook["entry"].startswith("attnshape check --all --quiet")
     changed = [
         "model.py",
         "a/b.py",
@@ -89,7 +89,7 @@ def test_hook_blocks_a_commit_until_the_mistake_is_fixed(project: Project) -> No
     assert blocked.returncode == 1
     line = 1 + WRONG.splitlines().index("        scores = query @ key.transpose(-2, -1) / math.sqrt(D)")
     assert f"model.py:{line}:18: error AS201 scores are scaled by 1/sqrt(D)" in blocked.stderr
-    assert "2 results: 2 with problems" in blocked.stderr
+    assert "2 results" not in blocked.stderr
     (project.folder / "model.py").write_text(f"{RIGHT}\n# fixed\n")
     committing = subprocess.run(
         commit, cwd=project.folder, env=project.env, capture_output=True, text=True, check=False
@@ -114,9 +114,22 @@ def test_missing_target_fails_the_hook(project: Project) -> None:
     assert "can't be carried out: there is no file nosuch.py" in output
 
 
-def test_project_without_targets_gets_a_hint(project: Project) -> None:
+def test_changed_files_are_checked_without_targets(project: Project) -> None:
     (project.folder / "pyproject.toml").write_text("")
-    status, output = project.pre_commit("run", "--all-files")
+    (project.folder / "model.py").write_text(f"{RIGHT}\n# changed\n")
+    git(project.folder, "add", "--all", env=project.env)
+    status, output = project.pre_commit("run")
+    assert status == 0, output
+    (project.folder / "model.py").write_text(WRONG)
+    git(project.folder, "add", "--all", env=project.env)
+    status, output = project.pre_commit("run")
     assert status == 1
-    assert "pyproject.toml names no target" in output
-    assert "[tool.attnshape.targets.attention]" in output
+    assert "error AS201" in output
+
+
+def test_files_without_attention_pass(project: Project) -> None:
+    (project.folder / "pyproject.toml").write_text("")
+    (project.folder / "plain.py").write_text("def double(x):\n    return 2 * x\n")
+    git(project.folder, "add", "--all", env=project.env)
+    status, output = project.pre_commit("run", "--files", "plain.py")
+    assert status == 0, output

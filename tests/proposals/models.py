@@ -122,6 +122,15 @@ class OfWindows(OfMaps):
         return result.permute(0, 3, 1, 4, 2, 5).reshape(b, c, h, w)
 
 
+class OfSquareMaps(OfMaps):
+    def __init__(self, channels, fmap_size, heads=4):
+        super().__init__(channels, heads)
+        self.bias = nn.Parameter(torch.randn(channels, fmap_size, fmap_size))
+
+    def forward(self, x):
+        return super().forward(x + self.bias)
+
+
 class Hides(Plain):
     """Needs a mask, which says what is hidden."""
 

@@ -45,6 +45,10 @@ def found(name: str, **given: object) -> list[str]:
             "--init 'D, H, 0.0' --input 'x: B L D' --with 'mask=torch.ones(L, L).triu(1).bool()'",
         ),
         ("OfWindows", "--init 'D, heads=H' --input 'x: B D height width' --dim height=10 --dim width=15"),
+        (
+            "OfSquareMaps",
+            "--init 'D, height, heads=H' --input 'x: B D height height' --dim height=16",
+        ),
         ("Cross", "--init 'D, num_heads=H' --input 'query: B Lq D' --input 'memory: B Lk D'"),
         ("SequenceFirst", "--init 'D, H' --input 'src: L B D'"),
         (

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
@@ -28,6 +29,8 @@ def run_in_terminal(command: str) -> str:
     # a dumb terminal shows no progress line, which would depend on the machine's load
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
     environment.pop("COLUMNS", None)
+    for cache in ROOT.glob("examples/**/.attnshape_cache"):  # what is in it changes the output
+        shutil.rmtree(cache, ignore_errors=True)
     here = command.replace("attnshape ", f"{shlex.quote(sys.executable)} -m attnshape ", 1)
     process = subprocess.Popen(here, shell=True, cwd=ROOT, stdout=slave, stderr=slave, stdin=slave, env=environment)
     os.close(slave)

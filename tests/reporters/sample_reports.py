@@ -84,6 +84,7 @@ def two_findings() -> Report:
         FILL,
         command='attnshape check model.py:attend --input "q: B H L Dk" --input "k: B H L Dk" --claim mask=keep',
         claims=("mask=keep",),
+        claim_outcomes={"mask=keep": "contradicted"},
         facts=(Fact(text="attends to every position"), Fact(text="scale 1/sqrt(D)", source=SCALE.source)),
         verified=("batch elements apart", "softmax over the keys", "weights sum to one"),
         not_checked=(NotChecked(what="causality", why="not claimed"), NotChecked(what="gradients", why="")),
@@ -108,6 +109,17 @@ def no_findings() -> Report:
     )
 
 
+def incomplete() -> Report:
+    """A report without findings, of which a claim is undecided."""
+    why = "the code has nothing that it could be compared with"
+    return report_of(
+        claims=("causal", "window=4"),
+        claim_outcomes={"causal": "verified", "window=4": "undecided"},
+        verified=("no query attends to the future",),
+        not_checked=(NotChecked(what="the claim window=4", why=why, required=True),),
+    )
+
+
 def nothing_examined() -> Report:
     return report_of(NOWHERE, runs=0, small_sizes=(), command="")
 
@@ -123,6 +135,7 @@ def every_text() -> Report:
         sizes={text: Size(2, "derived", text)},
         small_sizes=({text: 2},),
         claims=(text,),
+        claim_outcomes={text: "verified"},
         facts=(Fact(text=text, source=source),),
         verified=(text,),
         not_checked=(NotChecked(what=text, why=text),),

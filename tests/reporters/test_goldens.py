@@ -18,6 +18,7 @@ from attnshape.reporters.github import report_commands
 from attnshape.reporters.markdown import report_markdown
 from attnshape.reporters.reference_pages import glossary_markdown, glossary_text, rule_list, rule_page
 from attnshape.reporters.registry import find_renderer
+from attnshape.reporters.report_view import ReportOptions
 from attnshape.reporters.reporter import Screen
 from attnshape.reporters.text import report_text
 from attnshape.reporters.trace_view import ViewOptions
@@ -26,6 +27,7 @@ from tests.reporters import sample_batches, sample_reports, sample_traces
 
 GOLDENS = Path(__file__).parent / "goldens"
 EXPLAINED = ViewOptions(explain=True)
+WHOLE = ReportOptions(patterns=True, verbose=True)
 EVERY_COLUMN = ViewOptions(tuple(COLUMNS.values()))
 READ = sample_reports.read_lines
 
@@ -34,12 +36,12 @@ def trace(name: str, sample: str, width: int, options: ViewOptions = ViewOptions
     return lambda: find_renderer(name, "trace")(getattr(sample_traces, sample)(), options, Screen(width))
 
 
-def text(sample: str, width: int, patterns: bool = False) -> Callable[[], str]:
-    return lambda: report_text(getattr(sample_reports, sample)(), Screen(width), patterns, READ)
+def text(sample: str, width: int, options: ReportOptions = ReportOptions()) -> Callable[[], str]:  # noqa: B008
+    return lambda: report_text(getattr(sample_reports, sample)(), Screen(width), options, READ)
 
 
-def markdown(sample: str, patterns: bool = False) -> Callable[[], str]:
-    return lambda: report_markdown(getattr(sample_reports, sample)(), patterns, READ)
+def markdown(sample: str, options: ReportOptions = ReportOptions()) -> Callable[[], str]:  # noqa: B008
+    return lambda: report_markdown(getattr(sample_reports, sample)(), options, READ)
 
 
 def batch(name: str, kind: Literal["traces", "reports"], width: int = 100) -> Callable[[], str]:
@@ -76,10 +78,15 @@ TEXTS: dict[str, Callable[[], str]] = {
     "failed_html": trace("html", "failed", 80),
     "glossary_80": lambda: glossary_text(80),
     "glossary_markdown": glossary_markdown,
-    "two_findings_text_80": text("two_findings", 80, patterns=True),
+    "two_findings_text_80": text("two_findings", 80, WHOLE),
     "two_findings_text_40": text("two_findings", 40),
+    "two_findings_text_80_quiet": text("two_findings", 80, ReportOptions(quiet=True)),
+    "two_findings_markdown_quiet": markdown("two_findings", ReportOptions(quiet=True)),
+    "incomplete_text_80": text("incomplete", 80),
+    "incomplete_markdown": markdown("incomplete"),
+    "incomplete_text_80_quiet": text("incomplete", 80, ReportOptions(quiet=True)),
     "two_findings_text_120": text("two_findings", 120),
-    "two_findings_markdown": markdown("two_findings", patterns=True),
+    "two_findings_markdown": markdown("two_findings", WHOLE),
     "two_findings_github": lambda: report_commands(sample_reports.two_findings()),
     "two_findings_json": lambda: sample_reports.two_findings().to_json() + "\n",
     "every_level_text_80": text("every_level", 80),

@@ -26,6 +26,7 @@ from attnshape.model.trace import Source, Trace
 from attnshape.reporters.batch_view import BatchItem, BatchResult
 from attnshape.reporters.columns import COLUMNS
 from attnshape.reporters.registry import find_renderer, formats_for
+from attnshape.reporters.report_view import ReportOptions
 from attnshape.reporters.reporter import Kind, Screen
 from attnshape.reporters.trace_view import ViewOptions
 from tests.reporters import oracles, sample_batches, sample_differences, sample_reports, sample_traces
@@ -78,7 +79,8 @@ def render(form: str, kind: Kind, value: Any, width: int, options: ViewOptions, 
         case "trace":
             return find_renderer(form, "trace")(value, options if form != "json" else ViewOptions(), screen)
         case "report":
-            return find_renderer(form, "report")(value, screen, form in ("text", "markdown"))
+            shown = ReportOptions(patterns=form in ("text", "markdown"), verbose=True)
+            return find_renderer(form, "report")(value, screen, shown)
         case "difference":
             return find_renderer(form, "difference")(value, value.old.target, screen)
         case "differences":
@@ -114,7 +116,7 @@ def outputs(name: str) -> Iterator[tuple[str, Callable[[Any], str], Callable[[st
             continue  # it contains no lines of source
         options = ViewOptions(EVERY_COLUMN.columns, explain=True)
         yield form, partial(render, form, kind, width=100, options=options), check
-    if isinstance(VALUES[name][1](), Trace | Difference):
+    if isinstance(VALUES[name][1](), Trace | Report | Difference):
         yield "str", str, lambda text, harmless, payload: oracles.check_terminal(text, harmless, 80)
         yield "_repr_markdown_", lambda value: value._repr_markdown_(), CHECKS["markdown"]
     if isinstance(VALUES[name][1](), Trace):

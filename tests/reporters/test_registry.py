@@ -82,6 +82,7 @@ def test_registry_imports_neither_torch_nor_rich_console() -> None:
         "import sys\n"
         "from attnshape.reporters import reference_pages\n"
         "from attnshape.reporters.registry import REPORTERS\n"
+        "from attnshape.reporters.report_view import ReportOptions\n"
         "from attnshape.reporters.reporter import Screen\n"
         "from attnshape.reporters.trace_view import ViewOptions\n"
         "from attnshape.checks.rules.pages import page, pages\n"
@@ -91,7 +92,7 @@ def test_registry_imports_neither_torch_nor_rich_console() -> None:
         "reference_pages.rule_list(pages(), 80), reference_pages.rule_page(page('AS201'), 80, False)\n"
         "for one in REPORTERS.values():\n"
         "    one.trace and one.trace(multi_head(), ViewOptions(), Screen(100))\n"
-        "    one.report and one.report(two_findings(), Screen(100), False)\n"
+        "    one.report and one.report(two_findings(), Screen(100), ReportOptions())\n"
         "print([name for name in ('torch', 'rich.console', 'attnshape.comparison') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -15,6 +15,9 @@ from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TooLong
 
 OUT_OF_TIME = "the time limit was reached"
+RUN_TOO_LONG = "a run took too long"
+CHECK_FAILED = "the check failed: "
+"""Why a topic is undecided, and how such a reason begins."""
 
 
 def guarded(subject: Subject, topic: str, check: Callable[[Subject], Iterator[Outcome]]) -> Iterator[Outcome]:
@@ -32,12 +35,12 @@ def guarded(subject: Subject, topic: str, check: Callable[[Subject], Iterator[Ou
     except OutOfTimeError:
         yield Undecided(topic, OUT_OF_TIME, incomplete=True)
     except TooLong:
-        yield Undecided(topic, "a run took too long", incomplete=True)
+        yield Undecided(topic, RUN_TOO_LONG, incomplete=True)
     except AttnshapeError as error:  # a claim has no value at these sizes
         yield Undecided(topic, error.message, incomplete=True)
     except BaseException as error:  # noqa: BLE001 - one rule's failure must not end the check
         reraise_interruption(error)
-        yield Undecided(topic, f"the check failed: {format_exception(error)}", incomplete=True)
+        yield Undecided(topic, f"{CHECK_FAILED}{format_exception(error)}", incomplete=True)
 
 
 def _without_overclaims(subject: Subject, topic: str, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
