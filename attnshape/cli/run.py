@@ -17,6 +17,7 @@ import typer
 
 from attnshape.errors import AttnshapeError
 from attnshape.programs.launch import PLAN, report_command
+from attnshape.runtime.processes import ROOT
 
 SETTINGS = {"allow_interspersed_args": False}
 """What follows the program's name belongs to the program."""
@@ -53,7 +54,7 @@ def run(
             "typed": [script, *arguments[1:]] if script is not None else ["-m", module, *arguments],
             "check": check,
             "save": save,
-            "root": str(Path(__file__).parents[2]),
+            "root": ROOT,
         }
     )
 

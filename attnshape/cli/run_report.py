@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from attnshape.cli.output import print_error
+from attnshape.cli.output import internal_error, print_error, print_message
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError
 from attnshape.model.program import ProgramSummary
+from attnshape.options.pyproject import FILE, project_targets
+from attnshape.options.write_targets import write_targets
 from attnshape.pipelines.run import summarize
 from attnshape.programs.store import load
 from attnshape.reporters.program import program_text
+from attnshape.runtime.processes import package_command
 
 
 def main() -> None:
@@ -37,6 +44,8 @@ def main() -> None:
         print_error(error)
     except KeyboardInterrupt:
         pass
+    except Exception as error:  # noqa: BLE001 - how the program ended must stay visible
+        print_error(internal_error(error))
     finally:
         shutil.rmtree(plan["folder"], ignore_errors=True)
 
@@ -50,7 +59,36 @@ def report(summary: ProgramSummary) -> None:
 
 
 def save_targets(summary: ProgramSummary) -> None:
-    """Write the attentions that are verified to pyproject.toml of this folder, as targets."""
+    """Add the attentions that are verified to pyproject.toml in this folder; targets that it has stay as they are."""
+    known = project_targets()
+    targets: dict[str, Mapping[str, object]] = {}
+    present: list[str] = []
+    for one in summary.attentions:
+        if one.target is None:
+            continue
+        same = next((name for name, table in known.items() if table == one.target), None)
+        if same is not None:
+            present.append(same)
+        else:
+            targets[_new_name(one.captured.name, {*known, *targets})] = one.target
+    written = write_targets(Path(FILE), targets) if targets else []
+    if written:
+        print_message(f"added to {FILE}: {', '.join(written)}; to trace one: attnshape trace {shlex.quote(written[0])}")
+    if present:
+        print_message(f"in {FILE} already: {', '.join(present)}")
+    if not written and not present:
+        print_message(f"nothing was added to {FILE}: no attention is verified")
+
+
+def _new_name(name: str, taken: Collection[str]) -> str:
+    """Return a name for a target that none has yet.
+
+    >>> _new_name("CausalSelfAttention", ["causal-self-attention"])
+    'causal-self-attention-2'
+    """
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
+    names = (plain if number == 1 else f"{plain}-{number}" for number in itertools.count(1))
+    return next(one for one in names if one not in taken)
 
 
 def check_targets(summary: ProgramSummary) -> None:
@@ -61,8 +99,8 @@ def check_targets(summary: ProgramSummary) -> None:
         words = shlex.split(one.command)[2:]
         if words[-2:] == ["--device", "meta"]:
             words = words[:-2]
-        command = [sys.executable, "-m", "attnshape", "check", *words, "--format", "text"]
-        subprocess.run(command, stdout=sys.stderr.fileno(), stdin=subprocess.DEVNULL, check=False)
+        command, environment = package_command("attnshape", ["check", *words, "--format", "text"])
+        subprocess.run(command, env=environment, stdout=sys.stderr.fileno(), stdin=subprocess.DEVNULL, check=False)
 
 
 if __name__ == "__main__":

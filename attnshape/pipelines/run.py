@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 import shlex
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -26,11 +27,11 @@ from attnshape.model.trace import Trace, read_trace
 from attnshape.options.flags import flag_words
 from attnshape.options.spec import TargetSpec
 from attnshape.programs.symbols import describe_target, first_sizes, why_unwritable
-from attnshape.runtime.files import display_path
+from attnshape.runtime.processes import package_command
 
 _SECONDS_EACH = 60
 _SECONDS_ALL = 180
-_MOST_VERIFIED = 12
+_MOST_AT_A_TIME = 4
 _LARGE = 2e10
 """The multiplications of one call beyond which a trace runs on the meta device."""
 _HARMLESS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
@@ -41,14 +42,16 @@ def summarize(captures: Sequence[ProcessCaptures], progress: Callable[[str], Non
     kept, notes = _of_first_rank(captures)
     attentions = _merged(kept)
     until = time.monotonic() + _SECONDS_ALL
-    summaries: list[AttentionSummary] = []
-    for number, captured in enumerate(attentions):
+
+    def verified(captured: CapturedAttention) -> AttentionSummary:
+        if time.monotonic() > until:
+            why = f"the time for it, {_SECONDS_ALL} seconds, was over"
+            return AttentionSummary(captured=captured, sizes=first_sizes(captured), why_not=why)
         progress(f"verifying {captured.name} in a process of its own")
-        if number >= _MOST_VERIFIED or time.monotonic() > until:
-            why = f"only {_MOST_VERIFIED} are" if number >= _MOST_VERIFIED else f"{_SECONDS_ALL} seconds were over"
-            summaries.append(AttentionSummary(captured=captured, sizes=first_sizes(captured), why_not=why))
-        else:
-            summaries.append(_summary_of(captured))
+        return _summary_of(captured)
+
+    with ThreadPoolExecutor(max(1, min(_MOST_AT_A_TIME, (os.cpu_count() or 1) // 2))) as pool:
+        summaries = list(pool.map(verified, attentions))
     notes += [note for one in kept for note in one.problems]
     if any(not one.is_final for one in kept):
         notes.append("a process was killed: there may have been more calls in its last seconds")
@@ -142,7 +145,8 @@ def target_of(captured: CapturedAttention) -> tuple[str, str]:
         return f"{module}:{captured.name}", ""
     if not captured.file.endswith(".py") or not Path(captured.file).is_file():
         return "", "it isn't defined in a file"
-    where = display_path(captured.file)
+    path = Path(captured.file)
+    where = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
     if captured.is_main and not _only_defines(captured.file):
         return "", (
             f"to import {where} would run the program again: put what runs it under "
@@ -189,10 +193,11 @@ def _traced(words: Sequence[str]) -> tuple[Trace | None, str]:
     with tempfile.TemporaryDirectory(prefix="attnshape-") as folder:
         file = Path(folder) / "trace.json"
         limits = ["--time-limit", str(_SECONDS_EACH), "--format", "json", "--output", str(file)]
-        command = [sys.executable, "-m", "attnshape", "trace", *words, *limits]
+        command, environment = package_command("attnshape", ["trace", *words, *limits])
         try:
             done = subprocess.run(
                 command,
+                env=environment,
                 capture_output=True,
                 text=True,
                 timeout=2 * _SECONDS_EACH,

@@ -9,9 +9,10 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from attnshape.runtime.processes import ROOT
 
 if TYPE_CHECKING:
     from attnshape.programs.watch import Watch
@@ -102,8 +103,7 @@ class _Passenger:
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        root = str(Path(__file__).parents[2])
-        return exec, (_ARRIVE.format(root=root, folder=_Active.folder),)
+        return exec, (_ARRIVE.format(root=ROOT, folder=_Active.folder),)
 
 
 def _pass_on_to_spawned(spawn: Any) -> None:

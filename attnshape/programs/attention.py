@@ -35,14 +35,13 @@ class AttentionClasses:
     def source_of(self, kind: type) -> AttentionSource | None:
         """Return where a class is defined, if it computes attention; None for all others."""
         if kind.__module__.partition(".")[0] == "torch":
-            return _source_in_torch(kind) if kind.__name__ in _OF_TORCH else None
+            return self._own_place(kind) if kind.__name__ in _OF_TORCH else None
         if "<locals>" in kind.__qualname__:
             return None
         for one in kind.__mro__:
             if one.__module__.partition(".")[0] == "torch":
-                source = _source_in_torch(one) if one.__name__ in _OF_TORCH else None
-                if source is not None:
-                    return self._own_place(kind) or source
+                if one.__name__ in _OF_TORCH:
+                    return self._own_place(kind)
                 continue
             found = self._in_file(one).get(one.__name__)
             if found is not None and found.kind == "module":
@@ -105,11 +104,6 @@ def is_installed(file: str) -> bool:
 
 def _words(text: str) -> frozenset[str]:
     return frozenset("".join(c if c.isalnum() or c == "_" else " " for c in text).split())
-
-
-def _source_in_torch(kind: type) -> AttentionSource | None:
-    file = _file_of(kind)
-    return AttentionSource(file, 1) if file is not None else None
 
 
 def _file_of(value: object) -> str | None:

@@ -20,6 +20,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from attnshape.runtime.processes import package_command
+
 PLAN = "ATTNSHAPE_RUN"
 """The environment variable with the plan; the program doesn't see it."""
 _HERE = str(Path(__file__).parent)
@@ -151,6 +153,4 @@ class _Reporter:
 
 def report_command(plan: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the command that reports what is in the folder of a plan, and its environment."""
-    path = [plan["root"], *filter(None, [environment.get("PYTHONPATH")])]
-    command = [sys.executable, "-P", "-m", "attnshape.cli.run_report", json.dumps(plan)]
-    return command, {**environment, "PYTHONPATH": os.pathsep.join(path)}
+    return package_command("attnshape.cli.run_report", [json.dumps(plan)], environment)

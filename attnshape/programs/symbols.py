@@ -219,8 +219,10 @@ def _argument(value: Value, sizes: _Sizes) -> str:
     """Return an argument that is no tensor itself; a tensor inside gets numbers of its own."""
     match value:
         case CapturedTensor():
-            shape = ", ".join(_inner_axis(size, sizes) for size in value.shape)
-            return f"torch.rand({shape})"
+            axes = [_inner_axis(size, sizes) if size > 1 else "1" for size in value.shape]
+            if len(axes) > 1:
+                axes[-1] = sizes.expression(value.shape[-1]) or axes[-1]
+            return f"torch.rand({', '.join(axes)})"
         case Items(kind=kind, values=values):
             inner = ", ".join(_argument(one, sizes) for one in values)
             return f"[{inner}]" if kind == "list" else f"({inner},)" if len(values) == 1 else f"({inner})"

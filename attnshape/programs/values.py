@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from attnshape.model.program import CapturedTensor, Instance, Items, Number, Plain, Table, Unknown, Value
-from attnshape.proposals.conventions import axes_named
+from attnshape.proposals.conventions import axes_named, size_of
 from attnshape.proposals.source import fields_read, unpacked_axes
 
 _DEEPEST = 4
@@ -221,7 +221,9 @@ def describe_constructor(kind: type, given: Mapping[str, object]) -> tuple[dict[
                 described[f"*{one.name}"] = describe(value, module)
         else:
             read = fields_read(kind, one.name, module) if module is not None and _fields(value) is not None else ()
-            described[one.name] = describe(value, module, read=read)
+            # layers that differ in their number alone are the same attention
+            is_index = type(value) is int and size_of(one.name) == "0"
+            described[one.name] = Number(0) if is_index else describe(value, module, read=read)
             if one.default is one.empty and one.kind is not one.KEYWORD_ONLY:
                 positional.append(one.name)
     return described, tuple(positional)
