@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,14 @@ _MOST_AT_A_TIME = 4
 _LARGE = 2e10
 """The multiplications of one call beyond which a trace runs on the meta device."""
 _HARMLESS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
+
+
+@dataclass
+class Watching:
+    """What `attnshape.watch()` watches."""
+
+    summary: ProgramSummary | None = None
+    """The summary; None before the block has ended, and under `attnshape run`, which reports at its end."""
 
 
 def summarize(captures: Sequence[ProcessCaptures], progress: Callable[[str], None] = lambda _: None) -> ProgramSummary:

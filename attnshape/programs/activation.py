@@ -36,8 +36,16 @@ def activate(folder: str) -> None:
         os.register_at_fork(after_in_child=_after_fork)
     after_import("multiprocessing.spawn", _pass_on_to_spawned)
     after_import("multiprocessing.util", _save_at_exit_of_children)
+    was_imported = "torch" in sys.modules
     # never before: what a program sets in the environment for torch must be set by then
     after_import("torch", _install)
+    if was_imported and _Active.watch is not None:
+        _Active.watch.watch_loaded_classes()
+
+
+def is_active() -> bool:
+    """Return whether this process is watched."""
+    return bool(_Active.folder)
 
 
 def save_captures(is_final: bool = False) -> None:
@@ -56,13 +64,15 @@ def deactivate() -> None:
     save_captures(is_final=True)
     if _Active.watch is not None:
         _Active.watch.uninstall()
+    _Active.watch, _Active.folder = None, ""
 
 
 def _install(module: ModuleType) -> None:
     from attnshape.programs.watch import Watch
 
-    _Active.watch = Watch(save_captures)
-    _Active.watch.install()
+    if _Active.folder:
+        _Active.watch = Watch(save_captures)
+        _Active.watch.install()
 
 
 def _after_fork() -> None:

@@ -213,6 +213,11 @@ def describe_constructor(kind: type, given: Mapping[str, object]) -> tuple[dict[
         if one.name not in given or (one.default is not one.empty and _equal(given[one.name], one.default)):
             continue
         value = given[one.name]
+        if type(value) is int and size_of(one.name) == "0":
+            # layers that differ in their number alone are the same attention
+            if one.default is not one.empty:
+                continue
+            value = 0
         if one.kind is one.VAR_KEYWORD:
             extra = value if isinstance(value, dict) else {}
             described |= {key: describe(inner, module) for key, inner in extra.items()}
@@ -221,9 +226,7 @@ def describe_constructor(kind: type, given: Mapping[str, object]) -> tuple[dict[
                 described[f"*{one.name}"] = describe(value, module)
         else:
             read = fields_read(kind, one.name, module) if module is not None and _fields(value) is not None else ()
-            # layers that differ in their number alone are the same attention
-            is_index = type(value) is int and size_of(one.name) == "0"
-            described[one.name] = Number(0) if is_index else describe(value, module, read=read)
+            described[one.name] = describe(value, module, read=read)
             if one.default is one.empty and one.kind is not one.KEYWORD_ONLY:
                 positional.append(one.name)
     return described, tuple(positional)

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,9 @@ class _Forward:
 class Watch:
     """What one process sees of its attention."""
 
+    current: ClassVar[Watch | None] = None
+    """The one that is installed."""
+
     def __init__(self, on_capture: Callable[[], object] = lambda: None) -> None:
         """`on_capture` is called after each attention that is captured, and now and then while there are calls."""
         self.is_active = False
@@ -119,6 +122,7 @@ class Watch:
         nn.Module.__init__ = watched_init  # type: ignore[method-assign, assignment]
         nn.Module.__setstate__ = watched_setstate  # type: ignore[method-assign]
         self.is_active = True
+        Watch.current = self
 
     def watch_loaded_classes(self) -> None:
         """Watch also the classes that exist already, whose modules may have been constructed before."""
@@ -134,6 +138,7 @@ class Watch:
     def uninstall(self) -> None:
         """Put everything back."""
         self.is_active = False
+        Watch.current = None
         if self._init is not None:
             nn.Module.__init__, nn.Module.__setstate__ = self._init, self._setstate  # type: ignore[method-assign]
             self._init = self._setstate = None
@@ -200,7 +205,10 @@ class Watch:
         try:
             found = frame.f_locals
             args, kwargs = found["args"], found["kwargs"]
-            key = (type(module), self._constructor_of.get(id(module), _COPIED)[0], _shapes(args, kwargs))
+            constructor = self._constructor_of.get(id(module), _COPIED)[0]
+            if constructor < 0 and len(self._constructed.get(type(module), ())) == 1:
+                constructor = 0  # what it is a copy of had the arguments that all others had
+            key = (type(module), constructor, _shapes(args, kwargs))
             calls = self._calls.get(key)
             if calls is None:
                 calls = self._calls[key] = self._first_call(module, args, kwargs, key)
@@ -245,8 +253,7 @@ class Watch:
         source = self._sources[kind]
         assert source is not None
         known = self._constructed.get(kind, [])
-        # a copy of a module wasn't constructed; it has the arguments that all others had
-        chosen = known[constructor] if constructor >= 0 else known[0] if len(known) == 1 else None
+        chosen = known[constructor] if constructor >= 0 else None
         forward = vars(kind)["forward"].function
         device = next((one.device.type for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), "cpu")
         autocast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
@@ -294,7 +301,7 @@ class Watch:
             world=self._rank[1],
             attentions=attentions,
             uncalled=uncalled,
-            is_compiled=bool(dynamo is not None and dynamo.counters["frames"]),
+            is_compiled=bool(dynamo is not None and dynamo.counters.get("stats")),
             problems=self._problems,
         )
 
