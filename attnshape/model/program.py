@@ -98,6 +98,8 @@ class CapturedAttention(Struct, kw_only=True):
     """The arguments that it was constructed with, without those that have their default; None if they aren't known."""
     positional: tuple[str, ...] = ()
     """Those of them that are passed by position."""
+    attributes: dict[str, int] = field(default_factory=dict)
+    """The integers that the module has as attributes, where the arguments of its constructor aren't known."""
     arguments: dict[str, Value] = field(default_factory=dict)
     """The arguments of its first call, by parameter of `forward`."""
     sizes: list[SizesSeen] = field(default_factory=list)

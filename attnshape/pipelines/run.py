@@ -122,12 +122,14 @@ def _summary_of(captured: CapturedAttention) -> AttentionSummary:
             words += ["--device", "meta"]
         trace, failure = _traced(words)
         if trace is not None:
-            scores, kept = _scores(trace)
+            # where arguments were worked out, some sizes may be none of the program's
+            known = {name: size.size for name, size in trace.sizes.items() if size.origin != "default"}
+            scores, kept = _scores(trace) if len(known) == len(trace.sizes) else (None, True)
             return AttentionSummary(
                 captured=captured,
                 command=shlex.join(["attnshape", "trace", *words]),
                 target=_table(spec),
-                sizes={name: size.size for name, size in trace.sizes.items()},
+                sizes=known,
                 scores_bytes=scores,
                 are_scores_kept=kept,
                 verified_at=trace.verified_at,

@@ -74,7 +74,7 @@ def describe_target(target: str, captured: CapturedAttention) -> Iterator[Target
             try:
                 inputs, arguments = _call(captured, sizes, two_lengths)
                 used = _used(init, inputs, arguments)
-                numbers = {name: number for name, number in sizes.numbers.items() if name in used}
+                numbers = {name: number for name, number in sizes.numbers.items() if name in used or init is None}
                 spec = TargetSpec(target, init, inputs=inputs, arguments=arguments, sizes=numbers)
                 spec.require_known_symbols()
             except (_UnwritableError, AttnshapeError):
@@ -125,6 +125,8 @@ def _used(init: str | None, inputs: Mapping[str, str], arguments: Mapping[str, s
 def _init(captured: CapturedAttention, sizes: _Sizes, literal: bool) -> str | None:
     """Return the arguments of the constructor; None if they aren't known, or one can't be written."""
     if captured.constructor is None:
+        for name, number in captured.attributes.items():
+            _collect(name, Number(number), sizes)
         return None
     for name, value in captured.constructor.items():
         _collect(name, value, sizes)

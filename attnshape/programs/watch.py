@@ -123,6 +123,9 @@ class Watch:
         nn.Module.__setstate__ = watched_setstate  # type: ignore[method-assign]
         self.is_active = True
         Watch.current = self
+        for kind, source in self._sources.items():  # where it has been installed before
+            if source is not None:
+                self._replace_forward(kind)
 
     def watch_loaded_classes(self) -> None:
         """Watch also the classes that exist already, whose modules may have been constructed before."""
@@ -191,12 +194,15 @@ class Watch:
             source = self._classes.source_of(kind)
             self._sources[kind] = source
             if source is not None:
-                own = vars(kind).get("forward", _MISSING)
-                function = getattr(kind, "forward", None)
-                if callable(function) and not isinstance(own, staticmethod | classmethod):
-                    type.__setattr__(kind, "forward", _Forward(function, self, kind))
-                    self._replaced.append((kind, own))
+                self._replace_forward(kind)
         return self._sources[kind]
+
+    def _replace_forward(self, kind: type) -> None:
+        own = vars(kind).get("forward", _MISSING)
+        function = getattr(kind, "forward", None)
+        if callable(function) and not isinstance(own, staticmethod | classmethod):
+            type.__setattr__(kind, "forward", _Forward(function, self, kind))
+            self._replaced.append((kind, own))
 
     # calls
 
@@ -266,6 +272,9 @@ class Watch:
             is_library=is_installed(source.file),
             constructor=chosen[1] if chosen is not None else None,
             positional=chosen[2] if chosen is not None else (),
+            attributes={name: value for name, value in vars(module).items() if type(value) is int}
+            if chosen is None
+            else {},
             arguments=describe_call(forward, kind, args, kwargs),
             is_sequence_first=getattr(module, "batch_first", None) is False,
             is_training=module.training,

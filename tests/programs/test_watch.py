@@ -211,6 +211,19 @@ def test_quantised_and_wrapped_modules_are_watched(watch: Watch) -> None:
     assert attention.calls == 2
 
 
+def test_sizes_of_modules_constructed_before_come_from_their_attributes() -> None:
+    layer = Attention(8, heads=4)
+    watch = Watch()
+    watch.install()
+    watch.watch_loaded_classes()
+    layer(torch.rand(2, 5, 8))
+    watch.uninstall()
+    (attention,) = captured(watch)
+    assert attention.constructor is None
+    spec = next(describe_target("model.py:Attention", attention))
+    assert (spec.init, spec.inputs, spec.sizes) == (None, {"x": "B L D"}, {"H": 4, "B": 2, "L": 5, "D": 8})
+
+
 def test_the_context_reports_modules_that_were_constructed_before(capsys: pytest.CaptureFixture[str]) -> None:
     attention = nn.MultiheadAttention(8, 2)
     x = torch.rand(5, 3, 8)
