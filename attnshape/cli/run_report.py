@@ -25,6 +25,9 @@ from attnshape.programs.store import load
 from attnshape.reporters.program import program_text
 from attnshape.runtime.processes import package_command
 
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
+"""Programs that start others in processes of their own, without multiprocessing."""
+
 
 def main() -> None:
     """Report what is in the folder of the plan, on standard error, and remove the folder."""
@@ -36,6 +39,9 @@ def main() -> None:
         with Progress() as progress:
             summary = summarize(captures, progress)
         report(summary)
+        program = plan["module"] or Path(plan["script"]).name
+        if not summary.attentions and program in _LAUNCHERS:
+            print_message(f"hint: {program} starts other processes: torchrun … -m attnshape run SCRIPT watches them")
         if plan["save"]:
             save_targets(summary)
         if plan["check"]:

@@ -167,3 +167,46 @@ def test_a_missing_program_is_an_error(folder: Path) -> None:
         assert run.status == 2
         assert run.errors.startswith("error: ")
         assert "hint: " in run.errors
+
+
+SELF_CONTAINED = """
+import torch
+from torch import nn
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def forward(self, x):
+        B, L, D = x.shape
+        q, k, v = (one.view(B, L, self.heads, D // self.heads).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(B, L, D)
+
+"""
+TRAINING = 'open("runs", "a").write("x")\nAttention(12, 3)(torch.rand(2, 5, 12))\n'
+
+
+def test_a_script_that_trains_when_it_is_imported_does_not_run_again(folder: Path) -> None:
+    (folder / "all_in_one.py").write_text(SELF_CONTAINED + TRAINING)
+    run = watched(["all_in_one.py"], folder)
+    assert run.status == 0
+    assert "Attention · 1 call of 1 module · D=12  H=3  B=2  L=5" in run.errors
+    assert "not verified: to import all_in_one.py would run the program again" in run.errors
+    assert (folder / "runs").read_text() == "x"
+
+
+def test_a_script_with_a_guard_is_verified(folder: Path) -> None:
+    guarded = "".join(f"    {line}\n" for line in TRAINING.splitlines())
+    (folder / "guarded.py").write_text(f'{SELF_CONTAINED}if __name__ == "__main__":\n{guarded}')
+    run = watched(["guarded.py"], folder)
+    assert "attnshape trace guarded.py:Attention --init 'D, H' --input 'x: B L D'" in run.errors
+    assert "verified: a clean process" in run.errors
+    assert (folder / "runs").read_text() == "x"
+
+
+def test_attention_that_is_never_called_is_named(folder: Path) -> None:
+    (folder / "constructs.py").write_text("from model import GPT, GPTConfig\nGPT(GPTConfig(8, 11, 1, 2, 8))\n")
+    run = watched(["constructs.py"], folder)
+    assert "model.py:20 CausalSelfAttention: 1 module constructed, no call seen" in run.errors
