@@ -25,6 +25,8 @@ from attnshape.programs.store import load
 from attnshape.reporters.program import program_text
 from attnshape.runtime.processes import package_command
 
+_DEFAULT_WIDTH = 100
+_NARROWEST = 40
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
 """Programs that start others in processes of their own, without multiprocessing."""
 
@@ -59,9 +61,16 @@ def main() -> None:
 def report(summary: ProgramSummary) -> None:
     """Write a summary to standard error: standard output is the program's."""
     is_terminal = sys.stderr.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else 100
-    sys.stderr.write(program_text(summary, width, color=is_terminal and not os.environ.get("NO_COLOR")))
+    color = is_terminal and not os.environ.get("NO_COLOR")
+    sys.stderr.write(program_text(summary, _width() if is_terminal else _DEFAULT_WIDTH, color))
     sys.stderr.flush()
+
+
+def _width() -> int:
+    """Return the number of columns of the terminal of standard error."""
+    typed = os.environ.get("COLUMNS", "")
+    columns = int(typed) if typed.isdecimal() else os.get_terminal_size(sys.stderr.fileno()).columns
+    return max(columns or _DEFAULT_WIDTH, _NARROWEST)
 
 
 def save_targets(summary: ProgramSummary) -> None:
