@@ -39,6 +39,7 @@ _MOST_PROBLEMS = 5
 _SECONDS_BETWEEN = 5.0
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
 _CALL_CODE = nn.Module._call_impl.__code__
+_WITH_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 _MISSING = object()
 _COPIED = (-1, None)
 """What stands for the constructor of a module that is a copy, or was loaded."""
@@ -217,6 +218,7 @@ class Watch:
             key = (type(module), constructor, _shapes(args, kwargs))
             calls = self._calls.get(key)
             if calls is None:
+                self._calls[key] = _Calls(None, None, set())  # if describing it fails, that isn't tried again
                 calls = self._calls[key] = self._first_call(module, args, kwargs, key)
             calls.modules.add(id(module))
             if torch._C._current_graph_task_id() != -1:
@@ -262,7 +264,8 @@ class Watch:
         chosen = known[constructor] if constructor >= 0 else None
         forward = vars(kind)["forward"].function
         device = next((one.device.type for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), "cpu")
-        autocast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
+        is_autocast = device in _WITH_AUTOCAST and torch.is_autocast_enabled(device)
+        autocast = str(torch.get_autocast_dtype(device)) if is_autocast else ""
         return CapturedAttention(
             file=source.file,
             line=source.line,
