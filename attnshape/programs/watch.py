@@ -68,11 +68,10 @@ class _Forward:
     def __get__(self, module: Any, owner: type | None = None) -> Any:
         if module is None or torch.compiler.is_compiling():
             return self.function.__get__(module, owner)
-        # the class itself, and not one that only calls `super().forward(…)`
-        if self._watch.is_active and type(module) is self._owner:
+        if self._watch.is_active:
             frame = sys._getframe(1)
-            if frame.f_code is _CALL_CODE:
-                self._watch.called(module, frame)
+            if frame.f_code is _CALL_CODE:  # neither `super().forward(…)`, nor a look without a call
+                self._watch.called(module, self._owner, frame)
         return self.function.__get__(module, owner)
 
 
@@ -207,15 +206,21 @@ class Watch:
 
     # calls
 
-    def called(self, module: Any, frame: FrameType) -> None:
-        """Count a call, whose arguments are in the frame; describe the first of its kind."""
+    def called(self, module: Any, kind: type[Any], frame: FrameType) -> None:
+        """Count a call, whose arguments are in the frame; describe the first of its kind.
+
+        Args:
+            module: The module that is called.
+            kind: Its class, or a base of that where libraries derive classes for single modules, as FSDP does.
+            frame: The frame that calls it.
+        """
         try:
             found = frame.f_locals
             args, kwargs = found["args"], found["kwargs"]
             constructor = self._constructor_of.get(id(module), _COPIED)[0]
-            if constructor < 0 and len(self._constructed.get(type(module), ())) == 1:
+            if constructor < 0 and len(self._constructed.get(kind, ())) == 1:
                 constructor = 0  # what it is a copy of had the arguments that all others had
-            key = (type(module), constructor, _shapes(args, kwargs))
+            key = (kind, constructor, _shapes(args, kwargs))
             calls = self._calls.get(key)
             if calls is None:
                 self._calls[key] = _Calls(None, None, set())  # if describing it fails, that isn't tried again
@@ -239,7 +244,7 @@ class Watch:
             if attention is None:
                 if len(self._attentions) >= _MOST_ATTENTIONS:
                     return _Calls(None, None, set())
-                attention = self._capture(module, constructor, args, kwargs)
+                attention = self._capture(module, kind, constructor, args, kwargs)
                 self._attentions[structure] = attention
                 new = True
             else:
@@ -256,8 +261,9 @@ class Watch:
             self._save_at = 0.0
         return _Calls(attention, seen, set())
 
-    def _capture(self, module: nn.Module, constructor: int, args: Any, kwargs: Any) -> CapturedAttention:
-        kind = type(module)
+    def _capture(
+        self, module: nn.Module, kind: type[Any], constructor: int, args: Any, kwargs: Any
+    ) -> CapturedAttention:
         source = self._sources[kind]
         assert source is not None
         known = self._constructed.get(kind, [])

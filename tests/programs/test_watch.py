@@ -113,6 +113,14 @@ def test_copies_and_saved_modules_are_watched_and_unchanged(watch: Watch) -> Non
     assert b"attnshape" not in stream.getvalue()
 
 
+def test_modules_whose_class_a_library_derives_are_watched(watch: Watch) -> None:
+    layer = Attention(8)
+    layer.__class__ = type("FSDPAttention", (Attention,), {})  # as fully_shard and parametrizations do
+    layer(torch.rand(2, 5, 8))
+    (attention,) = captured(watch)
+    assert (attention.name, attention.constructor, attention.calls) == ("Attention", {"width": Number(8)}, 1)
+
+
 def test_results_and_random_states_are_the_same() -> None:
     def run() -> tuple[Tensor, Tensor]:
         torch.manual_seed(0)
