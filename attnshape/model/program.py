@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -60,11 +59,6 @@ class CapturedTensor(Struct, frozen=True, tag="tensor"):
     largest: int | None = None
     """The largest number of a tensor of integers."""
 
-    @property
-    def elements(self) -> int:
-        """The number of its elements."""
-        return math.prod(self.shape)
-
 
 class Unknown(Struct, frozen=True, tag="unknown"):
     """A value that can't be written as Python."""
@@ -116,7 +110,6 @@ class CapturedAttention(Struct, kw_only=True):
     is_training: bool = False
     autocast: str = ""
     """The dtype of autocast, where it was on."""
-    notes: tuple[str, ...] = ()
 
 
 class UncalledAttention(Struct, frozen=True):

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +116,7 @@ def _summary_of(captured: CapturedAttention) -> AttentionSummary:
     if not target or unwritable:
         return AttentionSummary(captured=captured, sizes=sizes, why_not=why or unwritable)
     problem = "its arguments can't be written as Python"
-    for spec in _specs(target, captured):
+    for spec in describe_target(target, captured):
         words = [target, *(word for option in spec.given_options() for word in flag_words(option))]
         if _work(spec.sizes) > _LARGE:
             words += ["--device", "meta"]
@@ -136,14 +136,6 @@ def _summary_of(captured: CapturedAttention) -> AttentionSummary:
             )
         problem = failure
     return AttentionSummary(captured=captured, sizes=sizes, why_not=problem)
-
-
-def _specs(target: str, captured: CapturedAttention) -> Iterator[TargetSpec]:
-    for spec in describe_target(target, captured):
-        if captured.constructor is None:
-            yield msgspec.structs.replace(spec, init=None)
-        else:
-            yield spec
 
 
 def target_of(captured: CapturedAttention) -> tuple[str, str]:

@@ -35,8 +35,6 @@ class _Sizes:
     """The numbers of symbols, as they are found out."""
 
     numbers: dict[str, int] = field(default_factory=dict)
-    fixed: frozenset[str] = frozenset()
-    """Symbols that no tensor may be described with."""
 
     def take(self, symbol: str, number: int) -> bool:
         """Give a symbol this number, unless it has another one; return whether it has this one then."""
