@@ -1,8 +1,9 @@
 """attnshape shows, verifies and documents the shapes inside attention code.
 
 `trace` runs attention code and returns every intermediate tensor as a `Trace`; `record` does the same for code that
-already runs; `check` looks for mistakes that no shape reveals, and returns a `Report`; `diff` compares two traces step
-by step; `assert_shapes` is for tests. The package imports nothing slow before the first use of one of them.
+already runs; `watch` reports the attention that a program calls; `check` looks for mistakes that no shape reveals, and
+returns a `Report`; `diff` compares two traces step by step; `assert_shapes` is for tests. The package imports nothing
+slow before the first use of one of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from attnshape.errors import AttnshapeError
 
 if TYPE_CHECKING:
-    from attnshape.api import check, diff, record, trace
+    from attnshape.api import check, diff, record, trace, watch
     from attnshape.model.difference import Difference
     from attnshape.model.report import Report
     from attnshape.model.trace import Trace
@@ -32,6 +33,7 @@ __all__ = [
     "diff",
     "record",
     "trace",
+    "watch",
 ]
 
 _MODULES = {
@@ -44,6 +46,7 @@ _MODULES = {
     "diff": "api",
     "record": "api",
     "trace": "api",
+    "watch": "api",
 }
 
 

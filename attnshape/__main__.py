@@ -11,6 +11,9 @@ from attnshape.runtime.worker import Death
 
 def main() -> None:
     """Run the command line in a worker process, and end this one with its status."""
+    if sys.argv[1:2] == ["run"]:
+        # this process itself becomes the program, with its signals, its terminal and its exit status
+        sys.exit(_work())
     serve(_work)
     try:
         status = supervise(_work, _report)

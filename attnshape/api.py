@@ -1,4 +1,4 @@
-"""The Python API: `trace` and `check` run attention code, `record` records running code, `diff` compares traces."""
+"""The Python API: `trace` and `check` run attention code, `record` and `watch` see code that runs, `diff` compares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import functools
 import reprlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnshape.errors import AttnshapeError
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     import torch
 
     from attnshape.model.difference import Difference
+    from attnshape.model.program import ProcessCaptures
     from attnshape.model.report import Report
     from attnshape.model.trace import Trace
     from attnshape.options.spec import RunOptions, TargetSpec
     from attnshape.pipelines.record import Recording
+    from attnshape.pipelines.run import Watching
 
 
 def trace(
@@ -229,6 +231,62 @@ def record(sizes: Mapping[str, int | str] | None = None) -> Recording:
 
     given = dict(sizes or {})
     return Recording(resolve((), given), f"attnshape.record({format_arguments({'sizes': given})})")
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[Watching]:
+    """Watch the attention that is called inside, and report it on standard error at the end, as `attnshape run` does.
+
+    Modules may have been constructed before; the arguments of their constructors are then worked out. Nothing else
+    changes: results, random states and saved modules stay the same. Under `attnshape run`, its summary at the end of
+    the program has these calls, and nothing is reported here.
+
+    Yields:
+        What is watched; its `summary` exists once the block has ended.
+
+    Raises:
+        AttnshapeError: The block is inside another one.
+
+    Example:
+        >>> import attnshape, torch
+        >>> attention = torch.nn.MultiheadAttention(8, 2)
+        >>> with attnshape.watch() as watching:  # doctest: +SKIP
+        ...     _ = attention(*[torch.rand(5, 3, 8)] * 3)
+        >>> watching.summary.attentions[0].captured.calls  # doctest: +SKIP
+        1
+    """
+    from attnshape.pipelines.run import Watching
+    from attnshape.programs.activation import is_active
+    from attnshape.programs.watch import Watch
+
+    watching = Watching()
+    if is_active():
+        yield watching
+        return
+    if Watch.current is not None:
+        raise AttnshapeError("attention is being watched already", "leave the inner `with attnshape.watch()` out")
+    watch = Watch()
+    watch.install()
+    try:
+        watch.watch_loaded_classes()
+        yield watching
+    finally:
+        watch.uninstall()
+        captures = watch.captures()
+        captures.is_final = True
+        _report(watching, captures)
+
+
+def _report(watching: Watching, captures: ProcessCaptures) -> None:
+    """Write the summary to standard error, whatever becomes of it: the block may be ending with an exception."""
+    try:
+        from attnshape.pipelines.run import summarize
+        from attnshape.reporters.program import program_text
+
+        watching.summary = summarize([captures])
+        print(program_text(watching.summary, 100, color=False), end="", file=sys.stderr)  # noqa: T201 - as documented
+    except Exception as error:  # noqa: BLE001 - the user's program goes on
+        print(f"attnshape: no summary: {error}", file=sys.stderr)  # noqa: T201 - likewise
 
 
 def format_arguments(arguments: Mapping[str, object]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks import checking, peers, recording, scaling, startup
+from benchmarks import checking, peers, recording, running, scaling, startup
 from benchmarks.measure import Options
 from benchmarks.ratio import Table
 
@@ -10,6 +10,7 @@ BENCHMARKS: dict[str, Callable[[Options], list[Table]]] = {
     "startup": startup.run,
     "peers": peers.run,
     "recording": recording.run,
+    "running": running.run,
     "checking": checking.run,
     "scaling": scaling.run,
 }

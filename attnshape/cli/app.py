@@ -18,6 +18,8 @@ from attnshape.cli.diff import diff
 from attnshape.cli.glossary import glossary
 from attnshape.cli.output import internal_error, print_error
 from attnshape.cli.rule import rule
+from attnshape.cli.run import SETTINGS, separated
+from attnshape.cli.run import run as run_program
 from attnshape.cli.show import show
 from attnshape.cli.targets import targets
 from attnshape.cli.trace import trace
@@ -37,6 +39,7 @@ app = typer.Typer(
 )
 for verb in (trace, check, annotate, diff, targets, rule, show, catalog, glossary):
     app.command()(verb)
+app.command("run", context_settings=SETTINGS)(run_program)
 
 # the base of every complaint about a command line; typer exports only its subclass
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -67,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     """Return the exit status of a command line."""
     command = typer.main.get_command(app)
     try:
-        status = command.main(list(arguments), prog_name="attnshape", standalone_mode=False)
+        status = command.main(separated(arguments), prog_name="attnshape", standalone_mode=False)
         return int(status or 0)
     except AttnshapeError as error:
         print_error(error.written_in(flag_syntax))

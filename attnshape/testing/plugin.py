@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `shape_snapshot`, which compares a trace with a file beside the test.
+"""The pytest plugin: the fixture `shape_snapshot`, which compares a trace with a file beside the test; `--attnshape`.
 
 It imports torch only once a test makes a trace.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 FOLDER = "snapshots"
 FLAG = "--shapes-update"
+WATCH_FLAG = "--attnshape"
 _OUTPUT = "attnshape_snapshots"
 _LONGEST = 100
 """The most characters of a file's name."""
@@ -38,6 +41,8 @@ class Snapshots:
 
 
 _KEY = pytest.StashKey[Snapshots]()
+_FOLDER = pytest.StashKey[str]()
+"""Where the processes of this run leave the attention that they captured."""
 _DIFFERS = pytest.StashKey[bool]()
 """Set for a test whose trace differs from its snapshot."""
 
@@ -46,11 +51,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flag."""
     group = parser.getgroup("attnshape")
     group.addoption(FLAG, action="store_true", help="Write the snapshots of shape_snapshot again.")
+    group.addoption(WATCH_FLAG, action="store_true", help="Report the attention that the tests call.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start with no snapshots."""
+    """Start with no snapshots; with the flag, watch this process, and each worker, from now on."""
     config.stash[_KEY] = Snapshots()
+    if not config.getoption(WATCH_FLAG):
+        return
+    from attnshape.programs.activation import activate, is_active
+
+    if not is_active():  # as under `attnshape run`
+        folder = getattr(config, "workerinput", {}).get(_OUTPUT)
+        if folder is None:
+            folder = config.stash[_FOLDER] = tempfile.mkdtemp(prefix="attnshape-run-")
+        activate(folder)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker where to leave what it captures."""
+    if _FOLDER in node.config.stash:
+        node.workerinput[_OUTPUT] = node.config.stash[_FOLDER]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Watch no longer, and remove what was captured."""
+    if _FOLDER in config.stash:
+        from attnshape.programs.activation import deactivate
+
+        deactivate()
+        shutil.rmtree(config.stash[_FOLDER], ignore_errors=True)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -66,6 +97,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     part = any("::" in argument for argument in session.config.args) or session.config.getoption("lf", False)
     for folder, known in snapshots.known.items() if not part else ():
         snapshots.unused |= {str(path) for path in folder.glob("*.txt") if path.stem.partition("@")[0] not in known}
+    if session.config.getoption(WATCH_FLAG):
+        from attnshape.programs.activation import save_captures
+
+        save_captures(is_final=True)
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[_OUTPUT] = [sorted(snapshots.written), sorted(snapshots.unused)]
@@ -98,6 +133,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             named = _relative(sorted(files)[:_MOST_FILES], config)
             named += [f"and {len(files) - _MOST_FILES} more"] * (len(files) > _MOST_FILES)
             terminalreporter.write_line(f"attnshape: {count} {words}: {', '.join(named)}")
+    if _FOLDER in config.stash:
+        from attnshape.pipelines.run import summarize
+        from attnshape.programs.store import load
+        from attnshape.reporters.program import program_text
+
+        summary = summarize(load(config.stash[_FOLDER]))
+        terminalreporter.write_line(
+            program_text(summary, max(terminalreporter._tw.fullwidth, 40), color=False).rstrip()
+        )
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_command_list_is_not_truncated(attnshape: Attnshape, monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "100")
     _, commands = attnshape("--help").out.split("Commands:\n")
     lines = commands.partition("\n\n")[0].splitlines()
-    assert len(lines) == 9
+    assert len(lines) == 10
     assert all(line.endswith(".") and "..." not in line for line in lines)
 
 
@@ -208,6 +208,9 @@ FAST = [
     ["show", "saved.json", "--format", "json"],
     ["show", "nosuch.json"],
     ["targets", "--help"],
+    ["run", "--help"],
+    ["run"],
+    ["run", "nosuch.py"],
     ["targets", "."],
     ["targets", "nosuch"],
     ["trace", "--nosuch"],

@@ -8,7 +8,7 @@ import attnshape
 
 NAMES = [
     *("AttnshapeError", "Difference", "Recording", "Report", "Trace", "__version__"),
-    *("assert_shapes", "check", "diff", "record", "trace"),
+    *("assert_shapes", "check", "diff", "record", "trace", "watch"),
 ]
 
 
@@ -25,7 +25,8 @@ def test_no_module_shadows_a_public_function() -> None:
 
 
 def test_public_functions_have_docstrings_with_examples() -> None:
-    for function in (attnshape.trace, attnshape.record, attnshape.check, attnshape.diff, attnshape.assert_shapes):
+    for name in ("trace", "record", "watch", "check", "diff", "assert_shapes"):
+        function = getattr(attnshape, name)
         assert function.__doc__ is not None
         assert ">>> " in function.__doc__
     for public in (

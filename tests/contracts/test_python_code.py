@@ -18,6 +18,8 @@ BY_DESIGN = {
     "__init__.py": {"import_module"},  # its own modules
     "annotate/sandbox/attempt.py": {"exec_module"},  # the annotated source of a target
     "cli/batch.py": {"pickle"},  # results that a worker hands on to the next, never a file
+    "programs/activation.py": {"exec", "exec_module"},  # imports that a program makes; this package, in its children
+    "programs/launch.py": {"runpy", "exec", "compile"},  # the program of `attnshape run`
     "reporters/explain.py": {"literal_eval"},  # integers of recorded expressions
     "targets/builtin/registry.py": {"import_module"},  # a mechanism of the catalog
     "targets/evaluation.py": {"eval", "compile"},  # init, arguments, and paths to targets

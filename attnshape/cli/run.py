@@ -1,0 +1,143 @@
+"""`attnshape run`: runs a program, and reports the attention that it constructs and calls."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from attnshape.errors import AttnshapeError
+from attnshape.programs.launch import PLAN, report_command
+from attnshape.runtime.processes import ROOT
+
+SETTINGS = {"allow_interspersed_args": False}
+"""What follows the program's name belongs to the program."""
+
+
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="A Python file, or a command written in Python, such as pytest; its arguments.",
+        ),
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does; ARGS follow.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check each attention afterwards.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Add the attentions that are verified to pyproject.toml, as targets.")
+    ] = False,
+) -> None:
+    """Run a program as it is, and report the attention that it calls at its end."""
+    arguments = words or []
+    script = None
+    if module is None:
+        if not arguments:
+            raise AttnshapeError("there is no program to run", "name one: attnshape run train.py")
+        script = _script(arguments[0])
+    _become(
+        {
+            "script": script,
+            "module": module,
+            "argv": [script, *arguments[1:]] if script is not None else ["-m", *arguments],
+            "typed": [script, *arguments[1:]] if script is not None else ["-m", module, *arguments],
+            "check": check,
+            "save": save,
+            "root": ROOT,
+        }
+    )
+
+
+def separated(arguments: Sequence[str]) -> list[str]:
+    """Return a command line in which the arguments after `run -m MODULE` are separated from the options by `--`.
+
+    >>> separated(["run", "--check", "-m", "train", "--epochs", "3"])
+    ['run', '--check', '-m', 'train', '--', '--epochs', '3']
+    """
+    words = list(arguments)
+    if words[:1] != ["run"]:
+        return words
+    for place, word in enumerate(words[1:], 1):
+        if not word.startswith("-") or word == "--":
+            break
+        if word.startswith("-m"):
+            after = place + (2 if word == "-m" else 1)
+            return [*words[:after], "--", *words[after:]] if len(words) >= after else words
+    return words
+
+
+def _script(name: str) -> str:
+    """Return the file of a program. Raises AttnshapeError if there is none that is Python."""
+    path = Path(name)
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):
+        is_file = False
+    found = name if is_file else shutil.which(name)
+    if found is None:
+        raise AttnshapeError(
+            f"there is no program {name[:80]!r}", "name a Python file, or a module: attnshape run -m MODULE"
+        )
+    try:
+        ast.parse(Path(found).read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        if is_file and isinstance(error, SyntaxError) and path.suffix == ".py":
+            return found  # Python itself says what is wrong
+        raise AttnshapeError(
+            f"{name[:80]} isn't a Python program", "name a Python file, or a module: attnshape run -m MODULE"
+        ) from None
+    return found
+
+
+def _become(plan: dict[str, Any]) -> NoReturn:
+    """Replace this process by a new Python that runs the program; the plan is in its environment until it starts."""
+    plan["folder"] = tempfile.mkdtemp(prefix="attnshape-run-")
+    if hasattr(os, "fork"):
+        plan["pipe"] = _start_sentinel(plan)
+    environment = {**os.environ, PLAN: json.dumps(plan)}
+    launcher = str(Path(__file__).parents[1] / "programs" / "__main__.py")
+    command = [sys.executable, *subprocess._args_from_interpreter_flags(), launcher]  # type: ignore[attr-defined]
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    if sys.platform == "win32":  # there is no exec that keeps the process
+        sys.exit(subprocess.run(command, env=environment).returncode)
+    os.execve(sys.executable, command, environment)
+
+
+def _start_sentinel(plan: dict[str, Any]) -> int:
+    """Start a process that reports if the program is killed; return the end of a pipe that the program holds open.
+
+    It is no child of the program, and in a session of its own, which no signal of the terminal reaches.
+    """
+    waiting, held = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            if not os.fork():
+                os.close(held)
+                os.setsid()
+                nothing = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nothing, 0)
+                os.dup2(nothing, 1)
+                os.read(waiting, 1)  # until the program has ended, however it did
+                if Path(plan["folder"]).is_dir():
+                    command, environment = report_command(plan, os.environ)
+                    os.execve(command[0], command, environment)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(waiting)
+    os.set_inheritable(held, True)
+    return held

@@ -1,0 +1,3 @@
+"""The programs in `sources` are run, and not imported."""
+
+collect_ignore_glob = ["sources/*"]
