@@ -324,7 +324,9 @@ def _cancelled(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
             groups.setdefault(end, []).append(name)
     for end, names in groups.items():
         verb = "has" if len(names) == 1 else "have"
-        message = f"{join_words(names)} {verb} no effect on the result: what is computed with {_them(names)} cancels out"
+        message = (
+            f"{join_words(names)} {verb} no effect on the result: what is computed with {_them(names)} cancels out"
+        )
         hint = f"look at what this call reads: both sides of it depend on {names[0]} in the same way"
         yield Violation("AS807", message, end, hint, f"changed {names[0]}, and no result changes")
 
