@@ -247,3 +247,88 @@ class FewerKeys(nn.Module):
     assert report.counting == ()
     said = [text for text in report.verified if "tokens keep their positions" in text]
     assert said == ["tokens keep their positions up to the queries"]
+
+
+BANDS = """
+import torch
+
+
+def band(width, fill=-torch.inf):
+    def attend(x):
+        scores = x @ x.mT / x.shape[-1] ** 0.5
+        q, k = torch.arange(x.shape[1])[:, None], torch.arange(x.shape[1])
+        return scores.masked_fill((k > q) | (q - k >= width), fill).softmax(-1) @ x
+
+    return attend
+
+
+def wide(B, L, D):
+    return band(4), (torch.randn(B, L, D),)
+
+
+def right(B, L, D):
+    return band(3), (torch.randn(B, L, D),)
+
+
+def weak(B, L, D):
+    return band(3, -1.0), (torch.randn(B, L, D),)
+
+
+def rolled(B, L, D):
+    def attend(x):
+        blocks = torch.nn.functional.pad(x, (0, 0, 0, -L % 4)).unflatten(1, (-1, 4))
+        keys = torch.cat((blocks.roll(1, dims=1), blocks), dim=2)
+        scores = blocks @ keys.mT / x.shape[-1] ** 0.5
+        later = torch.arange(8) > torch.arange(4)[:, None] + 4
+        return (scores.masked_fill(later, -torch.inf).softmax(-1) @ keys).flatten(1, 2)[:, :L]
+
+    return attend, (torch.randn(B, L, D),)
+"""
+IN_BLOCKS = "visible=k <= q and k//4 >= q//4 - 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "claims", "codes"),
+    [
+        ("right", ("causal", "window=3", "visible=k <= q and q - k < 3"), []),
+        ("wide", ("causal", "window=3", "visible=k <= q and q - k < 3"), ["AS505"]),
+        ("wide", ("causal", "visible=k <= q and q - k < 3"), ["AS506"]),
+        ("rolled", ("causal", IN_BLOCKS), ["AS506"]),
+    ],
+)
+def test_claims_that_one_mistake_contradicts_are_not_undecided(
+    name: str, claims: tuple[str, ...], codes: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "bands.py").write_text(BANDS)
+    spec = TargetSpec(f"{tmp_path}/bands.py:{name}", sizes={"B": 4, "L": 10, "D": 8})
+    report = check_request(spec, RunOptions(), parse_claims(claims), 300.0, contextlib.nullcontext)
+    assert [finding.code for finding in report.counting] == codes
+    assert report.undecided == ()
+    held = {"attends causally", "no query attends to a later key"} & set(report.verified)
+    assert bool(held) is (name != "rolled")
+
+
+def test_visible_claim_is_undecided_for_a_true_reason_where_hidden_keys_get_weight(tmp_path: Path) -> None:
+    (tmp_path / "bands.py").write_text(BANDS)
+    spec = TargetSpec(f"{tmp_path}/bands.py:weak", sizes={"B": 4, "L": 10, "D": 8})
+    claims = parse_claims(("visible=k <= q and q - k < 3",))
+    report = check_request(spec, RunOptions(), claims, 300.0, contextlib.nullcontext)
+    assert [finding.code for finding in report.counting] == ["AS405"]
+    assert [one.why for one in report.undecided] == ["numbers replace scores of keys that still get weight"]
+
+
+def test_claimed_scale_is_decided_where_the_product_sums_over_groups_too(tmp_path: Path) -> None:
+    (tmp_path / "summed.py").write_text("""
+import torch
+
+
+def summed(q, k, v):
+    scores = torch.einsum("bghid,bhjd->bhij", q / q.shape[-1] ** 0.5, k)
+    return scores.softmax(-1) @ v
+""")
+    inputs = {"q": "B G Hkv L Dk", "k": "B Hkv L Dk", "v": "B Hkv L Dk"}
+    spec = TargetSpec(f"{tmp_path}/summed.py:summed", inputs=inputs)
+    for claim, verified in (("scale=1/sqrt(Dk)", True), ("scale=1/Dk", False)):
+        report = check_request(spec, RunOptions(), parse_claims((claim,)), 300.0, contextlib.nullcontext)
+        assert f"the claim {claim}" not in {one.what for one in report.undecided}
+        assert (f"scores are scaled by {claim[6:]}, as claimed" in report.verified) is verified

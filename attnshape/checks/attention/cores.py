@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -234,6 +235,32 @@ def cores(flow: RunGraph) -> list[Core]:
             (first, *more), positional = scores
             result.append(Core(first, softmax, *value, tuple(more), tuple(positional)))
     return result
+
+
+def exponential_cores(flow: RunGraph) -> list[Core]:
+    """Return attentions whose exponentials weight the values, wherever they are divided by their sum.
+
+    A running softmax computes them chunk by chunk, and divides once, after the last one.
+    """
+    result = []
+    for event in flow.nodes:
+        if event.name not in ops.EXPONENTIALS or not event.values[0].is_floating_point() or not event.numel:
+            continue
+        base = math.log(2) if event.name == "exp2" else 1.0
+        softmax = Softmax(event, event, 0, frozenset(), deferred=True, base=base)
+        value, scores = _value(softmax, flow), _last_product(softmax, flow)
+        if value is not None and scores is not None and scores.result.shape == softmax.scores.shape:
+            result.append(Core(scores, softmax, *value))
+    return result
+
+
+def _last_product(softmax: Softmax, flow: RunGraph) -> Product | None:
+    """Return the last product before a softmax of which both operands depend on the data."""
+    for event in flow.upstream(softmax.sources):
+        candidate = product(event, flow) if event.name != "linear" else None
+        if candidate is not None and all(flow.carries_data(candidate.sources(place)) for place in candidate.places):
+            return candidate
+    return None
 
 
 def fused_cores(flow: RunGraph) -> list[FusedCore]:

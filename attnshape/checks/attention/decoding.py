@@ -117,12 +117,15 @@ def _step(subject: Subject, own: tuple[AttentionOperand, AttentionOperand, Atten
     core = query.core
     if isinstance(core, FusedCore):
         queries, keys = query.value.shape[-2], key.value.shape[-2]
-    elif len(query.contracted) == len(key.contracted) == len(core.key_axes) == 1:
-        keys = core.weights.shape[core.key_axes[0]]
+    elif len(query.contracted) == len(key.contracted) == 1 and len(core.key_axes) < 2:
+        # the first step may have one key, whose axis can't be told from others of size 1
+        keys = core.weights.shape[core.key_axes[0]] if core.key_axes else 1
         shape = core.scores.result.shape
         together = keys * math.prod(shape[axis] for axis in core.scores.shared)
         queries = core.scores.result.numel() // together
     else:
+        return None
+    if keys == 1 < queries:
         return None
     counts = {"query": queries, "key": keys}
     if any(count > 1 and len(_token_axes(one, count)) != 1 for one in (query, key) for count in (counts[one.role],)):

@@ -34,19 +34,34 @@ TOPIC = "causality"
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Compare the keys that queries attend to with causal masks of every offset and windows of every width."""
-    outcomes = list(_outcomes(subject))
+    outcomes = list(_without_vaguer(list(_outcomes(subject))))
     wrong = {claim for outcome in outcomes if isinstance(outcome, Violation) for claim in outcome.claims}
-    errors = {outcome.code for outcome in outcomes if isinstance(outcome, Violation) and outcome.level == "error"}
     for outcome in outcomes:
-        if isinstance(outcome, Violation) and outcome.code == "AS409" and errors - {"AS409"}:
-            continue  # who sees later tokens than the claims allow also sees what pads the last block
-        if isinstance(outcome, Violation) and outcome.code == "AS506" and errors - {"AS409", "AS506"}:
-            continue  # these name the mistake more precisely
         if isinstance(outcome, Violation) and outcome.at is not None:
             # a mask with another diagonal than expected may be right, and cut at the wrong corner
             is_known = outcome.made is not None or outcome.code in ("AS503", "AS504")
             yield outcome if is_known else replace(outcome, made=constant_definition(subject, outcome.at))
         elif not (isinstance(outcome, Verification) and wrong.intersection(outcome.claims)):
+            yield outcome
+
+
+def _without_vaguer(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
+    """Yield outcomes without findings that others explain; what these contradict, the first of the others contradicts.
+
+    Who sees later tokens than the claims allow also sees what pads the last block, which contradicts nothing by itself.
+    """
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Violation) and outcome.level == "error"]
+    precise = [error for error in errors if error.code not in ("AS409", "AS506")]
+    pairs = [outcome for outcome in outcomes if isinstance(outcome, Violation) and outcome.code == "AS506"]
+    for outcome in outcomes:
+        if not isinstance(outcome, Violation):
+            yield outcome
+        elif precise and outcome is precise[0]:
+            more = dict.fromkeys(claim for one in pairs for claim in one.claims)
+            yield replace(outcome, claims=tuple(dict.fromkeys((*outcome.claims, *more))))
+        elif not (outcome.code == "AS506" and precise) and not (
+            outcome.code == "AS409" and any(error.code != "AS409" for error in errors)
+        ):
             yield outcome
 
 

@@ -44,7 +44,10 @@ def judge_visible(
 
     Attentions that aren't given have findings of their own, or the claim isn't about them.
     """
-    if subject.claims.visible is None or (subject.attentions and not attentions):
+    if subject.claims.visible is None:
+        return
+    if subject.attentions and not attentions:
+        yield Undecided(topic, "numbers replace scores of keys that still get weight", (CLAIM,))
         return
     outcomes = [(explanation, _judge(subject, explanation, explained, topic)) for explanation in explained]
     found = _of_own_tokens([(one, outcome) for one, outcome in outcomes if isinstance(outcome, Violation)])
@@ -155,17 +158,22 @@ def judge_blocks(subject: Subject, explained: Sequence[Explanation]) -> Iterator
 
 def _wanted(subject: Subject, counts: tuple[int, int]) -> Tensor:
     """Return which keys each query should see by all claims about positions."""
-    queries, keys = counts
     wanted = torch.ones(counts, dtype=torch.bool)
     if subject.claims.visible is not None:
         wanted = claimed_pairs(subject, counts)
-    distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
+    distance = _distances(counts)
     width = subject.claims.window_at(subject.numbers)
     if subject.claims.causal:
         wanted = wanted & (distance >= 0)
     if width is not None:
         wanted = wanted & (distance.abs() < width)
     return wanted
+
+
+def _distances(counts: tuple[int, int]) -> Tensor:
+    """Return how far each key is before each query."""
+    queries, keys = counts
+    return torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
 
 
 def _kept(subject: Subject, explanation: Explanation, positions: PairPositions) -> Tensor | None:
@@ -221,7 +229,20 @@ def _of_pairs(subject: Subject, many: Tensor, few: Tensor) -> partial[Violation]
             parts.append(f"query {query} {verb} key {key} ({count} pair{'s' * (count > 1)} {what})")
     message = f"queries see other keys than {_text(subject)} claims: {', and '.join(parts)}"
     hint = "compare mask, windows and gathered keys with the claim at these positions, which count from 0"
-    return partial(Violation, code="AS506", message=message, hint=hint, claims=(CLAIM,))
+    return partial(
+        Violation, code="AS506", message=message, hint=hint, claims=(CLAIM, *_others_contradicted(subject, many))
+    )
+
+
+def _others_contradicted(subject: Subject, many: Tensor) -> Iterator[str]:
+    """Yield the other claims that hide a pair of positions that is visible."""
+    queries, keys = many.shape
+    distance = _distances((queries, keys))
+    width = subject.claims.window_at(subject.numbers)
+    if subject.claims.causal and bool((many & (distance < 0)).any()):
+        yield "causal"
+    if width is not None and bool((many & (distance.abs() >= width)).any()):
+        yield "window"
 
 
 def _judge_results(subject: Subject, unknown: Sequence[Attention], topic: str) -> Iterator[Outcome]:

@@ -6,26 +6,36 @@ Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864, equ
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from attnshape.checks.attention.decoding import loops
+from attnshape.checks.attention.cores import Core
+from attnshape.checks.attention.decoding import DecodingLoop, loops
 from attnshape.checks.attention.mistake_lines import helper_call
 from attnshape.checks.attention.operands import AttentionOperand, by_attention, of_distinct_code, projections
+from attnshape.checks.attention.rotated_parts import HeadPart, RotatedParts, is_joined, rotated_parts
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.uniform import MIXED, UniformRun, depends_on_distance, uniform_run
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
-from attnshape.checks.rules.rotations.steps import Misplaced, UndecidableRotationError, misplaced
+from attnshape.checks.rules.rotations.steps import (
+    Misplaced,
+    UndecidableRotationError,
+    layout,
+    misplaced,
+    turns_nothing,
+)
 from attnshape.options.claims import Rope
 from attnshape.tracing.operations import COMPLEX_FROM_PAIRS, DATA_MOVEMENT, JOINS, REPEATS
 
 CODES: tuple[str, ...] = ("AS701", "AS702", "AS703", "AS704", "AS705", "AS708", "AS709")
 TOPIC = "rotary position embeddings"
 _CLAIM = ("rope",)
+_PAIRED: dict[Rope, str] = {"half": "pair feature i with i + Dk/2", "interleaved": "pair feature 2i with 2i + 1"}
+_ROTATED_VALUE = "the value is rotated: the same vector differs between positions"
 _SAME_VECTOR = "gave every token, head and batch element the same vector"
 
 
@@ -42,20 +52,21 @@ def check(subject: Subject) -> Iterator[Outcome]:
     unrotated: list[AttentionOperand] = []
     rotating: set[int] = set()
     rotated = skipped = paired = False
-    for query, key, value in by_attention(subject):
-        same = uniform_run(subject, (query, key, value))
-        if same is None or same.tokens(query) is None or same.tokens(key) is None or _is_one_token(same, query, key):
+    for own in by_attention(subject):
+        found = _judged_together(subject, own)
+        if found is None:
             skipped = True
             continue
-        judged.append(query)
-        varying = [operand for operand in (query, key) if same.varies(operand, same.tokens(operand))]
+        judged.append(own[0])
+        same, violations = found
+        varying = [operand for operand in same.own[:2] if same.varies(operand, same.tokens(operand))] if same else []
         rotated = rotated or bool(varying)
         if varying:
-            rotating |= {id(weight) for operand in (query, key) for weight in _weights(subject, operand)}
-        else:
-            unrotated.append(key)
-        paired = paired or any(same.pair(operand) is not None for operand in varying)
-        violation = next(_violations(same, query, key, value), None)
+            rotating |= {id(weight) for operand in own[:2] for weight in _weights(subject, operand)}
+        elif same is not None:
+            unrotated.append(own[1])
+        paired = paired or any(same.pair(operand) is not None for operand in varying if same)
+        violation = next(violations, None)
         if violation is not None:
             yield violation
             return
@@ -73,7 +84,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield Violation("AS708", message, OutputRef(judged[0].event.order), hint, _SAME_VECTOR, claims=_CLAIM)
     elif judged and rotated and not paired:
         yield Undecided(TOPIC, "which features are rotated together can't be told", _CLAIM)
-    elif judged and rotated:
+    elif (judged and rotated) or any(outcome.claims for outcome in of_loops):
         verified = f"queries and keys are rotated by their positions, in the {subject.claims.rope} layout"
         yield Verification(verified, _CLAIM)
     else:
@@ -84,6 +95,35 @@ def _weights(subject: Subject, operand: AttentionOperand) -> list[Tensor]:
     """Return the parameters of the projections from which an operand comes."""
     events = (subject.base.event(ref) for ref in projections(subject, operand.sources))
     return [one for event in events for one in event.operands if isinstance(one, nn.Parameter)]
+
+
+def _judged_together(
+    subject: Subject, own: tuple[AttentionOperand, AttentionOperand, AttentionOperand]
+) -> tuple[UniformRun | None, Iterator[Violation]] | None:
+    """Return the run in which queries and keys are the same vector, with what is wrong; None if there is no such run.
+
+    There is no run, and nothing wrong with it, if parts of heads may be rotated and none is.
+    """
+    query, key, value = own
+    parts = rotated_parts(subject, own) if is_joined(subject, own) else None
+    if parts is not None and (parts.same is None or not _is_one_token(parts.same, *parts.same.own)):
+        return parts.same, _of_parts(subject, parts, value)
+    if isinstance(query.core, Core) and query.core.more_scores:
+        return None
+    same = uniform_run(subject, own)
+    if same is None or same.tokens(query) is None or same.tokens(key) is None or _is_one_token(same, query, key):
+        return None
+    return same, _violations(same, query, key, value)
+
+
+def _of_parts(subject: Subject, parts: RotatedParts, value: AttentionOperand) -> Iterator[Violation]:
+    if parts.value_varies:
+        at = OutputRef(value.event.order)
+        evidence = "gave every token the same projections"
+        yield Violation("AS702", _ROTATED_VALUE, at, "rotate only the query and the key", evidence, claims=_CLAIM)
+    if parts.same is not None:
+        query, key = parts.same.own
+        yield from _of_queries_and_keys(parts.same, query, key)
 
 
 def _is_one_token(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> bool:
@@ -99,14 +139,48 @@ def _of_loops(subject: Subject) -> Iterator[Outcome]:
     for loop in every:
         try:
             wrong = misplaced(loop)
+            violation = (
+                _misplaced(loop.at(subject, wrong.step), wrong) if wrong is not None else _in_steps(subject, loop)
+            )
         except UndecidableRotationError:
-            continue
+            violation = _unrotated_in_steps(subject, loop)
+            if violation is None:
+                continue
         decided += 1
-        if wrong is not None:
-            yield _misplaced(loop.at(subject, wrong.step), wrong)
+        if violation is not None:
+            yield violation
             return
     if every and decided == len(every):
-        yield Verification("where a loop decodes with a cache, tokens are rotated by the same positions in every step")
+        text = "where a loop decodes with a cache, tokens are rotated by the same positions in every step"
+        yield Verification(text, _CLAIM if _are_all_steps(subject, every) else ())
+
+
+def _are_all_steps(subject: Subject, every: Sequence[DecodingLoop]) -> bool:
+    """Return whether a rotation is claimed, and each attention is a step of a loop."""
+    steps = {step.own[0].core.context for loop in every for step in loop.steps}
+    return subject.claims.rope is not None and steps == {core.context for core in subject.attentions}
+
+
+def _in_steps(subject: Subject, loop: DecodingLoop) -> Violation | None:
+    """Compare the features that are rotated together in a loop with the claimed layout."""
+    claimed, found = subject.claims.rope, layout(loop)
+    if claimed is None or found == claimed:
+        return None
+    same = loop.at(subject, loop.steps[-1])
+    message = f"in a loop with a cache, the layout of the rotation is {found}, expected {claimed}"
+    return _violation(same, same.own[1], "AS704", message, _PAIRED[claimed])
+
+
+def _unrotated_in_steps(subject: Subject, loop: DecodingLoop) -> Violation | None:
+    """Return that the tokens of a loop aren't rotated, if that is claimed."""
+    if subject.claims.rope is None or not turns_nothing(loop):
+        return None
+    key = loop.steps[-1].own[1]
+    message = (
+        "in a loop with a cache, every token is rotated alike, or not at all: the same vector is equal in each step"
+    )
+    hint = "rotate queries and new keys by their positions, from the number of cached keys on"
+    return Violation("AS708", message, OutputRef(key.event.order), hint, _SAME_VECTOR, claims=_CLAIM)
 
 
 def _misplaced(same: UniformRun, wrong: Misplaced) -> Violation:
@@ -186,9 +260,13 @@ def _violations(
 ) -> Iterator[Violation]:
     claimed = same.subject.claims.rope is not None
     if same.varies(value, same.tokens(value)) and _judged(same, value):
-        message = "the value is rotated: the same vector differs between positions"
-        violation = _violation(same, value, "AS702", message, "rotate only the query and the key")
+        violation = _violation(same, value, "AS702", _ROTATED_VALUE, "rotate only the query and the key")
         yield violation if claimed else replace(violation, level="notice")
+    yield from _of_queries_and_keys(same, query, key)
+
+
+def _of_queries_and_keys(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
+    claimed = same.subject.claims.rope is not None
     for operand in (query, key):
         for symbol, axis in same.others(operand) if not same.varies(operand, same.tokens(operand)) else ():
             if same.varies(operand, axis) and (claimed or symbol in ("B", "H", "Hkv")) and _judged(same, operand):
@@ -232,15 +310,17 @@ def _is_distorted(same: UniformRun, operand: AttentionOperand) -> bool:
 def _layouts(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
     """Compare the features that are rotated together with the claimed layout."""
     claimed = same.subject.claims.rope
-    hint = "pair feature i with i + Dk/2" if claimed == "half" else "pair feature 2i with 2i + 1"
+    if claimed is None or query.width == 2:  # both layouts of one pair are the same
+        return
     pairs = [(operand, pair) for operand in (query, key) if (pair := same.pair(operand)) is not None]
     wrong = [(operand, pair) for operand, pair in pairs if _layout(pair) != claimed]
     for operand, (first, second) in wrong:
-        rotated = f"feature {first} of the {operand.role} is rotated with feature {second}"
+        of = f"{operand.role}'s rotated part" if isinstance(operand, HeadPart) else operand.role
+        rotated = f"feature {first} of the {of} is rotated with feature {second}"
         message = f"{rotated}: the layout is {_layout((first, second))}, expected {claimed}"
         # if both are wrong, the mistake is in the function that both call, not in one of the calls
         inside = _paired(same.subject, _first_rotation(same, operand)) if len(wrong) == 2 else None
-        yield _violation(same, operand, "AS704", message, hint, inside)
+        yield _violation(same, operand, "AS704", message, _PAIRED[claimed], inside)
 
 
 def _layout(pair: tuple[int, int]) -> Rope:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnshape.checks.attention.decoding import DecodingLoop, DecodingStep
 from attnshape.checks.attention.uniform import SAME
+from attnshape.options.claims import Rope
 
 _CLOSE = 1e-3
 """How far apart two points of the unit circle may be that count as one: angles are often made in float32."""
@@ -66,6 +67,21 @@ def misplaced(loop: DecodingLoop) -> Misplaced | None:
             if shift:
                 return Misplaced(step, number, token, token + shift, True, False)
     return None
+
+
+def turns_nothing(loop: DecodingLoop) -> bool:
+    """Return whether the same vector is equal at every position: all queries are, and all keys."""
+    last = loop.steps[-1]
+    keys = last.rows(last.own[1], loop.run)[loop.given :]
+    queries = torch.cat([step.rows(step.own[0], loop.run) for step in loop.steps])
+    return all(torch.allclose(rows, rows[:1].expand_as(rows), rtol=SAME, atol=SAME) for rows in (keys, queries))
+
+
+def layout(loop: DecodingLoop) -> Rope:
+    """Return which features of the keys are rotated together. Raises UndecidableRotationError if that can't be told."""
+    last = loop.steps[-1]
+    pairs = _planes(last.rows(last.own[1], loop.run)[loop.given :])
+    return "interleaved" if all(second - first == 1 for first, second in pairs) else "half"
 
 
 def _planes(rows: Tensor) -> list[tuple[int, int]]:

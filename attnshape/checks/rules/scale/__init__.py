@@ -22,9 +22,12 @@ from attnshape.checks.attention.elementwise import HIDES, ElementwiseMap
 from attnshape.checks.attention.operands import AttentionOperand, operands, projection
 from attnshape.checks.attention.simultaneous import SimultaneousRun
 from attnshape.checks.attention.subject import Subject, once
+from attnshape.checks.attention.token_positions import token_axes
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
+from attnshape.checks.rules.scale.changed_scores import factors_to_softmax
+from attnshape.checks.rules.scale.running import running_scores
 from attnshape.options.claims import HEAD_WIDTH
 from attnshape.tracing.operations import (
     ADDITIONS,
@@ -111,9 +114,6 @@ _MOST_KINDS = 3
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Replace scores by known numbers, lengthen queries and keys by a known amount, and read the factor of both."""
-    if not subject.measured and not subject.fused:
-        yield Undecided(TOPIC, "no attention with a softmax was found", _claimed(subject))
-        return
     outcomes: dict[object, Outcome] = {}
     for outcome in _outcomes(subject):
         place = subject.source(outcome.at) if isinstance(outcome, Violation) else None
@@ -129,6 +129,8 @@ def _claimed(subject: Subject) -> tuple[str, ...]:
 
 
 def _outcomes(subject: Subject) -> Iterator[Outcome]:
+    if not subject.measured and not subject.fused:
+        yield from _of_exponentials(subject)
     for measured in subject.measured:
         core, mapping = measured.core, measured.scores_map
         inner = _inner(core)
@@ -137,8 +139,7 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
             # in evaluation a batch norm's statistics are constants, which in training follow from the scores
             yield Undecided(TOPIC, "the scores are normalised before the softmax", _claimed(subject))
         elif mapping is None or not mapping.elementwise:
-            why = "the scores are not a multiple of the products: they are capped, or heads are mixed"
-            yield Undecided(TOPIC, why, _claimed(subject))
+            yield from _of_changed_scores(subject, core, inner)
         elif mapping.common_factor is None or inner is None:
             yield Undecided(TOPIC, "the factor differs between scores", _claimed(subject))
         else:
@@ -149,10 +150,36 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
         yield from _of_core(subject, fused, fused.context, fused.scale, {1})
 
 
-def _possible_kinds(core: Core, mapping: ElementwiseMap) -> set[int]:
+def _of_changed_scores(subject: Subject, core: Core, inner: float | None) -> Iterator[Outcome]:
+    """Yield the outcome of scores that get more than a factor and a sum on their way to the softmax."""
+    outcomes: list[Outcome] = []
+    for found in factors_to_softmax(subject, core) if inner is not None else ():
+        factor = found.number * (inner or 1.0) * core.softmax.base
+        outcomes += map(found.told, _of_core(subject, core, core.scores.ref, factor, _possible_kinds(core, None)))
+    right = [outcome for outcome in outcomes if isinstance(outcome, (Verification, Observation))]
+    # what is unusual without a claim may be meant, and the function after it made for it
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Violation) and outcome.level == "error"]
+    errors.sort(key=lambda error: error.code == "AS207")  # a known mistake explains more than another number
+    why = "the scores are not a multiple of the products: they are capped, or heads are mixed"
+    yield from right[:1] or errors[:1] or [Undecided(TOPIC, why, _claimed(subject))]
+
+
+def _of_exponentials(subject: Subject) -> Iterator[Outcome]:
+    """Yield the outcome of exponentials of scores that are divided by their sum elsewhere, if they can be measured."""
+    none = Undecided(TOPIC, "no attention with a softmax was found", _claimed(subject))
+    found = list(running_scores(subject))
+    for scores in found:
+        core = scores.core
+        outcome = _judge(subject, core, core.scores.ref, scores.factor * core.softmax.base, {1}, scores.own)
+        yield none if isinstance(outcome, Violation) and outcome.level != "error" else outcome
+    if not found:
+        yield none
+
+
+def _possible_kinds(core: Core, mapping: ElementwiseMap | None) -> set[int]:
     """Return how many kinds of score may be added: products, some with positions, or other terms such as distances."""
     products = 1 + len(core.more_scores)
-    others = bool(((mapping.added != 0) & (mapping.added > HIDES)).any())
+    others = mapping is not None and bool(((mapping.added != 0) & (mapping.added > HIDES)).any())
     is_sum = core.more_scores or core.positional
     return {1, products, products + len(core.positional), *(range(2, _MOST_KINDS + 1) if others and not is_sum else ())}
 
@@ -164,9 +191,9 @@ def _of_core(
 
     `kinds` are the numbers of kinds of score that may be added.
     """
-    outcome = _judge(subject, core, at, factor, kinds)
+    query, key, _ = (operand for operand in operands(subject) if operand.core is core)
+    outcome = _judge(subject, core, at, factor, kinds, (query, key))
     if isinstance(outcome, Undecided) and outcome.reason == _NO_FACTOR and not math.isclose(factor, 1.0):
-        query = next(operand for operand in operands(subject) if operand.core is core)
         width = query.width
         is_usual = math.isclose(abs(factor), width**-0.5, rel_tol=_CLOSE)
         by = f"1/sqrt({_width_name(subject, width)})" if is_usual else f"{abs(factor):.4g}"
@@ -185,16 +212,23 @@ def _inner(core: Core) -> float | None:
     return float(ratio.median()) if bool(torch.isclose(ratio, ratio.median(), rtol=1e-5).all()) else None
 
 
-def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: float, possible_kinds: set[int]) -> Outcome:
-    query, key, _ = (operand for operand in operands(subject) if operand.core is core)
-    if len(query.contracted) != 1:
+def _judge(
+    subject: Subject,
+    core: Core | FusedCore,
+    at: OutputRef,
+    factor: float,
+    possible_kinds: set[int],
+    own: tuple[AttentionOperand, AttentionOperand],
+) -> Outcome:
+    query, key = own
+    if len(query.contracted) != 1 and not _is_head_width_known(subject, query):
         return Undecided(TOPIC, "the product of queries and keys contracts more than one axis", _claimed(subject))
     lengths = _stretch(subject, query), _stretch(subject, key)
     if lengths[0] is None or lengths[1] is None:
         return Undecided(TOPIC, _NO_FACTOR, _claimed(subject))
     scale = abs(factor) * (lengths[0] * lengths[1])
     width = query.width
-    place = _place(subject, core, at, (query, key))
+    place = _place(subject, core, at, own)
     claim, expected = subject.claims.scale, expected_scale(subject, width)
     claimed = claim.text if claim is not None else None
 
@@ -228,6 +262,12 @@ def _judge(subject: Subject, core: Core | FusedCore, at: OutputRef, factor: floa
     by = f"{known.formula} = {scale:.4g}" if known.formula else f"{scale:.4g}"
     message = f"scores are scaled by {by}, expected {claimed or '1/sqrt(Dk)'} = {expected:.4g}"
     return Violation(known.code, message, place, known.hint, _EVIDENCE, "reproduced", claims=_claimed(subject))
+
+
+def _is_head_width_known(subject: Subject, query: AttentionOperand) -> bool:
+    """Return whether a claimed scale needs no width from the product, since a symbol has that of one head."""
+    sizes = [query.value.shape[axis] for axis in query.contracted]
+    return subject.claims.scale is not None and subject.numbers.get(HEAD_WIDTH) in (*sizes, math.prod(sizes))
 
 
 def _width_name(subject: Subject, width: int) -> str:
@@ -319,7 +359,7 @@ def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
     if ref is None:
         origins = subject.graph.origins(operand.sources)
         names = sorted(origins & set(subject.inputs)) or sorted(origins & subject.base.state.keys())
-        return _stretch_of_one(subject, operand, lambda change: _named(subject, names, change)) if names else 1.0
+        return _stretch_from(subject, operand, names) if names else 1.0
     for attempt, feature in enumerate(_features(subject, operand, ref)):
         together = _changed_together(subject, attempt)
         if together.is_apart(ref):
@@ -340,6 +380,20 @@ def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
             return _stretch_of_one(subject, operand, lambda change: Intervention(results={ref: change}), *index)
         return float(lengths[0]) if _are_close(lengths) else None
     return None
+
+
+def _stretch_from(subject: Subject, operand: AttentionOperand, names: Sequence[str]) -> float | None:
+    """Return the factor between inputs, or parameters and buffers, and the query or key that enters the product."""
+    first = _stretch_of_one(subject, operand, lambda change: _named(subject, names, change))
+    if first is not None or names[0] not in subject.inputs:
+        return first
+    # a chunk of the tokens may not have the first one
+    values = [subject.inputs[name] for name in names]
+    axes = next((found for value in values if (found := token_axes(subject, value)) is not None), None)
+    if axes is None or any(value.shape != axes.shape for value in values) or operand.width in axes.sizes:
+        return None
+    index = [slice(None) if axis in axes.axes else 0 for axis in range(len(axes.shape))]
+    return _stretch_of_one(subject, operand, lambda change: _named(subject, names, change), *index)
 
 
 def _stretch_of_one(
