@@ -31,14 +31,6 @@ def helper_call(subject: Subject, ref: OutputRef) -> SourceLocation | None:
     return SourceLocator().find(calls[1])[0]
 
 
-def call_in_common_function(subject: Subject, ref: OutputRef, other: OutputRef) -> SourceLocation | None:
-    """Return where a call is made in the innermost function that makes another call too; None if it makes it itself."""
-    functions = {frame.f_code for frame in subject.base.event(other).calls}
-    calls = subject.base.event(ref).calls
-    level = next((level for level, frame in enumerate(calls) if frame.f_code in functions), 0)
-    return SourceLocator().find(calls[level])[0] if level else None
-
-
 def _is_helper(subject: Subject, code: CodeType) -> bool:
     events = [event for event in subject.base.events if any(frame.f_code is code for frame in event.calls)]
     return all(event.name in _ROTATION_OPERATIONS for event in events)

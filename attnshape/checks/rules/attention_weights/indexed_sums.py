@@ -14,13 +14,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.mistake_lines import call_in_common_function
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.inference.dataflow import numbers_read
 from attnshape.tracing import operations as ops
+from attnshape.tracing.raw import SourceLocation
+from attnshape.tracing.source_locations import SourceLocator
 
 _MOVES = ops.SAME_VALUES | ops.GATHERS
 _GUARDS = ops.ADDITIONS | ops.LOWER_BOUNDS
@@ -88,12 +89,23 @@ def _violation(subject: Subject, weights: _Weights, messages: _Messages, sums: T
     )
     hint = "sum the exponentials by the index by which the weighted values are summed"
     evidence = "set the values to 1 everywhere, and read the sums of the weights"
-    at = weights.summed.refs[0]
-    if _same_index(weights.summed, messages.summed):
-        at = _last_gather(subject, weights) or at
+    at, place = weights.summed.refs[0], _call_with_index(weights, messages)
+    if _same_index(weights.summed, messages.summed) and (gather := _last_gather(subject, weights)) is not None:
+        at, place = gather, None
         hint = "divide by the sums at the index by which the weighted values are summed"
-    place = call_in_common_function(subject, at, messages.product.refs[0])
     return Violation("AS302", message, at, hint, evidence, place=place)
+
+
+def _call_with_index(weights: _Weights, messages: _Messages) -> SourceLocation | None:
+    """Return where a function that only makes the weights gets the index; None if the values are weighed there too."""
+    calls, functions = weights.summed.calls, {frame.f_code for frame in messages.product.calls}
+    helper = weights.quotient.calls[0].f_code if weights.quotient.calls else None
+    for level, frame in enumerate(calls):
+        if frame.f_code in functions:
+            return SourceLocator().find(frame)[0] if level else None
+        if frame.f_code is helper:
+            return SourceLocator().find(calls[level + 1])[0] if level + 1 < len(calls) else None
+    return None
 
 
 def _weights(subject: Subject) -> Iterator[_Weights]:
@@ -222,7 +234,11 @@ def _products(subject: Subject, start: ReplayedCall) -> Iterator[tuple[ReplayedC
 def _index(event: ReplayedCall) -> Tensor | None:
     """Return the indices by which a call sums, one for each place along its first axis."""
     found = [value for value in event.operand_values if not value.is_floating_point() and value.ndim]
-    return found[0].reshape(found[0].shape[0], -1)[:, 0] if len(found) == 1 else None
+    if len(found) != 1:
+        return None
+    if event.name == "segment_reduce":
+        return torch.arange(len(found[0])).repeat_interleave(found[0]) if found[0].ndim == 1 else None
+    return found[0].reshape(found[0].shape[0], -1)[:, 0]
 
 
 def _same_index(one: ReplayedCall, other: ReplayedCall) -> bool:
@@ -235,6 +251,6 @@ def _last_gather(subject: Subject, weights: _Weights) -> OutputRef | None:
     downstream = subject.graph.downstream_of(weights.summed.refs[0])
     for place in (1, 0):
         for event in subject.graph.upstream(weights.quotient.sources[place]):
-            if event.name in ops.GATHERS | ops.SELECTIONS and event.refs[0] in downstream:
+            if event.name in ops.GATHERS | ops.SELECTIONS | ops.REPEATS and event.refs[0] in downstream:
                 return event.refs[0]
     return None
