@@ -80,7 +80,13 @@ def _added_to_itself(subject: Subject, uses: Sequence[ReplayedCall]) -> OutputRe
         begins = event.order in orders and event.name in PRODUCTS | MULTIPLICATIONS
         if begins or (event.name in _TO_SCORES and event.producers & reached):
             reached.update(event.refs)
-            sums = event.name in PRODUCTS | SUMS and event.numel < max(value.numel() for value in event.operand_values)
-            if sums or event.producers & scores:
+            if event.producers & scores or _sums_features(subject, event):
                 scores.update(event.refs)
     return None
+
+
+def _sums_features(subject: Subject, event: ReplayedCall) -> bool:
+    """Return whether a call leaves fewer numbers of the data than it reads, as scores are fewer than features."""
+    read = zip(event.operand_values, event.sources, strict=True)
+    data = [value.numel() for value, sources in read if subject.graph.carries_data(sources)]
+    return event.name in PRODUCTS | SUMS and event.numel < max(data, default=0)
