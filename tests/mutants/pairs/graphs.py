@@ -1,4 +1,4 @@
-"""AS302, AS406 and AS807 in attention over graphs: by lists of edges, and by a dense adjacency."""
+"""AS301, AS302, AS406 and AS807 in attention over graphs: by lists of edges, and by a dense adjacency."""
 
 import math
 
@@ -20,6 +20,9 @@ PAIRS = [
     ("AS807", "one_vector_for_both_ends", *SIZES),
     ("AS807", "both_by_sources", *DENSE),
     ("AS807", "one_layer_for_both_ends", *DENSE),
+    ("AS301", "over_the_queries", *DENSE),
+    ("AS301", "module_over_heads", *DENSE),
+    ("AS301", "additive_over_queries", *DENSE),
     ("AS406", "isolated_node", *DENSE),
     ("AS406", "additive_scores_of_nothing", *DENSE),
     ("AS406", "pool_of_nothing", *POOLED),
@@ -297,6 +300,13 @@ class Dense(nn.Module):
         return torch.einsum("bijh,bjhd->bihd", self.cleared(weights), z).flatten(2)
 
 
+class OverQueries(Dense):
+    def forward(self, x, adj=None):
+        z = self.lin(x).unflatten(-1, (self.heads, -1))
+        weights = F.leaky_relu(self.pairs(z), 0.2).softmax(dim=1)  # wrong: AS301 over_the_queries
+        return torch.einsum("bijh,bjhd->bihd", weights, z).flatten(2)
+
+
 class BothBySources(Dense):
     def pairs(self, z):
         a = self.att_src
@@ -334,6 +344,14 @@ def reference_both_by_sources(module, x, adj=None):
     return additive(of_queries, of_keys, z, keep)
 
 
+def wrong_over_the_queries(B, H, L, Dk):
+    return _dense(OverQueries, B, H, L, Dk)
+
+
+right_over_the_queries = right_both_by_sources
+reference_over_the_queries = reference_both_by_sources
+
+
 def wrong_isolated_node(B, H, L, Dk):
     return _with_adjacency(Uncleared, B, H, L, Dk)
 
@@ -351,6 +369,7 @@ class TwoLayers(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
+        self.softmax = nn.Softmax(dim=-1)
         self.value = nn.Linear(width, width)
         self.of_query, self.of_key = (nn.Linear(width, heads, bias=False) for _ in range(2))
 
@@ -359,7 +378,7 @@ class TwoLayers(nn.Module):
 
     def forward(self, x):
         queries, keys = self.ends(x)
-        weights = F.leaky_relu(queries.unsqueeze(-1) + keys.unsqueeze(-2), 0.2).softmax(-1)
+        weights = self.softmax(F.leaky_relu(queries.unsqueeze(-1) + keys.unsqueeze(-2), 0.2))
         values = self.value(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return (weights @ values).transpose(1, 2).flatten(2)
 
@@ -384,6 +403,26 @@ def reference_one_layer_for_both_ends(module, x):
     return additive(project(x, module.of_query), project(x, module.of_key), values, everything)
 
 
+class OverHeads(TwoLayers):
+    def __init__(self, width, heads):
+        super().__init__(width, heads)
+        self.softmax = nn.Softmax(dim=1)  # wrong: AS301 module_over_heads
+
+    def forward(self, x):
+        queries, keys = self.ends(x)
+        weights = self.softmax(F.leaky_relu(queries.unsqueeze(-1) + keys.unsqueeze(-2), 0.2))
+        values = self.value(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return (weights @ values).transpose(1, 2).flatten(2)
+
+
+def wrong_module_over_heads(B, H, L, Dk):
+    return _dense(OverHeads, B, H, L, Dk)
+
+
+right_module_over_heads = right_one_layer_for_both_ends
+reference_module_over_heads = reference_one_layer_for_both_ends
+
+
 class Additive(nn.Module):
     """Scores of a small network, as in Bahdanau's attention, over tokens some of which are padding."""
 
@@ -398,6 +437,40 @@ class Additive(nn.Module):
     def forward(self, x, mask):
         hidden = torch.tanh(self.query(x).unsqueeze(2) + self.key(x).unsqueeze(1))
         return self.weights(self.score(hidden).squeeze(-1), mask.unsqueeze(1)) @ x
+
+
+class Glimpses(Additive):
+    """Queries and keys of two sequences, all of which are visible."""
+
+    def weights(self, scores, mask):
+        return torch.softmax(scores, dim=2)
+
+    def forward(self, query, memory):
+        hidden = torch.tanh(self.query(query)[:, :, None] + self.key(memory)[:, None])
+        return torch.einsum("bqk,bkd->bqd", self.weights(self.score(hidden).squeeze(-1), None), memory)
+
+
+class GlimpsesOverQueries(Glimpses):
+    def weights(self, scores, mask):
+        return torch.softmax(scores, dim=1)  # wrong: AS301 additive_over_queries
+
+
+def _glimpses(cls, B, H, L, Dk):
+    return cls(H * Dk, Dk), (torch.randn(B, L, H * Dk), torch.randn(B, L + H, H * Dk)), {}
+
+
+def wrong_additive_over_queries(B, H, L, Dk):
+    return _glimpses(GlimpsesOverQueries, B, H, L, Dk)
+
+
+def right_additive_over_queries(B, H, L, Dk):
+    return _glimpses(Glimpses, B, H, L, Dk)
+
+
+def reference_additive_over_queries(module, query, memory):
+    hidden = torch.tanh(project(query, module.query)[:, :, None] + project(memory, module.key)[:, None])
+    scores = project(hidden, module.score)[..., 0]
+    return torch.einsum("bij,bjd->bid", _weights_of_kept(scores, torch.ones_like(scores)), memory)
 
 
 class AdditiveOfNothing(Additive):

@@ -28,6 +28,9 @@ UNUSUAL = [
     ("self_loops_added", *DENSE),
     ("nodes_without_neighbours_replaced", *DENSE),
     ("sums_kept_from_zero", *DENSE),
+    ("tokens_to_clusters", *DENSE),
+    ("residuals_of_clusters", *DENSE),
+    ("votes_of_tokens", *DENSE),
     ("keys_by_total_weight", *CROSS),
     ("rollout_renormalised", *DENSE),
     ("summed_maps_returned", *CROSS),
@@ -328,3 +331,51 @@ def with_summed_maps(query, key, value):
 
 def case_summed_maps_returned(B, H, Lq, Lk, Dk):
     return _three(with_summed_maps, B, H, Lq, Lk, Dk)
+
+
+class Clusters(nn.Module):
+    """Each token is assigned to clusters, whose tokens are summed, as in DiffPool."""
+
+    def __init__(self, width, clusters):
+        super().__init__()
+        self.assign, self.value = nn.Linear(width, clusters), nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.assign(x).softmax(dim=-1).mT @ self.value(x)
+
+
+def case_tokens_to_clusters(B, H, L, Dk):
+    return Clusters(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+class Residuals(nn.Module):
+    """The residuals of tokens to cluster centres, weighed by their assignment, as in NetVLAD."""
+
+    def __init__(self, width, clusters):
+        super().__init__()
+        self.assign, self.centres = nn.Linear(width, clusters), nn.Parameter(torch.randn(clusters, width))
+
+    def forward(self, x):
+        weights = torch.softmax(self.assign(x), dim=2)
+        return (weights.unsqueeze(-1) * (x.unsqueeze(2) - self.centres)).sum(dim=1)
+
+
+def case_residuals_of_clusters(B, H, L, Dk):
+    return Residuals(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+class Votes(nn.Module):
+    """Each token divides its vote among the clusters, of which each has another vote of it."""
+
+    def __init__(self, width, clusters):
+        super().__init__()
+        self.votes = nn.Linear(width, clusters * width, bias=False)
+        self.clusters = clusters
+
+    def forward(self, x):
+        votes = self.votes(x).unflatten(-1, (self.clusters, -1))
+        return torch.einsum("blh,blhd->bhd", votes.mean(-1).softmax(dim=-1), votes)
+
+
+def case_votes_of_tokens(B, H, L, Dk):
+    return Votes(Dk, H), (torch.randn(B, L, Dk),), {}
