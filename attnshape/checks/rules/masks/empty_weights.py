@@ -70,12 +70,14 @@ class _HiddenRun:
 def judge_empty_weights(subject: Subject, topic: str) -> Iterator[Outcome]:
     """Judge what queries get in such softmaxes if no key is visible: zeros, if that is claimed, and never NaN."""
     masks = set(subject.claims.masks) & subject.base.inputs.keys()
+    claimed = subject.claims.zero_masked_rows
+    # what queries get whose scores are products is judged by the claim alone
+    left_out = set() if claimed else {core.softmax.ref for core in subject.cores}
     of_masks = [
         (softmax, keys, names)
         for softmax, keys in unexplained_softmaxes(subject)
-        if (names := sorted(masks & subject.graph.origins((softmax.ref,))))
+        if softmax.ref not in left_out and (names := sorted(masks & subject.graph.origins((softmax.ref,))))
     ]
-    claimed = subject.claims.zero_masked_rows
     change = hide_all(subject)
     # without the claim, NaN in the unchanged run has a finding of its own
     if not of_masks or change is UNCHANGED or (subject.base.has_nan and not claimed):
@@ -85,7 +87,7 @@ def judge_empty_weights(subject: Subject, topic: str) -> Iterator[Outcome]:
     for softmax, keys, names in of_masks:
         row = hidden.row(softmax) if follows and hidden.is_empty(softmax, keys) else "unknown"
         if row == "NaN" or (row == "the mean of all values" and claimed):
-            yield _finding(subject, softmax, keys, names, row)
+            yield _finding(subject, softmax, names, row)
             return
         if row == "zero" and claimed:
             yield Verification("a query without any visible key gets zeros", _CLAIM)
@@ -94,11 +96,11 @@ def judge_empty_weights(subject: Subject, topic: str) -> Iterator[Outcome]:
             yield Undecided(topic, why, _CLAIM)
 
 
-def _finding(subject: Subject, softmax: Softmax, keys: int, names: list[str], row: _Row) -> Outcome:
+def _finding(subject: Subject, softmax: Softmax, names: list[str], row: _Row) -> Outcome:
     """Return what is wrong with rows that aren't zero; a notice or a fact if it isn't claimed that they are."""
     message = f"a query without any visible key gets {row}"
     claimed = subject.claims.zero_masked_rows
-    pairs = any(_has_queries(subject, subject.base.inputs[name], softmax, keys) for name in names)
+    pairs = any(_has_queries(subject, subject.base.inputs[name]) for name in names)
     if not claimed and not pairs:
         # a sequence of nothing but padding is seldom meant to be possible
         return Observation(message, softmax.ref)
@@ -112,10 +114,6 @@ def _finding(subject: Subject, softmax: Softmax, keys: int, names: list[str], ro
     return Violation("AS406", message, softmax.ref, hint, evidence, claims=_CLAIM if claimed else (), level=level)
 
 
-def _has_queries(subject: Subject, mask: Tensor, softmax: Softmax, keys: int) -> bool:
-    """Return whether each query has its own keys: a mask has an axis besides those of the batch, heads and keys."""
-    sizes = [size for size in mask.shape if size > 1]
-    number = softmax.event.values[0].shape[keys]
-    if number in sizes:
-        sizes.remove(number)
-    return any(size != subject.batch_size and size not in subject.head_sizes for size in sizes)
+def _has_queries(subject: Subject, mask: Tensor) -> bool:
+    """Return whether each query has its own keys: a mask has two axes besides those of the batch and of heads."""
+    return len([size for size in mask.shape if size not in {1, subject.batch_size, *subject.head_sizes}]) > 1

@@ -291,7 +291,8 @@ def _cancelled(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
     A bias of keys, which is only added, has no effect either, and is right: it adds the same to all scores of a row.
     """
     groups: dict[OutputRef, list[str]] = {}
-    for name in _without_slope(alive, gradient):
+    # NaN stays NaN, whatever is changed
+    for name in _without_slope(alive, gradient) if gradient.results_are_finite else ():
         reads = _readers_through_transposes(subject, name)
         if not any(event.name in PRODUCTS | MULTIPLICATIONS and not _is_only_added(event, name) for event in reads):
             continue
