@@ -141,6 +141,9 @@ MASKS = frozenset({"masked_fill", "where"})
 
 # Writes to a part of a tensor.
 ELEMENT_WRITES = frozenset({"setitem"})
+INDEXED_ADDITIONS = frozenset({"index_add", "scatter_add"})
+INDEXED_REDUCTIONS = INDEXED_ADDITIONS | {"scatter_reduce", "segment_reduce", "scatter", "index_put"}
+"""Operations that may sum numbers by their indices, the others than additions by an argument that says so."""
 FILLS = ELEMENT_WRITES | {"copy", "index_copy", "index_put", "scatter", "set"}
 
 # Layers.

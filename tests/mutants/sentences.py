@@ -388,6 +388,13 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS302-recurrent_denominator",
         "AS302-softmaxes_of_the_other_axes",
     ),
+    "the weights with which values are summed by their indices sum to one": (
+        "AS302-divided_late",
+        "AS302-pooled_by_kind",
+        "AS302-segments_reversed",
+        "AS302-summed_by_source",
+        "AS302-sums_of_the_other_end",
+    ),
     "no query sees a key across the edge of a rolled map": (
         "AS410-columns_alike",
         "AS410-first_window_masked",
@@ -396,10 +403,13 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS410-sequence_in_sdpa",
     ),
     "a query without any visible key gets zeros": (
+        "AS406-additive_scores_of_nothing",
         "AS406-folded_nan",
+        "AS406-isolated_node",
         "AS406-nan_of_empty_memory",
         "AS406-no_slots",
         "AS406-nothing_announced",
+        "AS406-pool_of_nothing",
         "AS406-sdpa_most_negative",
         "AS406-uniform_over_padding",
     ),

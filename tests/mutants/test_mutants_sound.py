@@ -18,7 +18,21 @@ from tests.mutants.cases import PAIRS, ROOT, UNFOUND, UNUSUAL, Pair, Unusual, fu
 from tests.sampling import sampled
 
 SEEDS = (0, 1, 2)
-PRIMES = {"B": 5, "H": 7, "Hkv": 3, "G": 2, "L": 11, "Lq": 17, "Lk": 19, "Lp": 11, "D": 91, "Dk": 13, "Dv": 23, "W": 3}
+PRIMES = {
+    "B": 5,
+    "H": 7,
+    "Hkv": 3,
+    "G": 2,
+    "L": 11,
+    "Lq": 17,
+    "Lk": 19,
+    "Lp": 11,
+    "D": 91,
+    "Dk": 13,
+    "Dv": 23,
+    "V": 29,
+    "W": 3,
+}
 CODES = sorted(({pair.code for pair in PAIRS} | set(codes())) - set(WRITTEN))
 
 

@@ -228,7 +228,7 @@ def softmaxes(graph: RunGraph) -> list[Softmax]:
 def cores(flow: RunGraph) -> list[Core]:
     """Return every attention of a run whose scores, weights and values can be found."""
     result = []
-    with_values = [(softmax, _value(softmax, flow)) for softmax in softmaxes(flow)]
+    with_values = [(softmax, value_product(softmax, flow)) for softmax in softmaxes(flow)]
     for softmax, value in with_values:
         scores = _scores(softmax, flow, [(other, end) for other, end in with_values if other is not softmax])
         if scores is not None and value is not None:
@@ -248,7 +248,7 @@ def exponential_cores(flow: RunGraph) -> list[Core]:
             continue
         base = math.log(2) if event.name == "exp2" else 1.0
         softmax = Softmax(event, event, 0, frozenset(), deferred=True, base=base)
-        value, scores = _value(softmax, flow), _last_product(softmax, flow)
+        value, scores = value_product(softmax, flow), _last_product(softmax, flow)
         if value is not None and scores is not None and scores.result.shape == softmax.scores.shape:
             result.append(Core(scores, softmax, *value))
     return result
@@ -310,12 +310,12 @@ def _is_of_one_query(event: ReplayedCall, total: ReplayedCall, flow: RunGraph) -
 
 _NEVER_BETWEEN_SCORES = ops.NORMS | ops.SOFTMAXES | ops.CONVOLUTIONS
 """Operations that don't come between the product of queries and keys and the mixing of their heads."""
-_ValueProduct = tuple[Product, int]
+ValueProduct = tuple[Product, int]
 """A product with the values, and the place of the weights among its operands."""
 
 
 def _scores(
-    softmax: Softmax, flow: RunGraph, others: list[tuple[Softmax, _ValueProduct | None]]
+    softmax: Softmax, flow: RunGraph, others: list[tuple[Softmax, ValueProduct | None]]
 ) -> tuple[list[Product], list[Product]] | None:
     """Return the products that make the scores: those with both operands from the inputs, and those with one.
 
@@ -370,7 +370,7 @@ def _without_projections(sources: tuple[Producer, ...], flow: RunGraph) -> Itera
             wanted |= {producer for producer in event.producers if isinstance(producer, OutputRef)}
 
 
-def _value(softmax: Softmax, flow: RunGraph) -> _ValueProduct | None:
+def value_product(softmax: Softmax, flow: RunGraph) -> ValueProduct | None:
     """Return the product with the values, and the place of the weights among its operands."""
     downstream = flow.downstream_of(softmax.ref)
     reached: set[Producer] = {softmax.ref}

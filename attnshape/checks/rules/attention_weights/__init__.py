@@ -14,6 +14,9 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.interventions.small_sizes import symbol_or_number
+from attnshape.checks.rules.attention_weights.indexed_sums import check_indexed
+from attnshape.checks.rules.attention_weights.pairwise import check_pairwise
+from attnshape.checks.rules.attention_weights.summed_heads import check_summed_heads
 from attnshape.checks.rules.attention_weights.without_scores import WeightSums, weight_sums
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.tracing import operations as ops
@@ -29,9 +32,15 @@ _MASKS = ops.MASKS | ops.ELEMENT_WRITES
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Check the axis along which the weights sum to one, and the operations on them after the softmax."""
+    without_products = [*check_indexed(subject, TOPIC), *check_pairwise(subject)]
+    yield from without_products
+    yield from check_summed_heads(subject)
     if not subject.measured and not subject.fused:
         implied = list(weight_sums(subject))
-        yield from _check_implied(implied) if implied else _check_blockwise(subject)
+        if implied:
+            yield from _check_implied(implied)
+        elif not without_products:
+            yield from _check_blockwise(subject)
         return
     # of PyTorch's fused attention there is nothing to check
     all_verified = bool(subject.measured)

@@ -23,6 +23,7 @@ from attnshape.checks.attention.visibility import (
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.masks.chosen import judge_chosen
 from attnshape.checks.rules.masks.empty_rows import judge_empty_rows
+from attnshape.checks.rules.masks.empty_weights import judge_empty_weights
 from attnshape.checks.rules.masks.fills import too_small
 from attnshape.checks.rules.masks.reach import describe_attentions, is_meant_for_others
 from attnshape.checks.rules.masks.results import judge_by_results
@@ -87,6 +88,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if name in subject.base.inputs:
             yield from _everywhere(subject, name, contexts)
     yield from judge_chosen(subject)
+    yield from judge_empty_weights(subject, TOPIC)
     # whether a map is round is claimed with the keys that are visible
     yield from judge_rolled(subject, [explanation for explanation in explained if explanation.positions is None])
 

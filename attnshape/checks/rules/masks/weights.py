@@ -230,10 +230,16 @@ def unplaced_weights(subject: Subject, name: str) -> set[OutputRef]:
 
 def _candidates(subject: Subject) -> Iterator[tuple[Softmax, int, str]]:
     """Yield each softmax whose visible keys aren't known, with the axis of its keys, and each mask."""
+    for softmax, keys in unexplained_softmaxes(subject):
+        yield from ((softmax, keys, name) for name in subject.claims.masks if name in subject.base.inputs)
+
+
+def unexplained_softmaxes(subject: Subject) -> Iterator[tuple[Softmax, int]]:
+    """Yield each softmax whose visible keys aren't known, with the axis of its keys."""
     explained, _ = explain_visibility(subject)
     known = {one.visible.core.context for one in explained}
     refs = {core.softmax.ref for core in subject.cores if core.context in known}
     for softmax in softmaxes(subject.graph):
         if softmax.ref not in refs and len(softmax.axes) == 1:
             (keys,) = softmax.axes
-            yield from ((softmax, keys, name) for name in subject.claims.masks if name in subject.base.inputs)
+            yield softmax, keys

@@ -20,6 +20,7 @@ from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.interventions.uses import Gradients
 from attnshape.checks.rules.parameters.attended_inputs import cut_attentions
+from attnshape.checks.rules.parameters.siblings import used_in_place_of
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.inference.dataflow import numbers_read, reads_numbers
 from attnshape.model.formatting import join_words, pluralize
@@ -107,14 +108,10 @@ def _changed(subject: Subject, names: Iterable[str]) -> PerturbationDiff:
 def _never_read(subject: Subject, values: Mapping[str, Tensor], gradient: Gradients) -> Iterator[Violation]:
     """Yield the parameters that no call reads: an error where the sibling is used twice, or Python reads it."""
     unread = [name for name in values if not _readers(subject, name)]
-    for name in unread:
-        for twin in values:
-            uses = _readers(subject, twin) if _are_siblings(name, twin) else []
-            if values[twin].shape == values[name].shape and (second := _second_use(subject, uses)) is not None:
-                message = f"{twin} is used twice, and {name} never"
-                hint = f"use {name} here, or remove it"
-                yield Violation("AS807", message, second, hint, f"nothing reads {name}")
-                return
+    replaced = list(used_in_place_of(subject, unread, values, partial(_readers, subject)))
+    if replaced:
+        yield from replaced
+        return
     moved = _changed(subject, unread) if unread else None
     if moved is not None and moved.comparable and not moved.has_no_effect:
         yield from _read_by_python(subject, [name for name in unread if gradient.by_name.get(name, 0) is None])
@@ -153,29 +150,6 @@ def _unregistered(subject: Subject) -> Iterator[Violation]:
         evidence = "compared what calls read with the module's named parameters"
         made = [attribute_definition(*container) for container in subject.experiment.structure.plain_containers[:1]]
         yield Violation("AS811", message, readers[0].refs[0], hint, evidence, "measured", made=next(iter(made), None))
-
-
-def _are_siblings(name: str, other: str) -> bool:
-    """Return whether two parameters, or their modules, are two attributes of one module, not items of a list."""
-    pairs = list(zip(name.split("."), other.split("."), strict=False))
-    differing = [place for place, (a, b) in enumerate(pairs) if a != b]
-    if len(differing) != 1 or name.count(".") != other.count(".") or len(pairs) - differing[0] > 2:
-        return False
-    return not any(part.isdigit() for part in pairs[differing[0]])
-
-
-def _second_use(subject: Subject, uses: Sequence[ReplayedCall]) -> OutputRef | None:
-    """Return the last call that reads a parameter, if two lines of one function read it."""
-    lines: dict[str, set[int]] = {}
-    for event in uses:
-        place = subject.place(event.refs[0])
-        if place is not None:
-            lines.setdefault(place.function, set()).add(place.line)
-    for event in reversed(uses):
-        place = subject.place(event.refs[0])
-        if place is not None and len(lines[place.function]) > 1:
-            return event.refs[0]
-    return None
 
 
 def _unit(name: str, names: set[str], values: Mapping[str, Tensor]) -> str:
@@ -313,7 +287,8 @@ def _cancelled(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
     A bias of keys, which is only added, has no effect either, and is right: it adds the same to all scores of a row.
     """
     groups: dict[OutputRef, list[str]] = {}
-    for name in _without_slope(alive, gradient):
+    # NaN stays NaN, whatever is changed
+    for name in _without_slope(alive, gradient) if gradient.results_are_finite else ():
         reads = _readers_through_transposes(subject, name)
         if not any(event.name in PRODUCTS | MULTIPLICATIONS and not _is_only_added(event, name) for event in reads):
             continue
