@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import textwrap
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from attnshape.proposals.conventions import is_config
+from attnshape.tracing.operations import RESHAPES, TRANSPOSES, UNIT_AXES
 
 _NO_NAME = "_"
 
@@ -76,11 +78,15 @@ def unpacked_axes(function: Callable[..., Any], parameter: str) -> tuple[str, ..
     """Return the names that a function gives to the axes of an argument; `_` for an axis without a name.
 
     They come from `B, T, C = x.shape`, from `x.size()`, from `b, n, _, h = *x.shape, self.heads`, or from the pattern
-    of einops' `rearrange(x, "b n (h d) -> b h n d")`. None where the function does nothing of the kind.
+    of einops' `rearrange(x, "b n (h d) -> b h n d")`. None where the function does nothing of the kind, or has
+    moved the axes before.
     """
     tree = _tree(function)
+    moved = _first_move(tree, parameter) if tree is not None else math.inf
     for node in ast.walk(tree) if tree is not None else ():
         match node:
+            case ast.stmt(lineno=line) | ast.expr(lineno=line) if line > moved:
+                continue
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=value):
                 count = _axes_taken(value, parameter, len(targets))
                 if count and not any(isinstance(target, ast.Starred) for target in targets):
@@ -91,6 +97,22 @@ def unpacked_axes(function: Callable[..., Any], parameter: str) -> tuple[str, ..
                 if _is_tensor(value, parameter) and (axes := _pattern_axes(text)) is not None:
                     return axes
     return None
+
+
+def _first_move(tree: ast.AST, parameter: str) -> float:
+    """Return the first line that binds a parameter's name to the argument with other axes; infinity if none does."""
+    lines = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and any(_is_tensor(target, parameter) for target in node.targets)
+        and any(
+            (isinstance(inner, ast.Attribute) and inner.attr in RESHAPES | TRANSPOSES | UNIT_AXES)
+            or (isinstance(inner, ast.Name) and inner.id == "rearrange")
+            for inner in ast.walk(node.value)
+        )
+    ]
+    return min(lines, default=math.inf)
 
 
 def _axes_taken(value: ast.expr, parameter: str, count: int) -> int:

@@ -108,6 +108,22 @@ def test_starred_unpacking_and_patterns():
     assert unpacked_axes(sized, "x") == ("b", "t")
 
 
+def test_axes_of_an_argument_that_is_transposed_first_have_no_names():
+    def transposed(x):
+        x = x.permute(1, 0, 2)
+        b, t, d = x.shape
+        return b, t, d
+
+    def transposed_later(x):
+        x = x + 1
+        b, t, d = x.shape
+        x = x.transpose(0, 1)
+        return x, b, t, d
+
+    assert unpacked_axes(transposed, "x") is None
+    assert unpacked_axes(transposed_later, "x") == ("b", "t", "d")
+
+
 def test_axes_that_are_not_certain_have_no_symbols():
     assert axes_named(("a", "q", "z")) is None
     assert axes_named(("b", "b", "d")) is None

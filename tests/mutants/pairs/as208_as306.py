@@ -8,6 +8,7 @@ from tests.mutants.plain import attention, causal, multihead
 SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 9, "Dk": 7}, {"B": 4, "H": 3, "L": 7, "Dk": 8})
 PAIRS = [
     ("AS208", "exp_without_maximum", *SIZES),
+    ("AS208", "joint_with_memory", *SIZES),
     ("AS208", "large_temperature", *SIZES),
     ("AS208", "plain_exponentials", *SIZES),
     ("AS208", "squared_norms", *SIZES),
@@ -29,6 +30,25 @@ def plain(q, k, v):
 def without_maximum(q, k, v):
     weights = (q @ k.mT * q.size(-1) ** -0.5 + 12).exp()  # wrong: AS208 exp_without_maximum
     return weights / weights.sum(-1, keepdim=True) @ v
+
+
+def over_memory_too(v, near, far):
+    total = near.sum(-1, keepdim=True) + far.sum(-1, keepdim=True)
+    return (near @ v + far @ v.roll(1, 2)) / total
+
+
+def joint(q, k, v):
+    near = q @ k.mT * q.size(-1) ** -0.5
+    far = q @ k.tanh().mT * q.size(-1) ** -0.5
+    most = torch.maximum(near.amax(-1, keepdim=True), far.amax(-1, keepdim=True))
+    return over_memory_too(v, (near - most).exp(), (far - most).exp())
+
+
+def joint_with_memory(q, k, v):
+    near = q @ k.mT * q.size(-1) ** -0.5
+    far = q @ k.tanh().mT * q.size(-1) ** -0.5
+    near = near.exp()  # wrong: AS208 joint_with_memory
+    return over_memory_too(v, near, far.exp())
 
 
 def warm(q, k, v):
@@ -107,6 +127,20 @@ def decoder_of_differences(q, k, v):
 
 def wrong_exp_without_maximum(B, H, L, Dk):
     return without_maximum, _heads(B, H, L, Dk), {}
+
+
+def wrong_joint_with_memory(B, H, L, Dk):
+    return joint_with_memory, _heads(B, H, L, Dk), {}
+
+
+def right_joint_with_memory(B, H, L, Dk):
+    return joint, _heads(B, H, L, Dk), {}
+
+
+def reference_joint_with_memory(function, q, k, v):
+    keys, values = torch.cat([k, k.tanh()], 2), torch.cat([v, v.roll(1, 2)], 2)
+    weights = (torch.einsum("bhqd,bhkd->bhqk", q, keys) / k.shape[-1] ** 0.5).softmax(-1)
+    return torch.einsum("bhqk,bhkd->bhqd", weights, values)
 
 
 def wrong_large_temperature(B, H, L, Dk):

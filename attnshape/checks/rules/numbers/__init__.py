@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from attnshape.checks.attention.perturbation import PerturbationDiff
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
@@ -19,7 +20,7 @@ from attnshape.checks.rules.numbers.angles import imprecise_angles
 from attnshape.checks.rules.numbers.gradients import check_gradients
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.model.report import Level
-from attnshape.tracing.operations import ALLOCATIONS, PRODUCTS, SOFTMAXES
+from attnshape.tracing.operations import ALLOCATIONS, EXPONENTIALS, MAXIMA, PRODUCTS, SOFTMAXES
 
 CODES: tuple[str, ...] = ("AS208", "AS209", "AS306", "AS308", "AS309", "AS406")
 TOPIC = "finite numbers"
@@ -83,6 +84,38 @@ def _without_maximum(subject: Subject) -> Iterator[Outcome]:
             at = OutputRef(core.softmax.owner.order)
             yield Violation("AS208", message, at, hint, evidence, level="notice")
             return
+    if not subject.cores:
+        yield from _exponentials_without_maximum(subject)
+
+
+def _exponentials_without_maximum(subject: Subject) -> Iterator[Outcome]:
+    """Add a number to what all exponentials read: results that a small one leaves alone must survive a large one."""
+    sources = {
+        event.sources[0][0]: event
+        for event in subject.base.events
+        if event.name in EXPONENTIALS and subject.graph.carries_data(event.sources[0])
+    }
+    refs = {ref: event for ref, event in sources.items() if isinstance(ref, OutputRef)}
+    if not refs or len(refs) < len(sources) or any(_subtracts_maximum(subject, ref) for ref in refs):
+        return
+
+    def shifted(number: float) -> PerturbationDiff:
+        return subject.perturb(Intervention(results=dict.fromkeys(refs, lambda value: value + number)))
+
+    if not shifted(1.0).has_no_effect:
+        return  # they are no softmax
+    large = shifted(_LARGE_SCORE)
+    if large.comparable and _first_not_finite(large.changed) is not None:
+        message = "the softmax overflows for large scores, above 88 in float32: their maximum isn't subtracted"
+        hint = "subtract the maximum of each row before exp, or use torch.softmax"
+        at = min(refs.values(), key=lambda event: event.order).refs[0]
+        evidence = f"added 1, and then {_LARGE_SCORE}, to what every exponential reads"
+        yield Violation("AS208", message, at, hint, evidence, level="notice")
+
+
+def _subtracts_maximum(subject: Subject, ref: OutputRef) -> bool:
+    """Return whether a result is a difference from a maximum, which no number that is added changes."""
+    return any(event.name in MAXIMA | {"maximum", "logsumexp"} for event in subject.graph.upstream((ref,)))
 
 
 def _is_not_finite(value: Tensor) -> Tensor:
