@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,6 +19,7 @@ import typer
 from attnshape.errors import AttnshapeError
 from attnshape.programs.launch import PLAN, report_command
 from attnshape.runtime.processes import ROOT
+from attnshape.runtime.replacement import replace_process, start_sentinel
 
 SETTINGS = {"allow_interspersed_args": False}
 """What follows the program's name belongs to the program."""
@@ -103,41 +105,16 @@ def _script(name: str) -> str:
 def _become(plan: dict[str, Any]) -> NoReturn:
     """Replace this process by a new Python that runs the program; the plan is in its environment until it starts."""
     plan["folder"] = tempfile.mkdtemp(prefix="attnshape-run-")
-    if hasattr(os, "fork"):
-        plan["pipe"] = _start_sentinel(plan)
+    pipe = start_sentinel(partial(_report_if_killed, plan))
+    if pipe is not None:
+        plan["pipe"] = pipe
     environment = {**os.environ, PLAN: json.dumps(plan)}
     launcher = str(Path(__file__).parents[1] / "programs" / "__main__.py")
-    command = [sys.executable, *subprocess._args_from_interpreter_flags(), launcher]  # type: ignore[attr-defined]
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    if sys.platform == "win32":  # there is no exec that keeps the process
-        sys.exit(subprocess.run(command, env=environment).returncode)
-    os.execve(sys.executable, command, environment)
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    replace_process([sys.executable, *flags, launcher], environment)
 
 
-def _start_sentinel(plan: dict[str, Any]) -> int:
-    """Start a process that reports if the program is killed; return the end of a pipe that the program holds open.
-
-    It is no child of the program, and in a session of its own, which no signal of the terminal reaches.
-    """
-    waiting, held = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            if not os.fork():
-                os.close(held)
-                os.setsid()
-                nothing = os.open(os.devnull, os.O_RDWR)
-                os.dup2(nothing, 0)
-                os.dup2(nothing, 1)
-                os.read(waiting, 1)  # until the program has ended, however it did
-                if Path(plan["folder"]).is_dir():
-                    command, environment = report_command(plan, os.environ)
-                    os.execve(command[0], command, environment)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(waiting)
-    os.set_inheritable(held, True)
-    return held
+def _report_if_killed(plan: dict[str, Any]) -> None:
+    """Report what the program left, if it ended without doing so itself."""
+    if Path(plan["folder"]).is_dir():
+        replace_process(*report_command(plan, os.environ))

@@ -6,13 +6,13 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from attnshape.runtime.processes import ROOT
+from attnshape.runtime.replacement import after_fork_in_child
 
 if TYPE_CHECKING:
     from attnshape.programs.watch import Watch
@@ -32,8 +32,7 @@ def activate(folder: str) -> None:
         folder: Where each process leaves what it captured.
     """
     _Active.folder = folder
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_after_fork)
+    after_fork_in_child(_after_fork)
     after_import("multiprocessing.spawn", _pass_on_to_spawned)
     after_import("multiprocessing.util", _save_at_exit_of_children)
     was_imported = "torch" in sys.modules

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from attnshape.runtime.processes import package_command
+from attnshape.runtime.replacement import after_fork_in_child
 
 PLAN = "ATTNSHAPE_RUN"
 """The environment variable with the plan; the program doesn't see it."""
@@ -61,7 +62,7 @@ def main() -> None:
 def _hold(pipe: int) -> None:
     """Keep the pipe open until this process ends, and in no other process."""
     os.set_inheritable(pipe, False)
-    os.register_at_fork(after_in_child=lambda: os.close(pipe))
+    after_fork_in_child(lambda: os.close(pipe))
 
 
 def _run_script(program: types.ModuleType, script: str) -> None:

@@ -159,7 +159,7 @@ def test_wrong_version_differs_only_in_values(pair: Pair) -> None:
                 assert equal(list(wrong.state_dict().values()), list(right.state_dict().values()))
             if pair.code == "AS208":  # right in every other type
                 wrong, wrong_args, right, args = map(in_float16, (wrong, wrong_args, right, args))
-            if pair.code == "AS908":  # right for several tokens
+            if pair.code == "AS908" and "Lp" in sizes:  # right for several tokens
                 wrong_args, args = ((given[0][:, -1:], *given[1:]) for given in (wrong_args, args))
             torch.use_deterministic_algorithms(pair.code == "AS308")  # fills memory that is only allocated with NaN
             output, *after = observed(wrong, wrong_args, wrong_kwargs)

@@ -50,7 +50,7 @@ def test_trace(attnshape: Attnshape, folder: Path) -> None:
 @pytest.mark.parametrize(("name", "status"), [("Attention", 0), ("Leaking", 1)])
 def test_check_varies_them_together(attnshape: Attnshape, folder: Path, name: str, status: int) -> None:
     (folder / "shared.py").write_text(MODEL)
-    result = attnshape(f"check shared.py:{name} {SHARED}")
+    result = attnshape(f"check shared.py:{name} {SHARED} -v")
     assert result.status == status, result.err
     assert ("batch elements don't affect each other" in result.out) == (name == "Attention")
     assert "the result depends on every input" in result.out

@@ -13,6 +13,7 @@ from attnshape.checks.attention.perturbation import other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.rules.caches.positions import restarted_positions
 from attnshape.checks.rules.caches.sharing import shared_caches
 from attnshape.checks.rules.caches.steps import step_by_step
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
@@ -51,6 +52,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if not shared:
         yield from _without_new(subject, cached)
         yield from step_by_step(subject)
+        yield from restarted_positions(subject)
 
 
 def _joined(subject: Subject, name: str) -> OutputRef | None:

@@ -20,7 +20,14 @@ from attnshape.checks.rules.numbers.angles import imprecise_angles
 from attnshape.checks.rules.numbers.gradients import check_gradients
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.model.report import Level
-from attnshape.tracing.operations import ALLOCATIONS, EXPONENTIALS, MAXIMA, PRODUCTS, SOFTMAXES
+from attnshape.tracing.operations import (
+    ALLOCATIONS,
+    EXPONENTIALS,
+    INDEXED_REDUCTIONS,
+    MAXIMA,
+    PRODUCTS,
+    SOFTMAXES,
+)
 
 CODES: tuple[str, ...] = ("AS208", "AS209", "AS306", "AS308", "AS309", "AS406")
 TOPIC = "finite numbers"
@@ -115,7 +122,8 @@ def _exponentials_without_maximum(subject: Subject) -> Iterator[Outcome]:
 
 def _subtracts_maximum(subject: Subject, ref: OutputRef) -> bool:
     """Return whether a result is a difference from a maximum, which no number that is added changes."""
-    return any(event.name in MAXIMA | {"maximum", "logsumexp"} for event in subject.graph.upstream((ref,)))
+    names = MAXIMA | INDEXED_REDUCTIONS | {"maximum"}
+    return any(event.name in names for event in subject.graph.upstream((ref,)))
 
 
 def _is_not_finite(value: Tensor) -> Tensor:

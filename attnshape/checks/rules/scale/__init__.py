@@ -86,7 +86,12 @@ def expected_scale(subject: Subject, width: int) -> float:
 
     Raises AttnshapeError if the claim has no value at these sizes.
     """
-    claimed = subject.claims.scale_at({HEAD_WIDTH: width, **subject.numbers})
+    # a head's width that only follows from other sizes may be that of another layer
+    record = subject.experiment.target.sizes.records.get(HEAD_WIDTH)
+    numbers = {HEAD_WIDTH: width, **subject.numbers}
+    if record is not None and record.origin == "derived":
+        numbers[HEAD_WIDTH] = width
+    claimed = subject.claims.scale_at(numbers)
     return claimed if claimed is not None else 1 / math.sqrt(width)
 
 
