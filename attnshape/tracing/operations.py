@@ -43,6 +43,8 @@ EXPANSIONS = frozenset({"expand", "expand_as", "broadcast_to"})
 REPEATS = frozenset({"repeat", "repeat_interleave", "tile"})
 SPLITS = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind"})
 SELECTIONS = frozenset({"getitem", "narrow", "select", "index_select"})
+DIAGONALS = frozenset({"diagonal", "diag"})
+"""Operations that take a matrix's diagonal; `diag` of a vector makes a matrix."""
 LAYOUT = RESHAPES | TRANSPOSES | UNIT_AXES | EXPANSIONS | REPEATS | SPLITS | SELECTIONS | {"contiguous"}
 """Operations on one tensor that only move its numbers."""
 

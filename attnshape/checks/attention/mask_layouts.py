@@ -20,7 +20,7 @@ class MaskLayout:
     queries: int
     keys: int
     others: frozenset[int] = frozenset()
-    """The sizes of further axes that are folded with the heads, such as the rows of a map that attends along columns."""
+    """The sizes of axes that are folded with the heads, such as the rows of a map that attends along columns."""
 
     def roles(self, shape: tuple[int, ...], claimed: Sequence[ClaimedAxis] = ()) -> list[str] | None:
         """Return the role of each axis: b, h, q, k, or bh for a folded one; None if the sizes are ambiguous.

@@ -117,6 +117,8 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
     dropped = torch.zeros(weights.shape, dtype=torch.bool)
     if after_softmax is not None and after_softmax.elementwise and after_softmax.source.shape == weights.shape:
         source = after_softmax.source
+        if int(source.max()) >= added.numel():
+            raise UndecidableVisibilityError("the softmax reads one number for several keys")
         if bool((source < 0).all()):
             raise UndecidableVisibilityError("the code after the softmax changes every weight")
         dropped = (after_softmax.factor == 0) & (source < 0)
@@ -305,7 +307,7 @@ class VisibilityExplainer:
         self._visible = visible
         self._batch, self._heads, self._queries, self._keys = visible.keys.shape
         others = visible.layout.folded_sizes if visible.layout is not None else frozenset()
-        self._layout = MaskLayout(*visible.keys.shape, others)
+        self._layout = MaskLayout(self._batch, self._heads, self._queries, self._keys, others)
         claims = subject.claims
         self.masks = {name: subject.base.inputs[name] for name in claims.masks if name in subject.base.inputs}
         self.aligned = self._keys - self._queries

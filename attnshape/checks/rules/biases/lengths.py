@@ -108,7 +108,11 @@ def _shift(before: Tensor, after: Tensor, candidates: list[int]) -> int | None:
     for shift in candidates:
         begin, end = max(shift, 0), min(before.shape[-1], after.shape[-1] + shift)
         first, second = before[:, begin:end], after[:, begin - shift : end - shift]
-        if end - begin >= _FEWEST and _are_close(first, second) and bool((first.abs() > _CLOSE * _spread(before)).any()):
+        if (
+            end - begin >= _FEWEST
+            and _are_close(first, second)
+            and bool((first.abs() > _CLOSE * _spread(before)).any())
+        ):
             return shift
     return None
 

@@ -143,7 +143,9 @@ def judge_blocks(subject: Subject, explained: Sequence[Explanation]) -> Iterator
             query, key = lacking.nonzero()[0].tolist()
             count = pluralize(int(lacking.sum()), "pair")
             width = subject.claims.window.text
-            message = f"query {query} doesn't see key {key}, which is within its window of {width} keys ({count} too few)"
+            message = (
+                f"query {query} doesn't see key {key}, which is within its window of {width} keys ({count} too few)"
+            )
             hint = "keep the keys of the windows of all new queries, not only those of the last one"
             at = MaskLines(subject, blocks[-1].visible.core).triangle()
             evidence = f"{READ}, and changed half of the tokens at a time, which tells where queries and keys come from"

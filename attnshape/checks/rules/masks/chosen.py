@@ -50,7 +50,9 @@ def _judge(subject: Subject, measured: MeasuredCore) -> Violation | Verification
     return None
 
 
-def _range(scores: torch.Tensor, chosen: torch.Tensor, axis: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _range(
+    scores: torch.Tensor, chosen: torch.Tensor, axis: int, rows: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smallest and the largest of the chosen scores of each of the rows."""
     least = scores.masked_fill(~chosen, torch.inf).amin(axis)[rows]
     return least, scores.masked_fill(~chosen, -torch.inf).amax(axis)[rows]
