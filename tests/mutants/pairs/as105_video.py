@@ -8,9 +8,9 @@ from torch import nn
 from tests.mutants.pairs.as4_reference import attend, merge, project
 
 SIZES = (
-    {"B": 2, "H": 3, "L": 5, "Lq": 4, "Lk": 6, "Dk": 5},
+    {"B": 2, "H": 3, "L": 7, "Lq": 4, "Lk": 6, "Dk": 5},
     {"B": 4, "H": 2, "L": 3, "Lq": 5, "Lk": 6, "Dk": 7},
-    {"B": 3, "H": 4, "L": 5, "Lq": 6, "Lk": 2, "Dk": 5},
+    {"B": 3, "H": 4, "L": 7, "Lq": 6, "Lk": 2, "Dk": 5},
 )
 PAIRS = [
     ("AS105", "frames_by_reshape", *SIZES),

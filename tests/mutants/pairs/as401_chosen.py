@@ -162,7 +162,9 @@ def below_mean(q, k, v):
     contexts = []
     for head in range(q.shape[1]):
         scores = q[:, head] @ k[:, head].transpose(1, 2) / math.sqrt(q.shape[3])
-        scores = scores.masked_fill(scores > scores.mean(dim=2, keepdim=True), -math.inf)  # wrong: AS401 below_mean_in_loop
+        scores = scores.masked_fill(
+            scores > scores.mean(dim=2, keepdim=True), -math.inf
+        )  # wrong: AS401 below_mean_in_loop
         contexts.append(scores.softmax(dim=2) @ v[:, head])
     return torch.stack(contexts, dim=1)
 

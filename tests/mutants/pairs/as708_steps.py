@@ -17,7 +17,7 @@ STREAMS = (
 PAIRS = [
     ("AS703", "single_token_not_rotated", *SIZES),
     ("AS703", "step_without_tables", *SIZES),
-    ("AS708", "step_into_buffer", *SIZES),
+    ("AS708", "second_block_not_rotated", *SIZES),
     ("AS708", "second_pass_not_rotated", *SIZES),
     ("AS708", "other_stream_not_rotated", *STREAMS),
 ]
@@ -153,56 +153,8 @@ def reference_step_without_tables(module, x):
     return merge(attend(q, k, v, visible(len(place), len(place))))
 
 
-class Buffered(nn.Module):
-    """Keys and values are written to a buffer for all tokens; the last token is a step of its own."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.to_q, self.to_k, self.to_v = (nn.Linear(width, width, bias=False) for _ in range(3))
-
-    def turned(self, q, k, past):
-        place = torch.arange(past, past + q.shape[2])
-        return turn(q, place), turn(k, place)
-
-    def call(self, x, buffer, past):
-        q, k, v = (to(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for to in (self.to_q, self.to_k, self.to_v))
-        q, k = self.turned(q, k, past)
-        end = past + x.shape[1]
-        buffer[0, :, :, past:end] = k
-        buffer[1, :, :, past:end] = v
-        scores = q @ buffer[0].mT / math.sqrt(q.shape[-1])
-        later = torch.arange(buffer.shape[3]) > torch.arange(past, end)[:, None]
-        return (scores.masked_fill(later, -torch.inf).softmax(dim=-1) @ buffer[1]).transpose(1, 2).flatten(2)
-
-    def forward(self, x):
-        batch, tokens, width = x.shape
-        buffer = x.new_zeros(2, batch, self.heads, tokens, width // self.heads)
-        prompt = self.call(x[:, :-1], buffer, 0)
-        return torch.cat((prompt, self.call(x[:, -1:], buffer, tokens - 1)), dim=1)
-
-
-class StepIntoBuffer(Buffered):
-    def turned(self, q, k, past):
-        return (q, k) if q.shape[2] == 1 else super().turned(q, k, past)
-
-
 def _module(cls, B, H, L, Dk):
     return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["causal", "rope=half"]
-
-
-def wrong_step_into_buffer(B, H, L, Dk):
-    return _module(StepIntoBuffer, B, H, L, Dk)
-
-
-def right_step_into_buffer(B, H, L, Dk):
-    return _module(Buffered, B, H, L, Dk)
-
-
-def reference_step_into_buffer(module, x):
-    place = torch.arange(x.shape[1])
-    q, k, v = (heads(x, to, module.heads) for to in (module.to_q, module.to_k, module.to_v))
-    return merge(attend(turned(q, place), turned(k, place), v, visible(len(place), len(place))))
 
 
 class Twice(nn.Module):
@@ -297,3 +249,51 @@ def reference_other_stream_not_rotated(module, question, passage):
         q, k = (turned(t, torch.arange(x.shape[1]), "interleaved") for t in (q, k))
         results.append(merge(attend(q, k, v)))
     return tuple(results)
+
+
+class TiedBlocks(nn.Module):
+    """Blocks with the same projections, spelled as parameters, and a loop over heads."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.w_q, self.w_k, self.w_v = (nn.Parameter(torch.randn(width, width) / math.sqrt(width)) for _ in range(3))
+
+    def positions(self, tokens):
+        return torch.arange(tokens)
+
+    def block(self, x, positions):
+        contexts = []
+        for q, k, v in zip(*((x @ w).chunk(self.heads, dim=-1) for w in (self.w_q, self.w_k, self.w_v)), strict=True):
+            if positions is not None:
+                q, k = turn(q, positions), turn(k, positions)
+            scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[2])
+            later = torch.arange(q.shape[1]) > torch.arange(q.shape[1])[:, None]
+            contexts.append(scores.masked_fill(later, -1e9).softmax(dim=2) @ v)
+        return torch.cat(contexts, dim=2)
+
+    def forward(self, x):
+        x = x + self.block(x, torch.arange(x.shape[1]))
+        return x + self.block(x, self.positions(x.shape[1]))
+
+
+class SecondBlockWithout(TiedBlocks):
+    def positions(self, tokens):
+        return None
+
+
+def wrong_second_block_not_rotated(B, H, L, Dk):
+    return _module(SecondBlockWithout, B, H, L, Dk)
+
+
+def right_second_block_not_rotated(B, H, L, Dk):
+    return _module(TiedBlocks, B, H, L, Dk)
+
+
+def reference_second_block_not_rotated(module, x):
+    place = torch.arange(x.shape[1])
+    for _ in range(2):
+        parts = (torch.einsum("bli,io->blo", x, w) for w in (module.w_q, module.w_k, module.w_v))
+        q, k, v = (torch.stack(t.chunk(module.heads, -1), 1) for t in parts)
+        x = x + merge(attend(turned(q, place), turned(k, place), v, visible(len(place), len(place))))
+    return x

@@ -146,8 +146,10 @@ def right_buckets_from_zero(B, H, L, Lp, Dk):
 def reference_buckets_from_zero(module, x, past_key, past_value):
     q, k, v = (torch.stack(project(x, one).chunk(module.n, -1), 1) for one in (module.q, module.k, module.v))
     k, v = torch.cat((past_key, k), 2), torch.cat((past_value, v), 2)
-    rows = [[8 + min(3, int(math.log(d / 8) / math.log(4) * 4)) if d >= 8 else max(d, 0) for d in row] for row in
-            back(q.shape[2], k.shape[2]).tolist()]
+    rows = [
+        [8 + min(3, int(math.log(d / 8) / math.log(4) * 4)) if d >= 8 else max(d, 0) for d in row]
+        for row in back(q.shape[2], k.shape[2]).tolist()
+    ]
     bias = module.relative_attention_bias.weight[torch.tensor(rows)].permute(2, 0, 1)
     return merge(attend(q, k, v, keep=visible(q.shape[2], k.shape[2]), bias=bias, scale=1), module.o)
 
