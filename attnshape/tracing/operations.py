@@ -45,6 +45,8 @@ NUMBERS_SEEN_IN_RESULT = RESHAPES | PATTERNED_LAYOUT | UNIT_AXES | EXPANSIONS | 
 """Operations whose numbers only affect the result's shape, strides and storage."""
 SPLITS = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind"})
 SELECTIONS = frozenset({"getitem", "narrow", "select", "index_select"})
+DIAGONALS = frozenset({"diagonal", "diag"})
+"""Operations that take a matrix's diagonal; `diag` of a vector makes a matrix."""
 LAYOUT = RESHAPES | TRANSPOSES | UNIT_AXES | EXPANSIONS | REPEATS | SPLITS | SELECTIONS | {"contiguous"}
 """Operations on one tensor that only move its numbers."""
 

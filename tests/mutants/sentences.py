@@ -576,6 +576,23 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS506-running_sees_its_block",
         "AS506-sigmoid_sees_the_next",
     ),
+    "what a distance adds to a score is the same at other lengths": (
+        "AS703-new_keys_from_zero",
+        "AS707-alibi_over_queries",
+        "AS711-buckets_from_zero",
+        "AS711-logarithm_from_zero",
+        "AS711-memory_in_sdpa",
+        "AS711-queries_from_zero",
+        "AS711-sinusoids_ascending",
+        "AS711-vectors_of_distance_from_zero",
+    ),
+    "where the scores decide which keys get weight, these are the keys with the largest ones": (
+        "AS401-below_kth_largest",
+        "AS401-below_mean_in_loop",
+        "AS401-indices_of_largest",
+        "AS401-kth_value_from_below",
+        "AS401-smallest_in_einsum",
+    ),
     "no query sees a key that .* hides": (
         "AS506-above_mean_of_both_turns",
         "AS506-above_mean_of_other_turn",

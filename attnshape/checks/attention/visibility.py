@@ -117,6 +117,8 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
     dropped = torch.zeros(weights.shape, dtype=torch.bool)
     if after_softmax is not None and after_softmax.elementwise and after_softmax.source.shape == weights.shape:
         source = after_softmax.source
+        if int(source.max()) >= added.numel():
+            raise UndecidableVisibilityError("the softmax reads one number for several keys")
         if bool((source < 0).all()):
             raise UndecidableVisibilityError("the code after the softmax changes every weight")
         dropped = (after_softmax.factor == 0) & (source < 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from fractions import Fraction
 from functools import partial
 
@@ -28,10 +28,13 @@ from attnshape.model.report import Level
 from attnshape.tracing.operations import (
     CUTS_GRADIENTS,
     DATA_MOVEMENT,
+    DIAGONALS,
     ELEMENT_WRITES,
+    LAYOUT,
     MULTIPLICATIONS,
     PRODUCTS,
     PRODUCTS_WITH_ADDEND,
+    SCALINGS,
     SELECTIONS,
     SPLITS,
     TRANSPOSES,
@@ -39,6 +42,9 @@ from attnshape.tracing.operations import (
 from attnshape.tracing.raw import SourceLocation
 
 _LOSING = SELECTIONS | SPLITS | ELEMENT_WRITES | MULTIPLICATIONS
+_WITH_DIAGONALS = PRODUCTS | MULTIPLICATIONS | DIAGONALS
+_NO_STEP = 1e-9
+"""The largest difference of two numbers of keys that is rounding."""
 _MOST_NUMBERS = 4
 """How many parameters that no call reads are changed one by one."""
 CODES: tuple[str, ...] = ("AS807", "AS808", "AS811")
@@ -69,7 +75,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if gradient.failure:
         yield Undecided("the gradients of parameters", f"the run with autograd fails: {gradient.failure}")
     elif not dead and not parts and not any(violation.level == "error" for violation in [*cut, *found]):
-        yield from _verified(alive, gradient)
+        yield from _verified(subject, alive, gradient)
 
 
 def _readers(subject: Subject, name: str) -> list[ReplayedCall]:
@@ -238,7 +244,8 @@ def _unused_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -
     found: dict[tuple[OutputRef, Fraction, str, Level], tuple[list[str], SourceLocation | None]] = {}
     for name in alive:
         slopes = gradient.by_name.get(name)
-        product = next((event for event in _readers_through_transposes(subject, name) if event.name in PRODUCTS), None)
+        reads = _readers_through(TRANSPOSES, subject, name)
+        product = next((event for event, _ in reads if event.name in _WITH_DIAGONALS), None)
         if slopes is None or slopes.ndim != 2 or product is None or not bool(torch.isfinite(slopes).all()):
             continue
         for axis in (0, 1):
@@ -267,7 +274,8 @@ def _diagonals(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
     """Yield the square matrices of which only the diagonal has an effect, by the product that reads them."""
     for name in alive:
         slopes = gradient.by_name.get(name)
-        product = next((event for event in _readers_through_transposes(subject, name) if event.name in PRODUCTS), None)
+        reads = _readers_through(TRANSPOSES, subject, name)
+        product = next((event for event, _ in reads if event.name in _WITH_DIAGONALS), None)
         if slopes is None or product is None or slopes.ndim != 2 or len(set(slopes.shape)) > 1 or len(slopes) < 2:
             continue
         outside = ~torch.eye(len(slopes), dtype=torch.bool)
@@ -284,16 +292,17 @@ def _diagonals(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
 def _cancelled(subject: Subject, alive: Sequence[str], gradient: Gradients) -> Iterator[Violation]:
     """Yield the parameters that multiply data without any effect, by the call in which what they change cancels out.
 
-    A bias of keys, which is only added, has no effect either, and is right: it adds the same to all scores of a row.
+    A bias of keys has no effect either, and is right: it adds the same to all scores of a row.
     """
     groups: dict[OutputRef, list[str]] = {}
     # NaN stays NaN, whatever is changed
-    for name in _without_slope(alive, gradient) if gradient.results_are_finite else ():
-        reads = _readers_through_transposes(subject, name)
-        if not any(event.name in PRODUCTS | MULTIPLICATIONS and not _is_only_added(event, name) for event in reads):
+    for name in _without_slope(subject, alive, gradient) if gradient.results_are_finite else ():
+        reads = _readers_through(LAYOUT, subject, name)
+        if not any(event.name in PRODUCTS | SCALINGS and not _is_only_added(event, source) for event, source in reads):
             continue
         moved = _changed(subject, [name])
-        end = _last_loss(moved, name) if moved.has_no_effect else None
+        is_in_vain = moved.has_no_effect and not _moves_keys_alike(subject, moved)
+        end = _last_loss(moved, name) if is_in_vain else None
         if end is not None:
             groups.setdefault(end, []).append(name)
     for end, names in groups.items():
@@ -303,11 +312,25 @@ def _cancelled(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
         yield Violation("AS807", message, end, hint, f"changed {names[0]}, and no result changes")
 
 
-def _is_only_added(event: ReplayedCall, name: str) -> bool:
-    """Return whether a product reads a parameter as what it adds, as `linear` does its bias."""
-    places = [place for place, sources in enumerate(event.sources) if name in sources]
+def _is_only_added(event: ReplayedCall, source: Producer) -> bool:
+    """Return whether a product reads a parameter, or a part of it, as what it adds, as `linear` does its bias."""
+    places = [place for place, sources in enumerate(event.sources) if source in sources]
     added = 0 if event.name in PRODUCTS_WITH_ADDEND else 2
     return places == [added] and (event.name in PRODUCTS_WITH_ADDEND or event.name == "linear")
+
+
+def _moves_keys_alike(subject: Subject, moved: PerturbationDiff) -> bool:
+    """Return whether all that moves in attention are keys, and all of them by the same vector."""
+    has_moved = False
+    for query, key, value in by_attention(subject):
+        steps = [operand.of(moved.changed) - operand.value for operand in (query, key, value)]
+        of_query, of_keys, of_value = (bool((step.abs() > _NO_STEP).any()) for step in steps)
+        axes = [axis for axis in range(key.value.ndim) if axis not in key.contracted and key.value.shape[axis] > 1]
+        alike = any(bool((steps[1].diff(dim=axis).abs() <= _NO_STEP).all()) for axis in axes)
+        if of_query or of_value or (of_keys and not alike):
+            return False
+        has_moved = has_moved or of_keys
+    return has_moved
 
 
 def _last_loss(moved: PerturbationDiff, name: str) -> OutputRef | None:
@@ -354,12 +377,14 @@ def _loss(
     return (_overlapping(losing) or product).refs[0], ": nothing selects them", None
 
 
-def _readers_through_transposes(subject: Subject, name: str) -> Iterator[ReplayedCall]:
+def _readers_through(names: Set[str], subject: Subject, name: str) -> Iterator[tuple[ReplayedCall, Producer]]:
+    """Yield what reads a parameter, as it is or after calls of the given names, and which of these tensors it reads."""
     wanted: list[Producer] = [name]
     while wanted:
-        for event, _ in subject.graph.consumers.get(wanted.pop(), ()):
-            yield event
-            if event.name in TRANSPOSES:
+        source = wanted.pop()
+        for event, _ in subject.graph.consumers.get(source, ()):
+            yield event, source
+            if event.name in names:
                 wanted += event.refs
 
 
@@ -396,17 +421,26 @@ def _overlapping(selections: Sequence[ReplayedCall]) -> ReplayedCall | None:
     return None
 
 
-def _without_slope(alive: Sequence[str], gradient: Gradients) -> list[str]:
+def _without_slope(subject: Subject, alive: Sequence[str], gradient: Gradients) -> list[str]:
     """Return the parameters that get no gradient, or one that is zero but for rounding."""
     known_to = ((name, gradient.by_name.get(name)) for name in alive)
     sizes = {name: float(value.abs().max()) for name, value in known_to if value is not None}
     limit = 1e-9 * max(sizes.values(), default=0.0)
-    return [name for name in alive if not sizes.get(name, 0.0) > limit]
+    # the gradients of all parameters may be rounding, which the results tell
+    rounding = 1e-13 * _largest([value for _, value in subject.base.returned])
+    effects = {name: size * _largest([subject.base.state[name]]) for name, size in sizes.items()}
+    return [name for name in alive if not sizes.get(name, 0.0) > limit or effects[name] <= rounding]
 
 
-def _verified(alive: Sequence[str], gradient: Gradients) -> Iterator[Outcome]:
+def _largest(values: Iterable[Tensor]) -> float:
+    """Return the largest magnitude of the finite numbers."""
+    finite = (value[torch.isfinite(value)] for value in values if value.is_floating_point())
+    return max((float(value.abs().max()) for value in finite if value.numel()), default=0.0)
+
+
+def _verified(subject: Subject, alive: Sequence[str], gradient: Gradients) -> Iterator[Outcome]:
     """Yield what the gradients show: the result changes with every parameter whose gradient isn't zero."""
-    others = _without_slope(alive, gradient)
+    others = _without_slope(subject, alive, gradient)
     known = [name for name in alive if name not in others]
     if known and not others:
         yield Verification("every parameter that is read gets a gradient, and changes the result")

@@ -1,0 +1,124 @@
+"""Unusual parameters in right code: they only add the same to a row of scores, or act through a mask or a norm."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SIZES = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8})
+UNUSUAL = [
+    ("key_bias_of_each_head", *SIZES),
+    ("projected_embedding_of_keys", *SIZES),
+    ("learned_temperature", *SIZES),
+    ("weight_norm", *SIZES),
+    ("norms_before_attention", *SIZES),
+    ("spatial_weights_under_diagonal", {"B": 4, "L": 7, "D": 12}, {"B": 5, "L": 9, "D": 16}),
+]
+
+
+class KeyBias(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.bias_of_keys = nn.Parameter(torch.randn(heads, 1, width // heads))
+
+    def split(self, x):
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def keys(self, x):
+        return self.split(self.k(x)) + self.bias_of_keys
+
+    def forward(self, x):
+        scores = self.split(self.q(x)) @ self.keys(x).mT / math.sqrt(x.shape[-1] // self.heads)
+        return (scores.softmax(-1) @ self.split(self.v(x))).transpose(1, 2).flatten(2)
+
+
+def case_key_bias_of_each_head(B, H, L, Dk):
+    return KeyBias(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+class EmbeddingOfKeys(KeyBias):
+    """All keys are of one kind, whose embedding is projected with them."""
+
+    def __init__(self, width, heads):
+        super().__init__(width, heads)
+        self.kind = nn.Parameter(torch.randn(1, 1, width))
+        del self.bias_of_keys
+
+    def keys(self, x):
+        return self.split(self.k(x) + self.k(self.kind))
+
+
+def case_projected_embedding_of_keys(B, H, L, Dk):
+    return EmbeddingOfKeys(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+class Temperature(nn.Module):
+    def __init__(self, heads):
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.rand(heads, 1, 1))
+
+    def forward(self, q, k, v):
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
+        return (scores / self.log_temperature.exp()).softmax(-1) @ v
+
+
+def case_learned_temperature(B, H, L, Dk):
+    return Temperature(H), tuple(torch.randn(3, B, H, L, Dk)), {}
+
+
+class WeightNormed(nn.Module):
+    """The length of each row of the direction cancels out, its numbers don't."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.direction = nn.Parameter(torch.randn(3 * width, width))
+        self.length = nn.Parameter(0.5 + torch.rand(3 * width, 1))
+
+    def forward(self, x):
+        weight = self.length * self.direction / self.direction.norm(dim=1, keepdim=True)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in F.linear(x, weight).chunk(3, dim=-1))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def case_weight_norm(B, H, L, Dk):
+    return WeightNormed(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+class Normed(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def forward(self, x):
+        h = self.before(x)
+        return self.after(x + self.attention(h, h, h, need_weights=False)[0])
+
+
+def case_norms_before_attention(B, H, L, Dk):
+    return Normed(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+class SpatialGate(nn.Module):
+    """The gating unit of gMLP with a little attention, whose weights between tokens are causal."""
+
+    def __init__(self, length, width):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.attend = nn.Linear(width, 3 * width)
+        self.spatial = nn.Parameter(torch.randn(length, length) / length)
+        self.shift = nn.Parameter(torch.ones(length, 1))
+
+    def forward(self, x):
+        u, v = F.gelu(self.enter(x)).chunk(2, dim=-1)
+        q, k, w = self.attend(x).chunk(3, dim=-1)
+        v = torch.einsum("ij,bjd->bid", self.spatial.tril(), v) + self.shift
+        return self.leave(u * (v + F.scaled_dot_product_attention(q, k, w, is_causal=True)))
+
+
+def case_spatial_weights_under_diagonal(B, L, D):
+    return SpatialGate(L, D), (torch.randn(B, L, D),), {}, ["causal"]
