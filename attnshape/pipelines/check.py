@@ -55,6 +55,8 @@ _MAX_RESULT_BYTES = 150 * 2**20
 _REPLACED = ("AS206", "AS404", "AS708", "AS801", "AS802", "AS803", "AS804", "AS805")
 """Codes for what is missing, or used in place of something else, which is then unused."""
 _UNUSED = ("AS807", "AS809")
+_ROTATED = ("AS701", "AS703", "AS704", "AS705")
+"""Codes for wrong rotations, after which scores may depend on the lengths too."""
 _NOT_FINITE = ("AS306", "AS406")
 _HIDDEN = ("AS401", "AS402", "AS502", "AS503", "AS506")
 """Codes for keys that are hidden by mistake, which then have no effect, nor have their values."""
@@ -277,6 +279,8 @@ def _root_causes(violations: Sequence[Violation], subject: Subject) -> list[Viol
         kept = [violation for violation in kept if violation.claims or not violation.code.startswith(_NOT_FINITE)]
     if any(violation.level == "error" and violation.code in _HIDDEN for violation in kept):
         kept = [violation for violation in kept if violation.code not in _WITHOUT_EFFECT]
+    if any(violation.level == "error" and violation.code in _ROTATED for violation in kept):
+        kept = [violation for violation in kept if violation.code != "AS711"]
     if any(violation.level == "error" and violation.code.startswith(_REPLACED) for violation in kept):
         return [violation for violation in kept if not violation.code.startswith(_UNUSED)]
     places = {violation.place for violation in kept if violation.code == "AS807"}
