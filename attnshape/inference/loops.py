@@ -80,8 +80,8 @@ def find_folding(runs: Sequence[RawTrace]) -> Folding | None:
 def fold_equal_blocks(runs: Sequence[RawTrace]) -> list[RawTrace]:
     """Return runs of the same steps with one of each series of equal blocks, such as a model's layers.
 
-    Blocks are equal if in each of the runs they take the same steps and return tensors of the same names, shapes,
-    strides and dtypes, and if they read the same results of earlier steps, such as a mask, or what the block before
+    Blocks are equal if in each of the runs they take the same steps with the same arguments and return tensors of the
+    same names, shapes, strides and dtypes, and if they read the same results of earlier steps, such as a mask, or what the block before
     them returned. Whether their number follows from the sizes doesn't matter.
     """
     first = runs[0]
@@ -181,6 +181,7 @@ def _facts(run: RawTrace) -> list[Key]:
         (
             step.location.expression if step.location else None,
             step.opaque,
+            step.arguments,
             tuple(_without_numbers(one.parameter or "") for one in step.operands),
             tuple(
                 (

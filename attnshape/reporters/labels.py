@@ -162,7 +162,7 @@ def clip_around(text: str, other: str) -> str:
 
     >>> names = ", ".join(["argument"] * 30)
     >>> clip_around(f"f({names}, is_causal=True)", f"f({names}, is_causal=False)")
-    'f(argument, argument, argume…rgument, argument, is_causal=True)'
+    'f(argument, argument, argume…gument, argument, is_causal=True)'
     """
     tokens, others = _TOKEN.findall(text), _TOKEN.findall(other)
     if len(text) <= _LONGEST or tokens == others:

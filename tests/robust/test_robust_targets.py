@@ -214,7 +214,7 @@ def test_steps_of_unusual_callables(target: str, expected: list[str], outputs: l
 
 def test_endless_generator(code: Path):
     traced = trace_json("endless")
-    assert len(traced["steps"]) == 1000
+    assert [(loop["first"], loop["last"], loop["count"]) for loop in traced["loops"]] == [(1, 1, 1000)]
     assert any("generator was stopped after 1000" in note for note in traced["notes"])
 
 

@@ -252,7 +252,9 @@ def test_files_of_one_run_are_no_inputs_of_the_next(attnshape) -> None:
 
 
 def test_interrupt_while_nobody_reads_the_output(tmp_path: Path) -> None:
-    (tmp_path / "code.py").write_text(CODE.format(body="def f(x):\n    for _ in range(2000):\n        x = x * 2\n"))
+    (tmp_path / "code.py").write_text(
+        CODE.format(body="def f(x):\n    for i in range(2000):\n        x = x * (i + 2)\n")
+    )
     command = [sys.executable, "-m", "attnshape", "trace", "code.py:f", *INPUT, "--format", "json"]
     root = Path(__file__).parents[2]
     process = subprocess.Popen(

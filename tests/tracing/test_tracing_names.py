@@ -170,7 +170,7 @@ def test_call_keeps_its_position_after_specialisation(tmp_path):
     """
     traced = trace(tmp_path, source, "x: B Dk")
     assert {step.expression for step in traced.steps} == {"list(x)"}
-    assert [(loop.first, loop.last, loop.count) for loop in traced.loops] == [(1, 1, 20)]
+    assert [(loop.first, loop.last, loop.count) for loop in traced.loops] == [(1, 1, 20), (1, 1, 2)]
 
 
 def test_multiline_code_with_non_ascii_characters(tmp_path):

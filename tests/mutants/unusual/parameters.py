@@ -10,7 +10,7 @@ SIZES = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8})
 UNUSUAL = [
     ("key_bias_of_each_head", *SIZES),
     ("projected_embedding_of_keys", *SIZES),
-    ("learned_temperature", *SIZES),
+    ("learned_temperatures", *SIZES),
     ("weight_norm", *SIZES),
     ("norms_before_attention", *SIZES),
     ("spatial_weights_under_diagonal", {"B": 4, "L": 7, "D": 12}, {"B": 5, "L": 9, "D": 16}),
@@ -65,7 +65,7 @@ class Temperature(nn.Module):
         return (scores / self.log_temperature.exp()).softmax(-1) @ v
 
 
-def case_learned_temperature(B, H, L, Dk):
+def case_learned_temperatures(B, H, L, Dk):
     return Temperature(H), tuple(torch.randn(3, B, H, L, Dk)), {}
 
 
