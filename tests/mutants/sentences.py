@@ -19,6 +19,8 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS118-memory_rolled",
     ),
     "tokens keep their positions up to the scores": (
+        "AS105-frames_by_einops",
+        "AS105-frames_by_reshape",
         "AS103-conv_projection",
         "AS103-weight_on_the_left",
         "AS104-cosine_default_axis",
@@ -89,6 +91,9 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS114-kernel_output_viewed",
     ),
     r"query head h uses [\w ]+ head h // G": (
+        "AS601-fused_groups_by_index",
+        "AS601-fused_groups_in_einsum",
+        "AS601-fused_groups_repeated",
         "AS601-cat_of_copies",
         "AS601-expand",
         "AS601-grouped_queries",
@@ -184,6 +189,8 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS603-values_of_all_heads",
     ),
     "queries and keys are rotated by their positions, in the half layout": (
+        "AS708-second_block_not_rotated",
+        "AS708-second_pass_not_rotated",
         "AS701-before_the_transpose",
         "AS701-tables_over_heads",
         "AS702-all_of_qkv",
@@ -292,6 +299,8 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS805-value_weights_for_output",
     ),
     "every parameter that is read(, except .*,)? gets a gradient, and changes the result": (
+        "AS807-exponents_of_maximum",
+        "AS807-heads_weighted_one_by_one",
         "AS808-temperature_as_integer",
         "AS808-weight_data_projected",
         "AS807-key_norm_dropped",
@@ -354,6 +363,9 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS113-kernel_cut_by_rows",
     ),
     "keys and values come from different inputs(, .*)?": (
+        "AS108-memory_with_positions_as_value",
+        "AS108-positions_in_values",
+        "AS108-prompt_in_values",
         "AS108-argument_twice",
         "AS108-both_from_sound",
         "AS108-keys_with_content",

@@ -9,7 +9,7 @@ from tests.mutants.pairs.as4_reference import attend, merge, project
 
 SIZES = (
     {"B": 2, "H": 3, "L": 7, "Lq": 4, "Lk": 6, "Dk": 5},
-    {"B": 4, "H": 2, "L": 3, "Lq": 5, "Lk": 6, "Dk": 7},
+    {"B": 4, "H": 2, "L": 8, "Lq": 5, "Lk": 6, "Dk": 7},
     {"B": 3, "H": 4, "L": 7, "Lq": 6, "Lk": 2, "Dk": 5},
 )
 PAIRS = [
@@ -75,11 +75,12 @@ def reference_frames_by_reshape(module, x):
     return x + videos(merge(attend(q, k, v), module.out), x)
 
 
-class OneHead(nn.Module):
-    """One head, in einsum, after convolutions of one pixel."""
+class Spelled(nn.Module):
+    """Without a bias, with the heads' scores in einsum; the result stays pixels of frames."""
 
-    def __init__(self, width):
+    def __init__(self, width, heads):
         super().__init__()
+        self.heads = heads
         self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
 
     def tokens(self, x):
@@ -87,29 +88,30 @@ class OneHead(nn.Module):
 
     def forward(self, x):
         tokens = self.tokens(x)
-        q, k, v = self.q(tokens), self.k(tokens), self.v(tokens)
-        weights = torch.softmax(torch.einsum("nid,njd->nij", q, k) * q.shape[-1] ** -0.5, dim=-1)
-        out = torch.einsum("nij,njd->nid", weights, v)
+        q, k, v = (one(tokens).unflatten(-1, (self.heads, -1)) for one in (self.q, self.k, self.v))
+        weights = torch.softmax(torch.einsum("nihd,njhd->nhij", q, k) * q.shape[-1] ** -0.5, dim=-1)
+        out = torch.einsum("nhij,njhd->nihd", weights, v).flatten(2)
         return out.unflatten(0, (x.shape[0], x.shape[2])).unflatten(2, x.shape[3:])
 
 
-class OneHeadByView(OneHead):
+class SpelledByView(Spelled):
     def tokens(self, x):
         batch, channels, frames, rows, columns = x.shape
         return x.view(batch * frames, channels, rows * columns).mT  # wrong: AS105 frames_by_view_in_einsum
 
 
 def wrong_frames_by_view_in_einsum(B, H, L, Lq, Lk, Dk):
-    return OneHeadByView(H * Dk), (torch.randn(B, H * Dk, L, Lq, Lk),), {}
+    return _spatial(SpelledByView, B, H, L, Lq, Lk, Dk)
 
 
 def right_frames_by_view_in_einsum(B, H, L, Lq, Lk, Dk):
-    return OneHead(H * Dk), (torch.randn(B, H * Dk, L, Lq, Lk),), {}
+    return _spatial(Spelled, B, H, L, Lq, Lk, Dk)
 
 
 def reference_frames_by_view_in_einsum(module, x):
-    q, k, v = (project(pixels(x), one)[:, None] for one in (module.q, module.k, module.v))
-    return merge(attend(q, k, v)).unflatten(0, (x.shape[0], x.shape[2])).unflatten(2, x.shape[3:])
+    parts = (project(pixels(x), one).chunk(module.heads, -1) for one in (module.q, module.k, module.v))
+    out = merge(attend(*(torch.stack(part, 1) for part in parts)))
+    return out.unflatten(0, (x.shape[0], x.shape[2])).unflatten(2, x.shape[3:])
 
 
 class Rearranged(Spatial):

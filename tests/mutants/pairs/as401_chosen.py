@@ -76,8 +76,9 @@ class Scattered(TopK):
 
 class IndicesHidden(Scattered):
     def hide(self, scores):
-        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(KEPT, dim=-1).indices, True)
-        return torch.where(chosen, -torch.inf, scores)  # wrong: AS401 indices_of_largest
+        best = scores.topk(KEPT, dim=-1).indices
+        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)  # wrong: AS401 indices_of_largest
+        return torch.where(chosen, -torch.inf, scores)
 
 
 def wrong_indices_of_largest(B, H, L, Dk):
@@ -162,9 +163,8 @@ def below_mean(q, k, v):
     contexts = []
     for head in range(q.shape[1]):
         scores = q[:, head] @ k[:, head].transpose(1, 2) / math.sqrt(q.shape[3])
-        scores = scores.masked_fill(
-            scores > scores.mean(dim=2, keepdim=True), -math.inf
-        )  # wrong: AS401 below_mean_in_loop
+        mean = scores.mean(dim=2, keepdim=True)
+        scores = scores.masked_fill(scores > mean, -math.inf)  # wrong: AS401 below_mean_in_loop
         contexts.append(scores.softmax(dim=2) @ v[:, head])
     return torch.stack(contexts, dim=1)
 

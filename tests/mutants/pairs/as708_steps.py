@@ -221,7 +221,7 @@ class TwoStreams(nn.Module):
         return torch.arange(passage.shape[1])
 
     def forward(self, question, passage):
-        return self.attend(question, torch.arange(question.shape[1])), self.attend(passage, self.place(passage))
+        return self.attend(passage, self.place(passage)), self.attend(question, torch.arange(question.shape[1]))
 
 
 class OneStreamRotated(TwoStreams):
@@ -244,7 +244,7 @@ def right_other_stream_not_rotated(B, H, Lq, Lk, Dk):
 
 def reference_other_stream_not_rotated(module, question, passage):
     results = []
-    for x in (question, passage):
+    for x in (passage, question):
         q, k, v = (heads(x, one, module.heads) for one in (module.query, module.key, module.value))
         q, k = (turned(t, torch.arange(x.shape[1]), "interleaved") for t in (q, k))
         results.append(merge(attend(q, k, v)))

@@ -37,10 +37,10 @@ class Recurrent(nn.Module):
         self.r_w_bias, self.r_r_bias = (nn.Parameter(torch.randn(n_head, 1, self.d_head)) for _ in range(2))
 
     def positions(self, klen):
-        return torch.arange(klen - 1, -1, -1.0)
+        return torch.arange(klen - 1, -1, -1, dtype=torch.float64)
 
     def sinusoids(self, places, width):
-        inverse = 1 / (10000 ** (torch.arange(0.0, width, 2.0) / width))
+        inverse = 1 / (10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width))
         angles = torch.outer(places, inverse)
         return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
 
@@ -66,7 +66,7 @@ class Recurrent(nn.Module):
 
 class Ascending(Recurrent):
     def positions(self, klen):
-        return torch.arange(0.0, klen)
+        return torch.arange(klen, dtype=torch.float64)
 
 
 def _recurrent(cls, B, H, L, Lp, Dk):
@@ -85,8 +85,8 @@ def reference_sinusoids_ascending(module, w, mems):
     q, k, v = fused(torch.cat((mems, w), 1), module.qkv_net, module.n_head)
     q, width = q[:, :, mems.shape[1] :], w.shape[-1]
     distance = back(q.shape[2], k.shape[2])
-    inverse = 10000 ** -(torch.arange(0, width, 2) / width)
-    angle = distance[..., None].float() * inverse
+    inverse = 10000 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = distance[..., None] * inverse
     r = project(torch.cat((angle.sin(), angle.cos()), -1)[..., :width].to(w), module.r_net)
     r = r.unflatten(-1, (module.n_head, -1))
     added = torch.einsum("bhid,ijhd->bhij", q + module.r_r_bias, r) / math.sqrt(module.d_head)
