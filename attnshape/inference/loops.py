@@ -81,8 +81,8 @@ def fold_equal_blocks(runs: Sequence[RawTrace]) -> list[RawTrace]:
     """Return runs of the same steps with one of each series of equal blocks, such as a model's layers.
 
     Blocks are equal if in each of the runs they take the same steps with the same arguments and return tensors of the
-    same names, shapes, strides and dtypes, and if they read the same results of earlier steps, such as a mask, or what the block before
-    them returned. Whether their number follows from the sizes doesn't matter.
+    same names, shapes, strides and dtypes, and if they read the same results of earlier steps, such as a mask, or what
+    the block before them returned. Whether their number follows from the sizes doesn't matter.
     """
     first = runs[0]
     if len(first.steps) > _MOST_STEPS:

@@ -9,7 +9,7 @@ from torch import nn
 from tests.mutants.pairs.as4_reference import attend, fused, merge, visible
 
 SIZES = (
-    {"B": 4, "H": 5, "L": 14, "Dk": 6, "W": 6},
+    {"B": 4, "H": 5, "L": 14, "Dk": 8, "W": 6},
     {"B": 5, "H": 6, "L": 13, "Dk": 8, "W": 7},
     {"B": 6, "H": 7, "L": 15, "Dk": 4, "W": 8},
 )

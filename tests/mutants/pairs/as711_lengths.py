@@ -10,7 +10,7 @@ from tests.mutants.pairs.as4_reference import attend, fused, merge, project, vis
 
 PAST = (
     {"B": 4, "H": 5, "L": 9, "Lp": 3, "Dk": 6},
-    {"B": 5, "H": 4, "L": 10, "Lp": 4, "Dk": 8},
+    {"B": 5, "H": 4, "L": 10, "Lp": 3, "Dk": 8},
     {"B": 6, "H": 7, "L": 11, "Lp": 3, "Dk": 4},
 )
 PAIRS = [

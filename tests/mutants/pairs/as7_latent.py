@@ -5,7 +5,7 @@ from torch import nn
 
 from tests.mutants.plain import causal, softmax
 
-SELF = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 3, "L": 8, "Dk": 6})
+SELF = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 5, "H": 3, "L": 8, "Dk": 6})
 PAIRS = [
     ("AS704", "latent_layout", *SELF),
     ("AS703", "latent_keys_one_further", *SELF),

@@ -43,14 +43,8 @@ def check_lengths(subject: Subject) -> Iterator[Outcome]:
     for place, same, scores in found if len(every) == len(of_distinct_code(subject)) else ():
         again = uniform_run(other, every[place], given)
         others = scores_by_distance(again) if again is not None else None
-        for outcome in _compared(same, again, scores, others) if again is not None and others is not None else ():
-            # the rotations' offsets are judged where they are claimed
-            if isinstance(outcome, Verification) or subject.claims.rope is None or not _is_rotated(same):
-                yield outcome
-
-
-def _is_rotated(same: UniformRun) -> bool:
-    return any(same.varies(operand, same.tokens(operand)) for operand in same.own[:2])
+        if again is not None and others is not None:
+            yield from _compared(same, again, scores, others)
 
 
 def _with_other_lengths(subject: Subject) -> Subject | None:

@@ -118,8 +118,8 @@ def _judge(
     return _violation(subject, explanation, lines, torch.zeros_like(claimed), absent)
 
 
-def judge_blocks(subject: Subject, explained: Sequence[Explanation]) -> Iterator[Violation]:
-    """Yield a violation if queries that are processed in blocks lack keys that are in their claimed window.
+def judge_blocks(subject: Subject, explained: Sequence[Explanation]) -> Iterator[Outcome]:
+    """Yield whether queries that are processed in blocks see every key that is in their claimed window.
 
     Each block by itself may look right, and have lost keys of the blocks before it.
     """
@@ -154,6 +154,8 @@ def judge_blocks(subject: Subject, explained: Sequence[Explanation]) -> Iterator
             evidence = f"{READ}, and changed half of the tokens at a time, which tells where queries and keys come from"
             yield Violation("AS505", message, at, hint, evidence, "reproduced", claims=("window",))
             return
+    if blocks:
+        yield Verification(f"attends to a window of {subject.claims.window.text} keys", ("window",))
 
 
 def _wanted(subject: Subject, counts: tuple[int, int]) -> Tensor:
