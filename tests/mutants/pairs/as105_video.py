@@ -8,10 +8,12 @@ from torch import nn
 from tests.mutants.pairs.as4_reference import attend, merge, project
 
 SIZES = (
-    {"B": 2, "H": 3, "L": 7, "Lq": 4, "Lk": 6, "Dk": 5},
-    {"B": 4, "H": 2, "L": 8, "Lq": 5, "Lk": 6, "Dk": 7},
-    {"B": 3, "H": 4, "L": 7, "Lq": 6, "Lk": 2, "Dk": 5},
+    {"B": 2, "H": 3, "L": 7, "Dk": 5},
+    {"B": 4, "H": 2, "L": 8, "Dk": 7},
+    {"B": 3, "H": 4, "L": 7, "Dk": 5},
 )
+ROWS, COLUMNS = 3, 4
+"""Of a frame: few, since every pixel attends to every other one."""
 PAIRS = [
     ("AS105", "frames_by_reshape", *SIZES),
     ("AS105", "frames_by_view_in_einsum", *SIZES),
@@ -20,7 +22,7 @@ PAIRS = [
 
 
 def pixels(x):
-    """B D L Lq Lk -> B*L Lq*Lk D, one frame after the other."""
+    """B D L ROWS COLUMNS -> B*L ROWS*COLUMNS D, one frame after the other."""
     return torch.stack([frame for video in x for frame in video.unbind(1)]).flatten(2).mT
 
 
@@ -57,16 +59,16 @@ class FramesByReshape(Spatial):
         return x.reshape(b * t, c, h * w)  # wrong: AS105 frames_by_reshape
 
 
-def _spatial(cls, B, H, L, Lq, Lk, Dk):
-    return cls(H * Dk, H), (torch.randn(B, H * Dk, L, Lq, Lk),), {}
+def _spatial(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, H * Dk, L, ROWS, COLUMNS),), {}
 
 
-def wrong_frames_by_reshape(B, H, L, Lq, Lk, Dk):
-    return _spatial(FramesByReshape, B, H, L, Lq, Lk, Dk)
+def wrong_frames_by_reshape(B, H, L, Dk):
+    return _spatial(FramesByReshape, B, H, L, Dk)
 
 
-def right_frames_by_reshape(B, H, L, Lq, Lk, Dk):
-    return _spatial(Spatial, B, H, L, Lq, Lk, Dk)
+def right_frames_by_reshape(B, H, L, Dk):
+    return _spatial(Spatial, B, H, L, Dk)
 
 
 def reference_frames_by_reshape(module, x):
@@ -100,12 +102,12 @@ class SpelledByView(Spelled):
         return x.view(batch * frames, channels, rows * columns).mT  # wrong: AS105 frames_by_view_in_einsum
 
 
-def wrong_frames_by_view_in_einsum(B, H, L, Lq, Lk, Dk):
-    return _spatial(SpelledByView, B, H, L, Lq, Lk, Dk)
+def wrong_frames_by_view_in_einsum(B, H, L, Dk):
+    return _spatial(SpelledByView, B, H, L, Dk)
 
 
-def right_frames_by_view_in_einsum(B, H, L, Lq, Lk, Dk):
-    return _spatial(Spelled, B, H, L, Lq, Lk, Dk)
+def right_frames_by_view_in_einsum(B, H, L, Dk):
+    return _spatial(Spelled, B, H, L, Dk)
 
 
 def reference_frames_by_view_in_einsum(module, x):
@@ -125,12 +127,12 @@ class RearrangedByLetters(Rearranged):
         return rearrange(parts, "b (t c) n -> (b t) c n", t=x.shape[2])  # wrong: AS105 frames_by_einops
 
 
-def wrong_frames_by_einops(B, H, L, Lq, Lk, Dk):
-    return _spatial(RearrangedByLetters, B, H, L, Lq, Lk, Dk)
+def wrong_frames_by_einops(B, H, L, Dk):
+    return _spatial(RearrangedByLetters, B, H, L, Dk)
 
 
-def right_frames_by_einops(B, H, L, Lq, Lk, Dk):
-    return _spatial(Rearranged, B, H, L, Lq, Lk, Dk)
+def right_frames_by_einops(B, H, L, Dk):
+    return _spatial(Rearranged, B, H, L, Dk)
 
 
 reference_frames_by_einops = reference_frames_by_reshape
