@@ -363,9 +363,6 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS113-kernel_cut_by_rows",
     ),
     "keys and values come from different inputs(, .*)?": (
-        "AS108-memory_with_positions_as_value",
-        "AS108-positions_in_values",
-        "AS108-prompt_in_values",
         "AS108-argument_twice",
         "AS108-both_from_sound",
         "AS108-keys_with_content",

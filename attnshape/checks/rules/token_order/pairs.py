@@ -34,10 +34,11 @@ def check_sources(subject: Subject) -> Iterator[Outcome]:
     sources = [
         (_inputs_of(subject, key), _inputs_of(subject, value), key, value) for _, key, value in by_attention(subject)
     ]
-    known = [one for one in sources if one[0] and one[1]]
-    apart = [one for one in known if one[0].isdisjoint(one[1])]
-    if claims:
-        yield from _separate(subject, known, [key.core.context for _, _, key, _ in sources])
+    apart = [one for one in sources if one[0] and one[1] and one[0].isdisjoint(one[1])]
+    if apart and claims:
+        every, some = ([key.core.context for _, _, key, _ in those] for those in (sources, apart))
+        where = f", {describe_attentions(subject, some, every)}" if len(some) < len(every) else ""
+        yield Verification(f"keys and values come from different inputs{where}", claims)
     elif apart:
         of_keys, of_values, _, value = apart[0]
         keys, values = (join_words(sorted(names)) for names in (of_keys, of_values))
@@ -47,39 +48,11 @@ def check_sources(subject: Subject) -> Iterator[Outcome]:
         yield Violation(
             "AS108", message, at, hint, "followed keys and values to the inputs", "measured", level="notice"
         )
-
-
-_Sources = tuple[set[str], set[str], AttentionOperand, AttentionOperand]
-"""The inputs of keys and of values, and both operands."""
-
-
-def _separate(subject: Subject, sources: Sequence[_Sources], every: Sequence[OutputRef]) -> Iterator[Outcome]:
-    """Yield whether keys and values come from different inputs, as claimed; they may share some of them.
-
-    `every` are the contexts of all attentions. Where several inputs could be kept apart, none may do without.
-    """
-    claims, differing = ("separate-values",), [one for one in sources if one[0] != one[1]]
-    mixed = [one for one in sources if len(one[0]) > 1 and one[0] == one[1] and not _reads_attention(subject, one[2])]
-    message = "keys and values come from the same inputs, expected different ones"
-    evidence = "followed keys and values to the inputs"
-    if mixed:
-        hint = "project the values from their own input, or leave out --claim separate-values"
-        at = projection(subject, mixed[0][3].sources)
-        yield Violation("AS108", message, at, hint, evidence, "measured", claims=claims)
-    elif differing:
-        some = [key.core.context for _, _, key, _ in differing]
-        where = f", {describe_attentions(subject, some, every)}" if len(some) < len(every) else ""
-        yield Verification(f"keys and values come from different inputs{where}", claims)
-    else:
-        yield Violation(
-            "AS108", message, None, "leave out --claim separate-values", evidence, "measured", claims=claims
-        )
-
-
-def _reads_attention(subject: Subject, operand: AttentionOperand) -> bool:
-    """Return whether an operand depends on the context of another attention, and so on whatever that depends on."""
-    contexts = {core.context.order for core in subject.attentions}
-    return any(event.order in contexts for event in subject.graph.upstream(operand.sources))
+    elif claims:
+        message = "keys and values come from the same inputs, expected different ones"
+        hint = "leave out --claim separate-values"
+        evidence = "followed keys and values to the inputs"
+        yield Violation("AS108", message, None, hint, evidence, "measured", claims=claims)
 
 
 def _inputs_of(subject: Subject, operand: AttentionOperand) -> set[str]:
