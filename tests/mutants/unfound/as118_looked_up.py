@@ -8,7 +8,6 @@ from tests.mutants.pairs.as4_reference import attend, heads, merge
 SIZES = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 3, "L": 9, "Dk": 4}, {"B": 6, "H": 2, "L": 8, "Dk": 5})
 PAIRS = [
     ("AS118", "slots_by_place", *SIZES),
-    ("AS118", "memory_rolled", *SIZES),
 ]
 
 
