@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
+import torch
 
 from attnshape.errors import ExitStatus
 from attnshape.model.report import Report
@@ -11,6 +12,7 @@ from attnshape.options.claims import parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec, parse_dims
 from attnshape.pipelines import check as pipeline
 from attnshape.pipelines.check import check_request
+from tests.checks.subjects import subject_of
 
 CODE = """
 import torch
@@ -36,6 +38,12 @@ def scaled_in_place(q, k, v, key_cache, value_cache):
     \"\"\"The whole cache is multiplied, which isn't filling it.\"\"\"
     key_cache *= 0.5
     return attend(q, torch.cat((key_cache, k), 2), torch.cat((value_cache, v), 2), torch.zeros((), dtype=torch.bool))
+
+
+def written_everywhere(x, key_cache, lens):
+    keys = key_cache.clone()
+    keys[:, lens] = x  # at the places of all elements, not of each its own
+    return attend(x, keys, keys, torch.zeros((), dtype=torch.bool))
 
 
 class Grouped(nn.Module):
@@ -89,18 +97,6 @@ class Series(nn.Module):
         x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt()
         q, k, v = self.qkv(self.embed(x.unsqueeze(-1))).chunk(3, -1)
         return attend(q, k, v, torch.zeros((), dtype=torch.bool))
-
-
-class Packed(nn.Module):
-    \"\"\"A table for the tokens of one sequence, in which each sees its own document.\"\"\"
-
-    def __init__(self, length, width):
-        super().__init__()
-        self.table, self.qkv = nn.Parameter(torch.randn(length, width)), nn.Linear(width, 3 * width)
-
-    def forward(self, ids, documents):
-        q, k, v = self.qkv(F.embedding(ids, self.table)).chunk(3, -1)
-        return attend(q, k, v, documents[:, :, None] != documents[:, None, :])
 """
 
 
@@ -138,8 +134,8 @@ def test_cache_that_is_multiplied_is_modified(check) -> None:
 
 
 def test_rope_claim_with_groups_in_init_is_checked(check) -> None:
-    init = "heads=Hkv*G, groups=Hkv, width=Dk"
-    report = check("Grouped", {"x": "B L Hkv*G*Dk"}, "rope=half", "causal", init=init, B=2, Hkv=2, G=3, L=7, Dk=8)
+    init = "heads=Hkv*G, groups=Hkv, width=D//(Hkv*G)"
+    report = check("Grouped", {"x": "B L D"}, "rope=half", "causal", init=init, B=2, Hkv=2, G=3, L=7, D=48)
     assert codes(report) == []
     assert "queries and keys are rotated by their positions, in the half layout" in report.verified
 
@@ -156,10 +152,22 @@ def test_series_are_standardised_over_time(check) -> None:
     assert "AS104" not in {finding.code for finding in report.findings}
 
 
-def test_documents_that_are_only_compared_are_no_data(check) -> None:
-    inputs = {"ids": "int[L] B L", "documents": "int[3] B L"}
-    report = check("Packed", inputs, init="L, D", B=3, L=9, D=8)
-    assert codes(report) == []
+def test_documents_that_are_only_compared_are_no_data() -> None:
+    table = torch.randn(11, 4, dtype=torch.float64)
+
+    def packed(ids, documents):
+        x = table[ids]
+        scores = (x @ x.mT).masked_fill(documents[:, :, None] != documents[:, None, :], -torch.inf)
+        return scores.softmax(-1) @ x
+
+    subject = subject_of(packed, {"ids": "int[11] B L", "documents": "int[3] B L"})
+    assert list(subject.inputs) == ["ids"]
+
+
+def test_cache_written_at_the_lengths_of_all_elements_mixes_the_batch(check) -> None:
+    inputs = {"x": "B L D", "key_cache": "B Lk D", "lens": "int[Lk] B"}
+    report = check("written_everywhere", inputs, init=None, B=3, L=1, Lk=9, D=8)
+    assert codes(report)[:1] in (["AS117"], ["AS101"], ["AS118"]), report.findings
 
 
 def test_error_that_no_other_sizes_confirm_leaves_the_report_undecided(check, monkeypatch) -> None:

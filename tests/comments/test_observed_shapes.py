@@ -40,6 +40,9 @@ ABOVE = (
 )
 """Comments that all describe what the statement below them makes."""
 RIGHT = [
+    # what a helper returns isn't the argument that it gets
+    "B, T, C = x.shape  # (B, T, C)\nswap = lambda a: a.mT\n"
+    "y = torch.cat([\n    swap(x),  # (B, C, T)\n    x.mT,\n])\nreturn y",
     "B, T, C = x.shape  # (B, T, C)\nreturn x",
     "B, T = x.size(0), x.size(1)  # (B, T)\nC = x.size(2)\nreturn x  # (B, T, C)",
     "B, T, C = x.shape\nreturn x.mT  # (B, C, T)",
