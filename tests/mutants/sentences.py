@@ -16,6 +16,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS117-documents_of_first_row",
         "AS117-adapters_reversed",
         "AS117-lengths_tiled",
+        "AS117-memory_rolled",
     ),
     "tokens keep their positions up to the scores": (
         "AS105-frames_by_einops",
