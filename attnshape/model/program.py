@@ -14,7 +14,7 @@ class Plain(Struct, frozen=True, tag="plain"):
     text: str
 
 
-class Number(Struct, frozen=True, tag="number"):
+class Integer(Struct, frozen=True, tag="number"):
     """An integer, which may be a size."""
 
     value: int
@@ -66,7 +66,7 @@ class Unknown(Struct, frozen=True, tag="unknown"):
     kind: str
 
 
-Value = Plain | Number | Items | Table | Instance | CapturedTensor | Unknown
+Value = Plain | Integer | Items | Table | Instance | CapturedTensor | Unknown
 
 
 class SizesSeen(Struct):

@@ -16,16 +16,13 @@ from attnshape.model.behaviour import Behaviour
 from attnshape.model.trace import Trace
 from attnshape.options.claims import Claims
 from attnshape.options.spec import RunOptions, TargetSpec
-from attnshape.pipelines.small_subjects import Subjects
+from attnshape.pipelines.small_subjects import MAX_RESULT_BYTES, Subjects
 from attnshape.pipelines.target_runs import load_target, sample_target
 from attnshape.pipelines.trace import OutputRedirect, trace_request
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.isolation import isolated, one_thread
 from attnshape.runtime.signals import foreign_code
 from attnshape.runtime.time_limit import TimeLimit
-
-_MAX_RESULT_BYTES = 150 * 2**20
-"""If the results of one run take more bytes, other sizes are tried."""
 
 
 def measure_behaviour(
@@ -85,7 +82,7 @@ def _measured(
     for numbers in [*alike, *subjects.candidates]:
         progress(f"measuring the behaviour at {', '.join(f'{symbol}={size}' for symbol, size in numbers.items())}")
         subject = subjects.at(numbers)
-        if subject is not None and subject.experiment.bytes <= _MAX_RESULT_BYTES:
+        if subject is not None and subject.experiment.bytes <= MAX_RESULT_BYTES:
             training = None if options.train else subjects.experiment(numbers, replace(run, train=True))
             found = behaviour(subject, training)
             modules.restore()

@@ -34,7 +34,7 @@ from attnshape.model.report import ClaimOutcome, Fact, Finding, Level, NotChecke
 from attnshape.options.claims import Claims, parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.comments import comments_not_checked, comments_report, sizes_to_observe, verify_target
-from attnshape.pipelines.small_subjects import Subjects
+from attnshape.pipelines.small_subjects import MAX_RESULT_BYTES, Subjects
 from attnshape.pipelines.target_runs import load_target, sample_target
 from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error
@@ -50,8 +50,6 @@ _FOR_RULES = 0.8
 """The part of the time limit for the rules. A run that is under way when it ends, and the report, need the rest."""
 _NOT_CONFIRMED = NotChecked(what="the findings at other sizes", why="no complete check at a second set of sizes")
 _CUT_OFF = (OUT_OF_TIME, RUN_TOO_LONG, _NOT_CONFIRMED.why)
-_MAX_RESULT_BYTES = 150 * 2**20
-"""If the results of one run take more bytes, other sizes are tried first."""
 _REPLACED = ("AS206", "AS404", "AS708", "AS801", "AS802", "AS803", "AS804", "AS805")
 """Codes for what is missing, or used in place of something else, which is then unused."""
 _UNUSED = ("AS807", "AS809")
@@ -123,7 +121,7 @@ def check_request(
         visibility: tuple[Pattern, ...] = ()
         independent = bool(passes) and batch.verifies_independence(passes[0].outcomes)
         # with independent batch elements, one run can change a different position in each
-        if independent and passes[0].subject.experiment.bytes <= _MAX_RESULT_BYTES:
+        if independent and passes[0].subject.experiment.bytes <= MAX_RESULT_BYTES:
             progress("finding out which positions depend on which")
             with contextlib.suppress(OutOfTimeError, TooLong, RuntimeError):
                 visibility = tuple(patterns(passes[0].subject))
@@ -215,7 +213,7 @@ def _run_rules(
         subject = subject_at(numbers)
         if subject is None:
             continue
-        if subject.experiment.bytes > _MAX_RESULT_BYTES:
+        if subject.experiment.bytes > MAX_RESULT_BYTES:
             smallest = min(smallest or subject, subject, key=lambda candidate: candidate.experiment.bytes)
             continue
         passes.append(_RulePass(subject, list(_outcomes(subject, progress))))
@@ -228,9 +226,13 @@ def _run_rules(
 
 def _are_confirmed(passes: Sequence[_RulePass]) -> bool:
     """Return whether other sets of sizes have every error of the first one."""
-    first, *others = passes
-    found = set[tuple[str, str, int]]().union(*(other.places for other in others))
-    return {_code_and_line(_finding(violation, first.subject)) for violation in first.errors} <= found
+    first = passes[0]
+    return {_code_and_line(_finding(violation, first.subject)) for violation in first.errors} <= _confirmed(passes)
+
+
+def _confirmed(passes: Sequence[_RulePass]) -> set[tuple[str, str, int]]:
+    """Return the codes and lines of the violations at other sets of sizes than the first."""
+    return set[tuple[str, str, int]]().union(*(other.places for other in passes[1:]))
 
 
 def _outcomes(subject: Subject, progress: ProgressCallback) -> Iterator[Outcome]:
@@ -251,7 +253,7 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
         return [finding for _, finding in found], []
     if len(passes) == 1 or any(gap.incomplete for other in passes[1:] for gap in other.of(Undecided)):
         return [finding for _, finding in found], [_NOT_CONFIRMED]
-    confirmed = set[tuple[str, str, int]]().union(*(other.places for other in passes[1:]))
+    confirmed = _confirmed(passes)
     unconfirmed = [
         NotChecked(what=finding.message, why="found at one set of sizes, and not at another", required=True)
         for _, finding in found

@@ -12,8 +12,8 @@ from attnshape.model.program import (
     CapturedAttention,
     CapturedTensor,
     Instance,
+    Integer,
     Items,
-    Number,
     Plain,
     Table,
     Unknown,
@@ -124,7 +124,7 @@ def _init(captured: CapturedAttention, sizes: _Sizes, literal: bool) -> str | No
     """Return the arguments of the constructor; None if they aren't known, or one can't be written."""
     if captured.constructor is None:
         for name, number in captured.attributes.items():
-            _collect(name, Number(number), sizes)
+            _collect(name, Integer(number), sizes)
         return None
     for name, value in captured.constructor.items():
         _collect(name, value, sizes)
@@ -149,7 +149,7 @@ def _init(captured: CapturedAttention, sizes: _Sizes, literal: bool) -> str | No
 def _collect(name: str, value: Value, sizes: _Sizes) -> None:
     """Give the symbols their numbers, from the names of parameters and fields."""
     match value:
-        case Number(value=number) if number > 0:
+        case Integer(value=number) if number > 0:
             symbol = conventions.size_of(name)
             if symbol in _OF_MODELS:
                 sizes.take(symbol, number)
@@ -166,7 +166,7 @@ def _python(name: str, value: Value, sizes: _Sizes, literal: bool) -> str:
     match value:
         case Plain(text=text):
             return text
-        case Number(value=number):
+        case Integer(value=number):
             return str(number) if literal else _number(name, number, sizes)
         case Items(kind=kind, values=values):
             inner = ", ".join(_python("", one, sizes, literal=True) for one in values)

@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from attnshape.model.program import CapturedTensor, Instance, Items, Number, Plain, Table, Unknown, Value
+from attnshape.model.program import CapturedTensor, Instance, Integer, Items, Plain, Table, Unknown, Value
 from attnshape.proposals.conventions import axes_named, size_of
 from attnshape.proposals.source import fields_read, unpacked_axes
 
@@ -50,7 +50,7 @@ def describe(value: Any, module: types.ModuleType | None, depth: int = 0, read: 
     """
     kind = type(value)
     if kind is int:
-        return Number(value)
+        return Integer(value)
     if value is None or kind in (bool, float) or (kind is str and len(value) <= _LONGEST):
         return Plain(repr(value) if value == value and abs(_number(value)) != float("inf") else f'float("{value}")')
     if isinstance(value, torch.dtype):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import attnshape
-from attnshape.model.program import CapturedAttention, CapturedTensor, Number
+from attnshape.model.program import CapturedAttention, CapturedTensor, Integer
 from attnshape.programs.symbols import describe_target
 from attnshape.programs.watch import Watch
 from tests.programs.programs import SOURCES, ended, plain
@@ -78,7 +78,7 @@ def test_layers_are_one_attention_and_sizes_are_counted_apart(watch: Watch) -> N
     (attention,) = captured(watch)
     assert (attention.modules, attention.calls) == (3, 9)
     assert [(seen.shapes["x"], seen.calls) for seen in attention.sizes] == [((2, 5, 8), 6), ((2, 4, 8), 3)]
-    assert attention.constructor == {"width": Number(8)}
+    assert attention.constructor == {"width": Integer(8)}
 
 
 def test_other_arguments_are_another_attention(watch: Watch) -> None:
@@ -107,7 +107,7 @@ def test_copies_and_saved_modules_are_watched_and_unchanged(watch: Watch) -> Non
         one(torch.rand(2, 5, 8))
     (attention,) = captured(watch)
     assert attention.modules == 2
-    assert attention.constructor == {"width": Number(8)}
+    assert attention.constructor == {"width": Integer(8)}
     stream = io.BytesIO()
     torch.save(layer, stream)
     assert b"attnshape" not in stream.getvalue()
@@ -118,7 +118,7 @@ def test_modules_whose_class_a_library_derives_are_watched(watch: Watch) -> None
     layer.__class__ = type("FSDPAttention", (Attention,), {})  # as fully_shard and parametrizations do
     layer(torch.rand(2, 5, 8))
     (attention,) = captured(watch)
-    assert (attention.name, attention.constructor, attention.calls) == ("Attention", {"width": Number(8)}, 1)
+    assert (attention.name, attention.constructor, attention.calls) == ("Attention", {"width": Integer(8)}, 1)
 
 
 def test_results_and_random_states_are_the_same() -> None:

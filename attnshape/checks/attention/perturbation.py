@@ -57,6 +57,11 @@ def other_pattern(value: Tensor) -> Tensor:
     return flat.reshape(value.shape)
 
 
+def constant(value: Tensor) -> Replace:
+    """Return a replacement by a tensor, whatever is replaced."""
+    return lambda _: value.clone()
+
+
 def others_at(axis: int, begin: int, count: int = 1, outside: bool = False) -> Replace:
     """Return a replacement that changes `count` indices of an axis, from `begin` on; with `outside`, all but these."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from attnshape.checks.attention.cores import Core
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.operands import of_distinct_code
+from attnshape.checks.attention.perturbation import constant
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.uniform import UniformRun, scores_by_distance, uniform_run
 from attnshape.checks.attention.visibility import explain_visibility
@@ -39,7 +40,7 @@ def check_lengths(subject: Subject) -> Iterator[Outcome]:
         return
     every = of_distinct_code(other)
     shared = {name: value for name, value in subject.base.inputs.items() if _is_shared(other, name, value)}
-    given: dict[str, Replace] = {name: _constant(value) for name, value in shared.items()}
+    given: dict[str, Replace] = {name: constant(value) for name, value in shared.items()}
     for place, same, scores in found if len(every) == len(of_distinct_code(subject)) else ():
         again = uniform_run(other, every[place], given)
         others = scores_by_distance(again) if again is not None else None
@@ -64,10 +65,6 @@ def _is_shared(other: Subject, name: str, value: Tensor) -> bool:
     """Return whether an input is a table that doesn't depend on the lengths, such as one of buckets."""
     after = other.base.inputs.get(name)
     return after is not None and after.shape == value.shape and after.dtype == value.dtype
-
-
-def _constant(value: Tensor) -> Replace:
-    return lambda _: value.clone()
 
 
 def _compared(same: UniformRun, again: UniformRun, scores: Tensor, others: Tensor) -> Iterator[Outcome]:

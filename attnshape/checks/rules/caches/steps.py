@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.perturbation import differs
+from attnshape.checks.attention.perturbation import constant, differs
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace
@@ -37,7 +37,7 @@ def step_by_step(subject: Subject) -> Iterator[Outcome]:
     if first.error is not None or not _agree(subject, first, 0, count - 1):
         return
     step: dict[str, Replace] = {name: _part(axis, count - 1, 1) for name, axis in tokens.items()}
-    step |= {name: _constant(before[path]) for name, (path, _) in caches.items()}
+    step |= {name: constant(before[path]) for name, (path, _) in caches.items()}
     last = subject.experiment.run(Intervention(inputs=step))
     if last.error is not None or [path for path, _ in last.returned] != [path for path, _ in subject.base.returned]:
         return
@@ -170,7 +170,3 @@ def _of_last_token(value: Tensor, shape: Iterable[int], count: int) -> Tensor | 
 
 def _part(axis: int, start: int, count: int) -> Replace:
     return lambda value: value.narrow(axis, start, count).clone()
-
-
-def _constant(value: Tensor) -> Replace:
-    return lambda _: value.clone()

@@ -33,6 +33,7 @@ from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Vi
 from attnshape.model.formatting import pluralize
 
 CLAIM = "visible"
+_EVIDENCE = f"{READ}, and changed half of the tokens at a time, which tells where queries and keys come from"
 _DRAWS = 3
 """In so many runs with other inputs a result that should depend on a token doesn't: the values don't decide it."""
 
@@ -126,21 +127,19 @@ def judge_blocks(subject: Subject, explained: Sequence[Explanation]) -> Iterator
     if subject.claims.window is None or subject.claims.visible is not None or subject.claims.masks:
         return
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    blocks = [one for one in explained if one.visible.keys.shape[-2] not in lengths]
     seen: dict[tuple[int, int], Tensor] = {}
     met: dict[tuple[int, int], Tensor] = {}
-    blocks: list[Explanation] = []
-    for one in explained:
+    for one in explained if blocks else ():
         visible = one.visible
         positions = pair_positions(subject, visible.core, visible.arranged)
         if positions is None or not bool(positions.known.all()):
             return
-        if visible.keys.shape[-2] not in lengths:
-            blocks.append(one)
         counts = positions.counts
         seen[counts] = seen.get(counts, torch.zeros(counts, dtype=torch.bool)) | positions.where(visible.keys)
         queries = positions.where(torch.ones_like(visible.keys)).any(-1, keepdim=True)
         met[counts] = met.get(counts, torch.zeros_like(queries)) | queries
-    for counts, pairs in seen.items() if blocks else ():
+    for counts, pairs in seen.items():
         lacking = _wanted(subject, counts) & met[counts] & ~pairs
         if bool(lacking.any()):
             query, key = lacking.nonzero()[0].tolist()
@@ -151,8 +150,7 @@ def judge_blocks(subject: Subject, explained: Sequence[Explanation]) -> Iterator
             )
             hint = "keep the keys of the windows of all new queries, not only those of the last one"
             at = MaskLines(subject, blocks[-1].visible.core).triangle()
-            evidence = f"{READ}, and changed half of the tokens at a time, which tells where queries and keys come from"
-            yield Violation("AS505", message, at, hint, evidence, "reproduced", claims=("window",))
+            yield Violation("AS505", message, at, hint, _EVIDENCE, "reproduced", claims=("window",))
             return
     if blocks:
         yield Verification(f"attends to a window of {subject.claims.window.text} keys", ("window",))
@@ -218,8 +216,7 @@ def _violation(subject: Subject, explanation: Explanation, lines: MaskLines, man
     """Return the finding about pairs of positions, (queries, keys), that are visible, and about hidden ones."""
     is_masked = not bool(explanation.visible.keys.all())
     at = lines.triangle() if is_masked or bool(many.any()) else lines.softmax
-    evidence = f"{READ}, and changed half of the tokens at a time, which tells where queries and keys come from"
-    return _of_pairs(subject, many, few)(at=at, evidence=evidence, shown="reproduced")
+    return _of_pairs(subject, many, few)(at=at, evidence=_EVIDENCE, shown="reproduced")
 
 
 def _of_pairs(subject: Subject, many: Tensor, few: Tensor) -> partial[Violation]:

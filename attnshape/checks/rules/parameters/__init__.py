@@ -244,8 +244,7 @@ def _unused_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -
     found: dict[tuple[OutputRef, Fraction, str, Level], tuple[list[str], SourceLocation | None]] = {}
     for name in alive:
         slopes = gradient.by_name.get(name)
-        reads = _readers_through(TRANSPOSES, subject, name)
-        product = next((event for event, _ in reads if event.name in _WITH_DIAGONALS), None)
+        product = _product_of(subject, name)
         if slopes is None or slopes.ndim != 2 or product is None or not bool(torch.isfinite(slopes).all()):
             continue
         for axis in (0, 1):
@@ -274,8 +273,7 @@ def _diagonals(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
     """Yield the square matrices of which only the diagonal has an effect, by the product that reads them."""
     for name in alive:
         slopes = gradient.by_name.get(name)
-        reads = _readers_through(TRANSPOSES, subject, name)
-        product = next((event for event, _ in reads if event.name in _WITH_DIAGONALS), None)
+        product = _product_of(subject, name)
         if slopes is None or product is None or slopes.ndim != 2 or len(set(slopes.shape)) > 1 or len(slopes) < 2:
             continue
         outside = ~torch.eye(len(slopes), dtype=torch.bool)
@@ -375,6 +373,12 @@ def _loss(
     if replacing:
         return replacing[-1].refs[0], f": {replacing[-1].short_name} replaces them", None
     return (_overlapping(losing) or product).refs[0], ": nothing selects them", None
+
+
+def _product_of(subject: Subject, name: str) -> ReplayedCall | None:
+    """Return the first call that multiplies a parameter, transposed or not, or takes its diagonal."""
+    reads = _readers_through(TRANSPOSES, subject, name)
+    return next((event for event, _ in reads if event.name in _WITH_DIAGONALS), None)
 
 
 def _readers_through(names: Set[str], subject: Subject, name: str) -> Iterator[tuple[ReplayedCall, Producer]]:
