@@ -12,6 +12,7 @@ import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from attnshape.checks.attention.cores import FusedCore
 from attnshape.checks.attention.definitions import use
 from attnshape.checks.attention.dependence import patterns
 from attnshape.checks.attention.layers import format_layers, layer_of, layers, same_code
@@ -280,7 +281,13 @@ def _root_causes(violations: Sequence[Violation], subject: Subject) -> list[Viol
         # an inverted mask, for example, hides every key of some queries
         kept = [violation for violation in kept if violation.claims or not violation.code.startswith(_NOT_FINITE)]
     if any(violation.level == "error" and violation.code in _HIDDEN for violation in kept):
-        kept = [violation for violation in kept if violation.code not in _WITHOUT_EFFECT]
+        # of a single visible key the softmax cancels everything that makes its score
+        weighing = {core.context if isinstance(core, FusedCore) else core.softmax.ref for core in subject.attentions}
+        kept = [
+            violation
+            for violation in kept
+            if violation.code not in _WITHOUT_EFFECT and (violation.code != "AS807" or violation.at not in weighing)
+        ]
     if any(violation.level == "error" and violation.code in _ROTATED for violation in kept):
         kept = [violation for violation in kept if violation.code != "AS711"]
     if any(violation.level == "error" and violation.code.startswith(_REPLACED) for violation in kept):
