@@ -1,4 +1,4 @@
-"""The Python API: `trace` and `check` run attention code, `record` and `watch` see code that runs, `diff` compares."""
+"""The Python API: `trace`, `explain` and `check` run code, `record` and `watch` see it run, `diff` compares traces."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from attnshape.model.difference import Difference
+    from attnshape.model.explanation import Explanation
     from attnshape.model.program import ProcessCaptures
     from attnshape.model.report import Report
     from attnshape.model.trace import Trace
@@ -38,6 +39,7 @@ def trace(
     seed: int = 0,
     train: bool = False,
     grad: bool = False,
+    cost: bool = False,
     behaviour: bool = False,
     **sizes: int | str,
 ) -> Trace:
@@ -68,6 +70,7 @@ def trace(
         seed: The seed of parameters and inputs.
         train: Whether to run in training mode, with dropout.
         grad: Whether to keep the tensors that the backward pass needs, as in training.
+        cost: Whether to count what each step computes, moves, copies and saves for the backward pass, as in training.
         behaviour: Whether to measure the behaviour too, as `diff` compares it: who sees whom, the scale, on what the
             results depend. This takes many runs at small sizes.
         **sizes: The sizes of the symbols, `B=2`, and of your own dimensions, as numbers or expressions: `nh=4,
@@ -99,16 +102,72 @@ def trace(
     # torch is imported on the first use, not with the package
     from attnshape.pipelines.trace import trace_request
 
-    run = {"device": device, "dtype": dtype, "seed": seed, "train": train, "grad": grad}
+    run = {"device": device, "dtype": dtype, "seed": seed, "train": train, "grad": grad or cost, "cost": cost}
     given = {"init": init, "inputs": inputs, "arguments": arguments, "inside": inside}
     given |= {"options": options, "expect": expect}
     spec, how = _options("trace", target, given, sizes, run)
     if behaviour:
         from attnshape.options.limits import MEASURING_SECONDS
-        from attnshape.pipelines.behaviour import trace_with_behaviour
+        from attnshape.pipelines.behaviour import with_behaviour
 
-        return _run(spec, lambda: trace_with_behaviour(spec, how, MEASURING_SECONDS, redirect_output=_print_to_stderr))
+        def traced() -> Trace:
+            trace = trace_request(spec, how, _print_to_stderr)
+            return with_behaviour(trace, spec, how, MEASURING_SECONDS, redirect_output=_print_to_stderr)
+
+        return _run(spec, traced)
     return _run(spec, lambda: trace_request(spec, how, _print_to_stderr))
+
+
+def explain(
+    target: str | Callable[..., Any],
+    /,
+    *,
+    init: str | None = None,
+    inputs: Mapping[str, str | torch.Tensor] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    inside: str | None = None,
+    options: Mapping[str, bool | float] | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    seed: int = 0,
+    train: bool = False,
+    **sizes: int | str,
+) -> Explanation:
+    """Return an article about attention code: what each step does, why, and what would go wrong without it.
+
+    The reasons come from the trace, with its costs, and from numbers that are observed in a run at these sizes: the
+    spread of the scores with and without the scale, the weights of hidden keys, what dropout does. What doesn't apply
+    to the code isn't said.
+
+    Args:
+        target: What to explain, as for `trace`.
+        init, inputs, arguments, inside, options, device, dtype, seed, train, **sizes: How to build and run it, as for
+            `trace`.
+
+    Returns:
+        The explanation. Its `sections` have the texts, and the `measurements` behind every number in them.
+
+    Raises:
+        AttnshapeError: An argument is invalid, or the target can't be found or built, or fails.
+
+    Example:
+        >>> def attention(query, key, value):
+        ...     weights = (query @ key.mT / key.shape[-1] ** 0.5).softmax(-1)
+        ...     return weights @ value
+        >>> explanation = explain(attention, inputs={"query": "B Lq Dk", "key": "B Lk Dk", "value": "B Lk Dv"})
+        >>> [section.topic for section in explanation.parts[0].sections]
+        ['scores', 'scale', 'softmax', 'context']
+        >>> spread = {one.name: one.text for one in explanation.parts[0].sections[1].measurements}
+        >>> spread["spread without the scale"], spread["spread with the scale"]
+        ('8.16', '1.02')
+    """
+    from attnshape.options.limits import MEASURING_SECONDS
+    from attnshape.pipelines.explain import explain_request
+
+    run = {"device": device, "dtype": dtype, "seed": seed, "train": train}
+    given = {"init": init, "inputs": inputs, "arguments": arguments, "inside": inside, "options": options}
+    spec, how = _options("explain", target, given, sizes, run)
+    return _run(spec, lambda: explain_request(spec, how, MEASURING_SECONDS, _print_to_stderr))
 
 
 def check(

@@ -52,6 +52,9 @@ class AttnshapeError(Exception):
     B is 0, expected at least 1 | for example B=4
     """
 
+    is_settled = False
+    """Whether it is known that it doesn't come from a limit on time, however long it took to find out."""
+
     def __init__(self, message: Text, hint: Text | None = None) -> None:
         self._message = message
         self._hint = hint or None

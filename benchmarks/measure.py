@@ -66,6 +66,17 @@ def wall_time(command: Sequence[str]) -> float:
     return time.perf_counter() - start
 
 
+def cpu_time(command: Sequence[str]) -> float:
+    """Return the seconds that a process, and those that it waits for, keep processors busy.
+
+    On a machine that others use too this varies less than the time that passes.
+    """
+    before = os.times()
+    output_of(command)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
 def interleaved(tasks: Mapping[str, Callable[[], Sample]], rounds: int) -> Measured[Sample]:
     """Take one sample of each task per round, after a round that only warms up the file caches."""
     samples: dict[str, list[Sample]] = {label: [] for label in tasks}

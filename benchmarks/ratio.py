@@ -32,6 +32,16 @@ class Table:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Figures:
+    """What each tool says of each subject, and the reason for each tool that says nothing."""
+
+    title: str
+    subjects: Sequence[str]
+    rows: Mapping[str, Sequence[str]]
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
 def paired_ratio(seconds: Sequence[float], baseline: Sequence[float]) -> float:
     """Return the median of the ratios of each round, in which a slowdown of the machine affects both timings.
 
@@ -87,8 +97,23 @@ def verdict(row: Row) -> str:
     return f"≤ {limit}: {'kept' if value <= row.budget.limit else 'MISSED'}"
 
 
-def render(table: Table) -> str:
-    """Return the table as aligned text, with the ratio of the medians and, in parentheses, that of the minima."""
+def render(table: Table | Figures) -> str:
+    """Return the table as aligned text; of timings the ratio of the medians and, in parentheses, that of the minima."""
+    cells = _timings(table) if isinstance(table, Table) else _figures(table)
+    widths = [max(len(line[place]) for line in cells) for place in range(len(cells[0]))]
+    lines = [table.title]
+    for first, *numbers, last in cells:
+        middle = (cell.rjust(width) for cell, width in zip(numbers, widths[1:-1], strict=True))
+        lines.append("  ".join(["", first.ljust(widths[0]), *middle, last]).rstrip())
+    lines += [f"  {label}: not measured ({reason})" for label, reason in table.missing.items()]
+    return "\n".join(lines)
+
+
+def _figures(table: Figures) -> list[list[str]]:
+    return [["", *table.subjects, ""], *([label, *figures, ""] for label, figures in table.rows.items())]
+
+
+def _timings(table: Table) -> list[list[str]]:
     columns = list(dict.fromkeys(name for row in table.rows for name in row.baselines))
     heading = "budget" if any(row.budget for row in table.rows) else ""
     cells = [["", "median", "min", *(f"× {name}" for name in columns), heading]]
@@ -101,10 +126,4 @@ def render(table: Table) -> str:
             for name in columns
         ]
         cells.append([row.label, duration(median(row.seconds)), duration(min(row.seconds)), *ratios, verdict(row)])
-    widths = [max(len(line[place]) for line in cells) for place in range(len(cells[0]))]
-    lines = [table.title]
-    for first, *numbers, last in cells:
-        middle = (cell.rjust(width) for cell, width in zip(numbers, widths[1:-1], strict=True))
-        lines.append("  ".join(["", first.ljust(widths[0]), *middle, last]).rstrip())
-    lines += [f"  {label}: not measured ({reason})" for label, reason in table.missing.items()]
-    return "\n".join(lines)
+    return cells

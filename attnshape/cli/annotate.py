@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from msgspec.structs import replace
 
 from attnshape.cli.flags import Output, takes_target
+from attnshape.cli.help import ANNOTATING
 from attnshape.cli.jobs import jobs_of
 from attnshape.cli.output import check_writable, print_message, use_color, write_bytes
 from attnshape.cli.progress import Progress
@@ -28,28 +30,30 @@ if TYPE_CHECKING:
 
 # what annotates is imported by the functions that use it: the other verbs, which share this start, do without
 
+_annotating: Any = partial(typer.Option, rich_help_panel=ANNOTATING)
+
 
 @takes_target
 def annotate(
     typed: TargetSpec,
     run: Mapping[str, object],
-    style: Annotated[StyleName, typer.Option(metavar="NAME", help="jaxtyping or comment.")] = "jaxtyping",
+    style: Annotated[StyleName, _annotating(metavar="NAME", help="jaxtyping or comment.")] = "jaxtyping",
     include: Annotated[
         Literal["matched"] | None,
-        typer.Option(metavar="matched", help="Also write axes that only match a size, unverified."),
+        _annotating(metavar="matched", help="Also write axes that only match a size, unverified."),
     ] = None,
     existing: Annotated[
-        Existing, typer.Option(metavar="HOW", help="Existing signatures: keep, replace or check.")
+        Existing, _annotating(metavar="HOW", help="Existing signatures: keep, replace or check.")
     ] = "keep",
     case: Annotated[
         list[str] | None,
-        typer.Option(metavar="TARGET", help="Another run of the code; annotations hold for all. Repeat."),
+        _annotating(metavar="TARGET", help="Another run of the code; annotations hold for all. Repeat."),
     ] = None,
     enforce: Annotated[
-        bool, typer.Option("--enforce", help="Write decorators that check annotations as the code runs.")
+        bool, _annotating("--enforce", help="Write decorators that check annotations as the code runs.")
     ] = False,
-    write: Annotated[bool, typer.Option("--write", help="Change the file; else the diff is printed.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="With --write: also files with uncommitted changes.")] = False,
+    write: Annotated[bool, _annotating("--write", help="Change the file; else the diff is printed.")] = False,
+    force: Annotated[bool, _annotating("--force", help="With --write: also files with uncommitted changes.")] = False,
     output: Output = None,
 ) -> None:
     """Annotate the source with its shapes; print a diff, or change the files with --write."""

@@ -15,7 +15,9 @@ from attnshape.cli.annotate import annotate
 from attnshape.cli.catalog import catalog
 from attnshape.cli.check import check
 from attnshape.cli.diff import diff
+from attnshape.cli.explain import explain
 from attnshape.cli.glossary import glossary
+from attnshape.cli.help import Verb, Verbs
 from attnshape.cli.output import internal_error, print_error
 from attnshape.cli.rule import rule
 from attnshape.cli.run import SETTINGS, separated
@@ -29,6 +31,7 @@ from attnshape.options.spec import suggest_dtype
 
 app = typer.Typer(
     name="attnshape",
+    cls=Verbs,
     help="Show, verify and document the shapes inside attention code.",
     epilog="Exit status: 0 fine, 1 the analysis found something, 2 the request can't be carried out, or its answer is "
     "incomplete.",
@@ -37,12 +40,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for verb in (trace, check, annotate, diff, targets, rule, show, catalog, glossary):
-    app.command()(verb)
-app.command("run", context_settings=SETTINGS)(run_program)
+for verb in (trace, check, explain, annotate, diff, targets, rule, show, catalog, glossary):
+    app.command(cls=Verb)(verb)
+app.command("run", cls=Verb, context_settings=SETTINGS)(run_program)
 
-# the base of every complaint about a command line; typer exports only its subclass
-_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""The base of every complaint about a command line; typer exports only its subclass."""
 _EXAMPLES = {"--seed": "1", "--dropout": "0.1", "--mask-value": "-10000", "--time-limit": "60", "--depth": "1"}
 _LONGEST = 160
 
@@ -75,8 +78,8 @@ def run(arguments: Sequence[str]) -> int:
     except AttnshapeError as error:
         print_error(error.written_in(flag_syntax))
         return ExitStatus.CANNOT
-    except _UsageError as error:
-        print_error(_usage_error(error, arguments))
+    except UsageError as error:
+        print_error(usage_error(error, arguments))
         return ExitStatus.CANNOT
     except typer.Abort:
         return ExitStatus.INTERRUPTED
@@ -85,7 +88,7 @@ def run(arguments: Sequence[str]) -> int:
         return ExitStatus.CANNOT
 
 
-def _usage_error(error: Any, arguments: Sequence[str]) -> AttnshapeError:
+def usage_error(error: Any, arguments: Sequence[str]) -> AttnshapeError:
     """Return typer's message with what was typed, and a hint: a choice, an example, or where to find help."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     message = error.format_message() or str(error)

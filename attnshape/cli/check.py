@@ -6,14 +6,16 @@ import dataclasses
 import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
 
 from attnshape.checks.suppressions import Selection, split_suppressed
-from attnshape.cli.flags import TARGET_HELP, All, Output, format_option, takes_targets
+from attnshape.cli.flags import TARGET_HELP, All, Output, format_option, output_option, running_option, takes_targets
+from attnshape.cli.help import CHECKING
 from attnshape.cli.jobs import Job, Refused, jobs_of, jobs_of_all, run_and_write
 from attnshape.cli.output import check_writable, print_message, resolve_format, screen_for
 from attnshape.errors import AttnshapeError, ExitStatus
@@ -27,6 +29,8 @@ from attnshape.reporters.reporter import BatchReporter
 from attnshape.runtime.files import watch_files_read
 from attnshape.runtime.worker import limit_time, seconds_left
 
+_checking: Any = partial(typer.Option, rich_help_panel=CHECKING)
+
 
 @takes_targets
 def check(
@@ -36,27 +40,27 @@ def check(
     every: All = False,
     claim: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLAIM", help="What is meant: causal, window=W, mask=keep, visible=k<=q … Repeat."),
+        _checking(metavar="CLAIM", help="What is meant: causal, window=W, mask=keep, visible=k<=q … Repeat."),
     ] = None,
     select: Annotated[
-        list[str] | None, typer.Option(metavar="CODES", help="Count only these codes or families: AS2,AS301. Repeat.")
+        list[str] | None, _checking(metavar="CODES", help="Count only these codes or families: AS2,AS301. Repeat.")
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="CODES", help="Not these codes or families: AS204. Repeat.")
+        list[str] | None, _checking(metavar="CODES", help="Not these codes or families: AS204. Repeat.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Count warnings and notices too, not errors alone.")] = False,
+    strict: Annotated[bool, _checking("--strict", help="Count warnings and notices too, not errors alone.")] = False,
     pattern: Annotated[
-        bool, typer.Option("--pattern", help="Draw which output positions depend on which input positions.")
+        bool, output_option("--pattern", help="Draw which output positions depend on which input positions.")
     ] = False,
-    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="When to stop looking further.")] = 60.0,
+    time_limit: Annotated[float, running_option(metavar="SECONDS", help="When to stop looking further.")] = 60.0,
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="How many targets to check at a time: as many as cores.")
+        int | None, running_option(metavar="N", min=1, help="How many targets to check at a time: as many as cores.")
     ] = None,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Check every target, also those that haven't changed.")
+        bool, running_option("--no-cache", help="Check every target, also those that haven't changed.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List what was verified too.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only findings, and what is undecided.")] = False,
+    verbose: Annotated[bool, output_option("--verbose", "-v", help="List what was verified too.")] = False,
+    quiet: Annotated[bool, output_option("--quiet", "-q", help="Only findings, and what is undecided.")] = False,
     format_: Annotated[str, format_option("report")] = "auto",
     output: Output = None,
 ) -> None:

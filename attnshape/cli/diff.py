@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +13,8 @@ import typer
 from msgspec.structs import replace
 
 from attnshape.cli.flags import DifferenceFormat, Output, TimeLimit, takes_targets, typed_command
-from attnshape.cli.jobs import Job
+from attnshape.cli.help import COMPARING
+from attnshape.cli.jobs import Job, is_source, jobs_of
 from attnshape.cli.output import check_writable, resolve_format, screen_for, write
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus, Option, did_you_mean
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
     from attnshape.model.trace import Trace
 
 _ANY = "any"
-_INPUT_HELP = "A trace saved with --format json, a snapshot, a target, or a folder of saved traces."
+_INPUT_HELP = (
+    "A trace saved with --format json, a snapshot, a target, a Python file with one attention, or a folder of saved "
+    "traces."
+)
 
 
 @takes_targets
@@ -42,7 +47,9 @@ def diff(
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="LIST", help=f"The kinds that end with status 1: {', '.join((*KINDS, _ANY))}. Can be repeated."
+            rich_help_panel=COMPARING,
+            metavar="LIST",
+            help=f"The kinds that end with status 1: {', '.join((*KINDS, _ANY))}. Can be repeated.",
         ),
     ] = None,
     time_limit: TimeLimit = MEASURING_SECONDS,
@@ -116,6 +123,16 @@ def _resolve(
             return read_saved(path)
     except (OSError, ValueError) as error:
         raise AttnshapeError(f"can't read {text[:80]!r}: {error}", HOW_TO_SAVE) from None
+    revision, _, file = text.partition(":")
+    if file.partition(":")[0].endswith(".py") and not revision.endswith(".py"):
+        raise AttnshapeError(
+            f"{name} is {text[:80]!r}, which looks like a file of a git revision: only files on disk are compared",
+            f"check the revision out beside this folder: git worktree add ../old {shlex.quote(revision)}",
+        )
+    if is_source(text) and text not in known:
+        found = jobs_of("diff", replace(typed, target=text), run)
+        if len(found) == 1:
+            return found[0]
     if ":" in text or text in known or path.suffix == ".py":
         return Job(text, {}, *resolve_name(replace(typed, target=text), run, command))
     if "/" in text or path.suffix in SUFFIXES:
@@ -149,7 +166,7 @@ def _trace_targets(time_limit: float, *sides: Trace | Outline | Job) -> Iterator
     The behaviour of a target is measured unless a saved side doesn't hold any; at the sizes of the other side.
     """
     # these import torch, so all checks that don't need it come first
-    from attnshape.pipelines.behaviour import trace_with_behaviour
+    from attnshape.pipelines.behaviour import with_behaviour
     from attnshape.pipelines.trace import trace_request
     from attnshape.targets.imports import forget_imports
 
@@ -165,10 +182,9 @@ def _trace_targets(time_limit: float, *sides: Trace | Outline | Job) -> Iterator
                 continue
             # two versions of a project may have modules of the same names
             with forget_imports() if len(files) > 1 else nullcontext():
-                if None in known:
-                    traced = trace_request(side.spec, side.options, progress=progress)
-                else:
-                    traced = trace_with_behaviour(side.spec, side.options, time_limit, other, progress=progress)
+                traced = trace_request(side.spec, side.options, progress=progress)
+                if None not in known:
+                    traced = with_behaviour(traced, side.spec, side.options, time_limit, other, progress=progress)
             measured = _behaviour_of(traced)
             other = measured.sizes if measured is not None and measured.sizes else other
             yield traced

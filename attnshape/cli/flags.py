@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from attnshape.cli.help import BUILT_IN, OUTPUT, RUNNING, SIZES, TARGET
+from attnshape.dims.symbols import SIZE_KEYS
+from attnshape.options.flags import command_line
 from attnshape.options.limits import check_time_limit, parse_memory
 from attnshape.options.pyproject import ProjectTarget
 from attnshape.options.spec import DtypeName, require_name
@@ -19,45 +21,52 @@ from attnshape.reporters.registry import formats_for
 from attnshape.reporters.reporter import Kind
 from attnshape.runtime.worker import limit_memory, limit_time
 
+_target: Any = partial(typer.Option, rich_help_panel=TARGET)
+_sizes: Any = partial(typer.Option, rich_help_panel=SIZES)
+_built_in: Any = partial(typer.Option, rich_help_panel=BUILT_IN)
+running_option: Any = partial(typer.Option, rich_help_panel=RUNNING)
+"""An option of how a target runs."""
+output_option: Any = partial(typer.Option, rich_help_panel=OUTPUT)
+"""An option of the output."""
+
 
 def format_option(kind: Kind) -> Any:
     """Return the option `--format` of a verb that writes such values; its help names the formats that render them."""
     *others, last = ("auto", *formats_for(kind))
-    return typer.Option("--format", metavar="NAME", help=f"{', '.join(others)} or {last}.")
+    return output_option("--format", metavar="NAME", help=f"{', '.join(others)} or {last}.")
 
 
 TraceFormat = Annotated[str, format_option("trace")]
 DifferenceFormat = Annotated[str, format_option("difference")]
-Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write to a file.")]
+Output = Annotated[Path | None, output_option("--output", metavar="FILE", help="Write to a file.")]
 OutputOrFolder = Annotated[
     str | None,
-    typer.Option("--output", metavar="PATH", help="Write to a file; for several traces as json also into a FOLDER/."),
+    output_option("--output", metavar="PATH", help="Write to a file; for several traces as json also into a FOLDER/."),
 ]
-All = Annotated[bool, typer.Option("--all", help="Every target that pyproject.toml names.")]
+All = Annotated[bool, _target("--all", help="Every target that pyproject.toml names.")]
 Columns = Annotated[
-    str | None, typer.Option("--columns", metavar="LIST", help="Columns, such as step,signature,strides,storage.")
+    str | None, output_option("--columns", metavar="LIST", help="Columns, such as step,signature,strides,storage.")
 ]
 Match = Annotated[
     str | None,
-    typer.Option("--match", metavar="LIST", help="Only these roles, operations or modules: scores,view,attn.*"),
+    output_option("--match", metavar="LIST", help="Only these roles, operations or modules: scores,view,attn.*"),
 ]
 Depth = Annotated[
     int | None,
-    typer.Option("--depth", metavar="N", min=0, help="Fold what lies deeper than N inside composites; 0 folds all."),
+    output_option("--depth", metavar="N", min=0, help="Fold what lies deeper than N inside composites; 0 folds all."),
 ]
 TimeLimit = Annotated[
     float,
-    typer.Option("--time-limit", metavar="SECONDS", help="When to stop measuring the behaviour of each version."),
+    running_option("--time-limit", metavar="SECONDS", help="When to stop measuring the behaviour of each version."),
 ]
-Explain = Annotated[bool, typer.Option("--explain", help="Say in one sentence a step what it does and why.")]
+Explain = Annotated[bool, output_option("--explain", help="Say in one sentence a step what it does and why.")]
+Picture = Annotated[bool, output_option("--picture", help="Add a flow chart of the data to Markdown.")]
 
 TARGET_HELP = (
     "A mechanism of the catalog (multi-head where none is given), path/to/file.py:Name, package.module:Name, or a name "
     "from pyproject.toml. Name is Python, such as build().attn, and running a target runs its code."
 )
 _Size = int | None
-_sizes: Any = partial(typer.Option, rich_help_panel="Sizes")
-_built_in: Any = partial(typer.Option, rich_help_panel="Built-in mechanisms")
 
 
 def _size(flag: str, help_: str) -> Any:
@@ -74,22 +83,22 @@ def _declared(
     ] = None,
     init: Annotated[
         str | None,
-        typer.Option(
+        _target(
             metavar="ARGS",
             help='What to call a class with, as Python, which is run: "D, n_head=H". Sizes are names in it.',
         ),
     ] = None,
     input_: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="SPEC", help='A tensor argument: "query: B Lq D", "ids: int[V] B L". Repeat.'),
+        _target("--input", metavar="SPEC", help='A tensor argument: "query: B Lq D", "ids: int[V] B L". Repeat.'),
     ] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="NAME=PYTHON", help="Another argument, as Python, which is run. Repeat."),
+        _target("--with", metavar="NAME=PYTHON", help="Another argument, as Python, which is run. Repeat."),
     ] = None,
     inside: Annotated[
         str | None,
-        typer.Option(
+        _target(
             metavar="MODULE",
             help="Only this module of the target, such as transformer.h.0.attn, with the arguments that it gets there.",
         ),
@@ -106,6 +115,19 @@ def _declared(
     d_head: Annotated[_Size, _size("--d-head", "Dk, width of one head's queries and keys.")] = None,
     d_value: Annotated[_Size, _size("--d-value", "Dv, width of one head's values.")] = None,
     window: Annotated[_Size, _size("--window", "W, sliding-window width.")] = None,
+    window_rows: Annotated[_Size, _size("--window-rows", "Nh, windows along the height of a map.")] = None,
+    window_columns: Annotated[_Size, _size("--window-columns", "Nw, windows along the width of a map.")] = None,
+    latents: Annotated[_Size, _size("--latents", "Lz, latent queries.")] = None,
+    selected: Annotated[_Size, _size("--selected", "Ls, keys that each query selects.")] = None,
+    index_heads: Annotated[_Size, _size("--index-heads", "Hi, heads of the indexer.")] = None,
+    d_index: Annotated[_Size, _size("--d-index", "Di, width of one indexer head.")] = None,
+    d_in: Annotated[_Size, _size("--d-in", "Din, width of an input that has its own.")] = None,
+    d_out: Annotated[_Size, _size("--d-out", "Dout, width of an output that has its own.")] = None,
+    d_rope: Annotated[_Size, _size("--d-rope", "Dr, features of one head that are rotated.")] = None,
+    kv_rank: Annotated[_Size, _size("--kv-rank", "Dc, rank of compressed keys and values.")] = None,
+    query_rank: Annotated[_Size, _size("--query-rank", "Dcq, rank of compressed queries.")] = None,
+    packed: Annotated[_Size, _size("--packed", "Ns, sequences that are packed on one axis.")] = None,
+    buckets: Annotated[_Size, _size("--buckets", "Nb, buckets of relative distances.")] = None,
     dim: Annotated[
         list[str] | None,
         _sizes(metavar="NAME=EXPR", help="A dimension of your own, as arithmetic: T=10, or C=nh*hs. Repeat."),
@@ -117,20 +139,21 @@ def _declared(
     ] = None,
     dropout: Annotated[float | None, _built_in(metavar="P", help="Dropout of the weights, with --train.")] = None,
     no_bias: Annotated[bool, _built_in("--no-bias", help="Projections without bias.")] = False,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or meta.")] = None,
+    device: Annotated[str | None, running_option(metavar="NAME", help="cpu, cuda, cuda:N or meta.")] = None,
     dtype: Annotated[
-        DtypeName | None, typer.Option(metavar="NAME", help="float32, float64, float16 or bfloat16.")
+        DtypeName | None, running_option(metavar="NAME", help="float32, float64, float16 or bfloat16.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of parameters and inputs.")] = None,
-    train: Annotated[bool, typer.Option("--train", help="Run in training mode, with dropout.")] = False,
+    seed: Annotated[int | None, running_option(metavar="N", min=0, help="Seed of parameters and inputs.")] = None,
+    train: Annotated[bool, running_option("--train", help="Run in training mode, with dropout.")] = False,
     grad: Annotated[
-        bool, typer.Option("--grad", help="Run with gradients: of the parameters, or the inputs where there are none.")
+        bool,
+        running_option("--grad", help="Run with gradients: of the parameters, or the inputs where there are none."),
     ] = False,
     time_limit: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="When to give up; for several targets, each.")
+        float | None, running_option(metavar="SECONDS", help="When to give up; for several targets, each.")
     ] = None,
     memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The most memory to allocate: 512MB, 4GB.")
+        str | None, running_option(metavar="SIZE", help="The most memory to allocate: 512MB, 4GB.")
     ] = None,
 ) -> None:
     """Declare the parameters of each verb that `takes_target` makes."""
@@ -151,23 +174,54 @@ def takes_target(verb: Callable[..., None], declares_targets: bool = False) -> C
 
     def called(**flags: Any) -> None:
         _limit(**{limit.name: flags.pop(limit.name) for limit in limits})
-        typed = {_FIELDS.get(name, name): value for name in shared if (value := flags.pop(name)) is not None}
-        declared = ProjectTarget(**{"target": "", **typed})
-        if "target" in typed:
-            require_name(declared.target)
+        declared = declared_by({name: flags.pop(name) for name in shared})
         verb(declared.spec(), declared.run(), **flags)
 
-    parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared.values(), *limits, *own)
-    ]
+    return _with_parameters(called, verb, (*shared.values(), *limits, *own))
+
+
+def takes_sizes(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb with the flags of sizes in place of its first parameter, a mapping from symbols to numbers."""
+    shared = {
+        name: own for name, own in inspect.signature(_declared, eval_str=True).parameters.items() if name in SIZE_KEYS
+    }
+    own = list(inspect.signature(verb, eval_str=True).parameters.values())[1:]
+
+    def called(**flags: Any) -> None:
+        verb(declared_by({name: flags.pop(name) for name in shared}).spec().sizes, **flags)
+
+    return _with_parameters(called, verb, (*own, *shared.values()))
+
+
+def _with_parameters(
+    called: Callable[..., None], verb: Callable[..., None], parameters: Iterable[inspect.Parameter]
+) -> Callable[..., None]:
+    """Return a function as the verb that typer sees: with its name, its help, and these parameters."""
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     called.__name__, called.__doc__ = verb.__name__, verb.__doc__
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+    called.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # typer reads it
     return called
 
 
 takes_targets = partial(takes_target, declares_targets=True)
 """As `takes_target`, for a verb that declares its targets itself."""
+
+
+def declared_by(flags: Mapping[str, Any]) -> ProjectTarget:
+    """Return the target that the flags of `takes_target` describe, by the names of its parameters.
+
+    Raises AttnshapeError if the target's name is empty.
+    """
+    typed = {_FIELDS.get(name, name): value for name, value in flags.items() if value is not None}
+    declared = ProjectTarget(**{"target": "", **typed})
+    if "target" in typed:
+        require_name(declared.target)
+    return declared
+
+
+TARGET_PARAMETERS = frozenset(inspect.signature(_declared).parameters) - {"time_limit", "memory_limit"}
+"""The parameters that `declared_by` takes."""
 
 
 def _limit(memory_limit: str | None, time_limit: float | None = None) -> None:
@@ -185,4 +239,4 @@ _FIELDS = {"input_": "inputs", "with_": "arguments"}
 
 def typed_command() -> str:
     """Return the command of this process; bytes that aren't text, as file names may have, are escaped."""
-    return shlex.join(["attnshape", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
+    return command_line(["attnshape", *sys.argv[1:]]).encode(errors="backslashreplace").decode()

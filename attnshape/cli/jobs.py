@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
+from typing import TypeVar
 
 import msgspec
 import typer
@@ -15,8 +15,11 @@ from attnshape.cli.flags import typed_command
 from attnshape.cli.output import print_message, write
 from attnshape.cli.progress import Progress
 from attnshape.errors import AttnshapeError, ExitStatus, Option
+from attnshape.model.explanation import Explanation
 from attnshape.model.formatting import pluralize
-from attnshape.options.flags import flag_words
+from attnshape.model.report import Report
+from attnshape.model.trace import Trace
+from attnshape.options.flags import command_line, flag_words
 from attnshape.options.pyproject import (
     FILE,
     ProjectTarget,
@@ -28,13 +31,13 @@ from attnshape.options.pyproject import (
     require_targets,
 )
 from attnshape.options.spec import RunOptions, TargetSpec, run_options
-from attnshape.reporters.batch_view import ResultT
 from attnshape.runtime.capture import to_standard_error
 from attnshape.targets.builtin.registry import CATALOG
 
 _FEW = 4
 """How many names fit on a line."""
-RunJob = Callable[["Job", Callable[[str], None]], ResultT]
+JobResult = TypeVar("JobResult", Trace, Report, Explanation)
+RunJob = Callable[["Job", Callable[[str], None]], JobResult]
 """Runs one job and reports its progress through the callback."""
 
 
@@ -118,8 +121,8 @@ def jobs_of_all(
 
 def run_and_write(
     jobs: Sequence[Job | Refused],
-    run: RunJob[ResultT],
-    render: Callable[[ResultT], str],
+    run: RunJob[JobResult],
+    render: Callable[[JobResult], str],
     output: Path | None,
     write_all: Callable[[], ExitStatus] | None,
 ) -> None:
@@ -176,26 +179,38 @@ def _found_jobs(
     """
     if not is_source(typed.target):
         return []
-    from attnshape.discovery.files import find_targets  # only files and folders need it
+    from attnshape.discovery.files import find_targets, modules_by_name  # only files and folders need it
 
     found = find_targets([typed.target], typed_command())
     for unread in found.unread:
         print_message(f"not read: {unread.file}: {unread.why}")
-    if not found.to_run:
-        if or_none or not Path(typed.target).is_dir():
-            return []
+    to_run = found.to_run
+    if not to_run and (or_none or found.unread):
+        return []
+    if not to_run and Path(typed.target).is_dir():
         raise AttnshapeError(
             f"no attention was found in {typed.target}, in {pluralize(found.files, 'Python file')}",
             "name what to run, such as model.py:Attention; attnshape targets says what it looks for",
         )
+    to_run = to_run or modules_by_name(typed.target)
+    if not to_run:
+        raise _no_attention(typed.target)
     jobs: list[Job] = []
-    for one in found.to_run:
+    for one in to_run:
         declared = declared_target(msgspec.structs.replace(typed, target=one.target))
         jobs += _declared_jobs(verb, one.target, declared or ProjectTarget(target=one.target), typed, run)
-    names = [one.name for one in found.to_run]
+    names = [one.name for one in to_run]
     shown = ", ".join(names) if len(names) <= _FEW else f"{len(names)} functions and modules with attention"
-    announce(f"found in {typed.target}: {shown}")
+    announce(f"found in {typed.target}{', by name' * (not found.to_run)}: {shown}")
     return jobs
+
+
+def _no_attention(file: str) -> AttnshapeError:
+    from attnshape.targets.imports import example_of  # only an error needs it
+
+    example, others = example_of(file)
+    problem = f"no attention was found in {file}, by its source; which of its functions or classes do you mean?"
+    return AttnshapeError(problem, f"write {file}:{example}{others}")
 
 
 def _declared_jobs(
@@ -211,5 +226,5 @@ def _declared_jobs(
         ]
         words = [word for option in options for word in flag_words(option)]
         words = [*words, "--", name] if name.startswith("-") else [name, *words]
-        command = shlex.join(["attnshape", verb, *words])
+        command = command_line(["attnshape", verb, *words])
         yield Job(name, sizes, spec, run_options({**target.run(), **run}, command))

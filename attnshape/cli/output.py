@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,21 +38,33 @@ class TraceOutput:
 
     @staticmethod
     def parse(
-        format_: str, file: Path | None, columns: str | None, match: str | None, depth: int | None, explain: bool
+        format_: str,
+        file: Path | None,
+        columns: str | None,
+        match: str | None,
+        depth: int | None,
+        explain: bool,
+        picture: bool,
     ) -> TraceOutput:
         """Return the output that the flags describe, checked before any work is done for it.
 
         Raises AttnshapeError if a name is unknown, the format can't select, or the file can't be written.
         """
-        from attnshape.reporters.columns import DEFAULT, parse_columns
+        from attnshape.reporters.columns import parse_columns
         from attnshape.reporters.trace_view import ViewOptions
 
         check_writable(file)
         if depth is not None and depth < 0:
             raise AttnshapeError(f"--depth is {depth}, expected 0 or more", "for example --depth 1")
-        options = ViewOptions(parse_columns(columns) if columns is not None else DEFAULT, match, depth, explain)
-        renderer = find_renderer(resolve_format(format_, file), "trace", selects=options != ViewOptions())
-        return TraceOutput(renderer, options, file)
+        options = ViewOptions(parse_columns(columns) if columns is not None else None, match, depth, explain)
+        selects = options != ViewOptions()
+        renderer = find_renderer(resolve_format(format_, file), "trace", selects=selects, picture=picture)
+        return TraceOutput(renderer, replace(options, picture=picture), file)
+
+    @property
+    def selects(self) -> bool:
+        """Whether a part of a trace was chosen."""
+        return replace(self.options, picture=False) != type(self.options)()
 
     def render(self, trace: Trace) -> str:
         """Return the trace as text."""

@@ -27,7 +27,7 @@ from attnshape.targets.builtin.registry import CATALOG, DEFAULT
 
 FOLDER = ".attnshape_cache"
 _SURE_SECONDS = 4.0
-"""An error that comes sooner doesn't come from a limit on time, and would come again."""
+"""Any error that comes sooner doesn't come from a limit on time, and would come again."""
 _NOTE = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder was made by attnshape, and can be removed.\n"
 
 
@@ -76,7 +76,7 @@ class ReportCache:
         try:
             report = check()
         except AttnshapeError as error:
-            if time.monotonic() - started < _SURE_SECONDS:
+            if error.is_settled or time.monotonic() - started < _SURE_SECONDS:
                 written = error.written_in(flag_syntax)
                 self._keep(job, None, (written.message, written.hint))
             raise

@@ -16,6 +16,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from attnshape.cli.flags import running_option
+from attnshape.cli.output import print_message
 from attnshape.errors import AttnshapeError
 from attnshape.programs.launch import PLAN, report_command
 from attnshape.runtime.processes import ROOT
@@ -23,6 +25,8 @@ from attnshape.runtime.replacement import replace_process, start_sentinel
 
 SETTINGS = {"allow_interspersed_args": False}
 """What follows the program's name belongs to the program."""
+
+_OWN = ("--check", "--save")
 
 
 def run(
@@ -34,11 +38,11 @@ def run(
         ),
     ] = None,
     module: Annotated[
-        str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does; ARGS follow.")
+        str | None, running_option("-m", metavar="MODULE", help="Run a module, as python -m does; ARGS follow.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check each attention afterwards.")] = False,
+    check: Annotated[bool, running_option("--check", help="Check each attention afterwards.")] = False,
     save: Annotated[
-        bool, typer.Option("--save", help="Add the attentions that are verified to pyproject.toml, as targets.")
+        bool, running_option("--save", help="Add the attentions that are verified to pyproject.toml, as targets.")
     ] = False,
 ) -> None:
     """Run a program as it is, and report the attention that it calls at its end."""
@@ -48,6 +52,8 @@ def run(
         if not arguments:
             raise AttnshapeError("there is no program to run", "name one: attnshape run train.py")
         script = _script(arguments[0])
+        if own := [word for word in arguments[1:] if word in _OWN]:
+            print_message(f"note: {own[0]} is the program's, since it comes after {arguments[0]}; ours come before it")
     _become(
         {
             "script": script,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnshape.cli.flags import Output, format_option, typed_command
+from attnshape.cli.flags import Output, format_option, output_option, typed_command
 from attnshape.cli.jobs import normal_target
 from attnshape.cli.output import check_writable, print_message, resolve_format, screen_for, write
 from attnshape.errors import ExitStatus
@@ -28,7 +28,7 @@ def targets(
         list[str] | None, typer.Argument(metavar="PATH", help="Python files and folders; this folder by default.")
     ] = None,
     write_: Annotated[
-        bool, typer.Option("--write", help="Add them to pyproject.toml, each under a name of its own.")
+        bool, output_option("--write", help="Add them to pyproject.toml, each under a name of its own.")
     ] = False,
     format_: Annotated[str, format_option("targets")] = "auto",
     output: Output = None,

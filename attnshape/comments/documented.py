@@ -41,10 +41,13 @@ def documented_shapes(
     by_item = itertools.groupby(docstring_entries(node, owner), key=lambda line: (line.item, line.of, line.parameter))
     items = [list(lines) for _, lines in by_item]
     documented += _of_results([item for item in items if item[0].of == "result"], observed)
+    documented += _from_arrows([item[0] for item in items if item[0].of == "anything"], observed)
     for item in items:
-        documented += _from_docstring(item, observed) if item[0].of != "result" else ()
+        documented += _from_docstring(item, observed) if item[0].of in ("parameter", "argument") else ()
     if _accepts_any_rank(node):
         documented = [_or_elsewhere(shape, *_with_more_axes(shape)) for shape in documented]
+    ambiguous = _heads_and_heights(documented)
+    documented = [_or_elsewhere(shape, *_with_any_size(shape, ambiguous)) for shape in documented]
     unreached = _unpacked_in_other_branches(node, observed)
     return [
         shape
@@ -86,6 +89,35 @@ def _with_more_axes(shape: DocumentedShape) -> Iterator[ShapeConstraint]:
         yield replace(constraint, shapes=tuple(replace(text, axes=(more, *text.axes)) for text in constraint.shapes))
 
 
+def _heads_and_heights(documented: Iterable[DocumentedShape]) -> set[str]:
+    """Return the names that stand for a height in `(b, c, h, w)`, and for something else in `(b, h, n, d)`."""
+    heights, others = set[str](), set[str]()
+    for shape in documented:
+        for text in shape.constraint.shapes:
+            names = [axis.text for axis in text.axes]
+            beside_width = {
+                name
+                for pair in itertools.pairwise(names)
+                for name, other in (pair, pair[::-1])
+                if (name, other) in (("h", "w"), ("H", "W"))
+            }
+            heights |= beside_width
+            others |= {*names} - beside_width
+    return heights & others
+
+
+def _with_any_size(shape: DocumentedShape, names: set[str]) -> Iterator[ShapeConstraint]:
+    """Yield a documented shape that has any size where it has one of these names."""
+    constraint = shape.constraint
+    if any(axis.text in names for text in constraint.shapes for axis in text.axes):
+        opened = [
+            tuple(AxisToken(axis.text, "any") if axis.text in names else axis for axis in text.axes)
+            for text in constraint.shapes
+        ]
+        shapes = tuple(replace(text, axes=axes) for text, axes in zip(constraint.shapes, opened, strict=True))
+        yield replace(constraint, shapes=shapes)
+
+
 def _unpacked_in_other_branches(node: FunctionNode, observed: ObservedShapes) -> set[tuple[str, ...]]:
     """Return the names to which shapes are unpacked, `B, C, H, W = x.shape`, in code that no call reached."""
     return {
@@ -98,7 +130,7 @@ def _unpacked_in_other_branches(node: FunctionNode, observed: ObservedShapes) ->
 
 class _CommentReader:
     def __init__(self, node: FunctionNode, observed: ObservedShapes) -> None:
-        self._observed = observed
+        self._observed, self._first_line = observed, node.lineno
         stores = {store.name for call in observed.calls for store in call.invocation.bindings}
         self._parameters = parameter_names(node)
         self._variables = {*self._parameters, *stores}
@@ -111,6 +143,8 @@ class _CommentReader:
         names = [name for name in claim.label.names if name in self._variables]
         unknown = [name for name in claim.label.names if not means_the_line(name)]
         above = comment.where == "above"
+        if claim.about and not any(name in self._variables or self._stands_for_line(name) for name in claim.about):
+            return  # a chain of something that isn't a variable here: `# frames: (B, C, T) -> (B, T, C)`
         if above and not claim.chained and not names and not unknown and claim.of == 1:
             self._above += self._around(comment, claim) if claim.strict else ()
         elif names:
@@ -128,12 +162,22 @@ class _CommentReader:
         elif any(map(_is_attribute, unknown)) or (unknown and (above or not claim.strict)):
             return  # something that isn't a variable here: `self.W_O: (H, Dk, D)`, `mask: (B, 1, L, L) broadcasts`
         elif comment.where == "signature":
-            if (parameter := comment.parameter) is not None:
-                yield _document(comment, claim, f"`{parameter}`", observed.argument(parameter), 1.0)
+            yield from self._signature(comment, claim)
         elif above:
             yield from self._chain(comment, claim)
         elif comment.statement is not None:
             yield from self._line(comment, replace(claim, strict=claim.strict and not unknown), comment.statement)
+
+    def _signature(self, comment: LocatedComment, claim: CommentClaim) -> Iterator[DocumentedShape]:
+        """Yield what a comment beside a parameter documents: an arrow on the line of `def` leads to the result."""
+        parameter = comment.parameter
+        if parameter is not None and (not claim.chained or claim.role == "operand"):
+            yield _document(comment, claim, f"`{parameter}`", self._observed.argument(parameter), 1.0)
+        elif claim.chained and claim.role == "result" and comment.line == self._first_line:
+            yield _document(comment, claim, "the result", self._observed.result(), 1.0)
+
+    def _stands_for_line(self, label: str) -> bool:
+        return means_the_line(label) or means_the_input(label) or self._is_word(label)
 
     def _is_word(self, label: str) -> bool:
         """Return whether a label is a word for what stands there, `normalizer:`, and not part of a variable's name."""
@@ -404,16 +448,24 @@ def _entries(node: FunctionNode | ast.ClassDef, names: Sequence[str]) -> Iterato
         yield DocstringEntry(line, text, of, name, item, listed)
 
 
+def _from_arrows(entries: Iterable[DocstringEntry], observed: ObservedShapes) -> Iterator[DocumentedShape]:
+    """Yield what the arrows in a docstring document: `(B, T, C) -> (B, C)`.
+
+    Several lines with arrows are steps from the arguments to the result, and only their two ends are either.
+    """
+    parsed = ((entry.line, parse_comment(_without_example(entry.text))) for entry in entries)
+    steps = [(line, chained) for line, claims in parsed if (chained := [claim for claim in claims if claim.chained])]
+    for place, (line, claims) in enumerate(steps):
+        for claim in claims:
+            if claim.role == "operand" and place == 0:
+                yield _documented((line, 0), claim.shapes, "an argument", observed.arguments())
+            elif claim.role == "result" and place == len(steps) - 1:
+                yield _documented((line, 0), claim.shapes, "the result", observed.result())
+
+
 def _from_docstring(lines: Sequence[DocstringEntry], observed: ObservedShapes) -> Iterator[DocumentedShape]:
-    """Yield what one item of a docstring documents, unless it is of the result."""
+    """Yield what one item of a docstring documents of an argument."""
     entry = lines[0]
-    if entry.of == "anything":
-        for claim in parse_comment(entry.text):
-            if claim.chained and claim.role == "result":
-                yield _documented((entry.line, 0), claim.shapes, "the result", observed.result())
-            elif claim.chained and claim.role == "operand":
-                yield _documented((entry.line, 0), claim.shapes, "an argument", observed.arguments())
-        return
     shapes = _lines_of_shapes(lines)
     alternatives = [shapes] if entry.parameter is not None and shapes else [[shape] for shape in shapes]
     subject = f"`{entry.parameter}`" if entry.parameter is not None else "an argument"
@@ -425,7 +477,7 @@ def _from_docstring(lines: Sequence[DocstringEntry], observed: ObservedShapes) -
 
 
 _OWN_LENGTH = re.compile(
-    r"(?:seq|sequence|seq_?len|(?:seq|sequence)_length|len|length|num_tokens|dim|hidden_dim)", re.I
+    r"(?:seq|sequence|seq_?len|len_?seq|(?:seq|sequence)_length|len|length|num_tokens|dim|hidden_dim)", re.I
 )
 """Names that stand for each argument's own length or width, as `seq_len` does for queries and for keys."""
 
@@ -438,6 +490,11 @@ def _of_any_length(shapes: Sequence[ShapeText]) -> list[ShapeText]:
 
 
 _OPTIONAL = re.compile(r"\b(?:optional(?:ly)?|if|when|unless|only|None)\b", re.I)
+_REDUCED_IF = re.compile(
+    r"\b(?:averaged?|mean|summ?ed|sum|pooled|squeezed|concatenated|flattened|stacked)\b[^.;]*\b(?:if|when|unless)\b",
+    re.I,
+)
+"""Words by which a result has another shape in some calls: `(B, H, L, L), averaged over the heads if …`."""
 
 
 def _of_results(items: Sequence[Sequence[DocstringEntry]], observed: ObservedShapes) -> Iterator[DocumentedShape]:
@@ -445,6 +502,7 @@ def _of_results(items: Sequence[Sequence[DocstringEntry]], observed: ObservedSha
 
     Where the numbers differ, an item may not be returned in these calls; then one of the others must hold.
     """
+    items = [item for item in items if not _REDUCED_IF.search(" ".join(line.text for line in item))]
     listed = [item for item in items if item[0].listed]
     if len(listed) == observed.returned:
         places: dict[int, int | None] = {id(item): place for place, item in enumerate(listed)}
@@ -467,13 +525,29 @@ def _lines_of_shapes(lines: Sequence[DocstringEntry]) -> list[tuple[int, ShapeTe
     return [(line.line, shape) for line in lines for shape in _shapes_in(line.text)]
 
 
+_ALTERNATIVE = re.compile(r"([)\]]),?\s+or\s+$")
+_EXAMPLE = re.compile(r"\b(?:for (?:instance|example)\b|i\.\s?e\.|e\.\s?g\.)", re.I)
+"""What follows is about an input of the author's choice: `for instance, for an input (B, C), …`, `e.g. (B, C) -> …`."""
+
+
+def _without_example(text: str) -> str:
+    return _EXAMPLE.split(text, maxsplit=1)[0]
+
+
 def _shapes_in(text: str) -> list[ShapeText]:
-    """Return the shapes in a line of a docstring, with `\\text{num\\_heads}` as `num_heads`."""
-    plain = re.sub(r"\\(?:text|mathrm|mathit|textit)\{([^{}]*)\}", r"\1", text)
-    plain = plain.replace("\\_", "_").replace("\\times", "×").replace("\\cdot", "*")
+    """Return the shapes in a line of a docstring, with `\\text{num\\_heads}` as `num_heads`, `L_{q}` as `L_q`."""
+    plain = re.sub(r"\\(?:text|mathrm|mathit|textit)\{([^{}]*)\}", r"\1", _without_example(text))
+    plain = re.sub(r"_\{(\w+)\}", r"_\1", plain.replace("\\_", "_"))
+    plain = plain.replace("\\times", "×").replace("\\cdot", "*")
     bracketed = [shape for shape in find_shapes(plain) if len(shape.axes) > 1 or shape.text.endswith(",)")]
     named = [shape for shape in bracketed if not all(axis.kind == "number" for axis in shape.axes)]
-    return [*named, *find_bare_shapes(plain)]
+    shapes = [*named, *find_bare_shapes(plain)]
+    ends = {shape.end for shape in shapes}
+    # what stands before the "or" in `r(D N) or (B N L)` may be a shape too
+    unread = any(
+        (before := _ALTERNATIVE.search(plain, 0, shape.start)) and before.end(1) not in ends for shape in shapes
+    )
+    return [] if unread else shapes
 
 
 def _from_annotations(node: FunctionNode, observed: ObservedShapes) -> Iterator[DocumentedShape]:

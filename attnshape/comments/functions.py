@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from operator import itemgetter
 from typing import Literal
 
 from attnshape.observation.forms import FunctionId
@@ -36,50 +35,70 @@ class LocatedComment:
     block: tuple[ast.stmt, ...] = ()
     """For `above`, the statements that follow up to the next blank line or comment."""
     until: int = 0
-    """For `above`, the line of the next such comment below the code that follows, else one behind the file's last."""
+    """For `above`, the line of the next such comment below the code that follows, else the one after the function."""
     parameter: str | None = None
 
 
 @dataclass(frozen=True)
 class CommentedSource:
-    """A source file: its lines, its syntax tree and its comments."""
+    """A source file: its lines, its syntax tree and the comments of its functions."""
 
     lines: tuple[str, ...]
     tree: ast.Module
-    comments: tuple[tuple[int, int, str], ...]
-    """Each with its line from 1, its column from 0, and its text without `#`."""
 
     @cached_property
     def functions(self) -> dict[tuple[str, int], tuple[FunctionNode, ast.ClassDef | None]]:
         """The functions with their classes, by name and first line."""
         functions: dict[tuple[str, int], tuple[FunctionNode, ast.ClassDef | None]] = {}
-        for parent in ast.walk(self.tree):
-            for node in ast.iter_child_nodes(parent):
-                if isinstance(node, FunctionNode):
-                    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                    functions.setdefault(
-                        (node.name, first), (node, parent if isinstance(parent, ast.ClassDef) else None)
-                    )
+        for parent, node in _definitions(self.tree):
+            if isinstance(node, FunctionNode):
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                functions.setdefault((node.name, first), (node, parent if isinstance(parent, ast.ClassDef) else None))
         return functions
 
-    @cached_property
-    def comment_lines(self) -> list[int]:
-        """The lines that contain nothing but a comment, in order."""
-        return [line for line, column, _ in self.comments if _is_on_its_own_line(self.lines, line, column)]
+    def comments_of(self, node: FunctionNode) -> FunctionComments:
+        """Return the comments in a function."""
+        if node not in self._comments:
+            self._comments[node] = FunctionComments(self.lines, node)
+        return self._comments[node]
 
     @cached_property
-    def around_comments(self) -> dict[int, tuple[int, int]]:
+    def _comments(self) -> dict[FunctionNode, FunctionComments]:
+        return {}
+
+
+class FunctionComments:
+    """The comments on a function's lines. Only these are split into tokens: a file may have thousands of others."""
+
+    def __init__(self, lines: Sequence[str], node: FunctionNode) -> None:
+        self.end = (node.end_lineno or node.lineno) + 1
+        """The line after the function's last."""
+        text = "".join(lines[node.lineno - 1 : self.end - 1])
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        before = node.lineno - 1
+        self.every = [(before + t.start[0], t.start[1], t.string[1:]) for t in tokens if t.type == tokenize.COMMENT]
+        """Each with its line from 1, its column from 0, and its text without `#`."""
+        self.alone = [line for line, column, _ in self.every if _is_on_its_own_line(lines, line, column)]
+        """The lines that contain nothing but a comment, in order."""
+
+    @cached_property
+    def around(self) -> dict[int, tuple[int, int]]:
         """For each comment on a line of its own, the nearest lines above and below it without such a comment."""
         around: dict[int, tuple[int, int]] = {}
-        for _, group in itertools.groupby(enumerate(self.comment_lines), key=lambda pair: pair[1] - pair[0]):
+        for _, group in itertools.groupby(enumerate(self.alone), key=lambda pair: pair[1] - pair[0]):
             lines = [line for _, line in group]
             around |= dict.fromkeys(lines, (lines[0] - 1, lines[-1] + 1))
         return around
 
-    def comments_on(self, lines: range) -> Sequence[tuple[int, int, str]]:
-        """Return the comments on some lines."""
-        first, last = (bisect.bisect_left(self.comments, line, key=itemgetter(0)) for line in (lines.start, lines.stop))
-        return self.comments[first:last]
+
+def _definitions(root: ast.Module) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Yield each statement with the node that has it in its body; expressions contain no definitions."""
+    waiting: list[ast.AST] = [root]
+    for parent in waiting:
+        for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+            children = getattr(parent, field, ())
+            yield from ((parent, child) for child in children)
+            waiting += children
 
 
 def read_commented_source(path: str) -> CommentedSource | None:
@@ -95,11 +114,9 @@ def _parsed(lines: tuple[str, ...]) -> CommentedSource | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the file's own escapes
             tree = ast.parse(text)
-        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    comments = tuple((t.start[0], t.start[1], t.string[1:]) for t in tokens if t.type == tokenize.COMMENT)
-    return CommentedSource(lines, tree, comments) if text.strip() else None
+    return CommentedSource(lines, tree) if text.strip() else None
 
 
 def find_function(function: FunctionId) -> tuple[CommentedSource, FunctionNode, ast.ClassDef | None] | None:
@@ -111,11 +128,12 @@ def find_function(function: FunctionId) -> tuple[CommentedSource, FunctionNode, 
 
 def comments_in(file: CommentedSource, node: FunctionNode) -> Iterator[LocatedComment]:
     """Yield the comments in a function's signature and body, without those of functions defined in it."""
-    code = _Statements(node)
-    for line, column, text in file.comments_on(range(node.lineno, (node.end_lineno or node.lineno) + 1)):
+    code, comments = _Statements(node), file.comments_of(node)
+    alone_on = set(comments.alone)
+    for line, column, text in comments.every:
         if line in code.lines_of_definitions:
             continue
-        alone = _is_on_its_own_line(file.lines, line, column)
+        alone = line in alone_on
         if line < node.body[0].lineno and not alone:
             there = [name.arg for name in parameter_nodes(node) if _covers(name, line) and name.arg != "self"]
             parameter = there[0] if len(there) == 1 else None
@@ -123,7 +141,7 @@ def comments_in(file: CommentedSource, node: FunctionNode) -> Iterator[LocatedCo
             continue
         innermost = code.around.get(line)
         if alone and innermost is None:
-            yield _between(file, code, line, column, text)
+            yield _between(comments, code, line, column, text)
         elif innermost is None:
             yield LocatedComment(line, column, text, "within", code.first_on.get(line))
         else:
@@ -153,14 +171,22 @@ class _Statements:
             self.first_on.setdefault(statement.lineno, statement)
             if not _has_body(statement):
                 self.ending_on[statement.end_lineno or statement.lineno] = statement
+        self.headers = {line: inner.col_offset for inner in statements for line in _lines_of_branches(inner)}
+        """The columns of `else:`, `finally:` and `except`, by their lines."""
         self._blocks: dict[int, tuple[ast.stmt, ...]] = {}
 
     def block(self, line: int) -> tuple[ast.stmt, ...]:
-        """Return the statements from a line on, up to the next line on which none begins."""
+        """Return the statements from a line on, up to the next line on which none begins, or that leaves the branch."""
         if line not in self._blocks:
             block: list[ast.stmt] = []
             below = line
-            while (statement := self.first_on.get(below)) is not None:
+            while (statement := self.first_on.get(below)) is not None or (block and below in self.headers):
+                column = statement.col_offset if statement is not None else self.headers[below]
+                if block and column < block[0].col_offset:
+                    break
+                if statement is None:
+                    below += 1
+                    continue
                 block.append(statement)
                 below = 1 + (statement.lineno if _has_body(statement) else statement.end_lineno or statement.lineno)
             self._blocks[line] = tuple(block)
@@ -170,6 +196,17 @@ class _Statements:
         """Return the first statement that begins after a line."""
         place = bisect.bisect_right(self.in_order, line, key=lambda statement: statement.lineno)
         return self.in_order[place] if place < len(self.in_order) else None
+
+
+def _lines_of_branches(node: ast.stmt) -> Iterator[int]:
+    """Yield the lines on which further branches of a compound statement begin, if nothing is between the branches."""
+    yield from (handler.lineno for handler in getattr(node, "handlers", ()))
+    fields = ("body", "orelse", "finalbody")
+    branches = [branch for field in fields if isinstance(branch := getattr(node, field, None), list) and branch]
+    for above, below in itertools.pairwise(branches):
+        end = above[-1].end_lineno
+        if end is not None and below[0].lineno == end + 2:
+            yield end + 1
 
 
 def _lines_covered_by(node: ast.stmt) -> range:
@@ -184,13 +221,13 @@ def _position(statement: ast.stmt) -> tuple[int, int]:
     return statement.lineno, statement.col_offset
 
 
-def _between(file: CommentedSource, code: _Statements, line: int, column: int, text: str) -> LocatedComment:
+def _between(comments: FunctionComments, code: _Statements, line: int, column: int, text: str) -> LocatedComment:
     """Return a comment on a line of its own, with the statements directly above and below it."""
-    above, below = file.around_comments[line]
+    above, below = comments.around[line]
     before, block = code.ending_on.get(above), code.block(below)
     following = block[0] if block else None
-    place = bisect.bisect_left(file.comment_lines, below)
-    until = file.comment_lines[place] if place < len(file.comment_lines) else len(file.lines) + 1
+    place = bisect.bisect_left(comments.alone, below)
+    until = comments.alone[place] if place < len(comments.alone) else comments.end
     if before is None and not block:
         following = code.after(line)
         if following is not None and until < following.lineno:

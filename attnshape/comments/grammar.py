@@ -24,6 +24,8 @@ _CONTINUES = re.compile(r"\s*(?:@|[x×]|-+>|=+>|→)\s*[(\[]")
 """The beginning of a line that continues the one above it: `-> (B, T)`."""
 _UNFINISHED = re.compile(r"[a-z]\w*(?:\s+[\w'-]+){2,}$", re.IGNORECASE)
 """The end of a line whose sentence goes on below it."""
+_ENTRY = re.compile(r"\s*[A-Za-z]\w?\s*:\s+\w+(?:[\s-]+\w+)+[,;.]?\s*")
+"""A line such as `b: batch size`."""
 _EQUALS = re.compile(r"\s*={1,2}\s*")
 _NAMES = r"[A-Za-z_][\w.]*"
 _LABEL = re.compile(
@@ -70,6 +72,8 @@ class CommentClaim:
     """Its place among several results, from 0."""
     of: int = 1
     """How many results the comment lists."""
+    about: tuple[str, ...] = ()
+    """The names before the colon in front of a chain: `x: (B, T) -> (T, B)`."""
     chained: bool = False
     """Whether arrows or products connect it with other shapes."""
     among: bool = False
@@ -102,20 +106,34 @@ def parse_comment_lines(lines: Sequence[str]) -> Iterator[tuple[int, CommentClai
     >>> [(place, claim.role) for place, claim in parse_comment_lines(["(B, T)", "x (T, C)", "-> (B, C)", "(B, C)"])]
     [(0, 'operand'), (1, 'operand'), (2, 'result'), (3, 'result')]
     """
+    entries = [line for line in lines if _ENTRY.fullmatch(line)]
+    if sum(len(line.split()) == 3 or not parse_comment(line) for line in entries) > 2:
+        # in a legend, `k: k dim` tells what k stands for, too
+        lines = ["" if line in entries else line for line in lines]
     first = 0
     while first < len(lines):
         last = first
         while last + 1 < len(lines) and _CONTINUES.match(lines[last + 1]) and re.search(r"[)\]]\s*$", lines[last]):
             last += 1
+        while last + 1 < len(lines) and _is_bare_chain(lines[last], lines[last + 1]):
+            last += 1
         claims = parse_comment(" ".join(lines[first : last + 1]))
         if first and _UNFINISHED.search(lines[first - 1].strip()) and re.match(r"\s*[a-z]", lines[first]):
             claims = [replace(claim, strict=False) for claim in claims if not claim.chained]
-        places = [place for place in range(first, last + 1) for _ in find_shapes(lines[place])]
+        counts = (max(1, len(list(find_shapes(lines[place])))) for place in range(first, last + 1))
+        places = [place for place, count in enumerate(counts, first) for _ in range(count)]
         if first == last:
             yield from ((first, claim) for claim in claims)
         elif len(places) == len(claims):
             yield from zip(places, claims, strict=True)
         first = last + 1
+
+
+def _is_bare_chain(line: str, below: str) -> bool:
+    """Return whether a line, a shape without brackets, goes on below with an arrow: `b, n, d` and `-> b, d, n`."""
+    leading = re.match(r"\s*(?:-+>|=+>|→)", below)
+    above = re.sub(r"^\s*(?:-+>|=+>|→)", "", line)
+    return leading is not None and None not in (parse_bare_shape(above), parse_bare_shape(below[leading.end() :]))
 
 
 def _claims(comment: str) -> list[CommentClaim]:
@@ -150,7 +168,9 @@ def _without_brackets(text: str) -> list[CommentClaim]:
     stages = [_bares(part) for part in parts if part.strip()]
     if not stages or not all(stages):
         return []
-    return _staged(stages, _label(label) if len(stages) == 1 else Label(), strict=True)
+    if len(stages) == 1:
+        return _staged(stages, _label(label), strict=True)
+    return [replace(claim, about=_label(label).names) for claim in _staged(stages, Label(), strict=True)]
 
 
 def _bares(text: str) -> list[ShapeText]:
@@ -214,7 +234,7 @@ def _joined(run: _Run, strict: bool, place: int | None, of: int) -> list[Comment
             stages.append([shape])
         else:
             stages[-1].append(shape)
-    return _staged(stages, Label(), strict)
+    return [replace(claim, about=label.names if label.firm else ()) for claim in _staged(stages, Label(), strict)]
 
 
 def _staged(stages: Sequence[Sequence[ShapeText]], label: Label, strict: bool) -> list[CommentClaim]:

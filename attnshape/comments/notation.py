@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -93,10 +94,15 @@ MAX_LENGTH = 1000
 """Longer comments and lines aren't parsed: they contain data, and parsing them would be slow."""
 PRIME = "ʹ"
 """Replaces the apostrophe of `H'` in expressions, since names can't contain one."""
-_ANY_AXES = ("...", "…", "*", "..")
+_ELLIPSES = ("...", "…", "..")
+_ANY_AXES = (*_ELLIPSES, "*")
 _ANY_SIZE = ("?", "_", "-1", ":")
-_EITHER = re.compile(r"[QKVST]/[QKVST]")
-"""One of two lengths, such as `T/S`: target or source."""
+_EITHER = re.compile(r"(?P<one>\w+)\s*/\s*(?P<other>\w+)")
+_WORD_OF_NAME = re.compile(r"[A-Z](?=(?:[qkvst]|kv)$)|[A-Z]?[a-z]+|[A-Z]|\d+")
+_SIDES = frozenset(
+    _words("q k v kv s t src tgt source target query queries key keys value values enc dec encoder decoder")
+)
+"""Words that tell whose axis it is: the lengths `T/S` and `P_q/P_v` are the one or the other, and no quotients."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ def parse_axis(text: str) -> AxisToken | None:
     plain = plain[1:-1].strip() if re.fullmatch(rf"\(\s*{_NAME}\s*\)", plain) else plain
     if plain in _ANY_AXES or re.fullmatch(r"\*\w+", plain):
         return AxisToken(plain, "variadic")
-    if plain in _ANY_SIZE or _EITHER.fullmatch(plain):
+    if plain in _ANY_SIZE or _is_either(plain):
         return AxisToken(plain, "any")
     if plain.isdecimal() and len(plain) < _MAX_DIGITS:
         return AxisToken(str(int(plain)), "number") if int(plain) else None  # an interval: [0, T)
@@ -155,6 +161,18 @@ def parse_axis(text: str) -> AxisToken | None:
         axis_words = [word for word in (plain, *plain.split()) if len(word) > 2 and is_axis_word(word)]
         return AxisToken(normalize_name(plain), "name") if " " not in plain or axis_words else None
     return _expression(plain)
+
+
+def _is_either(text: str) -> bool:
+    """Return whether a text names two lengths that differ in whose they are: `T/S`, `P_q/P_v`, `src_len/tgt_len`."""
+    both = _EITHER.fullmatch(text)
+    if both is None:
+        return False
+    words = [_WORD_OF_NAME.findall(name) for name in both.groups()]
+    differing = [{one.lower(), other.lower()} for one, other in zip(*words, strict=False) if one != other]
+    # the quotient of two numbers of heads is the size of a group
+    of_heads = any(usual_meaning(word) == "heads" for word in (*both.groups(), *itertools.chain(*words)))
+    return len(words[0]) == len(words[1]) and len(differing) == 1 and differing[0] <= _SIDES and not of_heads
 
 
 def _expression(plain: str) -> AxisToken | None:
@@ -239,14 +257,34 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _parse_axes(parts: Sequence[str]) -> tuple[AxisToken, ...] | None:
+    if _lists_values(parts):
+        return None
+    parts = _without_ends_of_runs(parts)
     axes = tuple(axis for axis in map(parse_axis, parts) if axis is not None)
-    return axes if len(axes) == len(parts) and 0 < len(axes) < 10 and not _lists_values(parts) else None
+    return axes if len(axes) == len(parts) and 0 < len(axes) < 10 else None
+
+
+def _without_ends_of_runs(parts: Sequence[str]) -> Sequence[str]:
+    """Return the parts with the run of axes `d1, d2, ..., dn` as `...` alone.
+
+    In a call with one such axis the first is the last one. Its name may say more: `q_dn`.
+    """
+    plain = [part.strip() for part in parts]
+    dots = next((place for place, part in enumerate(plain) if part in _ELLIPSES), 0)
+    if not 0 < dots < len(plain) - 1:
+        return parts
+    numbered = re.fullmatch(r"(?P<stem>[^\W\d]+)_?\d+'?", plain[dots - 1])
+    if numbered is None or not re.fullmatch(rf"(?:\w+_)?{numbered['stem']}_?[^\W\d]'?", plain[dots + 1]):
+        return parts
+    of_run = re.compile(rf"{numbered['stem']}_?\d+'?")
+    first = dots - len(list(itertools.takewhile(of_run.fullmatch, reversed(plain[:dots]))))
+    return [*parts[:first], parts[dots], *parts[dots + 2 :]]
 
 
 def _lists_values(parts: Sequence[str]) -> bool:
     """Return whether these are the first and last values of a sequence: `x1, x2, ..., xn` or `L, L-1, ..., 1`."""
     plain = [part.strip() for part in parts]
-    dots = next((place for place, part in enumerate(plain) if part in ("...", "…", "..")), 0)
+    dots = next((place for place, part in enumerate(plain) if part in _ELLIPSES), 0)
     if not 0 < dots < len(plain) - 1:
         return False
     first, last = plain[0], plain[-1]

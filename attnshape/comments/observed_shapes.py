@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import bisect
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,8 @@ Occurrences = list[list[Options]]
 
 _MOST_CALLS = 12
 """Of one function in one run: later calls in a loop over layers add nothing."""
+_COMPREHENSION = re.compile(r"(\.<(genexpr|(list|set|dict)comp)>)+$")
+"""The end of the name of code that is part of a function's own statements."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,9 @@ def _events(run: ObservedRun, function: FunctionId) -> Iterator[StepEvent]:
     for position, step in enumerate(run.raw.steps, 1):
         order = step.order if step.order is not None else order
         place = step.location
-        if place is None or step.library or place.file != function.file or place.function != function.name:
+        if place is None or step.library or place.file != function.file:
+            continue
+        if _COMPREHENSION.sub("", place.function) != function.name:
             continue
         if any(output.tensor.symbols for output in step.outputs):
             continue  # a comment can't be compared with a tensor that has no single shape
@@ -209,8 +214,9 @@ class ObservedShapes:
                 self.calls.append(FunctionCall(run.numbers, call, own))
 
     def argument(self, name: str) -> Occurrences:
-        """Return the shapes of an argument."""
-        return [_each([call.invocation.arguments.get(name)]) for call in self.calls]
+        """Return the shapes of an argument. An empty tensor, with no element on any axis, stands for an absent one."""
+        occurrences = [_each([call.invocation.arguments.get(name)]) for call in self.calls]
+        return [[options for options in each if any(map(any, options))] for each in occurrences]
 
     @property
     def returned(self) -> int | None:
@@ -419,7 +425,10 @@ def _bound_values(call: FunctionCall, targets: Sequence[ast.Name], place: int | 
         return [store.value for store in stores if (store.line, store.name) == wanted]
     if place is not None and len(targets) > 1:
         return []
-    return [_item(store.value, place) for store in stores]
+    values = [_item(store.value, place) for store in stores]
+    if len({len(shape) for value in values for shape in _shapes(value)}) > 1:
+        return [ItemsValue("tuple", tuple(values))]  # `context, weights = attend(x)  # (B, L, D)` is about one of them
+    return values
 
 
 def _unpacked_shapes(bindings: Sequence[Binding], targets: Sequence[ast.Name]) -> Iterator[Shape]:

@@ -27,9 +27,17 @@ Vector = tuple[int | None, ...]
 
 PROSE, LOOSE = 0.7, 0.9
 """Weights of a shape within prose, and of one that may describe several tensors; all others have 1."""
-_NOT_FROM_CODE, _UNUSUAL, _EQUAL = 2.0, 0.6, 0.05
-"""The cost where a name isn't the code's own integer of that name, where it means what another name usually means, and
-where two names of one shape have the same value. A wrong shape costs its weight."""
+_ONE_OF_SEVERAL = 0.1
+"""The weight of the sizes that each of several tensors gives a name, where any of them may be the documented one.
+
+They only compete with what single tensors give it.
+"""
+_NOT_FROM_CODE, _UNUSUAL, _EXCHANGED, _EQUAL = 2.0, 0.6, 0.1, 0.05
+"""The cost where a name isn't the code's own integer of that name, where it means what another name usually means,
+where a name without a usual meaning has its usual value, and where two names of one shape have the same value.
+
+A wrong shape costs its weight.
+"""
 _VAGUE = {"width", "height", "depth", "size"}
 _MOST_COMBINATIONS = 3000
 _MOST_CANDIDATES = 6
@@ -297,6 +305,9 @@ def _candidates(name: str, constraints: Sequence[ShapeConstraint], own: Vector) 
         for place, axis in enumerate(constraint.sole.axes if constraint.sole is not None else ()):
             if axis.kind == "name" and axis.text == name and _is_known(sizes := _sizes(constraint, place)):
                 votes.append((sizes, constraint.weight))
+    if votes:
+        options = itertools.chain.from_iterable(_sizes_of_options(name, constraint) for constraint in constraints)
+        votes += [(sizes, _ONE_OF_SEVERAL) for sizes in options]
     merged: list[tuple[Vector, float]] = []
     for vector, weight in sorted(votes, key=lambda vote: vote[0].count(None)):
         for place, (other, sum_) in enumerate(merged):
@@ -308,6 +319,19 @@ def _candidates(name: str, constraints: Sequence[ShapeConstraint], own: Vector) 
             merged.append((vector, weight))
     merged.sort(key=lambda vote: -vote[1])
     return [vector for vector, _ in merged[:_MOST_CANDIDATES]]
+
+
+def _sizes_of_options(name: str, constraint: ShapeConstraint) -> Iterator[Vector]:
+    """Yield, by call, the sizes that a name has in each of several tensors, if all calls have as many of them."""
+    if constraint.sole is not None or len(constraint.shapes) != 1:
+        return
+    axes = constraint.shapes[0].axes
+    places = [place for place, axis in enumerate(axes) if axis.kind == "name" and axis.text == name]
+    by_call = [[shape for shape in call[0] if len(shape) == len(axes)] for call in constraint.observed if call]
+    if len(by_call) < len(constraint.observed) or len(set(map(len, by_call))) != 1:
+        return
+    for option in zip(*by_call, strict=True):
+        yield from (tuple(shape[place] for shape in option) for place in places)
 
 
 def _solve_sums(
@@ -355,6 +379,7 @@ def _cost(
         if _is_known(own[name]) and not _agree(vector, own[name]):
             cost += _NOT_FROM_CODE
         cost += _UNUSUAL * _is_unusual(name, vector, usual)
+        cost += _EXCHANGED * _is_exchanged(name, values, usual)
     for constraint in constraints:
         for a, b in itertools.combinations(sorted(set(constraint.shapes[0].names)), 2):
             cost += _EQUAL * (a in values and b in values and _agree(values[a], values[b]))
@@ -369,3 +394,18 @@ def _is_unusual(name: str, vector: Vector, usual: Mapping[str, Vector]) -> bool:
         return any(_agree(vector, usual[symbol]) for symbol in symbols)
 
     return meaning is not None and not is_one_of(_SYMBOLS[meaning]) and any(map(is_one_of, _SYMBOLS.values()))
+
+
+def _is_exchanged(name: str, values: Mapping[str, Vector], usual: Mapping[str, Vector]) -> bool:
+    """Return whether a name without a usual meaning has the usual value of this one, which has another."""
+    meaning = usual_meaning(name)
+    if meaning is None:
+        return False
+    vectors = [usual[symbol] for symbol in _SYMBOLS[meaning]]
+
+    def is_usual(vector: Vector) -> bool:
+        return any(_agree(vector, other) for other in vectors)
+
+    return not is_usual(values[name]) and any(
+        usual_meaning(other) is None and is_usual(vector) for other, vector in values.items()
+    )

@@ -126,7 +126,7 @@ class Timeline:
             if change.block.formula is None:
                 return None
             counts[change.block.formula.text] += change.sign
-        return _sum(counts)
+        return sum_text(counts)
 
 
 def timeline(logs: Sequence[MemoryLog], solver: Solver) -> Timeline:
@@ -193,10 +193,10 @@ def _block(sizes: Sequence[int], solver: Solver) -> Block:
     return Block(parse_expression(formula.text) if formula.known == "verified" else None, max(sizes))
 
 
-def _sum(counts: Mapping[str, int]) -> str:
+def sum_text(counts: Mapping[str, int]) -> str:
     """Write a sum of so many of each formula, equal ones together.
 
-    >>> _sum({"4*B*L*D": 2, "64": 1, "B*(Lp+L)": 3})
+    >>> sum_text({"4*B*L*D": 2, "64": 1, "B*(Lp+L)": 3})
     '8*B*L*D+3*B*(Lp+L)+64'
     """
     total: Counter[str] = Counter()

@@ -82,8 +82,8 @@ class Meter:
         self._tensors = tuple((shape_of(tensor), tensor.itemsize) for tensor in tensors)
         self.mark_step()
 
-    def mark_step(self) -> None:
-        """Mark the end of a step."""
+    def mark_step(self, outputs: Sequence[Tensor] = ()) -> None:
+        """Mark the end of a step, whatever it returned."""
         self._marks += 1
         self._mark()
 

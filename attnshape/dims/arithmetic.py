@@ -13,6 +13,7 @@ parsed in linear time and evaluated at once.
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import math
 import operator
@@ -372,6 +373,19 @@ def _names(tree: Node) -> Iterator[str]:
         case Relation(_, operands):
             for operand in operands:
                 yield from _names(operand)
+
+
+def comparisons(tree: Node) -> Iterator[Relation]:
+    """Yield each comparison of two numbers in a condition, those of a chain one by one."""
+    match tree:
+        case Not(condition):
+            yield from comparisons(condition)
+        case Logic(_, left, right):
+            yield from comparisons(left)
+            yield from comparisons(right)
+        case Relation(operators, operands):
+            for operator, pair in zip(operators, itertools.pairwise(operands), strict=True):
+                yield Relation((operator,), pair)
 
 
 def holds(tree: Node, sizes: Mapping[str, int]) -> bool:

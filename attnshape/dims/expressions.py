@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnshape.dims.arithmetic import AXIS, CONDITION, REAL, SIZE, Grammar, Node, evaluate, holds, parse, symbols
+from attnshape.dims.arithmetic import (
+    AXIS,
+    CONDITION,
+    REAL,
+    SIZE,
+    Grammar,
+    Node,
+    comparisons,
+    evaluate,
+    holds,
+    parse,
+    symbols,
+)
 from attnshape.errors import AttnshapeError, Option
 
 
@@ -95,6 +107,23 @@ class PairCondition(Expression):
             return holds(self.tree, {**sizes, QUERY: query, KEY: key})
         except AttnshapeError as error:
             raise error.prefixed(f"{self.text} at q={query}, k={key} ") from None
+
+    def idle_at(self, sizes: Mapping[str, int], queries: int, keys: int) -> int:
+        """Return how many of its comparisons tell no pairs of positions apart, as a window wider than the sequence.
+
+        >>> parse_pair_condition("k <= q and q - k < W").idle_at({"W": 9}, queries=5, keys=5)
+        1
+        """
+        pairs = [{**sizes, QUERY: query, KEY: key} for query in range(queries) for key in range(keys)]
+        return sum(_is_idle(comparison, pairs) for comparison in comparisons(self.tree))
+
+
+def _is_idle(comparison: Node, pairs: Sequence[Mapping[str, int]]) -> bool:
+    """Return whether a comparison holds for all pairs or for none; not where it needs another one before it."""
+    try:
+        return all(holds(comparison, pair) == holds(comparison, pairs[0]) for pair in pairs)
+    except AttnshapeError:
+        return False
 
 
 @lru_cache(maxsize=4096)

@@ -77,7 +77,7 @@ def check_size(symbol: str, size: object) -> int:
 def check_sizes(sizes: Mapping[str, int | str]) -> None:
     """Raise AttnshapeError if a symbol's size is no integer, or if a dimension's name or expression is invalid."""
     for name, size in sizes.items():
-        if name in SYMBOLS_BY_NAME:
+        if not _is_own(name, size):
             check_size(name, size)
         elif not name.isidentifier():
             raise AttnshapeError(f"the size {name[:40]!r} isn't a name", "name it like a variable: nh, seq_len")
@@ -91,6 +91,12 @@ def check_sizes(sizes: Mapping[str, int | str]) -> None:
             )
         elif not (expression := parse_size(name, size)).symbols:
             _evaluate_size(name, expression, {})
+
+
+def _is_own(name: str, size: int | str) -> bool:
+    """Return whether a size is of the user's own symbol, or defines one of the catalog's by an expression."""
+    symbol = SYMBOLS_BY_NAME.get(name)
+    return symbol is None or (isinstance(size, str) and not symbol.is_general)
 
 
 def _usable_in_python(name: str) -> str:
@@ -152,16 +158,16 @@ def resolve(
     Raises AttnshapeError if a symbol is unknown, or the numbers contradict each other.
     """
     check_sizes(given)
-    own = {name: parse_size(name, size) for name, size in {**defaults, **given}.items() if name not in SYMBOLS_BY_NAME}
+    own = {name: parse_size(name, size) for name, size in {**defaults, **given}.items() if _is_own(name, size)}
     _refuse_unknown({*used}, own)
     depends = {*used} | {name for expression in own.values() for name in expression.symbols} | own.keys()
     numbers: dict[str, Size] = {
-        symbol: Size(check_size(symbol, size), "given") for symbol, size in given.items() if symbol in SYMBOLS_BY_NAME
+        symbol: Size(check_size(symbol, size), "given") for symbol, size in given.items() if not _is_own(symbol, size)
     }
     symbols = depends | numbers.keys()
     follows: dict[str, AxisExpression] = {}
     _key_value_heads(symbols, numbers)
-    if "H" in depends and {"Hkv", "G"} & depends:
+    if "H" in depends and {"Hkv", "G"} & depends and "Hkv" in numbers:
         follows["H"] = parse_expression("Hkv*G")
     _widths(symbols, numbers)
     if (
@@ -170,7 +176,7 @@ def resolve(
         and {"D//H", "H*Dk", "D//Dk"} & {numbers[w].expression for w in ("D", "H", "Dk") if w in numbers}
     ):
         follows["D"] = parse_expression("H*Dk")
-    waiting = (symbols & SYMBOLS_BY_NAME.keys()) - numbers.keys() - follows.keys()
+    waiting = (symbols & SYMBOLS_BY_NAME.keys()) - numbers.keys() - follows.keys() - own.keys()
     for symbol in sorted(waiting, key=ORDER.__getitem__):
         _default(symbol, numbers)
     known = {symbol: record.size for symbol, record in numbers.items()}
@@ -205,8 +211,13 @@ def _default(symbol: str, numbers: dict[str, Size]) -> int:
 
 
 def _key_value_heads(symbols: set[str], numbers: dict[str, Size]) -> None:
-    """Apply H = G*Hkv where key/value heads are in use beside query heads."""
+    """Apply H = G*Hkv where key/value heads are in use beside query heads.
+
+    Where Hkv isn't in use, and G doesn't divide H, G is a letter that means something else.
+    """
     if "G" not in symbols and not {"H", "Hkv"} <= symbols:
+        return
+    if "Hkv" not in symbols and {"H", "G"} <= numbers.keys() and numbers["H"].size % numbers["G"].size:
         return
     symbols |= {"H", "Hkv", "G"}
     if {"H", "Hkv", "G"} <= numbers.keys():
@@ -281,10 +292,12 @@ _FACTORS = (8, 64)
 _KEPT = 12
 """A size up to this one stays as it is."""
 _LARGEST_STEP = 96
-_MOST = 2**24
+_MOST = 2**25
 """No product of four of the sizes that can be chosen freely is larger: the runs are to stay small."""
+_OF_A_MODEL = 8
+"""With more sizes than that, no tensor has an axis of each of the largest."""
 
-_NO_LENGTHS = ("B", "H", "Hkv", "G", "D", "Dk", "Dv")
+_NO_LENGTHS = ("B", "H", "Hkv", "G", "D", "Dk", "Dv", "Hi", "Di", "Din", "Dout", "Dr", "Dc", "Dcq", "Ns", "Nb")
 
 
 def is_length(name: str) -> bool:
@@ -301,20 +314,24 @@ def are_large(sizes: Sizes) -> bool:
 
 
 def proxy_sizes(sizes: Sizes, kept: Collection[str] = ()) -> Iterator[Sizes]:
-    """Yield smaller sizes at which the code should take the same steps; the symbols in `kept` keep their sizes."""
+    """Yield smaller sizes at which the code should take the same steps; the symbols in `kept` keep their sizes.
+
+    A whole model has more sizes than any of its tensors has axes, so that its smallest proxy is taken in any case.
+    """
     free = {symbol: sizes.records[symbol].size for symbol in sizes.independent}
     whole = {sizes.records[symbol].size for symbol in kept}
+    proxies: list[tuple[int, Sizes]] = []
     for factor in _FACTORS:
         smaller = _smaller(sorted({*free.values()}), factor, whole)
         chosen = {symbol: smaller[size] for symbol, size in free.items()}
-        if math.prod(sorted(chosen.values())[-4:]) > _MOST:
-            continue
         try:
             numbers = sizes.at(chosen)
         except AttnshapeError:  # an author's own expression has no value there
             continue
         records = {symbol: with_fields(record, size=numbers[symbol]) for symbol, record in sizes.records.items()}
-        yield replace(sizes, records=records)
+        proxies.append((math.prod(sorted(chosen.values())[-4:]), replace(sizes, records=records)))
+    small = [proxy for most, proxy in proxies if most <= _MOST]
+    yield from small or [proxy for _, proxy in proxies[:1] if len(free) > _OF_A_MODEL]
 
 
 def _smaller(sizes: list[int], factor: int, kept: Collection[int] = ()) -> dict[int, int]:

@@ -18,6 +18,8 @@ class SizeSymbol:
     meaning: str
     default: int | None
     """The size used where none is given and none follows from the others."""
+    is_general: bool = True
+    """Whether it means the same in all code; the others are of mechanisms in the catalog, and users have their own."""
 
 
 SYMBOLS: tuple[SizeSymbol, ...] = (
@@ -32,7 +34,22 @@ SYMBOLS: tuple[SizeSymbol, ...] = (
     SizeSymbol("D", "--d-model", "model width; D = H*Dk where only one of D and Dk is given", 512),
     SizeSymbol("Dk", "--d-head", "width of one head's queries and keys", 64),
     SizeSymbol("Dv", "--d-value", "width of one head's values", 96),
-    SizeSymbol("W", "--window", "sliding-window width", 3),
+    SizeSymbol("W", "--window", "sliding-window width, or side of a square window", 3),
+    SizeSymbol("Nh", "--window-rows", "windows along the height of a feature map", 7, is_general=False),
+    SizeSymbol("Nw", "--window-columns", "windows along the width of a feature map", 11, is_general=False),
+    SizeSymbol("Lz", "--latents", "latent queries (N of the Perceiver)", 14, is_general=False),
+    SizeSymbol("Ls", "--selected", "keys that each query selects (top-k of DeepSeek-V3.2)", 9, is_general=False),
+    SizeSymbol("Hi", "--index-heads", "heads of the indexer (H^I of DeepSeek-V3.2)", 12, is_general=False),
+    SizeSymbol("Di", "--d-index", "width of one indexer head (d^I of DeepSeek-V3.2)", 24, is_general=False),
+    SizeSymbol(
+        "Din", "--d-in", "width of the input, where it has one of its own (C of the Perceiver)", 80, is_general=False
+    ),
+    SizeSymbol("Dout", "--d-out", "width of the output, where it has one of its own", 112, is_general=False),
+    SizeSymbol("Dr", "--d-rope", "features of one head that are rotated (d_h^R of DeepSeek-V2)", 32, is_general=False),
+    SizeSymbol("Dc", "--kv-rank", "rank of compressed keys and values (d_c of DeepSeek-V2)", 128, is_general=False),
+    SizeSymbol("Dcq", "--query-rank", "rank of compressed queries (d_c' of DeepSeek-V2)", 192, is_general=False),
+    SizeSymbol("Ns", "--packed", "sequences that are packed on one axis", 5, is_general=False),
+    SizeSymbol("Nb", "--buckets", "buckets of relative distances (T5)", 20, is_general=False),
 )
 
 SYMBOLS_BY_NAME: dict[str, SizeSymbol] = {symbol.name: symbol for symbol in SYMBOLS}
@@ -72,6 +89,7 @@ def require_known(names: Iterable[str], known: Collection[str], *source: str | O
     hint: did you mean Dk or Dv? (or define your own: Dq=4)
     """
     unknown = list(dict.fromkeys(name for name in names if name not in known))
+    known = [name for name in known if name not in SYMBOLS_BY_NAME or SYMBOLS_BY_NAME[name].is_general]
     if len(unknown) > 1:
         problem = f": {join_words(unknown)} aren't size symbols"
         meant = [known_name for name in unknown if (known_name := most_similar(name, known)) is not None]

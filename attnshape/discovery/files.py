@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import itertools
 import os
 import re
 import subprocess
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attnshape import __version__
@@ -17,6 +19,11 @@ from attnshape.model.targets import FoundTarget, FoundTargets, UnreadFile
 
 _NOT_OWN = frozenset({"build", "dist", "node_modules", "site-packages", "__pycache__"})
 _TEST = re.compile(r"test_.*\.py|.*_test\.py|conftest\.py")
+_NAMES_ATTENTION = re.compile(r"Atten|Attn")
+_MOST_IMPORTED = 60
+"""How many files are read because others import from them."""
+_MOST_LEVELS = 5
+"""In how many folders around a file a module is looked for that it imports."""
 _TEST_FOLDERS = frozenset({"tests", "test", "testing"})
 
 
@@ -41,14 +48,14 @@ def find_targets(places: Sequence[str], command: str) -> FoundTargets:
             files |= dict.fromkeys(kept)
         else:
             files[path] = None
-    texts: list[tuple[Path, str]] = []
+    texts: dict[Path, str] = {}
     unread: list[UnreadFile] = []
     for path in files:
         try:
             text = path.read_text(encoding="utf-8")
             with warnings.catch_warnings(action="ignore"):  # such as of invalid escapes in strings
                 ast.parse(text)
-            texts.append((path, text))
+            texts[path] = text
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = f", at line {error.lineno}" if isinstance(error, SyntaxError) else ""
             unread.append(UnreadFile(file=str(path), why=f"{exception_message(error)}{line}"))
@@ -61,7 +68,8 @@ def find_targets(places: Sequence[str], command: str) -> FoundTargets:
             kind=one.kind,
             why=one.why,
         )
-        for one in find_attention(texts)
+        for one in find_attention([*texts.items(), *_imported(texts)])
+        if one.file in texts
     )
     return FoundTargets(
         attnshape=__version__,
@@ -71,6 +79,77 @@ def find_targets(places: Sequence[str], command: str) -> FoundTargets:
         targets=found,
         unread=tuple(unread),
     )
+
+
+def modules_by_name(place: str) -> tuple[FoundTarget, ...]:
+    """Return the modules that a file calls attention, or its only one; for a file whose code shows no attention.
+
+    Such code has a softmax that isn't followed by a product: its weights are multiplied and summed, or returned.
+    """
+    path = Path(place)
+    classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    modules: list[ast.ClassDef] = []
+    for node in classes:
+        bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+        if bases & {"Module", *(one.name for one in modules)}:
+            modules.append(node)
+    modules = [node for node in modules if not any(_is_abstract(inner) for inner in node.body)]
+    named = [node for node in modules if _NAMES_ATTENTION.search(node.name)]
+    chosen = named or (modules if len(modules) == 1 else [])
+    return tuple(
+        FoundTarget(
+            target=f"{path}:{node.name}", file=place, name=node.name, line=node.lineno, kind="module", why="its name"
+        )
+        for node in chosen
+    )
+
+
+def _is_abstract(node: ast.stmt) -> bool:
+    """Return whether a statement defines a `forward` that is left to others."""
+    if not isinstance(node, ast.FunctionDef) or node.name != "forward":
+        return False
+    return "NotImplementedError" in ast.unparse(node.body[-1])
+
+
+def _imported(texts: Mapping[Path, str]) -> list[tuple[Path, str]]:
+    """Return the files of the project, with their texts, that files import from, directly or through others."""
+    known = {path.resolve() for path in texts}
+    found: list[tuple[Path, str]] = []
+    waiting = list(texts.items())
+    while waiting and len(found) < _MOST_IMPORTED:
+        path, text = waiting.pop(0)
+        for other in _imports(path, text):
+            if (resolved := other.resolve()) in known:
+                continue
+            known.add(resolved)
+            with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+                inner = other.read_text(encoding="utf-8")
+                with warnings.catch_warnings(action="ignore"):
+                    ast.parse(inner)
+                found.append((other, inner))
+                waiting.append((other, inner))
+    return found
+
+
+def _imports(path: Path, text: str) -> Iterator[Path]:
+    """Yield the files that a file imports from, if they are beside it or in one of the folders around it."""
+    with warnings.catch_warnings(action="ignore"):
+        tree = ast.parse(text)
+    around = list(path.resolve().parents)[:_MOST_LEVELS]
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=module, names=names, level=level):
+                parts = [part for part in (module or "").split(".") if part]
+                roots = around[level - 1 : level] if level else around
+                modules = [parts, *([*parts, alias.name] for alias in names)]
+            case ast.Import(names=names):
+                roots, modules = around, [alias.name.split(".") for alias in names]
+            case _:
+                continue
+        for root, inner in itertools.product(roots, modules):
+            file = root.joinpath(*inner)
+            candidates = (file.with_name(f"{file.name}.py"), file / "__init__.py") if inner else (root / "__init__.py",)
+            yield from (one for one in candidates if one.is_file())
 
 
 def _is_test(path: Path) -> bool:

@@ -67,6 +67,8 @@ class _Flow:
     calls: dict[str, int] = field(default_factory=dict)
     is_named_attention: bool = False
     """Whether the name of the function or its class says that it is attention."""
+    is_message: bool = False
+    """Whether it is the method by which a graph's edges make messages, as torch_geometric calls it."""
     _has_queries: bool = False
     """Whether a product had an operand named as queries or keys."""
     _softmax: Evidence | None = None
@@ -131,6 +133,8 @@ class _Flow:
                 return self.of(value)
             case ast.BinOp(left=left, op=ast.MatMult(), right=right):
                 return self._product(node, [left, right])
+            case ast.BinOp(left=left, op=ast.Mult(), right=right) if self.is_message:
+                return self._message(node, [left, right])
             case ast.Call():
                 return self._call(node)
             case ast.Lambda(body=body):
@@ -152,9 +156,10 @@ class _Flow:
         return frozenset(labels)
 
     def _call(self, node: ast.Call) -> Labels:
-        name = _dotted(node.func)
-        last = node.func.attr if isinstance(node.func, ast.Attribute) else name
-        receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        called = _called(node)
+        name = _dotted(called)
+        last = called.attr if isinstance(called, ast.Attribute) else name
+        receiver = [called.value] if isinstance(called, ast.Attribute) else []
         args = [*node.args, *(keyword.value for keyword in node.keywords)]
         if name:
             self.calls.setdefault(name, node.lineno)
@@ -163,7 +168,7 @@ class _Flow:
             self.evidence = self.evidence or Evidence(_short(node), node.lineno)
             return frozenset({"context"})
         if _SOFTMAX.fullmatch(last) or name in self.softmaxes:
-            of = receiver if not args or (receiver and not _is_namespace(node.func)) else []
+            of = receiver if not args or (receiver and not _is_namespace(called)) else []
             labels = frozenset().union(*(self.of(one) for one in (*of, *args)))
             self._softmax = Evidence(_short(node), node.lineno)
             return frozenset({"weights" if "scores" in labels else "normalised"})
@@ -174,8 +179,11 @@ class _Flow:
                 return labels | _WEIGHTS
             return labels
         if last in _PRODUCTS:
-            own = receiver if receiver and not _is_namespace(node.func) else []
-            return self._product(node, [*own, *(one for one in args if not _is_text(one))])
+            own = receiver if receiver and not _is_namespace(called) else []
+            operands = [*own, *(one for one in args if not _is_text(one))]
+            if len(operands) == 1 and isinstance(operands[0], ast.Tuple | ast.List):
+                operands = operands[0].elts  # einsum("…", (q, k))
+            return self._product(node, operands)
         if last == "sum" and receiver and isinstance(receiver[0], ast.BinOp) and isinstance(receiver[0].op, ast.Mult):
             return self._product(node, [receiver[0].left, receiver[0].right])
         given = frozenset().union(*(self.of(one) for one in (*receiver, *args))) if (receiver or args) else NOTHING
@@ -185,7 +193,7 @@ class _Flow:
     def _product(self, node: ast.expr, operands: list[ast.expr]) -> Labels:
         labels = [self.of(operand) for operand in operands]
         every = frozenset().union(*labels)
-        data = [one for one, of in zip(operands, labels, strict=True) if of or not _is_parameter(one)]
+        data = [one for one, of in zip(operands, labels, strict=True) if of or not self._is_parameter(one)]
         if len(data) < 2:
             return every
         self.products += 1
@@ -197,6 +205,33 @@ class _Flow:
             self.evidence = self.evidence or softmax
             return frozenset({"context"})
         return every | _SCORES
+
+    def _message(self, node: ast.expr, factors: list[ast.expr]) -> Labels:
+        """Return what a product of elements is in the method `message`, whose result is summed over the neighbours."""
+        labels = [self.of(one) for one in factors]
+        every = frozenset().union(*labels)
+        is_weighted = any("weights" in one or ("normalised" in one and self.is_named_attention) for one in labels)
+        if is_weighted and self._softmax is not None:
+            self.evidence = self.evidence or self._softmax
+            return frozenset({"context"})
+        return every
+
+    def _is_parameter(self, node: ast.expr) -> bool:
+        """Return whether an operand is a weight: an attribute, perhaps as a view, that stands for no tokens.
+
+        An attribute that the function itself binds stands for some, as keys do that it keeps for later calls.
+        """
+        while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                return _dotted(node) not in self.labels and not _LEARNED_DATA.search(node.attr)
+            if isinstance(node, ast.Call):
+                # a call of a submodule makes data
+                if _dotted(node.func).startswith("self.") and _dotted(node.func).count(".") == 1:
+                    return False
+                node = node.func
+            else:
+                node = node.value
+        return False
 
 
 def may_matter(identifiers: Iterable[str]) -> bool:
@@ -221,7 +256,8 @@ def follow(
         owner: The name of its class.
     """
     names = f"{owner} {getattr(function, 'name', '')}"
-    flow = _Flow(resolve, softmaxes, is_named_attention=bool(_NAMED.search(names)))
+    is_message = bool(owner) and getattr(function, "name", "") == "message"
+    flow = _Flow(resolve, softmaxes, is_named_attention=bool(_NAMED.search(names)), is_message=is_message)
     arguments = function.args
     for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         flow.labels[one.arg] = given
@@ -230,6 +266,14 @@ def follow(
     else:
         flow.statements(function.body)
     return Outcome(flow.returns, flow.evidence, tuple(flow.calls.items()))
+
+
+def _called(node: ast.Call) -> ast.expr:
+    """Return what a call calls; the class of a softmax that is made there: `nn.Softmax(dim=-1)(scores)`."""
+    match node.func:
+        case ast.Call(func=made) if _SOFTMAX.fullmatch(_dotted(made).rpartition(".")[2]):
+            return made
+    return node.func
 
 
 def _dotted(node: ast.AST) -> str:
@@ -253,21 +297,6 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant | ast.JoinedStr)
 
 
-def _is_parameter(node: ast.expr) -> bool:
-    """Return whether an operand is a weight: an attribute, perhaps as a view, that stands for no tokens."""
-    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-            return not _LEARNED_DATA.search(node.attr)
-        if isinstance(node, ast.Call):
-            # a call of a submodule makes data
-            if _dotted(node.func).startswith("self.") and _dotted(node.func).count(".") == 1:
-                return False
-            node = node.func
-        else:
-            node = node.value
-    return False
-
-
 def _is_query_or_key(node: ast.expr) -> bool:
     return any(isinstance(one, ast.Name) and _QUERY_OR_KEY.search(one.id) for one in ast.walk(node))
 
@@ -276,4 +305,5 @@ def _short(node: ast.expr) -> str:
     """Return the name of what an expression calls."""
     if not isinstance(node, ast.Call):
         return "@"
-    return f"{node.func.attr if isinstance(node.func, ast.Attribute) else _dotted(node.func)}()"
+    called = _called(node)
+    return f"{called.attr if isinstance(called, ast.Attribute) else _dotted(called)}()"

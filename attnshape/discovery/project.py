@@ -17,6 +17,10 @@ _QUERIES = re.compile(r"q|qk|quer(y|ies)")
 _KEYS = re.compile(r"k|v|kv|keys?|values?")
 _MODULES = re.compile(r"MultiheadAttention|Transformer((En|De)coder(Layer)?)?")
 """torch's own modules with attention."""
+_OF_OTHERS = re.compile(r"([A-Z]\w*)?(Attention|Attn)(Layer|Block|Module|\dd)?")
+"""How classes with attention are named that come from outside of the project."""
+_ARRAYS = frozenset({"numpy", "scipy", "jax", "flax", "tensorflow", "keras", "chainer", "mxnet", "paddle", "cupy"})
+_TORCH = frozenset({"torch", "einops"})
 _MOST_PASSES = 6
 
 
@@ -43,6 +47,8 @@ class _Scope:
     file: _File
     outcome: dict[Labels, Outcome] = field(default_factory=dict)
     found: tuple[Kind, Evidence] | None = None
+    contained: Evidence | None = None
+    """What shows that it constructs a module with attention, itself or in a base class."""
 
     @property
     def name(self) -> str:
@@ -58,7 +64,7 @@ class _Scope:
     @cached_property
     def may_matter(self) -> bool:
         """Whether it may have a softmax or fused attention of its own."""
-        return may_matter(self.identifiers)
+        return may_matter(self.identifiers) and not self.file.has_other_arrays
 
     @cached_property
     def softmaxes(self) -> frozenset[str]:
@@ -105,6 +111,19 @@ class _File:
     def scopes(self) -> dict[str, _Scope]:
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         return {node.name: _Scope(node, self) for node in _top_level(self.tree) if isinstance(node, kinds)}
+
+    @cached_property
+    def has_other_arrays(self) -> bool:
+        """Whether it computes with arrays of another library than torch, as a softmax in a statistical model does."""
+        packages: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                packages |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                return False  # it may import torch
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                packages.add(str(node.module).partition(".")[0])
+        return packages.isdisjoint(_TORCH) and not packages.isdisjoint(_ARRAYS)
 
     @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:
@@ -166,14 +185,15 @@ class _Project:
             before = [(scope.found, dict(scope.outcome)) for scope in scopes]
             names = {scope.name for scope in scopes if scope.found is not None}
             functions = {one.name for one in scopes if one.found is not None and isinstance(one.node, ast.FunctionDef)}
+            functions |= {one.name for one in scopes if one.may_matter and _has_own_gradient(one)}
             aliases = [(alias, name) for file in self.files for alias, (_, name) in file.imports.items()]
             self._functions = functions | {alias for alias, name in aliases if name in functions}
-            names |= {alias for alias, name in aliases if name in names}
+            names |= {alias for alias, name in aliases if name in names} | self._functions
             for scope in scopes:
                 if scope.found is not None and scope.found[0] == "module":
                     continue
                 matters = scope.may_matter or not names.isdisjoint(scope.identifiers)
-                if not matters and not any(_MODULES.fullmatch(one) for one in scope.identifiers):
+                if not matters and not any(map(_names_attention, scope.identifiers)):
                     continue
                 if isinstance(scope.node, ast.ClassDef):
                     self._classify_class(scope)
@@ -181,10 +201,19 @@ class _Project:
                     self._classify_function(scope, scope.node)
             if before == [(scope.found, scope.outcome) for scope in scopes]:
                 break
+        self._leave_out_bases(scopes)
         self._mark_helpers(scopes)
 
+    def _leave_out_bases(self, scopes: Sequence[_Scope]) -> None:
+        """Drop the containers that can't be called themselves, in favour of the classes that complete them."""
+        found = [scope for scope in scopes if scope.found is not None]
+        completed = {id(base) for scope in found for base in self._with_bases(scope)[:-1]}
+        for scope in found:
+            if id(scope) in completed and scope.contained is not None and not _is_called(self._methods(scope)):
+                scope.found = None
+
     def _mark_helpers(self, scopes: Sequence[_Scope]) -> None:
-        """Tell the functions that modules with attention call from those that stand for themselves."""
+        """Tell what modules with attention call, functions and operators, from what stands for itself."""
         used = {
             id(callee)
             for scope in scopes
@@ -192,8 +221,17 @@ class _Project:
             for name in scope.identifiers
             if (callee := self._resolve_name(scope.file, name)) is not None
         }
+        constructed = {
+            id(inner)
+            for scope in scopes
+            if scope.found is not None and scope.found[0] == "module"
+            for name, _ in scope.attributes
+            if (inner := self._resolve_name(scope.file, name)) is not None and inner is not scope
+        }
+        operators = {id(scope) for scope in scopes if id(scope) in constructed and self._is_operator(scope)}
         for scope in scopes:
-            if scope.found is not None and scope.found[0] == "function" and id(scope) in used:
+            is_helper = scope.found is not None and scope.found[0] == "function" and id(scope) in used
+            if scope.found is not None and (is_helper or id(scope) in operators):
                 scope.found = ("helper", scope.found[1])
 
     def _resolve_name(self, file: _File, name: str, seen: frozenset[tuple[Path, str]] = frozenset()) -> _Scope | None:
@@ -232,6 +270,10 @@ class _Project:
 
     def _called(self, file: _File, name: str, given: Labels) -> Outcome | None:
         scope = self._resolve_name(file, name)
+        if scope is None and name.endswith(".apply"):  # of a torch.autograd.Function
+            kind = self._resolve_name(file, name.removesuffix(".apply"))
+            forward = self._methods(kind).get("forward") if kind is not None else None
+            return None if forward is None else follow(forward, lambda inner, of: self._called(file, inner, of), given)
         return self._outcome(scope, given) if scope is not None else None
 
     def _classify_function(self, scope: _Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -263,10 +305,23 @@ class _Project:
             return
         constructed = self._first(scope, scope.constructed, lambda inner: inner.found is not None)
         of_torch = ((name, line) for name, line in scope.constructed if self._resolve_name(scope.file, name) is None)
-        names = ((name.rpartition(".")[2], line) for name, line in of_torch)
-        layers = (Evidence(f"{name}()", line) for name, line in names if _MODULES.fullmatch(name))
-        contained = constructed or next(layers, None)
-        scope.found = ("container", contained) if contained is not None else None
+        layers = (
+            Evidence(f"{last}()", line)
+            for name, line in of_torch
+            if _MODULES.fullmatch(last := name.rpartition(".")[2])
+            or (_OF_OTHERS.fullmatch(last) and name.partition(".")[0] in scope.file.imports)
+        )
+        scope.contained = constructed or next(layers, None) or self._inherited(scope)
+        scope.found = ("container", scope.contained) if scope.contained is not None else None
+
+    def _inherited(self, scope: _Scope) -> Evidence | None:
+        """Return what shows that a base class of the project constructs a module with attention."""
+        for base in scope.bases:
+            parent = self._resolve_name(scope.file, base)
+            if parent is not None and parent is not scope and parent.contained is not None:
+                is_beside = parent.file is scope.file
+                return parent.contained if is_beside else Evidence(parent.contained.text, scope.node.lineno)
+        return None
 
     def _may_compute(self, family: Sequence[_Scope]) -> bool:
         """Return whether a class may compute attention itself, or call a function that does."""
@@ -352,6 +407,15 @@ class _Project:
             if inner is not None and isinstance(inner.node, ast.ClassDef) and counts(inner):
                 return Evidence(f"{name.rpartition('.')[2]}()", line)
         return None
+
+
+def _has_own_gradient(scope: _Scope) -> bool:
+    """Return whether a class is a torch.autograd.Function, which code calls by `apply`."""
+    return isinstance(scope.node, ast.ClassDef) and any(base.rpartition(".")[2] == "Function" for base in scope.bases)
+
+
+def _names_attention(identifier: str) -> bool:
+    return bool(_MODULES.fullmatch(identifier) or _OF_OTHERS.fullmatch(identifier))
 
 
 def _is_called(methods: Methods) -> bool:

@@ -169,10 +169,13 @@ def relevant(formulas: Formulas) -> Iterator[tuple[str, Formula]]:
     return ((where, formula) for (where, _), formula in formulas.items() if not formula.arbitrary)
 
 
-def solver_for(samples: Samples) -> Solver:
-    """Return the solver for numbers that were measured in all samples."""
+def solver_for(samples: Samples, last: Mapping[str, int] | None = None) -> Solver:
+    """Return the solver for numbers that were measured in all samples.
+
+    `last` are the sizes of another run whose numbers come last, in the place of the user's.
+    """
     validation = [numbers for numbers, _ in samples.validation]
-    return Solver(samples.plan, len(samples.runs), validation, samples.diverging)
+    return Solver(samples.plan, len(samples.runs), validation, samples.diverging, last)
 
 
 def tensor_record(tensor: RawTensor, axes: Sequence[Formula], strides: Sequence[str]) -> TensorRecord:
@@ -217,6 +220,8 @@ def with_avoided(steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> tuple[
 
 
 def _with_scores(step: Step, steps: Sequence[Step], inputs: Sequence[NamedTensor]) -> Step:
+    if len(step.operands) < 2:  # what it works on isn't seen where it failed
+        return step
     query, key = (reference_tensor(operand, inputs, steps) for operand in step.operands[:2])
     if query is None or key is None or len(query.axes) < 2 or len(key.axes) < 2:
         return step

@@ -76,10 +76,12 @@ class _Roles:
         for node in (*between, *self._between(softmax, context)):
             if node.name in ops.DROPOUTS:
                 self._assign(node, "dropout")
-        self._assign(scores, "scores")
+        products = [scores, *self._added_products(scores, between)]
+        for product in products:
+            self._assign(product, "scores")
         self._assign(context, "context")
         values = [node for node in self.graph.input_nodes(context) if not self._reaches(softmax, node)]
-        for input_node in (*self.graph.input_nodes(scores), *values):
+        for input_node in (*(node for product in products for node in self.graph.input_nodes(product)), *values):
             self._assign_before_product(input_node)
         self._assign_after_context(context)
 
@@ -102,13 +104,24 @@ class _Roles:
             searched[input_node.order] = depth
         return None
 
+    def _added_products(self, scores: StepNode, between: Sequence[StepNode]) -> Iterator[StepNode]:
+        """Yield further products of the same axes that are added to the scores, as where heads have two parts."""
+        axes = scores.step.outputs[0].tensor.axes
+        for addition in between:
+            for node in self.graph.input_nodes(addition) if addition.name in ops.ADDITIONS else ():
+                is_product = node.name in ops.PRODUCTS and not self._is_linear(node) and self._compares(node)
+                if is_product and node is not scores and node.step.outputs[0].tensor.axes == axes:
+                    yield node
+
     def _context(self, softmax: StepNode) -> StepNode | None:
         """Return the product with the values, with nothing but dropout, masks, layout and scaling before it."""
         waiting = [softmax]
         visited: set[int] = set()
         while waiting:
             for reader in self.graph.readers(waiting.pop(0)):
-                if reader.order in visited:
+                is_sum = reader.name in ops.ADDITIONS | ops.SUBTRACTIONS
+                # weights are combined where all that is summed was visited
+                if reader.order in visited or (is_sum and not self._sums_only(reader, visited | {softmax.order})):
                     continue
                 visited.add(reader.order)
                 mixes = self._mixes_heads(reader)
@@ -116,9 +129,14 @@ class _Roles:
                     continue
                 if not mixes and reader.name in ops.PRODUCTS and len(reader.step.operands) > 1:
                     return reader
-                if mixes or reader.name in _KEEPS_WEIGHTS:
+                if mixes or is_sum or reader.name in _KEEPS_WEIGHTS:
                     waiting.append(reader)
         return None
+
+    def _sums_only(self, node: StepNode, of_weights: set[int]) -> bool:
+        """Return whether a step adds or subtracts two of these steps' results, as differential attention does."""
+        read = [innermost(self._steps, operand).step for operand in node.step.operands]
+        return len(read) > 1 and all(step in of_weights for step in read)
 
     def _between(self, first: StepNode, last: StepNode) -> Iterator[StepNode]:
         """Yield the steps on the way from the first to the last, both left out."""
@@ -174,8 +192,9 @@ class _Roles:
             if reader is None or reader.order in self.assigned:
                 return
             if self._is_linear(reader):
-                self._assign(reader, "output")
-                return
+                self._assign(reader, "projection" if _keeps_heads(node, reader) else "output")
+                if not _keeps_heads(node, reader):
+                    return
             if reader.name in ops.TRANSPOSES:
                 self._assign(reader, "transpose")
             elif reader.name == "contiguous":
@@ -236,6 +255,12 @@ def _tensors(node: StepNode) -> int:
 
 def _has_parameter(node: StepNode) -> bool:
     return any(reference.parameter for reference in node.step.operands)
+
+
+def _keeps_heads(before: StepNode, product: StepNode) -> bool:
+    """Return whether a product with a parameter leaves all axes but the last of vectors of several heads alone."""
+    old, new = before.step.outputs[0].tensor.axes, product.step.outputs[0].tensor.axes
+    return product.name != "linear" and len(new) > 3 and old[:-1] == new[:-1]
 
 
 def _joins_heads(before: StepNode, after: StepNode) -> bool:

@@ -45,8 +45,8 @@ def sample_and_solve(
     if not settled:
         samples = sampler.extend(samples, ENOUGH_ROUNDS)
         solution, _ = solve(samples)
-    samples = replace(samples, left_out=len(runs.left_out), timed_out=runs.timed_out, work=runs.growth.estimate)
-    return samples, solution
+    samples = replace(samples, left_out=len(runs.left_out), timed_out=runs.timed_out, cut_short=runs.cut_short)
+    return replace(samples, work=runs.growth.estimate), solution
 
 
 class Sampler:

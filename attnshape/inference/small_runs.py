@@ -34,7 +34,7 @@ _LONG, _MOST_LONG = 2.0, 6
 _MANY = 10**5
 _FAR_TOO_MANY = 3 * 10**7
 """Elements of a tensor that are not tried, as when one prime must be above the product of others."""
-_TINY = (2, 3, 5, 7, 11, 13, 17, 19, 23)
+_TINY = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 _SECOND_LOOK = 8
 """How many times the work of a first look at the smallest primes one at the next ones may take."""
 _UNEXPLAINED = 8
@@ -62,6 +62,8 @@ class Samples:
     """How many sets of sizes were not tried, since the runs would have taken too much work."""
     timed_out: bool = False
     """Whether a run at other sizes was ended because it took too long."""
+    cut_short: bool = False
+    """Whether time ended the search for constraints, so that a quieter machine may find other ones."""
     work: WorkEstimate | None = None
     """How the work of a run grows with the sizes, as far as that is known."""
 
@@ -183,6 +185,7 @@ class SmallRuns:
         self.left_out: set[tuple[tuple[str, int], ...]] = set()
         """Sizes at which a run would have taken too much work."""
         self._long: set[tuple[tuple[str, int], ...]] = set()
+        self._has_long_failure = False
         self._deadline = time.monotonic() + time_limit
 
     def run(self, plan: Plan, round_: int) -> RawTrace:
@@ -206,16 +209,25 @@ class SmallRuns:
         if key not in self._done:
             self._count += 1
             self._progress(f"{self.purpose}run {self._count} at small sizes")
-            started = time.monotonic()
-            run = self._attempt(numbers)
-            if time.monotonic() - started > _LONG:
+            run, seconds = self._timed(numbers)
+            if seconds > _LONG and run.failure is not None and not isinstance(run.failure.error, TooLong):
+                # a busy machine, or a first import, may have taken the time
+                run, seconds = self._timed(numbers)
+            if seconds > _LONG:
                 self._long.add(key)
+                self._has_long_failure = self._has_long_failure or run.failure is not None
             self._steps += _STEPS_OF_A_RUN + len(run.steps)
             work = count_work(run)
             self.budget.spent += work
             self.growth.learn(run, numbers, work)
             self._done[key] = self.folded(run)
         return self._done[key]
+
+    def _timed(self, numbers: Mapping[str, int]) -> tuple[RawTrace, float]:
+        """Return what the target does at these sizes, and the seconds that it took."""
+        started = time.monotonic()
+        run = self._attempt(numbers)
+        return run, time.monotonic() - started
 
     def affords(self, numbers: Mapping[str, int], last: bool = False) -> bool:
         """Return whether the budget allows a run at these sizes, or there was one; `last` if no other will follow."""
@@ -244,23 +256,34 @@ class SmallRuns:
     @property
     def exhausted(self) -> bool:
         """Whether the limits on steps, work and time are reached."""
-        too_much = self._steps > _MOST_STEPS or not self.budget.affords(0)
-        return too_much or len(self._long) > _MOST_LONG or time.monotonic() > self._deadline
+        return self._steps > _MOST_STEPS or not self.budget.affords(0) or self._is_out_of_time
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether something was, or will be, decided by how long runs take and not by what they do."""
+        return self._is_out_of_time or self._has_long_failure
+
+    @property
+    def _is_out_of_time(self) -> bool:
+        return len(self._long) > _MOST_LONG or time.monotonic() > self._deadline
 
     def with_powers(self, plan: Plan) -> Plan:
         """Return the plan with the power in which each unknown is part of the largest tensor of its first round.
 
         A first look at the smallest primes shows whether the first round would take too much work.
         """
-        tiny = dict(zip(plan.unknowns, _TINY, strict=False))
+        self.growth.counts = plan.counts
+        tiny = dict(zip(plan.of_axes, _TINY, strict=False)) | dict.fromkeys(plan.of_counts, _TINY[0])
         if len(tiny) == len(plan.unknowns):
             self.at(plan.at(tiny))
-            self.growth.counts = self._counts(plan, tiny)
+            self.growth.counts = plan.counts or self._counts(plan, tiny)
             plan = replace(plan, counts=self.growth.counts)
         first = plan.primes(0)
         if self.is_costly(plan, first) and self.budget.affords(_SECOND_LOOK * self.budget.spent):
             # 2 and 3 divide many constants, which then seem to grow
-            self._done_at(plan.at(dict(zip(plan.unknowns, _TINY[1:], strict=False))))
+            others = dict(zip(plan.of_axes, _TINY[1:], strict=False)) | dict.fromkeys(plan.of_counts, _TINY[1])
+            if len(others) == len(plan.unknowns):
+                self._done_at(plan.at(others))
         self.sizes_run.clear()  # nothing was inferred from these
         costly, many = self.is_costly(plan, first), math.prod(first.values()) > _MANY
         if costly or many:

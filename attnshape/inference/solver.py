@@ -58,6 +58,7 @@ class Solver:
         rounds: int,
         validation: Sequence[Mapping[str, int]] = (),
         diverging: Sequence[Mapping[str, int]] = (),
+        last: Mapping[str, int] | None = None,
     ) -> None:
         """Prepare to solve for what was measured.
 
@@ -66,13 +67,17 @@ class Solver:
             rounds: The number of rounds that were run.
             validation: The sizes of further runs, whose numbers follow those of the rounds.
             diverging: Sizes at which the target takes different steps, so that formulas need not agree there.
+            last: The sizes of the run whose numbers come last; the user's unless given.
         """
         self._diverging = diverging
         self._plan = plan
         self._primes = [plan.primes(round_) for round_ in range(rounds)]
         actual = plan.sizes.numbers
-        self._runs = [*(plan.numbers(round_) for round_ in range(rounds)), *validation, actual]
-        fixed = {symbol: n for symbol, n in actual.items() if all(numbers[symbol] == n for numbers in self._runs)}
+        own = actual if last is None else last
+        self._runs = [*(plan.numbers(round_) for round_ in range(rounds)), *validation, own]
+        fixed = {
+            symbol: n for symbol, n in actual.items() if all(numbers[symbol] == n for numbers in [*self._runs, actual])
+        }
         counts = Counter(fixed.values())
         matchable = plan.sizes.matchable
         self._fixed = {size: symbol for symbol, size in fixed.items() if counts[size] == 1 and symbol in matchable}

@@ -151,11 +151,17 @@ class WorkEstimate:
     """What the products, steps and parameters of one run grow with."""
     fit: Mapping[str, float] = field(default_factory=dict)
     """The powers that the other runs show beyond these."""
+    written: tuple[Growth, ...] = ()
+    """What the elements that the steps of one run write grow with."""
 
     def at(self, numbers: Mapping[str, int]) -> float:
         """Return the work of a run at these sizes."""
         beyond = Growth(1.0, tuple(self.fit.items()))
         return RUN + sum(part.at(numbers) for part in self.parts) * beyond.at(numbers)
+
+    def elements_at(self, numbers: Mapping[str, int]) -> float:
+        """Return how many elements the steps of a run write at these sizes."""
+        return sum(part.at(numbers) for part in self.written)
 
 
 Part = tuple[int, object]
@@ -189,6 +195,7 @@ def estimate_of(one: Measured, other: Measured | None = None) -> WorkEstimate:
     the same.
     """
     parts: dict[tuple[tuple[str, int], ...], float] = {}
+    written: dict[tuple[tuple[str, int], ...], float] = {}
     for part, count in one.parts.items():
         powers = powers_in(count, one.numbers)
         if other is not None and part in other.parts:
@@ -198,7 +205,10 @@ def estimate_of(one: Measured, other: Measured | None = None) -> WorkEstimate:
         factor = count / math.prod(one.numbers[name] ** power for name, power in powers.items())
         key = tuple(sorted(powers.items()))
         parts[key] = parts.get(key, 0.0) + part[0] * factor
-    return WorkEstimate(tuple(Growth(factor, powers) for powers, factor in parts.items()))
+        if part[0] == ELEMENT:
+            written[key] = written.get(key, 0.0) + factor
+    every, elements = (tuple(Growth(factor, powers) for powers, factor in some.items()) for some in (parts, written))
+    return WorkEstimate(every, written=elements)
 
 
 def fit(estimate: WorkEstimate, runs: list[tuple[Mapping[str, int], int]]) -> WorkEstimate:
@@ -209,6 +219,8 @@ def fit(estimate: WorkEstimate, runs: list[tuple[Mapping[str, int], int]]) -> Wo
     (first, _), *others = runs
     equations = []
     for numbers, work in others:
+        if not all((*numbers.values(), *first.values())):
+            continue  # where a symbol like D//32 is 0, the work says nothing about powers
         row = {name: math.log(numbers[name] / first[name]) for name in first if numbers[name] != first[name]}
         expected = estimate.at(numbers) - RUN
         if row and work > RUN and expected > 0:
@@ -220,7 +232,7 @@ def fit(estimate: WorkEstimate, runs: list[tuple[Mapping[str, int], int]]) -> Wo
             powers[name] = powers.get(name, 0.0) + error * value / norm
     scale = math.prod(float(first[name]) ** -power for name, power in powers.items())
     parts = tuple(replace(part, factor=part.factor * scale) for part in estimate.parts)
-    return WorkEstimate(parts, powers)
+    return replace(estimate, parts=parts, fit=powers)
 
 
 class WorkGrowth:

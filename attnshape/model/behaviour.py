@@ -27,6 +27,23 @@ class Property(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why something of it could not be measured."""
 
 
+class KeyPattern(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which keys each query of an attention sees."""
+
+    attention: str
+    """The line that makes it, such as `model.py:24`, with the modules that run this line; empty if it is unknown."""
+    part: str = ""
+    """The heads, or the windows and heads folded into one axis, that see these keys, if others see other ones."""
+    first_element: bool = False
+    """Whether it is that of the first batch element alone, since others see other keys."""
+    queries: str
+    """The symbol of the queries, one a row."""
+    keys: str
+    """The symbol of the keys, one a column."""
+    rows: tuple[str, ...]
+    """A character each: `#` where the query at the row sees the key at the column, else `.`."""
+
+
 class ResultNumbers(Struct, frozen=True):
     """A summary of the numbers of one result: their size, and their sums with fixed random factors."""
 
@@ -49,6 +66,8 @@ class Behaviour(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     sizes: dict[str, int] = {}
     properties: tuple[Property, ...] = ()
+    visible: tuple[KeyPattern, ...] = ()
+    """Which keys the queries of each attention see, if that was measured."""
     parameters: dict[str, tuple[int, ...]] = {}
     """The shape of each parameter and floating-point input that got numbers of its own, in order."""
     results: tuple[ResultsRun, ...] = ()

@@ -10,6 +10,7 @@ from typing import Any
 
 _OPENING, _CLOSING = "([{", ")]}"
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_PREFIXES = ("k", "M", "G", "T", "P", "E")
 
 
 def format_bytes(count: int) -> str:
@@ -20,11 +21,36 @@ def format_bytes(count: int) -> str:
     """
     if count < 1024:
         return f"{count} B"
-    amount, power = count / 1024, 0
-    while amount >= 1023.5 and power < len(_UNITS) - 1:
-        amount, power = amount / 1024, power + 1
-    number = f"{amount:.1f}".removesuffix(".0") if amount < 9.95 else f"{amount:,.0f}"
-    return f"{number} {_UNITS[power]}"
+    return _scaled(count, 1024, _UNITS, 9.95)
+
+
+def format_count(count: int) -> str:
+    """Return a number of things that are counted, such as operations, with a decimal prefix where it is large.
+
+    >>> format_count(8000), format_count(204_800), format_count(10_485_760), format_count(3 * 10**12)
+    ('8,000', '205 k', '10.5 M', '3 T')
+    """
+    if count < 10_000:
+        return f"{count:,}"
+    return _scaled(count, 1000, _PREFIXES, 99.95)
+
+
+def _scaled(count: int, base: int, units: Sequence[str], whole_from: float) -> str:
+    """Return a number in the largest unit that it reaches, with one decimal where it is less than `whole_from`."""
+    amount, power = count / base, 0
+    while amount >= base - 0.5 and power < len(units) - 1:
+        amount, power = amount / base, power + 1
+    number = f"{amount:.1f}".removesuffix(".0") if amount < whole_from else f"{amount:,.0f}"
+    return f"{number} {units[power]}"
+
+
+def format_ratio(ratio: float) -> str:
+    """Return a ratio in two digits, or more where it is large.
+
+    >>> format_ratio(0.1234), format_ratio(9.31), format_ratio(1234.5)
+    ('0.12', '9.3', '1,234')
+    """
+    return f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}"
 
 
 def pluralize(number: int, noun: str, plural: str | None = None) -> str:

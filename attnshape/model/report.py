@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from attnshape.errors import ExitStatus
+from attnshape.model.behaviour import KeyPattern
 from attnshape.model.trace import Displayed, Size, Source
 
 SCHEMA: Literal["attnshape/report/1"] = "attnshape/report/1"
@@ -103,6 +104,8 @@ class Report(Displayed, frozen=True, kw_only=True):
     """What was checked and holds, each in a few words."""
     not_checked: tuple[NotChecked, ...] = ()
     patterns: tuple[Pattern, ...] = ()
+    visible: tuple[KeyPattern, ...] = ()
+    """Which keys the queries of each attention see, at the first of the small sizes."""
 
     @property
     def counting(self) -> tuple[Finding, ...]:

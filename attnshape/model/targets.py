@@ -48,6 +48,8 @@ class FoundTargets(Saved, frozen=True, kw_only=True):
 
     @property
     def to_run(self) -> tuple[FoundTarget, ...]:
-        """The modules and functions that compute attention; containers where there is nothing else."""
+        """The modules and functions that compute attention; where there are none, containers that contain no others."""
         own = tuple(one for one in self.targets if one.kind in ("module", "function"))
-        return own or tuple(one for one in self.targets if one.kind == "container")
+        names = {one.name for one in self.targets}
+        containers = (one for one in self.targets if one.kind == "container")
+        return own or tuple(one for one in containers if one.why.partition("(")[0] not in names)

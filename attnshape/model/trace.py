@@ -76,7 +76,7 @@ class Saved(Struct, frozen=True):
 
 
 class Displayed(Saved, frozen=True):
-    """A trace, a report or a difference, which consoles and notebooks display; the reporters are imported only then."""
+    """A value that consoles and notebooks display; the reporters are imported only then."""
 
     def __str__(self: Any) -> str:
         from attnshape.reporters.display import display_text
@@ -195,6 +195,51 @@ class Argument(Struct, frozen=True, omit_defaults=True):
     """Whether the function takes the same value where the argument isn't given."""
 
 
+class Quantity(Struct, frozen=True, omit_defaults=True):
+    """A number of operations or bytes in this run, and its formula."""
+
+    value: int
+    expression: str | None = None
+    """A sum of products of sizes that gave the number in every run; None if there is none."""
+
+
+class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a step, or all steps together, compute and move."""
+
+    flops: Quantity | None = None
+    """Floating-point operations: a multiplication and an addition are two; None if they aren't known."""
+    moved: Quantity | None = None
+    """Bytes that are read and written, each operand and each result of an operation once; None if not known."""
+    temporary: Quantity | None = None
+    """Bytes of tensors that operations make inside, such as hidden copies, and that aren't results."""
+    saved: Quantity | None = None
+    """Bytes that are kept for the backward pass, each storage counted once, without parameters; None if not known."""
+    unknown: tuple[str, ...] = ()
+    """The operations whose floating-point operations aren't known."""
+
+    @property
+    def intensity(self) -> float | None:
+        """The floating-point operations per byte that is moved; None if either isn't known, or no byte is."""
+        if self.flops is None or self.moved is None or not self.moved.value:
+            return None
+        return self.flops.value / self.moved.value
+
+
+class TotalCost(Cost, frozen=True, kw_only=True, omit_defaults=True):
+    """What a whole run computes and moves, every iteration of its loops included."""
+
+    parameters: Quantity
+    """The number of elements of all parameters, without buffers."""
+    products: Quantity | None = None
+    """The floating-point operations in products of matrices and convolutions; None if they aren't known."""
+    attention: Quantity | UnsetType | None = UNSET
+    """The floating-point operations of the products for scores and context; present if there are any."""
+    needless: float | UnsetType = UNSET
+    """The share of the attention weights that are exactly 0; present if there are any."""
+    cache: Quantity | UnsetType = UNSET
+    """The bytes that cached tensors grow by with each token; present where such tensors are seen."""
+
+
 class Step(Struct, frozen=True, kw_only=True):
     """One tensor-producing operation."""
 
@@ -212,6 +257,8 @@ class Step(Struct, frozen=True, kw_only=True):
     Absent in traces of earlier versions.
     """
     outputs: tuple[NamedTensor, ...] = ()
+    cost: Cost | UnsetType = UNSET
+    """Present where it was counted; of a composite, what its steps cost together."""
     avoided: Avoided | UnsetType = UNSET
     """Present where the step is fused attention."""
     opaque: str | UnsetType = UNSET
@@ -343,6 +390,8 @@ class Trace(Displayed, frozen=True, kw_only=True):
     """Present where the run kept what gradients need."""
     peak: Peak | UnsetType = UNSET
     """Present where the run's memory was estimated: at large sizes, and with gradients."""
+    cost: TotalCost | UnsetType = UNSET
+    """Present where it was counted: what all steps cost together, every iteration of loops included."""
     behaviour: Behaviour | UnsetType = UNSET
     """Present where the behaviour was measured."""
 

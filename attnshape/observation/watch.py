@@ -154,7 +154,7 @@ class VariableWatch:
         self._before: Any = None
         self._gc_callbacks: set[CodeType | None] = set()
 
-    def count_call(self) -> None:
+    def count_call(self, outputs: Sequence[Tensor]) -> None:
         """Count a torch call that the recorder has recorded."""
         self._recorded += 1
 

@@ -19,9 +19,10 @@ from attnshape.dims.symbols import require_known
 from attnshape.errors import AttnshapeError, Option, did_you_mean, most_similar
 from attnshape.options.claimed_axes import ClaimedAxis, parse_claimed_axes, require_shape
 
-Meaning = Literal["keep", "drop", "add", "dropout", "bias", "relative-bias"]
+Meaning = Literal["keep", "drop", "add", "dropout", "bias", "relative-bias", "length", "last-token"]
 """What a tensor argument is: a mask whose True keeps or drops a key, a mask that is added to the scores, a dropout
-pattern drawn beforehand, a bias of the scores, or a bias that depends on the distance only."""
+pattern drawn beforehand, a bias of the scores, a bias that depends on the distance only, the number of tokens of each
+batch element, or the index of its last one."""
 Rope = Literal["half", "interleaved"]
 
 _SWITCHES = (
@@ -36,8 +37,8 @@ _SWITCHES = (
 )
 _FORMS = (
     "causal, window=W, visible=CONDITION, NAME=keep, NAME=drop, NAME=add, NAME=dropout, NAME=bias, NAME=relative-bias, "
-    "alibi, rope=half, rope=interleaved, tiled-heads, shared-projection, shared-layers, separate-values, "
-    "zero-masked-rows, scale=EXPR, seq-first"
+    "NAME=length, NAME=last-token, alibi, rope=half, rope=interleaved, tiled-heads, shared-projection, shared-layers, "
+    "separate-values, zero-masked-rows, scale=EXPR, seq-first"
 )
 
 
@@ -101,6 +102,16 @@ class Claims:
         Raises AttnshapeError if the claim can't be evaluated.
         """
         return self.visible.holds(sizes, query, key) if self.visible is not None else None
+
+    def idle_at(self, sizes: Mapping[str, int], queries: int, keys: int) -> int:
+        """Return how many comparisons of `visible`, or whether `window`, tell no pairs apart at these sizes.
+
+        Raises AttnshapeError if the window has no value above 0.
+        """
+        if self.visible is not None:
+            return self.visible.idle_at(sizes, queries, keys)
+        width = self.window_at(sizes)
+        return int(width is not None and width >= max(queries, keys))
 
     def require_known(self, symbols: Collection[str]) -> None:
         """Raise AttnshapeError if a claim has a symbol that isn't among these."""
@@ -199,8 +210,7 @@ def parse_claims(texts: Iterable[str]) -> Claims:
     hint: did you mean causal?
     """
     values: dict[str, Any] = {"arguments": {}, "axes": {}}
-    # the last of two claims about the same thing counts
-    kept = tuple({text.partition("=")[0].strip(): text.strip() for text in texts}.values())
+    kept = _latest(texts)
     for text in kept:
         name, equals, value = (part.strip() for part in text.partition("="))
         named = Option("claims"), f" {text[:60]!r}"
@@ -236,6 +246,24 @@ def parse_claims(texts: Iterable[str]) -> Claims:
     claims = Claims(texts=kept, **values)
     claims.require_constants()
     return claims
+
+
+def _latest(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the claims, of several about the same thing the last one; a key is visible if all conditions hold.
+
+    >>> _latest(["rope=half", "visible=k <= q", "rope=interleaved", "visible=q - k < W or k < 2"])
+    ('rope=interleaved', 'visible=(k <= q) and (q - k < W or k < 2)')
+    """
+    kept: dict[str, str] = {}
+    conditions: dict[str, None] = {}
+    for text in texts:
+        name, _, value = (part.strip() for part in text.partition("="))
+        kept[name] = text.strip()
+        if name == "visible" and value not in get_args(Meaning):
+            conditions[value] = None
+    if len(conditions) > 1:
+        kept["visible"] = f"visible={' and '.join(f'({condition})' for condition in conditions)}"
+    return tuple(kept.values())
 
 
 _Parsed = TypeVar("_Parsed")

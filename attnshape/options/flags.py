@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
@@ -44,6 +44,17 @@ def _size_words(name: Any, size: object) -> list[str]:
         flag = SYMBOLS_BY_NAME[name].flag
         return [flag] if size is None else [flag, str(size)]
     return ["--dim", name if size is None else f"{name}={size}"]
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Return a command as it is typed in a shell, with quotes that are easy to read.
+
+    >>> print(command_line(["attnshape", "trace", "a.py:A", "--init", "D, H"]))
+    attnshape trace a.py:A --init 'D, H'
+    >>> print(command_line(["--init", "{'heads': H}"]))
+    --init "{'heads': H}"
+    """
+    return " ".join(_quoted(word) if "'" in word else shlex.quote(word) for word in words)
 
 
 def _quoted(word: str) -> str:

@@ -9,6 +9,8 @@ from attnshape.errors import AttnshapeError, Option
 
 MEASURING_SECONDS = 60.0
 """The seconds after which the behaviour of a version isn't measured any further, unless the user says otherwise."""
+UNASKED_SECONDS = 20.0
+"""The same for an output that shows the behaviour, where the user didn't ask for it."""
 _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 

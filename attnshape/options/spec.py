@@ -156,6 +156,8 @@ class RunOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the target runs in training mode, with dropout."""
     grad: bool = False
     """Whether autograd keeps the tensors that gradients need."""
+    cost: bool = False
+    """Whether it is counted what each step computes, moves and saves."""
     chooses_device: bool = False
     """Whether the user named the device."""
     command: str = "attnshape trace"
@@ -278,9 +280,9 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int | str]:
 
 
 def check_dim_names(dims: Mapping[str, int | str]) -> None:
-    """Raise AttnshapeError if one of the user's own dimensions has the name of a built-in size symbol."""
+    """Raise AttnshapeError if one of the user's own dimensions has the name of a general size symbol."""
     for name, size in dims.items():
-        if name in SYMBOLS_BY_NAME:
+        if name in SYMBOLS_BY_NAME and SYMBOLS_BY_NAME[name].is_general:
             raise AttnshapeError(
                 (Option("dim"), f" {f'{name}={size}'!r}: {name} is {SYMBOLS_BY_NAME[name].meaning}"),
                 ("give it as ", Option("sizes", size, name)),

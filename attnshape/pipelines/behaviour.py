@@ -18,7 +18,7 @@ from attnshape.options.claims import Claims
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.small_subjects import MAX_RESULT_BYTES, Subjects
 from attnshape.pipelines.target_runs import load_target, sample_target
-from attnshape.pipelines.trace import OutputRedirect, trace_request
+from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.isolation import isolated, one_thread
 from attnshape.runtime.signals import foreign_code
@@ -50,7 +50,8 @@ def measure_behaviour(
             return Behaviour(unknown=error.message)
 
 
-def trace_with_behaviour(
+def with_behaviour(
+    trace: Trace,
     spec: TargetSpec,
     options: RunOptions,
     time_limit: float,
@@ -58,8 +59,7 @@ def trace_with_behaviour(
     redirect_output: OutputRedirect = to_standard_error,
     progress: ProgressCallback = lambda activity: None,
 ) -> Trace:
-    """Return the trace of a request, with the behaviour of the target; the arguments are those of both."""
-    trace = trace_request(spec, options, redirect_output, progress)
+    """Return a trace with the behaviour of its target; the other arguments are those of `measure_behaviour`."""
     if trace.failure is not None:
         return replace(trace, behaviour=Behaviour(unknown="the code fails"))
     measured = measure_behaviour(spec, options, time_limit, other, redirect_output, progress)

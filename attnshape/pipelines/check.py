@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from attnshape.checks.attention.cores import FusedCore
 from attnshape.checks.attention.definitions import use
 from attnshape.checks.attention.dependence import patterns
+from attnshape.checks.attention.key_patterns import key_patterns
 from attnshape.checks.attention.layers import format_layers, layer_of, layers, same_code
 from attnshape.checks.attention.subject import Subject, displayed_source
 from attnshape.checks.interventions.experiment import Budget, OutOfTimeError
@@ -34,7 +35,13 @@ from attnshape.model.formatting import join_words
 from attnshape.model.report import ClaimOutcome, Fact, Finding, Level, NotChecked, Pattern, Report
 from attnshape.options.claims import Claims, parse_claims
 from attnshape.options.spec import RunOptions, TargetSpec
-from attnshape.pipelines.comments import comments_not_checked, comments_report, sizes_to_observe, verify_target
+from attnshape.pipelines.comments import (
+    comments_not_checked,
+    comments_report,
+    cut_off_by_time,
+    sizes_to_observe,
+    verify_target,
+)
 from attnshape.pipelines.small_subjects import MAX_RESULT_BYTES, Subjects
 from attnshape.pipelines.target_runs import load_target, sample_target
 from attnshape.pipelines.trace import OutputRedirect
@@ -54,9 +61,12 @@ _CUT_OFF = (OUT_OF_TIME, RUN_TOO_LONG, _NOT_CONFIRMED.why)
 _REPLACED = ("AS206", "AS404", "AS708", "AS801", "AS802", "AS803", "AS804", "AS805")
 """Codes for what is missing, or used in place of something else, which is then unused."""
 _UNUSED = ("AS807", "AS809")
-_ROTATED = ("AS701", "AS703", "AS704", "AS705")
-"""Codes for wrong rotations, after which scores may depend on the lengths too."""
+_POSITIONAL = ("AS405", "AS701", "AS703", "AS704", "AS705")
+"""Codes for wrong rotations, and masks that change scores and hide none: scores may depend on the lengths then too."""
+_AXES = "AS1"
 _NOT_FINITE = ("AS306", "AS406")
+_VISIBLE = ("AS4", "AS5")
+"""What the codes about masks and visible keys begin with."""
 _HIDDEN = ("AS401", "AS402", "AS502", "AS503", "AS506")
 """Codes for keys that are hidden by mistake, which then have no effect, nor have their values."""
 _WITHOUT_EFFECT = ("AS802", "AS803", "AS804")
@@ -119,6 +129,7 @@ def check_request(
                 "the target runs neither at its own sizes nor at any of the small sizes that were tried, on the CPU",
                 "attnshape trace, with the same arguments, shows where it fails",
             )
+        visible = key_patterns(passes[0].subject) if passes else ()
         visibility: tuple[Pattern, ...] = ()
         independent = bool(passes) and batch.verifies_independence(passes[0].outcomes)
         # with independent batch elements, one run can change a different position in each
@@ -147,8 +158,10 @@ def check_request(
         if passes and variation is not None:
             left_out = tuple(_left_out(variation.plan, passes[0].subject.experiment.numbers))
             report = replace(report, not_checked=(*report.not_checked, *left_out))
+        report = replace(report, not_checked=(*report.not_checked, *cut_off_by_time(target, variation, limit)))
         outcomes = _claim_outcomes(report, passes, claims)
-        return replace(report, claims=claims.texts, claim_outcomes=outcomes or UNSET, runs=runs, patterns=visibility)
+        report = replace(report, claims=claims.texts, claim_outcomes=outcomes or UNSET, runs=runs)
+        return replace(report, patterns=visibility, visible=visible)
 
 
 def is_whole(report: Report) -> bool:
@@ -252,6 +265,17 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
     found = list(_findings(_root_causes(every, subject), subject))
     if not any(violation.level == "error" for violation, _ in found):
         return [finding for _, finding in found], []
+    if len(passes) == 1 and any(gap.incomplete for gap in passes[0].of(Undecided)):
+        # where time is short, the sizes may be the user's, of which one may happen to be a multiple of another
+        certain: list[Finding] = []
+        doubtful: list[NotChecked] = []
+        for violation, finding in found:
+            if violation.level == "error" and violation.code.startswith(_AXES):
+                why = "found at one set of sizes, with no time for another"
+                doubtful.append(NotChecked(what=finding.message, why=why, required=True))
+            else:
+                certain.append(finding)
+        return certain, [*doubtful, _NOT_CONFIRMED]
     if len(passes) == 1 or any(gap.incomplete for other in passes[1:] for gap in other.of(Undecided)):
         return [finding for _, finding in found], [_NOT_CONFIRMED]
     confirmed = _confirmed(passes)
@@ -261,8 +285,8 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
         if _code_and_line(finding) not in confirmed
     ]
     # what isn't confirmed hides no other finding as its consequence
-    certain = [violation for violation in every if _code_and_line(_finding(violation, subject)) in confirmed]
-    return [finding for _, finding in _findings(_root_causes(certain, subject), subject)], unconfirmed
+    every = [violation for violation in every if _code_and_line(_finding(violation, subject)) in confirmed]
+    return [finding for _, finding in _findings(_root_causes(every, subject), subject)], unconfirmed
 
 
 def _root_causes(violations: Sequence[Violation], subject: Subject) -> list[Violation]:
@@ -272,14 +296,20 @@ def _root_causes(violations: Sequence[Violation], subject: Subject) -> list[Viol
     """
     kept: list[Violation] = []
     for violation in sorted(violations, key=lambda violation: violation.at or OutputRef(0)):
-        axis_causes = [cause for cause in kept if cause.code.startswith("AS1")]
-        downstream = any(cause.at and violation.at in subject.graph.downstream_of(cause.at) for cause in axis_causes)
+        axis_causes = [cause for cause in kept if cause.code.startswith(_AXES)]
+        # a mask that is modified in place is wrong in the layers after the first
+        causes = [cause for cause in kept if cause.code == "AS903"] if violation.code.startswith("AS4") else []
+        causes += axis_causes
+        downstream = any(cause.at and violation.at in subject.graph.downstream_of(cause.at) for cause in causes)
         same_line = any(subject.source(cause.at) == subject.source(violation.at) for cause in axis_causes)
         if not downstream and not same_line:
             kept.append(violation)
     if any(violation.level == "error" and not violation.code.startswith(_NOT_FINITE) for violation in kept):
         # an inverted mask, for example, hides every key of some queries
         kept = [violation for violation in kept if violation.claims or not violation.code.startswith(_NOT_FINITE)]
+    if subject.base.has_nan and any(violation.code == "AS303" for violation in kept):
+        # through infinite weights, each result depends on what they should hide
+        kept = [violation for violation in kept if not violation.code.startswith(_VISIBLE)]
     if any(violation.level == "error" and violation.code in _HIDDEN for violation in kept):
         # of a single visible key the softmax cancels everything that makes its score
         weighing = {core.context if isinstance(core, FusedCore) else core.softmax.ref for core in subject.attentions}
@@ -288,8 +318,20 @@ def _root_causes(violations: Sequence[Violation], subject: Subject) -> list[Viol
             for violation in kept
             if violation.code not in _WITHOUT_EFFECT and (violation.code != "AS807" or violation.at not in weighing)
         ]
-    if any(violation.level == "error" and violation.code in _ROTATED for violation in kept):
+    if any(violation.level == "error" and violation.code in _POSITIONAL for violation in kept):
         kept = [violation for violation in kept if violation.code != "AS711"]
+    if any(violation.code == "AS308" and violation.level == "error" for violation in kept):
+        # keys that nothing writes hold whatever was in the memory
+        kept = [violation for violation in kept if violation.code != "AS409"]
+    if any(violation.code == "AS506" and violation.level == "error" for violation in kept):
+        # of sequences one after the other, queries that see those of another one mix the batch
+        kept = [violation for violation in kept if violation.code not in ("AS101", "AS102")]
+    if any(violation.code == "AS710" for violation in kept):
+        # heads that are mixed up in the order of the batch meet other parts of a bias in each batch element
+        kept = [violation for violation in kept if violation.code != "AS118"]
+    if any(violation.code == "AS812" and violation.level == "error" and violation.claims for violation in kept):
+        # the scale that is given, and that nothing reads, is the one that is claimed
+        kept = [violation for violation in kept if violation.code == "AS812" or "scale" not in violation.claims]
     if any(violation.level == "error" and violation.code.startswith(_REPLACED) for violation in kept):
         return [violation for violation in kept if not violation.code.startswith(_UNUSED)]
     places = {violation.place for violation in kept if violation.code == "AS807"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from attnshape import __version__
+from attnshape.checks.rules.guard import OUT_OF_TIME, RUN_TOO_LONG
 from attnshape.comments.verify import CommentVerification, may_document_shapes, verify_shape_comments
 from attnshape.dims.sizes import Sizes, are_large
 from attnshape.errors import format_exception
@@ -54,7 +55,8 @@ def check_comments(
         chosen = sizes_to_observe(variation, target.sizes)
         verification = verify_target(target, chosen, run, limit)
     report = comments_report(target, options, run.dtype, chosen, verification)
-    if verification.holding or verification.findings or verification.not_checked:
+    report = replace(report, not_checked=(*report.not_checked, *cut_off_by_time(target, variation, limit)))
+    if verification.holding or verification.findings or report.not_checked:
         return report
     return replace(report, facts=(Fact(text="the functions that ran document no shapes"),))
 
@@ -88,6 +90,16 @@ def comments_report(
 def comments_not_checked(why: str) -> CommentVerification:
     """Return that the shape comments weren't checked, and why."""
     return CommentVerification(not_checked=(NotChecked(what="shape comments", why=why, required=True),))
+
+
+def cut_off_by_time(target: Target, variation: Samples | None, limit: TimeLimit) -> Iterator[NotChecked]:
+    """Yield what remains open because time decided how the target was run: a quieter machine may find more."""
+    if target.is_search_cut_short:
+        yield NotChecked(what="other arguments of the target", why=OUT_OF_TIME, required=True)
+    if variation is not None and variation.cut_short:
+        yield NotChecked(what="other constraints on the sizes", why=OUT_OF_TIME, required=True)
+    if limit.has_ended_a_run:
+        yield NotChecked(what="what a run that was ended would have shown", why=RUN_TOO_LONG, required=True)
 
 
 def sizes_to_observe(variation: Samples | None, sizes: Sizes) -> list[Mapping[str, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import shlex
 import subprocess
 import tempfile
 import time
@@ -25,7 +24,7 @@ from attnshape.model.program import (
     UncalledAttention,
 )
 from attnshape.model.trace import Trace, read_trace
-from attnshape.options.flags import flag_words
+from attnshape.options.flags import command_line, flag_words
 from attnshape.options.spec import TargetSpec
 from attnshape.programs.symbols import describe_target, first_sizes, why_unwritable
 from attnshape.runtime.processes import package_command
@@ -127,7 +126,7 @@ def _summary_of(captured: CapturedAttention) -> AttentionSummary:
             scores, kept = _scores(trace) if len(known) == len(trace.sizes) else (None, True)
             return AttentionSummary(
                 captured=captured,
-                command=shlex.join(["attnshape", "trace", *words]),
+                command=command_line(["attnshape", "trace", *words]),
                 target=_table(spec),
                 sizes=known,
                 scores_bytes=scores,

@@ -46,6 +46,8 @@ class Subjects:
             own = [] if are_large(sizes) else [*near_sizes(sizes), sizes.numbers]
             small = [numbers for numbers in small_sizes(variation.plan, variation.work) if numbers not in own]
             self.candidates = cheap_first([*small, *own], variation.work)
+            # a part of a claim about visible keys that hides none of them, or all, can't be told from none
+            self.candidates.sort(key=lambda numbers: _idle_comparisons(claims, numbers))
         self.timed_out = False
         """Whether a run took too long."""
 
@@ -71,3 +73,10 @@ class Subjects:
         symbols = self._target.sizes.independent if variation is not None else ()
         apart = (one for one in self.candidates if all(one[symbol] != numbers[symbol] for symbol in symbols))
         return Subject(experiment, self._claims, other, self._requested_dtype, next(apart, None) if symbols else None)
+
+
+def _idle_comparisons(claims: Claims, numbers: Mapping[str, int]) -> int:
+    """Return how many comparisons of a claim about visible keys tell none of those apart that attention has."""
+    queries = numbers.get("Lq", numbers.get("L", 0))
+    keys = numbers.get("Lk", queries + numbers.get("Lp", 0))
+    return claims.idle_at(numbers, queries, keys) if queries and keys else 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ from attnshape.tracing.raw import RawFailure, RawTrace
 from attnshape.tracing.runner import Runnable, build_and_record
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnshape.cost.counter import OperationCounter
     from attnshape.cost.meter import Meter
 
 
@@ -34,28 +38,31 @@ def load_target(spec: TargetSpec, progress: ProgressCallback) -> Target:
 
     Raises AttnshapeError if there is no target of that name, or nothing that was tried for its arguments works.
     """
-    completed, found = complete_spec(spec, progress)
-    return dataclasses.replace(find_target(completed), found=found)
+    completed, found, cut_short = complete_spec(spec, progress)
+    return dataclasses.replace(find_target(completed), found=found, is_search_cut_short=cut_short)
 
 
-def complete_spec(spec: TargetSpec, progress: ProgressCallback) -> tuple[TargetSpec, str]:
-    """Return the spec with what it lacks, and the flags that say the same: an empty text where nothing was added.
+def complete_spec(spec: TargetSpec, progress: ProgressCallback) -> tuple[TargetSpec, str, bool]:
+    """Return the spec with what it lacks, the flags that say the same, and whether time cut the search for it short.
+
+    The flags are an empty text where nothing was added.
 
     Raises AttnshapeError if nothing that was tried works.
     """
     if not may_lack_arguments(spec):
-        return spec, ""
+        return spec, "", False
     # most requests describe their target in full
     from attnshape.proposals.complete import complete
 
     progress("working out what the target takes")
     completed = complete(replace(spec, inside=None))
-    return replace(completed.spec, inside=spec.inside), " ".join(map(flag_syntax, completed.found))
+    flags = " ".join(map(flag_syntax, completed.found))
+    return replace(completed.spec, inside=spec.inside), flags, completed.cut_short
 
 
 def first_plan(target: Target, sizes: Sizes) -> Plan:
     """Return the plan of a target's small runs before any was made, with what is known of its sizes."""
-    return Plan(sizes, tuple(Multiple(symbol, 2) for symbol in target.even))
+    return Plan(sizes, tuple(Multiple(symbol, 2) for symbol in target.even), counts=target.counts)
 
 
 def small_run(
@@ -63,23 +70,50 @@ def small_run(
 ) -> RawTrace:
     """Run the target at small sizes on the CPU; that it can't be built there is a failure like any other."""
     small = replace(options, device="cpu")
+    threads = one_thread() if meter is None else contextlib.nullcontext()  # kernels' own memory depends on them
 
-    def build() -> Runnable:
-        runnable = target.build(numbers, small)
-        if meter is not None:
-            made = (runnable.named_inputs(), runnable.named_parameters())
-            meter.mark_built(*([tensor for _, tensor in named] for named in made))
-        return runnable
+    def run() -> RawTrace:
+        return record_run(lambda: target.build(numbers, small), small, meter)
 
     try:
-        if meter is not None:  # what kernels take for themselves may depend on their threads
-            with unattended():
-                return limit.run(lambda: build_and_record(build, options.seed, options.grad, meter.mark_step))
-        with one_thread(), unattended():
-            return limit.run(lambda: build_and_record(build, options.seed, options.grad))
+        with threads, unattended():
+            return limit.run(run)
     except BaseException as error:  # noqa: BLE001 - the user's constructor may raise anything
         reraise_interruption(error)
         return RawTrace([], [], [], RawFailure(error))
+
+
+def record_run(build: Callable[[], Runnable], options: RunOptions, meter: Meter | None = None) -> RawTrace:
+    """Build a target and record its call; with the cost of each step if the options ask for it.
+
+    A run that is metered isn't counted: what counts would take memory too.
+    """
+    if not options.cost or meter is not None:
+        return _record(build, options, meter)
+    from attnshape.cost.counter import record_counted  # a default trace does without
+
+    return record_counted(lambda counter: _record(build, options, counter), options.grad)
+
+
+def _record(
+    build: Callable[[], Runnable], options: RunOptions, *observers: Meter | OperationCounter | None
+) -> RawTrace:
+    watching = [observer for observer in observers if observer is not None]
+
+    def build_and_mark() -> Runnable:
+        runnable = build()
+        if watching:
+            made = (runnable.named_inputs(), runnable.named_parameters())
+            inputs, parameters = ([tensor for _, tensor in named] for named in made)
+            for observer in watching:
+                observer.mark_built(inputs, parameters)
+        return runnable
+
+    def mark_step(outputs: Sequence[Tensor]) -> None:
+        for observer in watching:
+            observer.mark_step(outputs)
+
+    return build_and_record(build_and_mark, options.seed, options.grad, mark_step if watching else None)
 
 
 def sample_target(
@@ -107,7 +141,8 @@ def sample_target(
     """
     if not target.resizable:
         return None
-    plan = Plan(sizes, (*first_plan(target, sizes).constraints, *constraints))
+    plan = first_plan(target, sizes)
+    plan = dataclasses.replace(plan, constraints=(*plan.constraints, *constraints))
     return _sample(target, plan, options, limit, time_limit, progress, lambda samples: (None, True))[0]
 
 

@@ -32,7 +32,7 @@ from attnshape.inference.verification import (
 )
 from attnshape.model.trace import HeldOut, Trace
 from attnshape.options.spec import RunOptions, TargetSpec
-from attnshape.pipelines.target_runs import first_plan, load_target, small_run
+from attnshape.pipelines.target_runs import first_plan, load_target, record_run, small_run
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import display_path
 from attnshape.runtime.isolation import isolated
@@ -42,7 +42,7 @@ from attnshape.targets.inputs import annotated_result
 from attnshape.targets.target import Target, require_device
 from attnshape.tracing.fast_path import Comparison
 from attnshape.tracing.raw import RawTrace
-from attnshape.tracing.runner import Runnable, build_and_record
+from attnshape.tracing.runner import Runnable
 
 if TYPE_CHECKING:
     from attnshape.cost.estimate import PeakEstimate
@@ -69,6 +69,20 @@ def trace_request(
     Raises:
         AttnshapeError: The request can't be carried out.
     """
+    trace = _traced(spec, options, redirect_output, progress)
+    if not options.cost or trace.failure is None:
+        return trace
+    # flex_attention, for one, has no backward pass on the CPU
+    without = _traced(spec, msgspec.structs.replace(options, grad=False), redirect_output, progress)
+    if without.failure is not None:
+        return trace
+    note = f"with gradients the code fails, so that what it saves is unknown: {trace.failure.error}"
+    return msgspec.structs.replace(without, notes=(*without.notes, note))
+
+
+def _traced(
+    spec: TargetSpec, options: RunOptions, redirect_output: OutputRedirect, progress: ProgressCallback
+) -> Trace:
     require_device(options.device)
     progress("loading the target")
     with redirect_output(), foreign_code(), isolated():
@@ -84,7 +98,10 @@ def trace_request(
         limit = TimeLimit()
         metered, estimate = _estimate_memory(target, sizes, options, limit, progress)
         runs = SmallRuns(
-            metered.reuse if metered else lambda numbers: small_run(target, numbers, options, limit),
+            # what counts can't be metered: these runs are others than those that show the memory
+            metered.reuse
+            if metered and not options.cost
+            else lambda numbers: small_run(target, numbers, options, limit),
             progress=progress,
         )
         plan = first_plan(target, sizes)
@@ -105,15 +122,24 @@ def trace_request(
             conditions = {formula.condition for _, formula in relevant(formulas)}
             held_out, held_out_run = run_held_out(runs, samples, conditions, metered.sizes_run if metered else ())
             # not before all runs are known: their blocks may differ in some only
+            whole, whole_held_out = samples, held_out_run
             folded, more = samples.with_equal_blocks_folded([held_out_run] if held_out_run is not None else [])
             if folded is not samples:
                 samples, held_out_run = folded, more[0] if more else None
                 (trace, formulas), _ = assemble(header, samples)
         else:
-            samples, _ = Samples(plan, actual).with_equal_blocks_folded()
+            whole = Samples(plan, actual)
+            samples, _ = whole.with_equal_blocks_folded()
             (trace, formulas), _ = assemble(header, samples)
+            whole_held_out = None
             held_out, held_out_run = HeldOut(reason="the target can't be built at other sizes"), None
     trace = _verified(trace, formulas, samples, held_out, held_out_run, expected, target.is_builtin)
+    if options.cost:
+        from attnshape.cost.formulas import CountedRuns, with_costs  # a default trace does without
+
+        twins = [(held_out.sizes, run) if run is not None else None for run in (held_out_run, whole_held_out)]
+        runs_ = CountedRuns(samples, twins[0], whole, twins[1], on_cpu=options.device == "cpu")
+        trace = with_costs(trace, runs_)
     if estimate is None:
         return trace
     notes = (*trace.notes, *estimate.notes)
@@ -162,7 +188,8 @@ def _run(
         declared[:] = [annotated_result(runnable.signature_of)]
         return runnable if target.is_builtin or options.grad else comparison.of(runnable)
 
-    actual = limit.learn_from(lambda: build_and_record(build, options.seed, options.grad))
+    actual = limit.learn_from(lambda: record_run(build, options))
+    actual.notes += target.notes
     actual.notes += comparison.notes(lambda: target.build(sizes.numbers, options))
     return actual, declared[0]
 
@@ -253,14 +280,14 @@ def _notes(samples: Samples, formulas: Formulas, held_out: HeldOut) -> Iterable[
         after = f"after step {samples.common}" if samples.common else "from the first step on"
         why = "runs for too long" if samples.timed_out else "takes a different path"
         why = "takes too much work to be run often enough" if samples.left_out and not samples.common else why
-        yield f"at small sizes the code {why} {after}: axes there are matched only"
+        yield f"at small sizes the code {why} {after}: axes there are only matched to sizes, not verified"
     if samples.left_out:
         yield (
             f"{samples.left_out} sets of sizes were left out, as runs at them would take much more work than this one"
         )
     if sizes.labels:
         symbols = ", ".join(symbol for symbol in sizes.records if symbol in sizes.labels)
-        yield f"nothing in the target depends on {symbols}: axes of that size are matched only"
+        yield f"nothing in the target depends on {symbols}: an axis of that size is only matched to it, not verified"
     if unsolved := [where for where, formula in relevant(formulas) if formula.unsolved]:
         yield f"no formula for {first_three(unsolved)}: shown as this run's number"
     conditions: dict[str, list[str]] = {}

@@ -237,7 +237,9 @@ def _inner_axis(size: int, sizes: _Sizes) -> str:
 
 
 def _with_known_numbers(name: str, value: CapturedTensor, sizes: _Sizes) -> str | None:
-    """Return a mask or positions as Python, where its numbers are known; None for all other tensors."""
+    """Return a scalar, or a mask or positions whose numbers are known, as Python; None for all other tensors."""
+    if not value.shape:
+        return "torch.rand(())" if value.largest is None else f"torch.tensor({value.largest})"
     if not value.pattern or len(value.shape) < 2 - (value.pattern == "positions"):
         return None
     if value.pattern == "positions":

@@ -2,39 +2,92 @@
 
 from __future__ import annotations
 
-import builtins
-import dataclasses
+import enum
 import inspect
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
+
+import torch
 
 from attnshape.proposals import conventions
-from attnshape.proposals.source import fields_read, unpacked_axes
+from attnshape.proposals.axis_orders import with_two_lengths
+from attnshape.proposals.calls import (
+    ELEMENTS,
+    compared_values,
+    constructing_calls,
+    is_squared,
+    may_be_left_out,
+    parts_of_elements,
+    takes_pair,
+    unpacked_parts,
+    used_as,
+)
+from attnshape.proposals.configurations import configurations, objects
+from attnshape.proposals.documented import (
+    Documented,
+    as_documented,
+    described_by_names,
+    documented_arguments,
+    with_documented_rank,
+)
+from attnshape.proposals.source import (
+    all_parameters,
+    annotation_text,
+    batch_axis,
+    indexed_rank,
+    signature_parameters,
+    unpacked_axes,
+)
 from attnshape.targets.evaluation import required_parameters
 
 _MAP_UNIT = 8
+_FRAMES = 2
 _DIVIDES_MAPS = re.compile(r"(\w+_)?(window|patch)_?(size)?")
 """The names of parameters that divide the height and the width of a feature map."""
 _MOST_COMBINATIONS = 6
+_LARGEST_WINDOW = 32
+"""Windows that are larger by default make maps on which an attempt takes long."""
+_PAIRS = {"W": "(W, W)", "height": "(height, width)"}
+"""The sides of a window and of a feature map, where the code takes a pair of them."""
+_CIRCLE = "torch.stack((torch.arange(L), torch.arange(L).roll(1)))"
+"""The edges of a graph of L nodes."""
+_CACHES = ("B, L, Hkv, Dk", "B, Hkv, L, Dk", "B, L, H, Dk", "B, H, L, Dk")
+_SAME = ":…"
+"""The description that the first tensor has, too."""
 _OPTIONAL_SIZES = ("H", "Hkv", "Dk", "Dv", "D")
-_CONFIG_CLASS = re.compile(r"\w*(Config|Configuration|Args|Arguments|Params|HParams|Hyperparameters|Options|Cfg)")
 _ROTARY_CLASS = re.compile(r"\w*(Rotary|Rope|RoPE)\w*")
 _ROTARY = re.compile(
     r"position_embeddings?|rotary(_pos)?_emb\w*|rope\w*|freqs?(_cis|_complex)?|freqs_cos|freqs_sin|cos|sin|pos_emb\w*"
 )
+_HALF_OF_ROTATION = re.compile(r"cos|sin|freqs_cos|freqs_sin")
+_POSITIONAL = re.compile(r"(position|pos)_?emb\w*")
 _MAKES = re.compile(r"comp|make|build|get|pre")
 _ROTARY_SIZES = {"dim": "Dk", "end": "L", "n_elem": "Dk"}
 _FAMILIES = {
     2: ("int[V] B L", "L D", "B D"),
     3: ("B L D", "L B D", "B D L"),
-    4: ("B D height width", "B height width D", "B H L Dk", "B L H Dk"),
+    4: ("B D height width", "B height width D", "B H L Dk", "B L H Dk", "B frames L D", "B L D frames"),
+    5: ("B D frames height width", "B frames D height width", "B frames height width D"),
 }
-_OF_TOKENS = ("B L D", "int[V] B L", "B D height width", "L B D", "B height width D", "B H L Dk", "L D")
+_OF_MAPS = ("B height*width D", "height*width D")
+"""The tokens of a map in one row."""
+_OF_TOKENS = (
+    "B L D",
+    "int[V] B L",
+    "B D height width",
+    "L B D",
+    "B height width D",
+    "B D L",
+    "B H L Dk",
+    "L D",
+    "B frames L D",
+    "B L D frames",
+)
 _OF_HEADS = ("B H L Dk", "B L D", "B L H Dk", "L D")
 
 
@@ -51,54 +104,116 @@ def constructor_candidates(kind: type, module: ModuleType) -> Iterator[str]:
 
     With the sizes among the optional parameters first: `dim, heads=8` becomes `D, heads=H`.
     """
-    parameters = _parameters(kind)
-    yield from _constructor_calls(kind, module, parameters, [p for p in parameters if p.default is p.empty])
-    # some code reads a configuration that its signature says it can do without
+    parameters = all_parameters(kind)
+    own = list(_constructor_calls(kind, module, parameters, [p for p in parameters if p.default is p.empty]))
+    yield from own
+    yield from constructing_calls(kind, module)
+    # `dim_k` may be the width of what keys are projected from
+    yield from (re.sub(r"\bD[kv]\b", "D", init) for init in own if re.search(r"\bD[kv]\b", init))
+    # a kernel that needs as much padding on each side
+    if any(p.name == "padding" and p.default == 0 for p in parameters):
+        yield from (f"{init}, padding=1" for init in own[:2])
+    # some code needs a layer, or a configuration, that its signature says it can do without
+    if layers := {p.name: layer for p in parameters if p.default is None and (layer := conventions.layer_of(p.name))}:
+        for called in ("", "()"):
+            words = [f"{name}={layer}{called}" for name, layer in layers.items()]
+            yield from (", ".join(filter(None, [init, *words])) for init in own[:2])
     if configs := [p for p in parameters if p.default is None and conventions.is_config(p.name)]:
         required = [p for p in parameters if p.default is p.empty]
         by_keyword = [p.replace(kind=p.KEYWORD_ONLY) for p in configs]
         yield from _constructor_calls(kind, module, parameters, [*required, *by_keyword])
 
 
+def unknown_parameters(kind: type, module: ModuleType) -> dict[str, str]:
+    """Return what the required parameters of a constructor get, some by their own names; none if all are known.
+
+    A parameter for which there is no proposal gets its own name.
+    """
+    required = [p for p in all_parameters(kind) if p.default is p.empty]
+    values = {p.name: next(iter(_arguments_for(kind, module, p)), p.name) for p in required}
+    return values if any(name == value for name, value in values.items()) else {}
+
+
 def _constructor_calls(
     kind: type, module: ModuleType, parameters: Sequence[inspect.Parameter], required: Sequence[inspect.Parameter]
 ) -> Iterator[str]:
-    choices = [list(_arguments_for(kind, module, parameter)) for parameter in required]
+    sides = {p.name: conventions.side_of_map(p.name, [p.name for p in required]) for p in required}
+    choices = [[side] if (side := sides[p.name]) else list(_arguments_for(kind, module, p)) for p in required]
     if not all(choices):
         return
-    sized = [
-        f"{p.name}={size}"
+    names = [p.name for p in parameters]
+    by_default = [
+        (p.name, conventions.side_of_map(p.name, names) or conventions.size_of(p.name))
         for p in parameters
-        if p.default is not p.empty
-        and type(p.default) is int
-        and (size := conventions.size_of(p.name)) in _OPTIONAL_SIZES
+        if type(p.default) is int
     ]
+    flags = [f"{p.name}=True" for p in parameters if p.default is False and conventions.turns_attention_on(p.name)]
+    sizes = (*_OPTIONAL_SIZES, "height", "width")
+    sized = [*flags, *(f"{name}={size}" for name, size in by_default if size in sizes)]
+    windowed = [*flags, *(f"{name}={size}" for name, size in by_default if size in (*sizes, "W"))]
+    has_large_windows = any(
+        type(p.default) is int and p.default > _LARGEST_WINDOW and conventions.size_of(p.name) == "W"
+        for p in parameters
+    )
     for chosen in _combinations(choices):
         named = [
             text if p.kind is not p.KEYWORD_ONLY else f"{p.name}={text}"
             for p, text in zip(required, chosen, strict=True)
         ]
-        for optional in [sized, []] if sized else [[]]:
-            yield ", ".join([*named, *optional])
+        # windows are of the default size where they can be, since it may determine other sizes
+        first, second = (windowed, sized) if has_large_windows else (sized, windowed)
+        yield from dict.fromkeys(", ".join([*named, *optional]) for optional in (first, second, []))
 
 
-def _combinations(choices: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+def _combinations(choices: Sequence[Sequence[str]], alike: Sequence[bool] = ()) -> list[tuple[str, ...]]:
     """Return ways to take one of each choice, those first that take the first of most.
 
-    >>> _combinations([["None", "mask"], ["cos"], ["sin", "0"]])
-    [('None', 'cos', 'sin'), ('None', 'cos', '0'), ('mask', 'cos', 'sin'), ('mask', 'cos', '0')]
+    Of the choices that are `alike` each way takes the one at the same place.
+
+    >>> _combinations([["None", "mask"], ["q"], ["k", "0"]])
+    [('None', 'q', 'k'), ('None', 'q', '0'), ('mask', 'q', 'k'), ('mask', 'q', '0')]
+    >>> _combinations([["cos", "1"], ["sin", "0"]], [True, True])
+    [('cos', 'sin'), ('1', '0')]
     """
     places = sorted(itertools.product(*(range(len(choice)) for choice in choices)), key=sum)
-    pairs = (zip(choices, chosen, strict=True) for chosen in places[:_MOST_COMBINATIONS])
+    if sum(alike) > 1:
+        places = [
+            one for one in places if len({place for place, is_alike in zip(one, alike, strict=True) if is_alike}) == 1
+        ]
+    most = max([_MOST_COMBINATIONS, *map(len, choices)])
+    # each choice comes up once at least, with the first of the others
+    taken = [one for rank, one in enumerate(places) if rank < most or sum(map(bool, one)) == 1]
+    pairs = (zip(choices, chosen, strict=True) for chosen in taken)
     return [tuple(choice[place] for choice, place in one) for one in pairs]
 
 
 def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter) -> Iterator[str]:
     """Yield the values that a required parameter of a constructor may take."""
     if conventions.is_config(parameter.name):
-        yield from _configurations(kind, module, parameter)
+        yield from configurations(kind, module, parameter)
     elif (value := _value_of(parameter)) is not None:
+        if value in _PAIRS and takes_pair(kind, parameter.name):
+            yield _PAIRS[value]
+        if value == "D" and is_squared(kind, parameter.name):
+            yield "height"
         yield value
+    elif (layer := conventions.layer_of(parameter.name)) is not None:
+        yield from (layer, f"{layer}()") if layer.endswith("GELU") else (layer,)
+    elif conventions.may_be_none(parameter.name):
+        yield "None"
+    else:
+        choices = [*_annotated_choices(kind, parameter), *compared_values(kind, parameter.name, module)]
+        width = ["D"] if conventions.may_be_width(parameter.name) else []
+        yield from dict.fromkeys(choices or [*used_as(kind, parameter.name), *width])
+
+
+def _annotated_choices(kind: type, parameter: inspect.Parameter) -> list[str]:
+    """Return the values that an annotation allows: an enumeration's members, or those of `Literal`."""
+    annotation = parameter.annotation
+    if inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
+        text = annotation_text(kind, parameter.name) or annotation.__name__
+        return [f"{text}.{member.name}" for member in annotation]
+    return [repr(value) for value in get_args(annotation)] if get_origin(annotation) is Literal else []
 
 
 def _value_of(parameter: inspect.Parameter) -> str | None:
@@ -106,7 +221,11 @@ def _value_of(parameter: inspect.Parameter) -> str | None:
     by_name = conventions.size_of(parameter.name) or conventions.constant_of(parameter.name)
     if by_name is not None:
         return by_name
-    return {"bool": "False", "float": "0.5", "int": "2"}.get(_annotation_name(parameter))
+    annotation = _annotation_name(parameter)
+    if annotation == "int" and (conventions.is_query(parameter.name) or conventions.is_memory(parameter.name)):
+        return "Dv" if conventions.is_value(parameter.name) else "Dk"
+    by_annotation = {"bool": "False", "float": "0.5", "int": "2"}.get(annotation)
+    return by_annotation or ("False" if conventions.is_flag(parameter.name) else None)
 
 
 def _annotation_name(parameter: inspect.Parameter) -> str:
@@ -114,101 +233,12 @@ def _annotation_name(parameter: inspect.Parameter) -> str:
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
 
 
-def _configurations(kind: type, module: ModuleType, parameter: inspect.Parameter) -> Iterator[str]:
-    """Yield expressions for an object that has the sizes as attributes: of the project's own class, or a namespace."""
-    fields = fields_read(kind, parameter.name, module)
-    for config in _config_classes(module, parameter, fields):
-        if (arguments := _config_arguments(config, fields)) is not None:
-            yield f"{config.__name__}({arguments})"
-            if "=Hkv" in arguments:
-                yield f"{config.__name__}({arguments.replace('=Hkv', '=H')})"
-    if fields:
-        yield namespace(fields)
-
-
-def namespace(fields: Sequence[str]) -> str:
-    """Return an expression for an object with these attributes, as far as their names tell what they are.
-
-    >>> namespace(["n_embd", "n_head", "dropout", "bias", "name"])
-    'SimpleNamespace(n_embd=D, n_head=H, dropout=0.0, bias=False, name=None)'
-    """
-    return f"SimpleNamespace({', '.join(f'{name}={_of_field(name)}' for name in fields)})"
-
-
-def _of_field(name: str) -> str:
-    known = conventions.size_of(name) or conventions.constant_of(name)
-    is_flag = re.match(r"(use|is|has|do|enable|return|output)_|.*bias$|.*causal$|flash|gated?$", name)
-    return known or ("False" if is_flag else "None")
-
-
-def _config_classes(module: ModuleType, parameter: inspect.Parameter, fields: Sequence[str]) -> list[type]:
-    """Return the classes of which a configuration may be: the annotated one, or those that have the fields read."""
-    annotated = [one for one in _annotated_classes(parameter, module) if not hasattr(builtins, one.__name__)]
-    if annotated:
-        return annotated
-    named = [one for name, one in vars(module).items() if inspect.isclass(one) and _CONFIG_CLASS.fullmatch(name)]
-    scores = {one: len(set(_own_names(one, fields)) & {*_settable(one), *dir(one)}) for one in named}
-    return sorted((one for one in named if scores[one]), key=lambda one: -scores[one])[:2]
-
-
-def _annotated_classes(parameter: inspect.Parameter, module: ModuleType) -> list[type]:
-    """Return the classes that an annotation names, also `Config | None` and one that is text."""
-    annotation = parameter.annotation
-    if isinstance(annotation, str):
-        parts: tuple[Any, ...] = tuple(getattr(module, word, None) for word in re.findall(r"\w+", annotation))
-    else:
-        parts = (annotation, *get_args(annotation))
-    return [one for one in parts if inspect.isclass(one) and one not in (type(None), parameter.empty)]
-
-
-def _own_names(config: type, fields: Sequence[str]) -> list[str]:
-    """Return the fields under the names that a configuration's constructor has for them, as transformers' may."""
-    aliases = getattr(config, "attribute_map", {})
-    return [aliases.get(name, name) for name in fields]
-
-
-def _settable(config: type) -> dict[str, Any]:
-    """Return the fields that a configuration's constructor takes, with their defaults; `empty` if there is none."""
-    empty = inspect.Parameter.empty
-    if dataclasses.is_dataclass(config):
-        missing = dataclasses.MISSING
-        return {
-            f.name: f.default if f.default is not missing else None if f.default_factory is not missing else empty
-            for f in dataclasses.fields(config)
-            if f.init
-        }
-    if fields := getattr(config, "model_fields", None):  # pydantic
-        return {name: empty if one.is_required() else one.default for name, one in fields.items()}
-    return {p.name: p.default for p in _parameters(config)}
-
-
-def _config_arguments(config: type, fields: Sequence[str]) -> str | None:
-    """Return the arguments that give a configuration the sizes which are read; None if it needs something unknown."""
-    arguments: list[str] = []
-    fields = _own_names(config, fields)
-    for name, default in _settable(config).items():
-        is_required = default is inspect.Parameter.empty
-        size = conventions.size_of(name)
-        if size is not None and (is_required or (name in fields and type(default) is int)):
-            arguments.append(f"{name}={size}")
-        elif is_required:
-            if (constant := conventions.constant_of(name)) is None:
-                return None
-            arguments.append(f"{name}={constant}")
-    taken = {argument.partition("=")[0] for argument in arguments}
-    # a class that takes any keyword, or whose fields are attributes of the class only, says nothing of the others
-    accepts_any = any(p.kind is p.VAR_KEYWORD for p in _signature(config))
-    more = [name for name in fields if accepts_any and name not in taken | set(_settable(config))]
-    arguments += [f"{name}={size}" for name in more if (size := conventions.size_of(name)) in _OPTIONAL_SIZES]
-    return ", ".join(arguments)
-
-
 def map_sizes(root: Any) -> dict[str, int]:
-    """Return the height and the width of a feature map, of which the windows and patches of a module are divisors."""
-    defaults = [p.default for p in _parameters(root) if _DIVIDES_MAPS.fullmatch(conventions.plain(p.name))]
-    sizes = [default for default in defaults if type(default) is int and default > 0]
+    """Return the sides of a feature map, whose divisors a module's windows and patches are, and a number of frames."""
+    defaults = [p.default for p in all_parameters(root) if _DIVIDES_MAPS.fullmatch(conventions.plain(p.name))]
+    sizes = [default for default in defaults if type(default) is int and 0 < default <= _LARGEST_WINDOW]
     unit = math.lcm(*sizes) if sizes else _MAP_UNIT
-    return {"height": 2 * unit, "width": 3 * unit}
+    return {"height": 2 * unit, "width": 3 * unit, "frames": _FRAMES}
 
 
 def input_candidates(
@@ -230,34 +260,73 @@ def input_candidates(
         also: The names of optional parameters to give too.
     """
     names = [name for name in (*required_parameters(call), *also) if name not in given]
-    by_name = {p.name: p for p in _parameters(call)}
+    by_name = {p.name: p for p in all_parameters(call)}
     if not any(name not in given for name in required_parameters(call)) and any(
-        p.kind is p.VAR_POSITIONAL for p in _signature(call)
+        p.kind is p.VAR_POSITIONAL for p in signature_parameters(call)
     ):
         names, by_name = ["x", *names], {"x": inspect.Parameter("x", inspect.Parameter.POSITIONAL_ONLY), **by_name}
-    tensors = [name for name in names if _is_tensor(by_name[name])]
-    first = next((name for name in tensors if not conventions.is_memory(name)), next(iter(tensors), None))
-    others = [list(_expressions_for(by_name[name], module, init, first)) for name in names if name not in tensors]
-    if not all(others):
-        return
-    rest = [name for name in names if name not in tensors]
+    sides = {name: side for name in names if (side := conventions.side_of_map(name, names)) is not None}
+    no_tensors = {name for name in names if objects(call, name) or parts_of_elements(call, name)}
+    tensors = [name for name in names if name not in sides and name not in no_tensors and _is_tensor(by_name[name])]
+    # what the code takes apart may be a tuple, or a tensor where it does so only with a tuple
+    whole = [name for name in tensors if not _structures(call, by_name[name])]
     models = [text for name, text in given.items() if text and not conventions.is_mask(name)]
     likely = [re.sub(r"\bL[qk]\b", "L", text) for text in models]
-    for family in dict.fromkeys([*likely, *_families(call, tensors, init, is_function)]):
-        for described in _described(tensors, family):
-            for chosen in _combinations(others):
-                expressions = {name: text for name, text in zip(rest, chosen, strict=True) if ":" not in text}
-                inputs = {name: text[1:] for name, text in zip(rest, chosen, strict=True) if ":" in text}
+    rows = [*(_OF_MAPS if sides else ()), *(["L D"] if any(map(conventions.has_borders, names)) else [])]
+    documented = documented_arguments(call)
+    named = described_by_names(documented).get(next(iter(tensors), ""))
+    possible = [*rows, *([named] if named else []), *_families(call, tensors, init, is_function)]
+    families = dict.fromkeys([*likely, *with_documented_rank(possible, documented.get(next(iter(tensors), ""), ()))])
+    for described in [tensors] if whole == tensors else [tensors, whole]:
+        first = next((name for name in described if not conventions.is_memory(name)), next(iter(described), None))
+        rest = [by_name[name] for name in names if name not in described]
+        others = [[sides[p.name]] if p.name in sides else _values(call, p, module, init, first) for p in rest]
+        if all(others):
+            texts = {p.name: texts for p, texts in zip(rest, others, strict=True)}
+            flat = [name for name in described if indexed_rank(call, name) == 2]
+            yield from _inputs(described, families, texts, documented, flat)
+
+
+def _inputs(
+    tensors: Sequence[str],
+    families: Iterable[str],
+    others: Mapping[str, Sequence[str]],
+    documented: Documented,
+    flat: Collection[str],
+) -> Iterator[Inputs]:
+    """Yield the arguments of a call: each family's descriptions of the tensors, with each choice of the others.
+
+    Those that are `flat` have one vector for each batch element.
+    """
+    is_half = [bool(_HALF_OF_ROTATION.fullmatch(name)) for name in others]
+    for family in families if tensors else [""]:
+        options = list(_described(tensors, family, flat))
+        # values may have the width of keys
+        narrow = [{name: re.sub(r"\bDv\b", "Dk", text) for name, text in one.items()} for one in options[:1]]
+        options = [*options[:1], *(one for one in narrow if one not in options), *options[1:]]
+        if documented:
+            options = as_documented(_with_documented_names(options, documented), documented)
+            whole = described_by_names(documented)
+            options += [whole] if whole.keys() == set(tensors) and whole not in options else []
+        for described in options:
+            for chosen in _combinations(list(others.values()), is_half):
+                texts = {name: text.replace(_SAME, f":{family}") for name, text in zip(others, chosen, strict=True)}
+                expressions = {name: text for name, text in texts.items() if not text.startswith(":")}
+                inputs = {name: text[1:] for name, text in texts.items() if text.startswith(":")}
                 yield Inputs({**described, **inputs}, expressions)
 
 
-def with_sequence_first(tensors: Mapping[str, str]) -> dict[str, str]:
-    """Return descriptions with the axes of the batch and of the sequence exchanged.
+def _with_documented_names(options: Sequence[dict[str, str]], documented: Documented) -> list[dict[str, str]]:
+    """Return descriptions, first with the tensors beside queries and keys as the names of their axes say.
 
-    >>> with_sequence_first({"query": "B Lq D", "key": "B Lk D"})
-    {'query': 'Lq B D', 'key': 'Lk B D'}
+    The first tensor has the description of the family, and what has keys the one that belongs to it.
     """
-    return {name: re.sub(r"^B (L\w*) ", r"\1 B ", text) for name, text in tensors.items()}
+    named = described_by_names(documented)
+    beside = [name for name in list(options[0])[1:] if name in named]
+    beside = [name for name in beside if not conventions.is_query(name) and not conventions.is_memory(name)]
+    if not beside or any("Lk" in text for text in options[0].values()):
+        return list(options)
+    return [{**options[0], **{name: named[name] for name in beside}}, *options]
 
 
 def axes_are_named(call: Callable[..., Any], tensors: Iterable[str]) -> bool:
@@ -268,7 +337,7 @@ def axes_are_named(call: Callable[..., Any], tensors: Iterable[str]) -> bool:
 
 def optional_inputs(call: Callable[..., Any]) -> Iterator[tuple[str, ...]]:
     """Yield the optional parameters without which a call may fail: rotations, positions, and a second sequence."""
-    optional = [p.name for p in _parameters(call) if p.default is None]
+    optional = [p.name for p in all_parameters(call) if _is_nothing(p.default)]
     if rotations := tuple(name for name in optional if _ROTARY.fullmatch(name)):
         yield rotations
     if positions := tuple(name for name in optional if conventions.has_positions(name)):
@@ -279,11 +348,25 @@ def optional_inputs(call: Callable[..., Any]) -> Iterator[tuple[str, ...]]:
         yield memory
 
 
+def optional_masks(call: Callable[..., Any]) -> list[str]:
+    """Return the optional parameters that are masks."""
+    return [p.name for p in all_parameters(call) if _is_nothing(p.default) and conventions.is_mask(p.name)]
+
+
+def _is_nothing(default: Any) -> bool:
+    """Return whether a default stands for no argument: None, or a tensor without elements."""
+    return default is None or (isinstance(default, torch.Tensor) and default.numel() == 0)
+
+
 def _is_tensor(parameter: inspect.Parameter) -> bool:
     name = parameter.name
     if conventions.may_be_none(name) or conventions.is_bias(name) or conventions.has_positions(name):
         return False
-    if _ROTARY.fullmatch(name):
+    if _ROTARY.fullmatch(name) or conventions.has_borders(name) or conventions.has_coordinates(name):
+        return False
+    if conventions.is_adjacency(name) or conventions.has_edges(name):
+        return False
+    if conventions.has_earlier_weights(name) or conventions.has_lengths(name):
         return False
     if conventions.constant_of(name) or _annotation_name(parameter) in ("int", "float", "bool", "str"):
         return False
@@ -302,43 +385,110 @@ def _families(call: Callable[..., Any], tensors: Sequence[str], init: str, is_fu
     default = _OF_HEADS if takes_heads else _OF_TOKENS
     if re.search(r"\bV\b", init):
         return ("int[V] B L",)
-    if re.search(r"\bheight\b(?!=)", init):  # one number for both sides of a feature map
-        return ("B D height height", "B height height D")
-    if conventions.has_ids(first):
-        return ("int[V] B L", *default)
     unpacked = (unpacked_axes(call, name) for name in (first, *tensors))
     axes = next((names for names in unpacked if names is not None), None)
-    families = list(default)
+    if re.search(r"\bheight\b(?!=)", init):  # the side of a feature map, or both
+        side = "width" if re.search(r"\bwidth\b(?!=)", init) else "height"
+        of_map: tuple[str, ...]
+        of_map, row = (f"B D height {side}", f"B height {side} D"), f"B height*{side} D"
+        named = conventions.axes_named(axes) if axes is not None else None
+        if named is not None and {"height", side} <= {*named}:
+            of_map = tuple(dict.fromkeys((" ".join(named), *of_map)))
+        return (row, *of_map) if axes is not None and len(axes) == 3 else (*of_map, row)
+    if conventions.has_ids(first):
+        return ("int[V] B L", *default)
+    families, named = list(default), None
     if axes is not None:
-        named = conventions.axes_named(axes)
+        named = conventions.axes_named(axes) or conventions.axes_of_windows(axes)
         fitting = [family for family in _FAMILIES.get(len(axes), ()) if "[" not in family or not is_function]
         likely = [family for family in default if len(family.split("] ")[-1].split()) == len(axes)]
         families = list(dict.fromkeys([*([" ".join(named)] if named else []), *likely, *fitting]))
+    families = _with_batch_in_its_place(families, call, tensors, named)
+    rows = [family for family in families if family == "B L D"]
+    if re.search(r"\bW\b(?!=)", init):
+        maps = [one for one in families if "height width" in one]
+        # all tokens of a window, or maps of windows
+        families = [*rows, *("B W*W D" for _ in rows), *(family for family in families if family not in rows)]
+        families += [one.replace("height", "2*W").replace("width", "3*W") for one in maps]
+    elif rows:
+        families = [*families, "B height*height D"]  # a square map
     if conventions.has_all_projections(first):
         families = [re.sub(r"\bD\b", "3*D", family) for family in families]
     return families
 
 
-def _described(tensors: Sequence[str], family: str) -> Iterator[dict[str, str]]:
+def _with_batch_in_its_place(
+    families: Sequence[str], call: Callable[..., Any], tensors: Sequence[str], named: Sequence[str] | None
+) -> list[str]:
+    """Return the descriptions with the batch on the axis that the code takes for it; all, if there is no such one.
+
+    It names the axes, or has `batch_size = query.size(0)`. In another order it may run as well, where a batch happens
+    to have the size of something else.
+    """
+    if named is not None and "B" in named:
+        batch: int | None = named.index("B")
+    else:
+        batch = next((axis for name in tensors if (axis := batch_axis(call, name)) is not None), None)
+    axes = [family.split("] ")[-1].split() for family in families]
+    fitting = [family for family, one in zip(families, axes, strict=True) if batch is None or one[batch:][:1] == ["B"]]
+    return fitting or list(families)
+
+
+def _described(tensors: Sequence[str], family: str, flat: Collection[str]) -> Iterator[dict[str, str]]:
     """Yield descriptions of all tensors where the first one has that of a family: two lengths, then one."""
     memory = [name for name in tensors if conventions.is_memory(name)]
     if memory and len(memory) < len(tensors):
-        described = {}
-        for name in tensors:
-            text = re.sub(r"\bL\b", "Lk" if name in memory else "Lq", family)
-            described[name] = re.sub(r"\bDk\b", "Dv", text) if conventions.is_value(name) else text
-        yield described
-    yield {name: "int[V] B L" if conventions.has_ids(name) else family for name in tensors}
+        described = with_two_lengths(dict.fromkeys(tensors, family))
+        yield {
+            name: re.sub(r"\bDk\b", "Dv", text) if conventions.is_value(name) else text
+            for name, text in described.items()
+        }
+    conditions = [*flat, *(name for name in tensors[1:] if conventions.is_condition(name))]
+    if conditions and family.startswith("B "):
+        yield {name: "B D" if name in conditions else family for name in tensors}
+    with_ids = {name: "int[V] B L" if conventions.has_ids(name) else family for name in tensors}
+    yield with_ids
+    if any(text != family for text in with_ids.values()):
+        yield dict.fromkeys(tensors, family)  # `agent_tokens` may be vectors
+
+
+def _values(
+    call: Callable[..., Any], parameter: inspect.Parameter, module: ModuleType, init: str, first: str | None
+) -> list[str]:
+    """Return what a required parameter that is no sequence of vectors may be; `:` begins a tensor's description."""
+    known = [*_structures(call, parameter), *_expressions_for(parameter, module, init, first)]
+    if may_be_left_out(call, parameter.name):
+        known.append("None")
+    else:
+        known = [*objects(call, parameter.name), *known]
+    return list(dict.fromkeys(known))
 
 
 def _expressions_for(parameter: inspect.Parameter, module: ModuleType, init: str, first: str | None) -> Iterator[str]:
-    """Yield what a required parameter that is no sequence of vectors may be; a tensor's description begins with `:`."""
+    """Yield what the name of such a parameter says that it may be."""
     name = parameter.name
     if conventions.has_positions(name):
-        yield "torch.arange(L).expand(B, L)"
-        yield "torch.arange(L)"
+        choices = ("torch.arange(L).expand(B, L)", "torch.arange(L)")
+        yield from reversed(choices) if conventions.has_places(name) else choices
+        # points in space, and embeddings of each position or distance
+        yield from (":B L 3", ":B L D", ":B 2*L-1 D")
+    elif conventions.has_coordinates(name):
+        yield from (":B L 3", ":B L 2", ":L 3", ":B 3 L")
+    elif conventions.has_borders(name):
+        yield "torch.tensor([0, L], dtype=torch.int32)"
     elif _ROTARY.fullmatch(name):
         yield from _rotary(name, module, init, first)
+    elif conventions.has_earlier_weights(name):
+        yield "None"
+        yield from (f":{axes}" for axes in ("B Lk", "B L", "B H Lk", "B H L"))
+    elif conventions.has_lengths(name):
+        yield "torch.full((B,), L)"
+        yield "None"
+    elif conventions.has_edges(name):
+        yield from (_CIRCLE, ":B L L D")
+    elif conventions.is_adjacency(name):
+        yield ":L L"
+        yield ":B L L"
     elif conventions.may_be_none(name) or conventions.is_bias(name):
         yield "None"
         if conventions.is_bias(name):
@@ -348,43 +498,91 @@ def _expressions_for(parameter: inspect.Parameter, module: ModuleType, init: str
             yield "torch.ones(L, L).tril().bool()"
             yield "torch.ones(L, L).triu(1).bool()"
             yield ":bool B L"
+            yield "torch.ones(B, L)"
     elif (value := _value_of(parameter)) is not None:
         yield value
+
+
+def _structures(call: Callable[..., Any], parameter: inspect.Parameter) -> list[str]:
+    """Return a tuple of tensors for a parameter that the code takes apart: `nodes, edges = data`."""
+    name = parameter.name
+    if conventions.is_query(name) or conventions.is_memory(name) or conventions.has_all_projections(name):
+        return []
+    if elements := _elements(parts_of_elements(call, name)):
+        return elements
+    parts = unpacked_parts(call, name)
+    if len(parts) == 2 and conventions.is_cache(name):
+        return [f"(torch.zeros({axes}), torch.zeros({axes}))" for axes in _CACHES]
+    is_one = len(parts) < 2 or "Tensor" in str(parameter.annotation) or _ROTARY.fullmatch(name)
+    whole = f"({', '.join(map(_part, parts))})"
+    return [] if is_one else list(dict.fromkeys((whole, whole.replace("randn(L, D)", "randn(B, L, D)"))))
+
+
+def _elements(parts: int) -> list[str]:
+    """Return collections of tensors, or of tuples of them; none if these have no parts."""
+    if parts > 1:
+        return [f"[({', '.join(['torch.randn(B, D)'] * parts)}) for _ in range({ELEMENTS})]"]
+    return [f"[torch.randn({axes}) for _ in range({ELEMENTS})]" for axes in ("B, L, D", "B, D")] if parts else []
+
+
+def _part(name: str) -> str:
+    if conventions.has_edges(name):
+        return _CIRCLE
+    if conventions.is_adjacency(name) or conventions.is_mask(name):
+        return f"torch.{'zeros' if conventions.is_mask(name) else 'ones'}(L, L)"
+    return "torch.randn(L, D)"
 
 
 def _rotary(name: str, module: ModuleType, init: str, first: str | None) -> Iterator[str]:
     """Yield rotations: made by the module's own class or function, else angles of zero."""
     config = re.match(r"\w+\(.*?\)(?=,|$)", init)
-    for kind in [one for key, one in vars(module).items() if inspect.isclass(one) and _ROTARY_CLASS.fullmatch(key)]:
+    part = {"freqs_cos": "[0]", "cos": "[0]", "freqs_sin": "[1]", "sin": "[1]"}.get(name, "")
+    kinds = [one for key, one in vars(module).items() if inspect.isclass(one) and _ROTARY_CLASS.fullmatch(key)]
+    # of several, first the one whose name begins as that of the configuration: for texts, or for images
+    for kind in sorted(kinds, key=lambda one: -_common_start(one.__name__, init)):
         takes_config = any(conventions.is_config(parameter) for parameter in required_parameters(kind))
         if takes_config and config is not None and first is not None:
-            yield f"{kind.__name__}({config[0]})({first}, torch.arange(L)[None])"
+            yield f"{kind.__name__}({config[0]})({_of_rotary(kind, first)}){part}"
     stem = re.sub(r"_(cis|complex|cos|sin)$", "", name)
     makers = [key for key, one in vars(module).items() if inspect.isfunction(one) and _MAKES.search(key)]
     for key in makers:
         if not re.search(rf"{stem}|rope|rotary", key):
             continue
         needed = required_parameters(getattr(module, key))
-        values = [_ROTARY_SIZES.get(one) or conventions.size_of(one) for one in needed]
+        values = [
+            (config[0] if config is not None else None)
+            if conventions.is_config(one)
+            else _ROTARY_SIZES.get(one) or conventions.size_of(one)
+            for one in needed
+        ]
         if all(values):
-            part = {"freqs_cos": "[0]", "cos": "[0]", "freqs_sin": "[1]", "sin": "[1]"}.get(name, "")
-            yield f"{key}({', '.join(filter(None, values))}){part}"
-    if name in ("cos", "sin", "freqs_cos", "freqs_sin"):
+            made = f"{key}({', '.join(filter(None, values))}){part}"
+            yield from (made, f"{made}[None]") if part else (made,)
+    if _HALF_OF_ROTATION.fullmatch(name):
         value = "ones" if "cos" in name else "zeros"
         yield f"torch.{value}(L, Dk)"
         yield f"torch.{value}(L, Dk//2)"
+        yield f"torch.{value}(1, L, Dk)"
     else:
+        if _POSITIONAL.fullmatch(name):
+            yield _SAME
+            # from the last position before a token to the first one after it
+            yield ":B 2*L-1 D"
+            yield ":1 2*L-1 D"
         yield "(torch.ones(1, L, Dk), torch.zeros(1, L, Dk))"
+        yield "(torch.ones(L, Dk), torch.zeros(L, Dk))"
         yield "torch.polar(torch.ones(L, Dk//2), torch.zeros(L, Dk//2))"
+        yield "torch.polar(torch.ones(L, 1, Dk//2), torch.zeros(L, 1, Dk//2))"  # with an axis for the heads
 
 
-def _signature(function: Any) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return []
+def _of_rotary(kind: type, first: str) -> str:
+    """Return what a class of rotations is called with: the first tensor, by its type, and positions; or these alone."""
+    needed = required_parameters(getattr(kind, "forward", None) or kind)
+    takes_positions_alone = len(needed) == 2 and conventions.has_positions(needed[-1])
+    return "torch.arange(L)[None]" if takes_positions_alone else f"{first}, torch.arange(L)[None]"
 
 
-def _parameters(function: Any) -> list[inspect.Parameter]:
-    """Return the parameters of a callable, except `*args` and `**kwargs`."""
-    return [p for p in _signature(function) if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+def _common_start(one: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in pairs)

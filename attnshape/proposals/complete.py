@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from attnshape.checks.interventions.module_state import ModuleState
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
-from attnshape.errors import AttnshapeError, Option, Text, format_exception
+from attnshape.errors import AttnshapeError, Option, Text, exception_message, exception_text, format_exception
 from attnshape.options.spec import TargetSpec
-from attnshape.proposals.candidates import constructor_candidates, map_sizes
-from attnshape.proposals.search import Search
+from attnshape.proposals.calls import constructs
+from attnshape.proposals.candidates import constructor_candidates, map_sizes, unknown_parameters
+from attnshape.proposals.cases import sizes_of_case
+from attnshape.proposals.examples import LEVELS, Examples
+from attnshape.proposals.search import Search, has_module
 from attnshape.runtime.time_limit import TooLong
 from attnshape.targets.evaluation import required_parameters
-from attnshape.targets.imports import import_target
+from attnshape.targets.imports import import_target, origin
 from attnshape.targets.inputs import annotated_inputs
+from attnshape.targets.missing import how_to_install, install_hint, starred_and_missing
+from attnshape.targets.scripts import needs_cuda, stop_of
 from attnshape.targets.user import callable_name, is_case
+
+_MOST_CONSTRUCTING = 4
 
 
 @dataclass(frozen=True)
@@ -30,17 +39,74 @@ class Completed:
 
     spec: TargetSpec
     found: tuple[Option, ...] = ()
+    cut_short: bool = False
+    """Whether time ended an attempt, so that a quieter machine may find another description."""
 
 
 def complete(spec: TargetSpec) -> Completed:
     """Return the description of a target of the user's own with the constructor arguments and inputs that it lacks.
 
-    What the user gave stays as it is. Nothing is tried where nothing is missing, or where something that is needed has
-    no proposal; building the target then says what it is.
+    What the user gave stays as it is. Nothing is tried where nothing is missing; building the target then says what is
+    wrong.
 
     Raises:
-        AttnshapeError: The target doesn't import, or none of the proposals works.
+        AttnshapeError: The target doesn't import, something that its constructor needs has no proposal, or none of the
+            proposals works.
     """
+    incomplete = _incomplete(spec)
+    if incomplete is None:
+        return Completed(spec)
+    search = Search(map_sizes(incomplete.root))
+    taken = _as_case(incomplete) or incomplete.taken(search)
+    if taken is None:
+        if search.failure is not None:
+            is_settled = not search.cut_short and not search.is_out_of_time
+            error = _nothing_works(incomplete, search)
+            error.is_settled = is_settled
+            raise error
+        if incomplete.needs_init and (unknown := unknown_parameters(incomplete.root, incomplete.module)):
+            raise _nothing_known(incomplete, unknown)
+        return Completed(spec)
+    own = list(spec.given_options())
+    found = tuple(option for option in taken.given_options() if option not in own)
+    return Completed(taken, found, search.cut_short)
+
+
+@dataclass(frozen=True)
+class _Incomplete:
+    """A target whose description lacks something."""
+
+    spec: TargetSpec
+    root: Any
+    module: ModuleType
+    call: Callable[..., Any]
+    given: Mapping[str, str]
+    """The arguments of the call that need no proposal, with the descriptions of those that are tensors."""
+    needs_init: bool
+
+    def taken(self, search: Search) -> TargetSpec | None:
+        """Return the first description that works, else the first about which something is odd."""
+        inits: list[str | None] = [self.spec.init]
+        if self.needs_init or (inspect.isclass(self.root) and self.spec.init is None):
+            # a constructor whose parameters all have defaults may take sizes too
+            inits = [init or None for init in constructor_candidates(self.root, self.module)]
+        state = ModuleState(self.module)
+        examples = Examples(self.root, self.call, self.module)
+        is_function = inspect.isfunction(self.root)
+        taken = (
+            search.example_that_works(self.spec, examples.at(LEVELS[:3]), self.given)
+            or search.first_that_works(self.spec, inits, self.module, self.call, self.given, is_function)
+            or search.example_that_works(self.spec, examples.at(LEVELS[3:]), self.given)
+            or search.doubtful
+            or search.refined(self.call, self.given)
+            or search.doubtful
+        )
+        state.restore()
+        return taken
+
+
+def _incomplete(spec: TargetSpec) -> _Incomplete | None:
+    """Return what the description of a target lacks; None if nothing is missing, or nothing can be proposed."""
     where, _, path = (part.strip() for part in spec.target.partition(":"))
     root: Any = spec.callable
     if root is None:
@@ -49,36 +115,31 @@ def complete(spec: TargetSpec) -> Completed:
     else:
         module, path = sys.modules.get(getattr(root, "__module__", None) or ""), callable_name(root)
     if root is None or module is None or is_case(root, path, spec, {*SYMBOLS_BY_NAME, *spec.sizes}):
-        return Completed(spec)
+        return None
     call = root.forward if isinstance(root, torch.nn.Module) else root
     if inspect.isclass(root):
         call = getattr(root, "forward", None) or vars(root).get("__call__")
     if not callable(call) or not _has_signature(call) or (not spec.inputs and annotated_inputs(call)):
-        return Completed(spec)
+        return None
     bound = [*inspect.signature(call).parameters][:1] if inspect.isclass(root) else []
     given = {**dict.fromkeys([*bound, *spec.arguments], ""), **spec.inputs}
     if not _takes(call, given):
-        return Completed(spec)
+        return None
     needs_init = inspect.isclass(root) and spec.init is None and bool(required_parameters(root))
     needs_inputs = bool(set(required_parameters(call)) - given.keys()) or (
         not spec.inputs and not spec.arguments and _takes_any(call, bound)
     )
-    if not needs_init and not needs_inputs:
-        return Completed(spec)
-    search = Search(map_sizes(root))
-    inits: list[str | None] = [spec.init]
-    if needs_init or (inspect.isclass(root) and spec.init is None):
-        # a constructor whose parameters all have defaults may take sizes too
-        inits = [init or None for init in constructor_candidates(root, module)]
-    state = ModuleState(module)
-    taken = search.first_that_works(spec, inits, module, call, given, is_function=inspect.isfunction(root))
-    state.restore()
-    if taken is None:
-        if search.failure is not None:
-            raise _nothing_works(spec, search)
-        return Completed(spec)
-    own = list(spec.given_options())
-    return Completed(taken, tuple(option for option in taken.given_options() if option not in own))
+    return _Incomplete(spec, root, module, call, given, needs_init) if needs_init or needs_inputs else None
+
+
+def _as_case(incomplete: _Incomplete) -> TargetSpec | None:
+    """Return the description of a case whose parameters are sizes under names of the user's own; None of other code."""
+    spec, root = incomplete.spec, incomplete.root
+    sizes = {**sizes_of_case(root), **spec.sizes}
+    described = replace(spec, sizes=sizes)
+    if not is_case(root, getattr(root, "__name__", ""), described, {*SYMBOLS_BY_NAME, *sizes}):
+        return None
+    return described if Search({}).works(described) else None
 
 
 def _has_signature(call: Callable[..., Any]) -> bool:
@@ -103,16 +164,75 @@ def _takes_any(call: Callable[..., Any], bound: Sequence[str]) -> bool:
     return bool(parameters) and all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
 
 
-def _nothing_works(spec: TargetSpec, search: Search) -> AttnshapeError:
+def _nothing_works(incomplete: _Incomplete, search: Search) -> AttnshapeError:
     assert search.failure is not None
-    failure = search.failure
+    spec, failure = incomplete.spec, search.failure
+    if search.missing is not None:
+        cause = search.missing.error.__cause__ or search.missing.error
+        return AttnshapeError(
+            f"{spec.target} can't run: {exception_message(cause)}", install_hint(search.missing.error)
+        )
+    cause = failure.error.__cause__ or failure.error
+    place = origin(cause, spec.target.partition(":")[0].strip())
+    if needs_cuda(cause):
+        return AttnshapeError(
+            f"{spec.target} can't run: it needs CUDA, which torch doesn't find here{place}",
+            "run it where CUDA is, or let that line take the device of an input: .to(x.device)",
+        )
+    if isinstance(cause, NameError):
+        why = f"{spec.target} can't run: {format_exception(cause)}{place}"
+        if (stop := stop_of(incomplete.module)) is not None:
+            return AttnshapeError(f"{why}; its file stopped at {stop.place}: {stop.why}", "let the file run to its end")
+        if modules := starred_and_missing(incomplete.module):
+            return AttnshapeError(f"{why}; {', '.join(modules)} may define it", how_to_install(modules))
+        return AttnshapeError(why, "define that name, or import it")
     own = list(spec.given_options())
     flags: list[str | Option] = []
     for option in failure.spec.given_options():
         if option not in own:
             flags += [" " if flags else "", option]
-    cause = failure.error.__cause__ or failure.error
-    why = "it took too long" if isinstance(failure.error, TooLong) else format_exception(cause)
+    why = "it took too long" if isinstance(failure.error, TooLong) else f"{_described(cause)}{place}"
     tried = f"{search.attempts} combinations were tried" if search.attempts > 1 else "one was tried"
     message: Text = (f"{spec.target}: what it takes couldn't be worked out; {tried}. The nearest fails: {why}",)
-    return AttnshapeError(message, ("correct it: ", *flags))
+    add = ("add what was tried, to see where it fails, or correct it: ", *flags)
+    return AttnshapeError(message, _constructing_class(incomplete) or add)
+
+
+def _described(error: BaseException) -> str:
+    """Return the kind and the message of an exception; the line of an assertion that has no message."""
+    if isinstance(error, AssertionError) and not exception_text(error) and error.__traceback__ is not None:
+        return f"AssertionError: {traceback.extract_tb(error.__traceback__)[-1].line}"
+    return format_exception(error)
+
+
+def _nothing_known(incomplete: _Incomplete, unknown: Mapping[str, str]) -> AttnshapeError:
+    """Return the error about parameters of a constructor of which nothing is known.
+
+    `unknown` are all required parameters, with the arguments that are known, or their own names.
+    """
+    names = [name for name, text in unknown.items() if text == name]
+    _, _, path = incomplete.spec.target.rpartition(":")
+    return AttnshapeError(
+        f"{path or incomplete.spec.target} is a class whose constructor needs {', '.join(names)}: its code doesn't say "
+        "what to try",
+        _constructing_class(incomplete)
+        or (f"replace {' and '.join(names)} by Python expressions: ", Option("init", ", ".join(unknown.values()))),
+    )
+
+
+def _constructing_class(incomplete: _Incomplete) -> str | None:
+    """Return the advice to name another class of the module, which constructs the target and needs nothing more."""
+    where, colon, _ = incomplete.spec.target.partition(":")
+    classes = [one for one in vars(incomplete.module).values() if inspect.isclass(one)] if colon else []
+    own = [one for one in classes if one.__module__ == incomplete.module.__name__ and issubclass(one, torch.nn.Module)]
+    waiting, seen = [incomplete.root], {incomplete.root}
+    while waiting and len(seen) <= _MOST_CONSTRUCTING:
+        inner = waiting.pop(0)
+        for kind in (one for one in own if one not in seen and constructs(one, inner)):
+            seen.add(kind)
+            waiting.append(kind)
+            other = _incomplete(TargetSpec(target=f"{where}:{kind.__name__}"))
+            taken = other.taken(Search(map_sizes(kind))) if other is not None else None
+            if taken is not None and has_module(taken, incomplete.root):
+                return f"name {kind.__name__}, which constructs it and runs: {where}:{kind.__name__}"
+    return None

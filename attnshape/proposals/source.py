@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import math
 import textwrap
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from attnshape.proposals.conventions import is_config
+from attnshape.proposals.conventions import AXES, is_config, plain, size_of
 from attnshape.tracing.operations import RESHAPES, TRANSPOSES, UNIT_AXES
 
 _NO_NAME = "_"
@@ -21,6 +22,40 @@ def fields_read(kind: type, parameter: str, module: ModuleType) -> list[str]:
 
     The parameter may be kept (`self.config = config`), and passed on to base classes, functions and other classes.
     """
+    return _names_read(kind, parameter, module, _attributes)
+
+
+def attributes_read(tree: ast.AST, name: str) -> list[str]:
+    """Return the attributes that code reads from an object of this name, in order."""
+    return list(dict.fromkeys(_attributes(tree, {name})))
+
+
+def keys_read(kind: type, parameter: str, module: ModuleType) -> list[str]:
+    """Return the keys that a class reads from a parameter of its constructor, as `config["dim"]`, in order.
+
+    A key that the code looks for first, `if "dim" in config`, isn't needed.
+    """
+    return _names_read(kind, parameter, module, _keys)
+
+
+def parts_read(kind: type, parameter: str, module: ModuleType, field: str) -> tuple[list[str], list[str]]:
+    """Return the attributes, and the keys, that a class reads from a field of its configuration.
+
+    `config.encoder.dim` reads an attribute of the field `encoder`, and `config.encoder["dim"]` a key.
+    """
+
+    def attributes(tree: ast.AST, names: set[str]) -> Iterator[str]:
+        return _attributes(tree, {f"{name}.{field}" for name in names})
+
+    def keys(tree: ast.AST, names: set[str]) -> Iterator[str]:
+        return _keys(tree, {f"{name}.{field}" for name in names})
+
+    return _names_read(kind, parameter, module, attributes), _names_read(kind, parameter, module, keys)
+
+
+def _names_read(
+    kind: type, parameter: str, module: ModuleType, read: Callable[[ast.AST, set[str]], Iterator[str]]
+) -> list[str]:
     found: dict[str, None] = {}
     seen: set[Any] = set()
     waiting: list[tuple[Any, str]] = [(kind, parameter)]
@@ -29,11 +64,11 @@ def fields_read(kind: type, parameter: str, module: ModuleType) -> list[str]:
         if one in seen:
             continue
         seen.add(one)
-        tree = _tree(one)
+        tree = syntax_tree(one)
         if tree is None:
             continue
         names = {name, "config"} if is_config(name) else {name}
-        found |= dict.fromkeys(_attributes(tree, names))
+        found |= dict.fromkeys(read(tree, names))
         waiting += [(base, name) for base in getattr(one, "__bases__", ())[:3] if base is not object]
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             passed = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -65,13 +100,37 @@ def _attributes(tree: ast.AST, names: set[str]) -> Iterator[str]:
                     yield name
 
 
+def _keys(tree: ast.AST, names: set[str]) -> Iterator[str]:
+    """Yield the keys that are read from mappings of these names, without those that the code looks for first."""
+    nodes = list(ast.walk(tree))
+    optional = {
+        node.left.value
+        for node in nodes
+        if isinstance(node, ast.Compare)
+        and isinstance(node.left, ast.Constant)
+        and isinstance(node.ops[0], ast.In | ast.NotIn)
+        and _is_named(node.comparators[0], names)
+    }
+    expressions = [node for node in nodes if isinstance(node, ast.Subscript | ast.Call)]
+    for node in sorted(expressions, key=lambda node: (node.lineno, node.col_offset)):
+        match node:
+            case ast.Subscript(value=owner, slice=ast.Constant(value=str(name)), ctx=ast.Load()):
+                if _is_named(owner, names) and name not in optional:
+                    yield name
+            case ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[ast.Constant(value=str(name)), *default]):
+                if _is_named(owner, names) and (not default or size_of(name) is not None):
+                    yield name
+
+
 def _is_named(node: ast.expr, names: set[str]) -> bool:
-    match node:
-        case ast.Name(id=name):
-            return name in names
-        case ast.Attribute(value=ast.Name(id="self"), attr=name):
-            return name in names
-    return False
+    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).removeprefix("self.") in names
+
+
+def annotation_text(kind: type, parameter: str) -> str | None:
+    """Return the annotation of a parameter of a class's constructor as it is written, None if there is none."""
+    tree = syntax_tree(getattr(kind, "__init__", None))
+    arguments = (node for node in ast.walk(tree) if isinstance(node, ast.arg)) if tree is not None else ()
+    return next((ast.unparse(one.annotation) for one in arguments if one.arg == parameter and one.annotation), None)
 
 
 def unpacked_axes(function: Callable[..., Any], parameter: str) -> tuple[str, ...] | None:
@@ -81,8 +140,8 @@ def unpacked_axes(function: Callable[..., Any], parameter: str) -> tuple[str, ..
     of einops' `rearrange(x, "b n (h d) -> b h n d")`. None where the function does nothing of the kind, or has
     moved the axes before.
     """
-    tree = _tree(function)
-    moved = _first_move(tree, parameter) if tree is not None else math.inf
+    tree = syntax_tree(function)
+    moved = _first_move(tree, parameter, function) if tree is not None else math.inf
     for node in ast.walk(tree) if tree is not None else ():
         match node:
             case ast.stmt(lineno=line) | ast.expr(lineno=line) if line > moved:
@@ -99,20 +158,84 @@ def unpacked_axes(function: Callable[..., Any], parameter: str) -> tuple[str, ..
     return None
 
 
-def _first_move(tree: ast.AST, parameter: str) -> float:
+def batch_axis(function: Callable[..., Any], parameter: str) -> int | None:
+    """Return the axis of an argument that a function takes for the batch: `batch_size = x.size(0)`, `b = x.shape[0]`.
+
+    None if it says nothing, or has moved the axes before.
+    """
+    tree = syntax_tree(function)
+    moved = _first_move(tree, parameter, function) if tree is not None else math.inf
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, ast.Assign) or node.lineno >= moved:
+            continue
+        for target, value in _bindings(node):
+            axis = _axis_taken(value, parameter)
+            if axis is not None and isinstance(target, ast.Name) and AXES["B"].fullmatch(plain(target.id)):
+                return axis
+    return None
+
+
+def indexed_rank(function: Callable[..., Any], parameter: str) -> int | None:
+    """Return how many axes an argument has by an index that adds one: two where the code has `x[:, None, :]`.
+
+    None if it says nothing, or has moved the axes before.
+    """
+    tree = syntax_tree(function)
+    moved = _first_move(tree, parameter, function) if tree is not None else math.inf
+    for node in ast.walk(tree) if tree is not None else ():
+        match node:
+            case ast.Subscript(value=owner, slice=ast.Tuple(elts=parts)) if _is_tensor(owner, parameter):
+                new = [part for part in parts if isinstance(part, ast.Constant) and part.value is None]
+                kept = [part for part in parts if isinstance(part, ast.Slice)]
+                if node.lineno <= moved and new and len(new) + len(kept) == len(parts):
+                    return len(kept)
+    return None
+
+
+def _bindings(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
+    """Return what an assignment binds to what, one by one: `n, b = x.size(0), x.size(1)`."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)) if len(targets) == len(values):
+            return list(zip(targets, values, strict=True))
+    return [(target, node.value) for target in node.targets]
+
+
+def _axis_taken(value: ast.expr, parameter: str) -> int | None:
+    match value:
+        case ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[ast.Constant(value=int(axis))]):
+            return axis if _is_tensor(owner, parameter) and axis >= 0 else None
+        case ast.Subscript(value=ast.Attribute(value=owner, attr="shape"), slice=ast.Constant(value=int(axis))):
+            return axis if _is_tensor(owner, parameter) and axis >= 0 else None
+    return None
+
+
+def _first_move(tree: ast.AST, parameter: str, function: Callable[..., Any]) -> float:
     """Return the first line that binds a parameter's name to the argument with other axes; infinity if none does."""
-    lines = [
-        node.lineno
+    bindings = [
+        node
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and any(_is_tensor(target, parameter) for target in node.targets)
-        and any(
-            (isinstance(inner, ast.Attribute) and inner.attr in RESHAPES | TRANSPOSES | UNIT_AXES)
-            or (isinstance(inner, ast.Name) and inner.id == "rearrange")
-            for inner in ast.walk(node.value)
-        )
+        if isinstance(node, ast.Assign) and any(_is_tensor(target, parameter) for target in node.targets)
     ]
-    return min(lines, default=math.inf)
+    helpers = _moving_helpers(inspect.getmodule(function)) if bindings else frozenset()
+    return min((node.lineno for node in bindings if _moves_axes(node.value, helpers)), default=math.inf)
+
+
+@functools.cache
+def _moving_helpers(module: ModuleType | None) -> frozenset[str]:
+    """Return the names of a module's functions and methods that move axes, as `self._split_heads(q)` does."""
+    tree = syntax_tree(module) if module is not None else None
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)) if tree is not None else ()
+    return frozenset(node.name for node in functions if node.name != "forward" and _moves_axes(node, frozenset()))
+
+
+def _moves_axes(node: ast.AST, helpers: frozenset[str]) -> bool:
+    """Return whether code moves, splits or merges axes, itself or in a function of one of these names."""
+    moving = RESHAPES | TRANSPOSES | UNIT_AXES
+    return any(
+        (isinstance(inner, ast.Attribute) and (inner.attr in moving or inner.attr in helpers))
+        or (isinstance(inner, ast.Name) and (inner.id == "rearrange" or inner.id in helpers))
+        for inner in ast.walk(node)
+    )
 
 
 def _axes_taken(value: ast.expr, parameter: str, count: int) -> int:
@@ -153,8 +276,29 @@ def _pattern_axes(text: str) -> tuple[str, ...] | None:
     return tuple(axes)
 
 
-def _tree(value: Any) -> ast.AST | None:
+def syntax_tree(value: Any) -> ast.AST | None:
+    """Return the syntax tree of a module, class or function; None if its source can't be read."""
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(value)))
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
+
+
+def signature_parameters(function: Any) -> list[inspect.Parameter]:
+    """Return the parameters of a callable, or of a class's constructor; none if they aren't known."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def all_parameters(function: Any) -> list[inspect.Parameter]:
+    """Return the parameters of a callable; of a class that passes on `*args` or `**kwargs`, those of its base too."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    own = [p for p in signature_parameters(function) if p.kind not in variadic]
+    if inspect.isclass(function) and len(own) < len(signature_parameters(function)):
+        names = {p.name for p in own}
+        inherited = [p for base in function.__bases__[:1] for p in all_parameters(base) if p.name not in names]
+        positional = [p for p in own if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
+        return [*inherited, *(p.replace(kind=p.KEYWORD_ONLY) for p in own)] if not positional else [*own, *inherited]
+    return own

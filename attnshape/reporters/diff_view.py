@@ -31,6 +31,7 @@ from attnshape.model.trace import Reference
 from attnshape.reporters.columns import NUMBER
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.labels import (
+    INNER,
     LONG,
     binding,
     clip,
@@ -193,7 +194,7 @@ class _SideSteps:
         by_use = any(output.by_use for output in step.outputs)
         inplace = any(output.kind == "inplace" for output in step.outputs)
         before, after = binding(text, [output.name for output in step.outputs], by_use, inplace)
-        return loops + "↳ " * len(self.ancestors(step)) + before + text + after
+        return loops + INNER * len(self.ancestors(step)) + before + text + after
 
 
 def _with_arguments(old: str, new: str, changes: Sequence[ArgumentChange]) -> tuple[str, str]:
@@ -317,7 +318,7 @@ class _RowBuilder:
             for place, tensor in enumerate(step.outputs):
                 yield self._output_row(tensor, place, side, kind)
         if inside := side.inner_steps[step.index] if step.index else 0:
-            arrows = "↳ " * (1 + len(side.ancestors(step)))
+            arrows = INNER * (1 + len(side.ancestors(step)))
             yield self._text_row(sign, f"{arrows}{pluralize(inside, 'step')} inside it", kind)
 
     def _output_row(self, tensor: OutlineTensor, place: int, side: _SideSteps, kind: _RowKind) -> DiffRow:

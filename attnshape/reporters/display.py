@@ -1,4 +1,4 @@
-"""How traces, reports and differences display themselves in consoles and notebooks, with the default columns.
+"""How traces, reports, differences and articles display themselves in consoles and notebooks.
 
 The model imports this module lazily, from `__str__` and `_repr_html_`: a program that displays nothing doesn't pay.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import shutil
 
 from attnshape.model.difference import Difference
+from attnshape.model.explanation import Explanation
 from attnshape.model.report import Report
 from attnshape.model.trace import Trace
+from attnshape.reporters.article_markdown import explanation_markdown
 from attnshape.reporters.diff_view import diff_view
-from attnshape.reporters.html import trace_html
+from attnshape.reporters.html_table import trace_html
 from attnshape.reporters.markdown import diff_markdown, report_markdown, trace_markdown
 from attnshape.reporters.report_view import ReportOptions
 from attnshape.reporters.reporter import Screen
@@ -26,9 +28,11 @@ _DEFAULT_WIDTH = 100
 _IN_PYTHON = ReportOptions(where="`verified` lists them")
 
 
-def display_text(value: Trace | Report | Difference) -> str:
+def display_text(value: Trace | Report | Difference | Explanation) -> str:
     """Return the text for a console, as wide as the terminal, without a newline at the end."""
     screen = Screen(shutil.get_terminal_size((_DEFAULT_WIDTH, 24)).columns)
+    if isinstance(value, Explanation):
+        return display_markdown(value).rstrip("\n")
     if isinstance(value, Report):
         return report_text(value, screen, _IN_PYTHON).rstrip("\n")
     if isinstance(value, Trace):
@@ -36,8 +40,10 @@ def display_text(value: Trace | Report | Difference) -> str:
     return diff_table(diff_view(value), screen).rstrip("\n")
 
 
-def display_markdown(value: Trace | Report | Difference) -> str:
+def display_markdown(value: Trace | Report | Difference | Explanation) -> str:
     """Return the value as Markdown."""
+    if isinstance(value, Explanation):
+        return explanation_markdown(value)
     if isinstance(value, Report):
         return report_markdown(value, _IN_PYTHON)
     if isinstance(value, Trace):

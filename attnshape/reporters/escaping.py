@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 _ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -99,10 +100,21 @@ def prose_with_code(text: str) -> str:
     >>> prose_with_code("last of `q_*` is H*Dk, and a lone ` too")
     'last of `q_*` is H\\*Dk, and a lone \\` too'
     """
+    return _BLOCK_START.sub(r"\1\\", _prose_with_spans(text, code))
+
+
+def prose_cell(text: str) -> str:
+    r"""Return the text as Markdown prose with code spans for a table cell, in which nothing begins a block.
+
+    >>> prose_cell("0.5 of `a | b`")
+    '0.5 of `a \\| b`'
+    """
+    return _prose_with_spans(text, code_cell)
+
+
+def _prose_with_spans(text: str, span: Callable[[str], str]) -> str:
     parts = re.split(r"`([^`\s][^`]*)`", visible(text).strip())
-    return _BLOCK_START.sub(
-        r"\1\\", "".join(code(part) if place % 2 else _inline(part) for place, part in enumerate(parts))
-    )
+    return "".join(span(part) if place % 2 else _inline(part) for place, part in enumerate(parts))
 
 
 def code(text: str) -> str:

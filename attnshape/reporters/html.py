@@ -1,83 +1,77 @@
-"""A plain HTML table for notebooks and files, readable without a style sheet."""
+"""Self-contained HTML pages, for a browser, for a phone and for print.
+
+The modules that make them are imported only where a page is asked for: other commands do without.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from html import escape
+from dataclasses import replace
 
-from attnshape.reporters.escaping import visible
-from attnshape.reporters.reporter import Reporter
-from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceRow, TraceView, trace_view
-
-# notebooks align cells to the right and break them at spaces unless each says otherwise
-_LEFT = ' style="text-align: left; white-space: nowrap"'
-_RIGHT = ' style="text-align: right"'
-
-
-def trace_html(view: TraceView) -> str:
-    """Return a trace as one `div`: the run, the table, and the totals below it; every text is escaped."""
-    # notebooks typeset text between dollar signs as formulas unless the classes forbid it
-    parts = ['<div class="attnshape tex2jax_ignore mathjax_ignore">', *_header(view.header)]
-    if view.summary:
-        parts += ["<ul>", *(f"<li>{_text(text)}</li>" for text in view.summary), "</ul>"]
-    if view.rows:
-        parts += ['<table cellpadding="3">', "<thead>", _row("th", view.names, view), "</thead>", "<tbody>"]
-        parts += [line for row in view.rows for line in _lines(view, row)]
-        parts += ["</tbody>", "</table>"]
-    if view.footer:
-        parts += ["<ul>", *map(_footer_item, view.footer), "</ul>"]
-    return "\n".join([*parts, "</div>"]) + "\n"
+from attnshape.model.difference import Difference, FolderDifference
+from attnshape.model.explanation import Explanation
+from attnshape.model.report import Report
+from attnshape.model.trace import Trace
+from attnshape.reporters.batch_view import BatchResult
+from attnshape.reporters.columns import wide_columns
+from attnshape.reporters.report_view import ReportOptions
+from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
+from attnshape.reporters.trace_view import ViewOptions, trace_view
 
 
-def trace_page(view: TraceView) -> str:
-    """Return a trace as an HTML document."""
-    head = f'<meta charset="utf-8">\n<title>{_text(view.header.target)}</title>'
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{trace_html(view)}</body>\n</html>\n'
+def _trace(trace: Trace, options: ViewOptions, screen: Screen) -> str:
+    from attnshape.reporters.web.trace_page import trace_document
+
+    columns = options.columns if options.columns is not None else wide_columns(trace)
+    return trace_document(trace, trace_view(trace, replace(options, columns=columns)))
 
 
-def _header(header: Header) -> Iterator[str]:
-    if header.command:
-        yield f"<p><code>{_text(header.command)}</code></p>"
-    yield f"<p>{' · '.join((f'<strong>{_text(header.target)}</strong>', *map(_text, header.details)))}</p>"
-    if header.sizes:
-        yield f"<p>{_text(', '.join(header.sizes))}</p>"
+def _report(report: Report, screen: Screen, options: ReportOptions) -> str:
+    from attnshape.reporters.web.report_page import report_document
+
+    return report_document(report)
 
 
-def _footer_item(line: FooterLine) -> str:
-    tensors = "".join(f"<li>{_tensor(one)}</li>" for one in line.tensors)
-    flags = f" <code>{_text(line.flags)}</code>" if line.flags else ""
-    return f"<li>{_text(line.text)}{flags}{f'<ul>{tensors}</ul>' if tensors else ''}</li>"
+def _difference(difference: Difference, command: str, screen: Screen) -> str:
+    from attnshape.reporters.web.diff_page import difference_document
+
+    return difference_document(difference, command)
 
 
-def _tensor(one: MarkedTensor) -> str:
-    signature, shape = (
-        " ".join(f"<strong>{_text(word)}</strong>" if place in one.marks else _text(word) for place, word in places)
-        for places in (enumerate(one.signature), enumerate(one.shape))
-    )
-    return f"<code>{_text(one.name)}</code> {signature} ({shape or 'scalar'})"
+def _differences(differences: FolderDifference, command: str, screen: Screen) -> str:
+    from attnshape.reporters.web.diff_page import folders_document
+
+    return folders_document(differences, command)
 
 
-def _lines(view: TraceView, row: TraceRow) -> Iterator[str]:
-    if row.heading:
-        yield _across(f"<strong>{_text(row.heading)}</strong>", view)
-    yield _row("td", row.cells, view)
-    if row.explanation:
-        yield _across(_text(row.explanation[1]), view)
+def _traces(batch: BatchResult[Trace], screen: Screen) -> str:
+    from attnshape.reporters.web.batch_page import traces_document
+
+    return traces_document(batch)
 
 
-def _row(tag: str, cells: tuple[str, ...], view: TraceView) -> str:
-    codes = [False, *(column.code and tag == "td" for column in view.columns)]
-    pairs = zip(map(_text, cells), codes, strict=True)
-    first, *others = (f"<code>{cell}</code>" if code and cell else cell for cell, code in pairs)
-    return f"<tr><{tag}{_RIGHT}>{first}</{tag}>" + "".join(f"<{tag}{_LEFT}>{one}</{tag}>" for one in others) + "</tr>"
+def _reports(batch: BatchResult[Report], screen: Screen) -> str:
+    from attnshape.reporters.web.batch_page import reports_document
+
+    return reports_document(batch)
 
 
-def _across(content: str, view: TraceView) -> str:
-    return f'<tr><td></td><td colspan="{len(view.columns)}"{_LEFT}>{content}</td></tr>'
+def _explanation(explanation: Explanation, screen: Screen) -> str:
+    from attnshape.reporters.web.article_page import article_document
+
+    return article_document(explanation)
 
 
-def _text(text: str) -> str:
-    return escape(visible(text), quote=True)
-
-
-REPORTER = Reporter("html", trace=lambda trace, options, screen: trace_page(trace_view(trace, options)), selects=True)
+REPORTER = Reporter(
+    "html",
+    trace=_trace,
+    report=_report,
+    difference=_difference,
+    differences=_differences,
+    traces=BatchReporter(_traces, selects=False),
+    reports=BatchReporter(_reports),
+    explanation=_explanation,
+    selects=True,
+    has_pictures=True,
+    draws_patterns=True,
+    shows_behaviour=True,
+)

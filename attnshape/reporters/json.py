@@ -1,4 +1,4 @@
-"""JSON of a trace, a report, a difference, or a batch of results."""
+"""JSON of a trace, a report, a difference, an explanation, or a batch of results."""
 
 from __future__ import annotations
 
@@ -30,5 +30,6 @@ REPORTER = Reporter(
     differences=lambda differences, command, screen: differences.to_json() + "\n",
     traces=BatchReporter(partial(_batch, "trace"), shows_errors=False),
     targets=lambda found, screen: found.to_json() + "\n",
+    explanation=lambda explanation, screen: explanation.to_json() + "\n",
     reports=BatchReporter(partial(_batch, "report"), shows_errors=False),
 )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from attnshape.model.formatting import find_part, format_bytes, strip_self, unfold
+from attnshape.model.formatting import find_part, format_bytes, format_count, strip_self, unfold
+from attnshape.model.references import reference_name
 from attnshape.model.trace import (
     NO_SIZE,
     Loop,
-    NamedTensor,
+    Quantity,
     Reference,
-    Role,
     Source,
     Step,
     StorageKind,
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LONG = 40
 """The length from which an argument is shortened too; the receiver of a method always is."""
 NOT_CONTIGUOUS = "≁"
+INNER = "↳ "
+"""What stands before a step inside a composite, once for each composite around it."""
 STORAGE_VERBS = {"view": "view of", "same": "same as", "inplace": "writes"}
 
 _LONGEST = 120
@@ -116,7 +118,7 @@ def step_label(trace: Trace, step: Step, shown: Container[int], around: Sequence
     depth, inner = 0, step
     while inner.parent is not None and 0 < inner.parent < inner.index:
         depth, inner = depth + 1, trace.step(inner.parent)
-    return loops + "↳ " * depth + before + text + after
+    return loops + INNER * depth + before + text + after
 
 
 def binding(text: str, names: Sequence[str | None], by_use: bool, inplace: bool) -> tuple[str, str]:
@@ -194,16 +196,7 @@ def elide(text: str, part: str, long: bool) -> str:
 
 def reference_label(reference: Reference | None, steps: Sequence[Step] | Sequence[OutlineStep]) -> str:
     """Return a reference as a table names it: the number of a step, the name of an input or a parameter."""
-    if reference is None:
-        return "an unseen tensor"
-    if reference.step is None:
-        name = reference.input or reference.parameter
-        return visible(name) if name else "a constant"
-    outputs = steps[reference.step - 1].outputs if 0 < reference.step <= len(steps) else ()
-    if len(outputs) < 2:
-        return str(reference.step)
-    name = outputs[reference.output].name if 0 <= reference.output < len(outputs) else None
-    return f"{reference.step} ({visible(name)})" if name else f"{reference.step}[{reference.output}]"
+    return visible(reference_name(reference, steps))
 
 
 def storage_label(
@@ -220,28 +213,6 @@ def storage_label(
     return f"{STORAGE_VERBS[kind]} {reference_label(of, steps)}"
 
 
-def resolve(trace: Trace, reference: Reference) -> NamedTensor | None:
-    """Return the input or output that a reference names; None for parameters, constants and missing steps."""
-    if reference.input is not None:
-        return next((tensor for tensor in trace.inputs if tensor.name == reference.input), None)
-    if reference.step is None or not 0 < reference.step <= len(trace.steps):
-        return None
-    outputs = trace.step(reference.step).outputs
-    return outputs[reference.output] if 0 <= reference.output < len(outputs) else None
-
-
-def operand_records(trace: Trace, step: Step) -> list[TensorRecord]:
-    """Return the records of a step's operands, as far as the trace has them."""
-    operands = (resolve(trace, operand) for operand in step.operands)
-    return [operand.tensor for operand in operands if operand is not None]
-
-
-def operand_role(trace: Trace, reference: Reference) -> Role | None:
-    """Return the role of the step that a reference names, None if it names no step."""
-    index = reference.step
-    return trace.step(index).role if index is not None and 0 < index <= len(trace.steps) else None
-
-
 def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:
     """Return the expression in the row above, where it has no name and the step reads it."""
     # what is above the first step inside a composite is the composite
@@ -251,3 +222,30 @@ def _above(trace: Trace, step: Step, shown: Container[int]) -> str | None:
         return None
     used = any(operand.step == previous.index for operand in step.operands)
     return short(previous.expression) if used else None
+
+
+def operations_label(operations: Quantity | None) -> str:
+    """Return a number of operations with its formula.
+
+    >>> operations_label(Quantity(81920, "4*B*H*L*L*Dk")), operations_label(Quantity(7)), operations_label(None)
+    ('81.9 k = 4*B*H*L*L*Dk', '7', 'unknown')
+    """
+    return _with_formula(operations, format_count)
+
+
+def bytes_label(count: Quantity | None) -> str:
+    """Return a number of bytes with its formula.
+
+    >>> bytes_label(Quantity(81920, "8*B*L*D")), bytes_label(Quantity(0, "0"))
+    ('80 KiB = 8*B*L*D', '0')
+    """
+    return _with_formula(count, format_bytes)
+
+
+def _with_formula(quantity: Quantity | None, format_: Callable[[int], str]) -> str:
+    if quantity is None:
+        return "unknown"
+    if not quantity.value:
+        return "0"
+    number, formula = format_(quantity.value), quantity.expression
+    return number if formula is None or formula.isdecimal() else f"{number} = {formula}"

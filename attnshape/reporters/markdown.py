@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
-from rich.cells import cell_len
 
 from attnshape.model.report import Finding, Pattern, Report
 from attnshape.reporters import report_view
 from attnshape.reporters.batch_view import COLUMNS, FAILED, BatchItem, BatchResult, outcome, sizes_text, title, totals
 from attnshape.reporters.escaping import code, code_cell, prose, prose_with_code, visible
+from attnshape.reporters.markdown_blocks import fenced, markdown_table
 from attnshape.reporters.report_view import ReportOptions
 from attnshape.reporters.reporter import BatchReporter, Reporter, Screen
 from attnshape.reporters.targets_view import KINDS, summary
-from attnshape.reporters.terminal import pad
-from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceView, trace_view
+from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor, TraceView, ViewOptions, trace_view
 from attnshape.runtime.files import ReadLines, source_lines
 
 if TYPE_CHECKING:
     from attnshape.model.difference import Difference, FolderDifference
+    from attnshape.model.explanation import Explanation
     from attnshape.model.targets import FoundTargets
+    from attnshape.model.trace import Trace
     from attnshape.reporters.diff_view import DiffCell, DiffRow, DiffView
 
-_WIDEST = 60
-"""The cells that a column is padded to; a longer cell is not."""
 _LABELS = {"undecided": "**undecided**"}
 _CODE_WIDTH = 100
 """How wide code may be before it is cut; where it is pasted, wider code scrolls."""
@@ -125,18 +123,6 @@ def batch_summary(batch: BatchResult[Any], screen: Screen) -> str:
     return f"## Summary\n\n{markdown_table([COLUMNS, *rows])}\n\n**{prose(totals(batch.items))}**\n"
 
 
-def markdown_table(rows: Sequence[tuple[str, ...]], numbered: bool = False) -> str:
-    """Return a table of Markdown cells, the names of the columns first; numbers in the first column go right."""
-    widths = [max(3, *(min(cell_len(row[place]), _WIDEST) for row in rows)) for place in range(len(rows[0]))]
-    rule = ["-" * width for width in widths]
-    lines = [list(map(pad, cells, widths)) for cells in (rows[0], rule, *rows[1:])]
-    if numbered:
-        for line in lines:
-            line[0] = line[0].strip().rjust(widths[0])
-        lines[1][0] = "-" * (widths[0] - 1) + ":"
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _header(header: Header) -> str:
     lines = [code(header.command)] if header.command else []
     target = [f"**{prose(header.target)}**"] if header.target.strip() else []
@@ -175,9 +161,9 @@ def _finding(finding: Finding, read_lines: ReadLines, options: ReportOptions) ->
     parts = [" ".join([f"{finding.level} **{prose(finding.code)}**", *where, message])]
     if repeated:
         return parts[0]
-    found = report_view.excerpt(finding, read_lines)
+    found = report_view.excerpt(finding.source, finding.expression, read_lines)
     if found is not None:
-        parts.append(_fenced([line for line in found.fit(_CODE_WIDTH) if line], "python"))
+        parts.append(fenced([line for line in found.fit(_CODE_WIDTH) if line], "python"))
     hints = [f"- hint: {prose_with_code(finding.hint)}"] if finding.hint else []
     details = [f"- {prose_with_code(detail)}" for detail in report_view.details(finding)]
     parts.append("\n".join([*hints, *details]))
@@ -186,19 +172,28 @@ def _finding(finding: Finding, read_lines: ReadLines, options: ReportOptions) ->
 
 def _pattern(pattern: Pattern) -> str:
     rows = report_view.pattern_rows(pattern, _CODE_WIDTH)
-    return "\n\n".join([prose(report_view.pattern_title(pattern)), *([_fenced(rows, "text")] if rows else [])])
+    return "\n\n".join([prose(report_view.pattern_title(pattern)), *([fenced(rows, "text")] if rows else [])])
 
 
-def _fenced(lines: list[str], language: str) -> str:
-    longest = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return "\n".join([f"{fence}{language}", *lines, fence])
+def _render_trace(trace: Trace, options: ViewOptions, screen: Screen) -> str:
+    table = trace_markdown(trace_view(trace, options))
+    if not options.picture:
+        return table
+    from attnshape.reporters.mermaid import picture  # a default trace does without
+
+    return f"{table}\n{picture(trace)}"
 
 
 def _render_difference(difference: Difference, command: str, screen: Screen) -> str:
     from attnshape.reporters.diff_view import diff_view  # only comparisons pay for the import
 
     return diff_markdown(diff_view(difference, command))
+
+
+def _render_explanation(explanation: Explanation, screen: Screen) -> str:
+    from attnshape.reporters.article_markdown import explanation_markdown  # only articles pay for the import
+
+    return explanation_markdown(explanation)
 
 
 _BATCH = BatchReporter(batch_summary, batch_heading)
@@ -213,13 +208,15 @@ def targets_markdown(found: FoundTargets) -> str:
 
 REPORTER = Reporter(
     "markdown",
-    trace=lambda trace, options, screen: trace_markdown(trace_view(trace, options)),
+    trace=_render_trace,
     report=lambda report, screen, options: report_markdown(report, options),
     difference=_render_difference,
     differences=folders_markdown,
     traces=_BATCH,
     reports=_BATCH,
     targets=lambda found, screen: targets_markdown(found),
+    explanation=_render_explanation,
     selects=True,
+    has_pictures=True,
     draws_patterns=True,
 )

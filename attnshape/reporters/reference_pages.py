@@ -10,7 +10,7 @@ from attnshape.checks.rules.pages import FAMILIES, Page, family
 from attnshape.dims.symbols import SYMBOLS
 from attnshape.model.trace import Role
 from attnshape.reporters.escaping import code_cell, prose
-from attnshape.reporters.markdown import markdown_table
+from attnshape.reporters.markdown_blocks import markdown_table
 from attnshape.reporters.terminal import StyledLine, fold_words, pad, render_lines, styled
 
 Chapter = tuple[str, tuple[str, ...], list[tuple[str, ...]]]

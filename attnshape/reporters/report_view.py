@@ -183,13 +183,12 @@ class Excerpt:
         return line, (" " * start + "^" * min(cell_len(self.marked), width - start)).rstrip()
 
 
-def excerpt(finding: Finding, read_lines: ReadLines) -> Excerpt | None:
-    """Return the source line of a finding, None if it can't be read.
+def excerpt(source: Source | None, expression: str, read_lines: ReadLines) -> Excerpt | None:
+    """Return the source line of an expression, such as a finding's; None if it can't be read.
 
     An expression that spans lines is marked on the first. If the file no longer has the expression there, only the
     first character is marked.
     """
-    source = finding.source
     lines = read_lines(source.file) if source is not None else ()
     if source is None or not 1 <= source.line <= len(lines):
         return None
@@ -199,7 +198,7 @@ def excerpt(finding: Finding, read_lines: ReadLines) -> Excerpt | None:
     shown = visible_characters(line[indent:])
     if not indent <= column < len(line):
         return Excerpt("".join(shown), "", "") if shown else None
-    first = (finding.expression.splitlines() or [""])[0].rstrip()
+    first = (expression.splitlines() or [""])[0].rstrip()
     end = column + (len(first) if first and line.startswith(first, column) else 1)
     parts = shown[: column - indent], shown[column - indent : end - indent], shown[end - indent :]
     return Excerpt(*map("".join, parts))
@@ -222,11 +221,20 @@ def pattern_title(pattern: Pattern) -> str:
     return f"{rows} depends on {columns} at {_DEPENDS}, not at {_INDEPENDENT}"
 
 
+def drawn_row(row: str) -> str:
+    """Return a row of a pattern as text.
+
+    >>> drawn_row("##.")
+    '■ ■ ·'
+    """
+    return " ".join(_DEPENDS if char == "#" else _INDEPENDENT for char in row)
+
+
 def pattern_rows(pattern: Pattern, width: int) -> list[str]:
     """Return a line for each output position, at most `width` cells wide.
 
     >>> pattern_rows(Pattern(output="output", input="x", queries="L", keys="L", rows=("#.", "##")), 40)
     ['■ ·', '■ ■']
     """
-    lines = [" ".join(_DEPENDS if char == "#" else _INDEPENDENT for char in row) for row in pattern.rows]
+    lines = list(map(drawn_row, pattern.rows))
     return [line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…" for line in lines]

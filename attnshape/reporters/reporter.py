@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from attnshape.model.difference import Difference, FolderDifference
+    from attnshape.model.explanation import Explanation
     from attnshape.model.report import Report
     from attnshape.model.targets import FoundTargets
     from attnshape.model.trace import Trace
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from attnshape.reporters.report_view import ReportOptions
     from attnshape.reporters.trace_view import ViewOptions
 
-Kind = Literal["trace", "report", "difference", "differences", "traces", "reports", "targets"]
-"""What a reporter can render: one value, the differences of two folders, the results of several targets, or a list of
-targets."""
+Kind = Literal["trace", "report", "difference", "differences", "traces", "reports", "targets", "explanation"]
+"""What a reporter can render: one value, the differences of two folders, the results of several targets, a list of
+targets, or an article."""
 
 
 TraceRenderer = Callable[["Trace", "ViewOptions", "Screen"], str]
@@ -31,6 +32,7 @@ DifferenceRenderer = Callable[["Difference", str, "Screen"], str]
 FoldersRenderer = Callable[["FolderDifference", str, "Screen"], str]
 """From the differences of two folders and the command that made them."""
 TargetsRenderer = Callable[["FoundTargets", "Screen"], str]
+ExplanationRenderer = Callable[["Explanation", "Screen"], str]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class BatchReporter:
     """Includes the error where there is no result."""
     shows_errors: bool = True
     """Whether a person who reads the output sees which targets failed, and why."""
+    selects: bool = True
+    """Whether a part of each result is shown where one is chosen; of a format that can show a part of one result."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,12 @@ class Reporter:
     traces: BatchReporter | None = None
     reports: BatchReporter | None = None
     targets: TargetsRenderer | None = None
+    explanation: ExplanationRenderer | None = None
     selects: bool = False
     """Whether it can show a part of a trace: chosen columns, matching steps, sentences of explanation."""
+    has_pictures: bool = False
+    """Whether it can show a picture of the data flow beside a trace's table."""
     draws_patterns: bool = False
     """Whether it can draw attention patterns."""
+    shows_behaviour: bool = False
+    """Whether it shows the behaviour that a trace holds, which is then measured unless the user says otherwise."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from attnshape.reporters.escaping import visible
+from attnshape.reporters.labels import NOT_CONTIGUOUS
 from attnshape.reporters.reporter import Reporter, Screen
 from attnshape.reporters.terminal import (
     GAP,
@@ -32,22 +33,24 @@ if TYPE_CHECKING:
     from attnshape.reporters.diff_view import DiffCell, DiffView
 
 _SENTENCE_WIDTH = 100
-_TRACE_STYLES = {"input": "dim", "step": "", "output": "", "failure": "bold red"}
+_TRACE_STYLES = {"input": "dim", "step": "", "output": "", "failure": "bold red", "returned": "dim"}
 _DIFF_STYLES = {"changed": "", "added": "green", "removed": "red", "same": "dim", "folded": "dim"}
 _TONES = {"plain": "dim", "good": "green", "bad": "bold red"}
 _INDENT = "    "
+_SHAPE, _STRIDE = "shape", "stride"
 
 
 def trace_table(view: TraceView, screen: Screen) -> str:
     """Return a trace as text of at most the screen's width; colour only decorates."""
     width = max(screen.width, NARROWEST)
-    least = (None, *(column.least for column in view.columns))
-    layout = lay_out(view.names, least, [row.cells for row in view.rows], width)
-    body = _trace_rows(view, layout, width) if view.rows else []
     footer = _footer(view.footer, width)
-    if layout.left_out and view.rows:
-        choice = ",".join((layout.first, *layout.left_out))
-        footer += _too_narrow(layout.left_out, f", or choose with --columns {choice}", width)
+    body: list[StyledLine] = []
+    if view.rows:
+        view, layout, left_out = _fitted(view, width)
+        body = _trace_rows(view, layout, width)
+        if left_out:
+            choice = ",".join((layout.first, *left_out))
+            footer += _too_narrow(left_out, f", or choose with --columns {choice}", width)
     summary = [line for text in view.summary for line in styled(text, width)]
     return render_sections([_header(view.header, width), summary, body, footer], screen.color)
 
@@ -129,6 +132,36 @@ def _too_narrow(names: Sequence[str], choice: str, width: int) -> list[StyledLin
     return styled(f"too narrow for {', '.join(names)}: widen the terminal{choice}", width, "yellow")
 
 
+def _fitted(view: TraceView, width: int) -> tuple[TraceView, ColumnLayout, tuple[str, ...]]:
+    """Return the view, how to lay it out, and the names of the columns that don't fit: the strides go first."""
+    layout = _trace_layout(view, width)
+    if layout.is_crowded and layout.first != _STRIDE and any(column.name == _STRIDE for column in view.columns):
+        view = _without_strides(view)
+        layout = _trace_layout(view, width)
+        return view, layout, (_STRIDE, *layout.left_out)
+    return view, layout, layout.left_out
+
+
+def _trace_layout(view: TraceView, width: int) -> ColumnLayout:
+    least = (None, *(column.least for column in view.columns))
+    return lay_out(view.names, least, [row.cells for row in view.rows], width)
+
+
+def _without_strides(view: TraceView) -> TraceView:
+    """Return the view without the column of strides; what isn't contiguous is marked beside its shape."""
+    place = view.names.index(_STRIDE)
+    shape = view.names.index(_SHAPE) if _SHAPE in view.names else None
+    rows = []
+    for row in view.rows:
+        cells = list(row.cells)
+        if shape is not None and cells[place].endswith(NOT_CONTIGUOUS):
+            cells[shape] += f" {NOT_CONTIGUOUS}"
+        del cells[place]
+        rows.append(replace(row, cells=tuple(cells)))
+    columns = tuple(column for column in view.columns if column.name != _STRIDE)
+    return replace(view, columns=columns, rows=tuple(rows))
+
+
 def _trace_rows(view: TraceView, layout: ColumnLayout, width: int) -> list[StyledLine]:
     lines = [StyledLine(text, "bold") for text in layout.lines(view.names)]
     indent = layout.widths[0] + GAP
@@ -160,17 +193,35 @@ def _diff_rows(view: DiffView, width: int) -> list[StyledLine]:
 def _drop_unchanged_columns(view: DiffView, width: int) -> tuple[DiffView, tuple[str, ...]]:
     """Return the view without columns in which nothing differs, as long as one that differs doesn't fit; and names."""
     dropped: list[str] = []
+    if _diff_layout(view, width).is_crowded and _strides_follow_from_shapes(view):
+        view = _without_column(view, [column.name for column in view.columns].index(_STRIDE))
+        dropped.append(_STRIDE)
     while left_out := _diff_layout(view, width).left_out:
         differing = {place for row in view.rows for place, cell in enumerate(row.cells) if cell.old is not None}
         # the first column has the steps and always stays
         unchanged = [place for place in range(1, len(view.columns)) if place not in differing]
         if not unchanged or not any(view.columns[place].name in left_out for place in differing):
             break
-        place = unchanged[-1]
+        strides = [place for place in unchanged if view.columns[place].name == _STRIDE]
+        place = (strides or unchanged)[-1]
         dropped.insert(0, view.columns[place].name)
-        rows = tuple(replace(row, cells=row.cells[:place] + row.cells[place + 1 :]) for row in view.rows)
-        view = replace(view, columns=view.columns[:place] + view.columns[place + 1 :], rows=rows)
+        view = _without_column(view, place)
     return view, tuple(dropped)
+
+
+def _without_column(view: DiffView, place: int) -> DiffView:
+    rows = tuple(replace(row, cells=row.cells[:place] + row.cells[place + 1 :]) for row in view.rows)
+    return replace(view, columns=view.columns[:place] + view.columns[place + 1 :], rows=rows)
+
+
+def _strides_follow_from_shapes(view: DiffView) -> bool:
+    """Return whether there are strides, which differ only where the shapes do too."""
+    names = [column.name for column in view.columns]
+    if _STRIDE not in names or _SHAPE not in names:
+        return False
+    kept = (row.cells for row in view.rows if row.kind != "folded")
+    pairs = ((cells[names.index(_STRIDE)], cells[names.index(_SHAPE)]) for cells in kept)
+    return all(stride.old is None or shape.old is not None for stride, shape in pairs)
 
 
 def _diff_layout(view: DiffView, width: int) -> ColumnLayout:

@@ -11,10 +11,16 @@ from itertools import zip_longest
 
 from rich.cells import cell_len, get_character_cell_size
 
+from attnshape.reporters.labels import INNER
+
 GAP = 2
 """The cells between two columns."""
 NARROWEST = 24
 """The least width that text is laid out for."""
+_COMFORTABLE = 28
+"""The width from which a folded column still reads well."""
+_CODE_HANG = 2
+"""The indent of all lines of folded code but the first."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +69,35 @@ def fold_words(text: str, width: int, hang: int = 2) -> list[str]:
 def fold_code(text: str, width: int) -> list[str]:
     """Return code as lines of at most `width` cells, broken at spaces and before dots, if possible outside brackets.
 
+    An identifier is only broken where it is longer than a line.
+
     >>> fold_code("query = ….transpose(1, 2)", 22)
     ['query = …', '  .transpose(1, 2)']
+    >>> fold_code("scores = … / math.sqrt(Dk)", 20)
+    ['scores = … /', '  math.sqrt(Dk)']
+    >>> fold_code("attend(attn_mask=attn_mask)", 20)
+    ['attend(', '  attn_mask=', '  attn_mask)']
     """
     nesting = ((char in "([{") - (char in ")]}") for char in text)
     depths = list(itertools.accumulate(nesting, initial=0))
-    dots = [match.start() for match in re.finditer(r"\.(?=[A-Za-z_])", text)]
-    breaks = {match.end(): 2 * depths[match.end()] + 1 for match in re.finditer(r"[(\[{]", text)}
-    breaks |= {place: 2 * depths[place] for place in (*_after_spaces(text), *dots)}
-    return _fold(text, width, 2, breaks)
+    # a dot after a name belongs to the name more than a dot after a call
+    dots = {match.start(): bool(match[1]) for match in re.finditer(r"(?<=(\w))\.(?=[A-Za-z_])|\.(?=[A-Za-z_])", text)}
+    last_resort = 2 * max(depths) + 2
+    breaks = {match.end(): last_resort for match in re.finditer(r"[^\w\s.](?=\w)", text)}
+    breaks |= {match.end(): 2 * depths[match.end()] + 1 for match in re.finditer(r"[(\[{]", text)}
+    breaks |= {place: 2 * depths[place] + 4 * after_name for place, after_name in dots.items()}
+    breaks |= {place: 2 * depths[place] for place in _after_spaces(text) if not text[:place].endswith(INNER)}
+    return _fold(text, width, _CODE_HANG, breaks)
+
+
+def longest_identifier(text: str) -> int:
+    """Return how wide a column of folded code must be to keep each identifier in the text on one line.
+
+    >>> longest_identifier("proj.unflatten(-1, (3, E))")
+    13
+    """
+    # with the dot before it and the sign after it
+    return max((cell_len(word) for word in re.findall(r"\.?\w+[^\w\s.]?", text)), default=0) + _CODE_HANG
 
 
 def fold_command(text: str, width: int) -> list[str]:
@@ -108,6 +134,8 @@ class ColumnLayout:
     widths: tuple[int, ...]
     first: str
     left_out: tuple[str, ...] = ()
+    is_crowded: bool = False
+    """Whether columns are left out, or so narrow that many of their cells are folded."""
 
     def lines(self, cells: Sequence[str]) -> list[str]:
         """Return the lines of a row: numbers aligned right, everything else left."""
@@ -128,11 +156,16 @@ def lay_out(
 ) -> ColumnLayout:
     """Fit columns into a width: fold text columns, then leave out columns from the right.
 
-    `least` is for each column the least width to fold its cells to; None for cells that are never folded. The numbers
-    and the first column after them are always kept.
+    `least` is for each column the least width to fold its cells to; None for cells that are never folded. An identifier
+    is kept on one line, unless it is longer than half of the width. The numbers and the first column after them are
+    always kept.
     """
-    wanted = [max(cell_len(name), *(cell_len(row[place]) for row in rows), 1) for place, name in enumerate(names)]
-    smallest = [min(full, limit or full) for full, limit in zip(wanted, least, strict=True)]
+    columns = [[row[place] for row in rows] for place in range(len(names))]
+    wanted = [max(cell_len(name), *map(cell_len, cells), 1) for name, cells in zip(names, columns, strict=True)]
+    words = [min(max(map(longest_identifier, cells), default=0), width // 2) for cells in columns]
+    smallest = [
+        min(full, max(limit, word)) if limit else full for full, limit, word in zip(wanted, least, words, strict=True)
+    ]
     kept = len(wanted)
     while kept > 2 and sum(smallest[:kept]) + GAP * (kept - 1) > width:
         kept -= 1
@@ -141,7 +174,8 @@ def lay_out(
     while sum(widths) > room:
         widest = max(range(1, kept), key=lambda place: widths[place] * (widths[place] > smallest[place]))
         widths[widest] -= 1
-    return ColumnLayout(tuple(widths), names[1], tuple(names[kept:]))
+    folds = any(actual < min(full, _COMFORTABLE) for actual, full in zip(widths, wanted, strict=False))
+    return ColumnLayout(tuple(widths), names[1], tuple(names[kept:]), folds or kept < len(wanted))
 
 
 def _after_spaces(text: str) -> list[int]:
@@ -176,6 +210,8 @@ def _cuts(text: str, width: int, hang: int, breaks: dict[int, int]) -> list[str]
         if limit == len(text):
             return [*parts, text[start:]]
         ends = places[bisect.bisect_right(places, start) : bisect.bisect_right(places, limit)]
+        # a line of a few characters would cost more than a break inside brackets
+        ends = [place for place in ends if 3 * (place - start) > limit - start] or ends
         end = min(ends, key=lambda place: (breaks[place], -place), default=limit)
         # at the start of a line `::name::` would be a command to GitHub's runner; after a space it is escaped already
         while text.startswith("::", end) and end > start + 1:

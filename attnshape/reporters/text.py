@@ -116,7 +116,7 @@ def _finding(finding: Finding, width: int, read_lines: ReadLines, options: Repor
     lines = styled(visible(f"{where}{finding.level} {finding.code} {message}"), width, style)
     if repeated:
         return lines
-    found = report_view.excerpt(finding, read_lines)
+    found = report_view.excerpt(finding.source, finding.expression, read_lines)
     if found is not None:
         code, carets = found.fit(width - _INDENT - len(_BAR))
         lines.append(_indented(_BAR + code))

@@ -13,12 +13,35 @@ from msgspec import UNSET
 
 from attnshape.dims.symbols import ORDER
 from attnshape.errors import AttnshapeError
-from attnshape.model.formatting import format_bytes, pluralize
-from attnshape.model.trace import Avoided, Failure, Loop, Operand, Peak, Size, Step, TensorRecord, Trace, loops_by_step
-from attnshape.reporters.columns import DEFAULT, NUMBER, Column, RowSubject, is_constant
+from attnshape.explanation.sentences import explain
+from attnshape.model.formatting import format_bytes, format_ratio, join_words, pluralize
+from attnshape.model.references import resolve
+from attnshape.model.trace import (
+    Avoided,
+    Failure,
+    Loop,
+    Operand,
+    Peak,
+    Reference,
+    Size,
+    Step,
+    TensorRecord,
+    TotalCost,
+    Trace,
+    loops_by_step,
+)
+from attnshape.reporters.columns import NUMBER, Column, RowSubject, default_columns, is_constant
 from attnshape.reporters.escaping import visible
-from attnshape.reporters.explain import explain
-from attnshape.reporters.labels import NOT_CONTIGUOUS, axis_sizes, one_line, short, source_label, step_label
+from attnshape.reporters.labels import (
+    NOT_CONTIGUOUS,
+    axis_sizes,
+    bytes_label,
+    one_line,
+    operations_label,
+    short,
+    source_label,
+    step_label,
+)
 from attnshape.reporters.model_view import attention_summary, module_headings, shows_layers_once
 from attnshape.tracing.operations import JOINS, RESHAPES, base_name, short_name
 
@@ -30,18 +53,24 @@ _BROKEN = "which doesn't hold"
 _PREPARE = frozenset({"projection", "split"})
 _ATTEND = frozenset({"scores", "scale", "mask", "softmax", "context"})
 _MERGE = frozenset({"merge", "output"})
+_BEFORE, _AFTER, _WHOLE, _RETURNED = "before the attention", "after the attention", "attention", "returned"
+_MOST_RETURNED = 24
+"""How many of the tensors that a run returns have a row."""
 
 
 @dataclass(frozen=True)
 class ViewOptions:
     """What to show of a trace."""
 
-    columns: tuple[Column, ...] = DEFAULT
+    columns: tuple[Column, ...] | None = None
+    """None for those of `default_columns`."""
     match: str | None = None
     """Comma-separated roles, operations or modules; None for all steps."""
     depth: int | None = None
     """How deep inside composites steps are shown; None for all."""
     explain: bool = False
+    picture: bool = False
+    """Whether a picture of the data flow follows the table."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +88,13 @@ class TraceRow:
     """One line of the table: its cells, the step's number first."""
 
     cells: tuple[str, ...]
-    kind: Literal["input", "step", "output", "failure"]
+    kind: Literal["input", "step", "output", "failure", "returned"]
     heading: str | None = None
     """The heading above it."""
     explanation: tuple[str, str] | None = None
     """At the last row of a step: its number and the sentence that explains it."""
+    subject: RowSubject | None = None
+    """What its cells are about."""
 
 
 @dataclass(frozen=True)
@@ -110,45 +141,66 @@ def trace_view(trace: Trace, options: ViewOptions) -> TraceView:
     """Return the rows of the chosen steps, and the lines above and below them; errors are those of `matching_steps`."""
     steps = up_to_depth(trace, matching_steps(trace, options.match), options.depth)
     every = options.match is None
+    columns = options.columns if options.columns is not None else default_columns(trace, steps)
     shown = {step.index for step in steps}
     loops = loops_by_step(trace.loops)
     headings = _headings(trace) if len(shown) == len(trace.steps) else {}
     rows: list[TraceRow] = []
     for named in trace.inputs if every else ():
         subject = RowSubject(trace, visible(named.name or "an input"), tensor=named.tensor, given=True)
-        rows.append(TraceRow(_cells("", options, subject), "input"))
+        rows.append(TraceRow(_cells("", columns, subject), "input", subject=subject))
     for step in steps:
         label = step_label(trace, step, shown, loops.get(step.index, ()))
-        rows += _step_rows(trace, step, options, label, headings.get(step.index))
+        step_rows = _step_rows(trace, step, columns, label, headings.get(step.index))
+        if options.explain:
+            step_rows[-1] = replace(step_rows[-1], explanation=(str(step.index), visible(explain(trace, step))))
+        rows += step_rows
     if trace.failure and (every or not steps):
-        rows.append(_failure_row(trace.failure, options))
+        rows.append(_failure_row(trace.failure, columns))
+    rows += _returned_rows(trace, columns) if every else []
     summary = tuple(attention_summary(trace)) if every else ()
-    return TraceView(trace_header(trace), options.columns, tuple(rows), trace_footer(trace, len(steps)), summary)
+    return TraceView(trace_header(trace), columns, tuple(rows), trace_footer(trace, len(steps)), summary)
 
 
-def _step_rows(trace: Trace, step: Step, options: ViewOptions, label: str, heading: str | None) -> list[TraceRow]:
+def _step_rows(trace: Trace, step: Step, columns: Sequence[Column], label: str, heading: str | None) -> list[TraceRow]:
     only = step.outputs[0].tensor if len(step.outputs) == 1 else None
     subject = RowSubject(trace, label, step, only)
-    rows = [TraceRow(_cells(str(step.index), options, subject), "step", heading)]
+    rows = [TraceRow(_cells(str(step.index), columns, subject), "step", heading, subject=subject)]
     if only is None:
         for number, output in enumerate(step.outputs):
             part = RowSubject(trace, visible(output.name or f"[{number}]"), tensor=output.tensor)
-            rows.append(TraceRow(_cells("", options, part), "output"))
-    if options.explain:
-        rows[-1] = replace(rows[-1], explanation=(str(step.index), explain(trace, step)))
+            rows.append(TraceRow(_cells("", columns, part), "output", subject=part))
     return rows
 
 
-def _failure_row(failure: Failure, options: ViewOptions) -> TraceRow:
+def _returned_rows(trace: Trace, columns: Sequence[Column]) -> list[TraceRow]:
+    """Return a row for each tensor that the run returns; none where that is just the last step's result."""
+    ends_simply = bool(trace.steps) and len(trace.steps[-1].outputs) == 1
+    if ends_simply and [output.of for output in trace.outputs] == [Reference(step=len(trace.steps))]:
+        return []
+    rows: list[TraceRow] = []
+    for output in trace.outputs[:_MOST_RETURNED]:
+        tensor = resolve(trace, output.of)
+        name = tensor.name if tensor is not None and output.of.step is not None else None
+        label = visible(f"{output.name} = {name}" if name and name != output.name else output.name)
+        subject = RowSubject(trace, label, tensor=tensor.tensor if tensor is not None else None, returned=output.of)
+        heading = None if rows else _RETURNED
+        rows.append(TraceRow(_cells("", columns, subject), "returned", heading, subject=subject))
+    if left := len(trace.outputs) - len(rows):
+        rows.append(TraceRow(_cells("", columns, RowSubject(trace, f"… and {left} more")), "returned"))
+    return rows
+
+
+def _failure_row(failure: Failure, columns: Sequence[Column]) -> TraceRow:
     # the step that failed isn't in the trace: its text is shown in the place of a step's
     text = failure.expression or failure.operation or "an unknown operation"
     texts = {"step": short(text), "expression": one_line(text), "source": source_label(failure.source)}
     texts["op"] = short_name(failure.operation) if failure.operation else ""
-    return TraceRow(("✗", *(visible(texts.get(column.name, "")) for column in options.columns)), "failure")
+    return TraceRow(("✗", *(visible(texts.get(column.name, "")) for column in columns)), "failure")
 
 
-def _cells(number: str, options: ViewOptions, subject: RowSubject) -> tuple[str, ...]:
-    return (number, *(column.text(subject) for column in options.columns))
+def _cells(number: str, columns: Sequence[Column], subject: RowSubject) -> tuple[str, ...]:
+    return (number, *(column.text(subject) for column in columns))
 
 
 def matching_steps(trace: Trace, match: str | None) -> tuple[Step, ...]:
@@ -210,7 +262,8 @@ def _headings(trace: Trace) -> dict[int, str]:
 def section_headings(trace: Trace) -> dict[int, str]:
     """Return the headings of an attention's sections, each with the index of the section's first step.
 
-    They follow from the roles of the steps. The result is empty if these are in a different order.
+    They follow from the roles of the steps. The result is empty if these are in a different order. A heading is never
+    inside a composite: where a section begins in one, the attention as a whole has a heading.
     """
     steps = trace.steps
     begin = _attend_begins(trace)
@@ -226,13 +279,38 @@ def section_headings(trace: Trace) -> dict[int, str]:
     after = [step.index for step in steps if step.index > end and step.role]
     headings = {begin: "attend"}
     if before:
-        headings |= {before[0]: "project and split"} | ({1: "before the attention"} if before[0] > 1 else {})
+        headings[_above_composites(trace, before[0])] = "project and split"
     if after:
-        headings[after[0]] = "merge"
-    last = after[-1] if after else end
-    if last < len(steps):
-        headings[last + 1] = "after the attention"
+        headings[_above_composites(trace, after[0])] = "merge"
+    if any(trace.step(index).parent is not None for index in headings):
+        headings = {_outermost(trace, min(headings)): _WHOLE}
+    first, last = min(headings), _last_of_composites(trace, after[-1] if after else end)
+    headings |= {1: _BEFORE} if first > 1 and (before or headings[first] == _WHOLE) else {}
+    headings |= {last + 1: _AFTER} if last < len(steps) else {}
     return headings if len(headings) > 1 else {}
+
+
+def _above_composites(trace: Trace, index: int) -> int:
+    """Return the outermost composite that begins with a step and has no role before it; the step itself if none."""
+    parent = trace.step(index).parent
+    while parent is not None and parent < index and not any(step.role for step in trace.steps[parent : index - 1]):
+        index, parent = parent, trace.step(parent).parent
+    return index
+
+
+def _outermost(trace: Trace, index: int) -> int:
+    """Return the composite around a step that is in no other; the step itself if it is in none."""
+    parent = trace.step(index).parent
+    while parent is not None and parent < index:
+        index, parent = parent, trace.step(parent).parent
+    return index
+
+
+def _last_of_composites(trace: Trace, index: int) -> int:
+    """Return the last step inside all composites around a step; the step itself if it is in none."""
+    while index < len(trace.steps) and trace.step(index + 1).parent is not None:
+        index += 1
+    return index
 
 
 def _attend_begins(trace: Trace) -> int | None:
@@ -246,11 +324,7 @@ def _attend_begins(trace: Trace) -> int | None:
             break
         begin -= 1
         used |= {operand.step for operand in trace.step(begin).operands}
-    # then the outermost composite that begins with that step and has no role before it
-    parent = trace.step(begin).parent
-    while parent is not None and parent < begin and not any(step.role for step in trace.steps[parent : begin - 1]):
-        begin, parent = parent, trace.step(parent).parent
-    return begin
+    return _above_composites(trace, begin)
 
 
 def trace_header(trace: Trace) -> Header:
@@ -281,6 +355,8 @@ def trace_footer(trace: Trace, shown: int) -> tuple[FooterLine, ...]:
 def _plain_lines(trace: Trace, shown: int) -> Iterator[str]:
     if trace.steps:
         yield from (_counts(trace, shown), _axes(trace), _memory(trace))
+    if trace.cost is not UNSET:
+        yield from _costs(trace.cost)
     if trace.peak is not UNSET:
         yield _peak(trace.peak)
     yield from _merged({step.index: _avoided(step.avoided) for step in trace.steps if step.avoided is not UNSET})
@@ -383,6 +459,20 @@ def _peak(peak: Peak) -> str:
     where = f"at step {peak.step}" if peak.step is not None else "while it is being built"
     known = "verified" if peak.known == "verified" else "an estimate"
     return f"peak of live memory {format_bytes(peak.bytes)} {where} ({known})"
+
+
+def _costs(cost: TotalCost) -> Iterator[str]:
+    intensity = f" · {format_ratio(cost.intensity)} FLOPs a byte" if cost.intensity is not None else ""
+    why = f", because of {join_words(cost.unknown)}" if cost.flops is None and cost.unknown else ""
+    yield f"FLOPs {visible(operations_label(cost.flops) + why)}{intensity}"
+    if cost.attention is not UNSET:
+        needless = f", of which a mask makes {cost.needless:.0%} needless" if cost.needless is not UNSET else ""
+        yield f"FLOPs of scores and context {visible(operations_label(cost.attention))}{needless}"
+    yield f"parameters {visible(operations_label(cost.parameters))}"
+    yield f"moved {visible(bytes_label(cost.moved))} · temporary {visible(bytes_label(cost.temporary))}"
+    yield f"saved for the backward pass {visible(bytes_label(cost.saved))}"
+    if cost.cache is not UNSET:
+        yield f"cached for each token {visible(bytes_label(cost.cache))}"
 
 
 def _avoided(scores: Avoided) -> str:

@@ -129,7 +129,8 @@ def is_same_as_any(path: Path, others: Iterable[Path]) -> bool:
     return False
 
 
-_INSTALLED = ("site-packages", "dist-packages")
+INSTALLED = ("site-packages", "dist-packages")
+"""The names of the folders in which packages are installed."""
 
 
 def installed_package(file: str) -> str | None:
@@ -140,7 +141,7 @@ def installed_package(file: str) -> str | None:
     >>> installed_package("/home/me/project/model.py")
     """
     parts = Path(file).parts
-    return next((name for folder, name in itertools.pairwise(parts) if folder in _INSTALLED), None)
+    return next((name for folder, name in itertools.pairwise(parts) if folder in INSTALLED), None)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import signal
 import struct
@@ -199,6 +200,11 @@ def limit_time(seconds: float) -> None:
 def seconds_left(time_limit: float) -> float:
     """Return how much of a time limit is left for the current result; without a supervisor all of it."""
     return max(_Connection.started + time_limit - monotonic(), 0.0) if is_supervised() else time_limit
+
+
+def seconds_until_limit() -> float:
+    """Return how much is left of the time that `limit_time` set, infinity if it set none."""
+    return math.inf if _Connection.time_limit is None else seconds_left(_Connection.time_limit)
 
 
 def limit_memory(limit: int) -> None:

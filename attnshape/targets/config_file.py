@@ -55,7 +55,13 @@ _ALIKE = ("layer_types", "mlp_layer_types")
 """Fields that list the kind of each layer."""
 _OF_IMAGES = ("P", "S")
 """How many patches an image has along a side, and the pixels along a side of a patch."""
-_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+_ENDINGS = {"text_config": "", "vision_config": "i", "audio_config": "a"}
+"""What the symbols of a part of a configuration end in."""
+_INPUTS_OF = {"vision_config": "pixel_values", "audio_config": "input_features"}
+_LEAST = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+"""Sizes of a part that the inputs don't reach: it is built only because the model can't be without it."""
+_TOKEN = re.compile(r"\w+_token_(id|index)")
+"""The fields that are ids of tokens."""
 _LENGTHS = ("L", "Lq", "Lk")
 _MOST_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
@@ -75,6 +81,8 @@ class _Symbols:
 
     rotated: list[str] = field(default_factory=list)
     """Symbols of heads' widths whose features rotate in pairs."""
+    idle: tuple[str, ...] = ()
+    """The paths of parts that the inputs don't reach, as where a model gets no image. They have no symbols."""
 
     def add(self, part: str, name: str, symbol: str, size: int) -> None:
         """Give a field's size a symbol: another one, if the symbol has another size."""
@@ -100,9 +108,12 @@ def config_target(spec: TargetSpec) -> Target:
     config, model_class = _read(Path(spec.target))
     symbols = _symbols(config)
     inputs = tuple(_inputs(config, model_class, symbols))
+    if idle := tuple(path for path, ending in _ENDINGS.items() if ending and not _reads(inputs, path)):
+        symbols = _symbols(config, idle)
     sizes = _sizes(symbols, inputs, spec)
 
     even = [name for name in symbols.rotated if name in sizes.independent]
+    layers = {text for _, name, text in symbols.fields if _SYMBOLS.get(name) == "N"}
 
     def build(numbers: Mapping[str, int], options: RunOptions) -> Runnable:
         seed_all(options.seed)
@@ -118,7 +129,15 @@ def config_target(spec: TargetSpec) -> Target:
         tensors = {tensor.name: make_tensor(tensor, numbers, options) for tensor in inputs}
         return runnable_from_case(spec.target, (model, (), tensors), options)
 
-    return Target(spec.target, sizes, build, is_builtin=False, prefers_meta=are_large(sizes), even=tuple(even))
+    return Target(
+        spec.target,
+        sizes,
+        build,
+        is_builtin=False,
+        prefers_meta=are_large(sizes),
+        even=tuple(even),
+        counts=frozenset(layers),
+    )
 
 
 def _read(path: Path) -> tuple[Any, Any]:
@@ -165,12 +184,19 @@ def _parts(config: Any) -> Iterator[tuple[str, Any, str]]:
     for name in getattr(config, "sub_configs", {}):
         part = getattr(config, name, None)
         if part is not None:
-            yield name, part, {"text_config": "", "vision_config": "i", "audio_config": "a"}.get(name, name[0])
+            yield name, part, _ENDINGS.get(name, name[0])
 
 
-def _symbols(config: Any) -> _Symbols:
-    symbols = _Symbols()
+def _reads(inputs: tuple[TensorSpec, ...], path: str) -> bool:
+    """Return whether the inputs of a model reach a part of it."""
+    return _INPUTS_OF[path] in {tensor.name for tensor in inputs}
+
+
+def _symbols(config: Any, idle: tuple[str, ...] = ()) -> _Symbols:
+    symbols = _Symbols(idle=idle)
     for path, part, ending in _parts(config):
+        if path in idle:
+            continue
         own = _Symbols()
         for name, symbol in _SYMBOLS.items():
             size = getattr(part, name, None)
@@ -285,6 +311,10 @@ def _resized(config: Any, symbols: _Symbols, numbers: Mapping[str, int]) -> Any:
     resized = copy.deepcopy(config)
     for path, name, text in symbols.fields:
         setattr(_part(resized, path), name, parse_expression(text).evaluate(numbers))
+    for path, part, _ in _parts(resized):
+        for name, least in _LEAST.items() if path in symbols.idle else ():
+            if isinstance(getattr(part, name, None), int):
+                setattr(part, name, least)
     longest = max(numbers.get(name, 0) for name in _LENGTHS)
     for path, part, _ in _parts(resized):
         layers = getattr(part, "num_hidden_layers", None)
@@ -294,8 +324,9 @@ def _resized(config: Any, symbols: _Symbols, numbers: Mapping[str, int]) -> Any:
         for name in _MOST_POSITIONS:
             if isinstance(most := getattr(part, name, None), int) and most < longest:
                 setattr(part, name, longest)
-        vocabulary: Any = getattr(part, "vocab_size", None)
-        for name in _TOKENS if isinstance(vocabulary, int) else ():
+        # a model of several parts has the ids itself, and the size of the vocabulary in the part for texts
+        vocabulary: Any = getattr(part, "vocab_size", None) or numbers.get("V")
+        for name in filter(_TOKEN.fullmatch, list(vars(part))) if isinstance(vocabulary, int) else ():
             if isinstance(token := getattr(part, name, None), int):
                 setattr(part, name, min(token, vocabulary - 1))
         # whichever experts are chosen, the same operations run, and on meta too

@@ -26,6 +26,7 @@ from attnshape.errors import (
 from attnshape.runtime.files import display_path
 from attnshape.runtime.time_limit import reraise_interruption_or_timeout
 from attnshape.targets.imports import definitions, origin, public_names
+from attnshape.targets.missing import install_hint
 
 
 class Names(dict[str, Any]):
@@ -201,7 +202,9 @@ def _called(value: Any, path: str, text: str, names: Names) -> Any:
         exits = isinstance(error, SystemExit)
         raise AttnshapeError(
             f"{path}({text}) can't be built: {format_exception(error)}{origin(error)}",
-            "trace a part of it that doesn't exit" if exits else f"the sizes were {sizes or 'none'}",
+            "trace a part of it that doesn't exit"
+            if exits
+            else install_hint(error) or f"the sizes were {sizes or 'none'}",
         ) from error
 
 

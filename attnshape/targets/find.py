@@ -16,8 +16,8 @@ from attnshape.errors import AttnshapeError, Option, did_you_mean
 from attnshape.options.pyproject import FILE, project_targets
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.runtime.isolation import seed_all
-from attnshape.targets.builtin.registry import CATALOG, DEFAULT, load
-from attnshape.targets.imports import defined_names, import_target
+from attnshape.targets.builtin.registry import CATALOG, DEFAULT, concerns, load
+from attnshape.targets.imports import example_of, import_target
 from attnshape.targets.inputs import device_context
 from attnshape.targets.inside import module_inside
 from attnshape.targets.target import Target
@@ -42,8 +42,8 @@ def mechanism_target(spec: TargetSpec, name: str, case: str) -> Target:
     cases = load(name)
     if case and case not in cases:
         raise AttnshapeError(f"{name} has no case {case!r}", did_you_mean(case, list(cases), "it has"))
-    given = {symbol: int(size) for symbol, size in spec.sizes.items() if symbol in SYMBOLS_BY_NAME}
-    fitting = (fn for fn in cases.values() if all(_concerns(symbol, _parameters(fn)[0]) for symbol in given))
+    given = {name: size for name, size in spec.sizes.items() if name in SYMBOLS_BY_NAME and isinstance(size, int)}
+    fitting = (fn for fn in cases.values() if all(concerns(symbol, _parameters(fn)[0]) for symbol in given))
     function = cases[case] if case else next(fitting, next(iter(cases.values())))
     symbols, options = _parameters(function)
     # in the catalog D is H*Dk, where all three matter
@@ -74,12 +74,6 @@ def _parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
     return sizes, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
-def _concerns(symbol: str, symbols: list[str]) -> bool:
-    """Return whether a case takes a size, or one that determines it: D = H*Dk."""
-    pair = {"D": "Dk", "Dk": "D"}
-    return symbol in symbols or (symbol in pair and pair[symbol] in symbols and "H" in symbols)
-
-
 def _refuse_sizes(
     label: str, name: str, symbols: list[str], given: Mapping[str, int], cases: Mapping[str, Callable[..., Any]]
 ) -> None:
@@ -89,12 +83,12 @@ def _refuse_sizes(
             (L, " says that queries and keys are one sequence, ", Lq if "Lq" in given else Lk, " that they are two"),
             ("give ", L, " for self-attention, or ", Lq, " and ", Lk, " for cross-attention"),
         )
-    strange = next((symbol for symbol in given if not _concerns(symbol, symbols)), None)
+    strange = next((symbol for symbol in given if not concerns(symbol, symbols)), None)
     if strange is None:
         return
-    taking = [case for case, fn in cases.items() if all(_concerns(size, _parameters(fn)[0]) for size in given)]
+    taking = [case for case, fn in cases.items() if all(concerns(size, _parameters(fn)[0]) for size in given)]
     elsewhere = f"{name}:{taking[0]} takes it" if taking else ""
-    if {"Lq", "Lk"} & {symbol for symbol in given if not _concerns(symbol, symbols)} and "L" in symbols:
+    if {"Lq", "Lk"} & {symbol for symbol in given if not concerns(symbol, symbols)} and "L" in symbols:
         raise AttnshapeError(
             (f"{label} is self-attention: queries and keys are one sequence, so it takes no ", size_option(strange)),
             (
@@ -164,8 +158,7 @@ def may_lack_arguments(spec: TargetSpec) -> bool:
 def _incomplete(where: str) -> AttnshapeError:
     with contextlib.suppress(OSError, ValueError):
         if Path(where).is_file():
-            names = defined_names(where)
-            example, others = (names[0], f"; it defines {', '.join(names)}") if names else ("Name", "")
+            example, others = example_of(where)
             return AttnshapeError(
                 f"{where} is a file; which of its functions or classes?", f"write {where}:{example}{others}"
             )

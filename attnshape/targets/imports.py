@@ -10,15 +10,26 @@ import sys
 import sysconfig
 import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from attnshape.errors import AttnshapeError, format_exception, most_similar
-from attnshape.runtime.files import display_path
+from attnshape.runtime.files import INSTALLED, display_path, installed_package
 from attnshape.runtime.signals import reraise_interruption
+from attnshape.targets.missing import (
+    OWN_PACKAGE,
+    MissingPackages,
+    how_to_install,
+    install_hint,
+    missing_package,
+    not_installed,
+)
+from attnshape.targets.scripts import define_the_rest, stop_of
 
 _WITHOUT_PARENT = "no known parent package"
+_MOST_NAMES = 8
 _MOST_LEVELS = 5
 """How many folders around a file are searched for a module that it imports."""
 
@@ -28,7 +39,123 @@ def import_target(where: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    return _import_file(where) if where.endswith(".py") or "/" in where else _import_module(where)
+    before = set(sys.modules)
+    try:
+        return _import_file(where) if _is_file(where) else _import_module(where)
+    except AttnshapeError as failure:
+        if not isinstance(failure.__cause__, ImportError) and not _is_of_its_package(failure.__cause__, where):
+            raise
+        _forget(before)
+        return _import_in_part(where, failure)
+
+
+def _is_of_its_package(error: BaseException | None, where: str) -> bool:
+    """Return whether an import failed before it came to the file itself: in its package."""
+    if not isinstance(error, Exception) or not _is_file(where) or len(_module_name(_resolve(where))[0]) == 1:
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return not isinstance(error, SyntaxError) and all(_resolve(one.filename) != _resolve(where) for one in frames)
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith(".py") or "/" in where
+
+
+def _import_in_part(where: str, failure: AttnshapeError) -> ModuleType:
+    """Import a target after a failure with placeholders for packages that aren't installed, then alone too.
+
+    What is imported alone is a file of a package: the package's `__init__.py` doesn't run.
+
+    Raises:
+        AttnshapeError: It doesn't import in either way. That is the original failure, unless the package failed before
+            it came to the file.
+    """
+    attempts = [_import_file, _import_alone] if _is_file(where) else [_import_module]
+    missing: dict[str, None] = {}
+    last = failure
+    for attempt in attempts:
+        before = set(sys.modules)
+        packages = MissingPackages(lambda name: _find_around(name, Path(where)))
+        try:
+            with packages:
+                module = _with_names(packages, attempt, where)
+        except AttnshapeError as error:
+            _forget(before)
+            missing |= dict.fromkeys(packages.found)
+            last = error
+            continue
+        packages.keep()
+        return module
+    if not missing:
+        raise last if _is_of_its_package(failure.__cause__, where) else failure
+    raise AttnshapeError(failure.message, how_to_install(missing)) from failure.__cause__
+
+
+def _with_names(packages: MissingPackages, attempt: Callable[[str], ModuleType], where: str) -> ModuleType:
+    """Import, again with a placeholder for each name that another release of an installed package has."""
+    before = set(sys.modules)
+    while True:
+        try:
+            return attempt(where)
+        except AttnshapeError as failure:
+            if not packages.add_name(failure.__cause__):
+                raise
+            _forget(before)
+
+
+class _PackageWithoutCode(ModuleType):
+    """A package whose `__init__.py` didn't run."""
+
+
+def _import_alone(where: str) -> ModuleType:
+    """Import a file of a package without running the package's `__init__.py`, nor those of the packages it is in."""
+    path = Path(where).resolve()
+    names, root = _module_name(path)
+    for place in range(1, len(names)):
+        package = _PackageWithoutCode(".".join(names[:place]))
+        package.__path__ = [str(root.joinpath(*names[:place]))]
+        sys.modules.setdefault(package.__name__, package)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return _guarded_import(".".join(names), where)
+
+
+def _module_name(path: Path) -> tuple[list[str], Path]:
+    """Return the parts of the name under which a file is imported, and the folder in which its first part is."""
+    names, root = [path.stem], path.parent
+    # a package may leave a file of this name beside itself
+    while (root / "__init__.py").is_file() and root.name not in INSTALLED:
+        names.insert(0, root.name)
+        root = root.parent
+    return names, root
+
+
+def _find_around(name: str, path: Path) -> ModuleSpec | None:
+    """Return a module in one of the folders around a file, which is made importable.
+
+    A submodule is there where an installed package hides the project's own of the same name.
+    """
+    *packages, _ = name.split(".")
+    if packages:
+        folders = [root.joinpath(*packages) for root in list(path.resolve().parents)[:_MOST_LEVELS]]
+        specs = (PathFinder.find_spec(name, [str(folder)]) for folder in folders if folder.is_dir())
+        return next((spec for spec in specs if spec is not None), None)
+    root = _root_of(name, path.resolve())
+    return PathFinder.find_spec(name) if root is not None and _append_to_path(root) else None
+
+
+def notes_on(module: ModuleType) -> tuple[str, ...]:
+    """Return notes on what a module was imported without: packages that aren't installed, its package's own code."""
+    file = getattr(module, "__file__", None)
+    names = not_installed(_import_folder(file)) if isinstance(file, str) else []
+    how = "found" if any("." in name for name in names) else "installed"
+    notes = [f"not {how}, and not needed by what ran: {', '.join(names)}"] if names else []
+    if (stop := stop_of(module)) is not None:
+        notes.append(f"{stop.place} fails, after which only definitions were taken from the file: {stop.why}")
+    package = module.__name__.rpartition(".")[0]
+    if isinstance(sys.modules.get(package), _PackageWithoutCode):
+        notes.append(f"the package {package} itself doesn't import, so that only its file was imported")
+    return tuple(notes)
 
 
 def definitions(module: ModuleType) -> list[str]:
@@ -56,10 +183,7 @@ def _import_file(where: str) -> ModuleType:
     except (OSError, ValueError) as error:
         raise AttnshapeError(f"can't read {where[:80]!r}: {error}", "name a Python file: model.py:Name") from None
     path = path.resolve()
-    names, root = [path.stem], path.parent
-    while (root / "__init__.py").is_file():
-        names.insert(0, root.name)
-        root = root.parent
+    names, root = _module_name(path)
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     name = ".".join(names)
@@ -82,20 +206,32 @@ def _import_file(where: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the file may raise anything, which is reported
         reraise_interruption(error)
         sys.modules.pop(name, None)
         if _add_root_of_missing(error, path):
             return _import_file(where)
         if isinstance(error, ImportError) and _WITHOUT_PARENT in str(error):
             return _guarded_import(f"{_package_of(path.parent)}.{path.stem}", where)
+        return _with_definitions(module, where, error)
+    return module
+
+
+def _with_definitions(module: ModuleType, where: str, error: BaseException) -> ModuleType:
+    """Return the module of a file that failed, with its definitions. Raises AttnshapeError if that isn't enough."""
+    try:
+        has_them = define_the_rest(module, Path(where).resolve(), error)
+    except ImportError as later:
+        raise _import_failure(where, later) from later
+    if not has_them:
         raise _import_failure(where, error) from error
+    sys.modules[module.__name__] = module
     return module
 
 
 def _package_of(folder: Path) -> str:
     """Make a folder without `__init__.py` a package, for files in it that import each other relatively."""
-    name = f"attnshape_package_{zlib.crc32(bytes(folder)):x}"
+    name = f"{OWN_PACKAGE}_{zlib.crc32(bytes(folder)):x}"
     package = ModuleType(name)
     package.__path__ = [str(folder)]
     sys.modules[name] = package
@@ -110,10 +246,14 @@ def _add_root_of_missing(error: BaseException | None, path: Path) -> bool:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if not missing:
         return False
-    top = missing.partition(".")[0]
-    around = list(path.parents)[:_MOST_LEVELS]
-    root = next((one for one in around if (one / top).is_dir() or (one / f"{top}.py").is_file()), None)
+    root = _root_of(missing.partition(".")[0], path)
     return root is not None and _append_to_path(root)
+
+
+def _root_of(name: str, path: Path) -> Path | None:
+    """Return the folder around a file that has a module of this name."""
+    around = list(path.parents)[:_MOST_LEVELS]
+    return next((one for one in around if (one / name).is_dir() or (one / f"{name}.py").is_file()), None)
 
 
 def _append_to_path(folder: Path) -> bool:
@@ -149,14 +289,16 @@ def _guarded_import(name: str, where: str) -> ModuleType:
 
 
 def _import_failure(where: str, error: BaseException) -> AttnshapeError:
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    install = (
-        f"install the package that has it, for example: pip install {missing.partition('.')[0]}" if missing else ""
-    )
-    return AttnshapeError(
-        f"{where} doesn't import: {format_exception(error)}{origin(error, where)}",
-        install or "fix it so that `python -c 'import …'` accepts it",
-    )
+    why = format_exception(error)
+    if (package := missing_package(error)) is not None and package[0] == ".":
+        why = f"there is no module {package}, which it imports relatively"
+    hint = install_hint(error) or "fix it so that `python -c 'import …'` accepts it"
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        to_do = "restore" if Path(error.filename).is_absolute() else "run in a folder that has"
+        hint = f"{to_do} {error.filename}, which it reads when it is imported"
+    if isinstance(error, ImportError) and "relative import beyond" in str(error):
+        hint = "name the file in a checkout of its project, whose other files it imports"
+    return AttnshapeError(f"{where} doesn't import: {why}{origin(error, where)}", hint)
 
 
 def origin(error: BaseException, where: str = "") -> str:
@@ -168,7 +310,7 @@ def origin(error: BaseException, where: str = "") -> str:
         return f", at {display_path(error.filename)}:{error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen importlib")]
     inside = [f for f in frames if where and Path(f.filename).name == Path(where).name]
-    ours = str(Path(__file__).resolve().parent)
+    ours = str(Path(__file__).resolve().parents[1])
     frames = [f for f in frames if not f.filename.startswith(ours)]
     candidates = inside or frames
     return f", at {display_path(candidates[-1].filename)}:{candidates[-1].lineno}" if candidates else ""
@@ -181,15 +323,19 @@ def _similar_file(path: Path) -> str:
     return f"did you mean {similar}?" if similar else "check its path; it is taken from the current folder"
 
 
-def defined_names(path: str) -> list[str]:
-    """Return the classes and functions that a Python file defines, without importing it."""
+def example_of(path: str) -> tuple[str, str]:
+    """Return a class or function that a Python file defines, and which it defines in all, without importing it."""
     try:
         tree = ast.parse(Path(path).read_text())
     except (OSError, SyntaxError, ValueError):
-        return []
-    return [
-        node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name[0] != "_"
-    ]
+        return "Name", ""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    defined = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+    names = [node.name for node in sorted(defined, key=lambda node: not isinstance(node, ast.ClassDef))]
+    if not names:
+        return "Name", ""
+    shown = [*names[:_MOST_NAMES], *(["…"] if len(names) > _MOST_NAMES else [])]
+    return names[0], f"; it defines {', '.join(shown)}"
 
 
 class SiblingModules:
@@ -227,25 +373,40 @@ def forget_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-        torch_file = getattr(sys.modules.get("torch"), "__file__", None)
-        folders += [Path(__file__).resolve().parents[1], *([_resolve(torch_file).parent] if torch_file else ())]
-        for name in sys.modules.keys() - before:
-            # a module whose import is interrupted is gone again
-            module = sys.modules.get(name)
-            file = getattr(module, "__file__", None)
-            places = [file] if file else list(getattr(module, "__path__", ()))
-            if places and not any(Path(place).is_relative_to(folder) for place in places for folder in folders):
-                sys.modules.pop(name, None)
+        _forget(before)
+
+
+def _forget(before: Collection[str]) -> None:
+    """Remove the modules that aren't among those before, except those of installed packages.
+
+    Some of these can't be imported twice, wherever they are installed: in the environment, or outside of it.
+    """
+    folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+    folders += [Path(__file__).resolve().parents[1], *([_resolve(torch_file).parent] if torch_file else ())]
+    # all are looked at before any is removed, since a namespace package looks its parent up
+    places_of = {name: _places(sys.modules.get(name)) for name in sys.modules.keys() - before}
+    for name, places in places_of.items():
+        if any(installed_package(place) is not None for place in places):
+            continue
+        if places and not any(Path(place).is_relative_to(folder) for place in places for folder in folders):
+            sys.modules.pop(name, None)
+
+
+def _places(module: ModuleType | None) -> list[str]:
+    """Return the file or the folders of a module; nothing if it has none, or if the package it is in is gone."""
+    # a module whose import is interrupted is gone again
+    if file := getattr(module, "__file__", None):
+        return [file]
+    with contextlib.suppress(KeyError):
+        return list(getattr(module, "__path__", ()))
+    return []
 
 
 def _import_folder(target: str) -> Path:
     """Return the folder from which a target's file is imported: for a file in a package, the package's parent."""
     path = target.partition(":")[0].strip()
-    folder = _resolve(path).parent if path.endswith(".py") or "/" in path else _resolve("")
-    while (folder / "__init__.py").is_file():
-        folder = folder.parent
-    return folder
+    return _module_name(_resolve(path) if path.endswith(".py") or "/" in path else _resolve("") / "module.py")[1]
 
 
 def _folder_of(module: ModuleType | None) -> Path | None:

@@ -90,8 +90,16 @@ class _Mover:
         self._dtype = torch_dtype(options)
         self._train = options.train
         self._seen: set[int] = set()
+        self._results: dict[int, tuple[Tensor, Tensor]] = {}
+        """Each tensor that was moved, by its identity, with the result."""
 
     def _moved(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the device and in the dtype, the same one each time it is met."""
+        if id(tensor) not in self._results:
+            self._results[id(tensor)] = tensor, self._converted(tensor)
+        return self._results[id(tensor)][1]
+
+    def _converted(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device and in the dtype; the tensor itself if it is there, or can't be moved."""
         with torch._C.DisableTorchFunction():
             dtype = self._dtype if tensor.dtype in _CONVERTED else tensor.dtype

@@ -33,8 +33,14 @@ class Target:
     """Whether it is so large that a trace runs it on the meta device unless the user names another."""
     even: tuple[str, ...] = ()
     """Independent symbols that are known to be even, as a head's width where its features rotate in pairs."""
+    counts: frozenset[str] = frozenset()
+    """Symbols that are known to count something, such as layers: they are no part of any axis."""
     found: str = ""
     """The flags that say what was worked out of its arguments; empty if nothing was."""
+    notes: tuple[str, ...] = ()
+    """What limits its results, such as packages that aren't installed."""
+    is_search_cut_short: bool = False
+    """Whether time ended the search for its arguments, so that a quieter machine may find other ones."""
 
 
 def require_device(name: str) -> None:

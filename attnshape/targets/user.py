@@ -32,8 +32,9 @@ from attnshape.targets.evaluation import (
     reach,
     required_parameters,
 )
-from attnshape.targets.imports import import_target, origin
+from attnshape.targets.imports import import_target, notes_on, origin
 from attnshape.targets.inputs import annotated_inputs, device_context, make_tensor, move
+from attnshape.targets.missing import install_hint
 from attnshape.targets.target import Target
 from attnshape.tracing.containers import module_of, modules_within, tensor_paths
 from attnshape.tracing.runner import Runnable, parameters_within
@@ -93,7 +94,15 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
         return replace(_bind(function, spec.target, values), made_in=made_in, is_uncompiled=is_compiled)
 
     sizes = replace(resolve(used, spec.sizes, defaults), inputs={tensor.name: tensor.axes for tensor in tensors})
-    return Target(spec.target, sizes, build, is_builtin=False, resizable=resizable, module=_defining(module))
+    return Target(
+        spec.target,
+        sizes,
+        build,
+        is_builtin=False,
+        resizable=resizable,
+        module=_defining(module),
+        notes=notes_on(module),
+    )
 
 
 def _defaults(spec: TargetSpec, module: ModuleType, root_object: Any) -> dict[str, int]:
@@ -158,10 +167,11 @@ def _case_target(spec: TargetSpec, function: Callable[..., Any], module: ModuleT
             reraise_interruption_or_timeout(error)
             case = f"{spec.target}({', '.join(f'{name}={numbers[name]}' for name in used)})"
             why = f"the case {case} can't be built: {format_exception(error)}{origin(error)}"
-            raise AttnshapeError(why, "fix the case, or give other sizes") from error
+            raise AttnshapeError(why, install_hint(error) or "fix the case, or give other sizes") from error
         return runnable_from_case(spec.target, result, options)
 
-    return Target(spec.target, resolve(used, spec.sizes), build, is_builtin=False, module=module)
+    notes = notes_on(module) if module is not None else ()
+    return Target(spec.target, resolve(used, spec.sizes), build, is_builtin=False, module=module, notes=notes)
 
 
 def runnable_from_case(label: str, result: Any, options: RunOptions) -> Runnable:
@@ -187,7 +197,9 @@ def runnable_from_case(label: str, result: Any, options: RunOptions) -> Runnable
     for _, module in modules_within(function):
         move(module, options)
     claimed = claim_texts(claims, label)
-    return Runnable(function, move(tuple(args), options), move(kwargs, options), claimed, made_in, is_compiled)
+    # together, so that what is one tensor in both stays one
+    args, kwargs = move((tuple(args), kwargs), options)
+    return Runnable(function, args, kwargs, claimed, made_in, is_compiled)
 
 
 def _parameter_dtypes(function: Callable[..., Any]) -> frozenset[torch.dtype]:

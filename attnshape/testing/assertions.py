@@ -82,6 +82,7 @@ def assert_shapes(
         seed=seed,
         train=train,
         grad=False,
+        cost=False,
         behaviour=False,
         **sizes,
     )

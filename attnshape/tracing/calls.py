@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
 _ELEMENT_WRITES = {torch.Tensor.__setitem__}
 _names: dict[Any, str] = {}
+OnStep = Callable[[Sequence[Tensor]], None]
+"""Is called after each recorded step that is not a composite, with the tensors that it returned."""
 
 
 @dataclass(slots=True)

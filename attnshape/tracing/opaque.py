@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attnshape.tracing.calls import tensors_in
+from attnshape.tracing.calls import OnStep, tensors_in
 
 NOTE = "compiled code was run as it is written (torch.compile): what the compiler makes of it can't be seen"
 _COMPILER = "torch._dynamo.eval_frame"
@@ -29,17 +29,17 @@ def force_eager() -> contextlib.AbstractContextManager[Any]:
 class CompiledCalls:
     """Detects from the frames of each step whether it came from compiled code."""
 
-    def __init__(self, stop: int, on_step: Callable[[], None] | None) -> None:
+    def __init__(self, stop: int, on_step: OnStep | None) -> None:
         """`stop` is the id of the frame that started the run; `on_step` is called after each step."""
         self.found = False
         self._file = getattr(sys.modules.get(_COMPILER), "__file__", None)
         self._stop = stop
         self._on_step = on_step
 
-    def inspect_step(self) -> None:
-        """Inspect the frames of the step that was just recorded."""
+    def inspect_step(self, outputs: Sequence[Tensor]) -> None:
+        """Inspect the frames of the step that was just recorded, which returned these tensors."""
         if self._on_step is not None:
-            self._on_step()
+            self._on_step(outputs)
         if self.found or self._file is None:
             return
         frame: FrameType | None = sys._getframe(1)

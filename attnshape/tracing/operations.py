@@ -55,6 +55,8 @@ STACKS = frozenset({"stack", "hstack", "vstack", "dstack", "column_stack"})
 JOINS = CONCATENATIONS | STACKS
 GATHERS = frozenset({"embedding", "gather", "index_select", "take", "take_along_dim"})
 """Operations that take numbers from a tensor by their indices."""
+LOOKUPS = GATHERS | {"index"}
+"""The same below autograd, where `x[indices]` is `index`."""
 DATA_MOVEMENT = LAYOUT | JOINS
 """Operations on one or several tensors that only move their numbers."""
 
@@ -106,6 +108,7 @@ REVERSED_SUBTRACTIONS = frozenset({"rsub"})
 MULTIPLICATIONS = frozenset({"mul", "multiply", "rmul"})
 DIVISIONS = frozenset({"div", "divide", "true_divide", "truediv"})
 REVERSED_DIVISIONS = frozenset({"rdiv", "rtruediv"})
+FLOOR_DIVISIONS = frozenset({"floordiv", "floor_divide", "rshift", "bitwise_right_shift"})
 SCALINGS = MULTIPLICATIONS | DIVISIONS
 EXPONENTIALS = frozenset({"exp", "exp2"})
 POWERS = frozenset({"pow", "rpow", "rsqrt"})
@@ -125,6 +128,9 @@ SUMS = frozenset({"sum"})
 RUNNING = frozenset({"cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"})
 MAXIMA = frozenset({"max", "amax", "logsumexp"})
 """Reductions whose result is at least the maximum: what a stable softmax subtracts."""
+REAL_FOURIER = frozenset({"fft_rfft", "fft_rfft2", "fft_rfftn"})
+"""Transforms of real numbers, which keep half of the frequencies along the last axis that they transform."""
+REAL_INVERSE_FOURIER = frozenset({"fft_irfft", "fft_irfft2", "fft_irfftn"})
 SORTS = frozenset({"topk", "sort", "argsort", "kthvalue"})
 
 VECTOR_NORMS = frozenset({"norm", "linalg_vector_norm", "linalg_norm", "vector_norm", "frobenius_norm"})
@@ -147,6 +153,8 @@ INDEXED_ADDITIONS = frozenset({"index_add", "scatter_add"})
 INDEXED_REDUCTIONS = INDEXED_ADDITIONS | {"scatter_reduce", "segment_reduce", "scatter", "index_put"}
 """Operations that may sum numbers by their indices, the others than additions by an argument that says so."""
 FILLS = ELEMENT_WRITES | {"copy", "index_copy", "index_put", "scatter", "set"}
+INDEXED_WRITES = INDEXED_REDUCTIONS | {"index_copy", "index_fill", "masked_scatter"}
+"""Operations that write, in place, to the elements at some indices only."""
 
 # Layers.
 SOFTMAXES = frozenset({"softmax", "safe_softmax"})
@@ -162,8 +170,24 @@ DRAWS = RANDOM | {
     *("exponential", "poisson", "geometric", "cauchy", "log_normal"),
 }
 """Calls whose result depends on a generator of random numbers."""
+OVERWRITES = DRAWS | {"copy", "fill", "zero", "set"}
+"""Operations that in place replace every number of their operand, and read none."""
 FROM_PYTHON = frozenset({"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor"})
 """Constructors of tensors from numbers that Python holds."""
+
+NO_ARITHMETIC = (
+    SAME_VALUES | DATA_MOVEMENT | LOOKUPS | SORTS | TRIANGLES | MASKS | FILLS | CREATED_LIKE | ALLOCATIONS | FROM_PYTHON
+) | {
+    *("lift_fresh", "alias", "masked_scatter", "masked_select", "roll", "flip", "nonzero", "index_fill"),
+    *("fill", "zero", "zeros", "ones", "full", "arange", "eye", "scalar_tensor", "linspace", "tril_indices"),
+    *("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d"),
+    *("to_copy", "copy", "reshape_alias", "reshape_copy", "diag_embed", "slice_scatter", "select_scatter", "im2col"),
+    *("bernoulli", "rand", "randn", "randint", "randperm", "normal", "uniform", "random", "multinomial", "exponential"),
+    *("unique2", "unique_dim", "unique_consecutive", "searchsorted", "bucketize", "isin", "equal", "one_hot"),
+    *("local_scalar_dense", "view_as_real", "view_as_complex", "complex", "real", "imag", "resize", "sgn", "sign"),
+    *("max_pool2d_with_indices", "upsample_nearest2d", "nested_view_from_buffer"),
+}
+"""Operations that only move, choose, compare for order, or fill in numbers."""
 
 FAMILIES: tuple[frozenset[str], ...] = (
     RESHAPES | UNIT_AXES | PATTERNED_LAYOUT,

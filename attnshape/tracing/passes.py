@@ -246,6 +246,8 @@ def _used(raw: RawTrace, around: Collection[int]) -> set[Reference]:
 def _collapse(position: int, steps: list[RawStep], inner: set[int]) -> None:
     """Give a call the operands of its last inner step, which does the work, before its other operands."""
     call = steps[position]
+    # what is measured between calls, of memory or cost, is the call's as a whole
+    call.order = max((order for place in inner if (order := steps[place].order) is not None), default=call.order)
     worked_on = [_from_outside(reference, steps, inner) for reference in steps[max(inner)].operands]
     call.operands = list(dict.fromkeys(reference for reference in (*worked_on, *call.operands) if reference))
     for output in call.outputs:

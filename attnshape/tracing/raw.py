@@ -82,6 +82,28 @@ class SourceLocation:
     """The first and last line of an augmented assignment to an element, which becomes one step."""
 
 
+@dataclass(frozen=True, slots=True)
+class RawCost:
+    """What a step computed and moved, as terms: each is a product of sizes, so that it has a formula of its own."""
+
+    flops: tuple[int, ...] | None = ()
+    """Floating-point operations; None if those of some operation aren't known."""
+    products: tuple[int, ...] = ()
+    """Those of them in products of matrices, and in convolutions."""
+    moved: tuple[int, ...] | None = ()
+    """Bytes of each operand read and of each result written; None if they aren't known."""
+    temporary: tuple[int, ...] | None = ()
+    """Bytes of each tensor that was made inside and isn't a result; None if they aren't known."""
+    saved: tuple[int, ...] | None = ()
+    """Bytes of each storage that is kept for the backward pass, parameters apart; None if they aren't known."""
+    unknown: tuple[str, ...] = ()
+    """The operations whose floating-point operations aren't known."""
+    weights: int = 0
+    """How many weights of attention were made whose numbers could be seen."""
+    needless: int = 0
+    """How many of them are exactly 0."""
+
+
 @dataclass(slots=True)
 class RawStep:
     """One call that returned or changed tensors."""
@@ -111,6 +133,8 @@ class RawStep:
     """What was called; None for a module and for a composite without a function."""
     arguments: tuple[tuple[Place, Plain], ...] = ()
     """Its arguments that are no tensors."""
+    cost: RawCost | None = None
+    """What it cost, if that was counted; None for a composite."""
 
     @property
     def key(self) -> tuple[str, str, int, int, str | None]:
@@ -192,5 +216,9 @@ class RawTrace:
     loops: list[RawLoop] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What else to tell the reader about the run."""
+    cost: RawCost | None = None
+    """What the whole run cost, those of every iteration of a loop included."""
+    trained: tuple[int, ...] = ()
+    """The number of elements of each parameter, without buffers, where costs were counted."""
     parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The shapes of the parameters and buffers, which make building the target expensive."""

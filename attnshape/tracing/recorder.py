@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from attnshape.errors import format_exception
 from attnshape.model.trace import Reference
-from attnshape.tracing.calls import TracedCall, tensors_in
+from attnshape.tracing.calls import OnStep, TracedCall, tensors_in
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.function_mode import CallMode
 from attnshape.tracing.opaque import OtherThreads
@@ -84,7 +84,7 @@ class Recorder(CallMode):
         root: nn.Module | None,
         stop: FrameType | None,
         threads: OtherThreads,
-        on_step: Callable[[], None] | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
         """`root` gives modules their paths, `stop` is the frame that starts the run; `on_step` follows each step."""
         super().__init__()

@@ -17,6 +17,7 @@ from torch import Tensor
 from attnshape.model.trace import Reference
 from attnshape.runtime.isolation import isolated, seed_all, unattended
 from attnshape.runtime.signals import is_interrupted, reraise_interruption
+from attnshape.tracing.calls import OnStep
 from attnshape.tracing.containers import module_of, modules_within, named_tensors, source_file, tensor_paths
 from attnshape.tracing.failures import describe_failure, release_frames
 from attnshape.tracing.frames import Frames
@@ -129,7 +130,7 @@ class Runnable:
         return flat
 
 
-def record(runnable: Runnable, seed: int, grad: bool = False, on_step: Callable[[], None] | None = None) -> RawTrace:
+def record(runnable: Runnable, seed: int, grad: bool = False, on_step: OnStep | None = None) -> RawTrace:
     """Call a runnable under the recorder, and return the recording; a failure of the call is part of it.
 
     With `grad`, autograd records for the parameters' gradients, or for the inputs' if there are no parameters.
@@ -183,7 +184,7 @@ def parameters_within(function: Callable[..., Any], bound: Mapping[str, Any]) ->
 
 
 def build_and_record(
-    build: Callable[[], Runnable], seed: int, grad: bool = False, on_step: Callable[[], None] | None = None
+    build: Callable[[], Runnable], seed: int, grad: bool = False, on_step: OnStep | None = None
 ) -> RawTrace:
     """Build a runnable and record its call, isolated from the rest of the process except for the modules it imports.
 

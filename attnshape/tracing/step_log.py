@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from attnshape.model.trace import Reference
 from attnshape.tracing.arguments import plain_arguments
 from attnshape.tracing.caller_names import CallerNames
-from attnshape.tracing.calls import TracedCall, library_call_name
+from attnshape.tracing.calls import OnStep, TracedCall, library_call_name
 from attnshape.tracing.failures import min_and_max, only_wraps, parameter_names, without_tensors
 from attnshape.tracing.frames import Frames, Site
 from attnshape.tracing.opaque import IN_OTHER_THREAD, OtherThreads
@@ -154,7 +154,7 @@ class StepLog:
     """Records the steps of one run."""
 
     def __init__(
-        self, frames: Frames, stop: FrameType | None, threads: OtherThreads, on_step: Callable[[], None] | None = None
+        self, frames: Frames, stop: FrameType | None, threads: OtherThreads, on_step: OnStep | None = None
     ) -> None:
         """`on_step` is called after each step that is not a composite."""
         self._on_step = on_step
@@ -207,7 +207,7 @@ class StepLog:
             self._bind(step, node, call, result, written)
         step.order = number
         if self._on_step is not None:
-            self._on_step()
+            self._on_step(outputs)
 
     def add_from_other_threads(self, operands: list[Tensor], parent: int | None) -> None:
         """Add an opaque step for each operand that another thread made."""

@@ -83,6 +83,16 @@ class _NodesByLine:
         return [*self._by_end[line].get(self._end, ()), *self._by_end[line].get(None, ())]
 
 
+def enclosing(node: Any, kind: Any) -> Any:
+    """Return the innermost node of a kind around a node, or that node itself; None if there is none.
+
+    `executing` gives each node its parent.
+    """
+    while node is not None and not isinstance(node, kind):
+        node = getattr(node, "parent", None)
+    return node
+
+
 def _end(code: CodeType, instruction: int) -> _End:
     _, line, _, column = _positions(code)[instruction // 2]
     return line, column

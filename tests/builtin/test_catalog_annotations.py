@@ -16,7 +16,9 @@ from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.targets.builtin.mechanisms.canary import annotations_are_checked
 from attnshape.targets.builtin.registry import CATALOG, MECHANISMS, describe
 
-SIZES = {"B": 2, "H": 3, "L": 5, "Lq": 7, "Lk": 11, "D": 39, "Dk": 13, "Dv": 17}
+SIZES = {"B": 2, "H": 6, "Hkv": 3, "Lp": 4, "L": 5, "Lq": 7, "Lk": 11, "D": 84, "Dk": 14, "Dv": 17, "W": 3}
+SIZES |= {"Nh": 5, "Nw": 7, "Lz": 13, "Ls": 4, "Hi": 9, "Di": 19, "Din": 23, "Dout": 29, "Dr": 12, "Dc": 31, "Dcq": 37}
+SIZES |= {"Ns": 4, "Nb": 20}
 
 
 def computing_functions(tree):
@@ -59,9 +61,13 @@ def test_every_local_variable_has_a_signature(module):
 
 
 def plant(folder, module, line, dims, monkeypatch):
-    """Copy a mechanism's file into a package under the same import hook, with two axes of one signature swapped."""
-    first, second, *others = dims.split()
-    wrong = " ".join([second, first, *others])
+    """Copy a mechanism's file into a package under the same import hook, with one signature wrong.
+
+    Its first two axes are swapped, or it has an axis too many where that would change nothing.
+    """
+    axes = dims.split()
+    swapped = [*reversed(axes[:2]), *axes[2:]]
+    wrong = " ".join(swapped if swapped != axes else [*axes, "1"])
     lines = (MECHANISMS / f"{module}.py").read_text().splitlines(keepends=True)
     assert lines[line - 1].count(f'"{dims}"') == 1
     lines[line - 1] = lines[line - 1].replace(f'"{dims}"', f'"{wrong}"')

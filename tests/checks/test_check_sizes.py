@@ -59,6 +59,13 @@ def test_lengths_keep_the_users_order(numbers):
                 assert chosen[one] < chosen[other]
 
 
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_symbols_of_the_user_stay_below_larger_lengths(count):
+    """Of as many keys as there are tokens, or of fewer, none would be chosen."""
+    for chosen in small_sizes(plan({"B": 2, "H": 2, "L": 10, "Dk": 4, "K": count}))[:2]:
+        assert chosen["K"] < chosen["L"]
+
+
 @settings(max_examples=60, deadline=None)
 @given(few)
 def test_both_sets_differ_in_every_size(numbers):
@@ -207,12 +214,27 @@ def test_sizes_that_take_much_work_come_last():
     assert cheap_first([large, small, other], None) == [large, small, other]
 
 
+def test_sizes_whose_results_fill_the_memory_are_left_out_and_none_is_tried_twice():
+    small, large = ({"B": 2, "T": size} for size in (5, 31))
+    scores = WorkEstimate((), written=(Growth(100.0, (("B", 1), ("T", 4))),))  # 1.4 GiB at the larger sizes
+    assert cheap_first([large, small, small], scores) == [small]
+    much = WorkEstimate((), written=(Growth(1e9, (("T", 1),)),))
+    assert cheap_first([large, small], much) == [small]
+
+
 def test_sizes_near_the_users_have_another_batch_and_other_lengths():
     sizes = target_and_sizes(lambda x: x, {"x": "B L D"}, given={"B": 2, "L": 10, "D": 512})[1]
     first, second = near_sizes(sizes)
     assert first == {"B": 5, "L": 7, "D": 512}
     assert second == {"B": 11, "L": 13, "D": 512}
     assert near_sizes(target_and_sizes(lambda x: x, {"x": "D"})[1]) == []
+
+
+@pytest.mark.parametrize(("depth", "other"), [(8, 34), (9, 17)], ids=["even", "odd"])
+def test_sizes_near_the_users_have_another_width_of_one_head_first(depth: int, other: int) -> None:
+    sizes = target_and_sizes(lambda x: x, {"x": "B L H*Dk"}, given={"B": 2, "L": 10, "H": 3, "Dk": depth})[1]
+    found = [(each["B"], each["L"], each["Dk"], each["H"]) for each in near_sizes(sizes)]
+    assert found == [(5, 7, other, 3), (11, 13, other, 3), (5, 7, depth, 3), (11, 13, depth, 3)]
 
 
 def test_batch_stays_identifiable_where_only_the_smallest_primes_are_cheap():

@@ -125,7 +125,14 @@ def test_result_that_depends_on_a_hidden_token_contradicts_the_mask(name: str, t
     assert not any("mask" in text and "hides" in text for text in report.verified)
 
 
-@pytest.mark.parametrize("name", ["mixed_before", "pooled_query", "unmasked_sigmoids", "chosen", "taken_away"])
+def test_weights_that_a_mask_takes_away_after_the_softmax_contradict_it(tmp_path: Path) -> None:
+    """What the mask hides has a part in the sum by which the softmax divides."""
+    report = checked(tmp_path, "taken_away")
+    assert [finding.code for finding in report.counting] == ["AS303"]
+    assert not any("hides" in text for text in report.verified)
+
+
+@pytest.mark.parametrize("name", ["mixed_before", "pooled_query", "unmasked_sigmoids", "chosen"])
 def test_dependence_that_may_not_come_from_attention_is_undecided(name: str, tmp_path: Path) -> None:
     report = checked(tmp_path, name)
     assert not [finding for finding in report.findings if finding.code.startswith("AS4")]

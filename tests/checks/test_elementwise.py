@@ -53,6 +53,29 @@ def test_masked_keys_are_hidden(seed, number):
         assert way.elementwise
 
 
+@pytest.mark.parametrize(
+    "masked",
+    [
+        lambda scores, hidden: scores + hidden * -1e4,
+        lambda scores, hidden: (scores / 4 + hidden * -1e4) * 2,
+        lambda scores, hidden: scores.masked_fill(hidden, -1e4),
+    ],
+)
+def test_masked_keys_are_hidden_beside_more_scores_than_the_mask_is_low(masked):
+    hidden = torch.ones(60, 60).triu(1).bool()
+    way = measured_of(lambda s: masked(s, hidden), Lq=60, Lk=60).scores_map
+    assert way.source.numel() > 1e4
+    assert torch.equal(~(way.added > HIDES), hidden.expand(2, 3, 60, 60))
+    assert way.always_hidden is None
+    assert way.elementwise
+
+
+def test_scores_decide_which_keys_are_hidden():
+    way = measured_of(lambda s: s.masked_fill(s < s.topk(3).values[..., -1:], -torch.inf)).scores_map
+    assert way.always_hidden is not None
+    assert not bool(way.always_hidden.any())
+
+
 def test_small_fill_value_hides_nothing():
     hidden = normal(4, 5) > 0
     way = measured_of(lambda s: s.masked_fill(hidden, -100.0)).scores_map

@@ -1,6 +1,8 @@
 """The runs of an experiment are identical except for the intervention."""
 
+import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -249,3 +251,15 @@ def test_unwritten_memory_is_the_same_in_every_run():
     allocated = [event for event in experiment.base.events if event.name == "new_empty"]
     assert [event.values[0].eq(0).all() for event in allocated] == [True]
     assert same(experiment.run(), experiment.base)
+
+
+def test_runs_take_no_memory_once_nothing_needs_them():
+    experiment = experiment_of(Layer, X, "D")
+    gc.collect()
+    gc.disable()
+    try:
+        for change in (Intervention(), Intervention(inputs={"x": zeros})):
+            run = weakref.ref(experiment.run(change))
+            assert run() is None
+    finally:
+        gc.enable()

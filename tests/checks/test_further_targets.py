@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnshape.checks.rules.protocol import Undecided
 from attnshape.errors import ExitStatus
 from attnshape.model.report import Report
 from attnshape.options.claims import parse_claims
@@ -86,6 +87,24 @@ class MixedFrames(Frames):
         return x.reshape(b * t, c, h * w).mT  # mixed
 
 
+class ThreeFrames(Frames):
+    def forward(self, x):
+        assert x.shape[2] == 3
+        return super().forward(x)
+
+
+class ThreeMixedFrames(MixedFrames):
+    def forward(self, x):
+        assert x.shape[2] == 3
+        return super().forward(x)
+
+
+def leaks_at_some_lengths(x):
+    \"\"\"The batch is mixed at 5 and at 11 tokens, not at 7.\"\"\"
+    x = x - x.mean(0, keepdim=True) * (x.shape[1] % 3 == 2)
+    return (x @ x.mT).softmax(-1) @ x
+
+
 class Series(nn.Module):
     \"\"\"Each variable of a series is standardised over time, and each patch of it is a token.\"\"\"
 
@@ -147,6 +166,28 @@ def test_frames_are_no_heads(check, name: str, found: list[str]) -> None:
     assert codes(report) == found
 
 
+MAPS = [
+    ("B D T H W", {"T": 3, "D": 8, "H": 5, "W": 6}),
+    ("B C T H W", {"T": 3, "C": 8, "H": 5, "W": 6}),
+    ("B C T Y X", {"T": 3, "C": 8, "Y": 5, "X": 6}),
+    ("B D 3 Y X", {"D": 8, "Y": 5, "X": 6}),
+]
+
+
+@pytest.mark.parametrize(("axes", "sizes"), MAPS)
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("Frames", []), ("MixedFrames", ["AS105"]), ("ThreeFrames", []), ("ThreeMixedFrames", ["AS105"])],
+)
+def test_frames_are_judged_alike_whatever_their_axes_are_called_and_how_many_they_are(
+    check, name: str, found: list[str], axes: str, sizes: dict[str, int]
+) -> None:
+    library = {symbol: size for symbol, size in sizes.items() if symbol in ("D", "H", "W")}
+    own = tuple(f"{symbol}={size}" for symbol, size in sizes.items() if symbol not in library)
+    report = check(name, {"x": axes}, init="C" if "C" in axes else "D", own=own, B=2, **library)
+    assert codes(report) == found
+
+
 def test_series_are_standardised_over_time(check) -> None:
     report = check("Series", {"x": "B L"}, init="D", B=3, L=9, D=8)
     assert "AS104" not in {finding.code for finding in report.findings}
@@ -185,3 +226,48 @@ def test_error_that_no_other_sizes_confirm_leaves_the_report_undecided(check, mo
     assert report.counting == ()
     assert "found at one set of sizes, and not at another" in [gap.why for gap in report.not_checked]
     assert report.exit_status == ExitStatus.CANNOT
+
+
+def test_mixed_up_axes_at_one_set_of_sizes_are_undecided_where_time_is_over(check, monkeypatch) -> None:
+    original = pipeline._outcomes
+
+    def outcomes(subject, progress):
+        return [*original(subject, progress), Undecided("masks", "the time limit was reached", incomplete=True)]
+
+    monkeypatch.setattr(pipeline, "_MOST_PASSES", 1)
+    assert codes(check("leaks_at_some_lengths", {"x": "B L D"}, B=2, L=5, D=6)) == ["AS101"]
+    monkeypatch.setattr(pipeline, "_outcomes", outcomes)
+    report = check("leaks_at_some_lengths", {"x": "B L D"}, B=2, L=5, D=6)
+    assert codes(report) == []
+    assert "found at one set of sizes, with no time for another" in [gap.why for gap in report.undecided]
+    assert report.exit_status == ExitStatus.CANNOT
+
+
+def test_error_that_only_a_third_set_of_sizes_confirms_is_found(check, monkeypatch) -> None:
+    report = check("leaks_at_some_lengths", {"x": "B L D"}, B=2, L=5, D=6)
+    assert codes(report) == ["AS101"]
+    assert report.exit_status == ExitStatus.FOUND
+    monkeypatch.setattr(pipeline, "_MOST_PASSES", 2)
+    unconfirmed = check("leaks_at_some_lengths", {"x": "B L D"}, B=2, L=5, D=6)
+    assert codes(unconfirmed) == []  # the second set of sizes doesn't have it
+
+
+SELF_HIDDEN = """
+import torch
+
+
+def attend(q, k, v):
+    scores = q @ k.mT / q.size(-1) ** 0.5
+    scores = scores.masked_fill(torch.eye(q.size(2), dtype=torch.bool), FILL)
+    return scores.softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(("fill", "found"), [(-100.0, []), (-5.0, ["AS405"])])
+def test_fill_that_gives_keys_no_weight_in_practice_is_no_error(tmp_path: Path, fill: float, found: list[str]) -> None:
+    path = tmp_path / "filled.py"
+    path.write_text(SELF_HIDDEN.replace("FILL", str(fill)))
+    inputs = {"q": "B H L Dk", "k": "B H L Dk", "v": "B H L Dk"}
+    request = TargetSpec(f"{path}:attend", inputs=inputs)
+    report = check_request(request, RunOptions(), parse_claims([]), 60.0, contextlib.nullcontext)
+    assert codes(report) == found

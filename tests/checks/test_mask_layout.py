@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnshape.checks.attention.mask_layouts import MaskLayout
+from attnshape.options.claimed_axes import parse_claimed_axes
 from tests.checks.subjects import normal
 
 SIZES = {"b": 3, "h": 5, "q": 4, "k": 7, "bh": 15}
@@ -98,3 +99,18 @@ def test_heads_repeated_in_the_wrong_order(batch, heads):
     assert torch.equal(mask_layout.misordered(laid_out, True, of_heads=True), outside)
     inside = bias.repeat(batch, 1, 1).view(heads, batch, 2, 3).transpose(0, 1)
     assert torch.equal(mask_layout.misordered(laid_out, False, of_heads=True), inside)
+
+
+@pytest.mark.parametrize(
+    ("axes", "sizes", "roles"),
+    [
+        ("B Lq", SQUARE, ["b", "k"]),
+        ("B 1 1 Lq", SQUARE, ["b", "", "", "k"]),
+        ("B Lq 1", SQUARE, ["b", "q", ""]),
+        ("B Lq", SIZES, ["b", "q"]),
+    ],
+)
+def test_claimed_axis_of_queries_holds_the_keys_where_both_are_the_same_tokens(axes, sizes, roles):
+    claimed = parse_claimed_axes(axes)
+    shape = tuple(sizes.get(axis.role, 1) for axis in claimed)
+    assert mask_layout_of(sizes).roles(shape, claimed) == roles

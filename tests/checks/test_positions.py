@@ -61,6 +61,19 @@ def same_of(function: object, **sizes: int) -> UniformRun:
     return same
 
 
+def test_rules_share_a_uniform_run_and_the_inputs_that_it_varies() -> None:
+    subject = subject_of(
+        F.scaled_dot_product_attention, dict(zip(("query", "key", "value"), QKV.values(), strict=True))
+    )
+    (own,) = by_attention(subject)
+    first = uniform_run(subject, own)
+    runs, subject.experiment.varies_inputs = subject.experiment.budget.runs, False
+    assert first is not None
+    assert uniform_run(subject, own) is first
+    assert subject.experiment.budget.runs == runs
+    assert subject.experiment.varies_inputs
+
+
 def test_map_of_a_rotation() -> None:
     same = same_of(lambda q, k, v: F.scaled_dot_product_attention(turn(q), turn(k), v), Dk=6)
     assert set(same.maps) == {"query", "key"}

@@ -175,3 +175,58 @@ def test_every_attention_in_a_stack_is_explained():
     assert unmeasured == []
     slips = sorted(str(visibility.hypothesis.masks[0][1]) for visibility in explained)
     assert slips == ["None", "ignored", "ignored"]
+
+
+def test_mask_of_a_sequence_whose_length_has_another_name():
+    def joined(at_end):
+        def function(q, k, v, text, meaning, mask):
+            k, v = torch.cat([text, k], 2), torch.cat([meaning, v], 2)
+            ones = mask.new_ones(k.shape[0], q.shape[2])
+            keep = torch.cat([ones, mask] if at_end else [mask, ones], 1)
+            return filled(q @ k.mT, keep[:, None, None]).softmax(-1) @ v
+
+        return function
+
+    inputs = {"text": "B H T Dk", "meaning": "B H T Dv", "mask": "bool B T"}
+    right = visibility_of(joined(at_end=False), inputs, "mask=keep", T=11)
+    assert right.hypothesis == Hypothesis((("mask", None),))
+    assert right.by_tokens == {"mask"}
+    wrong = visibility_of(joined(at_end=True), inputs, "mask=keep", T=11)
+    assert wrong.hypothesis is None
+    leaks = wrong.leaks("mask")
+    assert leaks.any()
+    assert not leaks[..., 11:].any()
+
+
+def test_mask_of_one_of_two_joined_sequences_of_the_same_length():
+    def joined(q, k, v, text, meaning, mask):
+        k, v = torch.cat([text, k], 2), torch.cat([meaning, v], 2)
+        keep = torch.cat([mask, torch.ones_like(mask)], 1)
+        return filled(q @ k.mT, keep[:, None, None]).softmax(-1) @ v
+
+    found = visibility_of(joined, {"text": "B H L Dk", "meaning": "B H L Dv", **PADDING}, "mask=keep")
+    assert found.wanted is None
+    assert found.leaks("mask") is None
+
+
+def rows_of_a_map(read):
+    def function(x, mask):
+        return filled(x @ x.mT, read(mask)).softmax(-1) @ x
+
+    return function
+
+
+@pytest.mark.parametrize("read", [lambda mask: mask[:, :, None], lambda mask: mask[:, None]], ids=["tokens", "pairs"])
+def test_square_mask_of_a_map_is_read_by_tokens_only_if_it_hides_those(read):
+    subject = subject_of(rows_of_a_map(read), {"x": "B L L Dk", "mask": "bool B L L"}, ("mask=keep",), **SIZES)
+    (found,) = explain_visibility(subject)[0]
+    by_tokens = read(torch.ones(2, 3, 4)).shape == (2, 3, 1, 4)
+    assert (found.hypothesis == Hypothesis((("mask", None),))) == by_tokens
+    assert (found.wanted is not None) == by_tokens
+
+
+def test_mask_of_a_map_with_inverted_meaning():
+    inputs = {"x": "B L T Dk", "mask": "bool B L T"}
+    subject = subject_of(rows_of_a_map(lambda mask: ~mask[:, :, None]), inputs, ("mask=keep",), **SIZES, T=11)
+    (found,) = explain_visibility(subject)[0]
+    assert found.hypothesis == Hypothesis((("mask", "inverted"),))

@@ -7,7 +7,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from attnshape.checks.attention.token_positions import PairPositions
 from attnshape.checks.attention.visibility import Hypothesis, VisibilityExplainer, VisibleKeys
+from attnshape.dims.expressions import PairCondition
 from attnshape.options.claims import parse_claims
 from tests.checks.subjects import normal
 
@@ -26,7 +28,7 @@ SHAPES = {
 PADDING = [layout for layout in SHAPES if "L L" not in layout]
 
 
-def explainer(keys, claims=(), is_read=True, **masks):
+def explainer(keys, claims=(), is_read=True, positions=None, **masks):
     """Return an explainer of the visible keys, (B, H, queries, keys), for code that reads the masks or doesn't."""
     added = torch.zeros(keys.shape, dtype=torch.float64).masked_fill(~keys, -torch.inf)
     nothing = torch.zeros_like(keys)
@@ -34,8 +36,10 @@ def explainer(keys, claims=(), is_read=True, **masks):
     base = SimpleNamespace(inputs=masks, value=lambda address: context)
     numbers = {"B": keys.shape[0], "H": keys.shape[1], "W": 3}
     graph = SimpleNamespace(consumers={name: [None] for name in masks} if is_read else {})
-    subject = SimpleNamespace(claims=parse_claims(claims), base=base, numbers=numbers, graph=graph)
-    return VisibilityExplainer(subject, VisibleKeys(SimpleNamespace(context=None), added, nothing, nothing))
+    claimed = parse_claims(claims)
+    subject = SimpleNamespace(claims=claimed, base=base, numbers=numbers, graph=graph, lengths=(), cache={})
+    visible = VisibleKeys(SimpleNamespace(context=None), added, nothing, nothing)
+    return VisibilityExplainer(subject, visible, positions=positions)
 
 
 def explained(keys, claims=(), **masks):
@@ -221,3 +225,16 @@ def test_cached_keys_shift_the_causal_mask():
     assert explained(spread(pattern), ("causal",)) == explainer(spread(pattern), ("causal",)).right
     wrong = explained(spread(triangle(3, 8, 0)), ("causal",))
     assert wrong == Hypothesis(offset=0)
+
+
+def test_claim_about_pairs_is_evaluated_once_for_each(monkeypatch):
+    queries, keys = (one.expand(B, H, L, L) for one in (torch.arange(L)[:, None], torch.arange(L)))
+    positions = PairPositions(queries, keys, (L, L), queries == keys)
+    unexplained = explainer(normal(B, H, L, L, seed=3) > 0, ("visible=k <= q",), positions=positions)
+    evaluated = []
+    holds = PairCondition.holds
+    monkeypatch.setattr(
+        PairCondition, "holds", lambda self, sizes, q, k: evaluated.append((q, k)) or holds(self, sizes, q, k)
+    )
+    assert unexplained.explain().hypothesis is None
+    assert sorted(evaluated) == [(q, k) for q in range(L) for k in range(L)]

@@ -7,7 +7,7 @@ from torch import nn
 
 import attnshape
 from attnshape.model.report import Report
-from tests.mutants.pairs.as410 import RightShifted, WrongShifted
+from tests.mutants.pairs.as410 import RightShifted, WrongShifted, partition
 
 SIZES = {"B": 3, "H": 5, "L": 12, "Dk": 4, "W": 3}
 
@@ -62,6 +62,19 @@ def test_conditions_in_several_forms(claim):
     assert "AS408" not in {finding.code for finding in report.findings}
 
 
+@pytest.mark.parametrize(("added", "leaves"), [(-100.0, False), (-2.0, True)])
+def test_scores_that_get_a_number_added_are_hidden_if_no_weight_is_left(added, leaves):
+    def case(B, H, L, Dk, W):
+        def call(q, k, v):
+            i = torch.arange(q.shape[2])
+            scores = q @ k.mT / q.shape[-1] ** 0.5 + added * (i > i[:, None])
+            return scores.softmax(-1) @ v
+
+        return call, qkv(B, H, L, Dk)
+
+    assert ("AS506" in errors(checked(case, "visible=k <= q"))) == leaves
+
+
 def test_every_claim_must_leave_a_key():
     def both(width, back):
         def case(B, H, L, Dk, W):
@@ -83,6 +96,23 @@ def test_every_claim_must_leave_a_key():
     assert errors(checked(both(2, 3), *claims)) == ["AS505"]
 
 
+@pytest.mark.parametrize(("shift", "expected"), [(0, []), (1, ["AS506"])])
+def test_tokens_that_have_queries_are_no_cached_ones(shift, expected):
+    def case(B, H, Lk, Lp, Dk):
+        """Steps to predict attend to those that are known, in front of them, and to each other."""
+
+        def predict(known, steps):
+            keys = torch.cat((known, steps), dim=2)
+            keep = torch.ones(steps.shape[2], keys.shape[2], dtype=torch.bool).tril(known.shape[2] + shift)
+            return attend(steps, keys, keys, keep)
+
+        return predict, (torch.randn(B, H, Lk, Dk), torch.randn(B, H, Lp, Dk))
+
+    report = attnshape.check(case, claims=["visible=k <= q + Lk"], B=2, H=4, Lk=7, Lp=5, Dk=3)
+    assert errors(report) == expected
+    assert report.undecided == ()
+
+
 def shifted(cls):
     def case(B, H, Dk, W):
         return cls(H * Dk, H, W), (torch.randn(B, 2 * W, 3 * W, H * Dk),)
@@ -94,6 +124,18 @@ REGIONS = (
     "visible=(q // (3*W) - W//2) // W == (k // (3*W) - W//2) // W"
     " and (q % (3*W) - W//2) // W == (k % (3*W) - W//2) // W"
 )
+
+
+def test_map_may_be_round_along_one_axis():
+    class Globe(RightShifted):
+        def same_region(self, Y, X):
+            rows = (torch.arange(Y) >= Y - self.shift)[:, None].expand(Y, X)
+            regions = partition(rows[None, :, :, None], self.window).squeeze(-1)
+            return regions[:, :, None] == regions[:, None, :]
+
+    report = checked(shifted(Globe))
+    assert [found.code for found in report.findings if found.level == "notice"] == ["AS408", "AS410"]
+    assert errors(report) == []
 
 
 @pytest.mark.slow
@@ -341,3 +383,72 @@ def test_notice_names_the_claim_that_settles_it():
     (notice,) = checked(apart).findings
     assert "queries don't see the key of their own position" in notice.message
     assert checked(apart, "visible=q != k").findings == ()
+
+
+def with_memory(further: int):
+    """Return a case whose keys are those of a memory, then those of the tokens."""
+
+    def case(B, H, L, Dk, M):
+        def call(q, k, v, memory_k, memory_v):
+            keys, values = torch.cat((memory_k, k), 2), torch.cat((memory_v, v), 2)
+            i, j = torch.arange(q.shape[2]), torch.arange(keys.shape[2])
+            return attend(q, keys, values, j <= i[:, None] + memory_k.shape[2] + further)
+
+        return call, (*qkv(B, H, L, Dk), *qkv(B, H, M, Dk)[:2])
+
+    return case
+
+
+def test_keys_of_a_memory_are_counted_before_those_of_the_tokens():
+    sizes = {"B": 3, "H": 5, "L": 12, "Dk": 4, "M": 7}
+    report = attnshape.check(with_memory(0), claims=["visible=k <= q + M"], **sizes)
+    assert report.counting == report.undecided == ()
+    assert "each query sees exactly the keys that visible=k <= q + M shows" in report.verified
+    assert errors(attnshape.check(with_memory(1), claims=["visible=k <= q + M"], **sizes)) == ["AS506"]
+
+
+def padded_chunks(before: int):
+    """Return a case in which each chunk sees itself and some chunks before it, as far as the lengths reach."""
+
+    def case(B, H, L, Dk, C):
+        def call(q, k, v, lengths, chunk):
+            chunks = torch.arange(q.shape[2]) // chunk
+            back = chunks[:, None] - chunks
+            real = torch.arange(q.shape[2]) < lengths[:, None]
+            keep = (back >= 0) & (back <= before) & real[:, None, None]
+            # the rows of padding may have no key
+            scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~keep, -1e9)
+            return scores.softmax(-1) @ v
+
+        return call, (*qkv(B, H, L, Dk), torch.randint(1, L + 1, (B,)), C)
+
+    return case
+
+
+def test_tokens_beyond_a_claimed_length_are_not_judged():
+    sizes, claims = {"B": 3, "H": 5, "L": 12, "Dk": 4, "C": 3}, ["lengths=length", "visible=0 <= q//C - k//C <= 1"]
+    assert errors(attnshape.check(padded_chunks(0), claims=claims, **sizes)) == ["AS506"]
+    report = attnshape.check(padded_chunks(1), claims=claims, **sizes)
+    assert report.counting == ()
+    assert report.claim_outcomes[claims[1]] == "verified"
+
+
+def test_sizes_are_chosen_at_which_the_claim_hides_keys():
+    def case(B, H, L, Dk, C):
+        def call(q, k, v, chunk):
+            chunks = torch.arange(q.shape[2]) // chunk
+            return attend(q, k, v, chunks[:, None] == chunks)
+
+        return call, (*qkv(B, H, L, Dk), C)
+
+    report = attnshape.check(case, claims=["visible=q//C == k//C"], B=3, H=5, L=12, Dk=4, C=3)
+    assert report.small_sizes[0]["C"] < report.small_sizes[0]["L"]
+    assert report.counting == report.undecided == ()
+
+
+def test_claim_that_hides_no_key_is_undecided():
+    def case(B, H, L, Dk):
+        return attend, qkv(B, H, L, Dk)
+
+    report = attnshape.check(case, claims=["visible=k < q + L"], B=3, H=5, L=12, Dk=4)
+    assert set(undecided(report)) == {"the claim visible=k < q + L"}

@@ -41,6 +41,15 @@ class Gadget(nn.Module):
         return x
 
 
+class NeedsPackage(nn.Module):
+    def __init__(self, d_model, n_head):
+        super().__init__()
+        import not_installed.layers
+
+    def forward(self, x):
+        return x
+
+
 def labelled(query, word: str, scale=1.0):
     return query
 
@@ -87,7 +96,8 @@ def number():
 
 FILES = {
     "bad.py": BAD,
-    "missing.py": "import torch\nimport no_such_library\n",
+    "plain.py": "def double(x):\n    return x * 2\n",
+    "missing.py": "import torch\nimport no_such_library\nassert no_such_library.a\n",
     "syntax.py": "x = 1\ny = = 2\n",
     "indent.py": "def f():\nreturn 1\n",
     "divides.py": "def half():\n    return 1 / 0\n\n\nhalf()\n",
@@ -183,7 +193,7 @@ TABLE: list[tuple[str, str, str]] = [
     ("trace multi-head:", "multi-head:", "attnshape catalog multi-head"),
     ("trace multi-head:self", "'self'", "self_attention"),
     ("trace scaled-dot-product:nosuch", "'nosuch'", "with_heads"),
-    ("trace bad.py", "bad.py is a file", "bad.py:Attention"),
+    ("trace plain.py", "no attention was found in plain.py", "plain.py:double"),
     ("trace bda.py:Attention", "bda.py", "bad.py?"),
     ("trace nosuch/model.py:A", "nosuch/model.py", "path"),
     ("trace folder:A", "folder is a folder", "folder/model.py"),
@@ -227,7 +237,11 @@ TABLE: list[tuple[str, str, str]] = [
     ("trace bad.py:Stops --input 'x: B'", "sys.exit(4)", "trace"),
     ("trace bad.py:labelled", "query, word, scale", '--input "query:'),
     ("trace bad.py:labelled --input 'query: B L D'", "nothing is given for word", '--input "word:'),
-    ("trace bad.py:attend --input 'query: B'", "what it takes couldn't be worked out", '--input "key: B"'),
+    ("trace bad.py:attend --input 'query: B'", "what it takes couldn't be worked out", '--input "key: B H L Dk"'),
+    ("trace bad.py:NeedsPackage", "can't run: No module named 'not_installed'", "pip install not_installed"),
+    ("trace bad.py:NeedsPackage --init 'D, H' --input 'x: B'", "'not_installed', at", "pip install not_installed"),
+    ("diff HEAD:bad.py bad.py:attend", "a git revision: only files on disk", "git worktree add ../old HEAD"),
+    ("diff bad.py:attend main:src/bad.py:attend", "NEW is 'main:src/bad.py:attend'", "git worktree add ../old main"),
     ("trace bad.py:attend --input 'querry: B L D' --input 'key: B L D'", "'querry'", "query?"),
     ("trace bad.py:attend --input 'query: B Q' --input 'key: B'", "Q isn't a size symbol", "--dim Q=4"),
     ("trace bad.py:attend --input 'query: B lq' --input 'key: B'", "lq isn't a size symbol", "Lq"),
@@ -310,6 +324,13 @@ TABLE: list[tuple[str, str, str]] = [
     ("trace --heads", "--heads", "--help"),
     ("trace --causal=yes", "--causal", "--help"),
     ("trace average additive", "additive", "attnshape trace --help"),
+    ("explain nosuch", "'nosuch'", "multi-head"),
+    ("explain --format table", "--format table can't show an article", "notebook"),
+    ("explain --format xml", "'xml'", "notebook"),
+    ("explain --columns step", "--columns", "attnshape explain --help"),
+    ("explain --heads 0", "--heads", "4"),
+    ("explain --output folder", "folder", "folder/trace.json"),
+    ("explain average additive", "additive", "attnshape explain --help"),
     ("show", "FILE", "attnshape show --help"),
     ("show a b", "b", "attnshape show --help"),
     ("run", "no program", "attnshape run train.py"),
@@ -479,6 +500,9 @@ HOSTILE_LINES = [
     ["trace", f"--{HOSTILE}"],
     ["trace", "average", HOSTILE],
     [HOSTILE],
+    ["explain", HOSTILE],
+    ["explain", "bad.py:attend", "--input", HOSTILE],
+    ["explain", "--format", HOSTILE],
     ["show", HOSTILE],
     ["show", "whole.json", "--match", HOSTILE],
     ["catalog", HOSTILE],

@@ -9,17 +9,25 @@ from typing import Any
 
 import pytest
 
+from attnshape.dims.symbols import SYMBOLS_BY_NAME
+from attnshape.targets.builtin import mechanisms
 from attnshape.targets.builtin.registry import CATALOG, CaseDescription, describe
 from tests.cli.running import Attnshape, Result
 from tests.sampling import sampled
 
-# "large" has as few equal sizes as possible; in "small" all are odd.
+# "large" has as few equal sizes as possible; in "small" all are odd, but for widths that rotate in pairs.
 SIZES = {
-    "large": {"B": 4, "H": 6, "L": 11, "Lq": 12, "Lk": 21, "D": 48, "Dk": 8, "Dv": 20},
-    "small": {"B": 3, "H": 5, "L": 7, "Lq": 9, "Lk": 13, "D": 55, "Dk": 11, "Dv": 17},
+    "large": {"B": 4, "H": 6, "Hkv": 3, "Lp": 9, "L": 11, "Lq": 12, "Lk": 21, "D": 48, "Dk": 8, "Dv": 20, "W": 2}
+    | {"Nh": 5, "Nw": 7, "Lz": 13, "Ls": 10, "Hi": 3, "Di": 14, "Din": 23, "Dout": 29, "Dr": 18, "Dc": 31, "Dcq": 37}
+    | {"Ns": 3, "Nb": 16},
+    "small": {"B": 3, "H": 5, "Hkv": 5, "Lp": 11, "L": 7, "Lq": 9, "Lk": 13, "D": 55, "Dk": 11, "Dv": 17, "W": 3}
+    | {"Nh": 5, "Nw": 7, "Lz": 15, "Ls": 5, "Hi": 9, "Di": 19, "Din": 23, "Dout": 29, "Dr": 14, "Dc": 21, "Dcq": 25}
+    | {"Ns": 3, "Nb": 13},
 }
-FLAGS = {"B": "--batch", "H": "--heads", "L": "--length", "Lq": "--queries", "Lk": "--keys", "D": "--d-model"}
-FLAGS |= {"Dk": "--d-head", "Dv": "--d-value"}
+EVEN = ("rotary-interleaved", "rotary-halves", "differential")
+PAIRED = (*EVEN, "partial-rotary", "latent")
+"""Mechanisms with an axis of 2: pairs of features, or two softmaxes."""
+PRECONDITIONS = {name: ["Dk even"] for name in EVEN} | {"partial-rotary": ["Dr even"], "latent": ["Dr even"]}
 OPTIONS = {
     "causal": ["--causal"],
     "padding": ["--padding"],
@@ -53,19 +61,35 @@ def variants() -> list[Any]:
 
 @cache
 def annotated(name: str) -> frozenset[tuple[str, str]]:
+    """Return the annotated variables of a mechanism, and of those whose functions it imports."""
+    found = set(own_annotations(name))
+    for node in ast.walk(ast.parse(describe(name).code)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{mechanisms.__name__}."):
+            imported = node.module.rpartition(".")[2]
+            found |= annotated(next(other for other, module in CATALOG.items() if module == imported))
+    return frozenset(found)
+
+
+def own_annotations(name: str) -> frozenset[tuple[str, str]]:
     """Return the mechanism's annotated variables with their dims strings, read from its source."""
     found = set()
     for node in ast.walk(ast.parse(describe(name).code)):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
             dims = re.search(r"\[Tensor, '([^']*)'\]", ast.unparse(node.annotation))
             if dims:
-                found.add((node.target.id, dims[1]))
+                found.add((node.target.id, dims[1].strip()))
     return frozenset(found)
 
 
-def run(attnshape: Attnshape, name: str, case: CaseDescription, sizes: str, words: list[str]) -> Result:
+def sizes_of(name: str, sizes: str) -> dict[str, int]:
+    """Return the sizes of a mechanism: heads of an even width where their features rotate in pairs."""
     numbers = SIZES[sizes]
-    flags = [word for symbol in case.sizes for word in (FLAGS[symbol], str(numbers[symbol]))]
+    return numbers if name not in EVEN or numbers["Dk"] % 2 == 0 else numbers | {"D": 70, "Dk": 14}
+
+
+def run(attnshape: Attnshape, name: str, case: CaseDescription, sizes: str, words: list[str]) -> Result:
+    numbers = sizes_of(name, sizes)
+    flags = [word for symbol in case.sizes for word in (SYMBOLS_BY_NAME[symbol].flag, str(numbers[symbol]))]
     return attnshape("trace", f"{name}:{case.name}", *flags, *words, "--format", "json")
 
 
@@ -75,13 +99,14 @@ def test_every_axis_is_verified_and_every_step_checked(
 ):
     result = run(attnshape, name, case, sizes, words)
     assert (result.status, result.err) == (0, "")
-    trace, numbers = result.trace, SIZES[sizes]
+    trace, numbers = result.trace, sizes_of(name, sizes)
     assert trace["complete"] is True
-    assert trace["preconditions"] == []
+    assert trace["preconditions"] == PRECONDITIONS.get(name, [])
     assert trace["notes"] == [] or (name == LOOPS and all("H" in note for note in trace["notes"]))
     assert trace["verified_at"] >= 3
     assert {symbol: trace["sizes"][symbol]["size"] for symbol in case.sizes} == {s: numbers[s] for s in case.sizes}
 
+    numbers = {symbol: record["size"] for symbol, record in trace["sizes"].items()}
     tensors = [output for step in trace["steps"] for output in step["outputs"]] + trace["inputs"]
     for output in tensors:
         tensor = output["tensor"]
@@ -91,8 +116,9 @@ def test_every_axis_is_verified_and_every_step_checked(
         for axis in tensor["axes"]:
             literal = axis["expression"].lstrip("-").isdigit()
             assert axis["known"] == ("literal" if literal else "verified"), output
-        # the only axes without a size symbol: those that unsqueeze adds, and the one feature of additive scores
-        assert all(size == 1 for size, axis in zip(tensor["shape"], tensor["axes"], strict=True) if not_a_size(axis))
+        # the only axes without a size symbol: those that unsqueeze adds, the one feature of additive scores, and pairs
+        constant = {size for size, axis in zip(tensor["shape"], tensor["axes"], strict=True) if not_a_size(axis)}
+        assert constant <= ({1, 2} if name in PAIRED else {1})
         assert tensor["checked"], output
 
     declared = [output for output in tensors if output["tensor"]["declared"]]
@@ -113,6 +139,8 @@ def not_a_size(axis: dict[str, str]) -> bool:
 
 def signatures_in_case(case: CaseDescription, dims: str) -> set[str]:
     """Return the forms of a declared signature in the case's symbols: with one length, Lq and Lk are both L."""
+    if "Lp" in case.sizes:
+        dims = re.sub(r"\bLk\b", "Lp+Lq", dims)
     if "L" in case.sizes:
         dims = re.sub(r"\bL[qk]\b", "L", dims)
     signatures = {dims}
@@ -137,7 +165,7 @@ def test_every_annotated_variable_is_in_the_trace(name: str, attnshape: Attnshap
             result = run(attnshape, name, case, "large", words)
             names |= {output["name"] for step in result.trace["steps"] for output in step["outputs"]}
     # without a mask `logits` is `scores` under a second name, and no operation makes it
-    assert {variable for variable, _ in annotated(name)} - ({"logits"} if name == LOOPS else set()) <= names
+    assert {variable for variable, _ in own_annotations(name)} - ({"logits"} if name == LOOPS else set()) <= names
 
 
 # two examples from the literature

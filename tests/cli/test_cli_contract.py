@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 import typer.main
 
 from attnshape.cli.app import app
+from attnshape.cli.help import EXAMPLES
 from attnshape.dims.symbols import SYMBOLS
 from attnshape.targets.builtin.registry import CATALOG, describe
 from tests.cli.running import Attnshape
 from tests.terminal import read_all
 
+VERBS = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
 CASES = [f"{name}:{case.name}" for name in CATALOG for case in describe(name).cases]
 
 NOISY = """
@@ -142,19 +145,56 @@ def test_command_list_is_not_truncated(attnshape: Attnshape, monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "100")
     _, commands = attnshape("--help").out.split("Commands:\n")
     lines = commands.partition("\n\n")[0].splitlines()
-    assert len(lines) == 10
+    assert len(lines) == len(VERBS)
     assert all(line.endswith(".") and "..." not in line for line in lines)
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_every_verb_has_a_whole_sentence_at_any_width(
+    columns: str, attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", columns)
+    commands = attnshape("--help").out.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert "..." not in commands
+    assert commands.count(".\n") + 1 == len(VERBS)
+
+
+def test_options_are_in_groups(attnshape: Attnshape):
+    for verb, groups in (("trace", ["Target", "Sizes", "Built-in mechanisms only", "Running", "Output"]),):
+        headings = re.findall(r"^(\w.*):$", attnshape(f"{verb} --help").out, re.MULTILINE)
+        assert headings == ["Arguments", *groups, "Options", "Examples"]
+    check = attnshape("check --help").out
+    assert check.index("Target:") < check.index("--init") < check.index("Sizes:") < check.index("--batch")
+    assert check.index("Checking:") < check.index("--claim") < check.index("Output:") < check.index("--format")
+    for verb in VERBS:
+        # only the help itself has no group
+        assert attnshape(f"{verb} --help").out.partition("\nOptions:\n")[2].count("\n  -") == 0, verb
+
+
+@pytest.mark.parametrize("verb", ["attnshape", *VERBS])
+def test_examples_of_the_help_are_valid(verb: str, attnshape: Attnshape):
+    shown = attnshape("--help" if verb == "attnshape" else f"{verb} --help").out
+    assert EXAMPLES[verb]
+    for line in EXAMPLES[verb]:
+        assert f"  {line}\n" in shown
+        program, name, *words = shlex.split(line)
+        assert program == "attnshape"
+        assert verb in (name, "attnshape")
+        command = typer.main.get_command(app).get_command(None, name)
+        if "--help" not in words:
+            command.make_context(name, words)
 
 
 def test_optional_argument_has_one_pair_of_brackets(attnshape: Attnshape, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "100")
-    for verb, name in (("trace", "TARGET"), ("check", "TARGET"), ("rule", "CODE"), ("catalog", "NAME")):
-        more = "..." if verb == "check" else ""
+    named = {"trace": "TARGET", "explain": "TARGET", "check": "TARGET", "rule": "CODE", "catalog": "NAME"}
+    for verb, name in named.items():
+        more = "..." if verb in ("check", "catalog") else ""
         assert attnshape(f"{verb} --help").out.startswith(f"Usage: attnshape {verb} [OPTIONS] [{name}]{more}\n")
 
 
 def test_help_and_version_go_to_stdout(attnshape: Attnshape):
-    for line in ("--help", "-h", "trace --help", "show --help", "catalog -h", "glossary --help"):
+    for line in ("--help", "-h", "trace --help", "explain --help", "show --help", "catalog -h", "glossary --help"):
         result = attnshape(line)
         assert (result.status, result.err) == (0, ""), line
         assert result.out.startswith("Usage: attnshape"), line
@@ -207,6 +247,11 @@ FAST = [
     ["show", "saved.json", "--format", "table", "--explain", "--columns", "step,signature,strides"],
     ["show", "saved.json", "--format", "json"],
     ["show", "nosuch.json"],
+    ["explain", "--help"],
+    ["explain", "--format", "nosuch"],
+    ["explain", "--format", "table"],
+    ["explain", "--heads", "0"],
+    ["explain", "nosuch.py:f", "--input", "x: B Dq"],
     ["targets", "--help"],
     ["run", "--help"],
     ["run"],
@@ -218,6 +263,7 @@ FAST = [
     ["trace", "--heads", "x"],
     ["trace", "--format", "nosuch"],
     ["trace", "--columns", "nosuch"],
+    ["trace", "--cost", "--columns", "flops,nosuch"],
     ["trace", "--device", "nosuch"],
     ["trace", "--dtype", "nosuch"],
     ["trace", "--output", "nosuch/file"],

@@ -48,6 +48,25 @@ def write_model(path: Path, scaled: str) -> None:
     (path / "helper.py").write_text(f"def scaled(x):\n    return {scaled}\n")
 
 
+# inputs
+
+
+def test_files_stand_for_the_one_attention_in_them(attnshape: Attnshape, folder: Path) -> None:
+    code = "def attention(q, k):\n    return (q @ k.mT {}).softmax(-1) @ k\n"
+    (folder / "old.py").write_text(code.format("/ q.shape[-1] ** 0.5"))
+    (folder / "new.py").write_text(code.format(""))
+    result = attnshape("diff old.py new.py")
+    assert result.status == 1
+    assert "found in old.py: attention" in result.err
+    assert "scores are not scaled" in result.out
+    # several aren't compared in some order
+    (folder / "two.py").write_text(code.format("") + code.format("").replace("attention", "another"))
+    result = attnshape("diff old.py two.py")
+    assert (result.status, result.out) == (2, "")
+    assert "two.py is a file; which of its functions or classes?" in result.err
+    assert "two.py:a" in result.err
+
+
 # exit statuses
 
 
@@ -103,12 +122,10 @@ def test_json_has_a_schema_and_all_steps(attnshape: Attnshape, saved: Path) -> N
 
 
 def test_unsupported_format_is_refused(attnshape: Attnshape, saved: Path) -> None:
-    result = attnshape("diff old.json same.json --format html")
+    result = attnshape("diff old.json same.json --format sarif")
     assert (result.status, result.out) == (2, "")
-    assert (
-        result.err
-        == "error: --format html can't show a comparison\nhint: choose another format: auto, table, markdown, json\n"
-    )
+    choices = "auto, table, markdown, json, html"
+    assert result.err == f"error: --format sarif can't show a comparison\nhint: choose another format: {choices}\n"
 
 
 # the two sides
@@ -299,7 +316,7 @@ def test_other_files_in_a_folder_are_ignored(attnshape: Attnshape, folder: Path)
         ("diff old.json old.json --causal", "--causal applies to targets", "leave it out"),
         ("diff old.json old.json --fail-on strides", "there is no kind 'strides'", "did you mean stride?"),
         ("diff old.json old.json --fail-on ','", "--fail-on names no kind", "size, signature, stride"),
-        ("diff old.json model.py", "model.py is a file; which", "model.py:attention"),
+        ("diff old.json model.py", "no attention was found in model.py, by its source; which", "model.py:attention"),
         ("diff old.json model.py:nothing", "nothing", "attention"),
         ("diff old.json old.json --output none", "--output none is a folder", "write to a file in it"),
         ("diff old.json multi-head --heads x", "--heads is 'x'", "for example --heads 4"),

@@ -30,6 +30,9 @@ LINES: dict[str, tuple[int, str]] = {
         100,
         f"trace {OPTIONS} --format table",
     ),
+    "costs_table_80": (80, "trace multi-head --cost --format table"),
+    "costs_table_160": (160, "trace multi-head --causal --cost --format table"),
+    "costs_markdown": (100, "trace multi-head --cost --format markdown --match scores,softmax"),
     "every_column_markdown": (
         100,
         f"{CROSS} --match scores,scale,softmax --columns {','.join(COLUMNS)}",

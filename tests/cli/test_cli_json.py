@@ -21,9 +21,10 @@ TARGETS = {
     "scalar": "trace own.py:total --input 'x: B L' --expect 'output: '",
     "failed": "trace own.py:fail --input 'x: B L'",
     "wrong": "trace own.py:total --input 'x: B L' --expect 'rows: L'",
+    "costs": "trace multi-head --cost",
     "many": "trace own.py:many --input 'x: B L 2*D' --dim T=L+1",
 }
-QUICK = ["cross", "failed", "wrong"]
+QUICK = ["cross", "failed", "wrong", "costs"]
 
 OWN = """
 import torch

@@ -34,8 +34,9 @@ def test_family_is_listed(attnshape: Attnshape) -> None:
         "  AS601  key and value heads are repeated in the wrong order\n"
         "  AS602  key and value heads are repeated along the wrong axis\n"
         "  AS603  heads are mixed\n"
+        "  AS604  heads are merged in another order than they were split\n"
     )
-    assert attnshape("rule AS11").out.count("AS11") == 8
+    assert attnshape("rule AS11").out.count("AS11") == 9
 
 
 @pytest.mark.parametrize("code", ["AS999", "softmax", "", "\x1b[31m", "../../README"])

@@ -189,3 +189,20 @@ def test_a_target_that_cannot_be_carried_out_is_kept_until_its_file_changes(
     result = attnshape("check --all --format text")
     assert "2 that can't be carried out · 2 unchanged, from the cache" in result.out
     assert result.out.count("hint: ") >= 1
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_an_error_that_took_long_is_kept_where_no_limit_on_time_had_a_part(
+    attnshape: Attnshape, project: Path, monkeypatch: pytest.MonkeyPatch, is_settled: bool
+) -> None:
+    monkeypatch.setattr(report_cache, "_SURE_SECONDS", 0.0)
+    monkeypatch.setattr("attnshape.proposals.search._MOST_SECONDS", 60.0 if is_settled else 0.0)
+    write(
+        project / "pyproject.toml",
+        ENTRIES.replace('inputs = ["x: B L D"]', "").partition("[tool.attnshape.targets.two]")[0],
+    )
+    broken = model("One").replace("return (weights", "raise ValueError('never')\n        return (weights")
+    write(project / "one.py", broken)
+    for _ in range(2):
+        result = attnshape("check --all --format text")
+    assert ("1 unchanged, from the cache" in result.out) == is_settled

@@ -209,10 +209,38 @@ def test_invalid_or_missing_file_is_none(tmp_path_factory: pytest.TempPathFactor
 
 def test_changed_file_is_read_again(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("changed") / "a.py"
-    path.write_text("x = 1  # (B, T)\n")
+    path.write_text("def f():\n    x = 1  # (B, T)\n")
     before = read_commented_source(str(path))
-    path.write_text("x = 1  # (B, T, C)\n")
+    path.write_text("def f():\n    x = 1  # (B, T, C)\n")
     after = read_commented_source(str(path))
     assert before is not None
     assert after is not None
-    assert [before.comments[0][2], after.comments[0][2]] == [" (B, T)", " (B, T, C)"]
+    found = [file.comments_of(file.functions["f", 1][0]).every for file in (before, after)]
+    assert found == [[(2, 11, " (B, T)")], [(2, 11, " (B, T, C)")]]
+
+
+def test_comments_of_a_method_between_others(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("method") / "a.py"
+    path.write_text(
+        '''class A:
+    # outside
+    @f  # outside too
+    def g(self, x):  # (B, T)
+        if x:
+            def h(y):
+                return y  # (B, T, C)
+        text = """
+  # a string
+"""
+# at the margin
+        return x
+    # after it
+'''
+    )
+    file = read_commented_source(str(path))
+    assert file is not None
+    assert file.functions.keys() == {("g", 3), ("h", 6)}
+    node, owner = file.functions["g", 3]
+    assert owner is file.tree.body[0]
+    assert [line for line, _, _ in file.comments_of(node).every] == [4, 7, 11]
+    assert [(comment.line, comment.until) for comment in comments_in(file, node)] == [(4, 0), (11, 13)]

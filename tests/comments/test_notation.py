@@ -49,6 +49,20 @@ def test_shapes_in_brackets(text: str, axes: list[str]) -> None:
     assert documented.bracketed
 
 
+@pytest.mark.parametrize("text", ["T/S", "P_q/P_v", "src_len/tgt_len", "Lq/Lk", "L_q / L_k", "q_len/kv_len"])
+def test_two_lengths_of_which_one_is_meant(text: str) -> None:
+    axis = parse_axis(text)
+    assert axis is not None
+    assert axis.kind == "any"
+
+
+@pytest.mark.parametrize("text", ["C/nh", "L/W", "T/2", "S/H", "n_heads/n_kv_heads", "H_q/H_kv", "Lq/L", "q/q"])
+def test_quotients(text: str) -> None:
+    axis = parse_axis(text)
+    assert axis is not None
+    assert axis.kind == "expression"
+
+
 @pytest.mark.parametrize(
     ("text", "axes"),
     [
@@ -96,6 +110,22 @@ def test_lists_of_values_are_not_shapes(text: str) -> None:
 @pytest.mark.parametrize("text", ["(B, ..., D)", "(2, ..., D)", "[B1, ..., D]", "(..., T, D)", "[b * n, d]"])
 def test_dots_and_stars_of_a_shape(text: str) -> None:
     assert [documented.text for documented in find_shapes(text)] == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "axes"),
+    [
+        ("(b, h, d1, ..., dn, c)", ["b", "h", "...", "c"]),
+        ("[B, n_1, n_2, …, n_k]", ["B", "…"]),
+        ("(b, h, d1', ..., dn', c)", ["b", "h", "...", "c"]),
+        ("(b, h, d1, ..., q_dn, k_dn)", ["b", "h", "...", "k_dn"]),
+        ("(b, d1, ..., c)", ["b", "d1", "...", "c"]),
+        ("(b, h1, ..., dn, c)", ["b", "h1", "...", "dn", "c"]),
+    ],
+)
+def test_run_of_axes(text: str, axes: list[str]) -> None:
+    (documented,) = find_shapes(text)
+    assert texts(documented) == axes
 
 
 def test_shape_in_a_sentence() -> None:

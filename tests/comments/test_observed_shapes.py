@@ -43,6 +43,12 @@ RIGHT = [
     # what a helper returns isn't the argument that it gets
     "B, T, C = x.shape  # (B, T, C)\nswap = lambda a: a.mT\n"
     "y = torch.cat([\n    swap(x),  # (B, C, T)\n    x.mT,\n])\nreturn y",
+    # a step in a generator expression reads what a helper returns
+    "B, T, C = x.shape\nadd = lambda a: a[..., None]\n# (B, T, C) -> (B, T, C, 1) -> (B, C, T, 1)\n"
+    "y, z = x * 1, x + 1\ny, z = (add(a).transpose(1, 2) for a in [y, z])\nreturn y + z",
+    # the history of something that isn't a variable here
+    "B, T, C = x.shape  # (B, T, C)\nx = x * 1  # my_x: (B, C, T) -> (B, T, C)\nreturn x",
+    "B, T, C = x.shape  # (B, T, C)\nx = x * 1  # my_x: B,C,T -> B,T,C\nreturn x",
     "B, T, C = x.shape  # (B, T, C)\nreturn x",
     "B, T = x.size(0), x.size(1)  # (B, T)\nC = x.size(2)\nreturn x  # (B, T, C)",
     "B, T, C = x.shape\nreturn x.mT  # (B, C, T)",
@@ -102,12 +108,19 @@ RIGHT = [
     '"""f.\n\nReturns:\n    The output (B, T, C).\n    weights: (B, T, T)\n"""\nB, T, C = x.shape\nreturn x',
     '"""f.\n\nReturns:\n    The output, and the weights (B, T, T) if needed.\n"""\n'
     "B, T, C = x.shape\nreturn x  # (B, T, C)",
+    # an arrow from the argument to the result
+    "B, T, C = x.shape\ndef g(y):  # (B, T, C) -> (B, C, T)\n    y = y * 1  # (B, T, C)\n    return y.mT\nreturn g(x)",
+    # a result for an input of the author's choice
+    '"""f.\n\nReturns:\n    (..., d[-1]). For instance, for an input (B, C), the result is (B, d[-1]).\n"""\n'
+    "B, T, C = x.shape  # (B, T, C)\nreturn x",
     # any number of axes
     "B, T, C = x.shape  # (B, T, C)\ny = x[..., None] if x.ndim == 3 else x\n\n"
     "# (B, T, C) -> (B, T, C)\nz = y + 1\nreturn z",
     # another branch
     "def g(x):  # x: (B, C, H, W)\n    if x.size(0) < 0:\n        B, C, H, W = x.shape\n"
     "    else:\n        B, N, C = x.shape\n    return x  # (B, N, C)\nreturn g(x)",
+    "B, T, C = x.shape  # (B, T, C)\nif T < 0:\n    # the mean: [B, T, T]\n    x = x @ x.mT\n"
+    "    return x, None\nreturn x.mT, None",
     # what the caller may broadcast
     'def g(x, m):\n    """g.\n\n    Args:\n        m: (B, T, C)\n    """\n    B, T, C = x.shape\n'
     "    return x + m  # (B, T, C)\nreturn g(x, x[:1])",
@@ -120,14 +133,37 @@ RIGHT = [
     # names that stand for the own length of each argument, or for another width
     'def g(x, y):\n    """g.\n\n    Args:\n        x: (B, seq_len, C)\n        y: (B, seq_len, C)\n    """\n'
     "    B, T, C = x.shape\n    return x  # (B, T, C)\nreturn g(x, x[:, 1:])",
+    'def g(x, m):\n    """g.\n\n    Args:\n        x: (B, T, C)\n        m: (B, len_seq, len_seq)\n    """\n'
+    "    B, T, C = x.shape\n    return m\nreturn g(x, x[:, 1:])",
     "B, height, _ = x.shape\nwidth = height + 1\nC = x.size(2)\ny = x.mT  # (B, width, height)\n"
     "return x  # (B, height, C)",
+    # a letter for heads and for a height
+    "b, n, h = x.shape  # (b, n, h)\ny = x[:, :, None, 1:]  # (b, n, w, h)\nreturn y.mT  # (b, n, h, w)",
+    # a legend of the letters
+    "B, T, C = x.shape  # (B, T, C)\n# n: batch size\n# s: seq length\n# x: x dim\nx = x * 1\nreturn x",
+    # a branch between
+    "B, T, C = x.shape\n# (B, T, C) -> (B, C, T)\nif T < 0:\n    y = x + 1\nelse:\n    y = x * 1\ny = y.mT\nreturn y",
+    "B, T, C = x.shape\n# B, T, C\n# -> B, C, T\n# -> B, C*T\ny = x.mT.flatten(1)\nreturn y",
+    # subscripts of LaTeX
+    '"""f.\n\nArgs:\n    x: (N, Length_{query}, C), with another (w, h) for boxes\n"""\n'
+    "N, Length_query, C = x.shape\nreturn x  # (N, Length_query, C)",
+    # one of several results
+    "B, T, C = x.shape\ny, z = x.mT, x.sum(2)  # (B, C, T)\nreturn y",
+    "B, T, C = x.shape\n# B, T\ny, z = x.mT, x.sum(2)\nreturn y",
     # a letter for several widths
     "B, T, C = x.shape\ny = x[..., :3]  # (B, T, F)\nz = y + 1  # (B, T, F)\n\n# (B, T, C) -> (B, T, F)\n"
     "w = torch.cat((x, x), -1)\nreturn w",
 ]
 WRONG = [
     ("B, T, C = x.shape\ny, z = x.mT, x.sum(2)  # y, z: (B, C, T), (B, C)\nreturn y", [(2, "AS003")]),
+    (
+        "B, T, C = x.shape\nif T > 0:\n    # (B, T, C) -> (B, C, T)\n    y = x * 1\n"
+        "else:\n    y = x + 1\ny = y.mT\nreturn y",
+        [(3, "AS002")],
+    ),
+    ("B, T, C = x.shape  # (B, T, C)\n# x: (B, C, T)\n# q: q dim\nx = x * 1\nreturn x", [(2, "AS002")]),
+    ("B, T, C = x.shape\ny, z = x.mT, x.sum(2)  # (B, T, C)\nreturn y", [(2, "AS002")]),
+    ("B, T, C = x.shape\ny, z = x, x.mT  # (B, T, C)\nreturn y", [(2, "AS002")]),
     ("B, T, C = x.shape\n# normalizer: (B, T, T)\ny = x.mT\nreturn y", [(2, "AS003")]),
     ("B, T, C = x.shape\nself = torch.nn.Module()\nself.C = C\ny = x.mT  # (B, self.C, C)\nreturn y", [(4, "AS003")]),
     ("B, T, C = x.shape  # (B, C, T)\nreturn x", [(1, "AS002")]),
@@ -138,6 +174,13 @@ WRONG = [
     ("B, T, C = x.shape\nreturn x[:, None] @ x.mT[:, None]  # (B, T, C) @ (B, 1, C, T)", [(2, "AS001")]),
     ('"""f.\n\nReturns:\n    out: (B, C, T)\n    w: (B, T, T)\n"""\nB, T, C = x.shape\nreturn x', [(4, "AS002")]),
     ("B, T = x.size(0), x.size(1)  # (T, B)\nreturn x", [(1, "AS002")]),
+    ("def g(y):  # (B, T, C) -> (B, T, C)\n    B, T, C = y.shape\n    return y.mT\nreturn g(x)", [(1, "AS002")]),
+    # the docstring alone has another order than the comments above statements
+    (
+        '"""f.\n\nReturns:\n    (batch, longest, less)\n"""\nB, T, C = x.shape  # (batch, T, depth)\ny = x * 1\n\n'
+        "# (longest, batch, depth)\nx = y.transpose(0, 1)\n\n# (longest, batch, less)\nx = x[..., 1:]\nreturn x",
+        [(4, "AS002")],
+    ),
     ("B, T, C = x.shape\nreturn x.mT  # (B, T, C)", [(2, "AS002")]),
     ("B, T, C = x.shape\nreturn x.mT  # (B, C)", [(2, "AS001")]),
     ("B, T, C = x.shape\nreturn x.mT  # (B, C, 2*T)", [(2, "AS003")]),

@@ -127,6 +127,14 @@ def test_usual_sizes_are_tried_for_ambiguous_claims() -> None:
     assert wrong_claims(claims, assignment) == [1]
 
 
+def test_usual_meaning_decides_which_of_two_exchanged_axes_is_wrong() -> None:
+    calls = [call({"B": 5, "H": 2, "Dk": 11}), call({"B": 3, "H": 4, "Dk": 17})]
+    claims = [claim("(B, H, S, E)", (5, 7, 2, 11), (3, 13, 4, 17)), claim("(S, E)", (7, 11), (13, 17))]
+    assignment = unify(claims, calls)
+    assert assignment.chosen["S"] == (7, 13)
+    assert wrong_claims(claims, assignment) == [0]
+
+
 def test_unconstrained_names_are_unknown() -> None:
     claims = [claim("(zz, ww)", [(5, 7), (7, 5)], [(3, 13), (13, 3)])]
     assignment = unify(claims, CALLS)

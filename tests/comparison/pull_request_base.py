@@ -108,3 +108,15 @@ class Rotary(nn.Module):
         query, key = rotate(query, self.base), rotate(key, self.base)
         context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return context.transpose(1, 2).flatten(2)
+
+
+class Tokens(nn.Module):
+    def __init__(self, vocabulary: int, d_model: int):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, d_model)
+        self.k_proj = nn.Linear(d_model, d_model)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        scores = x @ self.k_proj(x).mT / x.shape[-1] ** 0.5
+        return scores.masked_fill(~mask[:, None], -math.inf).softmax(dim=-1) @ x

@@ -99,6 +99,14 @@ def test_pull_request(case: str, folder: Path) -> None:
         assert {"visible keys", "scale", "results", "randomness"} <= set(difference.behaviour.same)
 
 
+def test_integers_are_tokens_beside_a_mask() -> None:
+    inputs = {"ids": "int[V] B L", "mask": "bool B L"}
+    trace = attnshape.trace(f"{BASE}:Tokens", init="V, D", inputs=inputs, behaviour=True)
+    assert trace.behaviour
+    (visible,) = (one for one in trace.behaviour.properties if one.topic == "visible keys")
+    assert (visible.statements, visible.unknown) == ((Statement("keys are hidden where mask is False"),), ())
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 @pytest.mark.parametrize("case", ["not causal", "polarity", "base"])
 def test_changes_are_readable_at_every_width(case: str, width: int, folder: Path) -> None:

@@ -7,8 +7,8 @@ import pkgutil
 import attnshape
 
 NAMES = [
-    *("AttnshapeError", "Difference", "Recording", "Report", "Trace", "__version__"),
-    *("assert_shapes", "check", "diff", "record", "trace", "watch"),
+    *("AttnshapeError", "Difference", "Explanation", "Recording", "Report", "Trace", "__version__"),
+    *("assert_shapes", "check", "diff", "explain", "record", "trace", "watch"),
 ]
 
 
@@ -25,12 +25,12 @@ def test_no_module_shadows_a_public_function() -> None:
 
 
 def test_public_functions_have_docstrings_with_examples() -> None:
-    for name in ("trace", "record", "watch", "check", "diff", "assert_shapes"):
+    for name in ("trace", "record", "watch", "check", "diff", "explain", "assert_shapes"):
         function = getattr(attnshape, name)
         assert function.__doc__ is not None
         assert ">>> " in function.__doc__
     for public in (
-        *(attnshape.Trace, attnshape.Recording, attnshape.Report, attnshape.Difference),
+        *(attnshape.Trace, attnshape.Recording, attnshape.Report, attnshape.Difference, attnshape.Explanation),
         attnshape.AttnshapeError,
     ):
         assert inspect.getdoc(public)

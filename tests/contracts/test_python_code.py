@@ -20,10 +20,12 @@ BY_DESIGN = {
     "cli/batch.py": {"pickle"},  # results that a worker hands on to the next, never a file
     "programs/activation.py": {"exec", "exec_module"},  # imports that a program makes; this package, in its children
     "programs/launch.py": {"runpy", "exec", "compile"},  # the program of `attnshape run`
-    "reporters/explain.py": {"literal_eval"},  # integers of recorded expressions
-    "targets/builtin/registry.py": {"import_module"},  # a mechanism of the catalog
+    "explanation/sentences.py": {"literal_eval"},  # integers of recorded expressions
+    "reporters/notebook.py": {"literal_eval"},  # arguments of the call that a notebook repeats
+    "targets/builtin/registry.py": {"import_module", "literal_eval"},  # a mechanism of the catalog; names in it
     "targets/evaluation.py": {"eval", "compile"},  # init, arguments, and paths to targets
     "targets/imports.py": {"exec_module", "import_module"},  # the target's file or module
+    "targets/scripts.py": {"exec", "compile"},  # definitions of the target's file
     "tracing/source_locations.py": {"compile"},  # source that ran already; the code object isn't run
 }
 

@@ -1,10 +1,11 @@
 """The peak memory estimated from small runs matches the peak that the allocator and the system measure."""
 
+import inspect
 import json
 
 import pytest
 
-from attnshape.targets.builtin.registry import CATALOG
+from attnshape.targets.builtin.registry import CATALOG, load
 from tests.cost.measuring import ROOT, measured, source_file, subject_of
 from tests.sampling import sampled
 
@@ -14,13 +15,21 @@ EXAMPLES = {
 }
 ONE_LENGTH = ["--batch", "2", "--length", "400"]
 TWO_LENGTHS = ["--batch", "2", "--queries", "300", "--keys", "400"]
-SELF = ("average", "single-head", "dot-product")
 NOT_VERIFIED = ("sdpa", "multi-head-concat")
 """Fused attention needs scratch memory that depends on the processor; the loop over heads takes long to fold."""
 
 
+def _sizes_of(name: str) -> list[str]:
+    """Return sizes of a mechanism's first case, as far as it has these."""
+    case = next(iter(load(name).values()))
+    sizes = {"B": "2", "Lq": "300", "Lk": "400", "L": "400" if name != "gated-delta" else "40"}
+    flags = {"B": "--batch", "Lq": "--queries", "Lk": "--keys", "L": "--length"}
+    taken = [symbol for symbol in inspect.signature(case).parameters if symbol in sizes]
+    return [word for symbol in taken for word in (flags[symbol], sizes[symbol])]
+
+
 def lines() -> dict[str, list[str]]:
-    found = {name: [name, *(ONE_LENGTH if name in SELF else TWO_LENGTHS)] for name in CATALOG}
+    found = {name: [name, *_sizes_of(name)] for name in CATALOG}
     for name, argv in EXAMPLES.items():
         plain = argv[: argv.index("--expect")] if "--expect" in argv else list(argv)
         if name == "own_dims":

@@ -52,7 +52,7 @@ def test_default_sizes_are_distinct():
 @given(
     used=st.sets(st.sampled_from(SYMBOL_NAMES), min_size=1),
     given_=st.dictionaries(st.sampled_from(SYMBOL_NAMES), st.integers(1, 64), max_size=5),
-    other=st.lists(st.integers(1, 30), min_size=12, max_size=12),
+    other=st.lists(st.integers(1, 30), min_size=len(SYMBOLS), max_size=len(SYMBOLS)),
 )
 def test_relations_hold_or_sizes_are_refused(used, given_, other):
     try:
@@ -96,7 +96,7 @@ def test_heads_divide_the_width_or_sizes_are_refused(width, heads):
     ("used", "given_", "words"),
     [
         ({"H", "Hkv"}, {"H": 8, "Hkv": 3}, "H/Hkv = 8/3 leaves 2"),
-        ({"H", "G"}, {"H": 8, "G": 3}, "H/G = 8/3 leaves 2"),
+        ({"H", "Hkv", "G"}, {"H": 8, "G": 3}, "H/G = 8/3 leaves 2"),
         ({"H", "Hkv", "G"}, {"H": 8, "Hkv": 2, "G": 2}, "H = G*Hkv = 2*2 = 4, but H is 8"),
         ({"H", "D", "Dk"}, {"H": 7, "D": 200}, "D/H = 200/7 leaves 4"),
     ],
@@ -134,14 +134,19 @@ def test_custom_size_symbols(own, expected):
     }
 
 
+def test_symbols_of_the_catalog_can_be_defined():
+    assert resolve(["Dr", "Nh"], parse_dims(["Dr=4", "Nh=2*n", "n=3"])).numbers == {"Dr": 4, "Nh": 6, "n": 3}
+    assert resolve(["Dr"], {"Dr": 5}).numbers == {"Dr": 5}
+
+
 @pytest.mark.parametrize("text", ["T", "T=", "=3", "2T=3", "T-1=3", "a b=3"])
 def test_invalid_dim_definition_is_refused(text):
     with pytest.raises(AttnshapeError, match="isn't NAME=EXPR"):
         parse_dims([text])
 
 
-@pytest.mark.parametrize("symbol", SYMBOL_NAMES)
-def test_built_in_symbol_is_refused_with_its_flag(symbol):
+@pytest.mark.parametrize("symbol", [symbol.name for symbol in SYMBOLS if symbol.is_general])
+def test_general_symbol_is_refused_with_its_flag(symbol):
     with pytest.raises(AttnshapeError) as caught:
         parse_dims([f"{symbol}=3"])
     assert caught.value.hint == f"give it as {symbol}=3"
@@ -199,6 +204,14 @@ def test_largest_size_is_accepted():
 def test_too_large_derived_width_is_refused():
     with pytest.raises(AttnshapeError, match="more than any tensor's axis"):
         resolve({"H", "Dk"}, {"H": 2**30, "Dk": 2**30})
+
+
+def test_a_group_that_divides_no_heads_is_another_letter():
+    sizes = resolve({"H", "G", "Dk"}, {"H": 3, "G": 4, "Dk": 5})
+    assert sizes.numbers == {"H": 3, "G": 4, "Dk": 5, "D": 15}
+    assert "H" in sizes.independent and "G" in sizes.independent
+    with pytest.raises(AttnshapeError, match="contradict"):
+        resolve({"H", "Hkv", "G"}, {"H": 3, "G": 4})
 
 
 def test_key_value_heads_alone_derive_nothing():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from attnshape.discovery.files import find_targets
 from attnshape.discovery.project import find_attention
 
 ATTENTION = {
@@ -20,6 +21,10 @@ ATTENTION = {
             weights = F.softmax(scores, dim=-1)
             weights = F.dropout(weights, 0.1)
             return torch.matmul(weights, v)
+        """,
+    "softmax made where it is called": """
+        def attend(q, k, v):
+            return nn.Softmax(dim=-1)(q @ k.mT) @ v
         """,
     "einsum": """
         def attend(q, k, v):
@@ -135,12 +140,99 @@ MODULE = """
     """
 
 
+@pytest.mark.parametrize(
+    ("imports", "is_torch"),
+    [
+        ("import torch\nimport numpy as np", True),
+        ("from torch import nn\nimport jax", True),
+        ("import math", True),
+        ("import numpy as np\nfrom einops import einsum", True),
+        ("import numpy as np\nfrom .common import *", True),
+        ("import numpy as np\nfrom .common import phi", False),
+        ("from flax import linen as nn\nimport jax.numpy as jnp", False),
+        ("import tensorflow as tf", False),
+    ],
+)
+def test_arrays_of_another_library(imports: str, is_torch: bool):
+    text = "{}\n\n\ndef attend(q, k, v):\n    e = xp.exp(q @ k)\n    return (e / e.sum(-1)) @ v\n"
+    assert [found.name for found in find_attention([(Path("a.py"), text.format(imports))])] == ["attend"] * is_torch
+
+
 def test_softmax_that_is_an_attribute():
     assert found(MODULE) == {"Attention": "module"}
 
 
 def test_learned_queries_are_no_weights():
     assert found(LEARNED) == {"Pool": "module"}
+
+
+def test_weights_from_a_function_with_a_gradient_of_its_own():
+    text = """
+    class Weights(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k):
+            return (q @ k.mT).softmax(-1)
+
+    class Gates(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k):
+            return (q + k).softmax(-1)
+
+    class Attention(nn.Module):
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return Weights.apply(q, k) @ v
+
+    class Gated(nn.Module):
+        def forward(self, x):
+            a, b, c = self.abc(x).chunk(3, -1)
+            return Gates.apply(a, b) @ c
+    """
+    assert found(text) == {"Attention": "module"}
+
+
+def test_weights_in_messages_along_edges():
+    text = """
+    class Conv(MessagePassing):
+        def forward(self, x, edges):
+            return self.propagate(edges, x=x)
+
+        def message(self, x_i, x_j, index):
+            weights = softmax((self.query(x_i) * self.key(x_j)).sum(-1), index)
+            return self.value(x_j) * weights[:, None]
+
+    class Gated(MessagePassing):
+        def forward(self, x, edges):
+            return self.propagate(edges, x=x)
+
+        def message(self, x_i, x_j, index):
+            return self.value(x_j) * softmax(self.gate(x_i), index)[:, None]
+    """
+    assert found(text) == {"Conv": "module"}
+
+
+def test_what_a_call_keeps_for_later_calls_is_no_weight():
+    text = """
+    class Attention(nn.Module):
+        def __init__(self, dim):
+            self.of_query, self.of_memory = nn.Linear(dim, dim), nn.Linear(dim, dim)
+            self.seen = None
+            self.weight = nn.Parameter(torch.zeros(dim, dim))
+
+        def forward(self, state, memory):
+            if self.seen is None:
+                self.seen = self.of_memory(memory)
+            return (self.of_query(state) @ self.seen.mT).softmax(-1) @ self.seen
+
+    class Gate(nn.Module):
+        def __init__(self, dim):
+            self.of_query = nn.Linear(dim, dim)
+            self.weight = nn.Parameter(torch.zeros(dim, dim))
+
+        def forward(self, state, memory):
+            return (self.of_query(state) @ self.weight).softmax(-1) @ self.weight
+    """
+    assert found(text) == {"Attention": "module"}
 
 
 def test_methods_share_the_work():
@@ -243,7 +335,23 @@ def test_projecting_module_around_an_operator():
         def __init__(self, dim):
             self.attention = Attention(dim)
     """
-    assert found(text) == {"Attend": "module", "Attention": "module", "Layer": "container"}
+    assert found(text) == {"Attend": "helper", "Attention": "module", "Layer": "container"}
+
+
+def test_attention_of_another_library_is_contained():
+    text = """
+    from elsewhere.layers import Attention, AttentionMask, FlashAttn as Flash
+
+    class Block(nn.Module):
+        def __init__(self, dim):
+            self.attn = Attention(dim)
+
+    class Other(nn.Module):
+        def __init__(self, dim):
+            self.mask = AttentionMask(dim)
+            self.attn = SelfAttention(dim)
+    """
+    assert found(text) == {"Block": "container"}
 
 
 def test_recursion_and_imports_in_a_circle_end():
@@ -255,3 +363,32 @@ def test_recursion_and_imports_in_a_circle_end():
 def test_why_names_the_call_and_its_line():
     (one,) = find_attention([(Path("a.py"), textwrap.dedent(MODULE))])
     assert (one.line, one.why) == (2, "attend() at line 9")
+
+
+@pytest.mark.parametrize("line", ["from ..fused import dispatch", "from package.fused import dispatch"])
+def test_a_file_alone_may_call_the_attention_of_a_file_that_it_imports(tmp_path: Path, line: str) -> None:
+    folder = tmp_path / "package" / "models"
+    folder.mkdir(parents=True)
+    for parent in (folder, folder.parent):
+        (parent / "__init__.py").touch()
+    (folder.parent / "fused.py").write_text(
+        "def dispatch(q, k, v):\n    return F.scaled_dot_product_attention(q, k, v)\n"
+    )
+    (folder / "flux.py").write_text(
+        f"{line}\n\n\nclass Attn(nn.Module):\n    def forward(self, q, k, v):\n        return dispatch(q, k, v)\n"
+    )
+    (found,) = find_targets([str(folder / "flux.py")], "").targets
+    assert (found.name, found.kind, found.file) == ("Attn", "module", str(folder / "flux.py"))
+
+
+def test_base_class_without_a_call_is_left_to_those_that_complete_it():
+    text = """
+    class Base(nn.Module):
+        def __init__(self, dim, heads):
+            self.attn = nn.MultiheadAttention(dim, heads)
+
+    class Block(Base):
+        def forward(self, x):
+            return x + self.attn(x, x, x)[0]
+    """
+    assert found(text) == {"Block": "container"}

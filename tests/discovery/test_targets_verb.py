@@ -206,10 +206,66 @@ def test_a_reason_that_several_targets_share_is_printed_once(project: Path, attn
     result = attnshape("check project/model.py project/again.py --no-cache --format text -v")
     assert result.out.count("no causal mask is claimed") <= 1
     assert result.out.count("no findings: this means no more than what was verified") == 1
-    broken = "from nowhere import nothing\n" + MODEL
+    broken = "from nowhere import nothing\nassert nothing\n" + MODEL
     (project / "model.py").write_text(broken)
     (project / "again.py").write_text(broken)
     assert "2 that can't be carried out" in attnshape("check project/model.py project/again.py").out
+
+
+def test_attention_in_imported_files(project: Path, attnshape: Attnshape):
+    operator = "def attend(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n"
+    module = MODEL.partition("class Block")[0].replace(
+        "weights = (q", "context = attend(q, k, v)\n        weights = (q"
+    )
+    module = module.replace(".softmax(-1)", "").replace("(weights @ v)", "context")
+    for folder, imports in (
+        ("beside", "from .operators import attend"),
+        ("rooted/inner", "from rooted_parts.operators import attend"),
+        ("through", "from .parts import attend"),
+    ):
+        (project / folder).mkdir(parents=True)
+        (project / folder / "layers.py").write_text(f"{imports}\n{module}")
+    (project / "rooted" / "rooted_parts").mkdir()
+    (project / "rooted" / "rooted_parts" / "operators.py").write_text(operator)
+    (project / "beside" / "operators.py").write_text(operator)
+    (project / "through" / "operators.py").write_text(operator)
+    (project / "through" / "parts").mkdir()
+    (project / "through" / "parts" / "__init__.py").write_text("from ..operators import attend\n")
+    for folder in ("beside", "rooted/inner", "through"):
+        listed = attnshape(f"targets project/{folder}/layers.py --format text").out
+        assert re.search(r"Attention +module +attend\(\) at line \d+\n1 module and 0 functions", listed), listed
+
+
+def test_imports_that_cannot_be_read_are_passed_over(project: Path, attnshape: Attnshape):
+    (project / "broken_part.py").write_text("def (:\n")
+    (project / "importing.py").write_text(f"import broken_part\nfrom . import importing, nothing\n{MODEL}")
+    assert "1 module and 0 functions" in attnshape("targets project/importing.py --format text").out
+
+
+def test_containers_of_others_are_left_out(project: Path, attnshape: Attnshape):
+    text = """
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, x):
+        return self.attn(x, x, x)[0]
+
+
+class Model(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.layer = Layer(dim, heads)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+    (project / "layers.py").write_text(text)
+    assert "found in project/layers.py: Layer\n" in attnshape("trace project/layers.py").err
 
 
 def test_quiet_and_verbose_contradict(project: Path, attnshape: Attnshape):
@@ -243,7 +299,8 @@ def test_file_without_attention_is_asked_for_a_name(folder: Path, attnshape: Att
     (folder / "plain.py").write_text("def double(x):\n    return x * 2\n")
     result = attnshape("trace plain.py")
     assert result.status == 2
-    assert "plain.py is a file; which of its functions or classes?" in result.err
+    assert "no attention was found in plain.py, by its source" in result.err
+    assert "write plain.py:double; it defines double" in result.err
 
 
 def test_catalog_name_wins_over_a_folder(folder: Path, attnshape: Attnshape):

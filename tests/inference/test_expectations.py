@@ -223,4 +223,4 @@ def test_verdict_at_one_size_says_so(tmp_path):
     assert [(expectation.holds, expectation.why) for expectation in traced.expectations] == [
         (True, "at this run's sizes only")
     ]
-    assert "matched only" in " ".join(traced.notes)
+    assert "only matched" in " ".join(traced.notes)

@@ -302,3 +302,55 @@ def test_weight_of_a_normalisation_is_not_a_scale(tmp_path):
     traced = trace(tmp_path, module(textwrap.dedent(body)), "x: B L D", target="M", D=24)
     scaled = [step.expression for step in traced.steps if step.role == "scale"]
     assert scaled == ["query * 0.5"]
+
+
+def test_products_that_are_added_to_each_other_all_make_the_scores(tmp_path):
+    body = """
+n, l, _ = x.shape
+content = self.Wq(x) @ self.Wk(x).transpose(-2, -1)
+place = x.cumsum(-1)
+turned = place @ place.transpose(-2, -1)
+bias = x @ x.transpose(-2, -1)
+scores = content + turned
+other = scores * bias
+weights = other.softmax(-1)
+context = weights @ self.Wv(x)
+return context
+"""
+    traced = trace(tmp_path, module(body), "x: B L 24", target="M")
+    assert [step_named(traced, name).role for name in ("content", "turned")] == ["scores"] * 2
+    assert step_named(traced, "bias").role is None  # it isn't added
+
+
+@pytest.mark.parametrize(("combined", "found"), [("one - 0.5 * other", True), ("one - x", False)])
+def test_weights_that_are_subtracted_from_each_other(combined, found, tmp_path):
+    body = f"""
+n, l, _ = x.shape
+both = torch.stack([self.Wq(x), self.Wk(x)], 1)
+weights = (both @ self.Wk(x).transpose(-2, -1).unsqueeze(1)).softmax(-1)
+one, other = weights[:, 0], weights[:, 1]
+x = x @ x.transpose(-2, -1)
+joined = {combined}
+context = joined @ self.Wv(both[:, 0])
+return context
+"""
+    traced = trace(tmp_path, module(body), "x: B L 24", target="M")
+    assert (step_named(traced, "context").role == "context") is found
+
+
+def test_projection_of_each_head_after_the_context_is_no_output(tmp_path):
+    source = """
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Parameter(torch.randn(3, 8, 24))
+            self.out = nn.Parameter(torch.randn(3, 24, 20))
+
+        def forward(self, q, k):
+            context = (q @ k.mT).softmax(-1) @ k
+            wider = torch.einsum("bhld,hde->bhle", context, self.up)
+            output = torch.einsum("bhle,heo->blo", wider, self.out)
+            return output
+    """
+    traced = trace(tmp_path, source, "q: B 3 Lq 8", "k: B 3 Lk 8", target="M")
+    assert [step_named(traced, name).role for name in ("wider", "output")] == ["projection", "output"]

@@ -1,6 +1,7 @@
 """Small runs stay small: the largest tensor bounds their sizes, and the number of steps bounds their number."""
 
 import math
+import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from attnshape.inference import small_runs
 from attnshape.inference.plan import Multiple, Plan, large_sizes, mixed_sizes, reversed_sizes
 from attnshape.inference.sampling import Sampler
 from attnshape.inference.small_runs import SmallRuns
-from attnshape.tracing.raw import RawStep, RawTrace
+from attnshape.tracing.raw import RawFailure, RawStep, RawTrace
 
 GROUPED = ("B", "H", "Hkv", "G", "Lp", "L", "D", "Dk")
 
@@ -90,3 +91,20 @@ def test_number_of_steps_bounds_the_attempts(monkeypatch):
     found = Sampler(SmallRuns(attempt)).sample(plan(("B", "L", "H", "D")), run_of(800))
     assert not found.complete
     assert 5 <= len(runs) <= 12
+
+
+@pytest.mark.parametrize(("slow_runs", "cut_short"), [(1, False), (2, True)])
+def test_a_failure_that_took_long_is_repeated(slow_runs: int, cut_short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_runs, "_LONG", 0.05)
+    started = []
+
+    def attempt(numbers: Mapping[str, int]) -> RawTrace:
+        started.append(numbers)
+        if len(started) <= slow_runs:
+            time.sleep(0.1)
+        return RawTrace([], [], [], RawFailure(ValueError("odd")))
+
+    runs = SmallRuns(attempt)
+    assert runs.fails({"L": 3}) != cut_short
+    assert runs.cut_short == cut_short
+    assert len(started) == 2

@@ -119,6 +119,19 @@ def test_growth_of_products_is_learned():
     other = {"B": 4, "L": 100, "D": 9}
     assert growth.estimate is not None
     assert growth.estimate.at(other) == pytest.approx(count_work(run(other)), rel=0.1)
+    assert growth.estimate.elements_at(other) == pytest.approx(4 * 100 * (100 + 9000), rel=0.3)
+
+
+@pytest.mark.parametrize("smallest", [(0, 5, 7), (5, 0, 7), (0, 0, 7)])
+def test_sizes_of_0_teach_nothing(smallest):
+    """`C = D//32` is 0 where D is small."""
+    growth = WorkGrowth()
+    for place, size in enumerate(smallest):
+        sizes = {"H": 3 + place, "Dk": 5 + 2 * place, "C": size}
+        growth.learn(wide(sizes), sizes, count_work(wide(sizes)))
+    other = {"H": 8, "Dk": 16, "C": 3}
+    assert growth.estimate is not None
+    assert math.isfinite(growth.estimate.at(other))
 
 
 def test_constants_that_sizes_divide_do_not_grow():

@@ -23,8 +23,6 @@ REAL = {
     # head_to_batch_dim's docstring documents four axes, but it returns three
     "diffusers_cases:cross": ["AS001"],
     "diffusers_cases:added_keys": ["AS001"],
-    # with `bias_k` there is one more key than the docstring of the weights says
-    "torch_cases:mha_function": ["AS003"],
     # a comment says that query, key and value all have the length `seq_len`
     "labml_cases:cross": ["AS003", "AS003"],
     "labml_cases:relative": ["AS003", "AS003"],
@@ -37,7 +35,7 @@ REAL = {
     "transformers_text_cases:longformer_global": ["AS003", "AS003"],
 }
 
-CONVENTIONS = {"AS204", "AS207", "AS408", "AS709"}
+CONVENTIONS = {"AS204", "AS207", "AS408", "AS709", "AS805"}
 """What the notices of these codes tell is true of these modules: no claim is made about them."""
 
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from itertools import product
+from zlib import crc32
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -17,17 +18,24 @@ from tests.mutants.cases import PAIRS, Pair, Unusual
 SEEDS = (0, 1, 2)
 
 
-def runs(entries: Sequence[Pair | Unusual], is_quick: Callable[[int], bool]) -> list[ParameterSet]:
+def runs(
+    entries: Sequence[Pair | Unusual],
+    is_quick: Callable[[int], bool],
+    is_for_ci: Callable[[int], bool] = lambda index: False,
+) -> list[ParameterSet]:
     """Return parameters for each entry at each of its sizes and with each seed.
 
-    One set of sizes and one seed of each entry are what CI checks; they are slow unless `is_quick` holds for the
-    entry's index. All others are for a nightly run.
+    One set of sizes and one seed of each entry are slow unless `is_quick` holds for its index, the same ones whatever
+    entries are added; CI makes those for which `is_for_ci` holds, and samples the others. The rest are for a nightly
+    run.
     """
     found = []
     for index, entry in enumerate(entries):
-        chosen = (index % len(entry.sizes), SEEDS[index // 3 % 3])
+        number = crc32(str(entry).encode())
+        chosen = (number % len(entry.sizes), SEEDS[number // len(entry.sizes) % len(SEEDS)])
+        slow = pytest.mark.slow(in_ci=True) if is_for_ci(index) else pytest.mark.slow
         for run in product(range(len(entry.sizes)), SEEDS):
-            mark = pytest.mark.nightly if run != chosen else pytest.mark.slow
+            mark = slow if run == chosen else pytest.mark.nightly
             marks = () if run == chosen and is_quick(index) else mark
             found.append(pytest.param(entry, *run, marks=marks, id="-".join(map(str, (entry, *run)))))
     return found
@@ -37,6 +45,11 @@ def is_first_of_its_rule(index: int) -> bool:
     """Return whether no pair before this one has a code of the same rule."""
     codes = next(rule.CODES for rule in RULES if PAIRS[index].code in rule.CODES)
     return not any(pair.code in codes for pair in PAIRS[:index])
+
+
+def is_first_of_its_code(index: int) -> bool:
+    """Return whether no pair before this one has the same code."""
+    return not any(pair.code == PAIRS[index].code for pair in PAIRS[:index])
 
 
 def check(entry: Pair | Unusual, case: str, size: int, seed: int) -> Report:

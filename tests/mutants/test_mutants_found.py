@@ -5,17 +5,19 @@ import pytest
 from attnshape.checks.rules.pages import codes
 from attnshape.comments.verify import CODES as WRITTEN
 from tests.mutants.cases import PAIRS, UNFOUND, UNUSUAL, Pair, Unusual, wrong_line
-from tests.mutants.check_cases import check, failed_rules, is_first_of_its_rule, runs
+from tests.mutants.check_cases import check, failed_rules, is_first_of_its_code, is_first_of_its_rule, runs
 from tests.mutants.sentences import contains, is_listed, sentences_removed_by
 
 UNDECIDED = {
     "powers_of_two": {"the claim scale=1/sqrt(Dk)"},  # its softmax is one of powers of two
+    "query_beside_rotated_memory": {"the claim rope=half"},  # of a single query nothing tells whether it is rotated
+    "keys_in_a_ring": {"the claim rope=half"},  # each step has a single query, and its key is in any slot
     "without_padding": {"the claim mask=keep"},  # its mask chooses the tokens that get to attention
 }
 """The claims about unusual code that can't be decided."""
 
 
-@pytest.mark.parametrize(("pair", "size", "seed"), runs(PAIRS, is_first_of_its_rule))
+@pytest.mark.parametrize(("pair", "size", "seed"), runs(PAIRS, is_first_of_its_rule, is_first_of_its_code))
 def test_mutant_is_found_at_its_line(pair: Pair, size: int, seed: int) -> None:
     report = check(pair, pair.wrong, size, seed)
     findings = [finding for finding in report.findings if finding.level == "error" or finding.code == pair.code]

@@ -316,7 +316,7 @@ def test_previous_trace_function_is_restored() -> None:
 
 def test_clear_removes_invocations() -> None:
     with VariableWatch(lambda code: False) as watch:
-        watch.count_call()
+        watch.count_call([])
         watch.invocations.append(Invocation(FunctionId("a", "b", 1), {}, {}, 0))
         watch.clear()
     assert (watch.invocations, watch._recorded) == ([], 0)

@@ -29,7 +29,7 @@ def test_switch(text, field):
     assert not any(getattr(claims, other) for other in others)
 
 
-@pytest.mark.parametrize("meaning", ["keep", "drop", "add", "dropout", "bias", "relative-bias"])
+@pytest.mark.parametrize("meaning", ["keep", "drop", "add", "dropout", "bias", "relative-bias", "length", "last-token"])
 def test_meaning_of_an_argument(meaning):
     claims = parse_claims([f"attn_mask = {meaning}"])
     assert claims.arguments == {"attn_mask": meaning}
@@ -53,6 +53,9 @@ def test_visible_is_a_condition_on_two_positions():
     assert [claims.visible_at({"W": 2}, 0, key) for key in range(4)] == [True, True, False, False]
     assert parse_claims(["causal"]).visible_at({}) is None
     assert parse_claims(["visible=keep"]).arguments == {"visible": "keep"}
+    joined = parse_claims(["visible=k <= q", "causal", "visible=q - k < W or k < 1", "visible=k <= q"])
+    assert joined.texts == ("visible=(k <= q) and (q - k < W or k < 1)", "causal")
+    assert [joined.visible_at({"W": 2}, 4, key) for key in range(6)] == [True, False, False, True, True, False]
     for text in ("visible=", "visible=q", "visible=k < 3 < j(q)"):
         with pytest.raises(AttnshapeError):
             parse_claims([text])

@@ -49,3 +49,11 @@ def test_check_reports_after_the_summary_and_keeps_the_status(folder: Path) -> N
     summary, _, report = run.errors.partition("attnshape check model.py:CausalSelfAttention")
     assert summary.startswith("attnshape: 1 attention")
     assert ": error AS" in report
+
+
+def test_own_option_after_the_program_is_noted(folder: Path) -> None:
+    (folder / "plain.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    run = watched(["plain.py", "--check"], folder)
+    assert run.output == "['--check']\n"
+    assert "note: --check is the program's, since it comes after plain.py; ours come before it" in run.errors
+    assert "note" not in watched(["plain.py", "check"], folder).errors

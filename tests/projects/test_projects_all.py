@@ -210,8 +210,13 @@ def test_match_without_steps_is_an_error_of_that_target(attnshape: Attnshape) ->
         ("trace --all --dtype int", "--dtype is 'int'", ""),
         ("trace --all --format xml", "no format 'xml'", "json"),
         ("trace --all --format sarif", "--format sarif can't show", "auto, table, markdown, json"),
-        ("trace --all --format html", "--format html can't show several traces", "auto, table, markdown, json"),
-        ("check --all --format table", "--format table can't show", "auto, text, markdown, json, github, sarif"),
+        (
+            "trace --all --format mermaid",
+            "--format mermaid can't show several traces",
+            "auto, table, markdown, json, html",
+        ),
+        ("trace --all --format html --match scores", "--format html always has the whole trace", "table, markdown"),
+        ("check --all --format table", "--format table can't show", "auto, text, markdown, json, html, github, sarif"),
         ("trace attention --batch none", "--batch is 'none'", "--batch 4"),
     ],
 )

@@ -49,7 +49,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
         ("raise RuntimeError('at import')\n", "RuntimeError: at import"),
         ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
         ("def f(:\n", "invalid syntax"),
-        ("import helper\nimport nosuch_library\n", "no module named 'nosuch_library'"),
+        ("import helper\nimport nosuch_library\n", "bad.py has no f"),
         (
             "import os, sys, torch\nos.chdir('/')\nsys.path.clear()\ntorch.set_default_dtype(torch.float16)\n"
             "os.environ.clear()\nraise ValueError('spoilt')\n",

@@ -224,3 +224,69 @@ def parsed():
 
 
 namespace = SimpleNamespace(width=4)
+
+
+class OfWindowTokens(Plain):
+    def __init__(self, dim, num_heads, window_size):
+        super().__init__(dim, num_heads, 0.0)
+        self.bias = nn.Parameter(torch.randn(window_size**2, window_size**2))
+
+    def forward(self, x):
+        return super().forward(x) + (self.bias.softmax(-1) @ x)
+
+
+class OfMapTokens(Plain):
+    def forward(self, x, H, W):
+        B, _, C = x.shape
+        pooled = F.avg_pool2d(x.transpose(1, 2).reshape(B, C, H, W), 2).flatten(2).transpose(1, 2)
+        return super().forward(x + pooled.mean(1, keepdim=True))
+
+
+class OfSquareTokens(Plain):
+    def forward(self, x):
+        _B, N, _C = x.shape
+        side = int(N**0.5)
+        distances = torch.arange(side).expand(side, side).repeat(side, side).float()
+        return super().forward(x) + torch.zeros(N, N).add_(distances).softmax(-1) @ x
+
+
+class OfRows(Plain):
+    def forward(self, x):
+        num_rows, num_cols, batch_size, embed_dim = x.size()
+        tokens = super().forward(x.permute(2, 0, 1, 3).reshape(batch_size, -1, embed_dim))
+        return tokens.unflatten(1, (num_rows, num_cols)).permute(1, 2, 0, 3)
+
+
+class Packed(Plain):
+    def forward(self, x, cu_seqlens):
+        parts = x.split((cu_seqlens[1:] - cu_seqlens[:-1]).tolist())
+        return torch.cat([super(Packed, self).forward(part[None])[0] for part in parts])
+
+
+def heads_behind_tokens(q, k, v):
+    scores = torch.einsum("nlhd,nshd->nlsh", q, k) / q.size(-1) ** 0.5
+    return torch.einsum("nlsh,nshd->nlhd", scores.softmax(2), v)
+
+
+class OfOffsets(Plain):
+    def forward(self, query, key, value, pos_enc):
+        """Attend with a vector for each distance.
+
+        Args:
+            query: Query. (B, T_1, size)
+            key: Key. (B, T_2, size)
+            value: Value. (B, T_2, size)
+            pos_enc: Vectors of the distances. (B, 2 * T_1 - 1, size)
+        """
+        return super().forward(query + key + value) + pos_enc[:, : query.size(1)]
+
+
+def of_one_width(q, k, v):
+    """Attend.
+
+    Args:
+        q: queries of shape (B, H, N_q, D_h)
+        k: keys of shape (B, H, N_k, D_h)
+        v: values of shape (B, H, N_k, D_h)
+    """
+    return (q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v

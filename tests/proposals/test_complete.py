@@ -59,6 +59,22 @@ def found(name: str, **given: object) -> list[str]:
         ("PassesOn", "--init 'D, H, 0.0' --input 'x: B L D'"),
         ("attention", "--input 'query: B H Lq Dk' --input 'key: B H Lk Dk' --input 'value: B H Lk Dv'"),
         ("of_heads", "--input 'x: B L D' --with num_heads=H"),
+        ("OfWindowTokens", "--init 'D, H, W' --input 'x: B W*W D'"),
+        (
+            "OfMapTokens",
+            "--init 'D, H, 0.0' --input 'x: B height*width D' --with H=height --with W=width --dim height=16 "
+            "--dim width=24",
+        ),
+        ("OfSquareTokens", "--init 'D, H, 0.0' --input 'x: B height*height D' --dim height=16"),
+        (
+            "OfOffsets",
+            "--init 'D, H, 0.0' --input 'query: B L D' --input 'key: B L D' --input 'value: B L D' "
+            "--input 'pos_enc: B 2*L-1 D'",
+        ),
+        ("of_one_width", "--input 'q: B H Lq Dk' --input 'k: B H Lk Dk' --input 'v: B H Lk Dk'"),
+        ("OfRows", "--init 'D, H, 0.0' --input 'x: height width B D' --dim height=16 --dim width=24"),
+        ("Packed", "--init 'D, H, 0.0' --input 'x: L D' --with 'cu_seqlens=torch.tensor([0, L], dtype=torch.int32)'"),
+        ("heads_behind_tokens", "--input 'q: B L H Dk' --input 'k: B L H Dk' --input 'v: B L H Dk'"),
     ],
 )
 def test_arguments_are_found(name, flags):
@@ -114,7 +130,7 @@ def test_error_of_the_nearest_attempt_is_text(attnshape: Attnshape):
     assert result.status == 2
     assert "what it takes couldn't be worked out" in result.err
     assert "ValueError: [red]never[/red] |`built`|" in result.err
-    assert "--init D" in result.err
+    assert "hint: add what was tried, to see where it fails, or correct it: --init D" in result.err
 
 
 def test_attempts_print_nothing(attnshape: Attnshape):
@@ -129,6 +145,21 @@ def test_flags_are_shown(verb, format_, attnshape: Attnshape):
     result = attnshape(f"{verb} {MODELS}:Plain --format {format_}")
     assert result.status == 0
     assert 'found: --init "D, H, 0.0" --input "x: B L D"' in result.out.replace("`", "")
+
+
+def test_case_with_names_of_its_own_for_sizes(folder: Path, attnshape: Attnshape):
+    text = "import torch\n\n\ndef of_heads(bsz, nhead, seq_len, hs):\n"
+    text += "    q, k, v = torch.randn(3, bsz, nhead, seq_len, hs)\n"
+    text += "    return torch.nn.functional.scaled_dot_product_attention, (q, k, v)\n\n\n"
+    text += "def of_tensors(b, t):\n    return (b @ t.mT).softmax(-1) @ t, (b, t)\n"
+    (folder / "own_case.py").write_text(text)
+    completed = complete(TargetSpec(target="own_case.py:of_heads"))
+    assert completed.spec.sizes == {"bsz": 2, "nhead": 8, "seq_len": 10, "hs": 64}
+    result = attnshape("trace own_case.py:of_heads")
+    assert result.status == 0
+    assert "bsz nhead seq_len hs" in result.out
+    assert "--dim bsz=2" in result.out
+    assert complete(TargetSpec(target="own_case.py:of_tensors")).spec.inputs.keys() == {"b", "t"}
 
 
 def test_search_ends(monkeypatch, tmp_path):

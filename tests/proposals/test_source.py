@@ -3,7 +3,7 @@
 import pytest
 
 from attnshape.proposals.conventions import axes_named, constant_of, is_config, size_of
-from attnshape.proposals.source import fields_read, unpacked_axes
+from attnshape.proposals.source import batch_axis, fields_read, unpacked_axes
 from attnshape.targets.imports import import_target
 from tests.proposals import models
 
@@ -12,12 +12,14 @@ from tests.proposals import models
     ("names", "size"),
     [
         ("d_model dim embed_dim n_embd hidden_size dModel model_dim channels in_channels in_features query_dim", "D"),
-        ("n_head nhead num_heads heads num_attention_heads n_heads num_attn_heads numHeads nh", "H"),
+        ("num_in_features c_q h_dim n_feat in_feat enc_dim dec_dim", "D"),
+        ("head_num heads_count", "H"),
+        ("n_head nhead num_heads heads num_attention_heads n_heads num_attn_heads numHeads nh num_of_heads", "H"),
         ("n_kv_heads num_key_value_heads kv_heads num_kv_heads n_query_groups", "Hkv"),
-        ("head_dim dim_head d_k head_size attention_head_dim dim_per_head d_head", "Dk"),
+        ("head_dim dim_head d_k head_size attention_head_dim dim_per_head d_head c_hidden", "Dk"),
         ("d_v v_head_dim dim_value", "Dv"),
-        ("block_size max_seq_len max_position_embeddings seq_len context_length max_len n_ctx", "L"),
-        ("vocab_size n_vocab num_tokens", "V"),
+        ("block_size max_seq_len max_position_embeddings seq_len context_length max_len maxlen max_T n_ctx", "L"),
+        ("vocab_size n_vocab num_tokens item_num num_items user_count", "V"),
         ("n_layer num_layers depth num_hidden_layers", "N"),
         ("window_size window sliding_window", "W"),
         ("d_ff intermediate_size ffn_dim mlp_dim dim_feedforward", "4*D"),
@@ -36,7 +38,8 @@ def test_names_that_say_nothing_of_a_size(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "constant"), [("dropout", "0.0"), ("attn_pdrop", "0.0"), ("layer_norm_eps", "1e-06"), ("kernel_size", "3")]
+    ("name", "constant"),
+    [("dropout", "0.0"), ("attn_pdrop", "0.0"), ("layer_norm_eps", "1e-06"), ("kernel_size", "3"), ("inf", "1e9")],
 )
 def test_constants(name, constant):
     assert constant_of(name) == constant
@@ -128,3 +131,26 @@ def test_axes_that_are_not_certain_have_no_symbols():
     assert axes_named(("a", "q", "z")) is None
     assert axes_named(("b", "b", "d")) is None
     assert axes_named(("b", "_", "_")) is None
+
+
+def sized(query, key):
+    batch_size = query.size(0)
+    n = key.shape[1]
+    return batch_size, n
+
+
+def moved(query):
+    query = query.transpose(0, 1)
+    bsz = query.shape[0]
+    return bsz + 1
+
+
+def second(query):
+    bsz = query.shape[1]
+    return bsz + 1
+
+
+def test_axis_of_the_batch():
+    assert [batch_axis(sized, name) for name in ("query", "key")] == [0, None]
+    assert batch_axis(moved, "query") is None
+    assert batch_axis(second, "query") == 1

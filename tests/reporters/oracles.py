@@ -214,6 +214,111 @@ def check_html(text: str, harmless: str) -> str:
     return "".join(parsed.text)
 
 
+_INLINE = {"code", "span", "mark", "del", "ins", "rect"}
+"""What a page puts around parts of a text, such as symbols in their colours; and the squares of a pattern."""
+_OF_TEXTS = {"aria-label", "class", "height", "width"}
+"""The attributes that depend on texts; classes say whether something changed."""
+_PAGE_ATTRIBUTES = {
+    *(
+        "aria-hidden",
+        "aria-label",
+        "cellpadding",
+        "charset",
+        "class",
+        "colspan",
+        "content",
+        "data-column",
+        "data-part",
+        "height",
+        "href",
+    ),
+    *(
+        "http-equiv",
+        "id",
+        "lang",
+        "name",
+        "open",
+        "rel",
+        "role",
+        "scope",
+        "style",
+        "tabindex",
+        "type",
+        "width",
+        "x",
+        "y",
+    ),
+}
+
+
+def check_page(text: str, harmless: str) -> str:
+    """Check a whole HTML page, and return its text, also that of the data for its script."""
+    check_lines(text)
+    check_no_commands(text)
+    parsed, expected = _Html(text), _Html(harmless)
+    assert _blocks(parsed) == _blocks(expected)
+    names = {name for _, attributes in parsed.structure if isinstance(attributes, tuple) for name, _ in attributes}
+    assert names <= _PAGE_ATTRIBUTES, names - _PAGE_ATTRIBUTES
+    classes = {
+        value for _, pairs in parsed.structure if isinstance(pairs, tuple) for name, value in pairs if name == "class"
+    }
+    assert all(re.fullmatch(r"[\w -]+", value) for value in classes)
+    assert not {tag for tag, _ in parsed.structure} & {"img", "iframe", "object", "embed", "form", "base"}
+    assert [script for script in scripts(text) if not script.startswith("{")] == [
+        script for script in scripts(harmless) if not script.startswith("{")
+    ]
+    data = [json.loads(script) for script in scripts(text) if script.startswith("{")]
+    texts = [one for value in data for _, one in _strings(value)]
+    check_lines("\n".join(texts))
+    return "\n".join(["".join(parsed.text), *texts])
+
+
+def scripts(page: str) -> list[str]:
+    """Return what stands in the script elements of a page, as a browser finds their ends."""
+    return re.findall(r"<script[^>]*>(.*?)</script", page, re.DOTALL | re.IGNORECASE)
+
+
+def _blocks(parsed: _Html) -> list[tuple[str, object]]:
+    """Return the structure of a page without what depends on its texts."""
+    blocks: list[tuple[str, object]] = []
+    for tag, value in parsed.structure:
+        if tag in _INLINE or (tag == "/" and value in _INLINE):
+            continue
+        kept = [pair for pair in value if pair[0] not in _OF_TEXTS] if isinstance(value, tuple) else value
+        blocks.append((tag, kept))
+    return blocks
+
+
+_MERMAID_LABEL = r'"(?:[A-Za-z0-9 _.,+=/()×·…-]|#[0-9]+;|<br>)*"'
+_MERMAID_LINE = re.compile(
+    rf"flowchart TD|  n\d+(?:\[{_MERMAID_LABEL}\]|\(\[{_MERMAID_LABEL}\]\)|\[\[{_MERMAID_LABEL}\]\]"
+    rf"|\{{\{{{_MERMAID_LABEL}\}}\}})|  n\d+ -- {_MERMAID_LABEL} --> n\d+"
+)
+
+
+def check_notebook(text: str, harmless: str) -> str:
+    """Check a notebook, and return the text of its cells of Markdown. Its code has no text of the value."""
+    cells, expected = (json.loads(one)["cells"] for one in (text, harmless))
+    assert [cell["cell_type"] for cell in cells] == [cell["cell_type"] for cell in expected]
+    shown = []
+    for cell, other in zip(cells, expected, strict=True):
+        if cell["cell_type"] == "code":
+            assert cell == other
+        else:
+            shown.append(check_markdown(cell["source"], other["source"]))
+    return "\n".join(shown)
+
+
+def check_mermaid(text: str, harmless: str) -> str:
+    """Check a flow chart, and return the text of its labels."""
+    check_lines(text)
+    check_no_commands(text)
+    # an input that is named differently in its place and where it is read has no edge, so lines may be fewer
+    lines = text.rstrip("\n").split("\n")
+    assert all(_MERMAID_LINE.fullmatch(line) for line in lines), text
+    return re.sub(r"#(\d+);", lambda match: chr(int(match[1])), text)
+
+
 def check_github(text: str, harmless: str) -> str:
     """Check a log with workflow commands, and return the texts of the commands and the other lines."""
     check_lines(text)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from attnshape.model.behaviour import KeyPattern
 from attnshape.model.report import Fact, Finding, NotChecked, Pattern, Report
 from attnshape.model.trace import Size, Source
 
@@ -141,4 +142,5 @@ def every_text() -> Report:
         not_checked=(NotChecked(what=text, why=text),),
         suppressed=(finding,),
         patterns=(Pattern(output=text, input=text, queries=text, keys=text, rows=(text, text)),),
+        visible=(KeyPattern(attention=text, part=text, queries=text, keys=text, rows=(text, text)),),
     )

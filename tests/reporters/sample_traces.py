@@ -6,11 +6,12 @@ from math import prod
 
 from msgspec.structs import replace
 
-from attnshape.model.behaviour import Behaviour, Property, ResultNumbers, ResultsRun, Statement
+from attnshape.model.behaviour import Behaviour, KeyPattern, Property, ResultNumbers, ResultsRun, Statement
 from attnshape.model.trace import (
     Argument,
     Avoided,
     Axis,
+    Cost,
     Expectation,
     Failure,
     HeldOut,
@@ -18,6 +19,7 @@ from attnshape.model.trace import (
     NamedTensor,
     Operand,
     Peak,
+    Quantity,
     Reference,
     Role,
     Size,
@@ -27,6 +29,7 @@ from attnshape.model.trace import (
     StorageKind,
     TargetOutput,
     TensorRecord,
+    TotalCost,
     Trace,
 )
 
@@ -285,6 +288,7 @@ def every_text() -> Trace:
         operands=(reference,),
         arguments=(Argument(text, text, text),),
         outputs=(NamedTensor(text, record),),
+        cost=Cost(moved=Quantity(8, text), unknown=(text,)),
         avoided=Avoided(text, 8),
         opaque=text,
     )
@@ -298,7 +302,8 @@ def every_text() -> Trace:
         preconditions=(text,),
         notes=(text,),
         loops=(Loop(1, 2, 3, text, "verified", (text, text)),),
-        outputs=(TargetOutput(text, reference),),
+        outputs=(TargetOutput(text, Reference(step=1)),),
+        cost=TotalCost(moved=Quantity(8, text), unknown=(text,), parameters=Quantity(8, text)),
         complete=False,
         failure=Failure(
             expression=text,
@@ -314,6 +319,7 @@ def every_text() -> Trace:
         behaviour=Behaviour(
             sizes={text: 2},
             properties=(Property(topic="scale", statements=(Statement(text),), unknown=(text,)),),
+            visible=(KeyPattern(attention=text, part=text, queries=text, keys=text, rows=(text, text)),),
             parameters={text: (2,)},
             results=(ResultsRun("name", (ResultNumbers(text, (2,), 1.0, (1.0,)),)),),
             unknown=text,

@@ -4,8 +4,16 @@ import pytest
 from msgspec.structs import replace
 
 from attnshape.errors import AttnshapeError
-from attnshape.model.trace import Axis, NamedTensor
-from attnshape.reporters.columns import COLUMNS, RowSubject, parse_columns
+from attnshape.model.trace import Axis, Cost, NamedTensor, Quantity, TotalCost
+from attnshape.reporters.columns import (
+    COLUMNS,
+    COSTS,
+    DEFAULT,
+    RowSubject,
+    default_columns,
+    parse_columns,
+    wide_columns,
+)
 from tests.reporters.sample_traces import fused, multi_head, step, tensor, trace_of
 
 
@@ -29,6 +37,11 @@ CELLS = {
     "dtype": "float32",
     "device": "cpu",
     "bytes": "122,880",
+    "flops": "",
+    "moved": "",
+    "temporary": "",
+    "saved": "",
+    "intensity": "",
     "module": "",
     "source": "attnshape/targets/builtin/multi_head.py:30",
     "known": "verified",
@@ -65,6 +78,31 @@ def test_storage_text() -> None:
         for one in (trace.step(5), *trace.steps[11:14])
     ]
     assert found == ["view of 2 (k)", "writes 11", "new 3.1 KiB", "same as 13"]
+
+
+COST = Cost(flops=Quantity(10_485_760, "2*B*L*D*D"), moved=Quantity(1_132_544), temporary=Quantity(0, "0"), saved=None)
+
+
+def test_cells_of_costs() -> None:
+    one = replace(multi_head().step(1), cost=COST)
+    trace = replace(multi_head(), cost=TotalCost(parameters=Quantity(3)))
+    found = {name: COLUMNS[name].text(RowSubject(trace, "", one)) for name in (column.name for column in COSTS[2:])}
+    assert found == {
+        "flops": "10.5 M = 2*B*L*D*D",
+        "moved": "1.1 MiB",
+        "temporary": "0",
+        "saved": "unknown",
+        "intensity": "9.3",
+    }
+
+
+def test_cost_of_a_step_that_was_not_counted_is_unknown_where_others_were() -> None:
+    trace = replace(multi_head(), cost=TotalCost(parameters=Quantity(3)))
+    assert COLUMNS["flops"].text(RowSubject(trace, "", trace.step(1))) == "unknown"
+    assert default_columns(trace) == COSTS
+    assert default_columns(multi_head()) == DEFAULT
+    assert wide_columns(trace) == (*DEFAULT, *COSTS[2:])
+    assert wide_columns(multi_head()) == DEFAULT
 
 
 def test_scalar_cells() -> None:

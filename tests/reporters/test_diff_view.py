@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 import attnshape
 from attnshape import Difference
+from attnshape.comparison.compare import compare
+from attnshape.comparison.outline import outline
 from attnshape.reporters.diff_view import diff_view
 from attnshape.reporters.markdown import diff_markdown
 from attnshape.reporters.reporter import Screen
 from attnshape.reporters.table import diff_table
+from tests.reporters.sample_traces import multi_head, tensor
 
 HEADS = dict.fromkeys("qkv", "B H L Dk")
 
@@ -102,3 +107,18 @@ def test_functions_are_not_listed_as_renamed() -> None:
     assert attnshape.diff(old, new).kinds == ("steps",)
     other = attnshape.trace(renamed, inputs={"query": "B L D"})
     assert [(rename.old, rename.new) for rename in attnshape.diff(old, other).renamed] == [("q", "query")]
+
+
+def test_strides_that_follow_from_shapes_go_first() -> None:
+    old = multi_head()
+    scores = old.steps[10]
+    reshaped = replace(scores.outputs[0], tensor=tensor("B H Lq Lq"))
+    new = replace(old, steps=(*old.steps[:10], replace(scores, outputs=(reshaped,)), *old.steps[11:]))
+    view = diff_view(compare(outline(old), outline(new)))
+    assert "stride" not in diff_table(view, Screen(75)).partition("too narrow for ")[0]
+    assert "stride" in diff_table(view, Screen(160))
+    # where only a stride differs, it stays
+    strides = {"stride": (1, 2, 3, 4), "strides": ("1", "2", "3", "4"), "contiguous": False}
+    permuted = replace(scores.outputs[0], tensor=replace(scores.outputs[0].tensor, **strides))
+    new = replace(old, steps=(*old.steps[:10], replace(scores, outputs=(permuted,)), *old.steps[11:]))
+    assert "→ 1 2 3 4" in diff_table(diff_view(compare(outline(old), outline(new))), Screen(75))

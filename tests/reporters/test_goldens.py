@@ -15,13 +15,14 @@ from attnshape.checks.rules.pages import page, pages
 from attnshape.reporters.batch_view import BatchResult
 from attnshape.reporters.columns import COLUMNS
 from attnshape.reporters.github import report_commands
+from attnshape.reporters.html_table import trace_html
 from attnshape.reporters.markdown import report_markdown
 from attnshape.reporters.reference_pages import glossary_markdown, glossary_text, rule_list, rule_page
 from attnshape.reporters.registry import find_renderer
 from attnshape.reporters.report_view import ReportOptions
 from attnshape.reporters.reporter import Screen
 from attnshape.reporters.text import report_text
-from attnshape.reporters.trace_view import ViewOptions
+from attnshape.reporters.trace_view import ViewOptions, trace_view
 from tests.goldens import assert_golden
 from tests.reporters import sample_batches, sample_reports, sample_traces
 
@@ -34,6 +35,10 @@ READ = sample_reports.read_lines
 
 def trace(name: str, sample: str, width: int, options: ViewOptions = ViewOptions()) -> Callable[[], str]:  # noqa: B008
     return lambda: find_renderer(name, "trace")(getattr(sample_traces, sample)(), options, Screen(width))
+
+
+def div(sample: str, options: ViewOptions = ViewOptions()) -> Callable[[], str]:  # noqa: B008
+    return lambda: trace_html(trace_view(getattr(sample_traces, sample)(), options))
 
 
 def text(sample: str, width: int, options: ReportOptions = ReportOptions()) -> Callable[[], str]:  # noqa: B008
@@ -68,14 +73,17 @@ TEXTS: dict[str, Callable[[], str]] = {
     "multi_head_table_100_match": trace("table", "multi_head", 100, ViewOptions(match="concat,scores,Wo")),
     "multi_head_markdown": trace("markdown", "multi_head", 80),
     "multi_head_markdown_explained": trace("markdown", "multi_head", 80, EXPLAINED),
-    "multi_head_html_explained": trace("html", "multi_head", 80, EXPLAINED),
+    "multi_head_mermaid": trace("mermaid", "multi_head", 80),
+    "multi_head_markdown_picture": trace("markdown", "multi_head", 80, ViewOptions(picture=True)),
+    "fused_mermaid": trace("mermaid", "fused", 80),
+    "multi_head_html_explained": div("multi_head", EXPLAINED),
     "fused_table_100_explained": trace("table", "fused", 100, EXPLAINED),
     "fused_markdown": trace("markdown", "fused", 80),
     "verified_table_100": trace("table", "verified", 100),
     "verified_markdown": trace("markdown", "verified", 100),
     "failed_table_80": trace("table", "failed", 80),
     "failed_markdown": trace("markdown", "failed", 80),
-    "failed_html": trace("html", "failed", 80),
+    "failed_html": div("failed"),
     "glossary_80": lambda: glossary_text(80),
     "glossary_markdown": glossary_markdown,
     "two_findings_text_80": text("two_findings", 80, WHOLE),

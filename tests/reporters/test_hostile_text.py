@@ -21,6 +21,7 @@ from attnshape.comparison.compare import compare
 from attnshape.comparison.outline import outline
 from attnshape.errors import AttnshapeError
 from attnshape.model.difference import Difference, FolderDifference
+from attnshape.model.explanation import Explanation
 from attnshape.model.report import Report
 from attnshape.model.trace import Source, Trace
 from attnshape.reporters.batch_view import BatchItem, BatchResult
@@ -29,7 +30,14 @@ from attnshape.reporters.registry import find_renderer, formats_for
 from attnshape.reporters.report_view import ReportOptions
 from attnshape.reporters.reporter import Kind, Screen
 from attnshape.reporters.trace_view import ViewOptions
-from tests.reporters import oracles, sample_batches, sample_differences, sample_reports, sample_traces
+from tests.reporters import (
+    oracles,
+    sample_batches,
+    sample_differences,
+    sample_explanations,
+    sample_reports,
+    sample_traces,
+)
 from tests.reporters.hostile_text import BLANK, HARMLESS, PAYLOADS, TEXT, declared_fields, text_fields, with_text
 
 WIDTHS = (24, 40, 80, 100, oracles.UNFOLDED)
@@ -63,6 +71,7 @@ VALUES: dict[str, tuple[Kind, Callable[[], Any]]] = {
     "traces": ("traces", lambda: sample_batches.every_text(sample_traces.failed())),
     "reports": ("reports", lambda: sample_batches.every_text(sample_reports.every_text())),
     "source lines": ("report", lambda: SourceLines("x")),
+    "explanation": ("explanation", sample_explanations.every_text),
 }
 
 
@@ -77,7 +86,9 @@ def render(form: str, kind: Kind, value: Any, width: int, options: ViewOptions, 
         value = value.report()
     match kind:
         case "trace":
-            return find_renderer(form, "trace")(value, options if form != "json" else ViewOptions(), screen)
+            return find_renderer(form, "trace")(
+                value, options if form not in ("json", "mermaid") else ViewOptions(), screen
+            )
         case "report":
             shown = ReportOptions(patterns=form in ("text", "markdown"), verbose=True)
             return find_renderer(form, "report")(value, screen, shown)
@@ -85,6 +96,8 @@ def render(form: str, kind: Kind, value: Any, width: int, options: ViewOptions, 
             return find_renderer(form, "difference")(value, value.old.target, screen)
         case "differences":
             return find_renderer(form, "differences")(value, value.old, screen)
+        case "explanation":
+            return find_renderer(form, "explanation")(value, screen)
         case "traces" | "reports":
             reporter = find_renderer(form, kind)
             headings = [reporter.render_heading(item, screen) for item in value.items if reporter.render_heading]
@@ -96,7 +109,7 @@ def outputs(name: str) -> Iterator[tuple[str, Callable[[Any], str], Callable[[st
     kind, _ = VALUES[name]
     terminal = "text" if kind in ("report", "reports") else "table"
     several = kind == "trace"
-    for width in WIDTHS:
+    for width in WIDTHS if terminal in formats_for(kind) else ():
         for options in (EXPLAINED, EVERY_COLUMN) if several and width != oracles.UNFOLDED else (EVERY_COLUMN,):
             columns = ", every column" if options is EVERY_COLUMN else ""
             yield (
@@ -104,11 +117,12 @@ def outputs(name: str) -> Iterator[tuple[str, Callable[[Any], str], Callable[[st
                 partial(render, terminal, kind, width=width, options=options),
                 lambda text, harmless, payload, width=width: oracles.check_terminal(text, harmless, width),
             )
-    yield (
-        f"{terminal} in colour",
-        lambda value: render(terminal, kind, value, 80, EXPLAINED, color=True),
-        lambda text, harmless, payload: oracles.check_terminal(text, harmless, 80),
-    )
+    if terminal in formats_for(kind):
+        yield (
+            f"{terminal} in colour",
+            lambda value: render(terminal, kind, value, 80, EXPLAINED, color=True),
+            lambda text, harmless, payload: oracles.check_terminal(text, harmless, 80),
+        )
     for form, check in CHECKS.items():
         if form not in formats_for(kind):
             continue
@@ -120,15 +134,21 @@ def outputs(name: str) -> Iterator[tuple[str, Callable[[Any], str], Callable[[st
         yield "str", str, lambda text, harmless, payload: oracles.check_terminal(text, harmless, 80)
         yield "_repr_markdown_", lambda value: value._repr_markdown_(), CHECKS["markdown"]
     if isinstance(VALUES[name][1](), Trace):
-        yield "_repr_html_", lambda value: value._repr_html_(), CHECKS["html"]
+        yield "_repr_html_", lambda value: value._repr_html_(), _check_div
+
+
+def _check_div(text: str, harmless: str, payload: str) -> str:
+    return oracles.check_html(text, harmless)
 
 
 CHECKS: dict[str, Callable[[str, str, str], str]] = {
     "markdown": lambda text, harmless, payload: oracles.check_markdown(text, harmless),
     "json": oracles.check_json,
-    "html": lambda text, harmless, payload: oracles.check_html(text, harmless),
+    "html": lambda text, harmless, payload: oracles.check_page(text, harmless),
+    "mermaid": lambda text, harmless, payload: oracles.check_mermaid(text, harmless),
     "github": lambda text, harmless, payload: oracles.check_github(text, harmless),
     "sarif": lambda text, harmless, payload: oracles.check_sarif(text, harmless),
+    "notebook": lambda text, harmless, payload: oracles.check_notebook(text, harmless),
 }
 
 
@@ -203,7 +223,7 @@ def test_blank_text(name: str, blank: str) -> None:
         if form == "markdown":
             active = {"html_inline", "link_open", "image", "em_open", "s_open", "code_block", "hr"}
             assert not active & {token.type for token in oracles.markdown_tokens(text)}
-        elif form not in ("json", "sarif"):
+        elif form not in ("json", "sarif", "notebook"):
             oracles.check_lines(oracles.without_style(text))
 
 
@@ -214,12 +234,13 @@ def test_blank_text(name: str, blank: str) -> None:
         ("report", (Report,)),
         ("difference", (Difference,)),
         ("folders", (FolderDifference,)),
+        ("explanation", (Explanation,)),
         ("reports", (BatchResult, BatchItem, AttnshapeError, Report)),
     ],
 )
 def test_every_field_that_can_hold_a_text_is_in_the_table(name: str, kinds: tuple[type, ...]) -> None:
     declared = {field for kind in kinds for field in declared_fields(kind)}
-    ours = {"Trace.schema", "Report.schema"}
+    ours = {"Trace.schema", "Report.schema", "Explanation.schema"}
     assert declared - ours <= set(text_fields(VALUES[name][1]()))
 
 

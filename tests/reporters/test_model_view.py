@@ -181,7 +181,7 @@ def test_equal_notes_are_shown_once_with_their_steps() -> None:
     assert lines.count("note: same") == 1
 
 
-@pytest.mark.parametrize("name", ["table", "markdown", "html"])
+@pytest.mark.parametrize("name", ["table", "markdown"])
 def test_every_format_has_the_summary_and_the_headings(name: str) -> None:
     text = find_renderer(name, "trace")(alternating(), ViewOptions(), Screen(100))
     assert (

@@ -13,19 +13,20 @@ from attnshape.errors import AttnshapeError
 from attnshape.reporters.registry import REPORTERS, find_renderer, formats_for
 from attnshape.reporters.reporter import Kind, Reporter
 
-TRACE_FORMATS = ["table", "markdown", "json", "html"]
-REPORT_FORMATS = ["text", "markdown", "json", "github", "sarif"]
+TRACE_FORMATS = ["table", "markdown", "json", "mermaid", "html"]
+REPORT_FORMATS = ["text", "markdown", "json", "html", "github", "sarif"]
 
 
 def test_formats_of_each_kind() -> None:
     assert {kind: formats_for(kind) for kind in get_args(Kind)} == {
         "trace": TRACE_FORMATS,
         "report": REPORT_FORMATS,
-        "difference": ["table", "markdown", "json"],
-        "differences": ["table", "markdown", "json"],
-        "traces": ["table", "markdown", "json"],
+        "difference": ["table", "markdown", "json", "html"],
+        "differences": ["table", "markdown", "json", "html"],
+        "traces": ["table", "markdown", "json", "html"],
         "reports": REPORT_FORMATS,
         "targets": ["text", "markdown", "json"],
+        "explanation": ["markdown", "json", "html", "notebook"],
     }
 
 
@@ -52,7 +53,7 @@ def test_unsupported_format_lists_the_choices(name: str, kind: Kind) -> None:
 
 @pytest.mark.parametrize("name", TRACE_FORMATS)
 def test_selection_of_a_trace(name: str) -> None:
-    if name != "json":
+    if name not in ("json", "mermaid"):
         assert find_renderer(name, "trace", selects=True)
         return
     with pytest.raises(AttnshapeError, match="always has the whole trace") as caught:
@@ -60,14 +61,32 @@ def test_selection_of_a_trace(name: str) -> None:
     assert caught.value.hint == "leave them out, or choose another format: table, markdown, html"
 
 
+def test_a_page_of_several_traces_shows_them_whole() -> None:
+    assert find_renderer("html", "traces")
+    assert find_renderer("table", "traces", selects=True)
+    with pytest.raises(AttnshapeError, match="always has the whole trace") as caught:
+        find_renderer("html", "traces", selects=True)
+    assert caught.value.hint == "leave them out, or choose another format: table, markdown"
+
+
+@pytest.mark.parametrize("name", TRACE_FORMATS)
+def test_picture_beside_a_table(name: str) -> None:
+    if name in ("markdown", "html"):
+        assert find_renderer(name, "trace", picture=True)
+        return
+    with pytest.raises(AttnshapeError, match=f"--format {name} has no room for --picture") as caught:
+        find_renderer(name, "trace", picture=True)
+    assert caught.value.hint == "choose another format: markdown, html"
+
+
 @pytest.mark.parametrize("name", REPORT_FORMATS)
 def test_formats_that_draw_patterns(name: str) -> None:
-    if name in ("text", "markdown"):
+    if name in ("text", "markdown", "html"):
         assert find_renderer(name, "report", draws_patterns=True)
         return
     with pytest.raises(AttnshapeError, match=f"--format {name} can't draw patterns") as caught:
         find_renderer(name, "report", draws_patterns=True)
-    assert caught.value.hint == "leave it out, or choose another format: text, markdown"
+    assert caught.value.hint == "leave it out, or choose another format: text, markdown, html"
 
 
 def test_new_format_needs_one_registry_entry(monkeypatch: pytest.MonkeyPatch) -> None:

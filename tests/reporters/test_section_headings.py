@@ -19,6 +19,29 @@ def test_heading_is_above_a_composite_not_inside_it() -> None:
     assert section_headings(fused()) == {1: "project and split", 9: "attend"}
 
 
+def nested(roles: dict[int, Role | None], inside: dict[int, int]) -> Trace:
+    """Return a trace of steps with these roles, of which some are inside others."""
+    steps = (step(index, "x", "f", role, tensor("B")) for index, role in roles.items())
+    return trace_of(tuple(replace(one, parent=inside.get(one.index)) for one in steps))
+
+
+def test_attention_inside_a_composite_has_one_heading() -> None:
+    roles: dict[int, Role | None] = dict(enumerate((None, None, "projection", "scores", "context", "output", None), 1))
+    assert section_headings(nested(roles, dict.fromkeys(range(3, 7), 2))) == {
+        1: "before the attention",
+        2: "attention",
+        7: "after the attention",
+    }
+    # a composite around all steps needs no heading
+    assert section_headings(nested(roles, dict.fromkeys(range(2, 8), 1))) == {}
+
+
+def test_section_that_begins_inside_a_composite_has_no_heading() -> None:
+    roles: dict[int, Role | None] = dict(enumerate(("projection", None, "scores", "context", "merge", None, None), 1))
+    trace = nested(roles, dict.fromkeys((3, 4, 5, 6), 2))
+    assert section_headings(trace) == {1: "attention", 7: "after the attention"}
+
+
 def test_steps_around_the_attention_have_separate_headings() -> None:
     trace = of_roles(None, "projection", "scores", "context", "merge", "output", None)
     assert section_headings(trace) == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from attnshape.reporters.columns import parse_columns
+from attnshape.reporters.labels import step_label
 from attnshape.reporters.reporter import Screen
 from attnshape.reporters.table import trace_table
-from attnshape.reporters.terminal import fold_code, fold_command, fold_words
+from attnshape.reporters.terminal import fold_code, fold_command, fold_words, longest_identifier
 from attnshape.reporters.trace_view import ViewOptions, trace_view
 from tests.reporters.sample_traces import fused, multi_head
 
@@ -39,8 +41,38 @@ def test_default_table_fits_100_columns_without_folding() -> None:
     assert rendered == trace_table(trace_view(multi_head(), ViewOptions()), Screen(1000))
 
 
-def test_every_default_column_fits_in_80_columns() -> None:
-    assert "too narrow" not in trace_table(trace_view(multi_head(), ViewOptions()), Screen(80))
+def test_strides_go_first() -> None:
+    view = trace_view(multi_head(), ViewOptions())
+    rendered = trace_table(view, Screen(80))
+    assert "too narrow for stride: widen the terminal, or choose with --columns step,stride" in rendered
+    titles = next(line for line in rendered.splitlines() if line.lstrip().startswith("#"))
+    assert titles.split() == ["#", "step", "signature", "shape", "storage"]
+    # what isn't contiguous is still marked
+    wide = trace_table(view, Screen(100))
+    assert rendered.count("≁") == wide.count("≁") > 5
+    assert "2 8 30 64 ≁" in rendered
+    assert "….transpose(1, 2)" in rendered
+
+
+def test_strides_that_are_chosen_alone_stay() -> None:
+    view = trace_view(multi_head(), ViewOptions(parse_columns("stride,source")))
+    assert "stride" in trace_table(view, Screen(24)).partition("too narrow")[0]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_identifiers_stay_whole(width: int) -> None:
+    for trace in (multi_head(), fused()):
+        table = trace_table(trace_view(trace, ViewOptions()), Screen(width))
+        words = set(re.findall(r"\w+", table))
+        for step in trace.steps:
+            assert set(re.findall(r"\w+", step_label(trace, step, range(1000), ()))) <= words
+
+
+@given(st.lists(st.sampled_from([*"()[]=.,", " ", "key_padding_mask", "x", "head_dim", "-1"]), max_size=30))
+def test_folded_code_keeps_identifiers_whole(parts: list[str]) -> None:
+    text = " ".join("".join(parts).split())
+    lines = fold_code(text, longest_identifier(text))
+    assert [word for line in lines for word in re.findall(r"\w+", line)] == re.findall(r"\w+", text)
 
 
 def test_omitted_columns_are_named_with_a_hint() -> None:

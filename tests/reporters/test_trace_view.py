@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from attnshape.model.trace import Axis, NamedTensor, Size, Trace, decode_trace
+from attnshape.model.trace import Axis, NamedTensor, Reference, Size, TargetOutput, Trace, decode_trace
+from attnshape.reporters.columns import parse_columns
 from attnshape.reporters.registry import find_renderer
 from attnshape.reporters.reporter import Screen
 from attnshape.reporters.trace_view import ViewOptions, trace_footer, trace_header, trace_view
@@ -63,3 +64,62 @@ def test_unchecked_signatures_are_reported() -> None:
 def test_incomplete_trace_says_so() -> None:
     texts = [line.text for line in trace_footer(replace(multi_head(), complete=False), 18)]
     assert "incomplete: not every step of the run is in this trace" in texts
+
+
+def returning(**outputs: Reference) -> Trace:
+    return replace(
+        multi_head(), outputs=tuple(TargetOutput(name.replace("_", "."), of) for name, of in outputs.items())
+    )
+
+
+def returned(trace: Trace, **options: str) -> list[tuple[str, ...]]:
+    return [row.cells for row in trace_view(trace, ViewOptions(**options)).rows if row.kind == "returned"]
+
+
+def test_what_is_returned_has_a_section() -> None:
+    last = len(multi_head().steps)
+    trace = returning(output_hidden=Reference(step=last), output_weights=Reference(step=13))
+    trace = replace(trace, outputs=(*trace.outputs, TargetOutput("output['k']", Reference(input="memory"))))
+    rows = [row for row in trace_view(trace, ViewOptions()).rows if row.kind == "returned"]
+    assert [row.heading for row in rows] == ["returned", None, None]
+    assert [(row.cells[0], row.cells[1], row.cells[2], row.cells[-1]) for row in rows] == [
+        ("", "output.hidden", "B Lq D", f"same as {last}"),
+        ("", "output.weights = weights", "B H Lq Lk", "same as 13"),
+        ("", "output['k']", "B Lk D", "same as memory"),
+    ]
+    assert returned(trace, match="scores") == []
+
+
+def test_the_last_result_alone_needs_no_section() -> None:
+    assert returned(returning(output=Reference(step=len(multi_head().steps)))) == []
+    assert returned(returning(output=Reference(step=3)))[0][1] == "output = query"
+    assert returned(multi_head()) == []
+
+
+def test_a_long_list_of_returned_tensors_is_cut() -> None:
+    rows = returned(returning(**{f"x{number}": Reference(step=1) for number in range(100)}))
+    assert len(rows) == 25
+    assert rows[-1][1] == "… and 76 more"
+
+
+@pytest.mark.parametrize("name", ["table", "markdown", "html"])
+def test_saved_references_to_nothing_are_text(name: str) -> None:
+    trace = replace(
+        trace_of(()),
+        outputs=(TargetOutput("output\x1b[31m", Reference(step=0)), TargetOutput("output[1]", Reference())),
+    )
+    text = find_renderer(name, "trace")(trace, ViewOptions(), Screen(100))
+    assert "returned" in text
+    assert "\x1b" not in text
+
+
+def test_dtypes_and_devices_have_a_column_where_they_differ() -> None:
+    trace = multi_head()
+    assert "dtype" not in trace_view(trace, ViewOptions()).names
+    mask = replace(trace.steps[3], outputs=(NamedTensor("m", replace(tensor("Lk"), dtype="bool", device="cuda:1")),))
+    trace = replace(trace, device="cpu", steps=(*trace.steps[:3], mask, *trace.steps[4:]))
+    view = trace_view(trace, ViewOptions())
+    assert view.names == ("#", "step", "signature", "shape", "dtype", "device", "stride", "storage")
+    dtypes = [(row.cells[0], *row.cells[4:6]) for row in view.rows if row.cells[4] or row.cells[5]]
+    assert dtypes == [("4", "bool", "cuda:1")]
+    assert trace_view(trace, ViewOptions(parse_columns("step,shape"))).names == ("#", "step", "shape")

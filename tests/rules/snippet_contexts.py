@@ -56,6 +56,11 @@ def table(length, width):
     angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, width, 2) / width)
     return angles.cos(), angles.sin()
 """
+_LAYERS = (
+    "self.attention = Head(D, D)\nself.convolution, self.mlp = nn.Linear(D, D), nn.Linear(D, D)\n"
+    "self.dropout, self.norm = nn.Dropout(0.1), nn.LayerNorm(D)\n"
+    "self.norm_1, self.norm_2, self.norm_3 = (nn.LayerNorm(D) for _ in range(3))"
+)
 _PARAMETER = re.compile(r"self\.(?:\w+) = (?:nn\.|torch\.|\[Block)")
 _PROJECTION = re.compile(r"self\.(w[qkvo])\b")
 
@@ -208,6 +213,14 @@ CONTEXTS: dict[str, Context] = {
     "AS116": Context(f"{SPLIT}\nk, v = (one.reshape(B * H, L, Dk) for one in (k, v))", OUTPUT),
     "AS117": Context(SCORED, SOFTMAX, {**X, "lengths": "L - torch.arange(B) % (L - 1)"}),
     "AS118": Context("", ATTEND, init="self.positions = nn.Parameter(torch.randn(50, D))"),
+    "AS119": Context("", "return attend(mixed, mixed, mixed)", init="self.filter = nn.Parameter(torch.rand(D))"),
+    "AS120": Context(
+        "L = 2 * W * W\nx = image.flatten(2).mT",
+        f"q = self.wq(x).view(B, L, H, Dk).transpose(1, 2)\n{ATTEND}",
+        {"image": "torch.randn(B, D, W, 2 * W)"},
+        "B, H, Dk, W",
+        init="self.pool = nn.AvgPool2d(2)",
+    ),
     "AS201": Context("", f"v = self.wv(x).view(B, L, H, Dk).transpose(1, 2)\n{SOFTMAX}"),
     "AS202": Context(CROSS_SPLIT, f"context = scores.softmax(dim=-1) @ v\n{CROSS_OUTPUT}", **CROSS),
     "AS203": Context("Dk = D\nk = self.wk(x)", "return scores.softmax(dim=-1) @ self.wv(x)", **ONE_HEAD),
@@ -230,6 +243,12 @@ CONTEXTS: dict[str, Context] = {
         f"{CONTEXT}\n{OUTPUT}",
         {**X, "keep": "torch.ones(B, 1, L, L, dtype=torch.bool).tril(-1)"},
         claims=("keep=keep", "zero-masked-rows"),
+    ),
+    "AS310": Context(SPLIT, OUTPUT),
+    "AS311": Context(
+        f"{SPLIT}\npeak, total = q.new_full((B, H, L, 1), -torch.inf), q.new_zeros(B, H, L, 1)\n"
+        "context = torch.zeros_like(q)",
+        OUTPUT,
     ),
     "AS401": Context(SCORED, SOFTMAX, {**X, "keep": LOWER}, claims=("keep=keep",)),
     "AS402": Context(
@@ -268,6 +287,25 @@ CONTEXTS: dict[str, Context] = {
         "return self.wo(torch.roll(out, shift, dims=1))",
         **BLOCKS,
     ),
+    "AS411": Context(
+        SCORED,
+        SOFTMAX,
+        {**X, "lengths": "torch.arange(B) % (L - 1) + 1"},
+        claims=("lengths=length",),
+    ),
+    "AS412": Context(
+        SCORED,
+        "",
+        {**X, "keep": "torch.arange(L) < L - torch.arange(B)[:, None] % 3"},
+        claims=("keep=keep",),
+    ),
+    "AS413": Context(
+        "q, k, v = (w(x).view(L, H, Dk).transpose(0, 1) for w in (self.wq, self.wk, self.wv))",
+        "scores = (q @ k.transpose(-2, -1) / math.sqrt(Dk)).masked_fill(~keep, -math.inf)\n"
+        "return self.wo((scores.softmax(dim=-1) @ v).transpose(0, 1).reshape(L, D))",
+        {"x": "torch.randn(L, D)", "cu_seqlens": "torch.tensor([0, L // 2, L])"},
+        "L, H, Dk",
+    ),
     "AS501": Context(SCORED, SOFTMAX, claims=("causal",)),
     "AS502": Context(SCORED, SOFTMAX, claims=("causal",)),
     "AS503": Context(
@@ -286,6 +324,7 @@ CONTEXTS: dict[str, Context] = {
     "AS601": Context(f"{GROUPED_Q}\n{GROUPED_KV}", ATTEND, **GROUPED),
     "AS602": Context(f"{GROUPED_Q}\n{GROUPED_KV}", f"v = v.repeat_interleave(G, dim=1)\n{ATTEND}", **GROUPED),
     "AS603": Context(SPLIT, SOFTMAX),
+    "AS604": Context("H = Hkv * G", "return out", **GROUPED),
     "AS701": Context(
         f"{SPLIT}\nfrequencies = 10000.0 ** (-torch.arange(0, Dk, 2) / Dk)\nk = rotate(k, *table(L, Dk))",
         ATTEND,
@@ -348,6 +387,16 @@ CONTEXTS: dict[str, Context] = {
         "B, H, Dk, W",
         init="self.table = nn.Parameter(torch.randn((2 * W - 1) * (4 * W - 1), H))",
     ),
+    "AS716": Context(
+        "", "return self.wo(attend(q, k, v))", **ONE_HEAD, init="self.positions = nn.Parameter(torch.randn(1, 100, D))"
+    ),
+    "AS717": Context(
+        "L = 2 * W * W",
+        f"{SPLIT}\n{ATTEND}",
+        {"image": "torch.randn(B, D, W, 2 * W)"},
+        "B, H, Dk, W",
+        init="self.of_row, self.of_column = nn.Embedding(W, D), nn.Embedding(2 * W, D)",
+    ),
     "AS801": Context("", "return self.wo(context)", {**X, "memory": "torch.randn(B, L, D)"}, **ONE_HEAD),
     "AS802": Context("", "return context", QKV),
     "AS803": Context("", "return context", QKV),
@@ -365,6 +414,26 @@ CONTEXTS: dict[str, Context] = {
     "AS809": Context("q, k, v = self.wq(x), self.wk(x), self.wv(x)", "return self.wo(attend(q, k, v))", **ONE_HEAD),
     "AS810": Context("", "return x"),
     "AS811": Context("", "return self.wo(x)"),
+    "AS812": Context(
+        "",
+        "",
+        {**QKV, "scale": "Dk**-0.5"},
+        init="self.forward = attend_scaled",
+        at_module_level=True,
+    ),
+    "AS813": Context(
+        f"{SPLIT}\npositions = torch.arange(L, dtype=x.dtype)[:, None]",
+        SOFTMAX,
+        init="self.content_scale = (2 * Dk) ** -0.5\nself.distance_scale = 2**-0.5",
+    ),
+    "AS814": Context(SPLIT, OUTPUT),
+    "AS815": Context("", "return x", init=_LAYERS),
+    "AS816": Context("", "", init=_LAYERS),
+    "AS817": Context(
+        "def split(t):\n    return t.view(B, L, H, Dk).transpose(1, 2)\nq = split(self.wq(x))",
+        f"{SCORES}\n{SOFTMAX}",
+        init="self.k_proj = nn.Linear(H * Dk, H * Dk)\nself.v_proj = nn.Linear(H * Dk, H * Dk)",
+    ),
     "AS901": Context(SCORED, OUTPUT, init="self.p = 0.1"),
     "AS902": Context(
         f"L = x.size(1)\npast_k = past_v = torch.empty(B, H, 0, Dk)\n{SPLIT}",
@@ -400,5 +469,15 @@ CONTEXTS: dict[str, Context] = {
         "return self.wo(merge(F.scaled_dot_product_attention(q, k, v, keep))), k, v",
         {**X, "past_k": "torch.randn(B, H, Lp, Dk)", "past_v": "torch.randn(B, H, Lp, Dk)"},
         "B, L, Lp, H, Dk",
+    ),
+    "AS909": Context("", "return out"),
+    "AS910": Context(
+        "queries, keys, values = self.wq(x), self.wk(x), self.wv(x)\nsteps = torch.arange(self.chunk)[:, None]\n"
+        "near, state, out = (0.9 ** (steps - steps.T)).tril(), x.new_zeros(B, D, D), []",
+        "return torch.cat(out, dim=1)",
+        {"x": "torch.randn(B, Nw * W, D)"},
+        "B, Nw, W, D",
+        "D",
+        init="self.chunk = W",
     ),
 }

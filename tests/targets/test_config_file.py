@@ -122,3 +122,34 @@ def test_errors(attnshape: Attnshape, folder: Path, text: str, message: str) -> 
 def test_arguments_are_refused(attnshape: Attnshape, folder: Path) -> None:
     write(folder, LLAMA)
     assert "error: a configuration takes no --init" in attnshape("trace", "config.json", "--init", "D").err
+
+
+GEMMA3 = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "image_token_index": 58,
+    "mm_tokens_per_image": 4,
+    "text_config": {**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 2, "head_dim": 8},
+    "vision_config": {**VIT, "model_type": "siglip_vision_model", "vision_use_head": False},
+}
+
+
+def test_a_part_that_no_input_reaches_has_no_symbols(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, GEMMA3)
+    trace = attnshape("trace", "config.json", "--format", "json").trace
+    assert [one["name"] for one in trace["inputs"]] == ["input_ids"]
+    assert not {"Hi", "Di", "Fi", "Ni", "P", "S"} & trace["sizes"].keys()
+    # the id of images is one of the vocabulary at small sizes too, or the code would take another path
+    assert trace["verified_at"] > 2
+    assert {step["avoided"]["signature"] for step in trace["steps"] if "avoided" in step} == {"B H L L"}
+
+
+@pytest.mark.slow
+def test_check_of_a_large_model_with_many_sizes(attnshape: Attnshape, folder: Path) -> None:
+    sizes = {"hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "vocab_size": 129280}
+    latent = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    heads = {"num_attention_heads": 128, "num_key_value_heads": 128, "v_head_dim": 128, "num_hidden_layers": 2}
+    experts = {"n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4}
+    write(folder, {"model_type": "deepseek_v3", "first_k_dense_replace": 1, **sizes, **latent, **heads, **experts})
+    result = attnshape("check", "config.json", "--select", "AS2", "--format", "text", "--time-limit", "200")
+    assert "layers.0.self_attn, layers.1.self_attn" in " ".join(result.out.split()), result.err

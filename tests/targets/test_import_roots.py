@@ -42,3 +42,15 @@ def test_module_that_is_nowhere(project: Path, attnshape: Attnshape):
     result = attnshape("trace project/src/models/lost_model.py:double --input 'x: B L'")
     assert result.status == 2
     assert "No module named 'rooted_layers.nothing'" in result.err
+
+
+def test_file_beside_installed_packages(folder: Path, attnshape: Attnshape):
+    installed = folder / "site-packages"
+    package = installed / "installed_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "attention.py").write_text(MODEL.replace("scale(x)", "x"))
+    (installed / "__init__.py").write_text("raise RuntimeError('no package')\n")
+    result = attnshape("trace site-packages/installed_model/attention.py:double --input 'x: B L'")
+    assert result.status == 0, result.err
+    assert "doesn't import" not in result.out

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from attnshape.options.spec import DtypeName, RunOptions, TargetSpec
+from attnshape.targets.find import find_target
 from tests.cli.running import Attnshape
 
 MODEL = """
@@ -76,3 +79,15 @@ def test_size_wins_over_an_argument_of_its_name(attnshape: Attnshape, folder: Pa
     (folder / "shared.py").write_text("def f(L, n):\n    return L[:n]\n")
     result = attnshape('trace shared.py:f --input "L: L D" --with n=L-1 --length 7 --format json')
     assert result.trace["steps"][0]["outputs"][0]["tensor"]["shape"][0] == 6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_tensor_that_a_case_passes_twice_stays_one(dtype: DtypeName) -> None:
+    def case(B, L, D):
+        x = torch.randn(B, L, D)
+        return (lambda query, key, value: (query is key, key is value)), (x, x), {"value": x}
+
+    runnable = find_target(TargetSpec("case", callable=case)).build({"B": 2, "L": 3, "D": 4}, RunOptions(dtype=dtype))
+    query, key = runnable.args
+    assert query is key is runnable.kwargs["value"]
+    assert str(query.dtype) == f"torch.{dtype}"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from attnshape.checks.attention.cores import reaches_by_data_movement
 from attnshape.checks.attention.dead_ends import live_results
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
+from attnshape.checks.interventions.uses import kept_results
 from attnshape.inference.dataflow import reads_numbers
-from attnshape.tracing.operations import CHOICES
+from attnshape.tracing.operations import CHOICES, PRODUCTS
 from attnshape.tracing.storage import memory_of
 
 
@@ -19,6 +23,53 @@ def choosing_call(subject: Subject, name: str) -> ReplayedCall | None:
         if any(_is_choice(event, ref) and ref in live and ref in downstream for ref in event.refs):
             return event
     return None
+
+
+def hard_gates(subject: Subject, choice: ReplayedCall, names: Collection[str]) -> OutputRef | None:
+    """Return the gates that a choice makes for heads, if no other loss can see the scores that it compares.
+
+    `names` are the parameters that affect the results only through the choice. Keys that are chosen get weights of
+    their own afterwards; heads that are chosen after attention get none. A bias of the scores, such as one that
+    balances the load, may be adjusted without a gradient: the scores themselves must come from a parameter of `names`.
+    """
+    if not any(event.name in PRODUCTS for name in names for event, _ in subject.graph.consumers.get(name, ())):
+        return None
+    if _followed_to_choices(subject, names) & kept_results(subject.experiment):
+        return None
+    contexts = [core.context for core in subject.attentions]
+    gates = [ref for ref in choice.refs if _is_choice(choice, ref)]
+    for event in subject.base.events[choice.order :]:
+        reads_gates = [not set(gates).isdisjoint(sources) for sources in event.sources]
+        if not any(reads_gates):
+            continue
+        if not all(reads_gates) and reaches_by_data_movement(subject.graph, contexts, event):
+            numbers = (ref for ref in gates if subject.base.value(ref).is_floating_point())
+            return next(numbers, gates[0])
+        gates += [ref for ref in event.refs if ref not in subject.gradients.differentiable]
+    return None
+
+
+def is_gated_by_choice(subject: Subject, event: ReplayedCall) -> bool:
+    """Return whether one operand of a call, and not every one, depends on what the data choose."""
+    chosen = _chosen(subject)
+    return 0 < sum(not chosen.isdisjoint(sources) for sources in event.sources) < len(event.sources)
+
+
+@once
+def _chosen(subject: Subject) -> set[OutputRef]:
+    """Return the results that depend on what is chosen by the data."""
+    data = subject.graph.depends_on_data
+    choices = {ref for event in subject.base.events for ref in event.refs if _is_choice(event, ref) and ref in data}
+    return subject.graph.downstream(choices)
+
+
+def _followed_to_choices(subject: Subject, names: Collection[str]) -> set[Producer]:
+    """Return the results that depend on parameters by more than a choice."""
+    found: set[Producer] = set(names)
+    for event in subject.base.events:
+        if reads_numbers(event) and event.producers & found:
+            found.update(ref for ref in event.refs if not _is_choice(event, ref))
+    return found
 
 
 @once

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnshape.checks.attention.products import Product
 from attnshape.checks.interventions.experiment import ReplayRun, UnreadableError
 from attnshape.checks.interventions.replay import ReplayedCall
-from attnshape.inference.dataflow import DataFlow, OutputRef, Producer, Producers, match_softmax
+from attnshape.inference.dataflow import DataFlow, OutputRef, Producer, Producers, match_softmax, numbers_read
 from attnshape.tracing import operations as ops
 
 
@@ -52,6 +52,20 @@ def reaches_by_data_movement(graph: RunGraph, starts: Iterable[Producer], event:
         if earlier.name in ops.DATA_MOVEMENT and earlier.producers & reached:
             reached.update(earlier.refs)
     return bool(event.producers & reached)
+
+
+_MOVES = ops.LAYOUT | ops.CASTS | ops.COPIES | ops.DROPOUTS | {"unfold"}
+
+
+def moves_only(event: ReplayedCall) -> bool:
+    """Return whether a call moves numbers as its operands' shapes say; which ones doesn't depend on other tensors."""
+    return event.name in _MOVES and not (event.name in ops.SELECTIONS and len(event.operand_values) > 1)
+
+
+def drops(event: ReplayedCall) -> bool:
+    """Return whether a call is a dropout that drops something in training mode."""
+    rate = event.keywords.get("p", event.args[1] if len(event.args) > 1 else 0.5)
+    return event.name in ops.DROPOUTS and isinstance(rate, (int, float)) and rate > 0
 
 
 _FAR = 40
@@ -255,8 +269,16 @@ def exponential_cores(flow: RunGraph) -> list[Core]:
 
 
 def _last_product(softmax: Softmax, flow: RunGraph) -> Product | None:
-    """Return the last product before a softmax of which both operands depend on the data."""
-    for event in flow.upstream(softmax.sources):
+    """Return the last product before a softmax of which both operands depend on the data.
+
+    A maximum, which may be that of other chunks too, is only subtracted from the scores.
+    """
+    wanted = {producer for producer in softmax.sources if isinstance(producer, OutputRef)}
+    while wanted:
+        event = flow.node(max(wanted))
+        wanted -= set(event.refs)
+        if event.name not in ops.MAXIMA:
+            wanted |= {one for read in numbers_read(event) for one in read if isinstance(one, OutputRef)}
         candidate = product(event, flow) if event.name != "linear" else None
         if candidate is not None and all(flow.carries_data(candidate.sources(place)) for place in candidate.places):
             return candidate
@@ -331,7 +353,7 @@ def _scores(
             break
         if event.order in hidden:
             continue
-        if event.order in ends and (both or one):
+        if event.order in ends and (both or one or not _has_each_key(event, softmax)):
             hidden |= {before.order for before in flow.upstream((event.refs[0],))}
             continue
         candidate = product(event, flow)
@@ -350,6 +372,14 @@ def _scores(
     if both:
         return both[::-1], one
     return (one[-1:], one[:-1]) if one else None
+
+
+def _has_each_key(event: ReplayedCall, softmax: Softmax) -> bool:
+    """Return whether a result may have a number for each key of a softmax, as its scores do.
+
+    The context of the step before, from which additive attention computes its next query, has features instead.
+    """
+    return event.numel % math.prod(softmax.event.values[0].shape[axis] for axis in softmax.axes) == 0
 
 
 def _without_projections(sources: tuple[Producer, ...], flow: RunGraph) -> Iterator[int]:
@@ -384,7 +414,8 @@ def value_product(softmax: Softmax, flow: RunGraph) -> ValueProduct | None:
                 weights = not reached.isdisjoint(candidate.sources(place))
                 if weights and downstream.isdisjoint(other) and flow.carries_data(other):
                     return candidate, place
-        reached.update(event.refs)
+        # an index that was chosen by weights, as a decoder chooses its next input, carries none of them
+        reached.update(ref for ref in event.refs if event.values[ref.output].is_floating_point())
     return None
 
 
@@ -394,8 +425,13 @@ def _axes_that_sum_to_one(event: ReplayedCall) -> frozenset[int]:
     return frozenset(axis for axis, size in enumerate(weights.shape) if size > 1 and sum_to_one(weights, axis))
 
 
+def row_sums(weights: Tensor, axes: int | tuple[int, ...]) -> Tensor:
+    """Return the sums of rows of weights along some axes; without axes each row is the weight of a single key."""
+    return weights.sum(axes) if axes != () else weights  # torch would sum over all axes
+
+
 def sum_to_one(weights: Tensor, axes: int | tuple[int, ...]) -> bool | None:
     """Return whether rows of weights along some axes sum to one, empty rows aside; None if every row is empty."""
-    sums = weights.sum(axes)
+    sums = row_sums(weights, axes)
     sums = sums[torch.isfinite(sums) & (sums != 0)]
     return bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-4).all()) if sums.numel() else None

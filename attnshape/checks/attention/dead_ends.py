@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from attnshape.checks.attention.cores import RunGraph
 from attnshape.checks.attention.subject import Subject, once
+from attnshape.checks.attention.variables import CONTAINERS, Function, Loop, returned, scope, stores
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.interventions.uses import kept_results
 from attnshape.inference.dataflow import reads_numbers
@@ -16,10 +17,14 @@ from attnshape.model.trace import Reference
 from attnshape.tracing.raw import RawStep, SourceLocation
 from attnshape.tracing.source_locations import SourceLocator, assignment_targets
 from attnshape.tracing.storage import memory_of
+from attnshape.tracing.syntax_nodes import enclosing
 
 Fate = Literal["discarded", "overwritten", "unread", "ignored"]
 """What the code does with a result: an expression statement discards it, its variable is bound again before it is read,
 nothing reads its variable, or it is passed to something that ignores it, as far as the source can be read."""
+
+_MAKERS = {"list", "tuple", "dict"}
+"""Functions that make a container of what a comprehension yields."""
 
 
 @dataclass(frozen=True)
@@ -213,14 +218,19 @@ def _binding(event: ReplayedCall, part: int | None, iteration: int = 0) -> _Bind
             (names[part] if part is not None and part < len(names) else None) if unpacked else next(iter(names), None)
         )
         if name is not None:
-            returned = list(_returns(_function(node), name))
-            if returned and not _is_bound_later(node, name):
-                part = returned[0] if part is None or unpacked else part
+            places = list(_places_returned(scope(node), name))
+            is_bound_later = any(other.lineno > node.lineno for other in stores(scope(node), name))
+            if places and not is_bound_later:
+                part = places[0] if part is None or unpacked else part
                 continue
             holds_all = part is not None and not unpacked
             return _Binding("ignored" if holds_all else _fate(node, name), place, name, level, part)
         if isinstance(parent, ast.Return):
             continue
+        container = _container(node)
+        name = next(iter(assignment_targets(container)[0]), None) if container is not node else None
+        if name is not None:
+            return _Binding(_fate(container, name), place, name, level, part)
         if isinstance(parent, ast.Tuple) and isinstance(parent.parent, ast.Return):  # type: ignore[attr-defined]  # executing sets it
             part = parent.elts.index(node)
             continue
@@ -228,52 +238,47 @@ def _binding(event: ReplayedCall, part: int | None, iteration: int = 0) -> _Bind
     return None
 
 
-def _function(node: Any) -> ast.AST:
-    while not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)):
-        node = node.parent
-    return node
+def _container(node: Any) -> Any:
+    """Return the outermost list, tuple or dictionary that an expression is an element of, or the expression itself."""
+    while True:
+        parent = node.parent
+        is_element = isinstance(parent, (*CONTAINERS, ast.ListComp, ast.GeneratorExp, ast.DictComp))
+        makes = isinstance(parent, ast.Call) and node in parent.args and getattr(parent.func, "id", None) in _MAKERS
+        if not is_element and not makes:
+            return node
+        node = parent
 
 
-def _returns(function: ast.AST, name: str) -> Iterator[int | None]:
+def _places_returned(function: ast.AST, name: str) -> Iterator[int | None]:
     """Yield for each return of a variable which of the returned values it is, or None where it is the only one."""
-    for node in ast.walk(function):
-        match node:
-            case ast.Return(value=ast.Name(id=returned)) if returned == name:
-                yield None
-            case ast.Return(value=ast.Tuple(elts=values)):
-                yield from (
-                    place for place, value in enumerate(values) if isinstance(value, ast.Name) and value.id == name
-                )
+    for node in returned(function, name):
+        around, outer = node.parent, node.parent.parent
+        if isinstance(around, ast.Return):
+            yield None
+        elif isinstance(around, ast.Tuple) and isinstance(outer, ast.Return):
+            yield around.elts.index(node)
 
 
 def _fate(node: Any, name: str) -> Fate:
     """Return what becomes of the value of a variable that an expression is assigned to, by the order of the lines."""
     begin, end = node.lineno, node.end_lineno
-    loop = node
-    while not isinstance(loop, (ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)):
-        loop = loop.parent
-    named = [other for other in ast.walk(_function(node)) if isinstance(other, ast.Name) and other.id == name]
+    loop = enclosing(node, Loop | Function | ast.Module)
+    named = [other for other in ast.walk(scope(node)) if isinstance(other, ast.Name) and other.id == name]
     loads = [other.lineno for other in named if isinstance(other.ctx, ast.Load)]
-    stores = [other.lineno for other in named if isinstance(other.ctx, ast.Store) and other.lineno > end]
-    if stores:
-        return "ignored" if any(end < line <= min(stores) for line in loads) else "overwritten"
-    if any(line > end for line in loads) and not isinstance(loop, (ast.For, ast.While)):
+    later = [other.lineno for other in named if isinstance(other.ctx, ast.Store) and other.lineno > end]
+    if later:
+        return "ignored" if any(end < line <= min(later) for line in loads) else "overwritten"
+    if any(line > end for line in loads) and not isinstance(loop, Loop):
         return "ignored"
-    if isinstance(loop, (ast.For, ast.While)):
+    if isinstance(loop, ast.For) and any(
+        isinstance(other, ast.Name) and other.id == name for other in ast.walk(loop.target)
+    ):
+        # the next iteration binds it again, so that only what follows in this one reads it
+        return "ignored" if any(line > end for line in loads) else "overwritten"
+    if isinstance(loop, Loop):
         again = any(loop.lineno <= line <= (loop.end_lineno or begin) for line in loads)
         return "ignored" if again else "overwritten" if loads else "unread"
     return "unread"
-
-
-def _is_bound_later(node: Any, name: str) -> bool:
-    """Return whether a variable is bound again further below in its function."""
-    return any(
-        isinstance(other, ast.Name)
-        and other.id == name
-        and isinstance(other.ctx, ast.Store)
-        and other.lineno > node.lineno
-        for other in ast.walk(_function(node))
-    )
 
 
 def discarded_identities(subject: Subject) -> Iterator[DeadEnd]:

@@ -5,36 +5,50 @@ All tokens get the same vector, so that only positions can make queries and keys
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
 
 from attnshape.checks.attention.cores import FusedCore
-from attnshape.checks.attention.operands import AttentionOperand, by_attention, projections
-from attnshape.checks.attention.perturbation import changed_indices
+from attnshape.checks.attention.operands import (
+    AttentionOperand,
+    AttentionOperands,
+    by_attention,
+    has_lone_query,
+    projections,
+)
+from attnshape.checks.attention.perturbation import changed_indices, other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.uniform import UniformRun, filled_with, random_vector
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace
 from attnshape.inference.dataflow import reads_numbers
+from attnshape.tracing.operations import FILLS, JOINS, SAME_VALUES
 
 _MOST_STEPS = 64
 _CHANGED = 1e-7
+_MOVES = SAME_VALUES | JOINS | FILLS
 
 
 @dataclass(frozen=True)
 class DecodingStep:
     """One attention of a loop."""
 
-    own: tuple[AttentionOperand, AttentionOperand, AttentionOperand]
+    own: AttentionOperands
     queries: int
     keys: int
+    """How many keys it has, those of the steps before it included: as many as it reads, without unused slots."""
+    slots: int
+    """How many keys it reads: a cache that is made in advance has room for those of later steps."""
     sources: frozenset[OutputRef]
     """The projections from which its keys come, those of cached keys included."""
     query_sources: frozenset[OutputRef]
+    dropped: int = 0
+    """How many keys of the first steps it has no more: a rolling cache is cut to the last ones."""
 
     @property
     def width(self) -> int:
@@ -44,11 +58,11 @@ class DecodingStep:
     def rows(self, operand: AttentionOperand, run: ReplayRun) -> Tensor:
         """Return the query or the key vectors of the first head and batch element, (tokens, width)."""
         value = operand.of(run).double().movedim(operand.contracted[0], -1)
-        count = self.queries if operand.role == "query" else self.keys
+        count, used = (self.queries, self.queries) if operand.role == "query" else (self.slots, self.keys)
         axes = _token_axes(operand, count)
         if axes:
             value = value.movedim(axes[0] - (axes[0] > operand.contracted[0]), -2)
-        return value.reshape(-1, count, value.shape[-1])[0]
+        return value.reshape(-1, count, value.shape[-1])[0, :used]
 
 
 @dataclass(frozen=True)
@@ -92,27 +106,56 @@ def loops(subject: Subject) -> list[DecodingLoop]:
 
 
 def _chains(subject: Subject) -> list[list[DecodingStep]]:
-    """Return the attentions of which each reads the keys of the one before it and as many more as it has queries."""
+    """Return the attentions of which each reads the keys of the one before it and as many more as it has queries.
+
+    Those whose cache rolls are there without the steps that drop keys, too: what drops them may be a ring buffer.
+    """
     chains: list[list[DecodingStep]] = []
-    for own in sorted(by_attention(subject), key=lambda own: own[0].event.order):
-        step = _step(subject, own)
-        if step is None:
-            continue
+    for step in _steps(subject):
         before = [
             chain
             for chain in chains
             if chain[-1].sources < step.sources
-            and chain[-1].keys + step.queries == step.keys
+            and _dropped(chain, step) in (0, chain[-1].dropped + step.queries)
             and chain[-1].width == step.width
         ]
         if before:
-            max(before, key=lambda chain: chain[-1].keys).append(step)
+            chain = max(before, key=lambda chain: chain[-1].keys)
+            chain.append(replace(step, dropped=_dropped(chain, step)))
         else:
             chains.append([step])
+    whole = [[step for step in chain if not step.dropped] for chain in chains]
+    chains += [part for part, chain in zip(whole, chains, strict=True) if len(part) < len(chain)]
     return [chain for chain in chains if 1 < len(chain) <= _MOST_STEPS]
 
 
-def _step(subject: Subject, own: tuple[AttentionOperand, AttentionOperand, AttentionOperand]) -> DecodingStep | None:
+def _dropped(chain: Sequence[DecodingStep], step: DecodingStep) -> int:
+    """Return how many keys a step has no more if it comes after those of a chain; below 0 if it has too many."""
+    return chain[-1].dropped + chain[-1].keys + step.queries - step.keys
+
+
+def _steps(subject: Subject) -> list[DecodingStep]:
+    """Return what may be a step of each attention, in order, with the keys that its cache has by then."""
+    every = sorted(by_attention(subject), key=lambda own: own[0].event.order)
+    steps = [step for own in every if (step := _step(subject, own)) is not None]
+    pairs = itertools.combinations(steps, 2)
+    if not any(one.slots == other.slots and one.sources < other.sources for one, other in pairs):
+        return steps
+    refs = {ref for step in steps for ref in step.sources}
+    changed = subject.experiment.run(Intervention(results=dict.fromkeys(refs, other_numbers)))
+    if not changed.follows(subject.base):
+        return steps
+    return [replace(step, keys=_used_slots(subject, step, changed)) for step in steps]
+
+
+def _used_slots(subject: Subject, step: DecodingStep, changed: ReplayRun) -> int:
+    """Return how many slots there are up to the last one that a projection fills, which is another one in a run."""
+    key = step.own[1]
+    difference = (step.rows(key, changed) - step.rows(key, subject.base)).abs() > _CHANGED
+    return max(changed_indices(difference, 0), default=step.slots - 1) + 1
+
+
+def _step(subject: Subject, own: AttentionOperands) -> DecodingStep | None:
     query, key, _ = own
     core = query.core
     if isinstance(core, FusedCore):
@@ -122,7 +165,7 @@ def _step(subject: Subject, own: tuple[AttentionOperand, AttentionOperand, Atten
         keys = core.weights.shape[core.key_axes[0]] if core.key_axes else 1
         shape = core.scores.result.shape
         together = keys * math.prod(shape[axis] for axis in core.scores.shared)
-        queries = core.scores.result.numel() // together
+        queries = 1 if has_lone_query(subject, core) else core.scores.result.numel() // together
     else:
         return None
     if keys == 1 < queries:
@@ -131,7 +174,7 @@ def _step(subject: Subject, own: tuple[AttentionOperand, AttentionOperand, Atten
     if any(count > 1 and len(_token_axes(one, count)) != 1 for one in (query, key) for count in (counts[one.role],)):
         return None
     sources, query_sources = (frozenset(projections(subject, one.sources)) for one in (key, query))
-    return DecodingStep(own, queries, keys, sources, query_sources) if sources and query_sources else None
+    return DecodingStep(own, queries, keys, keys, sources, query_sources) if sources and query_sources else None
 
 
 def _token_axes(operand: AttentionOperand, count: int) -> list[int]:
@@ -151,17 +194,26 @@ def _fits(subject: Subject, chain: Sequence[DecodingStep]) -> bool:
 
 
 def _has_given_positions(subject: Subject, step: DecodingStep) -> bool:
-    """Return whether queries or keys depend on another argument than by way of their projections, such as positions."""
+    """Return whether queries or keys depend on another argument than by way of their projections, such as positions.
+
+    A cache doesn't count: its numbers are only moved.
+    """
     ends = step.sources | step.query_sources
-    wanted: set[Producer] = {source for operand in step.own[:2] for source in operand.sources}
-    seen = set[Producer]()
+    wanted: set[tuple[Producer, bool]] = {(source, True) for operand in step.own[:2] for source in operand.sources}
+    seen = set[tuple[Producer, bool]]()
     while wanted:
-        source = wanted.pop()
-        seen.add(source)
+        source, is_moved = wanted.pop()
+        seen.add((source, is_moved))
         if isinstance(source, OutputRef) and source not in ends:
             event = subject.graph.node(source)
-            wanted |= (event.producers if reads_numbers(event) else set()) - seen
-    return not seen.isdisjoint(subject.base.inputs)
+            is_moved = is_moved and event.name in _MOVES
+            read = event.producers if reads_numbers(event) else set()
+            wanted |= {(producer, is_moved) for producer in read} - seen
+    return any(
+        not (is_moved and subject.base.inputs[source].is_floating_point())
+        for source, is_moved in seen
+        if isinstance(source, str) and source in subject.base.inputs
+    )
 
 
 def _in_order(
@@ -172,7 +224,7 @@ def _in_order(
     In each run the steps whose number has a certain bit get another vector.
     """
     most = max(map(len, chains))
-    fits = dict.fromkeys(range(len(chains)), True)
+    fits = {place: not chain[-1].dropped or chain[0].keys == chain[0].queries for place, chain in enumerate(chains)}
     for bit in range(most.bit_length()):
         results = dict(fills)
         expected: list[set[int]] = []
@@ -182,9 +234,10 @@ def _in_order(
             for number, step in enumerate(chain, 1):
                 if number >> bit & 1:
                     results |= dict.fromkeys(step.sources - known, other)
-                    rows |= set(range(step.keys - step.queries, step.keys))
+                    end = step.dropped + step.keys
+                    rows |= set(range(end - step.queries, end))
                 known |= step.sources
-            expected.append(rows)
+            expected.append({row - chain[-1].dropped for row in rows if row >= chain[-1].dropped})
         changed = subject.experiment.run(Intervention(results=results))
         if not changed.follows(subject.base):
             return
@@ -193,4 +246,8 @@ def _in_order(
             key = last.own[1]
             difference = (last.rows(key, changed) - last.rows(key, run)).abs() > _CHANGED
             fits[place] = fits[place] and changed_indices(difference, 0) == rows
-    yield from (chain for place, chain in enumerate(chains) if fits[place])
+    in_order = [chain for place, chain in enumerate(chains) if fits[place]]
+    rolling = {chain[0].own[0].core.context for chain in in_order if chain[-1].dropped}
+    for chain in in_order:
+        if chain[-1].dropped or chain[0].own[0].core.context not in rolling:
+            yield chain

@@ -14,6 +14,7 @@ from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.tracing import operations as ops
 from attnshape.tracing.raw import SourceLocation
 from attnshape.tracing.source_locations import SourceLocator
+from attnshape.tracing.syntax_nodes import enclosing
 
 _Name = ast.Name | ast.Attribute
 _OPTIONS = ("scale", "dim")
@@ -37,6 +38,18 @@ def constant_definition(subject: Subject, ref: OutputRef) -> SourceLocation | No
 
 def attribute_definition(owner: type, attribute: str) -> SourceLocation | None:
     """Return where a class, or the nearest of its base classes that does, assigns an attribute, if it does so once."""
+    found = _assigned(owner, attribute)
+    return found[0] if len(found) == 1 else None
+
+
+def attribute_change(owner: type, attribute: str) -> SourceLocation | None:
+    """Return where a method other than the constructor first assigns an attribute of `self`."""
+    methods = (place for place in _assigned(owner, attribute) if not place.function.endswith("__init__"))
+    return next(methods, None)
+
+
+def _assigned(owner: type, attribute: str) -> list[SourceLocation]:
+    """Return where a class, or the nearest of its base classes that does, assigns an attribute."""
     name = ast.Attribute(ast.Name("self", ast.Load()), attribute, ast.Load())
     for cls in owner.__mro__:
         try:
@@ -47,8 +60,8 @@ def attribute_definition(owner: type, attribute: str) -> SourceLocation | None:
         classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)) if tree is not None else ()
         found = [place for node in classes if node.name == cls.__name__ for place in _in_class(node, name, file)]
         if found:
-            return found[0] if len(found) == 1 else None
-    return None
+            return found
+    return []
 
 
 def _definition(
@@ -110,13 +123,13 @@ def _is_name(node: ast.AST) -> TypeGuard[_Name]:
 def _assignments(name: _Name, place: SourceLocation) -> Iterator[SourceLocation]:
     """Yield where a variable is assigned in its function, or an attribute of `self` in its class or a base class."""
     if isinstance(name, ast.Name):
-        function = _around(name, ast.FunctionDef)
+        function = enclosing(name, ast.FunctionDef)
         if function is not None:
             for node in ast.walk(function):
                 if isinstance(node, ast.Assign) and any(_same(target, name) for target in node.targets):
                     yield _location(node.value, place.file, place.function)
         return
-    definition = _around(name, ast.ClassDef)
+    definition = enclosing(name, ast.ClassDef)
     while isinstance(definition, ast.ClassDef):
         found = list(_in_class(definition, name, place.file))
         yield from found
@@ -142,17 +155,10 @@ def _same(target: ast.AST, name: _Name) -> bool:
     return ast.dump(target).replace("Store()", "Load()") == ast.dump(name)
 
 
-def _around(node: Any, kind: type[ast.AST]) -> Any:
-    """Return the innermost node of a kind around another one, or None."""
-    while node is not None and not isinstance(node, kind):
-        node = getattr(node, "parent", None)
-    return node
-
-
 def _base_of(definition: ast.ClassDef) -> ast.ClassDef | None:
     """Return a class's base class, if the same file has it."""
     names = {base.id for base in definition.bases if isinstance(base, ast.Name)}
-    module = _around(definition, ast.Module)
+    module = enclosing(definition, ast.Module)
     classes = (node for node in getattr(module, "body", ()) if isinstance(node, ast.ClassDef))
     return next((node for node in classes if node.name in names and node is not definition), None)
 

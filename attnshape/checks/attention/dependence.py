@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attnshape.checks.attention.perturbation import changed_indices, others_at, others_on_diagonal
+from attnshape.checks.attention.perturbation import changed_indices, others_at, others_at_each
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import Replace
@@ -62,7 +62,10 @@ def reaches(subject: Subject, names: Sequence[str], symbol: str, together: bool)
 def _change(value: Tensor, count: int, start: int, batch: int) -> Replace:
     """Return the change of one token, or of another one in each batch element."""
     tokens = list(value.shape).index(count)
-    return others_on_diagonal(list(value.shape).index(batch), tokens, start) if batch else others_at(tokens, start)
+    if not batch:
+        return others_at(tokens, start)
+    indices = [(start + element) % count for element in range(batch)]
+    return others_at_each(list(value.shape).index(batch), tokens, indices)
 
 
 def _token_axis(subject: Subject, shape: tuple[int, ...]) -> int | None:

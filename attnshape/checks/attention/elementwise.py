@@ -18,6 +18,8 @@ from attnshape.inference.dataflow import Producers
 
 HIDES = -1e3
 """A key gets no weight where less than this is added to its score."""
+HIDES_BESIDE_SCORES = -50.0
+"""Beside scores around 0 a key gets no weight that changes a sum, in float64 either, where its score is lower."""
 _NOTHING = 1e-12
 """Smaller factors come from rounding."""
 
@@ -110,22 +112,28 @@ def elementwise_map(count: int, zero: Tensor, one: Tensor, two: Tensor, flat: Te
     """
     zero, one, two, flat = (tensor.double() for tensor in (zero, one, two, flat))
     hidden = ~(zero > HIDES)
-    others = [~(other > HIDES) for other in (one, two, flat) if other.shape == zero.shape]
+    # a large number plus a mask of -10,000 isn't small, and shows that the mask is added to it
+    is_added = hidden & _is_number_below(count, (flat - zero) / (one - zero))
+    others = [~(other > HIDES) for other in (one, two, flat.masked_fill(is_added, -torch.inf))]
     is_decided_by_numbers = any(bool((other != hidden).any()) for other in others)
     always = torch.stack([hidden, *others]).all(0) if is_decided_by_numbers else None
     factor = (one - zero).masked_fill(hidden, torch.nan)
     factor = torch.where(factor.abs() < _NOTHING, 0.0, factor)
     straight = torch.isclose(two - zero, 2 * factor, rtol=1e-4, atol=1e-7) | hidden
     source = (flat - zero) / factor
-    whole = source.round()
-    certain = torch.isfinite(source) & torch.isclose(source, whole, rtol=1e-6, atol=1e-3)
-    certain &= (whole >= 0) & (whole < count)
+    certain = _is_number_below(count, source)
     place = shuffled(count).argsort()
-    number = torch.where(certain, whole, 0.0).nan_to_num(0).long()
+    number = torch.where(certain, source.round(), 0.0).nan_to_num(0).long()
     index = torch.where(certain, place[number], -1)
     visible = torch.isfinite(factor) & (factor != 0)
     is_elementwise = bool(straight.all()) and bool((certain | ~visible).all())
     return ElementwiseMap(factor, zero, index, is_elementwise, always)
+
+
+def _is_number_below(count: int, value: Tensor) -> Tensor:
+    """Return where a value is a whole number from 0 to `count` - 1, up to rounding."""
+    whole = value.round()
+    return torch.isfinite(value) & torch.isclose(value, whole, rtol=1e-6, atol=1e-3) & (whole >= 0) & (whole < count)
 
 
 def index_along(flat: Tensor, shape: Sequence[int], axis: int) -> Tensor:

@@ -20,14 +20,14 @@ from attnshape.checks.attention.cores import product
 from attnshape.checks.attention.elementwise import elementwise_map, index_along, shuffled
 from attnshape.checks.attention.operands import operands
 from attnshape.checks.attention.subject import Subject, once
+from attnshape.checks.attention.written_contexts import written_context
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.tracing import operations as ops
 
-_MOVES = ops.LAYOUT | ops.CASTS | ops.COPIES | ops.DROPOUTS | {"unfold"}
 ARITHMETIC = ops.ADDITIONS | ops.SUBTRACTIONS | ops.SCALINGS
 """What may leave every number where it is: a bias, a scale."""
-_MOST_ELEMENTS = 200_000
+_MOST_ELEMENTS = 1_000_000
 """The most numbers of a tensor that is followed."""
 
 
@@ -93,12 +93,17 @@ _MOST_VECTORS = 40
 """How many vectors are looked at; they are spread over the whole result."""
 
 
+def _some_of(indices: Tensor) -> list[int]:
+    """Return some of the different numbers, spread over all of them."""
+    present = torch.unique(indices)
+    return sorted(set(present[torch.linspace(0, len(present) - 1, _MOST_VECTORS).long()].tolist()))
+
+
 def _grouping(vector: Tensor, feature: Tensor, group: Tensor) -> Grouping:
     """Return how vectors are spread over groups; all are given element by element."""
     features = int((torch.bincount(feature) > 0).sum())
-    present = (torch.bincount(vector) > 0).nonzero().flatten()
-    chosen = torch.zeros(int(present[-1]) + 1, dtype=torch.bool)
-    chosen[present[torch.linspace(0, len(present) - 1, _MOST_VECTORS).long()]] = True
+    chosen = torch.zeros(int(vector.max()) + 1, dtype=torch.bool)
+    chosen[_some_of(vector)] = True
     here = chosen[vector]
     pairs = group[here] * len(chosen) + vector[here]
     triples = {*zip(pairs.tolist(), feature[here].tolist(), strict=True)}
@@ -142,6 +147,29 @@ class Followed:
     ) -> Grouping:
         """Return how vectors of the earlier result are spread over the groups that some axes make."""
         return _grouping(self.of(vector), self.of(feature), self.at(axes, without))
+
+    def are_boxes(self, vector: Tensor) -> bool:
+        """Return whether the elements of each vector are all those at some indices of each axis.
+
+        Splitting an axis, merging adjacent ones and reordering axes leaves them so.
+        """
+        vectors = self.of(vector)
+        for one in _some_of(vectors):
+            elements = (vectors == one).nonzero().flatten()
+            indices = (len(torch.unique(index[elements])) for index in self._indices)
+            if len(elements) != math.prod(indices):
+                return False
+        return True
+
+    def is_torn(self, vector: Tensor, feature: Tensor, axes: Sequence[int]) -> bool:
+        """Return whether some groups that axes make hold other features of one vector than of another."""
+        vectors, features, groups = self.of(vector), self.of(feature), self.at(axes)
+        for group in _some_of(groups):
+            held = groups == group
+            pairs = {*zip(vectors[held].tolist(), features[held].tolist(), strict=True)}
+            if len(pairs) != math.prod(len(set(part)) for part in zip(*pairs, strict=True)):
+                return True
+        return False
 
 
 class Layouts:
@@ -191,10 +219,14 @@ def _put(numbers: Tensor, value: Tensor) -> Tensor:
 
 @once
 def layouts(subject: Subject) -> Layouts:
-    """Return what can be followed from the projections and the contexts of all attentions, from the same few runs."""
+    """Return what can be followed from projections, contexts and tensors that contexts are written to.
+
+    All of them are followed in the same few runs.
+    """
     starts = {ref for operand in operands(subject) if (ref := projection_of(subject, operand.sources)) is not None}
     contexts = {core.context for core in subject.attentions}
-    return Layouts(subject, sorted(starts | contexts))
+    written = {found.ref for core in subject.attentions if (found := written_context(subject, core)) is not None}
+    return Layouts(subject, sorted(starts | contexts | written))
 
 
 def projection_of(subject: Subject, sources: tuple[Producer, ...]) -> OutputRef | None:
@@ -216,8 +248,3 @@ def feature_axes(subject: Subject, event: ReplayedCall) -> tuple[int, ...] | Non
     if found is None or len(data) != 1:
         return None
     return tuple(sorted(found.free(found.other(data[0])))) or None
-
-
-def moves_only(event: ReplayedCall) -> bool:
-    """Return whether a call moves numbers as its operands' shapes say; which ones doesn't depend on other tensors."""
-    return event.name in _MOVES and not (event.name in ops.SELECTIONS and len(event.operand_values) > 1)

@@ -25,13 +25,17 @@ class MaskLayout:
     def roles(self, shape: tuple[int, ...], claimed: Sequence[ClaimedAxis] = ()) -> list[str] | None:
         """Return the role of each axis: b, h, q, k, or bh for a folded one; None if the sizes are ambiguous.
 
-        Where the axes are claimed, their roles are those that the user wrote. An axis as long as the queries is
-        ambiguous where attention has another axis of that size.
+        Where the axes are claimed, their roles are those that the user wrote. But a last axis of queries, without one
+        of keys, holds the keys where queries and keys are the same tokens, as in a decoder's self-attention. An axis as
+        long as the queries is ambiguous where attention has another axis of that size.
         """
-        if claimed and len(claimed) == len(shape):
-            return [axis.role if size > 1 else "" for axis, size in zip(claimed, shape, strict=True)]
-        roles: list[str] = []
         square = self.queries == self.keys
+        if claimed and len(claimed) == len(shape):
+            written = [axis.role for axis in claimed]
+            if square and written[-1] == "q" and "k" not in written:
+                written[-1] = "k"
+            return [role if size > 1 else "" for role, size in zip(written, shape, strict=True)]
+        roles: list[str] = []
         # where two sizes are equal, the first of these roles is meant
         sizes = {"q": self.queries, "b": self.batch, "h": self.heads, "bh": self.batch * self.heads}
         for size in shape:

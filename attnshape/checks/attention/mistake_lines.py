@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from types import CodeType
 
@@ -82,6 +83,11 @@ class MaskLines:
         path = self._path(name)
         changes = [event for event in path[:-1] if event.name not in ops.SAME_VALUES | ops.JOINS | ops.LOGICAL]
         return self._ref((changes or path)[-1:])
+
+    def first_hiding(self) -> OutputRef:
+        """Return the first call after which scores are so low that their keys get no weight, else the softmax."""
+        low = (event for event in self.applications for value in event.values[:1] if bool((value < HIDES).any()))
+        return self._ref(list(itertools.islice(low, 1)))
 
     def first_wrong(self, name: str, is_right: Callable[[Tensor], bool | None]) -> OutputRef:
         """Return the first call on the mask's path that returns something wrong, else the result of `last_change`.

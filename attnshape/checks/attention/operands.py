@@ -14,7 +14,7 @@ from attnshape.checks.attention.perturbation import others_at
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
-from attnshape.tracing.operations import PRODUCTS
+from attnshape.tracing.operations import PRODUCTS, RESHAPES, SELECTIONS, SPLITS, TRANSPOSES
 
 OperandRole = Literal["query", "key", "value"]
 
@@ -56,16 +56,35 @@ class AttentionOperand:
 
 
 _MOST_ATTENTIONS = 4
+_OF_WEIGHTS = TRANSPOSES | SPLITS | SELECTIONS | RESHAPES
+AttentionOperands = tuple[AttentionOperand, AttentionOperand, AttentionOperand]
+"""The query, key and value of one attention."""
 _ROLES: tuple[OperandRole, ...] = ("query", "key", "value")
 
 
-def by_attention(subject: Subject) -> list[tuple[AttentionOperand, AttentionOperand, AttentionOperand]]:
+def by_attention(subject: Subject) -> list[AttentionOperands]:
     """Return the query, key and value of every attention."""
     every = operands(subject)
     return list(zip(every[::3], every[1::3], every[2::3], strict=True))
 
 
-def of_distinct_code(subject: Subject) -> list[tuple[AttentionOperand, AttentionOperand, AttentionOperand]]:
+@once
+def without_iterations(subject: Subject) -> list[AttentionOperands]:
+    """Return the query, key and value of every attention, but of a loop's iterations only the first two and the last.
+
+    The same line of the same module computes them, reached through the same calls, as in each step of a decoder.
+    """
+    by_place: dict[object, list[AttentionOperands]] = {}
+    for own in by_attention(subject):
+        context = own[0].core.context
+        step, calls = subject.step(context), subject.base.event(context).calls
+        place = (tuple((call.f_code, call.f_lasti) for call in calls), step.module if step is not None else None)
+        by_place.setdefault(place, []).append(own)
+    kept = {own[0].core.context for every in by_place.values() for own in (*every[:2], every[-1])}
+    return [own for own in by_attention(subject) if own[0].core.context in kept]
+
+
+def of_distinct_code(subject: Subject) -> list[AttentionOperands]:
     """Return the query, key and value of the first attentions that different lines compute."""
     distinct = {subject.source(own[0].core.context): own for own in reversed(by_attention(subject))}
     return list(distinct.values())[::-1][:_MOST_ATTENTIONS]
@@ -102,14 +121,34 @@ def query_and_key(measured: MeasuredCore) -> tuple[int, int]:
     return left, right
 
 
+def has_lone_query(subject: Subject, core: Core | FusedCore) -> bool:
+    """Return whether the rows of weights are those of heads that share their keys, and one query has no axis.
+
+    A step of a loop may fold its only token into the batch, and leave grouped heads where queries usually are.
+    """
+    if isinstance(core, FusedCore):
+        return False
+    heads = subject.head_sizes | {subject.numbers.get("G", 0)}
+    free = core.value.free(core.weights_place)
+    rows = {
+        core.weights.shape[axis] for axis, stays in enumerate(core.value.axes[core.weights_place]) if stays & free
+    } - {1}
+    return bool(rows) and rows <= heads and core.shared_sizes <= heads | {subject.batch_size, 1}
+
+
 def projection(subject: Subject, sources: tuple[Producer, ...]) -> OutputRef | None:
     """Return the last product with parameters from which a tensor comes, or of parameters if it is learned."""
     data = subject.graph.depends_on_data
     is_learned = not subject.graph.carries_data(sources)
     for event in subject.graph.upstream(sources):
-        if event.name in PRODUCTS and len(event.operand_values) >= 2 and (is_learned or event.refs[0] in data):
+        if _multiplies_two(event) and (is_learned or event.refs[0] in data):
             return OutputRef(event.order)
     return None
+
+
+def _multiplies_two(event: ReplayedCall) -> bool:
+    """Return whether a call multiplies two tensors; a tensor's product with itself gives the lengths of its vectors."""
+    return event.name in PRODUCTS and len(event.operand_values) >= 2 and event.sources[0] != event.sources[1]
 
 
 def projections(subject: Subject, sources: tuple[Producer, ...]) -> set[OutputRef]:
@@ -120,11 +159,23 @@ def projections(subject: Subject, sources: tuple[Producer, ...]) -> set[OutputRe
         ref = max(refs)
         wanted.discard(ref)
         event = subject.base.event(ref)
-        if event.name in PRODUCTS and len(event.operand_values) >= 2:
+        if _multiplies_two(event):
             products.add(OutputRef(event.order))
         else:
             wanted |= event.producers
     return products
+
+
+def parameter_of(subject: Subject, sources: tuple[Producer, ...]) -> str | None:
+    """Return the parameter with two axes or more that an operand is, perhaps after layout operations."""
+    source = sources[0]
+    while isinstance(source, OutputRef):
+        event = subject.base.event(source)
+        if event.name not in _OF_WEIGHTS or not event.sources:
+            return None
+        source = event.sources[0][0]
+    value = subject.base.state.get(source)
+    return source if value is not None and value.ndim >= 2 and value.numel() else None
 
 
 @dataclass(frozen=True)

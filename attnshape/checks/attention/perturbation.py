@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,6 +62,11 @@ def constant(value: Tensor) -> Replace:
     return lambda _: value.clone()
 
 
+def others_where(mask: Tensor) -> Replace:
+    """Return a replacement that changes the numbers where a mask is true, and leaves the others alone."""
+    return lambda value: torch.where(mask, other_numbers(value), value)
+
+
 def others_at(axis: int, begin: int, count: int = 1, outside: bool = False) -> Replace:
     """Return a replacement that changes `count` indices of an axis, from `begin` on; with `outside`, all but these."""
 
@@ -76,18 +81,14 @@ def others_at(axis: int, begin: int, count: int = 1, outside: bool = False) -> R
     return change
 
 
-def others_on_diagonal(rows: int, tokens: int, start: int, step: int = 1) -> Replace:
-    """Return a replacement that changes another index of axis `tokens` at each index of axis `rows`.
-
-    They begin at `start`, `step` apart, and go on from 0 after the last one.
-    """
+def others_at_each(rows: int, tokens: int, indices: Sequence[int]) -> Replace:
+    """Return a replacement that changes one of these indices of axis `tokens` at each index of axis `rows`."""
 
     def change(value: Tensor) -> Tensor:
-        indices = (torch.arange(value.shape[rows])[:, None] * step + start) % value.shape[tokens]
-        is_changed = indices == torch.arange(value.shape[tokens])
+        is_changed = torch.tensor(indices)[:, None] == torch.arange(value.shape[tokens])
         is_changed = is_changed if rows < tokens else is_changed.T
         shape = [size if axis in (rows, tokens) else 1 for axis, size in enumerate(value.shape)]
-        return torch.where(is_changed.reshape(shape), other_numbers(value), value)
+        return others_where(is_changed.reshape(shape))(value)
 
     return change
 

@@ -57,6 +57,34 @@ class RotatedParts:
     """The run in which both are the same vector at every token; None if nothing is rotated."""
     value_varies: bool
     """Whether values differ between tokens that have the same projections."""
+    apart: RotatedApart | None = None
+    """The rotated features of both, if their product doesn't multiply them with each other."""
+
+
+@dataclass(frozen=True)
+class RotatedApart:
+    """Features of queries and of keys that are rotated, of which some meet features that aren't."""
+
+    key: AttentionOperand
+    of_queries: frozenset[int]
+    of_keys: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """Which features of queries and keys differ between tokens that have the same projections."""
+
+    alike: UniformRun
+    pairs: Sequence[tuple[AttentionOperand, AttentionOperand]]
+    features: Sequence[tuple[set[int], set[int]]]
+
+    @property
+    def apart(self) -> RotatedApart | None:
+        """The features of the first pair that differ in number alike, but not at the same places."""
+        for (_, key), (of_query, of_key) in zip(self.pairs, self.features, strict=True):
+            if of_query != of_key and len(of_query) == len(of_key):
+                return RotatedApart(key, frozenset(of_query), frozenset(of_key))
+        return None
 
 
 def is_joined(subject: Subject, own: _Own) -> bool:
@@ -68,31 +96,54 @@ def is_joined(subject: Subject, own: _Own) -> bool:
     return any(len({subject.base.value(ref).shape[-1] for ref in refs}) > 1 for refs in of_each)
 
 
+def rotated_apart(subject: Subject, own: _Own) -> RotatedApart | None:
+    """Return the rotated features of queries and of keys if their product doesn't multiply them with each other."""
+    observed = _observed(subject, own)
+    return observed.apart if observed is not None else None
+
+
 def rotated_parts(subject: Subject, own: _Own) -> RotatedParts | None:
     """Return the rotated parts of the queries and keys of one attention; None if they can't be told."""
+    observed = _observed(subject, own)
+    if observed is None:
+        return None
+    alike = observed.alike
+    found = [
+        (pair, varying)
+        for pair, features in zip(observed.pairs, observed.features, strict=True)
+        if (varying := set.union(*features))
+    ]
+    value_varies = bool(_varying(alike, own[2]))
+    if not found or observed.apart is not None:
+        return RotatedParts(None, value_varies, observed.apart)
+    (pair, varying), *others = found
+    begin, count = min(varying), len(varying)
+    if others or varying != set(range(begin, begin + count)) or count % 2:
+        return None
+    narrowest = min(one.value.shape[one.contracted[0]] for one in pair)
+    # a rotation of an odd number of features leaves the last one as it is
+    for width in range(count, min(count + 1, narrowest - begin) + 1):
+        parts = [HeadPart(one.role, one.core, one.event, one.place, one.contracted[0], begin, width) for one in pair]
+        same = _filled(alike, parts)
+        if same is not None:
+            return RotatedParts(same, value_varies)
+    return None
+
+
+def _observed(subject: Subject, own: _Own) -> _Observed | None:
     pairs = list(_pairs(subject, own))
     if any(len(operand.contracted) != 1 for pair in pairs for operand in pair):
         return None
     alike = _with_equal_tokens(subject, [*(operand for pair in pairs for operand in pair), own[2]])
     if alike is None:
         return None
-    found = []
-    for pair in pairs:
-        features = [_varying(alike, operand) for operand in pair]
-        if None in features:
+    features = []
+    for query, key in pairs:
+        of_query, of_key = _varying(alike, query), _varying(alike, key)
+        if of_query is None or of_key is None:
             return None
-        if varying := set[int]().union(*(some for some in features if some is not None)):
-            found.append((pair, varying))
-    value_varies = bool(_varying(alike, own[2]))
-    if not found:
-        return RotatedParts(None, value_varies)
-    (pair, varying), *others = found
-    begin, count = min(varying), len(varying)
-    if others or varying != set(range(begin, begin + count)) or count % 2:
-        return None
-    parts = [HeadPart(one.role, one.core, one.event, one.place, one.contracted[0], begin, count) for one in pair]
-    same = _filled(alike, parts)
-    return RotatedParts(same, value_varies) if same is not None else None
+        features.append((of_query, of_key))
+    return _Observed(alike, pairs, features)
 
 
 def _with_equal_tokens(subject: Subject, own: _Own) -> UniformRun | None:
@@ -119,6 +170,8 @@ def _with_equal_tokens(subject: Subject, own: _Own) -> UniformRun | None:
                 results[producer] = change
             else:
                 inputs[producer] = change
+    if not results and not inputs:
+        return None
     intervention = Intervention(inputs=inputs, results=results)
     run = subject.experiment.run(intervention)
     vector = random_vector(1, 3)

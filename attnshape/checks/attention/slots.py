@@ -31,6 +31,18 @@ def by_pair(subject: Subject, operand: AttentionOperand, numbers: Tensor) -> Ten
     return pairs.reshape(-1)[index] if index is not None else None
 
 
+def by_row(core: Core | FusedCore, pairs: Tensor) -> Tensor:
+    """Return for each element of the context whether anything is true of a weight in its row.
+
+    `pairs` has the shape of the weights.
+    """
+    if isinstance(core, FusedCore):
+        return pairs.any(-1, keepdim=True).expand(core.event.values[0].shape)
+    axes = core.value.axes[core.weights_place]
+    result = core.value.result
+    return _arranged(pairs, [_place(axes, out) for out in range(result.ndim)]).expand(result.shape)
+
+
 def _of_fused(core: FusedCore, operand: AttentionOperand, numbers: Tensor) -> Tensor | None:
     shape = core.added.shape
     pairs = numbers.any(-1)

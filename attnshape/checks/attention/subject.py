@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
 from pathlib import Path
@@ -10,13 +12,14 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
-from attnshape.checks.attention.cores import Core, FusedCore, RunGraph, cores, fused_cores
+from attnshape.checks.attention.cores import Core, FusedCore, RunGraph, cores, fused_cores, product
 from attnshape.checks.attention.elementwise import MeasuredCore, measure_cores
+from attnshape.checks.attention.packing import Packing, packing_of
 from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, others_at
 from attnshape.checks.attention.simultaneous import SimultaneousRun, run_simultaneously
 from attnshape.checks.interventions.experiment import UNCHANGED, Experiment, Intervention, ReplayRun, UnreadableError
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace
-from attnshape.checks.interventions.small_sizes import LENGTHS, involves
+from attnshape.checks.interventions.small_sizes import LENGTHS, UNNAMED_LENGTH, involves
 from attnshape.checks.interventions.uses import Gradients, gradients
 from attnshape.inference.dataflow import numbers_read
 from attnshape.model.trace import Source
@@ -36,6 +39,8 @@ from attnshape.tracing.raw import RawStep, SourceLocation
 Result = TypeVar("Result")
 _PACKAGE = Path(__file__).resolve().parents[2]
 _WIDTHS = ("D", "H", "Hkv", "G", "Dk", "Dv")
+_COUNTS = {"H", "Hkv", "G"}
+"""Widths that count heads. Of a map, H is as often its height."""
 
 
 def once(function: Callable[[Subject], Result]) -> Callable[[Subject], Result]:
@@ -71,6 +76,7 @@ class Subject:
         self.claims = claims
         self.other = other
         self._apart = apart
+        self._shapes_with: dict[str, dict[str, tuple[int, ...]]] = {}
         self.numbers = dict(experiment.numbers)
         if {"Hkv", "G"} <= self.numbers.keys():
             self.numbers["H"] = self.numbers["Hkv"] * self.numbers["G"]
@@ -99,10 +105,16 @@ class Subject:
 
     @property
     def _sizes_of_tokens(self) -> set[int]:
-        """The sizes of the inputs' axes other than batch and features, such as those of frames."""
+        """The sizes of the inputs' axes other than batch and features, such as those of frames, and their products."""
         named = self.experiment.target.sizes.inputs.values()
         symbols = {axis.text for axes in named for axis in axes if not any(map(self._is_width, axis.symbols))}
-        return {self.numbers[symbol] for symbol in symbols & self.numbers.keys() - {self.batch or ""}}
+        sizes = [self.numbers[symbol] for symbol in symbols & self.numbers.keys() - {self.batch or ""}]
+        if not sizes and self.is_channels_first:
+            # the axes of the inputs have no names
+            sizes = [size for value in self.inputs.values() if value.ndim > 3 for size in value.shape[2:]]
+        return {
+            math.prod(chosen) for count in range(1, len(sizes) + 1) for chosen in itertools.combinations(sizes, count)
+        }
 
     @property
     def base(self) -> ReplayRun:
@@ -152,17 +164,22 @@ class Subject:
             name: value
             for name, value in self.base.inputs.items()
             if name not in self.claims.arguments and name not in self.unvaried and not is_pattern(value)
+            if self.packing is None or name != self.packing.name
         }
         floating = {name: value for name, value in every.items() if value.is_floating_point() or value.is_complex()}
-        if not floating:
-            every = {name: value for name, value in every.items() if not self._is_only_compared(name)} or every
+        past = self.numbers.get("Lp")
+        if all(past in value.shape for value in floating.values()):  # beside caches, integers are the tokens
+            tokens = {
+                name: value for name, value in every.items() if name in floating or not self._is_only_compared(name)
+            }
+            return tokens or every
         # if some tensors have a batch axis, those without one are weights
         batched = {
             name: value
             for name, value in floating.items()
             if any(involves(value.shape[axis], "B", self.numbers) for axis in self.axes_that_vary("B", name, value))
         }
-        return batched or floating or every
+        return batched or floating
 
     def _is_only_compared(self, name: str) -> bool:
         """Return whether the code only compares an input's numbers, such as those of the documents of packed tokens."""
@@ -184,14 +201,44 @@ class Subject:
         """The shapes of the inputs at sizes that all differ; none if that isn't known."""
         return self.experiment.input_shapes_at(self._apart) if self._apart is not None else {}
 
+    def _shapes_with_other(self, symbol: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the inputs where a symbol has another size, and no other one if that is possible."""
+        sizes, numbers = self.experiment.target.sizes, self.experiment.numbers
+        if self._apart is None or symbol not in sizes.independent or not numbers.keys() >= set(sizes.independent):
+            return self._shapes_apart
+        if symbol not in self._shapes_with:
+            chosen = {one: numbers[one] for one in sizes.independent} | {symbol: self._apart[symbol]}
+            self._shapes_with[symbol] = self.experiment.input_shapes_at(sizes.at(chosen)) or self._shapes_apart
+        return self._shapes_with[symbol]
+
+    @cached_property
+    def apart_with_these_heads(self) -> Mapping[str, int] | None:
+        """Sizes with as many heads, at which every other independent size differs; None if that isn't known."""
+        sizes = self.experiment.target.sizes
+        if self._apart is None or any(symbol not in self.experiment.numbers for symbol in sizes.independent):
+            return None
+        heads = {symbol: self.experiment.numbers[symbol] for symbol in sizes.independent if symbol in _COUNTS}
+        return sizes.at({symbol: self._apart[symbol] for symbol in sizes.independent} | heads)
+
     def axes_that_vary(self, symbol: str, name: str, value: Tensor) -> list[int]:
         """Return the axes of an input, without those whose size stays the same where a symbol has another one.
 
         The 77 rows of a table are a multiple of a batch of 11, and have nothing to do with it.
         """
         changes = self._apart is not None and self._apart.get(symbol) != self.numbers.get(symbol)
-        apart = self._shapes_apart.get(name, ()) if changes and len(self.base.inputs) > 1 else ()
+        shapes = self._shapes_with_other(symbol) if changes and len(self.base.inputs) > 1 else {}
+        apart = shapes.get(name, ())
         return [axis for axis, size in enumerate(value.shape) if len(apart) != value.ndim or apart[axis] != size]
+
+    def axes_that_stay(self, name: str) -> list[int]:
+        """Return the axes of an input whose size stays the same where every independent size is another one."""
+        sizes, apart = self.base.inputs[name].shape, self._shapes_apart.get(name, ())
+        return [axis for axis, size in enumerate(sizes) if len(apart) == len(sizes) and apart[axis] == size]
+
+    @cached_property
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters whose numbers can be read: none on the meta device, nor what isn't initialized."""
+        return {name: value for name, value in self.base.state.items() if name in self.experiment.parameters}
 
     @cached_property
     def unvaried(self) -> dict[str, str]:
@@ -204,8 +251,30 @@ class Subject:
         }
 
     @cached_property
+    def packing(self) -> Packing | None:
+        """Which sequences the tokens belong to, if one axis holds several, and an argument says where each one lies."""
+        unclaimed = {name: value for name, value in self.base.inputs.items() if name not in self.claims.arguments}
+        return packing_of(unclaimed)
+
+    @cached_property
+    def _packed_length(self) -> str | None:
+        """The symbol of the packed tokens; without one of the user's they get a symbol of their own.
+
+        How many there are follows from the lengths that the target gives its sequences, so it may equal a width.
+        """
+        if self.packing is None:
+            return None
+        own = next((name for name in LENGTHS if self.numbers.get(name) == self.packing.count), UNNAMED_LENGTH)
+        if own == UNNAMED_LENGTH and self.packing.count in _widths_of(self.numbers, len(self.packing.sequences)):
+            return None
+        self.numbers[own] = self.packing.count
+        return own
+
+    @cached_property
     def batch(self) -> str | None:
         """The symbol of the batch."""
+        if self.packing is not None:
+            return None
         if self.claims.seq_first:
             return self._symbol(1)
         if "B" in self.numbers:
@@ -232,11 +301,16 @@ class Subject:
     @cached_property
     def lengths(self) -> tuple[str, ...]:
         """The symbols of the lengths that inputs have."""
-        if self.claims.seq_first:
+        values = list(self.inputs.values())
+        if self._packed_length is not None:
+            symbols: list[str | None] = [self._packed_length]
+        elif self.claims.seq_first:
             symbols = [self._symbol(0)]
         else:
-            symbols = [symbol for symbol in LENGTHS if symbol in self.numbers]
-            symbols = symbols or [self._symbol(self._token_axis) or self._unnamed_length() or self._length_alone]
+            known = [symbol for symbol in LENGTHS if symbol in self.numbers]
+            symbols = [*known] or [self._symbol(self._token_axis) or self._unnamed_length() or self._length_alone]
+            if known and not any(self.numbers[symbol] in value.shape for symbol in known for value in values):
+                symbols = [own] if (own := self._unnamed_length()) is not None else symbols
         return tuple(symbol for symbol in symbols if symbol is not None and symbol != self.batch)
 
     @cached_property
@@ -258,22 +332,50 @@ class Subject:
 
     @cached_property
     def is_channels_first(self) -> bool:
-        """Whether the first call that reads an input takes its axis 1 for channels, or the user named it by a width."""
+        """Whether axis 1 of the first map holds the channels.
+
+        The user named it by a width, the first call that reads an input takes it so, or the first projection sums over
+        it.
+        """
         maps = (axes for axes in self.experiment.target.sizes.inputs.values() if len(axes) > 3)
         for axes in maps:
-            named = [bool(axis.symbols) and all(map(self._is_width, axis.symbols)) for axis in axes]
+            named = [all(map(self._is_width, axis.symbols)) and not _COUNTS.issuperset(axis.symbols) for axis in axes]
             if any(named):
                 return named.index(True) == 1
-        first = (event for event in self.base.events if not set(self.inputs).isdisjoint(event.producers))
-        return next((event.name in CONVOLUTIONS | CHANNEL_NORMS for event in first), False)
+        first = next((event for event in self.base.events if not set(self.inputs).isdisjoint(event.producers)), None)
+        return first is not None and (first.name in CONVOLUTIONS | CHANNEL_NORMS or self._is_summed_over_axis_1)
+
+    @property
+    def _is_summed_over_axis_1(self) -> bool:
+        """Whether the first product of data with parameters sums over as many numbers as axis 1 of a map has alone."""
+        shape = next((value.shape for value in self.inputs.values() if value.ndim > 3), ())
+        found = (product(event, self.graph) for event in self.base.events if event.name in PRODUCTS)
+        for one in found:
+            data = [place for place in one.places if self.graph.carries_data(one.sources(place))] if one else []
+            if one is not None and len(data) == 1 and shape:
+                summed = [one.operand(data[0]).shape[axis] for axis in one.contracted(data[0])]
+                return summed == [shape[1]] and list(shape).count(shape[1]) == 1
+        return False
 
     def _unnamed_length(self) -> str | None:
-        """Give the axis after the batch the symbol L, if it has none."""
-        value = next((value for value in self.inputs.values() if value.ndim == 3), None)
-        if value is None:
+        """Give the axis of tokens a symbol if it has none, as where it is a product.
+
+        It is that of vectors, of heads, of ids, or of vectors whose sequences are one after the other, as in `B*L D`.
+        """
+        values = list(self.inputs.values())
+        vectors = (v for v in values if v.ndim == 3 or (v.ndim == 4 and v.shape[1] in self.head_sizes))
+        ids = (v for v in values if v.ndim == 2 and len(v) == self.batch_size and not v.is_floating_point())
+        batch = self.batch or ""
+        joined = (
+            v for v in values if v.ndim == 2 and len(v) > self.batch_size and involves(len(v), batch, self.numbers)
+        )
+        sizes = (*(v.shape[-2] for v in vectors), *(v.shape[1] for v in ids), *map(len, joined))
+        symbol = UNNAMED_LENGTH if "L" in self.numbers else "L"
+        # a product may equal another size, of which an axis of tokens couldn't be told
+        if not sizes or (symbol == UNNAMED_LENGTH and sizes[0] in self.numbers.values()):
             return None
-        self.numbers["L"] = value.shape[1]
-        return "L"
+        self.numbers[symbol] = sizes[0]
+        return symbol
 
     def _symbol(self, axis: int) -> str | None:
         """Return the symbol of an axis of the first input with three axes or more."""
@@ -338,6 +440,16 @@ class Subject:
     def source(self, ref: OutputRef | None) -> Source | None:
         """Return a call's location in the source, as it is reported."""
         return displayed_source(self.place(ref))
+
+
+def _widths_of(numbers: Mapping[str, int], sequences: int) -> set[int]:
+    """Return the sizes that axes of features may have: small multiples and products of sizes.
+
+    Products with the number of packed sequences are left out, since there may be as many tokens.
+    """
+    multiples = {size * factor for size in numbers.values() for factor in (1, 2, 3, 4)}
+    pairs = itertools.combinations((size for size in numbers.values() if size != sequences), 2)
+    return multiples | {one * other for one, other in pairs}
 
 
 def displayed_source(place: SourceLocation | None) -> Source | None:

@@ -7,17 +7,18 @@ the position is known too where attention is folded into windows, rolled, or gat
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.operands import AttentionOperand, OperandRole, operands
-from attnshape.checks.attention.perturbation import differs, other_numbers
+from attnshape.checks.attention.perturbation import differs, others_where
 from attnshape.checks.attention.slots import by_pair
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention
@@ -37,7 +38,7 @@ class TokenAxes:
     shape: tuple[int, ...]
     """The input's shape."""
     axes: tuple[int, ...]
-    """They are adjacent."""
+    """In order; those of tokens are adjacent, and one of the batch may come before them."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -61,6 +62,15 @@ def token_axes(subject: Subject, value: Tensor) -> TokenAxes | None:
     if not axes or axes != list(range(axes[0], axes[-1] + 1)):
         return None
     return TokenAxes(tuple(value.shape), tuple(axes))
+
+
+def _element_axes(subject: Subject, value: Tensor) -> TokenAxes | None:
+    """Return the axes of an input that hold batch elements and their tokens; None if the batch isn't outside."""
+    found = token_axes(subject, value)
+    batch = _batch_axis(subject, value, {subject.numbers[symbol] for symbol in subject.lengths})
+    if found is None or batch is None or batch > found.axes[0]:
+        return None
+    return TokenAxes(found.shape, (batch, *found.axes))
 
 
 def _batch_axis(subject: Subject, value: Tensor, lengths: Collection[int]) -> int | None:
@@ -95,6 +105,10 @@ class _Sequence:
         """How many tokens there are."""
         return math.prod(self.sizes)
 
+    def has(self, numbers: Tensor) -> Tensor:
+        """Return which numbers are those of its tokens."""
+        return (numbers >= self.start) & (numbers < self.start + self.count)
+
 
 @dataclass(frozen=True)
 class PairPositions:
@@ -107,7 +121,7 @@ class PairPositions:
     own: Tensor
     """Where both come from the same token."""
 
-    @property
+    @cached_property
     def known(self) -> Tensor:
         """Where both come from tokens."""
         return (self.queries != NO_TOKEN) & (self.keys != NO_TOKEN)
@@ -117,6 +131,21 @@ class PairPositions:
         """Whether the axes of queries and keys hold the tokens in their order."""
         rows, columns = self.queries.shape[-2:]
         return bool((self.queries == torch.arange(rows)[:, None]).all() and (self.keys == torch.arange(columns)).all())
+
+    @property
+    def keys_before(self) -> int | None:
+        """How many keys there are before that of the first query's own token, if queries and their keys lie abreast.
+
+        Keys must be in the order of their tokens, which those of a ring buffer aren't.
+        """
+        keys = self.keys[0, 0, 0]
+        keys = keys[keys != NO_TOKEN]
+        if not bool((self.own == self.own[:1, :1]).all()) or bool((keys.diff() <= 0).any()):
+            return None
+        own = self.own[0, 0]
+        rows, columns = own.nonzero(as_tuple=True)
+        abreast = torch.equal(rows, torch.arange(len(own))) and len(set((columns - rows).tolist())) == 1
+        return int(columns[0]) if abreast else None
 
     def at(self, table: Tensor) -> Tensor:
         """Return the entry of a table (query positions, key positions) for each weight; False where a token lacks."""
@@ -133,10 +162,11 @@ class PairPositions:
 class TokenNumbers:
     """The runs in which tokens are changed by the bits of their numbers."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, axes_of: Callable[[Subject, Tensor], TokenAxes | None] = token_axes) -> None:
+        """`axes_of` returns the axes of an input along which its tokens are counted."""
         self._subject = subject
         self._axes = {
-            name: axes for name, value in subject.inputs.items() if (axes := token_axes(subject, value)) is not None
+            name: axes for name, value in subject.inputs.items() if (axes := axes_of(subject, value)) is not None
         }
         every = dict.fromkeys(axes.sizes for axes in self._axes.values())
         self._sequences: dict[tuple[int, ...], _Sequence] = {}
@@ -153,14 +183,11 @@ class TokenNumbers:
         The contexts are put back, so that layers don't mix tokens.
         """
 
-        def change(chosen: Tensor, value: Tensor) -> Tensor:
-            return torch.where(chosen, other_numbers(value), value)
-
         inputs: dict[str, Replace] = {}
         for name, axes in self._axes.items():
             sequence = self._sequences[axes.sizes]
             numbers = torch.arange(sequence.start, sequence.start + sequence.count)
-            inputs[name] = partial(change, axes.spread(numbers >> bit & 1 == half))
+            inputs[name] = others_where(axes.spread(numbers >> bit & 1 == half))
         moved = self._subject.perturb_each(Intervention(inputs=inputs)).run
         if not moved.follows(self._subject.base):
             return None
@@ -193,24 +220,56 @@ class TokenNumbers:
             found = torch.where(from_none, found, found + (has.long() << bit))
         return found
 
-    def positions(self, numbers: Tensor, role: OperandRole) -> tuple[Tensor, int] | None:
+    def positions(self, numbers: Tensor, role: OperandRole, queries: Tensor) -> tuple[Tensor, int] | None:
         """Return the positions of tokens in their sequence, and its length; None if they are of several sequences.
 
-        Keys are counted from the first cached one.
+        Keys are counted from the first cached one. Those of two sequences, such as a memory in front of the tokens, are
+        counted in the order in which they stand beside each other. What has `queries` isn't cached.
         """
         sequences = list(self._sequences.values())
-        if role == "key" and len(sequences) == 2 and sequences[0].sizes == (self._subject.numbers.get(_PAST),):
+        is_cached = sequences[0].sizes == (self._subject.numbers.get(_PAST),) and not sequences[0].has(queries).any()
+        if role == "key" and len(sequences) == 2 and is_cached:
             return numbers, sum(one.count for one in sequences)
-        tokens = numbers[numbers != NO_TOKEN]
-        for one in sequences:
-            if bool(((tokens >= one.start) & (tokens < one.start + one.count)).all()):
-                return torch.where(numbers == NO_TOKEN, NO_TOKEN, numbers - one.start), one.count
-        return None
+        columns = {one: _columns(numbers, one) for one in sequences}
+        present = sorted((one for one in sequences if columns[one]), key=lambda one: columns[one][0])
+        one_after_another = all(columns[a][-1] < columns[b][0] for a, b in itertools.pairwise(present))
+        if not present or (len(present) > 1 and (role != "key" or not one_after_another)):
+            return None
+        found, count = torch.full_like(numbers, NO_TOKEN), 0
+        for one in present:
+            found = torch.where(one.has(numbers), numbers - one.start + count, found)
+            count += one.count
+        return found, count
+
+    def within(self, numbers: Tensor, sizes: tuple[int, ...]) -> Tensor | None:
+        """Return the positions of tokens in the sequence of these sizes, `NO_TOKEN` for others; None without one."""
+        one = self._sequences.get(sizes)
+        if one is None:
+            return None
+        return torch.where(one.has(numbers), numbers - one.start, NO_TOKEN)
+
+    def are_joined(self, tokens: Tensor, sizes: tuple[int, ...], role: OperandRole) -> bool:
+        """Return whether several inputs have these sizes, and several queries or keys come from one position."""
+        axis = -2 if role == "query" else -1
+        ordered = tokens.sort(axis).values
+        is_repeated = (ordered.diff(dim=axis) == 0) & (ordered.narrow(axis, 1, ordered.shape[axis] - 1) != NO_TOKEN)
+        return sum(axes.sizes == sizes for axes in self._axes.values()) > 1 and bool(is_repeated.any())
+
+
+def _columns(numbers: Tensor, sequence: _Sequence) -> list[int]:
+    """Return where on the last axis of `numbers`, (B, H, queries, keys), tokens of a sequence are, in order."""
+    is_token = sequence.has(numbers)
+    return is_token.flatten(0, 2).any(0).nonzero().flatten().tolist()
 
 
 @once
 def _token_numbers(subject: Subject) -> TokenNumbers:
     return TokenNumbers(subject)
+
+
+@once
+def _element_numbers(subject: Subject) -> TokenNumbers:
+    return TokenNumbers(subject, _element_axes)
 
 
 def pair_positions(
@@ -220,15 +279,56 @@ def pair_positions(
 
     `arranged` lays out what is known of each weight as (B, H, queries, keys). All attentions share the runs.
     """
-    found, tokens = [], []
+    tokens: dict[OperandRole, Tensor] = {}
     for operand in operands(subject):
         if operand.core is core and operand.role != "value":
             numbers = _token_numbers(subject).numbers(operand, arranged)
-            positions = _token_numbers(subject).positions(numbers, operand.role) if numbers is not None else None
-            if numbers is None or positions is None:
+            if numbers is None:
                 return None
-            tokens.append(numbers)
-            found.append(positions)
+            tokens[operand.role] = numbers
+    found = []
+    for role in ("query", "key"):
+        positions = _token_numbers(subject).positions(tokens[role], role, tokens["query"])
+        if positions is None:
+            return None
+        found.append(positions)
     (queries, of_queries), (keys, of_keys) = found
-    own = (tokens[0] == tokens[1]) & (tokens[0] != NO_TOKEN)
+    own = (tokens["query"] == tokens["key"]) & (tokens["query"] != NO_TOKEN)
     return PairPositions(queries, keys, (of_queries, of_keys), own)
+
+
+@dataclass(frozen=True)
+class FollowedTokens:
+    """From which tokens of the inputs the queries or the keys of an attention come."""
+
+    tokens: Tensor
+    """The token's number, (B, H, queries, keys), counted row by row; `NO_TOKEN` for what comes from elsewhere."""
+    count: int
+    """How many tokens there are."""
+    are_joined: bool
+    """Whether they may come from several inputs of these sizes, joined along the sequence.
+
+    Then one of these can't be told from the others by their tokens' numbers.
+    """
+
+
+def tokens_of(
+    subject: Subject,
+    core: Core | FusedCore,
+    role: OperandRole,
+    sizes: tuple[int, ...],
+    arranged: Callable[[Tensor], Tensor | None],
+    of_elements: bool = False,
+) -> FollowedTokens | None:
+    """Return which token of the inputs whose tokens have these sizes each query or key comes from.
+
+    With `of_elements`, the first size is that of the batch, and the tokens of all elements are counted. None if the
+    tokens aren't known, or if all queries or keys come from elsewhere.
+    """
+    numbers_of = (_element_numbers if of_elements else _token_numbers)(subject)
+    operand = next((one for one in operands(subject) if one.core is core and one.role == role), None)
+    numbers = numbers_of.numbers(operand, arranged) if operand is not None else None
+    tokens = numbers_of.within(numbers, sizes) if numbers is not None else None
+    if tokens is None or bool((tokens == NO_TOKEN).all()):
+        return None
+    return FollowedTokens(tokens, math.prod(sizes), numbers_of.are_joined(tokens, sizes, role))

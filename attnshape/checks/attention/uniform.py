@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from attnshape.checks.attention.cores import FusedCore
-from attnshape.checks.attention.operands import AttentionOperand, OperandRole, projections
+from attnshape.checks.attention.operands import AttentionOperand, OperandRole, has_lone_query, projections
 from attnshape.checks.attention.perturbation import changed_indices
-from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.attention.visibility import explain_visibility
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace
 from attnshape.inference.dataflow import reads_numbers
-from attnshape.tracing.operations import CONVOLUTIONS, CREATED_LIKE, DATA_MOVEMENT, JOINS
+from attnshape.tracing.operations import CONVOLUTIONS, CREATED_LIKE, DATA_MOVEMENT, JOINS, SELECTIONS, SPLITS
 
 _MOST = 1e-7
+_MOST_KEPT = 2**24
+"""How many bytes the results of a run may have that is kept for other rules."""
 SAME = 1e-6
 """The relative rounding error of norms and products."""
 MIXED = 1e-2
@@ -76,10 +78,15 @@ class UniformRun:
         shape = operand.value.shape
         axes = [axis for axis in range(len(shape)) if axis != self.width(operand)]
         exact = [axis for axis in axes if shape[axis] in numbers]
-        others = [axis for axis in axes if shape[axis] not in known and shape[axis] > 1]
+        own = self._own_axes(operand)
+        if operand.role == "query" and not exact and has_lone_query(self.subject, operand.core):
+            return None
+        # a single token has no such axis
+        others = [axis for axis in axes if shape[axis] not in known and shape[axis] > 1] if own else []
+        certain = own if len(own) == 1 else []  # micro-batches have a size of their own, too
         # part of a length may be as long as there are heads
         twice = [axis for axis in axes if shape[axis] in shape[:axis]]
-        return next(iter([*exact, *others, *twice, *self._own_axes(operand)]), None)
+        return next(iter([*exact, *certain, *others, *twice, *own]), None)
 
     def others(self, operand: AttentionOperand) -> list[tuple[str, int]]:
         """Return the axes that hold heads or the batch, with their symbols."""
@@ -118,7 +125,7 @@ class UniformRun:
     def _with_another_vector(self) -> ReplayRun | None:
         fill = partial(filled_with, random_vector(self.vector.numel(), 5))
         results, inputs = dict.fromkeys(self.change.results, fill), dict.fromkeys(self.change.inputs, fill)
-        run = self.subject.experiment.run(Intervention(inputs=inputs, results=results))
+        run = self.subject.experiment.run(replace(self.change, inputs=inputs, results=results))
         return run if run.follows(self.subject.base) else None
 
     def varies(self, operand: AttentionOperand, axis: int | None) -> bool:
@@ -176,7 +183,7 @@ class UniformRun:
         width = self.vector.numel()
         results = {ref: partial(_nudge, fill, width) for ref, fill in self.change.results.items()}
         inputs = {name: partial(_nudge, fill, width) for name, fill in self.change.inputs.items()}
-        return self.subject.experiment.run(Intervention(inputs=inputs, results=results))
+        return self.subject.experiment.run(replace(self.change, inputs=inputs, results=results))
 
     def token_axis_is_certain(self, operand: AttentionOperand) -> bool:
         """Return whether the axis of an operand that holds its tokens is the only one that it doesn't share."""
@@ -336,7 +343,7 @@ class UniformRun:
                 results[producer] = _after(results.get(producer), change)
             else:
                 inputs[producer] = _after(inputs.get(producer), change)
-        run = self.subject.experiment.run(Intervention(inputs=inputs, results=results))
+        run = self.subject.experiment.run(replace(self.change, inputs=inputs, results=results))
         return run if run.follows(self.subject.base) else None
 
     def rejoined(self, operand: AttentionOperand) -> OutputRef | None:
@@ -373,31 +380,111 @@ def uniform_run(
 ) -> UniformRun | None:
     """Return the run in which the queries, keys and values of one attention are the same vector everywhere.
 
-    `others` replaces further inputs.
+    `others` replaces further inputs. Without them, several rules need the same run, which is made once if it is small.
     """
+    if others or subject.experiment.bytes > _MOST_KEPT:
+        return _made_uniform(subject, own, others or {})
+    known, place = _uniform_runs(subject), tuple(map(id, own))
+    if place not in known:
+        known[place] = _made_uniform(subject, own, {}), own
+    same, _ = known[place]
+    if same is not None:
+        # what the caller verifies depends on these inputs, whoever has made the run
+        subject.experiment.varies_inputs |= bool(same.change.inputs)
+    return same
+
+
+@once
+def _uniform_runs(subject: Subject) -> dict[tuple[int, ...], tuple[UniformRun | None, Sequence[AttentionOperand]]]:
+    """Return the runs made so far by the identities of their operands, which are held so that these stay their own."""
+    return {}
+
+
+def _made_uniform(
+    subject: Subject, own: Sequence[AttentionOperand], others: Mapping[str, Replace]
+) -> UniformRun | None:
+    vector = random_vector(own[0].width, 3)
+
+    def fill(value: Tensor) -> Replace | None:
+        return None if value.shape[-1] % vector.numel() else partial(filled_with, vector)
+
+    return _filled_run(subject, own, others, vector, fill)
+
+
+def equal_tokens_run(subject: Subject, own: Sequence[AttentionOperand]) -> UniformRun | None:
+    """Return the run in which all tokens are equal, and heads need not be.
+
+    There is one also where vectors are joined from parts of other widths, as with a rotation of some features only.
+    """
+    vector = random_vector(own[0].width, 3)
+    return _filled_run(subject, own, {}, vector, lambda value: partial(filled_with, random_vector(value.shape[-1], 3)))
+
+
+def _filled_run(
+    subject: Subject,
+    own: Sequence[AttentionOperand],
+    others: Mapping[str, Replace],
+    vector: Tensor,
+    fill_of: Callable[[Tensor], Replace | None],
+) -> UniformRun | None:
+    """Return the run in which the projections, or the inputs, of one attention are filled; None if one can't be."""
     query = own[0]
     if len(query.contracted) != 1:
         return None
-    width = query.width
-    vector = random_vector(width, 3)
-    fill = partial(filled_with, vector)
     results: dict[OutputRef, Replace] = {}
     inputs: dict[str, Replace] = {}
+    gains: set[str] = set()
     for operand in own:
         refs = projections(subject, operand.sources)
+        gains |= {name for name in subject.graph.origins(operand.sources) if _is_gain(subject, name, query.width)}
         start = max((ref.order for ref in refs), default=0)
         if any(event.name in CONVOLUTIONS and event.order > start for event in subject.graph.upstream(operand.sources)):
             return None  # it has channels of its own for every head
         names = subject.graph.origins(operand.sources) & set(subject.inputs) if not refs else set()
-        values = [*map(subject.base.value, refs), *(subject.inputs[name] for name in names)]
-        if any(value.shape[-1] % width for value in values):
-            return None
-        results |= dict.fromkeys(refs, fill)
         past = subject.numbers.get("Lp")
-        inputs |= dict.fromkeys((name for name in names if past not in subject.inputs[name].shape), fill)
-    change = Intervention(inputs={**(others or {}), **inputs}, results=results)
+        producers: set[Producer] = {*refs, *names}
+        for producer in producers:
+            value = subject.inputs[producer] if isinstance(producer, str) else subject.base.value(producer)
+            fill = fill_of(value)
+            if isinstance(producer, OutputRef):
+                fills = {producer: fill} if fill is not None else _filled_parts(subject, operand, producer, fill_of)
+                if not fills:
+                    return None
+                results |= fills
+            elif fill is None:
+                return None
+            elif past not in value.shape:
+                inputs[producer] = fill
+    if not results and not inputs:  # what differs then are the data
+        return None
+    # else queries and keys that have norms of their own would be different vectors
+    parameters = dict.fromkeys(gains, torch.ones_like)
+    change = Intervention(inputs={**others, **inputs}, parameters=parameters, results=results)
     run = subject.experiment.run(change)
     return UniformRun(subject, tuple(own), run, change, vector) if run.follows(subject.base) else None
+
+
+def _filled_parts(
+    subject: Subject, operand: AttentionOperand, projection: OutputRef, fill_of: Callable[[Tensor], Replace | None]
+) -> dict[OutputRef, Replace]:
+    """Return how the part of a projection is filled from which an operand comes; nothing if that can't be.
+
+    One projection may make queries, keys, values, and what a feed-forward network beside attention reads.
+    """
+    wanted = set(operand.sources).union(*(event.producers for event in subject.graph.upstream(operand.sources)))
+    reading = [event for event, _ in subject.graph.consumers.get(projection, ()) if not wanted.isdisjoint(event.refs)]
+    parts = [ref for event in reading for ref in event.refs if ref in wanted]
+    fills = {ref: fill for ref in parts if (fill := fill_of(subject.base.value(ref))) is not None}
+    is_split = all(event.name in SPLITS | SELECTIONS for event in reading)
+    return fills if is_split and len(fills) == len(parts) else {}
+
+
+def _is_gain(subject: Subject, name: str, width: int) -> bool:
+    """Return whether a parameter has one number for each feature, as the weight and the bias of a norm."""
+    if name not in subject.parameters:
+        return False
+    shape = subject.parameters[name].shape
+    return len(shape) == 1 and shape[0] % width == 0
 
 
 def depends_on_distance(same: UniformRun) -> bool:

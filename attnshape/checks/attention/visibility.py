@@ -16,9 +16,16 @@ from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.elementwise import HIDES, MeasuredCore
 from attnshape.checks.attention.mask_layouts import MaskLayout, fold_otherwise, swap_queries_and_keys
 from attnshape.checks.attention.mistake_lines import masks_of_others
+from attnshape.checks.attention.operands import OperandRole, has_lone_query
 from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.attention.subject import Subject, once
-from attnshape.checks.attention.token_positions import PairPositions, pair_positions
+from attnshape.checks.attention.token_positions import (
+    NO_TOKEN,
+    FollowedTokens,
+    PairPositions,
+    pair_positions,
+    tokens_of,
+)
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.options.claimed_axes import ClaimedAxis
@@ -102,7 +109,8 @@ class VisibleKeys:
 def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
     """Return which keys a core's queries see. Raises UndecidableVisibilityError if that is undecidable."""
     core, before, after_softmax = measured.core, measured.scores_map, measured.weights_map
-    if len(core.key_axes) != 1 or before is None:
+    key_axes = core.key_axes or _axes_of_one_key(core)
+    if len(key_axes) != 1 or before is None:
         raise UndecidableVisibilityError("the keys span more than one axis")
     if (core.more_scores or core.positional) and core.softmax.scores.numel() != core.scores.result.numel():
         raise UndecidableVisibilityError("scores of several products are joined before the softmax")
@@ -128,9 +136,10 @@ def visible_keys(subject: Subject, measured: MeasuredCore) -> VisibleKeys:
         added, factor = added.flatten()[index], factor.flatten()[index]
     if added.shape != weights.shape:
         raise UndecidableVisibilityError("the code after the softmax mixes the weights")
-    queries, keys = _query_axis(subject, core), core.key_axes[0]
+    queries, keys = _query_axis(subject, core, key_axes[0]), key_axes[0]
     replaced = (factor == 0) & (added > HIDES)
-    if queries is None and not core.value.free(core.weights_place):  # a single query, without an axis of its own
+    # a single query, without an axis of its own
+    if queries is None and (not core.value.free(core.weights_place) or has_lone_query(subject, core)):
         added, replaced, dropped = (tensor.unsqueeze(keys) for tensor in (added, replaced, dropped))
         queries, keys = keys, keys + 1
     if queries is None:
@@ -169,11 +178,23 @@ def _without_unused_slots(visible: VisibleKeys, values: Tensor) -> VisibleKeys:
     return VisibleKeys(visible.core, added, replaced, dropped, visible.layout)
 
 
-def _query_axis(subject: Subject, core: Core) -> int | None:
+def _axes_of_one_key(core: Core) -> tuple[int, ...]:
+    """Return the axis of a single key, where no sum tells it: the only one of size 1, if all weights are 1."""
+    axes = tuple(axis for axis, size in enumerate(core.weights.shape) if size == 1)
+    return axes if bool((core.weights == 1).all()) else ()
+
+
+def _query_axis(subject: Subject, core: Core, keys: int) -> int | None:
     free = core.value.free(core.weights_place)
     axes = [axis for axis, stays in enumerate(core.value.axes[core.weights_place]) if stays & free]
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}
     tokens = [axis for axis in axes if core.weights.shape[axis] in lengths]
+    ones = [axis for axis, size in enumerate(core.weights.shape) if size == 1 and axis != keys]
+    heads = subject.head_sizes | {subject.numbers.get("G")}
+    if axes and not tokens and ones and all(core.weights.shape[axis] in heads for axis in axes):
+        return ones[-1]  # a single query, and heads that share its keys
+    if not tokens and has_lone_query(subject, core):
+        return None
     return next(iter([*tokens, *axes[::-1]]), None)
 
 
@@ -248,12 +269,14 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class ExplainedVisibility:
     """The hypothesis that explains the visible keys, if one does."""
 
     visible: VisibleKeys
     right: Hypothesis
     """The hypothesis that the claims state."""
+    aligned: int
+    """How many keys come before the first query's own one: all but those of the queries, if nothing else is known."""
     hypothesis: Hypothesis | None
     wanted: Tensor | None
     """The keys that should be visible by the claims; None if a mask can't be laid out."""
@@ -267,6 +290,8 @@ class Explanation:
     """The tokens from which queries and keys come, if `visible` is claimed and they can be told."""
     masks: Mapping[str, tuple[torch.Size, Sequence[ClaimedAxis]]] = field(default_factory=dict)
     """The shape of each claimed mask, and its axes if they are written."""
+    by_tokens: frozenset[str] = frozenset()
+    """The masks whose axes are those of the tokens from which keys come, not those of the keys."""
 
     def leaks(self, claim: str) -> Tensor | None:
         """Return the visible keys that a claim alone hides; None if that can't be told."""
@@ -278,6 +303,8 @@ class Explanation:
         kept = self.alone[claim]
         if kept is None:
             return None
+        if len(kept) == 1 and value.ndim > 1:
+            kept = _apart_from_heads(kept, len(value))
         layout = MaskLayout(*kept.shape)
         shape, axes = self.masks.get(claim, (None, ()))
         roles = layout.roles(tuple(value.shape), axes if value.shape == shape else ())
@@ -285,6 +312,33 @@ class Explanation:
         laid_out = [layout.lay_out(form, roles) for form in forms]
         known = [one for one in laid_out if one is not None]
         return any(torch.equal(one, kept) or torch.equal(one, ~kept) for one in known) if known else None
+
+
+def _apart_from_heads(kept: Tensor, count: int) -> Tensor:
+    """Return the keys that a mask keeps, (1, B*H, queries, keys), as (B, H, queries, keys) if heads keep the same ones.
+
+    `count` is the size that B may have, such as the number of all windows of all batch elements.
+    """
+    if count < 2 or kept.shape[1] % count:
+        return kept
+    apart = kept.reshape(count, -1, *kept.shape[2:])
+    return apart if bool((apart == apart[:, :1]).all()) else kept
+
+
+def _own_offset(subject: Subject, visible: VisibleKeys) -> int:
+    """Return how many keys come before the first query's own one.
+
+    The last queries and keys belong together, as behind a cache, unless the tokens from which they come say otherwise,
+    as those of a block of queries do that attends to keys of later blocks too.
+    """
+    queries, keys = visible.keys.shape[-2:]
+    last = keys - queries
+    is_claimed = subject.claims.causal or subject.claims.window is not None
+    if last <= 0 or last == subject.numbers.get("Lp") or not is_claimed or visible.layout is None:
+        return last
+    positions = pair_positions(subject, visible.core, visible.arranged)
+    before = positions.keys_before if positions is not None else None
+    return last if before is None else before
 
 
 class VisibilityExplainer:
@@ -308,9 +362,13 @@ class VisibilityExplainer:
         self._batch, self._heads, self._queries, self._keys = visible.keys.shape
         others = visible.layout.folded_sizes if visible.layout is not None else frozenset()
         self._layout = MaskLayout(self._batch, self._heads, self._queries, self._keys, others)
+        self._tokens: dict[tuple[str, OperandRole], tuple[FollowedTokens, ...] | None] = {}
+        """For each mask, the tokens at its axes for each weight, the keys' last; as `_tokens_at` returns them."""
+        self._last_chosen: tuple[object, Tensor | None] | None = None
         claims = subject.claims
         self.masks = {name: subject.base.inputs[name] for name in claims.masks if name in subject.base.inputs}
-        self.aligned = self._keys - self._queries
+        self.aligned = _own_offset(subject, visible)
+        """How many keys come before the first query's own one."""
         self.right = Hypothesis(
             tuple((name, None) for name in self.masks),
             self.aligned if claims.causal else None,
@@ -322,7 +380,7 @@ class VisibilityExplainer:
         )
         """The hypothesis that the claims state about the masks that reach this attention."""
 
-    def explain(self) -> Explanation:
+    def explain(self) -> ExplainedVisibility:
         """Return the hypothesis with the fewest mistakes."""
         every = itertools.chain([self.right, self._reached], self._others())
         first = next(filter(self._makes, every), None)
@@ -330,9 +388,10 @@ class VisibilityExplainer:
         rows = ~self._visible.empty & ~self._padded()
         if wanted is not None:
             rows = rows & wanted.any(-1)
-        return Explanation(
+        return ExplainedVisibility(
             self._visible,
             self.right,
+            self.aligned,
             first,
             wanted,
             self._context(),
@@ -340,6 +399,7 @@ class VisibilityExplainer:
             rows,
             self._positions,
             {name: (mask.shape, self._subject.claims.axes.get(name, ())) for name, mask in self.masks.items()},
+            frozenset(name for name in self.masks if self._tokens.get((name, "key"))),
         )
 
     def _alone(self) -> dict[str, Tensor | None]:
@@ -361,41 +421,77 @@ class VisibilityExplainer:
 
     def expected(self, hypothesis: Hypothesis) -> Tensor | None:
         """Return the keys that a hypothesis makes visible, (B, H, queries, keys); None if it doesn't apply."""
+        chosen = self._chosen(hypothesis)
+        return chosen & self._in_reach(hypothesis) if chosen is not None else None
+
+    def _chosen(self, hypothesis: Hypothesis) -> Tensor | None:
+        """Return the keys that masks, and the claim about pairs, leave visible; None if the hypothesis doesn't apply.
+
+        Many hypotheses in a row differ in the offset and the window alone: the last result is kept for the next one.
+        """
+        wanted = (hypothesis.masks, hypothesis.claimed)
+        if self._last_chosen is None or self._last_chosen[0] != wanted:
+            self._last_chosen = (wanted, self._choose(*wanted))
+        return self._last_chosen[1]
+
+    def _choose(self, masks: Sequence[tuple[str, MaskMistake | None]], claimed: bool) -> Tensor | None:
         keys = torch.ones(self._visible.keys.shape, dtype=torch.bool)
-        for name, slip in hypothesis.masks:
+        for name, slip in masks:
             kept = self._kept(name, slip)
             if kept is None:
                 return None
             keys = keys & kept
+        if claimed:
+            if self._positions is None:
+                return None
+            # which keys a query sees that come from no token isn't claimed
+            pairs = claimed_pairs(self._subject, self._positions.counts)
+            keys = keys & torch.where(self._positions.known, self._positions.at(pairs), self._visible.keys)
+        return keys
+
+    def _in_reach(self, hypothesis: Hypothesis) -> Tensor:
+        """Return the keys within the triangle and the window of a hypothesis, (queries, keys)."""
+        keys = torch.ones(self._queries, self._keys, dtype=torch.bool)
         i, j = torch.arange(self._queries)[:, None], torch.arange(self._keys)[None, :]
         if hypothesis.offset is not None:
             keys = keys & (j >= i + hypothesis.offset if hypothesis.backwards else j <= i + hypothesis.offset)
         if hypothesis.window is not None:
             distance = i + self.aligned - j
             keys = keys & ((distance if hypothesis.offset is not None else distance.abs()) < hypothesis.window)
-        if hypothesis.claimed:
-            if self._positions is None:
-                return None
-            # which keys a query sees that come from no token isn't claimed
-            claimed = claimed_pairs(self._subject, self._positions.counts)
-            keys = keys & torch.where(self._positions.known, self._positions.at(claimed), self._visible.keys)
         return keys
 
     def _makes(self, hypothesis: Hypothesis) -> bool:
-        expected = self.expected(hypothesis)
-        if expected is None:
+        chosen = self._chosen(hypothesis)
+        if chosen is None:
             return False
+        in_reach = self._in_reach(hypothesis)
         if hypothesis in (self.right, self._reached):
             # what a query without any key, or one that is padding, sees doesn't matter
+            expected = chosen & in_reach
             rows = expected.any(-1) & ~self._visible.empty & ~self._padded()
             return float(rows.float().mean()) > 0 and bool((expected == self._visible.keys)[rows].all())
-        keys = self._visible.keys & ~self._visible.empty.unsqueeze(-1)
-        i = torch.arange(self._queries)
         # what a triangle leaves without any key is often given one
-        reached = hypothesis.offset is None or hypothesis.backwards or (i + hypothesis.offset >= 0)
-        few = (keys.sum(-1) <= 1) | keys.all(-1)
-        same = (expected == keys).all(-1) | (~torch.as_tensor(reached) & few)
-        return bool(same.all()) and float(expected.any(-1).float().mean()) >= _FEWEST
+        i = torch.arange(self._queries)
+        lacks = torch.zeros(self._queries, dtype=torch.bool)
+        if hypothesis.offset is not None and not hypothesis.backwards:
+            lacks = i + hypothesis.offset < 0
+        # most hypotheses are wrong in the first head already
+        for part in (slice(1), slice(None)):
+            expected = chosen[part, part] & in_reach
+            same = (expected == self._shown[part, part]).all(-1) | (lacks & self._few[part, part])
+            if not bool(same.all()):
+                return False
+        return float(expected.any(-1).float().mean()) >= _FEWEST
+
+    @cached_property
+    def _shown(self) -> Tensor:
+        """The visible keys of queries that see any."""
+        return self._visible.keys & ~self._visible.empty.unsqueeze(-1)
+
+    @cached_property
+    def _few(self) -> Tensor:
+        """The queries that see at most one key, or all of them."""
+        return (self._shown.sum(-1) <= 1) | self._shown.all(-1)
 
     def _padded(self) -> Tensor:
         """Return the queries whose own key a mask hides; what such padding sees doesn't matter."""
@@ -443,11 +539,18 @@ class VisibilityExplainer:
         kept = keeps(self.masks[name], self._subject.claims.arguments[name])
         kept = ~kept if slip == "inverted" else kept
         roles = self._layout.roles(tuple(kept.shape), self._subject.claims.axes.get(name, ()))
+        tokens = self._tokens_at(name, roles)
         if slip == "ignored":
             # a mask of another shape may choose the tokens that get here, unless it is for another attention
-            is_known = roles is not None or name in self._unread or not self._subject.graph.consumers.get(name)
+            is_known = roles is not None or tokens or name in self._unread
+            is_known = is_known or not self._subject.graph.consumers.get(name)
             return torch.ones(self._visible.keys.shape, dtype=torch.bool) if is_known else None
-        if roles is None:
+        if tokens and slip == "on queries":
+            tokens = self._tokens_at(name, roles, "query") if len(tokens) == 1 else None
+            return self._kept_tokens(kept, tokens) if tokens else None
+        if tokens:
+            return self._kept_tokens(kept, tokens) if slip in (None, "inverted") else None
+        if roles is None or tokens is not None:
             return None
         if slip in ("on queries", "transposed"):
             if ("q" in roles) != (slip == "transposed"):
@@ -463,8 +566,58 @@ class VisibilityExplainer:
             return None
         return self._layout.misordered(laid_out, slip == "batch order", of_heads="b" not in roles)
 
+    def _tokens_at(
+        self, name: str, roles: Sequence[str] | None, role: OperandRole = "key"
+    ) -> tuple[FollowedTokens, ...] | None:
+        """Return the tokens at a mask's axes for each weight; None if its axes are those of keys, or nothing tells.
 
-def explain_visibility(subject: Subject) -> tuple[list[Explanation], list[str]]:
+        Keys of several sequences are joined, such as those of a memory and of the tokens themselves, and a mask may
+        have the tokens of one of them only. Or tokens lie on a map, and a mask has its rows and columns. The result is
+        empty if several inputs have such tokens, or if the axes may as well be those of queries and keys. With the role
+        of queries, the tokens are those that a mask of one sequence hides where it hides queries instead of keys.
+        """
+        if (name, role) not in self._tokens:
+            found = None
+            if name not in self._subject.claims.axes and "k" not in (roles or ()) and name not in self._unread:
+                found = self._followed_tokens(name, role)
+            self._tokens[name, role] = () if found and any(one.are_joined for one in found) else found
+        return self._tokens[name, role]
+
+    def _followed_tokens(self, name: str, role: OperandRole) -> tuple[FollowedTokens, ...] | None:
+        sizes = tuple(size for size in self.masks[name].shape if size > 1)
+        lengths = sizes[1:] if sizes[:1] == (self._batch,) else sizes
+        if self._visible.layout is None or not lengths:
+            return None
+        core, arranged = self._visible.core, self._visible.arranged
+        own = tokens_of(self._subject, core, role, lengths, arranged)
+        if own is None and self._batch == 1 < len(sizes):  # batch elements may be folded with windows
+            own = tokens_of(self._subject, core, role, sizes, arranged, of_elements=True)
+        if own is not None:
+            # a square mask of a square map may be one of queries and keys, unless it hides exactly its tokens
+            is_square = lengths == (self._queries, self._keys)
+            return () if is_square and self._leaves_visible(name, own) else (own,)
+        if len(lengths) != 2 or role != "key":
+            return None
+        queries = tokens_of(self._subject, core, "query", lengths[:1], arranged)
+        keys = tokens_of(self._subject, core, "key", lengths[1:], arranged)
+        return (queries, keys) if queries is not None and keys is not None else None
+
+    def _leaves_visible(self, name: str, followed: FollowedTokens) -> bool:
+        """Return whether keys are visible that come from tokens that a mask hides."""
+        kept = self._kept_tokens(keeps(self.masks[name], self._subject.claims.arguments[name]), (followed,))
+        return bool((self._visible.keys & ~kept & ~self._visible.empty[..., None]).any())
+
+    def _kept_tokens(self, kept: Tensor, followed: tuple[FollowedTokens, ...]) -> Tensor:
+        """Return which keys a mask keeps by the tokens they come from; of others it says nothing."""
+        rows = kept.reshape(-1, *(one.count for one in followed))
+        element = torch.arange(self._batch).reshape(-1, 1, 1, 1) if len(rows) > 1 else torch.zeros((), dtype=torch.long)
+        of_tokens = rows[(element, *(one.tokens.clamp(min=0) for one in followed))]
+        is_known = torch.stack([one.tokens != NO_TOKEN for one in followed]).all(0)
+        others = self._visible.keys & ~self._visible.empty[..., None]
+        return torch.where(is_known, of_tokens, others)
+
+
+def explain_visibility(subject: Subject) -> tuple[list[ExplainedVisibility], list[str]]:
     """Return the explanation for each attention, and the reasons why some attentions have none."""
     explained, undecidable = _explained(subject)
     return explained, list(dict.fromkeys(undecidable.values()))
@@ -476,8 +629,8 @@ def undecidable_visibility(subject: Subject) -> dict[OutputRef, str]:
 
 
 @once
-def _explained(subject: Subject) -> tuple[list[Explanation], dict[OutputRef, str]]:
-    explained: list[Explanation] = []
+def _explained(subject: Subject) -> tuple[list[ExplainedVisibility], dict[OutputRef, str]]:
+    explained: list[ExplainedVisibility] = []
     undecidable: dict[OutputRef, str] = {}
     attentions: list[MeasuredCore | FusedCore] = [*subject.measured, *subject.fused]
     for measured in attentions:
@@ -498,8 +651,18 @@ def _explained(subject: Subject) -> tuple[list[Explanation], dict[OutputRef, str
 
 def claimed_pairs(subject: Subject, counts: tuple[int, int]) -> Tensor:
     """Return which key each query sees by the claim about that, for so many positions of queries and keys."""
-    queries, keys = map(range, counts)
-    return torch.tensor([[bool(subject.claims.visible_at(subject.numbers, q, k)) for k in keys] for q in queries])
+    tables = _claimed_tables(subject)
+    if counts not in tables:
+        queries, keys = map(range, counts)
+        claims, numbers = subject.claims, subject.numbers
+        tables[counts] = torch.tensor([[bool(claims.visible_at(numbers, q, k)) for k in keys] for q in queries])
+    return tables[counts]
+
+
+@once
+def _claimed_tables(subject: Subject) -> dict[tuple[int, int], Tensor]:
+    """Return the tables of claimed pairs that were computed so far, none yet."""
+    return {}
 
 
 def keeps(mask: Tensor, meaning: Meaning) -> Tensor:

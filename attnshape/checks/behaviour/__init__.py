@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from attnshape.checks.attention.key_patterns import key_patterns
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.behaviour.dependence import inputs, randomness
 from attnshape.checks.behaviour.numbers import results
@@ -56,6 +57,7 @@ def behaviour(subject: Subject, training: Experiment | None) -> Behaviour:
     return Behaviour(
         sizes=dict(subject.experiment.numbers),
         properties=tuple(properties),
+        visible=key_patterns(subject),
         parameters=parameters,
         results=runs,
         exact=subject.experiment.tolerance < 1e-6,

@@ -23,11 +23,9 @@ def results(subject: Subject) -> tuple[dict[str, tuple[int, ...]], tuple[Results
     In the first run numbers follow from the names of parameters and inputs, in the second one from their places, so
     that versions with other names can be compared too.
     """
-    base = subject.base
-    parameters = {name: base.state[name] for name in base.state if name in subject.experiment.parameters}
     given = {name: value for name, value in subject.inputs.items() if value.is_floating_point()}
     filled = {
-        **{f"parameter {name}": value for name, value in parameters.items() if value.is_floating_point()},
+        **{f"parameter {name}": value for name, value in subject.parameters.items() if value.is_floating_point()},
         **given,
     }
     shapes = {name: tuple(value.shape) for name, value in filled.items()}
@@ -44,7 +42,7 @@ def results(subject: Subject) -> tuple[dict[str, tuple[int, ...]], tuple[Results
         run = subject.experiment.run(
             Intervention(
                 inputs={name: change[name] for name in given},
-                parameters={name: fill for name in parameters if (fill := change.get(f"parameter {name}")) is not None},
+                parameters={name: fill for name in subject.parameters if (fill := change.get(f"parameter {name}"))},
             )
         )
         if run.error is None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attnshape.checks.attention.perturbation import is_pattern
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import Explanation, Hypothesis, MaskMistake, explain_visibility
+from attnshape.checks.attention.visibility import ExplainedVisibility, Hypothesis, MaskMistake, explain_visibility
+from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided
 from attnshape.model.formatting import join_words, pluralize
 from attnshape.options.claims import Meaning, parse_claims
@@ -37,14 +38,21 @@ def visible_keys(subject: Subject) -> Iterator[Outcome]:
 
 def _with_masks(subject: Subject) -> Subject:
     """Return the subject with a claim for each input that looks like a mask, so that its polarity can be told."""
-    claims = [
-        f"{name}={meaning}"
-        for name, value in subject.base.inputs.items()
-        if name.isidentifier() and (meaning := _meaning(value)) is not None
-    ]
-    if not claims or subject.claims.texts:
-        return subject
-    return Subject(subject.experiment, parse_claims(claims), subject.other, subject.requested_dtype)
+    found = subject
+    if subject.claims.texts:
+        return found
+    for name, value in subject.base.inputs.items():
+        meaning = _meaning(value) if name.isidentifier() else None
+        if meaning is not None:
+            claims = parse_claims([*found.claims.texts, f"{name}={meaning}"])
+            claimed = Subject(subject.experiment, claims, subject.other, subject.requested_dtype)
+            # what attention is computed from is no mask: integers may be the tokens
+            found = claimed if _contexts(subject) <= _contexts(claimed) else found
+    return found
+
+
+def _contexts(subject: Subject) -> set[OutputRef]:
+    return {one.context for one in subject.attentions}
 
 
 def _meaning(value: Tensor) -> Meaning | None:
@@ -58,7 +66,7 @@ def _meaning(value: Tensor) -> Meaning | None:
     return "keep" if float(value.double().min()) > _FAR_BELOW else "add"
 
 
-def _text(explanation: Explanation, subject: Subject) -> str:
+def _text(explanation: ExplainedVisibility, subject: Subject) -> str:
     hypothesis, keys = explanation.hypothesis, explanation.visible.keys
     parts: list[str] = []
     if hypothesis is not None:

@@ -24,7 +24,7 @@ from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit, TooLong, reraise_interruption_or_timeout
 from attnshape.targets.inputs import torch_dtype
 from attnshape.targets.target import Target
-from attnshape.tracing.containers import source_file, tensor_paths
+from attnshape.tracing.containers import modules_within, source_file, tensor_paths
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.opaque import force_eager
 from attnshape.tracing.raw import RawStep, RawTrace
@@ -96,9 +96,14 @@ class Budget:
     started: float = field(default_factory=time.monotonic)
 
     @property
+    def left(self) -> float:
+        """The seconds that are left, negative where the time is over."""
+        return self.started + self.seconds - time.monotonic()
+
+    @property
     def is_spent(self) -> bool:
         """Whether the time is over."""
-        return time.monotonic() - self.started > self.seconds
+        return self.left < 0
 
     def spend(self) -> None:
         """Count a run. Raises OutOfTimeError if the time is over."""
@@ -193,6 +198,8 @@ class Structure:
     """The modules with parameters that one list of layers has several times."""
     plain_containers: tuple[tuple[type[nn.Module], str], ...]
     """The attributes that hold layers or parameters in a list, tuple or dictionary, each with its class."""
+    classes: Mapping[str, type[nn.Module]]
+    """The class of each module by its name; that of the target itself has none."""
 
 
 def _repeated_layers(root: nn.Module) -> Iterator[RepeatedLayer]:
@@ -213,6 +220,30 @@ def _plain_containers(root: nn.Module) -> Iterator[tuple[type[nn.Module], str]]:
             plain = isinstance(value, (list, tuple, dict)) and not name.startswith("_")
             if plain and any(isinstance(item, (nn.Module, nn.Parameter)) for item in items):
                 yield type(module), name
+
+
+@dataclass(frozen=True)
+class ModeRuns:
+    """What calls of one target in several modes did."""
+
+    runs: list[ReplayRun]
+    written: list[tuple[type[nn.Module], str]]
+    """The attributes of modules, other than parameters and buffers, that have other values after the calls."""
+
+
+def _plain_attributes(roots: Sequence[nn.Module]) -> dict[tuple[nn.Module, str], object]:
+    """Return the attributes of modules that hold neither the mode nor what torch registers."""
+    every = dict.fromkeys(module for root in roots for module in root.modules())
+    return {
+        (module, name): value
+        for module in every
+        for name, value in vars(module).items()
+        if name != "training" and not name.startswith("_")
+    }
+
+
+def _same(value: object, other: object) -> bool:
+    return value is other or (isinstance(value, (int, float, str)) and value == other)
 
 
 class Experiment:
@@ -256,7 +287,8 @@ class Experiment:
             _, state = _named(runnable)
         root = runnable.function if isinstance(runnable.function, nn.Module) else nn.Module()
         parameters = frozenset(name for name, tensor in state if isinstance(tensor, nn.Parameter))
-        return Structure(parameters, tuple(_repeated_layers(root)), tuple(_plain_containers(root)))
+        classes = {name: type(module) for name, module in root.named_modules()}
+        return Structure(parameters, tuple(_repeated_layers(root)), tuple(_plain_containers(root)), classes)
 
     @property
     def parameters(self) -> frozenset[str]:
@@ -357,6 +389,16 @@ class Experiment:
             return run if run.error is None else None
         return None
 
+    def run_altered(self, alter: Callable[[Runnable], Runnable], change: Intervention = UNCHANGED) -> ReplayRun:
+        """Run the target with an intervention, after a function has altered it, such as a number that it takes."""
+        self.budget.spend()
+
+        def altered() -> ReplayRun:
+            with isolated():
+                return self._called(alter(self._build()), change)
+
+        return self._limited(altered)
+
     def call_twice(
         self, other: Mapping[str, int] | None = None, second_call: Intervention = UNCHANGED
     ) -> tuple[ReplayRun, ReplayRun] | None:
@@ -377,6 +419,35 @@ class Experiment:
                 return (first, second) if first.error is None and second.error is None else None
 
         return self._limited(both)
+
+    def call_in_modes(self, modes: Sequence[bool]) -> ModeRuns | None:
+        """Call one built target once in each mode, True for training; None if it has no modules, or a call fails.
+
+        Each call gets new arguments, and the parameters and buffers that the first one got.
+        """
+        self.budget.spend()
+
+        def each() -> ModeRuns | None:
+            with isolated():
+                target = self._build()
+                roots = [module for _, module in modules_within(target.function)]
+                before = _plain_attributes(roots)
+                runs: list[ReplayRun] = []
+                for train in modes if roots else ():
+                    for root in roots:
+                        root.train(train)
+                    again = self._build()
+                    self._put_back(target)
+                    runs.append(self._called(Runnable(target.function, again.args, again.kwargs)))
+                    if runs[-1].error is not None:
+                        return None
+                after = _plain_attributes(roots)
+                written = [
+                    place for place, value in before.items() if place in after and not _same(value, after[place])
+                ]
+                return ModeRuns(runs, [(type(module), name) for module, name in written]) if runs else None
+
+        return self._limited(each)
 
     def observe(self, call: Callable[[Runnable, Mapping[str, Tensor]], Observed]) -> Observed:
         """Return what a function observes that calls the target itself, without a replay around it.
@@ -432,14 +503,19 @@ class Experiment:
         self.made_in = runnable.made_in
         if not self.target.resizable:  # they are the caller's own
             runnable = Runnable(runnable.function, *copy.deepcopy((runnable.args, runnable.kwargs)))
-        named = parameters_within(runnable.function, {})
         if self._state is None:
+            named = parameters_within(runnable.function, {})
             self._state = _initial_state(named) | dict(self._given_state)
-        for name, tensor in named:
-            value = self._state.get(name)
+        self._put_back(runnable)
+        return runnable
+
+    def _put_back(self, runnable: Runnable) -> None:
+        """Give the parameters and buffers of a runnable the numbers that every build gets."""
+        for name, tensor in parameters_within(runnable.function, {}):
+            value = (self._state or {}).get(name)
             if value is not None and value.shape == tensor.shape and value.dtype == tensor.dtype:
                 tensor.data = value.clone()
-        return runnable
+        _enter_modes_again(runnable)
 
     def _run(self, change: Intervention) -> ReplayRun:
         with isolated():
@@ -481,6 +557,17 @@ class Experiment:
         run.unread, run.unread_results = unread | unread_state, unread_results
         run.fixed = {name: describe_kind(tensor) for name, tensor in inputs if not is_ordinary(tensor)}
         return run
+
+
+def _enter_modes_again(runnable: Runnable) -> None:
+    """Let modules with a `train` of their own compute again what they keep of their parameters in each mode."""
+    for _, root in modules_within(runnable.function):
+        modes = [(module, module.training) for module in root.modules()]
+        for module, training in modes:
+            if type(module).train is not nn.Module.train:
+                module.train(training)
+        for module, training in modes:
+            module.training = training
 
 
 def _asks_to_train(runnable: Runnable) -> bool:

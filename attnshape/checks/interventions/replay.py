@@ -97,7 +97,7 @@ class Replay(CallMode):
         """
         super().__init__()
         self._frames = frames
-        self._stop = sys._getframe(1)
+        self._stop: FrameType | None = sys._getframe(1)
         self.events: list[ReplayedCall] = []
         self._patches = patches
         self._made: dict[int, Producer] = {}
@@ -113,6 +113,10 @@ class Replay(CallMode):
             self._made.setdefault(id(tensor), name)
             if (address := memory_of(tensor)) is not None:
                 self._owners.setdefault(address, name)
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._stop = None  # a frame keeps its variables alive, and this run is one of them
 
     def before_call(self, call: TracedCall, frame: FrameType) -> list[Tensor]:
         """Return copies of the operands."""

@@ -19,14 +19,30 @@ _LARGEST_AMBIGUOUS = 3
 LENGTHS = ("L", "Lq", "Lk", "Lp")
 
 
+UNNAMED_LENGTH = "tokens"
+"""The symbol of a number of tokens that has none of the user's, often a product or a sum of other sizes."""
+_PARTS = (1, 2, 3, 4)
+"""How many projections may be fused, each as wide as the model."""
+
+
 def involves(size: int, symbol: str, numbers: Mapping[str, int]) -> bool:
     """Return whether an axis of this size is likely a symbol or a product with it.
 
     >>> involves(35, "B", {"B": 5, "H": 7}), involves(14, "B", {"B": 5, "H": 7})
     (True, False)
+    >>> involves(165, "tokens", {"H": 5, "Dk": 11, "tokens": 15})  # 3*H*Dk
+    False
     """
     number = numbers.get(symbol, 0)
-    return number > _LARGEST_AMBIGUOUS and size > 0 and size % number == 0
+    if number <= _LARGEST_AMBIGUOUS or size <= 0 or size % number:
+        return False
+    return symbol != UNNAMED_LENGTH or size == number or not _is_product_of_others(size, symbol, numbers)
+
+
+def _is_product_of_others(size: int, symbol: str, numbers: Mapping[str, int]) -> bool:
+    others = sorted({number for name, number in numbers.items() if name != symbol})
+    products = (math.prod(some) for count in (1, 2, 3) for some in itertools.combinations(others, count))
+    return any(size == parts * one for one in products for parts in _PARTS)
 
 
 def symbol_or_number(size: int, numbers: Mapping[str, int]) -> str:
@@ -51,6 +67,9 @@ _HEAD_WIDTHS = ("Dk", "Dv")
 """Times the number of heads, either is a width of the model or of its values."""
 
 
+_ELEMENT_BYTES = 8
+_MOST_BYTES = 300 * 2**20
+"""What the results of a run may take. A check keeps those of several runs at a time."""
 _MOST_WORK = 10**9
 """The work of a run, of which a check makes hundreds, above which sizes are chosen by their work alone."""
 
@@ -59,8 +78,9 @@ def small_sizes(plan: Plan, work: WorkEstimate | None = None) -> list[dict[str, 
     """Return two sets of sizes under a plan's constraints, then those of the plan's own runs.
 
     The primes are assigned so that the largest tensor is as small as possible, or so that `work`, which estimates the
-    work of a run, is the least, where it is much. Lengths keep the user's order. What only counts something, such as
-    layers, keeps the user's number, since every layer may differ; where runs then take much work, it is 2.
+    work of a run, is the least, where it is much. Lengths keep the user's order, and the user's own symbols stay
+    below the lengths that are larger. What only counts something, such as layers, keeps the user's number, since every
+    layer may differ; where runs then take much work, it is 2.
     """
     unknowns = plan.of_axes
     if len(unknowns) >= len(_PRIMES) or not unknowns:
@@ -94,22 +114,35 @@ def even_head_width(sizes: Sizes) -> tuple[Constraint, ...]:
 
 
 def cheap_first(choices: Sequence[Mapping[str, int]], work: WorkEstimate | None) -> list[Mapping[str, int]]:
-    """Return the sizes in their order, those last at which runs take much work."""
-    return sorted(choices, key=lambda numbers: work is not None and work.at(numbers) > _MOST_WORK)
+    """Return the different sizes in their order, those last at which runs take much work.
+
+    Those at which the results of a run take too many bytes are left out, unless all do: then one is left.
+    """
+    different = [numbers for place, numbers in enumerate(choices) if numbers not in choices[:place]]
+    if work is None:
+        return different
+    fitting = [numbers for numbers in different if work.elements_at(numbers) * _ELEMENT_BYTES <= _MOST_BYTES]
+    fitting = fitting or [min(different, key=work.elements_at)]
+    return sorted(fitting, key=lambda numbers: work.at(numbers) > _MOST_WORK)
 
 
 def near_sizes(sizes: Sizes) -> list[dict[str, int]]:
     """Return the user's sizes with another batch and other lengths, twice: primes that identify their axes.
 
-    They serve a target whose widths can't be small.
+    They serve a target whose widths can't be small. The width of one head is another one first, of the same parity:
+    that of an example often divides the rows of its map, which then hold whole vectors however they are laid out.
     """
     free = [symbol for symbol in sizes.independent if symbol == "B" or symbol in LENGTHS]
     free.sort(key=lambda symbol: sizes.numbers[symbol])
     primes = [prime for prime in _PRIMES if prime not in sizes.numbers.values()]
     if not free or len(primes) < 2 * len(free):
         return []
-    chosen = (dict(zip(free, primes[start:], strict=False)) for start in (0, len(free)))
-    return [sizes.at({symbol: sizes.numbers[symbol] for symbol in sizes.independent} | new) for new in chosen]
+    batches = [dict(zip(free, primes[start:], strict=False)) for start in (0, len(free))]
+    users = {symbol: sizes.numbers[symbol] for symbol in sizes.independent}
+    taken = {number for new in batches for number in new.values()}
+    width = next((prime for prime in primes if prime not in taken), 0)
+    widths = [{"Dk": width * (1 if users["Dk"] % 2 else 2)}] if width and "Dk" in users else []
+    return [sizes.at(users | other | new) for other in (*widths, {}) for new in batches]
 
 
 def other_lengths(plan: Plan, numbers: Mapping[str, int], known: Sequence[Constraint] = ()) -> dict[str, int] | None:
@@ -145,12 +178,13 @@ def _cheapest(
         return fallback
     lengths = [name for name in unknowns if _symbol_in(name) in (*LENGTHS, "W")]
     lengths.sort(key=lambda name: plan.sizes.numbers[_symbol_in(name)])
+    ordered = [*((a, b, 1) for a, b in itertools.pairwise(lengths)), *_own_below_lengths(plan, unknowns)]
     fixed_numbers = {plan.sizes.numbers[symbol] for symbol in plan.fixed}
     best: dict[str, int] = {}
     least = math.inf
     for order in itertools.permutations(primes, len(unknowns)):
         chosen = dict(zip(unknowns, order, strict=True)) | given
-        in_order = all(chosen[a] < chosen[b] for a, b in itertools.pairwise(lengths))
+        in_order = all(times * chosen[a] < chosen[b] for a, b, times in ordered)
         repeats = avoid is not None and any(avoid[name] == chosen[name] for name in unknowns)
         ambiguous = any(chosen[name] <= _LARGEST_AMBIGUOUS and _symbol_in(name) in SYMBOLS_BY_NAME for name in unknowns)
         if in_order and not repeats and not ambiguous and fixed_numbers.isdisjoint(order):
@@ -158,6 +192,19 @@ def _cheapest(
             if estimated < least and not _has_coincidence(plan.at(chosen)):
                 best, least = chosen, estimated
     return best or fallback
+
+
+def _own_below_lengths(plan: Plan, unknowns: Sequence[str]) -> list[tuple[str, str, int]]:
+    """Return the pairs of a symbol of the user's own and a length that is larger than it, or than twice as much.
+
+    What is chosen of the tokens, as the largest of their scores, is chosen only where there are more tokens. And there
+    must be more than two chunks for a chunk to have one before it that isn't adjacent.
+    """
+    numbers = plan.sizes.numbers
+    own = [name for name in unknowns if _symbol_in(name) not in SYMBOLS_BY_NAME]
+    lengths = [name for name in unknowns if _symbol_in(name) in LENGTHS]
+    pairs = [(a, b, numbers[_symbol_in(a)], numbers[_symbol_in(b)]) for a in own for b in lengths]
+    return [(a, b, 2 if 2 * size < length else 1) for a, b, size, length in pairs if size < length]
 
 
 def _has_coincidence(numbers: Mapping[str, int]) -> bool:

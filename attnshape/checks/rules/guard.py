@@ -9,19 +9,28 @@ import torch
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import OutOfTimeError, UnreadableError
 from attnshape.checks.interventions.replay import OutputRef
-from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification
+from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.errors import AttnshapeError, format_exception
 from attnshape.runtime.signals import reraise_interruption
-from attnshape.runtime.time_limit import TooLong
+from attnshape.runtime.time_limit import TooLong, call_within
 
 OUT_OF_TIME = "the time limit was reached"
 RUN_TOO_LONG = "a run took too long"
 CHECK_FAILED = "the check failed: "
 """Why a topic is undecided, and how such a reason begins."""
+_LEAST_SECONDS = 1.0
+"""Every rule may take this long, since what it needs may be at hand when the time for runs is over."""
 
 
 def guarded(subject: Subject, topic: str, check: Callable[[Subject], Iterator[Outcome]]) -> Iterator[Outcome]:
-    """Yield the outcomes of a check; if it fails or its time is over, its topic is undecided."""
+    """Yield the outcomes of a check; if it fails or its time is over, its violations so far, and an undecided topic."""
+    outcomes: list[Outcome] = []
+
+    def collect() -> None:
+        for outcome in check(subject):
+            outcomes.append(outcome)  # noqa: PERF402 - each stays when a later one fails
+
+    budget = subject.experiment.budget
     try:
         if not subject.is_deterministic:
             yield Observation("the result is random even with a fixed seed")
@@ -29,18 +38,24 @@ def guarded(subject: Subject, topic: str, check: Callable[[Subject], Iterator[Ou
             return
         # a second run and its comparison precede every rule
         subject.experiment.varies_inputs = subject.base.results_are_compared = False
-        yield from _without_overclaims(subject, topic, list(check(subject)))
+        call_within(max(budget.left, _LEAST_SECONDS), collect)
+        gap = None
     except UnreadableError as error:
-        yield Undecided(topic, f"{_text_of(subject, error.ref)} can't be examined: {error.why}")
+        gap = Undecided(topic, f"{_text_of(subject, error.ref)} can't be examined: {error.why}")
     except OutOfTimeError:
-        yield Undecided(topic, OUT_OF_TIME, incomplete=True)
+        gap = Undecided(topic, OUT_OF_TIME, incomplete=True)
     except TooLong:
-        yield Undecided(topic, RUN_TOO_LONG, incomplete=True)
+        gap = Undecided(topic, OUT_OF_TIME if budget.is_spent else RUN_TOO_LONG, incomplete=True)
     except AttnshapeError as error:  # a claim has no value at these sizes
-        yield Undecided(topic, error.message, incomplete=True)
+        gap = Undecided(topic, error.message, incomplete=True)
     except BaseException as error:  # noqa: BLE001 - one rule's failure must not end the check
         reraise_interruption(error)
-        yield Undecided(topic, f"{CHECK_FAILED}{format_exception(error)}", incomplete=True)
+        gap = Undecided(topic, f"{CHECK_FAILED}{format_exception(error)}", incomplete=True)
+    if gap is None:
+        yield from _without_overclaims(subject, topic, outcomes)
+    else:
+        yield from (outcome for outcome in outcomes if isinstance(outcome, Violation))
+        yield gap
 
 
 def _without_overclaims(subject: Subject, topic: str, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:

@@ -34,6 +34,7 @@ LEVELS: dict[str, Level] = {
     "AS709": "notice",
     "AS712": "notice",
     "AS806": "notice",
+    "AS816": "notice",
 }
 """The level of the codes with a prefix, where it isn't `error`. A rule may lower it where only a claim settles it."""
 
@@ -74,7 +75,7 @@ def suggest_code(word: str) -> str:
     """Return a hint for an unknown code: the codes of its family, the most similar code, or how to list all.
 
     >>> suggest_code("AS699"), suggest_code("nonsense")
-    ('the family has AS601, AS602, AS603', 'attnshape rule lists all codes')
+    ('the family has AS601, AS602, AS603, AS604', 'attnshape rule lists all codes')
     """
     if re.fullmatch(rf"{PREFIX}\d+", word.strip().upper()):  # of numbers, the most similar would be a guess
         siblings = codes_under(word.strip()[: len(PREFIX) + 1])
@@ -115,7 +116,7 @@ def codes_under(prefix: str) -> tuple[str, ...]:
     """Return the codes that begin with a prefix, which may be in lower case.
 
     >>> codes_under("as6")
-    ('AS601', 'AS602', 'AS603')
+    ('AS601', 'AS602', 'AS603', 'AS604')
     """
     wanted = prefix.strip().upper()
     return tuple(code for code in codes() if code.startswith(wanted)) if wanted.startswith(PREFIX) else ()

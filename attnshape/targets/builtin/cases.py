@@ -10,9 +10,11 @@ from torch import Tensor
 from attnshape.errors import AttnshapeError
 
 Case: TypeAlias = (
-    tuple[Callable[..., Any], tuple[Any, ...]] | tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+    tuple[Callable[..., Any], tuple[Any, ...]]
+    | tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+    | tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], tuple[str, ...]]
 )
-"""A callable, its arguments, and its keyword arguments if any. A function that returns this is a case."""
+"""A callable, its arguments, its keyword arguments, and its claims. A function that returns this is a case."""
 
 _DIVISORS_SHOWN = 6
 _DIVISORS_SEARCHED = 1024
@@ -52,6 +54,14 @@ def attention_mask(
     if heads:
         tokens = tokens.unsqueeze(2)
     return tokens if earlier is None else tokens & earlier
+
+
+def shift_mask(W: int, Nh: int, Nw: int) -> Bool[Tensor, "Nh Nw W*W W*W"]:
+    """Return the mask within windows that are shifted by W//2: tokens from opposite edges of the map are hidden."""
+    wrapped_row = torch.arange(Nh * W) >= Nh * W - W // 2
+    wrapped_column = torch.arange(Nw * W) >= Nw * W - W // 2
+    edge = (2 * wrapped_row.view(Nh, 1, W, 1) + wrapped_column.view(Nw, 1, W)).flatten(2)
+    return edge.unsqueeze(-1) == edge.unsqueeze(-2)
 
 
 def head_width(D: int, H: int) -> int:

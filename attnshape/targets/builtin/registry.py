@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 import importlib
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from attnshape.errors import AttnshapeError, did_you_mean
 
@@ -27,6 +27,28 @@ CATALOG: dict[str, str] = {
     "dot-product": "dot_product",
     "additive": "additive",
     "multiplicative": "multiplicative",
+    "grouped-query": "grouped_query",
+    "multi-query": "multi_query",
+    "rotary-interleaved": "rotary_interleaved",
+    "rotary-halves": "rotary_halves",
+    "partial-rotary": "partial_rotary",
+    "alibi": "alibi",
+    "relative-bias": "relative_bias",
+    "shifted-window": "shifted_window",
+    "kv-cache": "kv_cache",
+    "sliding-window": "sliding_window",
+    "packed": "packed",
+    "sparse": "sparse",
+    "latent": "latent",
+    "latent-queries": "latent_queries",
+    "linear": "linear",
+    "gated-delta": "gated_delta",
+    "differential": "differential",
+    "sinks": "sinks",
+    "gated-output": "gated_output",
+    "qk-norm": "qk_norm",
+    "softcap": "softcap",
+    "multi-head-list": "multi_head_list",
 }
 """Each mechanism's name, and its module in `mechanisms/`."""
 DEFAULT = "multi-head"
@@ -52,7 +74,23 @@ class MechanismDescription:
     formula: str
     source: str
     cases: tuple[CaseDescription, ...]
+    cached: tuple[str, ...]
+    """The tensors that a decoder keeps of each token, by the names that `CACHED` in its file lists."""
     code: str
+
+    def takes(self, symbol: str) -> bool:
+        """Return whether a case takes a size, or one that determines it."""
+        return any(concerns(symbol, case.sizes) for case in self.cases)
+
+
+def concerns(symbol: str, sizes: Sequence[str]) -> bool:
+    """Return whether a case with these sizes takes a size, or one that determines it: D = H*Dk.
+
+    >>> concerns("Dk", ["B", "H", "L", "D"]), concerns("Dk", ["B", "L", "D"])
+    (True, False)
+    """
+    pair = {"D": "Dk", "Dk": "D"}
+    return symbol in sizes or (symbol in pair and pair[symbol] in sizes and "H" in sizes)
 
 
 def describe(name: str) -> MechanismDescription:
@@ -71,6 +109,7 @@ def describe(name: str) -> MechanismDescription:
         formula=_section(doc, "Formula:"),
         source=_section(doc, "Source:"),
         cases=tuple(_case(node) for node in tree.body if isinstance(node, ast.FunctionDef) and _is_case(node)),
+        cached=next((ast.literal_eval(node.value) for node in tree.body if _is_cached(node)), ()),
         code=code,
     )
 
@@ -95,6 +134,10 @@ def _module_name(name: str) -> str:
 
 def _is_case(function: ast.FunctionDef) -> bool:
     return isinstance(function.returns, ast.Name) and function.returns.id == "Case" and function.name[0] != "_"
+
+
+def _is_cached(node: ast.stmt) -> TypeGuard[ast.Assign]:
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CACHED"
 
 
 def _case(function: ast.FunctionDef) -> CaseDescription:

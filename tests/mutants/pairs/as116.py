@@ -20,6 +20,8 @@ PAIRS = [
     ("AS116", "bmm_unfold", *SIZES),
     ("AS116", "einops_unfold", *CROSS),
     ("AS116", "keys_heads_first", *CROSS),
+    ("AS116", "repeated_bias", *SIZES),
+    ("AS116", "gathered_values", *SIZES),
 ]
 
 
@@ -186,3 +188,73 @@ def right_keys_heads_first(B, H, Lq, Lk, Dk):
 
 def reference_keys_heads_first(module, x, memory):
     return module.o(multihead(module.q(x), module.k(memory), module.v(memory), module.heads))
+
+
+class BiasedAttention(FoldedMemory):
+    """Adds a bias of each sequence, such as distances, to the folded scores."""
+
+    def for_heads(self, bias):
+        return bias.repeat_interleave(self.heads, dim=0)
+
+    def forward(self, x, bias):
+        b, n, d = x.shape
+        q, k, v = self.fold(self.q(x)), self.fold(self.k(x)), self.fold(self.v(x))
+        scores = q @ k.transpose(1, 2) / (d // self.heads) ** 0.5 + self.for_heads(bias)
+        return self.o((scores.softmax(-1) @ v).unflatten(0, (b, self.heads)).transpose(1, 2).reshape(b, n, d))
+
+
+class BiasedAttentionRepeated(BiasedAttention):
+    def for_heads(self, bias):
+        return bias.repeat(self.heads, 1, 1)  # wrong: AS116 repeated_bias
+
+
+def _biased(B, H, L, Dk):
+    return torch.randn(B, L, H * Dk), torch.randn(B, L, L)
+
+
+def wrong_repeated_bias(B, H, L, Dk):
+    return BiasedAttentionRepeated(H * Dk, H), _biased(B, H, L, Dk), {}
+
+
+def right_repeated_bias(B, H, L, Dk):
+    return BiasedAttention(H * Dk, H), _biased(B, H, L, Dk), {}
+
+
+def reference_repeated_bias(module, x, bias):
+    q, k, v = (layer(x).unflatten(-1, (module.heads, -1)).transpose(1, 2) for layer in (module.q, module.k, module.v))
+    return module.o(F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, None]).transpose(1, 2).flatten(2))
+
+
+class DelayedValues(FoldedMemory):
+    """Each sequence reads its values in an order of its own, which it scores from its tokens."""
+
+    def for_heads(self, order):
+        return order.repeat_interleave(self.heads, dim=0)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = self.fold(self.q(x)), self.fold(self.k(x)), self.fold(self.v(x))
+        order = self.for_heads(x.mean(dim=-1).argsort(dim=-1))
+        v = v.gather(1, order[..., None].expand(-1, -1, d // self.heads))
+        w = F.softmax(q @ k.transpose(1, 2) / (d // self.heads) ** 0.5, dim=-1)
+        return self.o((w @ v).unflatten(0, (b, self.heads)).transpose(1, 2).reshape(b, n, d))
+
+
+class DelayedValuesTiled(DelayedValues):
+    def for_heads(self, order):
+        return order.repeat(self.heads, 1)  # wrong: AS116 gathered_values
+
+
+def wrong_gathered_values(B, H, L, Dk):
+    return DelayedValuesTiled(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_gathered_values(B, H, L, Dk):
+    return DelayedValues(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_gathered_values(module, x):
+    values = module.v(x)
+    order = x.mean(dim=-1).argsort(dim=-1)
+    in_order = torch.stack([values[index, order[index]] for index in range(len(x))])
+    return module.o(multihead(module.q(x), module.k(x), in_order, module.heads))

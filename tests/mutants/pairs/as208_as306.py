@@ -15,6 +15,9 @@ PAIRS = [
     ("AS306", "sum_cancels", *SIZES),
     ("AS306", "logarithm", *SIZES),
     ("AS306", "unit_vectors_of_zeros", *SIZES),
+    ("AS306", "blocks_of_hidden_keys", *SIZES),
+    ("AS306", "halves_merged", *SIZES),
+    ("AS306", "key_by_key", *SIZES),
 ]
 
 
@@ -199,3 +202,118 @@ def right_plain_exponentials(B, H, L, Dk):
 
 def reference_plain_exponentials(function, q, k, v):
     return attention(q, k, v)
+
+
+def _with_padding(B, H, L, Dk):
+    keep = torch.ones(B, L, dtype=torch.bool)
+    keep[:, -1] = False
+    return (*_heads(B, H, L, Dk), keep)
+
+
+def _blockwise(q, k, v, keep, power):
+    most, total = q.new_full((*q.shape[:-1], 1), -torch.inf), q.new_zeros(*q.shape[:-1], 1)
+    context = torch.zeros_like(v)
+    for keys, values, kept in zip(k.split(3, 2), v.split(3, 2), keep.split(3, 1), strict=True):
+        scores = (q @ keys.mT * q.size(-1) ** -0.5).masked_fill(~kept[:, None, None], -torch.inf)
+        larger = torch.maximum(most, scores.amax(-1, keepdim=True))
+        powers, faded = power(scores, larger), power(most, larger)
+        total, context = total * faded + powers.sum(-1, keepdim=True), context * faded + powers @ values
+        most = larger
+    return context / total
+
+
+def blocks_of_hidden_keys(q, k, v, keep):
+    def power(scores, most):
+        return (scores - most).exp()  # wrong: AS306 blocks_of_hidden_keys
+
+    return _blockwise(q, k, v, keep, power)
+
+
+def blocks_of_keys(q, k, v, keep):
+    def power(scores, most):
+        return (scores - most.masked_fill(most.isinf(), 0)).exp()
+
+    return _blockwise(q, k, v, keep, power)
+
+
+def _merged(half_of, q, k, v, keep):
+    middle = k.size(2) // 2
+    one, first = half_of(q, k[:, :, :middle], v[:, :, :middle], keep[:, None, None, :middle])
+    other, second = half_of(q, k[:, :, middle:], v[:, :, middle:], keep[:, None, None, middle:])
+    both = torch.logaddexp(first, second)
+    return (first - both).exp() * one + (second - both).exp() * other
+
+
+def halves(q, k, v, keep):
+    def half(q, k, v, keep):
+        scores = (torch.einsum("bhid,bhjd->bhij", q, k) / q.size(-1) ** 0.5).masked_fill(~keep, -torch.inf)
+        total = scores.logsumexp(-1, keepdim=True)
+        return torch.where(keep, scores - total, -torch.inf).exp() @ v, total
+
+    return _merged(half, q, k, v, keep)
+
+
+def halves_merged(q, k, v, keep):
+    def half(q, k, v, keep):
+        scores = (torch.einsum("bhid,bhjd->bhij", q, k) / q.size(-1) ** 0.5).masked_fill(~keep, -torch.inf)
+        total = scores.logsumexp(-1, keepdim=True)
+        return (scores - total).exp() @ v, total  # wrong: AS306 halves_merged
+
+    return _merged(half, q, k, v, keep)
+
+
+class KeyByKey(nn.Module):
+    """Reads one key after the other, as a decoder with a stream of keys does."""
+
+    def fade(self, most, larger):
+        return torch.where(most == larger, 1.0, torch.exp(most - larger))
+
+    def forward(self, q, k, v, keep):
+        most, total, context = q.new_full(q.shape[:-1], -torch.inf), q.new_zeros(q.shape[:-1]), torch.zeros_like(q)
+        for place in range(k.size(2)):
+            scores = torch.einsum("bhid,bhd->bhi", q, k[:, :, place]) / q.size(-1) ** 0.5
+            scores = scores.masked_fill(~keep[:, place, None, None], -torch.inf)
+            larger = torch.maximum(most, scores)
+            faded, power = self.fade(most, larger), self.fade(scores, larger) * keep[:, place, None, None]
+            total = total * faded + power
+            context = context * faded[..., None] + power[..., None] * v[:, :, place, None]
+            most = larger
+        return context / total[..., None]
+
+
+class PlainKeyByKey(KeyByKey):
+    """Subtracts a maximum that may be -inf from itself."""
+
+    def fade(self, most, larger):
+        return torch.exp(most - larger)  # wrong: AS306 key_by_key
+
+
+def wrong_blocks_of_hidden_keys(B, H, L, Dk):
+    return blocks_of_hidden_keys, _with_padding(B, H, L, Dk), {}, ["keep=keep"]
+
+
+def right_blocks_of_hidden_keys(B, H, L, Dk):
+    return blocks_of_keys, _with_padding(B, H, L, Dk), {}, ["keep=keep"]
+
+
+def wrong_halves_merged(B, H, L, Dk):
+    return halves_merged, _with_padding(B, H, L, Dk), {}, ["keep=keep"]
+
+
+def right_halves_merged(B, H, L, Dk):
+    return halves, _with_padding(B, H, L, Dk), {}, ["keep=keep"]
+
+
+def wrong_key_by_key(B, H, L, Dk):
+    return PlainKeyByKey(), _with_padding(B, H, L, Dk), {}, ["keep=keep"]
+
+
+def right_key_by_key(B, H, L, Dk):
+    return KeyByKey(), _with_padding(B, H, L, Dk), {}, ["keep=keep"]
+
+
+def reference_blocks_of_hidden_keys(called, q, k, v, keep):
+    return attention(q, k, v, keep=keep[:, None, None])
+
+
+reference_key_by_key = reference_halves_merged = reference_blocks_of_hidden_keys

@@ -8,12 +8,14 @@ from torch import nn
 from tests.mutants.pairs.as4_reference import attend, fused, merge
 
 SIZES = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 7, "L": 8, "Dk": 4})
+COUNTED = tuple({**sizes, "K": count} for sizes, count in zip(SIZES, (3, 7, 2), strict=True))
 PAIRS = [
     ("AS401", "below_kth_largest", *SIZES),
     ("AS401", "indices_of_largest", *SIZES),
     ("AS401", "smallest_in_einsum", *SIZES),
     ("AS401", "kth_value_from_below", *SIZES),
     ("AS401", "below_mean_in_loop", *SIZES),
+    ("AS401", "fewer_than_tokens", *COUNTED),
 ]
 KEPT = 3
 
@@ -180,3 +182,44 @@ def right_below_mean_in_loop(B, H, L, Dk):
 def reference_below_mean_in_loop(called, q, k, v):
     scores = torch.einsum("bhid,bhjd->bhij", q, k)
     return attend(q, k, v, keep=scores >= scores.mean(-1, keepdim=True))
+
+
+class FewerThanTokens(TopK):
+    """With no more tokens than are kept, there is nothing to choose."""
+
+    def __init__(self, width, heads, count):
+        super().__init__(width, heads)
+        self.count = count
+
+    def hide(self, scores):
+        if self.count < scores.shape[-1]:
+            least = scores.topk(self.count, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(~(scores >= least), -torch.finfo(scores.dtype).max)
+        return scores
+
+
+class FewestKept(FewerThanTokens):
+    def hide(self, scores):
+        if self.count < scores.shape[-1]:
+            least = scores.topk(self.count, dim=-1).values[..., -1:]
+            keep = scores < least  # wrong: AS401 fewer_than_tokens
+            scores = scores.masked_fill(~keep, -torch.finfo(scores.dtype).max)
+        return scores
+
+
+def _counted(cls, B, H, L, Dk, K):
+    return cls(H * Dk, H, min(K, L)), (torch.randn(B, L, H * Dk),), {}
+
+
+def wrong_fewer_than_tokens(B, H, L, Dk, K):
+    return _counted(FewestKept, B, H, L, Dk, K)
+
+
+def right_fewer_than_tokens(B, H, L, Dk, K):
+    return _counted(FewerThanTokens, B, H, L, Dk, K)
+
+
+def reference_fewer_than_tokens(module, x):
+    q, k, v = fused(x, module.qkv, module.heads)
+    scores = torch.einsum("bhid,bhjd->bhij", q, k)
+    return merge(attend(q, k, v, keep=kept(scores, module.count)), module.out)

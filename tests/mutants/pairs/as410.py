@@ -13,7 +13,7 @@ SIZES = (
 )
 PAIRS = [
     ("AS410", "regions_of_other_roll", *SIZES),
-    ("AS410", "columns_alike", *SIZES),
+    ("AS410", "numbers_used_twice", *SIZES),
     ("AS410", "first_window_masked", *SIZES),
 ]
 
@@ -101,7 +101,7 @@ class RightMap(nn.Module):
     def mask(self, Y, X):
         of_windows = self.windows(self.regions(Y, X)[None, None]).squeeze(-1)
         differ = of_windows[0, :, None, :] - of_windows[0, :, :, None]
-        return torch.zeros_like(differ).masked_fill(differ != 0, -100.0)
+        return torch.zeros_like(differ).masked_fill(differ != 0, -100.0)  # wrong: AS410 numbers_used_twice
 
     def forward(self, x):
         (Y, X), w = x.shape[2:], self.window
@@ -115,23 +115,23 @@ class RightMap(nn.Module):
 
 class WrongMap(RightMap):
     def regions(self, Y, X):
-        rows = torch.arange(Y) >= Y - self.shift
-        return rows[:, None] + torch.zeros(X)  # wrong: AS410 columns_alike
+        rows, columns = (torch.arange(size) >= size - self.shift for size in (Y, X))
+        return rows[:, None] + 1.0 * columns
 
 
-def _columns_alike(cls, B, H, Dk, W):
+def _numbers_used_twice(cls, B, H, Dk, W):
     return cls(H * Dk, H, W), (torch.randn(B, H * Dk, 2 * W, 3 * W),), {}
 
 
-def wrong_columns_alike(B, H, Dk, W):
-    return _columns_alike(WrongMap, B, H, Dk, W)
+def wrong_numbers_used_twice(B, H, Dk, W):
+    return _numbers_used_twice(WrongMap, B, H, Dk, W)
 
 
-def right_columns_alike(B, H, Dk, W):
-    return _columns_alike(RightMap, B, H, Dk, W)
+def right_numbers_used_twice(B, H, Dk, W):
+    return _numbers_used_twice(RightMap, B, H, Dk, W)
 
 
-def reference_columns_alike(module, x):
+def reference_numbers_used_twice(module, x):
     projected = torch.einsum("oi,biyx->boyx", module.qkv.weight[:, :, 0, 0], x).flatten(2).mT
     q, k, v = (torch.stack(t.chunk(module.heads, -1), 1) for t in projected.chunk(3, -1))
     keep = apart(x.shape[2:], module.window, module.shift)

@@ -27,9 +27,9 @@ def attend(q, k, v, keep=None, bias=None, scale=None):
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + bias
-    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
     if keep is not None:
-        weights = weights * keep
+        scores = scores.masked_fill(~keep.bool(), -torch.inf)
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True).clamp(min=-1e300))
     total = weights.sum(-1, keepdim=True)
     return torch.einsum("bhqk,bhkd->bhqd", weights / torch.where(total > 0, total, 1), v)
 

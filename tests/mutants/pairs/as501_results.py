@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tests.mutants.pairs.as4_reference import fused, merge, visible
+from tests.mutants.pairs.as4_reference import attend, fused, merge, project, visible
 
 SIZES = (
     {"B": 7, "H": 5, "L": 9, "Dk": 6},
@@ -17,6 +17,8 @@ PAIRS = [
     ("AS501", "decay_on_both_sides", *SIZES),
     ("AS501", "sums_with_the_next_token", *SIZES),
     ("AS501", "running_softmax_by_blocks", *SIZES),
+    ("AS501", "next_token_from_the_end", *SIZES),
+    ("AS501", "mean_of_all_steps", *SIZES),
 ]
 
 
@@ -223,3 +225,80 @@ def reference_running_softmax_by_blocks(module, x):
     q, k, v = fused(x, module.qkv, module.heads)
     weights = (plain(q, k) * q.shape[-1] ** -0.5).exp() * visible(x.shape[1], x.shape[1], module.window)
     return merge(torch.einsum("bhqk,bhkd->bhqd", weights / weights.sum(-1, keepdim=True), v), module.out)
+
+
+class Ahead(Base):
+    """A second head predicts one token further: it reads each token's state and the token after it."""
+
+    def __init__(self, width, heads):
+        super().__init__(width, heads)
+        self.join = nn.Linear(2 * width, width)
+
+    def after(self, x):
+        return x.roll(-1, dims=1)
+
+    def attend(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def forward(self, x):
+        state = super().forward(x)
+        joined = torch.cat([state, self.after(x)], dim=-1)
+        return self.join(joined)[:, :-1], state
+
+
+class AheadFromTheEnd(Ahead):
+    def after(self, x):
+        return x.roll(1, dims=1)  # wrong: AS501 next_token_from_the_end
+
+
+def wrong_next_token_from_the_end(B, H, L, Dk):
+    return _case(AheadFromTheEnd, B, H, L, Dk)
+
+
+def right_next_token_from_the_end(B, H, L, Dk):
+    return _case(Ahead, B, H, L, Dk)
+
+
+def reference_next_token_from_the_end(module, x):
+    state = causal(module, x)
+    pairs = [torch.cat([state[:, at], x[:, at + 1]], -1) for at in range(x.shape[1] - 1)]
+    return project(torch.stack(pairs, dim=1), module.join), state
+
+
+def causal(module, x):
+    q, k, v = fused(x, module.qkv, module.heads)
+    return merge(attend(q, k, v, visible(x.shape[1], x.shape[1])), module.out)
+
+
+class Changes(Base):
+    """What each step changes, beside the mean of the steps so far."""
+
+    def attend(self, q, k, v):
+        hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+        return ((q @ k.mT) * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    def means(self, state):
+        return state.cumsum(dim=1) / torch.arange(1, state.shape[1] + 1).to(state)[:, None]
+
+    def forward(self, x):
+        state = super().forward(x)
+        return (state - self.means(state))[:, 1:]
+
+
+class ChangesBeside(Changes):
+    def means(self, state):
+        return state.mean(dim=1, keepdim=True) * torch.ones_like(state)  # wrong: AS501 mean_of_all_steps
+
+
+def wrong_mean_of_all_steps(B, H, L, Dk):
+    return _case(ChangesBeside, B, H, L, Dk)
+
+
+def right_mean_of_all_steps(B, H, L, Dk):
+    return _case(Changes, B, H, L, Dk)
+
+
+def reference_mean_of_all_steps(module, x):
+    state = causal(module, x)
+    means = [state[:, : at + 1].sum(1) / (at + 1) for at in range(1, x.shape[1])]
+    return state[:, 1:] - torch.stack(means, dim=1)

@@ -23,6 +23,10 @@ PAIRS = [
     ("AS603", "running_sum_of_values", *SIZES),
     ("AS603", "values_of_all_heads", *SIZES),
     ("AS603", "group_added_up", *SHARED),
+    ("AS603", "mean_of_pairs", *CROSS),
+    ("AS603", "products_of_all_pairs", *CROSS),
+    ("AS603", "unit_vectors_over_heads", *SIZES),
+    ("AS603", "lengths_over_heads", *SIZES),
 ]
 
 
@@ -180,3 +184,121 @@ def reference_group_added_up(function, q, k, v):
     shared = q.shape[1] // k.shape[1]
     contexts = attention(q, k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1))
     return contexts.unflatten(1, (-1, shared)).mean(2)
+
+
+def scored(q: Tensor, k: Tensor, v: Tensor, scores: Tensor) -> Tensor:
+    return torch.softmax(scores / q.shape[-1] ** 0.5, dim=-1) @ v
+
+
+def own_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    pairs = torch.einsum("bhid,bgjd->bhgij", q, k)
+    return scored(q, k, v, pairs.diagonal(dim1=1, dim2=2).movedim(-1, 1))
+
+
+def mean_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    pairs = torch.einsum("bhid,bgjd->bhgij", q, k)
+    return scored(q, k, v, pairs.mean(dim=2))  # wrong: AS603 mean_of_pairs
+
+
+def wrong_mean_of_pairs(B, H, Lq, Lk, Dk):
+    return mean_of_heads, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def right_mean_of_pairs(B, H, Lq, Lk, Dk):
+    return own_heads, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def by_multiplication(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scored(q, k, v, (q[:, :, :, None] * k[:, :, None]).sum(dim=-1))
+
+
+def by_all_multiplications(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    products = q[:, :, None, :, None] * k[:, None, :, None]
+    return scored(q, k, v, products.sum(dim=-1).sum(dim=2))  # wrong: AS603 products_of_all_pairs
+
+
+def wrong_products_of_all_pairs(B, H, Lq, Lk, Dk):
+    return by_all_multiplications, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def right_products_of_all_pairs(B, H, Lq, Lk, Dk):
+    return by_multiplication, _heads(B, H, Lq, Lk, Dk), {}
+
+
+def reference_mean_of_pairs(_, q, k, v):
+    return attention(q, k, v)
+
+
+reference_products_of_all_pairs = reference_mean_of_pairs
+
+
+class Recurrent(Attention):
+    """Linear attention as a state that each token changes; the keys are unit vectors."""
+
+    def unit(self, x):
+        return F.normalize(x, dim=-1)
+
+    def attend(self, q, k, v):
+        k, state, contexts = self.unit(k), 0, []
+        for t in range(q.shape[2]):
+            state = 0.9 * state + k[:, :, t, :, None] * v[:, :, t, None]
+            contexts.append((q[:, :, t, None] @ state).squeeze(2))
+        return torch.stack(contexts, dim=2)
+
+
+class RecurrentDefault(Recurrent):
+    def unit(self, x):
+        return F.normalize(x)  # wrong: AS603 unit_vectors_over_heads
+
+
+def wrong_unit_vectors_over_heads(B, H, L, Dk):
+    return _module(RecurrentDefault, B, H, L, Dk)
+
+
+def right_unit_vectors_over_heads(B, H, L, Dk):
+    return _module(Recurrent, B, H, L, Dk)
+
+
+def reference_unit_vectors_over_heads(module, x):
+    q, k, v = (split(t, module.num_heads) for t in module.in_proj(x).chunk(3, dim=-1))
+    k = k / k.square().sum(-1, keepdim=True).sqrt()
+    back = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+    weights = torch.einsum("bhid,bhjd->bhij", q, k) * torch.where(back >= 0, 0.9 ** back.double(), 0.0)
+    return module.out_proj(join(torch.einsum("bhij,bhjd->bhid", weights, v)))
+
+
+class Cosine(Attention):
+    """Divides queries and keys by their lengths before the heads move in front of the tokens."""
+
+    def lengths(self, x):
+        return x.square().sum(-1, keepdim=True).sqrt()
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in self.in_proj(x).chunk(3, -1))
+        q, k = (t / self.lengths(t) for t in (q, k))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        context = F.scaled_dot_product_attention(q, k, v, scale=8.0)
+        return self.out_proj(context.transpose(1, 2).flatten(-2))
+
+
+class CosineOverHeads(Cosine):
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in self.in_proj(x).chunk(3, -1))
+        q, k = (t * t.square().sum(2, keepdim=True).rsqrt() for t in (q, k))  # wrong: AS603 lengths_over_heads
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        context = F.scaled_dot_product_attention(q, k, v, scale=8.0)
+        return self.out_proj(context.transpose(1, 2).flatten(-2))
+
+
+def wrong_lengths_over_heads(B, H, L, Dk):
+    return _module(CosineOverHeads, B, H, L, Dk)
+
+
+def right_lengths_over_heads(B, H, L, Dk):
+    return _module(Cosine, B, H, L, Dk)
+
+
+def reference_lengths_over_heads(module, x):
+    q, k, v = (split(t, module.num_heads) for t in module.in_proj(x).chunk(3, dim=-1))
+    q, k = (t / t.norm(dim=-1, keepdim=True) for t in (q, k))
+    return module.out_proj(join(attention(q, k, v, scale=8.0)))

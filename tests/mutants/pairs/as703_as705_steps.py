@@ -16,6 +16,8 @@ PAIRS = [
     ("AS703", "offset_of_each_layer", *SELF),
     ("AS705", "cache_turned_in_each_step", *SELF),
     ("AS705", "chunks_turned_again", *SELF),
+    ("AS705", "tokens_turned_again", *SELF),
+    ("AS705", "pairs_turned_in_each_read", *SELF),
 ]
 
 
@@ -159,6 +161,19 @@ class TurnsChunks(RightChunks):
         return turn(k, torch.arange(k.shape[2]))  # wrong: AS705 chunks_turned_again
 
 
+class RightTokens(RightStepwise):
+    """Nothing is cached at first."""
+
+    def pieces(self, x):
+        return x.split(1, dim=1)
+
+
+class TurnsTokens(RightTokens):
+    def keys(self, cached, k, place):
+        every = torch.cat((cached, k), dim=2)
+        return turn(every, torch.arange(every.shape[2]))  # wrong: AS705 tokens_turned_again
+
+
 def _stepwise(cls, B, H, L, Dk, claims=("causal",)):
     return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, list(claims)
 
@@ -202,6 +217,84 @@ def right_chunks_turned_again(B, H, L, Dk):
 
 
 reference_chunks_turned_again = reference_offset_is_the_step
+
+
+def wrong_tokens_turned_again(B, H, L, Dk):
+    return _stepwise(TurnsTokens, B, H, L, Dk, ("causal", "rope=half"))
+
+
+def right_tokens_turned_again(B, H, L, Dk):
+    return _stepwise(RightTokens, B, H, L, Dk, ("causal", "rope=half"))
+
+
+reference_tokens_turned_again = reference_offset_is_the_step
+
+
+class Memory:
+    """The keys and values of one layer, which grow token by token."""
+
+    def __init__(self):
+        self.k, self.v = [], []
+
+    def add(self, k, v):
+        self.k.append(spun(k, len(self.k)))
+        self.v.append(v)
+        return self.k, self.v
+
+
+class MemorySpunAgain(Memory):
+    def add(self, k, v):
+        self.k.append(k)
+        self.v.append(v)
+        self.k = [spun(one, place) for place, one in enumerate(self.k)]  # wrong: AS705 pairs_turned_in_each_read
+        return self.k, self.v
+
+
+def spun(x, place):
+    """Adjacent features are one complex number."""
+    half = x.shape[-1] // 2
+    angle = place * 10000.0 ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
+    pair = torch.view_as_complex(x.unflatten(-1, (half, 2)).contiguous())
+    return torch.view_as_real(pair * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+
+
+class TokenByToken(nn.Module):
+    """One query at a time, with the axes batch, heads, features."""
+
+    memory = Memory
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x):
+        memory, out = self.memory(), []
+        for place, token in enumerate(x.unbind(1)):
+            q, k, v = (w(token).unflatten(-1, (self.heads, -1)) for w in (self.wq, self.wk, self.wv))
+            keys, values = (torch.stack(one, dim=2) for one in memory.add(k, v))
+            scores = torch.einsum("bhd,bhkd->bhk", spun(q, place), keys) * q.shape[-1] ** -0.5
+            out.append(torch.einsum("bhk,bhkd->bhd", scores.softmax(-1), values).flatten(1))
+        return self.wo(torch.stack(out, dim=1))
+
+
+class TokenByTokenSpunAgain(TokenByToken):
+    memory = MemorySpunAgain
+
+
+def wrong_pairs_turned_in_each_read(B, H, L, Dk):
+    return _stepwise(TokenByTokenSpunAgain, B, H, L, Dk)
+
+
+def right_pairs_turned_in_each_read(B, H, L, Dk):
+    return _stepwise(TokenByToken, B, H, L, Dk)
+
+
+def reference_pairs_turned_in_each_read(module, x):
+    place = torch.arange(x.shape[1])
+    q, k, v = (heads(x, w, module.heads) for w in (module.wq, module.wk, module.wv))
+    q, k = (turned(t, place, "interleaved") for t in (q, k))
+    return merge(attend(q, k, v, visible(len(place), len(place))), module.wo)
 
 
 class RightTwoLayers(nn.Module):

@@ -16,6 +16,8 @@ PAIRS = [
     ("AS704", "query_half_key_pairs", *SELF),
     ("AS704", "rejoined_halves", *SELF),
     ("AS704", "halves_exchanged_first", *SELF),
+    ("AS704", "factors_of_halves", *SELF),
+    ("AS704", "beside_feed_forward", *SELF),
 ]
 
 
@@ -289,3 +291,102 @@ def wrong_halves_exchanged_first(B, H, L, Dk):
 
 
 right_halves_exchanged_first, reference_halves_exchanged_first = right_interleaved_tables, reference_interleaved_tables
+
+
+class RightFactors(nn.Module):
+    """xPos: pairs of features are rotated and scaled by a factor, whose inverse scales those of the keys."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.to_qkv = nn.Linear(dim, 3 * dim, bias=False)
+
+    def per_feature(self, factors):
+        return factors.repeat_interleave(2, dim=-1)
+
+    def rotated(self, x, power):
+        length, width = x.shape[-2:]
+        angle = angles(length, width, x).repeat_interleave(2, dim=-1)
+        bases = (torch.arange(0, width, 2).to(x) + 0.4 * width) / (1.4 * width)
+        positions = torch.arange(length).to(x)[:, None] - length // 2
+        factor = self.per_feature(bases ** (power * positions / 16))
+        return (x * angle.cos() + rotate_every_two(x) * angle.sin()) * factor
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.to_qkv(x).chunk(3, dim=-1))
+        return F.scaled_dot_product_attention(self.rotated(q, 1), self.rotated(k, -1), v).transpose(1, 2).flatten(2)
+
+
+class WrongFactors(RightFactors):
+    def per_feature(self, factors):
+        return torch.cat((factors, factors), dim=-1)
+
+
+def _factors_of_halves(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["rope=interleaved"]
+
+
+def wrong_factors_of_halves(B, H, L, Dk):
+    return _factors_of_halves(WrongFactors, B, H, L, Dk)
+
+
+def right_factors_of_halves(B, H, L, Dk):
+    return _factors_of_halves(RightFactors, B, H, L, Dk)
+
+
+def reference_factors_of_halves(module, x):
+    q, k, v = fused(x, module.to_qkv, module.heads)
+    length, width = q.shape[-2:]
+    positions = torch.arange(length)
+    base = (torch.arange(0, width, 2, dtype=torch.float64) + 0.4 * width) / (1.4 * width)
+    scale = torch.stack([base ** ((place - length // 2) / 16) for place in range(length)])
+    scale = torch.stack((scale, scale), -1).flatten(-2)
+    q, k = turned(q, positions, "interleaved") * scale, turned(k, positions, "interleaved") / scale
+    return merge(attend(q, k, v))
+
+
+class ParallelBlock(nn.Module):
+    """One projection makes queries, the key and the value that all heads share, and what feeds the other branch."""
+
+    def __init__(self, width, heads, hidden):
+        super().__init__()
+        self.heads, self.parts = heads, (width, width // heads, width // heads, hidden)
+        self.fused = nn.Linear(width, sum(self.parts), bias=False)
+        self.from_heads, self.from_hidden = nn.Linear(width, width, bias=False), nn.Linear(hidden, width, bias=False)
+
+    def rotary(self, length, width, like):
+        return angles(length, width, like).tile(1, 2)
+
+    def forward(self, x):
+        q, k, v, hidden = self.fused(x).split(self.parts, dim=-1)
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        places = self.rotary(x.shape[1], k.shape[-1], x)
+        q, k = (t * places.cos() + rotate_half(t) * places.sin() for t in (q, k))
+        scores = torch.einsum("bhid,bjd->bhij", q * k.shape[-1] ** -0.5, k)
+        context = torch.einsum("bhij,bjd->bihd", scores.softmax(dim=-1), v)
+        return self.from_heads(context.flatten(2)) + self.from_hidden(F.silu(hidden))
+
+
+class ParallelBlockOfPairs(ParallelBlock):
+    def rotary(self, length, width, like):
+        return angles(length, width, like).repeat_interleave(2, dim=-1)  # wrong: AS704 beside_feed_forward
+
+
+def _beside_feed_forward(cls, B, H, L, Dk):
+    return cls(H * Dk, H, H * Dk + 1), (torch.randn(B, L, H * Dk),), {}, ["rope=half"]
+
+
+def wrong_beside_feed_forward(B, H, L, Dk):
+    return _beside_feed_forward(ParallelBlockOfPairs, B, H, L, Dk)
+
+
+def right_beside_feed_forward(B, H, L, Dk):
+    return _beside_feed_forward(ParallelBlock, B, H, L, Dk)
+
+
+def reference_beside_feed_forward(module, x):
+    place = torch.arange(x.shape[1])
+    q, k, v, hidden = module.fused(x).split(module.parts, dim=-1)
+    q = q.unflatten(-1, (module.heads, -1)).transpose(1, 2)
+    context = attend(turned(q, place), turned(k[:, None], place), v[:, None])
+    return merge(context, module.from_heads) + module.from_hidden(F.silu(hidden))

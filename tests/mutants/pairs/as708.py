@@ -93,7 +93,7 @@ class RightSlopes(nn.Module):
     def forward(self, x):
         B, T, C = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.n, C // self.n).permute(2, 0, 3, 1, 4)
-        slopes = 2.0 ** -torch.arange(1, self.n + 1, dtype=x.dtype)
+        slopes = 2.0 ** (-8 / self.n * torch.arange(1, self.n + 1, dtype=x.dtype))
         scores = q @ k.mT / math.sqrt(C // self.n) - slopes[:, None, None] * self.distances(T)
         scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
         return (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C)
@@ -120,5 +120,5 @@ def reference_alternating_bias(module, x):
     q, k, v = fused(x, module.qkv, module.n)
     length = x.shape[1]
     back = torch.tensor([[abs(i - j) for j in range(length)] for i in range(length)])
-    slopes = torch.tensor([0.5**head for head in range(1, module.n + 1)], dtype=torch.float64)
+    slopes = torch.tensor([2 ** (-8 * head / module.n) for head in range(1, module.n + 1)], dtype=torch.float64)
     return merge(attend(q, k, v, visible(length, length), bias=-slopes[:, None, None] * back))

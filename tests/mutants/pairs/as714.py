@@ -15,6 +15,7 @@ PAIRS = [
     ("AS714", "strided_in_sdpa", *SELF),
     ("AS714", "not_shifted", *SELF),
     ("AS714", "padded_on_the_right", *SELF),
+    ("AS714", "rows_of_earlier_queries", *SELF),
 ]
 
 
@@ -258,3 +259,17 @@ def reference_padded_on_the_right(module, x):
     vectors = waves(torch.arange(1 - n, n), q.shape[-1]).to(q).expand(module.n_heads, -1, -1)
     bias = distances(q, vectors) / math.sqrt(q.shape[-1])
     return merge(attend(q, k, v, visible(n, n), bias=bias), module.out)
+
+
+class RowsBefore(RightEarlier):
+    def skewed(self, places):
+        b, h, n, _ = places.shape
+        return F.pad(places, (1, 0)).reshape(b, h, n + 1, n)[:, :, :-1]  # wrong: AS714 rows_of_earlier_queries
+
+
+def wrong_rows_of_earlier_queries(B, H, L, Dk):
+    return _padded_on_the_right(RowsBefore, B, H, L, Dk)
+
+
+right_rows_of_earlier_queries = right_padded_on_the_right
+reference_rows_of_earlier_queries = reference_padded_on_the_right

@@ -16,6 +16,8 @@ PAIRS = [
     ("AS708", "joined_same_angle", *SELF),
     ("AS708", "angles_of_one_token", *SELF),
     ("AS704", "layout_in_steps", *SELF),
+    ("AS704", "odd_part_layout", *SELF),
+    ("AS703", "odd_part_keys_further", *SELF),
 ]
 
 
@@ -225,6 +227,54 @@ def right_joined_same_angle(B, H, L, Dk):
 
 def reference_joined_same_angle(module, x):
     return _reference(module, x, turn_halves)
+
+
+class OddPart(Joined):
+    """The rotated part has an odd number of features, of which the last one stays as it is."""
+
+    def turn_even(self, x, position):
+        return turn_halves(x, position)
+
+    def turn(self, x, position):
+        return torch.cat((self.turn_even(x[..., :-1], position), x[..., -1:]), dim=-1)
+
+
+class OddPartInPairs(OddPart):
+    def turn_even(self, x, position):
+        return turn_pairs(x, position)
+
+
+class OddPartKeysFurther(OddPart):
+    def turn_key(self, x, position):
+        return self.turn(x, position + 1)
+
+
+def wrong_odd_part_layout(B, H, L, Dk):
+    return _latent(OddPartInPairs, "half", B, H, L, Dk + 1)
+
+
+def right_odd_part_layout(B, H, L, Dk):
+    return _latent(OddPart, "half", B, H, L, Dk + 1)
+
+
+def _reference_of_odd_part(module, x):
+    return _reference(module, x, lambda one, place: torch.cat((turn_halves(one[..., :-1], place), one[..., -1:]), -1))
+
+
+def reference_odd_part_layout(module, x):
+    return _reference_of_odd_part(module, x)
+
+
+def wrong_odd_part_keys_further(B, H, L, Dk):
+    return _latent(OddPartKeysFurther, "half", B, H, L, Dk + 1)
+
+
+def right_odd_part_keys_further(B, H, L, Dk):
+    return _latent(OddPart, "half", B, H, L, Dk + 1)
+
+
+def reference_odd_part_keys_further(module, x):
+    return _reference_of_odd_part(module, x)
 
 
 class TokenByToken(nn.Module):

@@ -10,6 +10,11 @@ from tests.mutants.pairs.as4_reference import attend, heads, merge, project
 from tests.mutants.plain import attention
 
 SIZES = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 7, "L": 5, "Dk": 4})
+ACROSS = (
+    {"B": 4, "H": 5, "Lq": 7, "Lk": 9, "Dk": 6},
+    {"B": 5, "H": 4, "Lq": 9, "Lk": 11, "Dk": 8},
+    {"B": 6, "H": 7, "Lq": 5, "Lk": 8, "Dk": 4},
+)
 PAIRS = [
     ("AS807", "key_norm_dropped", *SIZES),
     ("AS807", "layers_not_chained", *SIZES),
@@ -18,6 +23,8 @@ PAIRS = [
     ("AS807", "value_overlaps_key", *SIZES),
     ("AS807", "block_adds_norm", *SIZES),
     ("AS807", "tokens_as_values", *SIZES),
+    ("AS807", "one_norm_for_both", *SIZES),
+    ("AS807", "one_attention_for_both", *ACROSS),
 ]
 
 
@@ -290,3 +297,98 @@ def right_tokens_as_values(B, H, L, Dk):
 def reference_tokens_as_values(module, x):
     k, v = torch.einsum("bli,chdi->cbhld", x, module.pairs.weight.unflatten(0, (2, module.heads, -1)))
     return merge(attend(heads(x, module.query, module.heads), k, v))
+
+
+class RootMeanSquare(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(1 + torch.rand(width))
+
+    def forward(self, x):
+        return self.weight * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+class OwnNorms(Normed):
+    """The norms are a module of the same file."""
+
+    def __init__(self, width, heads):
+        super().__init__(width, heads)
+        self.q_norm, self.k_norm = RootMeanSquare(width // heads), RootMeanSquare(width // heads)
+
+
+class OneNorm(OwnNorms):
+    def forward(self, x):
+        q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
+        query = self.q_norm(q)
+        key = self.q_norm(k)  # wrong: AS807 one_norm_for_both
+        return ((query @ key.mT / math.sqrt(q.size(-1))).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def wrong_one_norm_for_both(B, H, L, Dk):
+    return OneNorm(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def right_one_norm_for_both(B, H, L, Dk):
+    return OwnNorms(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_one_norm_for_both(module, x):
+    q, k, v = (heads(x, linear, module.heads) for linear in (module.q_proj, module.k_proj, module.v_proj))
+    q, k = (
+        t * torch.rsqrt(t.pow(2).mean(-1, keepdim=True) + 1e-6) * norm.weight
+        for t, norm in ((q, module.q_norm), (k, module.k_norm))
+    )
+    return merge(attend(q, k, v))
+
+
+class Projected(nn.Module):
+    """Attention from one sequence to another, with projections."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.of_query, self.of_key, self.of_value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def split(self, x):
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, x, memory):
+        q, k, v = self.split(self.of_query(x)), self.split(self.of_key(memory)), self.split(self.of_value(memory))
+        weights = (q @ k.mT / math.sqrt(q.size(-1))).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.own, self.cross = Projected(width, heads), Projected(width, heads)
+
+    def forward(self, x, memory):
+        x = x + self.own(x, x)
+        return x + self.cross(x, memory)
+
+
+class OwnForBoth(DecoderLayer):
+    def forward(self, x, memory):
+        x = x + self.own(x, x)
+        return x + self.own(x, memory)  # wrong: AS807 one_attention_for_both
+
+
+def _one_attention_for_both(cls, B, H, Lq, Lk, Dk):
+    return cls(H * Dk, H), (torch.randn(B, Lq, H * Dk), torch.randn(B, Lk, H * Dk)), {}
+
+
+def wrong_one_attention_for_both(B, H, Lq, Lk, Dk):
+    return _one_attention_for_both(OwnForBoth, B, H, Lq, Lk, Dk)
+
+
+def right_one_attention_for_both(B, H, Lq, Lk, Dk):
+    return _one_attention_for_both(DecoderLayer, B, H, Lq, Lk, Dk)
+
+
+def reference_one_attention_for_both(module, x, memory):
+    for layer, keys in ((module.own, None), (module.cross, memory)):
+        keys = x if keys is None else keys
+        k, v = heads(keys, layer.of_key, layer.heads), heads(keys, layer.of_value, layer.heads)
+        x = x + merge(attend(heads(x, layer.of_query, layer.heads), k, v), layer.out)
+    return x

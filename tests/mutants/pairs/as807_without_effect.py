@@ -9,6 +9,11 @@ from torch import nn
 from tests.mutants.pairs.as4_reference import attend, fused, heads, merge
 
 SIZES = ({"B": 4, "H": 5, "L": 7, "Dk": 6}, {"B": 5, "H": 4, "L": 9, "Dk": 8}, {"B": 6, "H": 7, "L": 5, "Dk": 4})
+CACHED = (
+    {"B": 4, "H": 5, "Lp": 7, "Dk": 6},
+    {"B": 5, "H": 4, "Lp": 9, "Dk": 8},
+    {"B": 6, "H": 7, "Lp": 5, "Dk": 4},
+)
 PAIRS = [
     ("AS807", "output_of_one_letter", *SIZES),
     ("AS807", "queries_by_diagonal", *SIZES),
@@ -16,6 +21,8 @@ PAIRS = [
     ("AS807", "scale_before_unit_length", *SIZES),
     ("AS807", "heads_weighted_one_by_one", *SIZES),
     ("AS807", "exponents_of_maximum", *SIZES),
+    ("AS807", "distances_without_cached", *CACHED),
+    ("AS807", "softmax_of_single_scores", *SIZES),
 ]
 
 
@@ -217,8 +224,8 @@ class Exponents(nn.Module):
 
 class ExponentsOfMaximum(Exponents):
     def exponents(self, scores):
-        most = scores.amax(dim=-1, keepdim=True)
-        return torch.exp(most)
+        scores = scores.amax(dim=-1, keepdim=True)
+        return torch.exp(scores - scores.amax(dim=-1, keepdim=True))
 
 
 def wrong_exponents_of_maximum(B, H, L, Dk):
@@ -233,3 +240,83 @@ def reference_exponents_of_maximum(module, q, k, v):
     scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
     kept = scores >= scores.mean(-1, keepdim=True)
     return attend(q, k, v, keep=kept, bias=scores * (module.temperature - 1))
+
+
+class RelativeKeys(nn.Module):
+    """Decodes one token; an embedding of the distance is added to each key (Shaw et al. 2018, equation 4)."""
+
+    def __init__(self, width, heads, most):
+        super().__init__()
+        self.heads, self.most = heads, most
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.of_distance = nn.Embedding(2 * most - 1, width // heads)
+
+    def distances(self, new, keys):
+        return torch.arange(keys - new, keys)[:, None] - torch.arange(keys)
+
+    def forward(self, x, past_key, past_value):
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        k, v = torch.cat((past_key, k), 2), torch.cat((past_value, v), 2)
+        embedded = self.of_distance(self.distances(x.shape[1], k.shape[2]) + self.most - 1)
+        scores = q @ k.mT + torch.einsum("bhid,ijd->bhij", q, embedded)
+        weights = (scores / math.sqrt(q.shape[-1])).softmax(dim=-1)  # wrong: AS807 distances_without_cached
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class DistancesOfNew(RelativeKeys):
+    def distances(self, new, keys):
+        return torch.arange(new)[:, None] - torch.arange(new)
+
+
+def _distances_without_cached(cls, B, H, Lp, Dk):
+    return cls(H * Dk, H, Lp + 3), (torch.randn(B, 1, H * Dk), *torch.randn(2, B, H, Lp, Dk)), {}
+
+
+def wrong_distances_without_cached(B, H, Lp, Dk):
+    return _distances_without_cached(DistancesOfNew, B, H, Lp, Dk)
+
+
+def right_distances_without_cached(B, H, Lp, Dk):
+    return _distances_without_cached(RelativeKeys, B, H, Lp, Dk)
+
+
+def reference_distances_without_cached(module, x, past_key, past_value):
+    q, k, v = (heads(x, layer, module.heads) for layer in (module.q, module.k, module.v))
+    k, v = torch.cat((past_key, k), 2), torch.cat((past_value, v), 2)
+    last = k.shape[2] - 1
+    at_distance = module.of_distance.weight[[last - key + module.most - 1 for key in range(last + 1)]]
+    bias = torch.stack([q[:, :, 0] @ one for one in at_distance], dim=-1)[:, :, None] / math.sqrt(q.shape[-1])
+    return merge(attend(q, k, v, bias=bias))
+
+
+class MapPool(nn.Module):
+    """Pools a map by scores that a convolution makes."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.score = nn.Conv2d(channels, 1, kernel_size=1)
+
+    def weights(self, scores):
+        return scores.flatten(2).softmax(dim=2)
+
+    def forward(self, x):
+        return torch.bmm(self.weights(self.score(x)), x.flatten(2).transpose(1, 2)).squeeze(1)
+
+
+class MapSum(MapPool):
+    def weights(self, scores):
+        return scores.flatten(2).softmax(dim=1)  # wrong: AS807 softmax_of_single_scores
+
+
+def wrong_softmax_of_single_scores(B, H, L, Dk):
+    return MapSum(Dk), (torch.randn(B, Dk, H, L),), {}
+
+
+def right_softmax_of_single_scores(B, H, L, Dk):
+    return MapPool(Dk), (torch.randn(B, Dk, H, L),), {}
+
+
+def reference_softmax_of_single_scores(module, x):
+    scores = torch.einsum("bchw,oc->bhw", x, module.score.weight[..., 0, 0]) + module.score.bias
+    weights = torch.exp(scores) / torch.exp(scores).sum((1, 2), keepdim=True)
+    return torch.einsum("bhw,bchw->bc", weights, x)

@@ -15,6 +15,9 @@ PAIRS = [
     ("AS809", "gate_dropped", *SIZES),
     ("AS809", "turned_and_forgotten", *SIZES),
     ("AS809", "attended_and_forgotten", *SIZES),
+    ("AS809", "order_bound_to_the_loop", *SIZES),
+    ("AS809", "dicts_left_in_order", *SIZES),
+    ("AS809", "pairs_left_in_order", *SIZES),
 ]
 
 
@@ -161,3 +164,92 @@ def right_attended_and_forgotten(B, H, L, Dk):
 
 def reference_attended_and_forgotten(function, x):
     return x + torch.tanh(attention(x, x, x))
+
+
+def continued(q, k, v, order):
+    """Each element goes on with the keys and values of another one."""
+    past = [tensor[order] for tensor in (k, v)]
+    return attend(q, *past)
+
+
+def continued_unordered(q, k, v, order):
+    past = [k, v]
+    for tensor in past:
+        tensor = tensor[order]  # wrong: AS809 order_bound_to_the_loop
+    return attend(q, *past)
+
+
+def attend(q, k, v):
+    return (q @ k.mT / q.size(-1) ** 0.5).softmax(dim=-1) @ v
+
+
+def _order_bound_to_the_loop(function, B, H, L, Dk):
+    return function, (*_qkv(B, H, L, Dk), torch.arange(B).roll(1))
+
+
+def wrong_order_bound_to_the_loop(B, H, L, Dk):
+    return _order_bound_to_the_loop(continued_unordered, B, H, L, Dk)
+
+
+def right_order_bound_to_the_loop(B, H, L, Dk):
+    return _order_bound_to_the_loop(continued, B, H, L, Dk)
+
+
+def reference_order_bound_to_the_loop(function, q, k, v, order):
+    return torch.stack([attention(q[i], k[order[i]], v[order[i]]) for i in range(len(q))])
+
+
+class Hypotheses(nn.Module):
+    """Each element goes on with the cache of the element from which it comes."""
+
+    def reorder(self, caches, order):
+        for cache in caches:
+            cache.update({name: tensor.index_select(0, order) for name, tensor in cache.items()})
+        return caches
+
+    def forward(self, q, k, v, order):
+        (cache,) = self.reorder([{"k": k, "v": v}], order)
+        return attend(q, cache["k"], cache["v"])
+
+
+class HypothesesLeftInOrder(Hypotheses):
+    def reorder(self, caches, order):
+        for cache in caches:
+            cache = {name: t.index_select(0, order) for name, t in cache.items()}  # wrong: AS809 dicts_left_in_order
+        return caches
+
+
+def wrong_dicts_left_in_order(B, H, L, Dk):
+    return _order_bound_to_the_loop(HypothesesLeftInOrder(), B, H, L, Dk)
+
+
+def right_dicts_left_in_order(B, H, L, Dk):
+    return _order_bound_to_the_loop(Hypotheses(), B, H, L, Dk)
+
+
+reference_dicts_left_in_order = reference_order_bound_to_the_loop
+
+
+def beam_step(q, k, v, order):
+    pasts = [(k, v)]
+    for place, past in enumerate(pasts):
+        pasts[place] = tuple(torch.index_select(state, 0, order) for state in past)
+    return F.scaled_dot_product_attention(q, *pasts[0])
+
+
+def beam_step_left_in_order(q, k, v, order):
+    pasts = [(k, v)]
+    for past in pasts:
+        past = tuple(torch.index_select(state, 0, order) for state in past)  # wrong: AS809 pairs_left_in_order
+    return F.scaled_dot_product_attention(q, *pasts[0])
+
+
+def wrong_pairs_left_in_order(B, H, L, Dk):
+    return _order_bound_to_the_loop(beam_step_left_in_order, B, H, L, Dk)
+
+
+def right_pairs_left_in_order(B, H, L, Dk):
+    return _order_bound_to_the_loop(beam_step, B, H, L, Dk)
+
+
+reference_pairs_left_in_order = reference_order_bound_to_the_loop

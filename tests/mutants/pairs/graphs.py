@@ -121,7 +121,7 @@ def _products(q, k, src, dst):
 
 def with_sums_at_targets(q, k, v, src, dst):
     """Attend along edges, with (L, H, Dk) of each node."""
-    e = torch.exp((q[dst] * k[src]).sum(dim=-1) / q.size(-1) ** 0.5)
+    e = torch.exp(((q[dst] * k[src]).sum(dim=-1) / q.size(-1) ** 0.5).clamp(-60, 60))
     total = e.new_zeros(q.size(0), q.size(1)).scatter_add_(0, dst.unsqueeze(-1).expand_as(e), e)
     alpha = e / total.index_select(0, dst)
     out = torch.zeros_like(v)
@@ -130,7 +130,7 @@ def with_sums_at_targets(q, k, v, src, dst):
 
 def with_sums_of_the_other_end(q, k, v, src, dst):
     """Attend along edges, with (L, H, Dk) of each node."""
-    e = torch.exp((q[dst] * k[src]).sum(dim=-1) / q.size(-1) ** 0.5)
+    e = torch.exp(((q[dst] * k[src]).sum(dim=-1) / q.size(-1) ** 0.5).clamp(-60, 60))
     total = e.new_zeros(q.size(0), q.size(1)).scatter_add_(0, dst.unsqueeze(-1).expand_as(e), e)
     alpha = e / total.index_select(0, src)  # wrong: AS302 sums_of_the_other_end
     out = torch.zeros_like(v)
@@ -199,7 +199,7 @@ def reference_pooled_by_kind(module, x, graph, kind):
 
 def divided_last(q, k, v, src, dst):
     """Attend along edges, with (L, H, Dk) of each node, and divide at the end."""
-    e = torch.einsum("ehd,ehd->eh", q[dst], k[src]).mul(q.shape[-1] ** -0.5).exp()
+    e = torch.einsum("ehd,ehd->eh", q[dst], k[src]).mul(q.shape[-1] ** -0.5).clamp(-60, 60).exp()
     context = torch.zeros_like(v).index_put_((dst,), e[:, :, None] * v[src], accumulate=True)
     total = torch.zeros_like(v[..., 0]).index_put_((dst,), e, accumulate=True)
     return context / total.clamp(min=1e-9).unsqueeze(-1)
@@ -207,7 +207,7 @@ def divided_last(q, k, v, src, dst):
 
 def divided_last_by_sources(q, k, v, src, dst):
     """Attend along edges, with (L, H, Dk) of each node, and divide at the end."""
-    e = torch.einsum("ehd,ehd->eh", q[dst], k[src]).mul(q.shape[-1] ** -0.5).exp()
+    e = torch.einsum("ehd,ehd->eh", q[dst], k[src]).mul(q.shape[-1] ** -0.5).clamp(-60, 60).exp()
     context = torch.zeros_like(v).index_put_((dst,), e[:, :, None] * v[src], accumulate=True)
     total = torch.zeros_like(v[..., 0]).index_put_((src,), e, accumulate=True)  # wrong: AS302 divided_late
     return context / total.clamp(min=1e-9).unsqueeze(-1)

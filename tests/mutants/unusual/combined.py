@@ -16,6 +16,7 @@ UNUSUAL = [
     ("batch_norm_of_scores", *SIZES),
     ("averaged_heads", *SIZES),
     ("tables_of_even_width", *SIZES),
+    ("two_ahead", *SIZES),
 ]
 
 
@@ -201,3 +202,34 @@ class TablesOfEvenWidth(Base):
 
 def case_tables_of_even_width(B, H, L, Dk):
     return _case(TablesOfEvenWidth, B, H, L, Dk, claims=["rope=half"])
+
+
+class TwoAhead(Base):
+    """Heads for the tokens that follow read these tokens up to their own target, and end earlier."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.joins = nn.ModuleList(nn.Linear(2 * heads * depth, heads * depth) for _ in range(2))
+
+    def attend(self, x, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def forward(self, x):
+        states = [super().forward(x)]
+        for ahead, joined in enumerate(self.joins, 1):
+            states.append(joined(torch.cat([states[-1][:, :-1], x[:, ahead:]], dim=-1)))
+        return states
+
+
+def case_two_ahead(B, H, L, Dk):
+    return _case(TwoAhead, B, H, L, Dk, claims=["causal"])
+
+
+def reference_two_ahead(module, x):
+    length = x.shape[1]
+    hidden = torch.arange(length)[:, None] < torch.arange(length)
+    q, k, v = parts(module, x)
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / module.depth**0.5
+    state = module.out(join(softmax(scores.masked_fill(hidden, -torch.inf)) @ v))
+    second = module.joins[0](torch.cat([state[:, :-1], x[:, 1:]], -1))
+    return [state, second, module.joins[1](torch.cat([second[:, :-1], x[:, 2:]], -1))]

@@ -6,11 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.mutants.plain import attention, join, multihead, split
+from tests.mutants.plain import attention, causal, join, multihead, split
 
 SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 2, "L": 9, "Dk": 7})
 CROSS = ({"B": 2, "H": 4, "Lq": 5, "Lk": 7, "Dk": 3}, {"B": 3, "H": 2, "Lq": 8, "Lk": 4, "Dk": 6})
 VALUES = ({"B": 2, "H": 4, "Lq": 5, "Lk": 7, "Dk": 3, "Dv": 6}, {"B": 3, "H": 2, "Lq": 8, "Lk": 4, "Dk": 6, "Dv": 5})
+MAPS = (
+    {"B": 3, "rows": 4, "columns": 6, "n_head": 2, "Dk": 5},
+    {"B": 2, "rows": 7, "columns": 5, "n_head": 4, "Dk": 3},
+)
+GROUPS = ({"B": 4, "Hkv": 2, "G": 3, "L": 7, "Dk": 5}, {"B": 2, "Hkv": 5, "G": 4, "L": 9, "Dk": 3})
 UNUSUAL = [
     ("keys_first", *VALUES),
     ("scores_heads_last", *CROSS),
@@ -24,6 +29,8 @@ UNUSUAL = [
     ("list_of_heads", *SIZES),
     ("swapped_product", *CROSS),
     ("filled_in_parts", *CROSS),
+    ("columns_with_heads_of_an_own_name", *MAPS),
+    ("queries_of_a_group_in_one_axis", *GROUPS),
 ]
 
 
@@ -264,3 +271,57 @@ def case_filled_in_parts(B, H, Lq, Lk, Dk):
 
 def reference_filled_in_parts(function, q, k, v):
     return attention(q, k, v)
+
+
+class Columns(nn.Module):
+    """The pixels of a column attend to each other; batch, columns and heads are one axis."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.to_q, self.to_kv = nn.Linear(width, width, bias=False), nn.Linear(width, 2 * width, bias=False)
+
+    def forward(self, x):
+        B, C, height, width = x.shape
+        x = x.permute(0, 3, 2, 1).reshape(B * width, height, C)
+        projected = (self.to_q(x), *self.to_kv(x).chunk(2, dim=-1))
+        q, k, v = (t.reshape(-1, height, self.heads, C // self.heads).transpose(1, 2).flatten(0, 1) for t in projected)
+        context = torch.bmm(torch.bmm(q, k.mT * q.shape[-1] ** -0.5).softmax(dim=-1), v)
+        context = context.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
+        return context.unflatten(0, (B, width)).permute(0, 3, 2, 1)
+
+
+def case_columns_with_heads_of_an_own_name(B, rows, columns, n_head, Dk):
+    return Columns(n_head * Dk, n_head), (torch.randn(B, n_head * Dk, rows, columns),), {}
+
+
+def reference_columns_with_heads_of_an_own_name(module, x):
+    pixels = x.permute(0, 3, 2, 1)
+    key, value = (pixels @ weight.T for weight in module.to_kv.weight.chunk(2))
+    q, k, v = (split(t, module.heads) for t in (pixels @ module.to_q.weight.T, key, value))
+    return join(attention(q, k, v)).permute(0, 3, 2, 1)
+
+
+class GroupsInOneAxis(nn.Module):
+    """The query heads of a group share keys, and lie one after another along the axis of the queries."""
+
+    def __init__(self, width, kv_heads, group):
+        super().__init__()
+        self.kv_heads, self.group = kv_heads, group
+        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width // group)
+
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (self.kv_heads, self.group, -1)).permute(0, 2, 3, 1, 4)
+        k, v = self.kv(x).unflatten(-1, (2, self.kv_heads, -1)).permute(2, 0, 3, 1, 4)
+        keep = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril().repeat(self.group, 1)
+        context = F.scaled_dot_product_attention(q.flatten(2, 3), k, v, attn_mask=keep)
+        return context.unflatten(2, (self.group, -1)).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def case_queries_of_a_group_in_one_axis(B, Hkv, G, L, Dk):
+    return GroupsInOneAxis(Hkv * G * Dk, Hkv, G), (torch.randn(B, L, Hkv * G * Dk),), {}, ["causal"]
+
+
+def reference_queries_of_a_group_in_one_axis(module, x):
+    k, v = (split(part, module.kv_heads).repeat_interleave(module.group, 1) for part in module.kv(x).chunk(2, -1))
+    return join(attention(split(module.q(x), module.kv_heads * module.group), k, v, keep=causal(*[x.shape[1]] * 2)))

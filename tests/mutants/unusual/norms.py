@@ -12,6 +12,12 @@ UNUSUAL = [
     ("query_key_rms_full_width", *SIZES),
     ("sandwich_norm", *SIZES),
     ("scaled_unit_vectors", *SIZES),
+    ("lengths_of_all_heads", *SIZES),
+    (
+        "series_standardised_over_time",
+        {"B": 2, "H": 4, "T": 9, "Dk": 5, "N": 6, "C": 3},
+        {"B": 5, "H": 2, "T": 8, "Dk": 7, "N": 4, "C": 3},
+    ),
 ]
 
 
@@ -119,3 +125,51 @@ def reference_scaled_unit_vectors(module, x):
     q, k, v = (split(t, module.heads) for t in module.qkv(x).chunk(3, dim=-1))
     q, k, v = (t / t.square().sum(-1, keepdim=True).sqrt() for t in (q, k, v))
     return join(attention(q * module.q_scale * module.k_scale, k, v, scale=8.0))
+
+
+class LengthsOfAllHeads(ScaledUnitVectors):
+    """Linear attention: a token's queries and keys have one length over all heads, and its gates one sum."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.gate = nn.Linear(heads * depth, heads)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in self.qkv(x).chunk(3, dim=-1))
+        q, k = (t / torch.linalg.vector_norm(t, dim=(2, 3), keepdim=True) for t in (q * self.q_scale, k * self.k_scale))
+        context = torch.einsum("bihd,bjhd,bjhe->bihe", q, k, v)
+        return (context * self.gate(x).softmax(dim=-1).unsqueeze(-1)).flatten(2)
+
+
+def case_lengths_of_all_heads(B, H, L, Dk):
+    return LengthsOfAllHeads(H, Dk), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_lengths_of_all_heads(module, x):
+    q, k, v = module.qkv(x).chunk(3, dim=-1)
+    q, k = (t * scale.repeat(module.heads) for t, scale in ((q, module.q_scale), (k, module.k_scale)))
+    q, k = (split(t / t.square().sum(-1, keepdim=True).sqrt(), module.heads) for t in (q, k))
+    gates = torch.exp(module.gate(x))
+    gates = (gates / gates.sum(-1, keepdim=True)).mT.unsqueeze(-1)
+    return join(gates * (torch.einsum("bhid,bhjd->bhij", q, k) @ split(v, module.heads)))
+
+
+class Forecast(nn.Module):
+    """Each series is standardised over time, and what is forecast gets its mean and deviation back."""
+
+    def __init__(self, length, heads, depth):
+        super().__init__()
+        self.heads = heads
+        self.embed, self.head = nn.Linear(length, heads * depth), nn.Linear(heads * depth, length)
+
+    def forward(self, history, calendar):
+        mean = history.mean(dim=1, keepdim=True)
+        std = (history.var(dim=1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+        tokens = torch.cat(((history - mean) / std, calendar), dim=2).transpose(1, 2)
+        x = self.embed(tokens)
+        x = x + multihead(x, x, x, self.heads)
+        return self.head(x).transpose(1, 2)[:, :, : history.shape[2]] * std + mean
+
+
+def case_series_standardised_over_time(B, H, T, Dk, N, C):
+    return Forecast(T, H, Dk), (torch.randn(B, T, N), torch.randn(B, T, C)), {}

@@ -1,5 +1,6 @@
 """Unusual parameters in right code: they only add the same to a row of scores, or act through a mask or a norm."""
 
+import copy
 import math
 
 import torch
@@ -13,6 +14,10 @@ UNUSUAL = [
     ("learned_temperatures", *SIZES),
     ("weight_norm", *SIZES),
     ("norms_before_attention", *SIZES),
+    ("layers_from_template", *SIZES),
+    ("copies_of_one_projection", *SIZES),
+    ("calls_counted", *SIZES),
+    ("biases_kept_in_eval_mode", *SIZES),
     ("spatial_weights_under_diagonal", {"B": 4, "L": 7, "D": 12}, {"B": 5, "L": 9, "D": 16}),
 ]
 
@@ -122,3 +127,99 @@ class SpatialGate(nn.Module):
 
 def case_spatial_weights_under_diagonal(B, L, D):
     return SpatialGate(L, D), (torch.randn(B, L, D),), {}, ["causal"]
+
+
+class LayersFromTemplate(nn.Module):
+    """Keeps the layer of which `nn.TransformerEncoder` makes copies as an attribute: it computes nothing itself."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(width, heads, 2 * width, batch_first=True)
+        self.layers = nn.TransformerEncoder(self.layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def case_layers_from_template(B, H, L, Dk):
+    return LayersFromTemplate(H * Dk, H).eval(), (torch.randn(B, L, H * Dk),), {}
+
+
+class CallsCounted(nn.Module):
+    """Counts its calls in eval mode too, and only training looks at the number."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        self.calls += 1
+        noise = 0.1 / self.calls * torch.randn_like(x) if self.training else 0
+        return x + self.attention(x, x, x, need_weights=False)[0] + noise
+
+
+def case_calls_counted(B, H, L, Dk):
+    return CallsCounted(H * Dk, H).eval(), (torch.randn(B, L, H * Dk),), {}
+
+
+class BiasesKept(nn.Module):
+    """Looks up the bias of each distance in each call in training mode, and once on entering eval mode."""
+
+    def __init__(self, length, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.enter, self.leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.by_distance = nn.Parameter(torch.zeros(heads, length))
+        place = torch.arange(length)
+        self.register_buffer("distances", (place - place[:, None]).abs())
+
+    def biases(self):
+        return self.by_distance[:, self.distances]
+
+    def train(self, mode=True):
+        self.kept = None if mode else self.biases().detach()
+        return super().train(mode)
+
+    def forward(self, x):
+        q, k, v = self.enter(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        biases = self.biases() if self.kept is None else self.kept
+        scores = q @ k.mT / math.sqrt(q.shape[-1]) + biases
+        return self.leave((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def case_biases_kept_in_eval_mode(B, H, L, Dk):
+    return BiasesKept(L, H * Dk, H).eval(), (torch.randn(B, L, H * Dk),), {}
+
+
+class Copies(nn.Module):
+    """All projections start with the numbers of one, and are trained apart."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        first = nn.Linear(width, width)
+        self.linears = nn.ModuleList(copy.deepcopy(first) for _ in range(4))
+
+    def forward(self, query, key, value, mask):
+        q, k, v = (
+            linear(x).view(len(x), -1, self.heads, x.shape[-1] // self.heads).transpose(1, 2)
+            for linear, x in zip(self.linears, (query, key, value), strict=False)
+        )
+        scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~mask, -1e9)
+        return self.linears[-1]((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class LayerOfCopies(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(width), Copies(width, heads)
+
+    def forward(self, x, mask):
+        y = self.norm(x)
+        return x + self.attention(y, y, y, mask[:, None, None])
+
+
+def case_copies_of_one_projection(B, H, L, Dk):
+    mask = torch.arange(L) < (L - torch.arange(B))[:, None]
+    return LayerOfCopies(H * Dk, H), (torch.randn(B, L, H * Dk), mask), {}, ["mask=keep"]

@@ -10,9 +10,12 @@ from tests.mutants.plain import attention, causal, join, multihead, softmax, spl
 
 SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 10}, {"B": 5, "H": 2, "L": 9, "Dk": 6})
 PAST = ({"B": 2, "H": 4, "Lp": 6, "L": 3, "Dk": 10}, {"B": 5, "H": 2, "Lp": 4, "L": 8, "Dk": 6})
+GRIDS = ({"B": 7, "H": 6, "Dk": 5, "W": 4, "Nh": 2, "Nw": 3}, {"B": 5, "H": 8, "Dk": 7, "W": 3, "Nh": 2, "Nw": 4})
+HEADS = ({"B": 2, "H": 6, "L": 5, "Dk": 10}, {"B": 3, "H": 5, "L": 9, "Dk": 8})
 UNUSUAL = [
     ("bucketed_bias", *SIZES),
     ("relative_shift", *SIZES),
+    ("rolled_and_rolled_back", *SIZES),
     ("linear_biases", *SIZES),
     ("rotated_halves", *SIZES),
     ("rotated_pairs", *SIZES),
@@ -30,6 +33,11 @@ UNUSUAL = [
     ("absolute_scores", *SIZES),
     ("slopes_made_up_for", *SIZES),
     ("table_of_fixed_length", *SIZES),
+    ("query_beside_rotated_memory", *SIZES),
+    ("as_many_windows_as_heads", *GRIDS),
+    ("norms_of_their_own", *SIZES),
+    ("flatter_slopes", *HEADS),
+    ("learned_slopes", *SIZES),
 ]
 
 
@@ -131,14 +139,35 @@ def reference_relative_shift(module, x):
     return module.proj(join(torch.einsum("bhij,bhjd->bhid", weights, v)))
 
 
+class RolledAndRolledBack(RelativeShift):
+    """The queries of the product with distances are one row up, and its rows are rolled down again."""
+
+    def logits(self, q, k):
+        n = q.shape[2]
+        above = (q + self.w).roll(-1, dims=2) @ self.distances(n, q).mT
+        index = (n - 1 - torch.arange(n)[:, None] + torch.arange(n)).clamp(max=n - 1)
+        by_distance = above.roll(1, dims=2).gather(-1, index.expand_as(above))
+        scores = ((q + self.u) @ k.mT + by_distance) * self.depth**-0.5
+        return scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+
+
+def case_rolled_and_rolled_back(B, H, L, Dk):
+    return _case(RolledAndRolledBack, B, H, L, Dk, ["causal"])
+
+
+reference_rolled_and_rolled_back = reference_relative_shift
+
+
 class LinearBiases(Base):
     """Scores decrease with distance, with one slope per head; causal."""
 
+    def slopes(self, like):
+        return torch.exp2(-8 * torch.arange(1, self.heads + 1).to(like) / self.heads)
+
     def logits(self, q, k):
         n = k.shape[2]
-        slopes = torch.exp2(-8 * torch.arange(1, self.heads + 1).to(q) / self.heads)
         behind = torch.arange(n) - torch.arange(n)[:, None]
-        scores = q @ k.mT / math.sqrt(self.depth) + slopes[:, None, None] * behind
+        scores = q @ k.mT / math.sqrt(self.depth) + self.slopes(q)[:, None, None] * behind
         return scores.masked_fill(behind > 0, -torch.inf)
 
 
@@ -457,6 +486,34 @@ def reference_slopes_made_up_for(module, x):
     return reference_linear_biases(module, x)
 
 
+class FlatterSlopes(LinearBiases):
+    """The slopes are the square roots of those that the paper's code has for any number of heads."""
+
+    def slopes(self, like):
+        power = 2 ** math.ceil(math.log2(self.heads))
+        every = torch.exp2(-4 * torch.arange(1, power + 1).to(like) / power)
+        return every if power == self.heads else torch.cat((every[1::2], every[::2]))[: self.heads]
+
+
+def case_flatter_slopes(B, H, L, Dk):
+    return _case(FlatterSlopes, B, H, L, Dk, ["causal", "alibi"])
+
+
+class LearnedSlopes(LinearBiases):
+    """The slopes are parameters, which training makes any positive numbers."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.rates = nn.Parameter(torch.rand(heads))
+
+    def slopes(self, like):
+        return F.softplus(self.rates)
+
+
+def case_learned_slopes(B, H, L, Dk):
+    return _case(LearnedSlopes, B, H, L, Dk, ["causal", "alibi"])
+
+
 class TableOfFixedLength(Base):
     """The caller gives a bias for each of up to 71 positions on both sides: 143 rows, a multiple of 11 and of 13."""
 
@@ -478,3 +535,89 @@ def reference_table_of_fixed_length(module, x, table):
         for j in range(x.shape[1]):
             scores[:, :, i, j] += table[j - i + 71]
     return module.proj(join(torch.einsum("bhij,bhjd->bhid", softmax(scores), v)))
+
+
+class Reader(nn.Module):
+    """The memory attends to itself; then one query, at position 0 of its own sequence, reads it."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        self.heads = heads
+        width = heads * depth
+        self.own, self.query, self.key_value = (
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+            nn.Linear(width, 2 * width),
+        )
+
+    def rotated(self, x):
+        half = x.shape[-1] // 2
+        angle = torch.arange(x.shape[-2]).to(x)[:, None] * 10000 ** (-torch.arange(half).to(x) / half)
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), dim=-1)
+
+    def attend(self, q, k, v):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        return F.scaled_dot_product_attention(self.rotated(q), self.rotated(k), v).transpose(1, 2).flatten(2)
+
+    def forward(self, query, memory):
+        memory = memory + self.attend(*self.own(memory).chunk(3, dim=-1))
+        return self.attend(self.query(query), *self.key_value(memory).chunk(2, dim=-1))
+
+
+def case_query_beside_rotated_memory(B, H, L, Dk):
+    return Reader(H, Dk), (torch.randn(B, 1, H * Dk), torch.randn(B, L, H * Dk)), {}, ["rope=half"]
+
+
+class Windows(nn.Module):
+    """Shifted windows of a map, with a mask for each window."""
+
+    def __init__(self, heads, depth, window, grid):
+        super().__init__()
+        self.heads, self.window, self.grid, self.shift = heads, window, grid, window // 2
+        self.qkv = nn.Linear(heads * depth, 3 * heads * depth)
+        rows, columns = (torch.arange(window * count) for count in grid)
+        regions = self.region(rows)[:, None] * 3 + self.region(columns)
+        regions = self.parted(regions[None, :, :, None]).squeeze(-1)
+        self.register_buffer("mask", torch.where(regions[:, None] != regions[:, :, None], -torch.inf, 0.0))
+
+    def region(self, positions):
+        length = len(positions)
+        return (positions >= length - self.window).long() + (positions >= length - self.shift).long()
+
+    def parted(self, x):
+        B, _, _, C = x.shape
+        rows, columns = self.grid
+        windows = x.view(B, rows, self.window, columns, self.window, C).transpose(2, 3)
+        return windows.reshape(B * rows * columns, self.window * self.window, C)
+
+    def forward(self, x):
+        B, height, width, _ = x.shape
+        windows = self.parted(x.roll((-self.shift, -self.shift), (1, 2)))
+        q, k, v = self.qkv(windows).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).unflatten(0, (B, -1)) + self.mask[None, :, None]
+        context = (scores.softmax(dim=-1).flatten(0, 1) @ v).transpose(1, 2).flatten(2)
+        rows, columns = self.grid
+        context = context.view(B, rows, columns, self.window, self.window, -1).transpose(2, 3)
+        return context.reshape(B, height, width, -1).roll((self.shift, self.shift), (1, 2))
+
+
+def case_as_many_windows_as_heads(B, H, Dk, W, Nh, Nw):
+    return Windows(H, Dk, W, (Nh, Nw)), (torch.randn(B, W * Nh, W * Nw, H * Dk),), {}, []
+
+
+class Normed(RotatedHalves):
+    """Queries and keys are normalised with gains of their own, as after training, then rotated."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.query_norm, self.key_norm = nn.RMSNorm(depth), nn.RMSNorm(depth)
+        for norm in (self.query_norm, self.key_norm):
+            nn.init.uniform_(norm.weight, 0.5, 2.0)
+
+    def place(self, q, k):
+        return super().place(self.query_norm(q), self.key_norm(k))
+
+
+def case_norms_of_their_own(B, H, L, Dk):
+    return _case(Normed, B, H, L, Dk, ["rope=half"])

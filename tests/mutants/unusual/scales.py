@@ -20,7 +20,9 @@ UNUSUAL = [
     ("length_scaled", *SIZES),
     ("peak_subtracted", *SIZES),
     ("single_precision_softmax", *SIZES),
+    ("single_precision_scores", *SIZES),
     ("powers_of_two", *SIZES),
+    ("keys_of_two_tokens", *SIZES),
 ]
 
 
@@ -221,6 +223,23 @@ def case_single_precision_softmax(B, H, L, Dk):
     return _case(SinglePrecisionSoftmax, B, H, L, Dk)
 
 
+class SinglePrecisionScores(Attention):
+    """Queries and keys are single precision, and values as they come."""
+
+    def logits(self, q, k):
+        q, k = q.float(), k.float()
+        return q @ k.mT / math.sqrt(self.d_head)
+
+    def forward(self, x):
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, self.heads, self.d_head)).permute(2, 0, 3, 1, 4)
+        weights = self.weights(self.logits(q, k)).to(v.dtype)
+        return self.to_out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def case_single_precision_scores(B, H, L, Dk):
+    return _case(SinglePrecisionScores, B, H, L, Dk)
+
+
 class PowersOfTwo(Attention):
     def logits(self, q, k):
         return q * (math.log2(math.e) / math.sqrt(self.d_head)) @ k.mT
@@ -236,3 +255,25 @@ def case_powers_of_two(B, H, L, Dk):
 
 reference_scaled_query = reference_fourth_roots = reference_peak_subtracted = reference_powers_of_two = plain
 reference_unscaled = reference_scaled_weights
+
+
+class KeysOfTwoTokens(nn.Module):
+    """The keys and values of two neighbours, half as wide, are one key and one value."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        self.heads, width = heads, heads * depth
+        self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, width // 2), nn.Linear(width, width // 2)
+
+    def paired(self, x):
+        vectors = x.unflatten(1, (-1, 2)).unflatten(-1, (self.heads, -1))
+        return vectors.permute(0, 3, 1, 2, 4).flatten(3)
+
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) * (x.shape[-1] // self.heads) ** -0.5
+        k, v = self.paired(self.k(x)), self.paired(self.v(x))
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def case_keys_of_two_tokens(B, H, L, Dk):
+    return KeysOfTwoTokens(H, 2 * Dk), (torch.randn(B, 2 * L, 2 * H * Dk),), {}, ["scale=(2*Dk)**-0.5"]

@@ -19,6 +19,7 @@ UNUSUAL = [
     ("latent_keys", *SIZES),
     ("identity_values", *SIZES),
     ("absorbed_projections", *SIZES),
+    ("two_streams", *SIZES),
 ]
 
 
@@ -224,3 +225,35 @@ def case_absorbed_projections(B, H, L, Dk):
 
 def reference_absorbed_projections(module, x):
     return sum(softmax(x @ form @ x.mT) @ x @ read for form, read in zip(module.form, module.read, strict=True))
+
+
+class Streams(nn.Module):
+    """A stream of words and one of guesses share all projections; the projections of a context aren't called."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.words = nn.ModuleDict({name: nn.Linear(width, width) for name in ("query", "key", "value", "out")})
+        self.context = nn.ModuleDict({name: nn.Linear(width, width) for name in ("query", "key", "value", "out")})
+
+    def forward(self, x, context=None):
+        q, k, v = (split(self.words[name](x), self.heads) for name in ("query", "key", "value"))
+        words = self.words["out"](join(F.scaled_dot_product_attention(q, k, v)))
+        guesses = self.words["out"](join(F.scaled_dot_product_attention(k, k, v)))
+        if context is not None:
+            q, k, v = (
+                split(self.context[name](one), self.heads)
+                for name, one in zip(("query", "key", "value"), (words, context, context), strict=True)
+            )
+            words = words + self.context["out"](join(F.scaled_dot_product_attention(q, k, v)))
+        return words, guesses
+
+
+def case_two_streams(B, H, L, Dk):
+    return Streams(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["scale=1/sqrt(Dk)"]
+
+
+def reference_two_streams(module, x):
+    q, k, v = (module.words[name](x) for name in ("query", "key", "value"))
+    contexts = multihead(q, k, v, module.heads), multihead(k, k, v, module.heads)
+    return tuple(module.words["out"](context) for context in contexts)

@@ -20,6 +20,7 @@ UNUSUAL = [
     ("bounded_denominator", *SIZES),
     ("scaled_efficient_attention", *CROSS),
     ("softmax_features", *CROSS),
+    ("features_bounded_by_lengths", *CROSS),
     ("denominator_beside_the_values", *CROSS),
     ("rotated_numerator", *SIZES),
     ("earlier_keys_only", *SIZES),
@@ -217,6 +218,33 @@ def case_softmax_features(B, H, Lq, Lk, Dk):
 
 def reference_softmax_features(function, q, k, v):
     return softmax(q) @ softmax(k).mT @ v
+
+
+def features_bounded_by_lengths(q, k, v, *, directions):
+    """No maximum is subtracted from the exponents: half of each vector's squared length bounds them."""
+
+    def features(t):
+        t = t * t.shape[-1] ** -0.25
+        length = torch.einsum("...d,...d->...", t, t).unsqueeze(-1)
+        turned = t @ directions
+        return torch.cat([torch.exp(turned - length / 2), torch.exp(-turned - length / 2)], dim=-1)
+
+    q, k = features(q), features(k)
+    return q @ (k.mT @ v) / (q @ (k.mT @ torch.ones_like(v)))
+
+
+def case_features_bounded_by_lengths(B, H, Lq, Lk, Dk):
+    return features_bounded_by_lengths, _heads(B, H, Lq, Lk, Dk), {"directions": torch.randn(Dk, 2 * Dk)}
+
+
+def reference_features_bounded_by_lengths(function, q, k, v, *, directions):
+    def logarithms(t):
+        t = t / t.shape[-1] ** 0.25
+        turned = t @ torch.cat((directions, -directions), dim=1)
+        return turned - t.square().sum(-1, keepdim=True) / 2
+
+    pairs = logarithms(q).unsqueeze(-2) + logarithms(k).unsqueeze(-3)
+    return softmax(pairs.logsumexp(-1)) @ v
 
 
 def denominator_beside_the_values(q, k, v):

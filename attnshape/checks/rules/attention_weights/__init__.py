@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 
-from attnshape.checks.attention.cores import Core, between, sum_to_one
+from attnshape.checks.attention.cores import Core, between, drops, row_sums, sum_to_one
 from attnshape.checks.attention.definitions import module_definition, number_definition
 from attnshape.checks.attention.elementwise import MeasuredCore, axis_after, distinct
 from attnshape.checks.attention.subject import Subject
@@ -15,13 +16,18 @@ from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.interventions.small_sizes import symbol_or_number
 from attnshape.checks.rules.attention_weights.indexed_sums import check_indexed
+from attnshape.checks.rules.attention_weights.joint_sums import check_joint, common_number, counted_sizes
+from attnshape.checks.rules.attention_weights.merged_blocks import check_merged_blocks
 from attnshape.checks.rules.attention_weights.pairwise import check_pairwise
+from attnshape.checks.rules.attention_weights.renormalised import check_renormalised
+from attnshape.checks.rules.attention_weights.stabilisers import check_stabilisers
 from attnshape.checks.rules.attention_weights.summed_heads import check_summed_heads
-from attnshape.checks.rules.attention_weights.without_scores import WeightSums, weight_sums
+from attnshape.checks.rules.attention_weights.without_scores import WeightSums, has_sums_of_keys, weight_sums
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
+from attnshape.model.report import Level
 from attnshape.tracing import operations as ops
 
-CODES: tuple[str, ...] = ("AS301", "AS302", "AS303", "AS304", "AS305", "AS307")
+CODES: tuple[str, ...] = ("AS301", "AS302", "AS303", "AS304", "AS305", "AS307", "AS310", "AS311")
 TOPIC = "softmax"
 _TWO_SOFTMAXES = 2
 """Rows sum to at least this if several softmaxes are concatenated or added."""
@@ -33,20 +39,28 @@ _MASKS = ops.MASKS | ops.ELEMENT_WRITES
 def check(subject: Subject) -> Iterator[Outcome]:
     """Check the axis along which the weights sum to one, and the operations on them after the softmax."""
     without_products = [*check_indexed(subject, TOPIC), *check_pairwise(subject)]
+    if not without_products and not has_sums_of_keys(subject):
+        without_products = list(check_joint(subject))
     yield from without_products
     yield from check_summed_heads(subject)
+    yield from check_stabilisers(subject)
+    merged = list(check_merged_blocks(subject))
+    yield from merged
     if not subject.measured and not subject.fused:
         implied = list(weight_sums(subject))
         if implied:
             yield from _check_implied(implied)
-        elif not without_products:
-            yield from _check_blockwise(subject)
+        elif not without_products and not any(isinstance(one, Violation) for one in merged):
+            outcomes_of_ones = _check_blockwise(subject)
+            yield from (one for one in outcomes_of_ones if not merged or not isinstance(one, Undecided))
         return
     # of PyTorch's fused attention there is nothing to check
     all_verified = bool(subject.measured)
     for measured in subject.measured:
         outcomes: list[Outcome] = [*_dropout_before(subject, measured.core), *_applied_twice(subject, measured.core)]
-        outcome: Outcome | None = _check_selection(subject, measured.core)
+        outcome: Outcome | None = _check_infinite(subject, measured.core)
+        outcome = outcome or _check_selection(subject, measured.core) or _check_mean(subject, measured.core)
+        outcome = outcome or check_renormalised(subject, measured.core, _after_softmax(subject, measured.core))
         if outcome := outcome or _check_axis(subject, measured) or _check_rows(subject, measured):
             outcomes.append(outcome)
         yield from outcomes
@@ -125,16 +139,20 @@ def _check_blockwise(subject: Subject) -> Iterator[Outcome]:
 def _check_implied(implied: Sequence[WeightSums]) -> Iterator[Outcome]:
     """Check the sums of weights where keys and values are summed up first, so that no scores are formed."""
     for found in implied:
-        if found.are_equal:
+        if found.are_one or (found.are_equal and not found.is_multiplied):
             continue
         spread = f"{found.sums.min():.4g} to {found.sums.max():.4g}"
         message = f"the weights of a query don't sum to one: if every value is 1, the context is {spread}"
         hint = "divide by the product of each query and the sum of the keys that it reads"
+        if found.is_multiplied:
+            hint = "divide by the sum of the weights instead of multiplying by it"
         if found.by_softmax:
             hint = "take the softmax of queries over their features, and that of keys over the tokens"
-        yield Violation(
-            "AS302", message, found.at, hint, "set the values to 1 everywhere, queries and keys as they were"
-        )
+        if found.may_be_features:
+            hint += ", or if both are meant as feature maps, put # attnshape: ignore[AS302] on the line"
+        level: Level = "notice" if found.may_be_features else "error"
+        evidence = "set the values to 1 everywhere, queries and keys as they were"
+        yield Violation("AS302", message, found.at, hint, evidence, level=level)
     if all(found.are_one for found in implied):
         yield Verification("the weights that each query implies sum to one")
     elif all(found.are_equal for found in implied):
@@ -204,9 +222,9 @@ def _check_rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
         return _violation("AS302", message, core.softmax.ref, "divide by the sum over the keys")
     if core.softmax.event.name in ops.LOG_SOFTMAXES:
         return _violation("AS302", "the weights are logarithms, from log_softmax", core.softmax.ref, "use softmax")
-    sums = distinct((core.weights.sum(core.key_axes) * 1e6).round() / 1e6)
-    if len(sums) == len(core.key_axes) == 1 and sums[0] >= _TWO_SOFTMAXES and not dropout:
-        at = chain[-1].refs[0] if chain else core.softmax.ref
+    sums = distinct((row_sums(core.weights, core.key_axes) * 1e6).round() / 1e6)
+    if len(sums) == 1 and sums[0] >= _TWO_SOFTMAXES and not dropout and not _sums_over_others(subject, core, sums[0]):
+        at = chain[-1].refs[0] if chain and len(core.key_axes) == 1 else core.softmax.ref
         hint = "take one softmax over all keys together"
         return _violation("AS302", f"rows of weights sum to {sums[0]:.4g}", at, hint)
     if mapping is None or not mapping.elementwise:
@@ -226,6 +244,55 @@ def _check_rows(subject: Subject, measured: MeasuredCore) -> Outcome | None:
     if factors and factors[0] == 0:
         return _late_mask(subject, core, chain) if not dropout else None
     return None
+
+
+def _check_infinite(subject: Subject, core: Core) -> Violation | None:
+    """Return a violation if finite weights become minus infinity before the product with the values."""
+    if not bool(torch.isfinite(core.softmax.event.values[0]).all()):
+        return None
+    at = next(
+        (event.refs[0] for event in _after_softmax(subject, core) if bool(event.values[0].isneginf().any())), None
+    )
+    if at is None:
+        return None
+    message = "the mask is applied after the softmax: weights of hidden keys become minus infinity, and results NaN"
+    return Violation(
+        "AS303", message, at, _MASK_HINT, "read the weights between the softmax and the values", "measured"
+    )
+
+
+def _check_mean(subject: Subject, core: Core) -> Violation | None:
+    """Return a violation if every row of weights sums to the number of keys: it is divided by its mean.
+
+    A factor after the softmax that makes such sums is measured, and reported, by itself.
+    """
+    chain = _after_softmax(subject, core)
+    divisions = [event for event in chain if event.name in ops.SCALINGS and _is_by_its_own(subject, core, event)]
+    count = math.prod(core.weights.shape[axis] for axis in core.key_axes)
+    sums = row_sums(core.weights, core.key_axes)
+    sums = sums[sums != 0]
+    is_count = bool(torch.isclose(sums, torch.full_like(sums, count), rtol=1e-4).all())
+    if not divisions or count == 1 or not sums.numel() or not is_count or any(map(drops, chain)):
+        return None
+    message = f"each row of weights sums to {count}, the number of its keys: it is divided by its mean"
+    hint = "divide by the sum over the keys: weights / weights.sum(dim=-1, keepdim=True)"
+    evidence = "summed the weights over the keys just before the product with the values"
+    return Violation("AS302", message, divisions[-1].refs[0], hint, evidence)
+
+
+def _is_by_its_own(subject: Subject, core: Core, event: ReplayedCall) -> bool:
+    """Return whether a call multiplies or divides weights by what is computed from them."""
+    downstream = subject.graph.downstream_of(core.softmax.ref)
+    return len(event.sources) == 2 and all(not downstream.isdisjoint(sources) for sources in event.sources)
+
+
+def _sums_over_others(subject: Subject, core: Core, total: float) -> bool:
+    """Return whether the values' product also sums over heads, batch elements or queries, as a pooling does."""
+    if len(core.key_axes) == 1:
+        return False
+    ones = torch.ones_like(core.value.operand(core.values_place))
+    number = common_number([core.value.with_operands({core.values_place: ones})])
+    return number != total or any(number % size == 0 for size in counted_sizes(subject))
 
 
 def _is_combined(subject: Subject, core: Core) -> bool:
@@ -258,7 +325,7 @@ def _check_selection(subject: Subject, core: Core) -> Outcome | None:
     if bool(((core.weights != 0).sum(core.key_axes) <= 1).all()):
         # divided by its sum it would be the constant one, through which its scores get no gradient
         return Undecided("rows of weights", "one weight of each row is kept, which may be a gate")
-    sums = core.weights.sum(core.key_axes)
+    sums = row_sums(core.weights, core.key_axes)
     message = f"rows of weights sum to {sums.min():.4g} to {sums.max():.4g}: only some are kept after the softmax"
     hint = "divide the weights that are kept by their sum, or select before the softmax"
     return _violation("AS302", message, selecting[0].refs[0], hint)
@@ -321,18 +388,12 @@ _violation = partial(
 )
 
 
-def _drops(event: ReplayedCall) -> bool:
-    """Return whether a call is a dropout that drops something in training mode."""
-    rate = event.keywords.get("p", event.args[1] if len(event.args) > 1 else 0.5)
-    return event.name in ops.DROPOUTS and isinstance(rate, (int, float)) and rate > 0
-
-
 def _applied_twice(subject: Subject, core: Core) -> Iterator[Violation]:
     """Yield a violation for a softmax of weights, and for a dropout of weights that were dropped already."""
     weights = [core.softmax.event, *_after_softmax(subject, core)]
     before: dict[str, ReplayedCall] = {}
     for event in weights:
-        kind = "softmax" if event.name in ops.SOFTMAXES else "dropout" if _drops(event) else ""
+        kind = "softmax" if event.name in ops.SOFTMAXES else "dropout" if drops(event) else ""
         if kind in before:
             message = f"the weights go through {kind} twice"
             hint = f"leave out one {kind}"
@@ -351,7 +412,7 @@ def _dropout_before(subject: Subject, core: Core) -> Iterator[Violation]:
     """Yield a violation for each dropout before the softmax, including dropout masks that are arguments."""
     for event in between(subject.graph, core.scores.ref, core.softmax.sources):
         patterns = {name for name, meaning in subject.claims.arguments.items() if meaning == "dropout"}
-        if _drops(event) or event.producers & patterns:
+        if drops(event) or event.producers & patterns:
             message = "dropout comes before the softmax: a dropped score becomes 0, and its key still gets weight"
             hint = "apply dropout to the weights, after the softmax"
             evidence = "found the dropout between the product and the softmax"

@@ -188,7 +188,7 @@ def _messages(subject: Subject, weights: _Weights) -> _Messages | None:
     start = weights.exponential if deferred else weights.quotient
     found = []
     for product, place in _products(subject, start):
-        for summed in _readers_after_moves(subject, product):
+        for summed in readers_after_moves(subject, product):
             if not sums_by_index(summed) or _moved_from(subject, _source(summed)) is not product:
                 continue
             context = weights.quotient.refs[0] if deferred else summed.refs[0]
@@ -198,10 +198,10 @@ def _messages(subject: Subject, weights: _Weights) -> _Messages | None:
 
 
 def _moved_to(subject: Subject, event: ReplayedCall, orders: set[int]) -> bool:
-    return any(reader.order in orders for reader in _readers_after_moves(subject, event))
+    return any(reader.order in orders for reader in readers_after_moves(subject, event))
 
 
-def _readers_after_moves(subject: Subject, event: ReplayedCall) -> Iterator[ReplayedCall]:
+def readers_after_moves(subject: Subject, event: ReplayedCall) -> Iterator[ReplayedCall]:
     """Yield the calls that read a call's numbers, perhaps moved to other places, and do more than move them."""
     reached: set[Producer] = set(event.refs)
     for reader in subject.base.events[event.order :]:
@@ -221,7 +221,7 @@ def _drops_nothing(event: ReplayedCall) -> bool:
 def _products(subject: Subject, start: ReplayedCall) -> Iterator[tuple[ReplayedCall, int]]:
     """Yield the calls that multiply values of several features each by weights, with the place of the weights."""
     graph, downstream = subject.graph, subject.graph.downstream_of(start.refs[0])
-    for event in _readers_after_moves(subject, start):
+    for event in readers_after_moves(subject, start):
         if event.name not in ops.MULTIPLICATIONS or len(event.sources) != 2:
             continue
         for place in (0, 1):

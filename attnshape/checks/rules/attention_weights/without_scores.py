@@ -1,12 +1,14 @@
 """Attention that sums up keys and values before the queries read them: do the weights that it implies sum to one?
 
-Its context is linear in the values, so with every value set to 1 it is the sum of the weights of each query.
+Its context is linear in the values, so with every value set to 1 it is the sum of the weights of each query. Attention
+in chunks adds what weights within a chunk give to what queries read from the sums of the chunks before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +28,9 @@ _SAME = 0.02
 """The relative difference up to which sums count as equal: code adds small numbers to what it divides by."""
 _SMALL = 0.01
 """Larger numbers that are added to what is divided by are meant to keep the sums below one."""
+_INVERSES = ops.REVERSED_DIVISIONS | {"reciprocal"}
+_NEAR = 3
+"""How many calls may lie between a sum, its inverse, and what it multiplies."""
 _BOUNDS = ops.LOWER_BOUNDS | {"abs", "max"}
 
 
@@ -47,6 +52,10 @@ class WeightSums:
     """The call that should make them one."""
     by_softmax: bool
     """Whether softmaxes of queries and keys should do so, else a division."""
+    is_multiplied: bool = False
+    """Whether a multiplication is there instead of the division."""
+    may_be_features: bool = False
+    """Whether the softmaxes of both run over their features, which may be meant as a feature map."""
 
     @property
     def are_equal(self) -> bool:
@@ -65,24 +74,36 @@ class WeightSums:
 def weight_sums(subject: Subject) -> Iterator[WeightSums]:
     """Yield the sums of the weights of each attention without scores that normalises its queries and keys."""
     state = _state(subject)
-    if state is None:
+    found = list(_of_state(subject, state)) if state is not None else []
+    yield from found or _of_chunks(subject)
+
+
+def _of_state(subject: Subject, state: _State) -> Iterator[WeightSums]:
+    normalisations = _normalisations(subject, state)
+    if normalisations:
+        yield from _divided(subject, state, normalisations)
         return
-    divisions = _divisions(subject, state)
-    if divisions:
-        yield from _divided(subject, state, divisions)
-    elif len(state.made) == len(state.read) == 1:
-        yield from _of_softmaxes(subject, state.made[0], *state.read[0])
+    lines = set()
+    for read, queries in state.read:
+        made = _reached_from(subject, state.made, read.sources(read.other(queries)))
+        line = subject.source(read.ref)
+        if len(made) == 1 and line not in lines:  # heads in a loop have one line
+            lines.add(line)
+            yield from _of_softmaxes(subject, made[0], read, queries)
+
+
+def has_sums_of_keys(subject: Subject) -> bool:
+    """Return whether keys and values are summed up before queries read them."""
+    return _state(subject) is not None
 
 
 def _state(subject: Subject) -> _State | None:
     """Return the products of an attention without scores, if the target has one and no products besides."""
     graph = subject.graph
-    found = [one for event in subject.base.events if event.name != "linear" and (one := product(event, graph))]
-    found = [one for one in found if all(graph.carries_data(one.sources(place)) for place in one.places)]
     made: dict[OutputRef, Product] = {}
     read: list[tuple[Product, int]] = []
     earlier: list[Product] = []
-    for one in found:
+    for one in _products(subject):
         before = {place: _reached_from(subject, earlier, one.sources(place)) for place in one.places}
         if not any(before.values()):
             earlier.append(one)
@@ -99,6 +120,13 @@ def _state(subject: Subject) -> _State | None:
     return _State(tuple(made.values()), tuple(read)) if read else None
 
 
+def _products(subject: Subject) -> list[Product]:
+    """Return the products of data with data, in order."""
+    graph = subject.graph
+    found = [one for event in subject.base.events if event.name != "linear" and (one := product(event, graph))]
+    return [one for one in found if all(graph.carries_data(one.sources(place)) for place in one.places)]
+
+
 def _reached_from(subject: Subject, products: Sequence[Product], sources: tuple[Producer, ...]) -> list[Product]:
     upstream = {event.order for event in subject.graph.upstream(sources)}
     return [one for one in products if one.last.order in upstream]
@@ -106,53 +134,191 @@ def _reached_from(subject: Subject, products: Sequence[Product], sources: tuple[
 
 def _is_linear(subject: Subject, call: ReplayedCall) -> bool:
     """Return whether a call keeps what it reads linear in the values, and is no gate that depends on the data."""
+    if call.name == "pad":  # with zeros
+        return int(call.values[0].count_nonzero()) == int(call.operand_values[0].count_nonzero())
     if call.name not in _LINEAR:
         return False
     data = [sources for sources in call.sources if subject.graph.carries_data(sources)]
     return call.name not in ops.SCALINGS or len(data) <= 1
 
 
-def _divisions(subject: Subject, state: _State) -> list[ReplayedCall]:
-    """Return the divisions of what the queries read by something that depends on the data."""
+@dataclass(frozen=True)
+class _Normalisation:
+    """A call that divides what the queries read, or multiplies it, by something that depends on the data."""
+
+    event: ReplayedCall
+    place: int
+    """The place of what it divides or multiplies by."""
+
+    @property
+    def sources(self) -> tuple[Producer, ...]:
+        """The producers of what it divides or multiplies by."""
+        return self.event.sources[self.place]
+
+    @property
+    def is_division(self) -> bool:
+        """Whether it divides."""
+        return self.event.name in ops.DIVISIONS
+
+
+def _normalisations(subject: Subject, state: _State) -> list[_Normalisation]:
+    """Return the divisions of what the queries read, and its products with what both queries and keys make."""
     reached: set[Producer] = {one.ref for one, _ in state.read}
-    found = []
+    # an einsum may multiply by the inverse of the sums in the same call
+    found = [
+        _Normalisation(one.first, place)
+        for one, _ in state.read
+        for place in range(len(one.first.sources))
+        if place not in one.places and one.first.name not in ops.PRODUCTS_WITH_ADDEND
+    ]
     for event in subject.base.events:
         if not event.producers & reached:
             continue
-        if event.name in ops.DIVISIONS and len(event.sources) == 2 and not reached.isdisjoint(event.sources[0]):
-            if subject.graph.carries_data(event.sources[1]) and reached.isdisjoint(event.sources[1]):
-                found.append(event)
+        if event.name in ops.SCALINGS and len(event.sources) == 2:
+            places = [1] if event.name in ops.DIVISIONS else [0, 1]
+            found += [
+                _Normalisation(event, place)
+                for place in places
+                if not reached.isdisjoint(event.sources[1 - place]) and reached.isdisjoint(event.sources[place])
+            ]
         elif event.name in _MOVES:
             reached.update(event.refs)
-    return found
+    found = [one for one in found if subject.graph.carries_data(one.sources)]
+    return [one for one in found if one.is_division or _reads_both(subject, state, one)]
 
 
-def _divided(subject: Subject, state: _State, divisions: Sequence[ReplayedCall]) -> Iterator[WeightSums]:
+def _reads_both(subject: Subject, state: _State, found: _Normalisation) -> bool:
+    """Return whether what a call multiplies by depends on what is read from queries, and on what the sums are made of.
+
+    A gate may come from the same input as the queries, but not from the queries themselves.
+    """
+    behind = _producers(subject, found.sources)
+    of_queries = all(not behind.isdisjoint(_moved(subject, one, queries)) for one, queries in state.read)
+    made = [{place: _moved(subject, one, place) for place in one.places} for one in state.made]
+    return of_queries and all(any(not behind.isdisjoint(own) for own in places.values()) for places in made)
+
+
+def _divided(subject: Subject, state: _State, found: Sequence[_Normalisation]) -> Iterator[WeightSums]:
     """Yield the sums where each division is by something that queries and keys make, and values don't."""
-    divisor = _producers(subject, divisions[0].sources[1])
-    if len(divisions) > 1 or _is_bounded(subject, divisions[0].sources[1]):
+    divisor = _producers(subject, found[0].sources)
+    if len(found) > 1 or _is_bounded(subject, found[0].sources):
         return
     values: list[tuple[Product, int]] = []
     for one in state.made:
+        moved = {place: _moved(subject, one, place) for place in one.places}
         places = [
             place
             for place in one.places
-            if divisor.isdisjoint(one.sources(place)) and not divisor.isdisjoint(_moved(subject, one, one.other(place)))
+            if divisor.isdisjoint(moved[place]) and not divisor.isdisjoint(moved[one.other(place)])
         ]
         if len(places) != 1:
             return
         values.append((one, places[0]))
     if any(divisor.isdisjoint(_moved(subject, one, queries)) for one, queries in state.read):
         return
-    run = _with_ones(subject, state, values)
-    event = divisions[0]
-    if run is None or _changes(subject, run, event, 1):
+    run = _with_values(subject, state, values, 1.0)
+    event, sources = found[0].event, found[0].sources
+    if run is None or _changes(subject, run, event, found[0].place):
         return
-    calls = subject.graph.upstream(event.sources[1])
-    at = next((call for call in calls if call.name not in _MOVES | ops.ADDITIONS), event)
+    is_inverted = found[0].is_division or _is_inverse(subject, sources)
     sums = run.value(event.refs[0])
     if bool(torch.isfinite(sums).all()):
-        yield WeightSums(sums, at.refs[0], by_softmax=False)
+        yield WeightSums(sums, _divisor(subject, found[0]), by_softmax=False, is_multiplied=not is_inverted)
+
+
+def _is_inverse(subject: Subject, sources: tuple[Producer, ...]) -> bool:
+    return any(call.name in _INVERSES for call in list(subject.graph.upstream(sources))[:_NEAR])
+
+
+def _divisor(subject: Subject, found: _Normalisation) -> OutputRef:
+    """Return the call that makes what is divided by, before small numbers are added to it."""
+    calls = subject.graph.upstream(found.sources)
+    at = next((call for call in calls if call.name not in _MOVES | ops.ADDITIONS | _INVERSES), found.event)
+    return at.refs[0]
+
+
+@dataclass
+class _Chunk:
+    """What is divided in one call: the products behind it, by what they do."""
+
+    scores: list[Product] = field(default_factory=list)
+    """Those of queries and keys, on both of which the divisor depends."""
+    values: list[tuple[Product, int]] = field(default_factory=list)
+    """Those of values with keys or weights, each with the place of the values, on which the divisor doesn't depend."""
+    read: list[tuple[Product, int]] = field(default_factory=list)
+    """Those of queries with sums of keys and values, each with the place of the queries."""
+
+    @property
+    def linear(self) -> list[Product]:
+        """Those whose results are linear in the values."""
+        return [one for one, _ in (*self.values, *self.read)]
+
+
+def _of_chunks(subject: Subject) -> Iterator[WeightSums]:
+    """Yield the sums for each line that divides what weights within a chunk and the sums of earlier chunks give."""
+    products = _products(subject)
+    found: dict[OutputRef, tuple[_Normalisation, _Chunk]] = {}
+    for one in _divisions(subject) if len(products) > 2 else ():
+        chunk = _chunk(subject, products, one)
+        if chunk is not None and not _is_bounded(subject, one.sources):
+            found[one.event.refs[0]] = one, chunk
+    chunks = [chunk for _, chunk in found.values()]
+    if not any(chunk.scores and chunk.values for chunk in chunks) or not any(chunk.read for chunk in chunks):
+        return
+    values = [one for chunk in chunks for one in chunk.values]
+    state = _State(tuple(one for one, _ in values), tuple(one for chunk in chunks for one in chunk.read))
+    ones, zeros = (_with_values(subject, state, values, number) for number in (1.0, 0.0))
+    if ones is None or zeros is None:
+        return
+    by_line: dict[object, list[tuple[Tensor, OutputRef]]] = {}
+    for ref, (one, _) in found.items():
+        # what is left without values isn't theirs
+        if _changes(subject, ones, one.event, one.place) or bool((zeros.value(ref) != 0).any()):
+            return
+        by_line.setdefault(subject.source(ref), []).append((ones.value(ref).flatten(), _divisor(subject, one)))
+    for sums in by_line.values():
+        every = torch.cat([own for own, _ in sums])
+        if bool(torch.isfinite(every).all()):
+            yield WeightSums(every, sums[-1][1], by_softmax=False)
+
+
+def _divisions(subject: Subject) -> Iterator[_Normalisation]:
+    """Yield the calls that divide data by data, or multiply it by the inverse of data."""
+    for event in subject.base.events:
+        if event.name not in ops.SCALINGS or len(event.sources) != 2:
+            continue
+        for place in (1,) if event.name in ops.DIVISIONS else (0, 1):
+            one = _Normalisation(event, place)
+            if all(map(subject.graph.carries_data, event.sources)) and (
+                one.is_division or _is_inverse(subject, one.sources)
+            ):
+                yield one
+
+
+def _chunk(subject: Subject, products: Sequence[Product], division: _Normalisation) -> _Chunk | None:
+    """Return what the products behind the numerator of a division do; None if one of them does something else."""
+    graph = subject.graph
+    divisor, numerator = _producers(subject, division.sources), division.event.sources[1 - division.place]
+    chunk = _Chunk()
+    for one in _reached_from(subject, products, numerator):
+        carried = [place for place in one.places if _reached_from(subject, chunk.linear, one.sources(place))]
+        known = [
+            place
+            for place in one.places
+            if not divisor.isdisjoint(_moved(subject, one, place))
+            or _reached_from(subject, chunk.scores, one.sources(place))
+        ]
+        if len(known) == 2 and not carried:
+            chunk.scores.append(one)
+        elif len(known) != 1 or known == carried or len(carried) > 1:
+            return None
+        elif carried:
+            chunk.read.append((one, known[0]))
+        else:
+            chunk.values.append((one, one.other(known[0])))
+    calls = {event.order for one in chunk.linear for event in (one.first, one.last)}
+    path = [call for one in chunk.linear for call in between(graph, one.ref, numerator) if call.order not in calls]
+    return chunk if chunk.values and all(_is_linear(subject, call) for call in path) else None
 
 
 def _of_softmaxes(subject: Subject, made: Product, read: Product, queries: int) -> Iterator[WeightSums]:
@@ -166,13 +332,40 @@ def _of_softmaxes(subject: Subject, made: Product, read: Product, queries: int) 
     over_features = _is_constant(operand.sum(read.contracted(queries)))
     if not over_features and not any(_is_constant(operand.sum(axis)) for axis in free):
         return
-    run = _with_ones(subject, _State((made,), ((read, queries),)), [(made, made.other(keys[0]))])
+    run = _with_values(subject, _State((made,), ((read, queries),)), [(made, made.other(keys[0]))], 1.0)
     if run is None:
         return
-    found = WeightSums(run.value(read.ref), softmax.refs[0], by_softmax=True)
+    sums = run.value(read.ref)
+    found = WeightSums(sums, softmax.refs[0], by_softmax=True)
     # keys whose softmax runs over their features may be a feature map, if queries are weighed by theirs
     if found.are_one or not over_features:
         yield found
+    elif _are_of_features(subject, made, keys[0], read, queries):
+        of_keys = _softmax(subject, made.sources(keys[0]))
+        assert of_keys is not None
+        yield WeightSums(sums, of_keys.refs[0], by_softmax=True, may_be_features=True)
+
+
+def _are_of_features(subject: Subject, made: Product, keys: int, read: Product, queries: int) -> bool:
+    """Return whether keys sum to one over features only, all of them are summed, and nothing normalises the context."""
+    operand, summed = made.operand(keys), made.contracted(keys)
+    kept = [axis for axis, stays in enumerate(made.axes[keys]) if stays & made.free(keys)]
+    if any(_is_constant(operand.sum(axis)) for axis in summed) or not any(
+        _is_constant(operand.sum(axis)) for axis in kept
+    ):
+        return False
+    path = between(subject.graph, made.ref, read.sources(read.other(queries)))
+    return not any(call.name in ops.RUNNING for call in path) and not _is_normed(subject, read.ref)
+
+
+def _is_normed(subject: Subject, ref: OutputRef) -> bool:
+    """Return whether a norm reads a result, perhaps at other places."""
+    for event, _ in subject.graph.consumers.get(ref, []):
+        if event.name in ops.NORMS | ops.CHANNEL_NORMS | ops.VECTOR_NORMS | ops.POWERS:
+            return True
+        if event.name in _MOVES and any(_is_normed(subject, own) for own in event.refs):
+            return True
+    return False
 
 
 def _softmax(subject: Subject, sources: tuple[Producer, ...]) -> ReplayedCall | None:
@@ -195,7 +388,8 @@ def _moved(subject: Subject, one: Product, place: int) -> set[Producer]:
     sources = one.sources(place)
     reached = set(sources)
     for event in subject.graph.upstream(sources):
-        if not _keeps_vectors(event):
+        # one projection may make queries, keys and values together, which are split then
+        if not _keeps_vectors(event) or event.name in ops.SPLITS:
             break
         reached |= event.producers
     return reached
@@ -203,7 +397,10 @@ def _moved(subject: Subject, one: Product, place: int) -> set[Producer]:
 
 def _keeps_vectors(event: ReplayedCall) -> bool:
     """Return whether a call only moves numbers, or multiplies all of them by one."""
-    return event.name in _MOVES or (event.name in ops.SCALINGS and len(event.operand_values) == 1)
+    if event.name in ops.JOINS or event.name in ops.SCALINGS:
+        # a rotation joins a vector's turned parts
+        return len(event.operand_values) == 1
+    return event.name in _MOVES
 
 
 def _is_bounded(subject: Subject, sources: tuple[Producer, ...]) -> bool:
@@ -216,13 +413,19 @@ def _is_bounded(subject: Subject, sources: tuple[Producer, ...]) -> bool:
         elif event.name in _BOUNDS:
             if differs(event.values[0], event.operand_values[0], subject.experiment.tolerance).any():
                 return True
-        elif event.name not in _MOVES:
+        elif not _keeps_vectors(event) and event.name not in _INVERSES:
             return False
     return False
 
 
-def _with_ones(subject: Subject, state: _State, values: Sequence[tuple[Product, int]]) -> ReplayRun | None:
-    """Return the run in which every value is 1; None if queries or keys aren't what they were then, or some are 0."""
+def _with_values(
+    subject: Subject, state: _State, values: Sequence[tuple[Product, int]], number: float
+) -> ReplayRun | None:
+    """Return the run in which every value is one number.
+
+    None if queries or keys aren't what they were then, or some values are 0 by themselves.
+    """
+    fill = partial(torch.full_like, fill_value=number)
     results: dict[OutputRef, Replace] = {}
     inputs: dict[str, Replace] = {}
     for one, place in values:
@@ -230,18 +433,18 @@ def _with_ones(subject: Subject, state: _State, values: Sequence[tuple[Product, 
         if written or not bool((one.operand(place) != 0).all()):
             return None
         if isinstance(producer, OutputRef):
-            results[producer] = torch.ones_like
+            results[producer] = fill
         elif producer in subject.inputs:
-            inputs[producer] = torch.ones_like
+            inputs[producer] = fill
         else:
             return None
     run = subject.experiment.run(Intervention(inputs=inputs, results=results))
     if not run.follows(subject.base):
         return None
     kept = [(one.first, one.other(place)) for one, place in values] + [(one.first, at) for one, at in state.read]
-    ones = [run.events[one.first.order - 1].operand_values[place] for one, place in values]
+    given = [run.events[one.first.order - 1].operand_values[place] for one, place in values]
     if any(_changes(subject, run, event, place) for event, place in kept) or any(
-        bool((one != 1).any()) for one in ones
+        bool((one != number).any()) for one in given
     ):
         return None
     return run

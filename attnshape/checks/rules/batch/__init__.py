@@ -6,6 +6,9 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from attnshape.checks.attention.cores import Core, FusedCore, product, reaches_by_data_movement
 from attnshape.checks.attention.perturbation import (
     Divergence,
@@ -32,6 +35,7 @@ from attnshape.tracing.operations import DATA_MOVEMENT
 CODES: tuple[str, ...] = ("AS101", "AS102", "AS105", "AS113", "AS114", "AS116", "AS117", "AS118")
 TOPIC = "batch elements"
 _INDEPENDENT = "batch elements don't affect each other"
+_OF_PAIRS = "a result for two batch elements depends on these two alone"
 _ONE_ORDER = "fold and unfold in the same order: (B, H, …) to (B*H, …) and back"
 
 
@@ -68,16 +72,22 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
         affecting = _affecting(subject, symbol, index)
         if affecting is None:
             over_batch = [core for core in subject.attentions if _runs_over_batch(subject, core, symbol)]
+            pairs = [mask for _, mask in diff.returned() if _is_of_pairs(subject, mask, symbol, index)]
+            if pairs:
+                yield Observation(f"{_OF_PAIRS} (varied: {', '.join(change)})")
             if True in alone:
                 yield from _of_arguments(subject, symbol, list(change))
             elif over_batch:
                 evidence = "found queries and keys along the axis of the batch"
                 yield _over_batch(subject, over_batch[0].context, symbol, evidence)
-            else:
+            elif not pairs:
                 yield Undecided(TOPIC, f"no result has an axis {symbol}")
             return
         index, change, diff = affecting
-    first = next(divergences(diff, symbol, index, subject.numbers, change), None)
+    first, is_meant = _first_divergence(subject, diff, symbol, index, change)
+    if is_meant:
+        yield Observation(f"batch elements meet only in results for pairs of them (varied: {', '.join(change)})")
+        return
     if first is None:
         yield Undecided(TOPIC, "batch elements affect each other, but the call that mixes them was not identified")
         return
@@ -147,8 +157,50 @@ def _affecting(subject: Subject, symbol: str, index: int) -> tuple[int, dict[str
 
 
 def _changes_alone(subject: Subject, diff: PerturbationDiff, symbol: str, index: int) -> list[bool | None]:
-    """Return for each changed result whether only the batch element changed; None if the result has no batch axis."""
-    return [is_at_one_index(mask, symbol, index, subject.numbers)[0] for _, mask in diff.returned() if mask.any()]
+    """Return for each changed result whether only the batch element changed.
+
+    It is None of a result that has no batch axis, or two of them: a number for each pair of elements.
+    """
+    return [
+        None if _is_of_pairs(subject, mask, symbol, index) else is_at_one_index(mask, symbol, index, subject.numbers)[0]
+        for _, mask in diff.returned()
+        if mask.any()
+    ]
+
+
+def _first_divergence(
+    subject: Subject, diff: PerturbationDiff, symbol: str, index: int, start: Iterable[Producer]
+) -> tuple[Divergence | None, bool]:
+    """Return the first call in which batch elements meet, and whether they are meant to.
+
+    They are if all of these calls make a number for each pair of elements, and no result for a single one is returned
+    that depends on others. A softmax over such numbers is the loss of contrastive training.
+    """
+    of_pairs: Divergence | None = None
+    for divergence in divergences(diff, symbol, index, subject.numbers, start):
+        if not _is_of_pairs(subject, diff.mask(divergence.ref), symbol, index):
+            return divergence, False
+        of_pairs = of_pairs or divergence
+    number = subject.numbers[symbol]
+    affected = (
+        mask for _, mask in diff.returned() if is_at_one_index(mask, symbol, index, subject.numbers)[0] is False
+    )
+    return of_pairs, of_pairs is not None and all(list(mask.shape).count(number) == 2 for mask in affected)
+
+
+def _is_of_pairs(subject: Subject, mask: Tensor, symbol: str, index: int) -> bool:
+    """Return whether a result has the batch as two axes, and changed only where an element is one of the two.
+
+    Contrastive training scores each element with all others (van den Oord et al. 2018,
+    https://arxiv.org/abs/1807.03748).
+    """
+    axes = [axis for axis, size in enumerate(mask.shape) if size == subject.numbers[symbol]]
+    if len(axes) != 2 or not subject.is_distinct(symbol):
+        return False
+    rows, columns = (changed.any() for changed in (mask.select(axes[0], index), mask.select(axes[1], index)))
+    others = torch.arange(subject.numbers[symbol]) != index
+    rest = mask.movedim(axes, (0, 1))[others][:, others]
+    return bool(rows) and bool(columns) and not bool(rest.any())
 
 
 def _violation(
@@ -160,7 +212,8 @@ def _violation(
     evidence = f"changed batch element {index} of {name}"
     folded = _folded_otherwise(subject, diff, first, symbol)
     if folded is not None:
-        order = "batch and heads are folded in a different order here than in the product's other operand"
+        call = "the product" if product(first.event, subject.graph) is not None else first.event.short_name
+        order = f"batch and heads are folded in a different order here than in the other operand of {call}"
         return Violation("AS116", f"{order}: batch element {index} meets {reached}", folded, _ONE_ORDER, evidence)
     flat = _flattened(subject, first, symbol)
     affects = f"batch element {index} affects {reached}"
@@ -238,21 +291,45 @@ def _tokens_of_batch(subject: Subject, symbol: str) -> set[int]:
 
 
 def _folded_otherwise(subject: Subject, diff: PerturbationDiff, first: Divergence, symbol: str) -> OutputRef | None:
-    """Return where one operand of a product was folded with the heads first, and the other with the batch first."""
-    matmul = product(first.event, subject.graph)
+    """Return where one operand of a call was folded with the heads first, and another with the batch first."""
     number = subject.numbers[symbol]
-    if matmul is None:
-        return None
-    for place in matmul.places:
-        shape, other = matmul.operand(place).shape, matmul.operand(matmul.other(place)).shape
-        axis = next((a for a, size in enumerate(shape) if size > number and size % number == 0 and size in other), None)
-        if axis is None or not matmul.axes[place][axis] & matmul.shared:
-            continue
-        after = diff.changed.events[matmul.first.order - 1].operand_values[place]
-        changed = sorted(changed_indices(differs(matmul.operand(place), after, 1e-9), axis))
-        if len(changed) == shape[axis] // number and all(b - a == number for a, b in itertools.pairwise(changed)):
-            return _fold_of(subject, matmul.sources(place), shape[axis])
+    for event, place, axis in _met_index_by_index(subject, first, number):
+        before, after = (run.events[event.order - 1].operand_values[place] for run in (diff.base, diff.changed))
+        changed = sorted(changed_indices(differs(before, after, 1e-9), axis))
+        size = before.shape[axis]
+        if len(changed) == size // number and all(b - a == number for a, b in itertools.pairwise(changed)):
+            return _fold_of(subject, event.sources[place], size)
     return None
+
+
+def _met_index_by_index(subject: Subject, first: Divergence, number: int) -> Iterator[tuple[ReplayedCall, int, int]]:
+    """Yield the places of operands, each with a folded axis that meets that of another operand index by index.
+
+    In a product it is an axis that both operands share. In a sum, a gather or any other call with several operands
+    axes are counted from the last one, as in broadcasting.
+    """
+    matmul = product(first.event, subject.graph)
+    if matmul is not None:
+        for place in matmul.places:
+            other = matmul.operand(matmul.other(place)).shape
+            sizes = enumerate(matmul.operand(place).shape)
+            axis = next((a for a, size in sizes if _is_fold(size, number) and size in other), None)
+            if axis is not None and matmul.axes[place][axis] & matmul.shared:
+                yield matmul.first, place, axis
+        return
+    result = first.event.values[first.ref.output]
+    size, from_end = result.shape[first.axis], result.ndim - first.axis
+    operands = [
+        (first.event, place, value.ndim - from_end)
+        for place, value in enumerate(first.event.operand_values)
+        if value.ndim >= from_end and value.shape[-from_end] == size
+    ]
+    if _is_fold(size, number) and len(operands) > 1:
+        yield from operands
+
+
+def _is_fold(size: int, number: int) -> bool:
+    return size > number and size % number == 0
 
 
 def _fold_of(subject: Subject, sources: tuple[Producer, ...], size: int) -> OutputRef | None:

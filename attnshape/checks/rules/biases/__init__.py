@@ -20,10 +20,13 @@ from attnshape.checks.attention.operands import of_distinct_code
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import VisibleKeys, explain_visibility
 from attnshape.checks.rules.biases.distances import check_distances, uneven_slopes
+from attnshape.checks.rules.biases.effects import check_effects
 from attnshape.checks.rules.biases.lengths import check_lengths
 from attnshape.checks.rules.biases.offsets import check_offsets
+from attnshape.checks.rules.biases.published import check_published
 from attnshape.checks.rules.biases.scaling import check_scaling, zero_bias
 from attnshape.checks.rules.biases.shifts import check_shifts
+from attnshape.checks.rules.biases.sizes import check_sizes
 from attnshape.checks.rules.biases.tables import check_tables
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.model.trace import Source
@@ -49,6 +52,9 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
     names = [name for name, meaning in claims.arguments.items() if meaning in ("bias", "relative-bias")]
     judged: set[Source | None] = set()
     wrong: set[str] = set()
+    ignored = list(check_effects(subject, names))
+    yield from ignored
+    names = [name for name in names if all(name not in one.claims for one in ignored)]
     explained, unseen = explain_visibility(subject)
     for why in unseen if names or claims.alibi else ():
         yield Undecided(TOPIC, why, (*names, *(["alibi"] if claims.alibi else [])))
@@ -144,8 +150,7 @@ def _alibi(subject: Subject, visible: VisibleKeys, lines: MaskLines) -> Outcome:
     if not steps.numel():
         return Undecided(TOPIC, "no query attends to two keys")
     if bool((steps > 0).all()):
-        wrong = uneven_slopes(visible, lines) or check_scaling(subject, visible, TOPIC)
-        return wrong or Verification("the bias falls with distance, as in ALiBi")
+        return _falling(subject, visible, lines)
     if bool((steps < 0).all()):
         message = "the bias rises with distance: it favours far keys over near ones"
         return _violation("AS706", message, lines.constant(), "subtract slope * (i - j)")
@@ -162,6 +167,15 @@ def _alibi(subject: Subject, visible: VisibleKeys, lines: MaskLines) -> Outcome:
     message = "what is added to the scores neither falls nor rises with distance"
     at = zero_bias(subject, visible) or lines.softmax
     return _violation("AS708", message, at, "add -slope * (i - j) to the score of query i and key j")
+
+
+def _falling(subject: Subject, visible: VisibleKeys, lines: MaskLines) -> Outcome:
+    """Look at the slopes of a bias that falls with distance in every head."""
+    scaled = uneven_slopes(visible, lines) or check_scaling(subject, visible, TOPIC)
+    sizes = check_sizes(subject, visible, lines) if not isinstance(scaled, Violation) else False
+    if isinstance(sizes, Violation):
+        return sizes
+    return check_published(subject, visible, lines) if sizes or scaled is None else scaled
 
 
 def _is_added(visible: VisibleKeys, bias: Tensor) -> bool:

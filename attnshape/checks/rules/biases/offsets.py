@@ -2,13 +2,15 @@
 
 Swin (Liu et al. 2021, https://arxiv.org/abs/2103.14030, section 3.2) has a row for each of the (2h - 1)(2w - 1)
 offsets in a window of h by w tokens. BEiT (Bao et al. 2021, https://arxiv.org/abs/2106.08254) has three more, for a
-class token.
+class token. Video Swin (Liu et al. 2021, https://arxiv.org/abs/2106.13230, section 3.2) has a third axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -27,26 +29,36 @@ _ARITHMETIC = ops.ADDITIONS | ops.SUBTRACTIONS | ops.REVERSED_SUBTRACTIONS | ops
 _MOST_LOOKUPS = 4
 _BEFORE_THE_GRID = ((0, 0), (1, 3))
 """How many tokens come before those of the grid, with the number of rows that such tokens have in the table."""
+_HINTS = {
+    2: "multiply the vertical offset by the number of horizontal ones: dy * (2 * width - 1) + dx",
+    3: "multiply each offset by the numbers of offsets along all axes after it: "
+    "(dz * (2 * height - 1) + dy) * (2 * width - 1) + dx",
+}
+"""The hint for a grid, by the number of its axes."""
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Tokens in rows and columns, after some that have no place in the grid."""
+    """Tokens on a grid of two or three axes, row by row, after some that have no place on it."""
 
-    height: int
-    width: int
+    sides: tuple[int, ...]
+    """The number of tokens along each axis, in no certain order."""
     before: int
 
     @property
     def offsets(self) -> int:
         """How many offsets there are between two of its tokens."""
-        return (2 * self.height - 1) * (2 * self.width - 1)
+        return math.prod([2 * side - 1 for side in self.sides])
 
-    def numbers(self, width: int) -> Tensor:
-        """Return a number for the offset of each pair of tokens, if rows of the grid have a width."""
-        places = torch.arange(self.height * self.width)
-        down, right = places // width, places % width
-        return (down[:, None] - down) * (4 * self.height * self.width) + (right[:, None] - right)
+    def numbers(self, sides: Sequence[int]) -> Tensor:
+        """Return a number for the offset of each pair of tokens, if the grid has these sides in this order."""
+        rest = torch.arange(math.prod(sides))
+        found = torch.zeros(len(rest), len(rest), dtype=torch.long)
+        for place, side in enumerate(reversed(sides)):
+            along = rest % side
+            rest = rest // side
+            found += (along[:, None] - along) * (2 * len(found)) ** place
+        return found
 
 
 def check_offsets(subject: Subject, visible: VisibleKeys) -> Iterator[Violation | Verification]:
@@ -57,21 +69,33 @@ def check_offsets(subject: Subject, visible: VisibleKeys) -> Iterator[Violation 
         entries = _entries(subject, visible, event, place, queries)
         if entries is None:
             continue
-        grid, rows = entries
-        read = min(_distinct(own) for own in rows)
-        orders = {grid.height, grid.width}
-        if any(all(_are_paired(own, grid.numbers(width)) for own in rows) for width in orders):
+        grids, entry = entries
+        if any(_has_own_rows(grid, entry) for grid in grids):
             yield Verification("each offset on the grid has its own row in the table of biases")
-        elif read < grid.offsets:
-            shape = f"{grid.height} by {grid.width}" if grid.height < grid.width else f"{grid.width} by {grid.height}"
+            continue
+        grid = grids[0]
+        read = min(_distinct(own) for own in _on_the_grid(grid, entry))
+        if read < grid.offsets:
+            shape = " by ".join(map(str, sorted(grid.sides)))
             message = (
                 f"different offsets share a row of the table: {read} of its {grid.offsets} rows for a grid of "
                 f"{shape} tokens are read"
             )
-            hint = "multiply the vertical offset by the number of horizontal ones: dy * (2 * width - 1) + dx"
             evidence = "replaced the table by the numbers of its entries, and read them at the softmax"
+            hint = _HINTS[len(grid.sides)]
             yield Violation("AS715", message, event.refs[0], hint, evidence, made=_made(subject, event, place))
             return
+
+
+def _on_the_grid(grid: _Grid, entry: Tensor) -> Sequence[Tensor]:
+    """Return the entry that each pair of tokens on the grid gets, for each head."""
+    return [own[grid.before :, grid.before :] for own in entry]
+
+
+def _has_own_rows(grid: _Grid, entry: Tensor) -> bool:
+    """Return whether, for an order of the grid's sides, each offset has one row in each head."""
+    rows = _on_the_grid(grid, entry)
+    return any(all(_are_paired(own, grid.numbers(sides)) for own in rows) for sides in {*permutations(grid.sides)})
 
 
 def _lookups(subject: Subject, visible: VisibleKeys) -> Iterator[tuple[ReplayedCall, int]]:
@@ -98,40 +122,56 @@ def _made(subject: Subject, event: ReplayedCall, table: int) -> SourceLocation |
 
 def _entries(
     subject: Subject, visible: VisibleKeys, event: ReplayedCall, place: int, tokens: int
-) -> tuple[_Grid, list[Tensor]] | None:
-    """Return the grid for which a table has rows, and for each head the entry that each pair of its tokens gets.
+) -> tuple[Sequence[_Grid], Tensor] | None:
+    """Return the grids for which a table has rows, and the entry that each pair of tokens gets in each head.
 
     None if there is no such grid, or not every pair gets an entry.
     """
     table = event.operand_values[place]
-    heads = visible.keys.shape[1]
+    heads = _heads(subject, visible)
     counts = [table.numel()] + ([table.numel() // heads] if table.numel() % heads == 0 else [])
-    grids = {count: grid for count in counts if (grid := _grid(tokens, count)) is not None}
+    grids = {count: fitting for count in counts if (fitting := list(_grids(tokens, count)))}
     mapping = term_map(subject, visible, event.refs[0]) if grids else None
     if mapping is None:
         return None
     numbers = torch.arange(table.numel(), dtype=table.dtype).reshape(table.shape)
     found = recompute(event, {place: numbers}).double()
-    known = mapping.known & (mapping.source >= 0)
+    known = (mapping.known & (mapping.source >= 0)).reshape(-1, heads, tokens, tokens)
     if bool((found != found.round()).any()) or not bool(known.any(0).all()):
         return None
-    entry = torch.where(known, found.flatten()[mapping.source.clamp(min=0)], -1.0).amax(0)
-    are_apart = sum(_distinct(own) for own in entry) == _distinct(entry)
-    grid = grids.get(table.numel() // heads if are_apart else table.numel())
-    if grid is None:
+    every = torch.where(known, found.flatten()[mapping.source.clamp(min=0)].reshape(known.shape), -1.0)
+    entry = every.amax(0)
+    if bool(((every != entry) & known).any()):  # the windows have entries of their own
         return None
-    return grid, [own[grid.before :, grid.before :] for own in entry]
+    are_apart = sum(_distinct(own) for own in entry) == _distinct(entry)
+    own_grids = grids.get(table.numel() // heads if are_apart else table.numel())
+    return (own_grids, entry) if own_grids is not None else None
 
 
-def _grid(tokens: int, rows: int) -> _Grid | None:
-    """Return the grid of tokens for whose offsets a table has exactly as many rows; there is one at most."""
-    for before, more in _BEFORE_THE_GRID:
-        count = tokens - before
-        for height in range(2, count // 2 + 1):
-            grid = _Grid(height, count // height, before)
-            if count % height == 0 and grid.offsets + more == rows:
-                return grid
-    return None
+def _heads(subject: Subject, visible: VisibleKeys) -> int:
+    """Return the number of heads, without the windows that may be laid out with them, outside of the heads."""
+    together, heads = visible.keys.shape[1], subject.numbers.get("H", 0)
+    return heads if heads > 1 and together % heads == 0 else together
+
+
+def _grids(tokens: int, rows: int) -> Iterator[_Grid]:
+    """Yield the grids of tokens for whose offsets a table has exactly as many rows, those of two axes first."""
+    for axes in _HINTS:
+        for before, more in _BEFORE_THE_GRID:
+            for sides in _sides(tokens - before, axes, 2):
+                grid = _Grid(sides, before)
+                if grid.offsets + more == rows:
+                    yield grid
+
+
+def _sides(tokens: int, axes: int, least: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ascending sides, none below the least one, of grids of as many tokens."""
+    if axes == 1:
+        yield from [(tokens,)] if tokens >= least else []
+        return
+    for side in range(least, tokens // least ** (axes - 1) + 1):
+        if tokens % side == 0:
+            yield from ((side, *others) for others in _sides(tokens // side, axes - 1, side))
 
 
 def _are_paired(rows: Tensor, offsets: Tensor) -> bool:

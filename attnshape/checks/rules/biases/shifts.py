@@ -15,10 +15,12 @@ from torch import Tensor
 from attnshape.checks.attention.cores import FusedCore, between, product
 from attnshape.checks.attention.elementwise import index_along
 from attnshape.checks.attention.operands import AttentionOperand
+from attnshape.checks.attention.perturbation import changed_indices, differs, others_at
 from attnshape.checks.attention.products import Product
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import VisibleKeys
-from attnshape.checks.interventions.replay import ReplayedCall
+from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.rules.biases.terms import added_sources, behind, product_map, term_map
 from attnshape.checks.rules.protocol import Verification, Violation
 from attnshape.tracing import operations as ops
@@ -27,7 +29,10 @@ from attnshape.tracing.source_locations import SourceLocator
 
 _MOST_PRODUCTS = 4
 _FEWEST_OWN = 0.25
-"""The least part of the entries that must be their own query's, else the product's rows may be something else."""
+"""The least part of the entries that must be their own query's, else the product's rows may be something else.
+
+All may also come from the row a fixed number before or after their own, where both products read the same queries.
+"""
 _REARRANGES = ops.RESHAPES | ops.TRANSPOSES | ops.SELECTIONS | ops.GATHERS | ops.PATTERNED_LAYOUT | {"as_strided"}
 
 
@@ -106,9 +111,14 @@ def _judge(
     if mapping is None or axis is None:
         return False
     known = visible.keys & mapping.known & (mapping.source >= 0)
-    is_own = (_along(mapping.source, term, axis) == expected)[known]
-    if not is_own.numel() or float(is_own.double().mean()) < _FEWEST_OWN:
+    steps = (_along(mapping.source, term, axis) - expected)[known]
+    is_own = steps == 0
+    if not is_own.numel():
         return False
+    if float(is_own.double().mean()) < _FEWEST_OWN:
+        is_shifted = bool((steps == steps[0]).all())
+        if not is_shifted or not _have_the_same_rows(subject, term, place, own, expected.numel()):
+            return False
     if not bool(is_own.all()):
         count = int((~is_own).sum())
         which = f"{count} of {is_own.numel()} that are visible come from its row of the product"
@@ -131,6 +141,37 @@ def _judge(
     message = f"the position whose score a {own.role} gets isn't determined by the distance"
     hint = "shift the rows, so that column j of row i has the score of the distance i - j"
     return _violation(subject, visible, term, message, hint)
+
+
+def _have_the_same_rows(subject: Subject, term: Product, place: int, own: AttentionOperand, size: int) -> bool:
+    """Change a row of what a product and an attention's queries, or keys, come from: the same row of both must follow.
+
+    Code may shift the rows on purpose, and shift them back after the product.
+    """
+    common = behind(subject, own.sources) & behind(subject, term.sources(place)) & subject.graph.depends_on_data
+    last = max((ref for ref in common if isinstance(ref, OutputRef)), default=None)
+    axis = _only_axis(subject.base.value(last), size) if last is not None else None
+    if last is None or axis is None:
+        return False
+    run = subject.experiment.run(Intervention(results={last: others_at(axis, 1)}))
+    if not run.follows(subject.base):
+        return False
+    of_attention = _changed_rows(own.value, own.of(run), size, subject.experiment.tolerance)
+    read = run.events[term.first.order - 1].operand_values[place]
+    of_term = _changed_rows(term.operand(place), read, size, subject.experiment.tolerance)
+    return len(of_attention) == 1 and of_attention == of_term
+
+
+def _changed_rows(before: Tensor, after: Tensor, size: int, tolerance: float) -> set[int]:
+    """Return the indices of the one axis of a size at which two tensors differ; none if that axis isn't clear."""
+    axis = _only_axis(before, size)
+    return changed_indices(differs(before, after, tolerance), axis) if axis is not None else set()
+
+
+def _only_axis(value: Tensor, size: int) -> int | None:
+    """Return the one axis that has a size."""
+    axes = [axis for axis, own in enumerate(value.shape) if own == size]
+    return axes[0] if len(axes) == 1 else None
 
 
 def _only_distance(lacking: Tensor, seen: Tensor, distance: Tensor) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator
 
 import torch
@@ -33,7 +34,7 @@ def check_tables(
     `wrong` are the names of tables that have a finding already.
     """
     heads = subject.numbers.get("H", 0)
-    if heads < 2 or not subject.is_distinct("H"):
+    if heads < 2 or not subject.is_distinct("H") or _is_product(subject, heads):
         return
     tables = [table for table in _tables(subject, query, heads) if table[0] not in wrong][:_MOST_TABLES]
     of_heads = [_scores_of(subject, query, head, heads) for head in {0, 1, heads - 1}] if tables else []
@@ -57,6 +58,12 @@ def check_tables(
             yield Violation("AS710", message, at.refs[0], hint, f"changed {name} at index 0 of that axis")
         elif any(reached):
             yield Verification(f"each head gets its own part of {name}")
+
+
+def _is_product(subject: Subject, heads: int) -> bool:
+    """Return whether an axis with as many indices as there are heads may have two other sizes, as windows of a grid."""
+    sizes = [size for symbol, size in subject.numbers.items() if symbol not in ("H", "Hkv", "G")]
+    return any(first * second == heads for first, second in itertools.combinations(sizes, 2) if min(first, second) > 1)
 
 
 def _tables(subject: Subject, query: AttentionOperand, heads: int) -> Iterator[tuple[str, list[ReplayedCall]]]:

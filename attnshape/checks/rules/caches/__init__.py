@@ -13,6 +13,7 @@ from attnshape.checks.attention.perturbation import other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.rules.caches.parts import unused_parts
 from attnshape.checks.rules.caches.positions import restarted_positions
 from attnshape.checks.rules.caches.sharing import shared_caches
 from attnshape.checks.rules.caches.steps import step_by_step
@@ -47,9 +48,9 @@ def check(subject: Subject) -> Iterator[Outcome]:
             at = made if made in subject.graph.downstream_of(joined) else joined
             yield Violation("AS905", message, at, _HINT, evidence, "measured")
             return
-    shared = list(shared_caches(subject))
-    yield from shared
-    if not shared:
+    wrong = [*unused_parts(subject, cached), *shared_caches(subject)] if subject.attentions else []
+    yield from wrong
+    if not wrong:
         yield from _without_new(subject, cached)
         yield from step_by_step(subject)
         yield from restarted_positions(subject)

@@ -35,7 +35,7 @@ def shared_caches(subject: Subject) -> Iterator[Violation]:
         message = f"the attention of {own} reads keys and values of {other}, too"
         if mutual:
             message = f"the attentions of {own} and {other} read each other's keys and values: they have one cache"
-        ref, place = _line(subject, value)
+        ref, place = line_of_values(subject, value)
         hint = "give each layer a cache of its own: [Cache() for _ in layers] makes several, [Cache()] * n makes one"
         evidence = f"found the numbers that {other} computes among the values of {own}"
         level: Level = "error" if mutual else "notice"
@@ -57,7 +57,7 @@ def _foreign(subject: Subject, value: AttentionOperand, own: str, paths: set[str
             yield other
 
 
-def _line(subject: Subject, value: AttentionOperand) -> tuple[OutputRef, SourceLocation | None]:
+def line_of_values(subject: Subject, value: AttentionOperand) -> tuple[OutputRef, SourceLocation | None]:
     """Return the call that joins the values, and the line by which the function that attends gets them."""
     joins = [event for event in subject.graph.upstream(value.sources) if event.name in JOINS]
     event = joins[0] if joins else value.event

@@ -9,20 +9,22 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
+from attnshape.checks.attention.cores import Core, between
 from attnshape.checks.attention.definitions import constant_definition
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.operands import operands
 from attnshape.checks.attention.perturbation import divergences
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.token_positions import pair_positions
-from attnshape.checks.attention.visibility import EVIDENCE, READ, Explanation, Hypothesis, explain_visibility
+from attnshape.checks.attention.visibility import EVIDENCE, READ, ExplainedVisibility, Hypothesis, explain_visibility
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.interventions.small_sizes import symbol_or_number
 from attnshape.checks.rules.causality.claimed_pairs import judge_blocks, judge_visible
-from attnshape.checks.rules.causality.padding import judge_padding
-from attnshape.checks.rules.causality.results import NO_TOKENS, changed_positions, judge_causal, judge_window
+from attnshape.checks.rules.causality.padding import judge_padding, zero_keys
+from attnshape.checks.rules.causality.results import NO_TOKENS, judge_causal, judge_window, leaked_position
 from attnshape.checks.rules.masks.fills import too_small
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.model.formatting import join_words
@@ -85,27 +87,39 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
     if len(laid_out) < len(known) and open_claims:
         yield Undecided(TOPIC, f"queries and keys are blocks, and {NO_TOKENS}", open_claims)
     of_others = _of_other_inputs(subject, laid_out)
+    zeros = zero_keys(subject, explained)
+    unwritten = {one.explanation.visible.core.context: one.slots for one in zeros}
     for explanation in laid_out:
         if explanation.visible.core.context in filled:
             continue
+        if _are_unwritten(explanation, unwritten.get(explanation.visible.core.context)):
+            continue  # these keys are no tokens, and have a finding of their own
         if explanation.visible.core.context in of_others:
             inputs = join_words(sorted(of_others[explanation.visible.core.context]))
             text = f"the claims about visible keys are not about attention to {inputs}"
             yield Observation(text, attention=explanation.visible.core.context)
-        elif explanation.hypothesis is None:
+        elif (hypothesis := _early_triangle(explanation) or explanation.hypothesis) is None:
             yield from _unexplained(subject, explanation)
         elif subject.claims.causal or subject.claims.window is not None:
-            yield from _judged(subject, explanation, explanation.hypothesis)
+            yield from _judged(subject, explanation, hypothesis)
         elif subject.claims.visible is None:
-            yield from _facts(subject, explanation, explanation.hypothesis)
+            yield from _facts(subject, explanation, hypothesis)
     left_out = {*weak, *of_others}
     own = [explanation for explanation in explained if explanation.visible.core.context not in left_out]
     yield from judge_blocks(subject, own)
     yield from judge_visible(subject, own, [core for core in subject.attentions if core.context not in left_out], TOPIC)
-    yield from judge_padding(subject, explained)
+    yield from judge_padding(subject, explained, zeros)
 
 
-def _of_other_inputs(subject: Subject, explained: Sequence[Explanation]) -> dict[OutputRef, set[str]]:
+def _are_unwritten(explanation: ExplainedVisibility, slots: Tensor | None) -> bool:
+    """Return whether the later keys that queries see against the claim are slots that nothing has written."""
+    if slots is None or not bool(slots.any()) or "causal" not in explanation.alone:
+        return False
+    leaks = explanation.leaks("causal")
+    return leaks is not None and not bool((leaks & ~slots).any())
+
+
+def _of_other_inputs(subject: Subject, explained: Sequence[ExplainedVisibility]) -> dict[OutputRef, set[str]]:
     """Return the attentions that the claims aren't about, with the inputs of their keys, by the context.
 
     A decoder attends causally to its own tokens, and to all tokens of the encoder, whose keys come from another input.
@@ -122,7 +136,7 @@ def _of_other_inputs(subject: Subject, explained: Sequence[Explanation]) -> dict
     return {ref: of_keys[ref] for ref in leaking if any(other - of_keys[ref] for other in as_claimed)}
 
 
-def _leaks(subject: Subject, explanation: Explanation) -> bool:
+def _leaks(subject: Subject, explanation: ExplainedVisibility) -> bool:
     """Return whether a key is visible that a claim hides, or that can't be told."""
     leaks = [explanation.leaks(claim) for claim in explanation.alone if claim not in subject.claims.masks]
     return any(one is None or bool(one.any()) for one in leaks)
@@ -132,7 +146,7 @@ def _claimed(subject: Subject) -> tuple[str, ...]:
     return tuple(name for name in subject.claims.names if name in ("causal", "window"))
 
 
-def _is_of_blocks(subject: Subject, explanation: Explanation) -> bool:
+def _is_of_blocks(subject: Subject, explanation: ExplainedVisibility) -> bool:
     """Return whether the positions of queries or keys aren't known.
 
     They are if a mask explains which keys are visible, unless each token has gathered keys of its own.
@@ -147,7 +161,7 @@ def _is_of_blocks(subject: Subject, explanation: Explanation) -> bool:
     return queries not in lengths or keys not in known
 
 
-def _by_results(subject: Subject, laid_out: list[Explanation]) -> Iterator[Outcome]:
+def _by_results(subject: Subject, laid_out: list[ExplainedVisibility]) -> Iterator[Outcome]:
     """Change tokens, and look at which positions of the results change, as far as visible keys don't tell."""
     known = {explanation.visible.core.context for explanation in laid_out}
     hidden = [core for core in subject.attentions if core.context not in known]
@@ -162,16 +176,20 @@ def _past_attention(subject: Subject) -> Iterator[Outcome]:
     """Change two tokens, and check whether earlier positions of the result change other than through attention."""
     for symbol in subject.lengths:
         number = subject.numbers[symbol]
-        for index in (number // 2, number - 1):
+        # causal attention spreads a change over all later tokens: the last one has none
+        for index in (number - 1, number // 2):
             change = subject.at_index(symbol, index)
             moved = subject.perturb(Intervention(inputs=change))
             if not change or not moved.comparable:
                 continue
-            earlier = min(changed_positions(moved, number), default=index)
-            if earlier >= index:
+            earlier = leaked_position(moved, subject, symbol, index)
+            if earlier is None:
                 continue
-            parted = divergences(moved, symbol, index, subject.numbers, change)
-            at = next((one.ref for one in parted if one.indices and one.indices[0] < index), None)
+            contexts = [core.context for core in subject.attentions]
+            inside = {ref for core in subject.cores for ref in _inside(subject, core)}
+            parted = divergences(moved, symbol, index, subject.numbers, (*change, *contexts))
+            early = (one.ref for one in parted if one.indices and one.indices[0] < index)
+            at = next((ref for ref in early if ref not in inside), None)
             message = f"the future leaks past attention: token {index} affects position {earlier}"
             hint = "let every position depend only on itself and earlier positions"
             evidence = f"changed token {index} of {next(iter(change))}"
@@ -179,7 +197,31 @@ def _past_attention(subject: Subject) -> Iterator[Outcome]:
             return
 
 
-def _unexplained(subject: Subject, explanation: Explanation) -> Iterator[Outcome]:
+def _inside(subject: Subject, core: Core) -> set[OutputRef]:
+    """Return the scores of an attention and what is computed from them, up to its weights."""
+    scores = core.scores.ref
+    return {scores, *(ref for event in between(subject.graph, scores, (core.context,)) for ref in event.refs)}
+
+
+def _early_triangle(explanation: ExplainedVisibility) -> Hypothesis | None:
+    """Return the causal mask that is part of another mask, if it ends before each query's own key; else None.
+
+    One mask may hide later keys and padding. What it leaves is within the claims then, but it isn't aligned.
+    """
+    right, visible = explanation.right, explanation.visible
+    if right.offset is None or right.window is not None or right.claimed or explanation.hypothesis not in (None, right):
+        return None
+    rows = ~visible.empty
+    shown = visible.keys & rows[..., None]
+    kept = shown.any(-2, keepdim=True)
+    i, j = torch.arange(shown.shape[-2])[:, None], torch.arange(shown.shape[-1])
+    nearest = range(right.offset, -len(i), -1)
+    explains = (offset for offset in nearest if bool((shown == kept & (j <= i + offset))[rows].all()))
+    offset = next(explains, right.offset)
+    return Hypothesis(offset=offset) if offset < right.offset else None
+
+
+def _unexplained(subject: Subject, explanation: ExplainedVisibility) -> Iterator[Outcome]:
     """Judge a pattern of visible keys that no causal mask or window explains."""
     for claim in _claimed(subject):
         leaks = explanation.leaks(claim)
@@ -208,7 +250,7 @@ def _are_whole(subject: Subject, queries: int, keys: int) -> bool:
     return {queries, keys} <= known
 
 
-def _facts(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) -> Iterator[Outcome]:
+def _facts(subject: Subject, explanation: ExplainedVisibility, hypothesis: Hypothesis) -> Iterator[Outcome]:
     """Yield which keys the queries attend to, if nothing is claimed about it."""
     queries, keys = explanation.visible.keys.shape[-2:]
     if hypothesis.backwards:
@@ -231,7 +273,7 @@ def _facts(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) -
         yield _unclaimed(f"query i attends to the keys up to i{hypothesis.offset:+d}", at, causal)
 
 
-def _own_keys_come_last(subject: Subject, explanation: Explanation) -> bool:
+def _own_keys_come_last(subject: Subject, explanation: ExplainedVisibility) -> bool:
     """Return whether the last keys come from the same tokens as the queries, in their order."""
     visible = explanation.visible
     positions = pair_positions(subject, visible.core, visible.arranged)
@@ -247,12 +289,12 @@ def _unclaimed(what: str, at: OutputRef, claims: list[str]) -> Violation:
     return Violation("AS408", f"{what}, which nothing claims", at, hint, READ, "reproduced", level="notice")
 
 
-def _judged(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) -> Iterator[Outcome]:
+def _judged(subject: Subject, explanation: ExplainedVisibility, hypothesis: Hypothesis) -> Iterator[Outcome]:
     right, window = explanation.right, subject.claims.window
     queries, keys = explanation.visible.keys.shape[-2:]
     lines = MaskLines(subject, explanation.visible.core)
     if right.offset is not None and (hypothesis.offset != right.offset or hypothesis.backwards):
-        code, message, hint = _explain_offset(subject, hypothesis, keys - queries, keys)
+        code, message, hint = _explain_offset(subject, hypothesis, right.offset, (queries, keys))
         yield _violation(code, message, lines.triangle(), hint, claims=("causal",))
     elif right.offset is not None:
         yield Verification("attends causally", ("causal",))
@@ -276,9 +318,14 @@ def _judged(subject: Subject, explanation: Explanation, hypothesis: Hypothesis) 
         yield Verification("no query attends to a key outside of its window", ("window",))
 
 
-def _explain_offset(subject: Subject, hypothesis: Hypothesis, aligned: int, keys: int) -> tuple[str, str, str]:
-    """Return the code, message and hint for a causal mask on another diagonal than `aligned`."""
-    offset = hypothesis.offset
+def _explain_offset(
+    subject: Subject, hypothesis: Hypothesis, aligned: int, counts: tuple[int, int]
+) -> tuple[str, str, str]:
+    """Return the code, message and hint for a causal mask on another diagonal than `aligned`.
+
+    `counts` are the numbers of queries and keys.
+    """
+    offset, (queries, keys) = hypothesis.offset, counts
     if hypothesis.backwards:
         message = "the causal mask is inverted: queries attend to the future, and not to the past"
         return "AS501", message, "keep the lower triangle: torch.ones(L, L).tril()"
@@ -287,7 +334,10 @@ def _explain_offset(subject: Subject, hypothesis: Hypothesis, aligned: int, keys
             message = "there is no causal mask when keys are cached: queries attend to the future"
             return "AS504", message, "mask with .tril(diagonal=Lk - Lq), with and without a cache"
         return "AS501", "there is no causal mask: queries attend to the future", "mask with .tril()"
-    if aligned != 0 and offset == 0:
+    if offset < aligned - 1 and aligned != keys - queries:
+        message = f"query i attends to the keys up to i{offset:+d}, expected those up to its own one, i{aligned:+d}"
+        return "AS503", message, "shift the mask of each block of queries by the position of its first one"
+    if aligned != 0 and offset == 0 and aligned == keys - queries:
         message = "the causal mask is aligned with the first key, expected the last query to attend to the last key"
         return "AS503", message, "shift it: .tril(diagonal=Lk - Lq)"
     by = offset - aligned

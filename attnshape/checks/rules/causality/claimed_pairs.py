@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from attnshape.checks.attention.dependence import Reach, reaches
+from attnshape.checks.attention.elementwise import HIDES_BESIDE_SCORES
 from attnshape.checks.attention.mistake_lines import MaskLines, masks_of_others
 from attnshape.checks.attention.operands import operands
 from attnshape.checks.attention.perturbation import PerturbationDiff, other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.token_positions import PairPositions, pair_positions
-from attnshape.checks.attention.visibility import READ, Explanation, claimed_pairs
+from attnshape.checks.attention.visibility import READ, ExplainedVisibility, claimed_pairs
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import Replace
 from attnshape.checks.rules.causality.results import (
@@ -39,7 +40,7 @@ _DRAWS = 3
 
 
 def judge_visible(
-    subject: Subject, explained: Sequence[Explanation], attentions: Sequence[Attention], topic: str
+    subject: Subject, explained: Sequence[ExplainedVisibility], attentions: Sequence[Attention], topic: str
 ) -> Iterator[Outcome]:
     """Yield whether these attentions show the keys that `visible` claims; `explained` are those whose masks are known.
 
@@ -73,7 +74,7 @@ def judge_visible(
             yield Verification(text, (CLAIM,))
 
 
-def _of_own_tokens(found: Sequence[tuple[Explanation, Violation]]) -> list[Violation]:
+def _of_own_tokens(found: Sequence[tuple[ExplainedVisibility, Violation]]) -> list[Violation]:
     """Return what is found where queries attend to their own sequence, if that is found anywhere.
 
     A claim about a decoder's tokens isn't about the memory to which they attend too.
@@ -88,19 +89,22 @@ def _text(subject: Subject) -> str:
 
 
 def _judge(
-    subject: Subject, explanation: Explanation, explained: Sequence[Explanation], topic: str
+    subject: Subject, explanation: ExplainedVisibility, explained: Sequence[ExplainedVisibility], topic: str
 ) -> Violation | Undecided | Verification | None:
     """Return what is wrong in one attention, or that nothing is; None if that can't be told by its weights."""
     visible, positions = explanation.visible, explanation.positions
     if positions is None or not bool(positions.known.any()):
         return None
     claimed, wanted = claimed_pairs(subject, positions.counts), _wanted(subject, positions.counts)
-    seen, rows = visible.keys & positions.known, explanation.rows[..., None]
+    # masks of windows of a rolled map add -100
+    seen = visible.keys & positions.known & (visible.added > HIDES_BESIDE_SCORES)
+    within = _within_lengths(subject, positions)
+    rows = explanation.rows[..., None] & within
     leaks = seen & ~positions.at(claimed) & rows
     kept = _kept(subject, explanation, positions)
     hidden = positions.at(wanted) & kept & ~seen & rows if kept is not None else torch.zeros_like(seen)
     lines = MaskLines(subject, visible.core)
-    why = _why_unsure(subject, explanation, lines, positions, hidden)
+    why = _why_unsure(subject, explanation, lines, positions, hidden, seen & rows)
     if bool(leaks.any()) or (bool(hidden.any()) and why is None):
         few = positions.where(hidden) if why is None else torch.zeros_like(claimed)
         return _violation(subject, explanation, lines, positions.where(leaks), few)
@@ -109,6 +113,8 @@ def _judge(
     met = positions.where(torch.ones_like(seen))
     absent = wanted & ~met & met.any(-1, keepdim=True)
     if not bool(absent.any()):
+        if bool(claimed.all()):
+            return Undecided(topic, "every key is visible by it at these sizes", (CLAIM,))
         return Verification("")
     for other in explained:
         if other.positions is not None and other.positions.counts == positions.counts:
@@ -119,7 +125,7 @@ def _judge(
     return _violation(subject, explanation, lines, torch.zeros_like(claimed), absent)
 
 
-def judge_blocks(subject: Subject, explained: Sequence[Explanation]) -> Iterator[Outcome]:
+def judge_blocks(subject: Subject, explained: Sequence[ExplainedVisibility]) -> Iterator[Outcome]:
     """Yield whether queries that are processed in blocks see every key that is in their claimed window.
 
     Each block by itself may look right, and have lost keys of the blocks before it.
@@ -176,7 +182,7 @@ def _distances(counts: tuple[int, int]) -> Tensor:
     return torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
 
 
-def _kept(subject: Subject, explanation: Explanation, positions: PairPositions) -> Tensor | None:
+def _kept(subject: Subject, explanation: ExplainedVisibility, positions: PairPositions) -> Tensor | None:
     """Return which keys the claimed masks leave, (B, H, queries, keys); None if they can't be laid out."""
     names = set(subject.claims.masks) - masks_of_others(subject, explanation.visible.core)
     kept = torch.ones_like(positions.known)
@@ -188,23 +194,39 @@ def _kept(subject: Subject, explanation: Explanation, positions: PairPositions) 
     return kept
 
 
+def _within_lengths(subject: Subject, positions: PairPositions) -> Tensor:
+    """Return where query and key are among the tokens that the claimed lengths leave, (B, H, queries, keys)."""
+    within = torch.ones_like(positions.known)
+    for name, meaning in subject.claims.arguments.items():
+        value = subject.base.inputs.get(name)
+        if meaning in ("length", "last-token") and value is not None and value.numel() == len(within):
+            count = value.reshape(-1, 1, 1, 1) + (meaning == "last-token")
+            within = within & (positions.queries < count) & (positions.keys < count)
+    return within
+
+
 def _why_unsure(
-    subject: Subject, explanation: Explanation, lines: MaskLines, positions: PairPositions, hidden: Tensor
+    subject: Subject,
+    explanation: ExplainedVisibility,
+    lines: MaskLines,
+    positions: PairPositions,
+    hidden: Tensor,
+    seen: Tensor,
 ) -> str | None:
-    """Return why keys that are hidden may be hidden rightly, or None."""
+    """Return why keys that are hidden may be hidden rightly, where others are seen, or None."""
     if _kept(subject, explanation, positions) is None:
         return "which keys the claimed masks hide can't be laid out"
     given = lines.inputs_that_hide() & subject.base.inputs.keys() - subject.claims.arguments.keys()
     if given:
         return f"{min(given)} also decides which keys are hidden, and no claim says how"
-    some = positions.where(hidden) & positions.where(explanation.visible.keys)
+    some = positions.where(hidden) & positions.where(seen)
     if not subject.claims.masks and bool(some.any()):
         query, key = some.nonzero()[0].tolist()
         return f"query {query} sees key {key} in some heads, or in some elements of the batch, and not in others"
     return None
 
 
-def _inputs_that_choose(subject: Subject, explanation: Explanation) -> set[str]:
+def _inputs_that_choose(subject: Subject, explanation: ExplainedVisibility) -> set[str]:
     """Return the inputs, other than those with tokens, on which the keys of an attention depend, such as indices."""
     core = explanation.visible.core
     keys = [operand for operand in operands(subject) if operand.core is core and operand.role == "key"]
@@ -212,7 +234,9 @@ def _inputs_that_choose(subject: Subject, explanation: Explanation) -> set[str]:
     return origins & subject.base.inputs.keys() - subject.inputs.keys()
 
 
-def _violation(subject: Subject, explanation: Explanation, lines: MaskLines, many: Tensor, few: Tensor) -> Violation:
+def _violation(
+    subject: Subject, explanation: ExplainedVisibility, lines: MaskLines, many: Tensor, few: Tensor
+) -> Violation:
     """Return the finding about pairs of positions, (queries, keys), that are visible, and about hidden ones."""
     is_masked = not bool(explanation.visible.keys.all())
     at = lines.triangle() if is_masked or bool(many.any()) else lines.softmax

@@ -1,11 +1,13 @@
-"""Finds keys that no token made: zeros with which a first or last block is padded, and which get weight.
+"""Finds keys that no token made: zeros with which a block is padded, or slots that nothing wrote, and which get weight.
 
 Where local attention fills up the blocks at the border, the zeros' scores are 0, and each takes exp(0) of the softmax.
+So does each slot of a preallocated cache behind the tokens that were written to it so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,24 +17,45 @@ from attnshape.checks.attention.operands import AttentionOperand, by_attention
 from attnshape.checks.attention.perturbation import differs, other_numbers
 from attnshape.checks.attention.slots import by_pair
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import Explanation
+from attnshape.checks.attention.visibility import ExplainedVisibility
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Producer
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
+from attnshape.tracing.operations import SAME_VALUES
 
 
-def judge_padding(subject: Subject, explained: Sequence[Explanation]) -> Iterator[Outcome]:
-    """Change all inputs and parameters, and look for keys that stay zero, with their values, and get weight."""
+@dataclass(frozen=True)
+class ZeroKeys:
+    """The keys of an attention that are zero whatever the inputs and parameters are, as their values are.
+
+    The masks are (B, H, queries, keys).
+    """
+
+    explanation: ExplainedVisibility
+    key: AttentionOperand
+    run: ReplayRun
+    """The run in which all inputs and parameters were changed."""
+    constant: Tensor
+    seen: Tensor
+    """Which of them get weight."""
+    is_sink: Tensor
+    """Which keys each query that sees any of them sees: (keys,)."""
+    slots: Tensor
+    """Which of them get weight behind the last key that was written to their memory."""
+
+
+def zero_keys(subject: Subject, explained: Sequence[ExplainedVisibility]) -> list[ZeroKeys]:
+    """Change all inputs and parameters, and return the keys that stay zero, with their values, for each attention."""
     of_core = {operands[0].core.context: operands for operands in by_attention(subject)}
     own = [(explanation, of_core[explanation.visible.core.context]) for explanation in explained]
     own = [(explanation, operands) for explanation, operands in own if all(map(_may_be_padded, operands[1:]))]
     if not own:
-        return
+        return []
     inputs = dict.fromkeys(subject.inputs, other_numbers)
     run = subject.experiment.run(Intervention(inputs, dict.fromkeys(subject.experiment.parameters, other_numbers)))
     if not run.follows(subject.base):
-        return
-    judged = []
+        return []
+    found = []
     for explanation, (query, key, value) in own:
         padded = [_constant_zeros(subject, explanation, operand, run) for operand in (query, key, value)]
         queries, keys, values = padded
@@ -40,18 +63,51 @@ def judge_padding(subject: Subject, explained: Sequence[Explanation]) -> Iterato
             continue
         visible = explanation.visible
         seen = keys & values & visible.keys & ~visible.empty.unsqueeze(-1) & ~queries
-        judged.append(bool(seen.any()))
-        # a zero that every query sees is meant to take weight, as that of add_zero_attn
         is_sink = (seen | queries | visible.empty.unsqueeze(-1)).flatten(0, 2).all(0)
+        slots = seen & is_sink & _behind_written(keys & values)
+        if bool(slots.any()) and not _is_written_to(subject, key):
+            slots = torch.zeros_like(slots)
+        found.append(ZeroKeys(explanation, key, run, keys & values, seen, is_sink, slots))
+    return found
+
+
+def judge_padding(
+    subject: Subject, explained: Sequence[ExplainedVisibility], zeros: Sequence[ZeroKeys]
+) -> Iterator[Outcome]:
+    """Look for keys of zeros that get weight, where their weight reaches the results."""
+    for one in zeros:
+        # a zero that every query sees is meant to take weight, as that of add_zero_attn, unless it was never written
+        if bool(one.slots.any()) and _reaches(subject, one.explanation, one.slots):
+            yield _violation_of_slots(subject, one.explanation)
+            return
         # a memory that is all zeros is meant to be left out
-        seen = seen & ~is_sink & (visible.keys & ~(keys & values)).any(-1, keepdim=True)
-        if bool(seen.any()) and _reaches(subject, explanation, seen):
-            at = _padding(subject, explanation, key, run, seen)
+        seen = one.seen & ~one.is_sink & (one.explanation.visible.keys & ~one.constant).any(-1, keepdim=True)
+        if bool(seen.any()) and _reaches(subject, one.explanation, seen):
+            at = _padding(subject, one, seen)
             if at is not None:
-                yield _violation(subject, explanation, at)
+                yield _violation(subject, one.explanation, at)
                 return
-    if judged and not any(judged) and len(explained) == len(subject.attentions):
+    if zeros and not any(bool(one.seen.any()) for one in zeros) and len(explained) == len(subject.attentions):
         yield Verification("no query attends to keys of zeros with which blocks are padded")
+
+
+def _behind_written(constant: Tensor) -> Tensor:
+    """Return which constant keys are the last ones, (B, H, queries, keys), where the first key isn't constant."""
+    return constant.flip(-1).cumprod(-1).flip(-1).bool() & ~constant[..., :1]
+
+
+def _is_written_to(subject: Subject, operand: AttentionOperand) -> bool:
+    """Return whether data was written, in place, to memory that held none before."""
+    data = subject.graph.depends_on_data | set(subject.inputs)
+    made, *writes = operand.sources
+    is_written = not data.isdisjoint(writes)
+    while isinstance(made, OutputRef):
+        event = subject.base.event(made)
+        if not event.in_place and (is_written or event.name not in SAME_VALUES):
+            break
+        made, *writes = event.sources[0]
+        is_written = is_written or event.in_place or not data.isdisjoint(writes)
+    return is_written and made not in data
 
 
 def _may_be_padded(operand: AttentionOperand) -> bool:
@@ -61,7 +117,7 @@ def _may_be_padded(operand: AttentionOperand) -> bool:
 
 
 def _constant_zeros(
-    subject: Subject, explanation: Explanation, operand: AttentionOperand, run: ReplayRun
+    subject: Subject, explanation: ExplainedVisibility, operand: AttentionOperand, run: ReplayRun
 ) -> Tensor | None:
     """Return where a query, key or value is zero in both runs, as (B, H, queries, keys)."""
     after = operand.of(run)
@@ -72,13 +128,10 @@ def _constant_zeros(
     return ~arranged if arranged is not None else None
 
 
-def _padding(
-    subject: Subject, explanation: Explanation, key: AttentionOperand, run: ReplayRun, seen: Tensor
-) -> OutputRef | None:
+def _padding(subject: Subject, zeros: ZeroKeys, seen: Tensor) -> OutputRef | None:
     """Return the call that joins zeros to what tokens made; None if an argument makes them, such as a mask."""
-    at = next(
-        (ref for ref in _with_zeros(subject, key, run)[::-1] if _makes(subject, explanation, key, ref, seen)), None
-    )
+    made = reversed(_with_zeros(subject, zeros.key, zeros.run))
+    at = next((ref for ref in made if _makes(subject, zeros.explanation, zeros.key, ref, seen)), None)
     if at is None:
         return None
     data = subject.graph.depends_on_data | set(subject.inputs)
@@ -102,7 +155,9 @@ def _with_zeros(subject: Subject, key: AttentionOperand, run: ReplayRun) -> list
     return found
 
 
-def _makes(subject: Subject, explanation: Explanation, key: AttentionOperand, ref: OutputRef, seen: Tensor) -> bool:
+def _makes(
+    subject: Subject, explanation: ExplainedVisibility, key: AttentionOperand, ref: OutputRef, seen: Tensor
+) -> bool:
     """Return whether all of the keys that are seen change with the zeros of a result."""
     moved = subject.perturb(Intervention(results={ref: lambda t: torch.where(t == 0, torch.ones_like(t), t)}))
     if not moved.comparable:
@@ -119,7 +174,7 @@ def _has_zeros(subject: Subject, run: ReplayRun, ref: OutputRef) -> bool:
     return before.shape == after.shape and bool(((before == 0) & (after == 0)).any())
 
 
-def _reaches(subject: Subject, explanation: Explanation, seen: Tensor) -> bool:
+def _reaches(subject: Subject, explanation: ExplainedVisibility, seen: Tensor) -> bool:
     """Return whether the contexts of the queries that see such keys reach the results."""
     core = explanation.visible.core
     shape = core.weights.shape if isinstance(core, Core) else core.added.shape
@@ -140,9 +195,27 @@ def _reaches(subject: Subject, explanation: Explanation, seen: Tensor) -> bool:
     return moved.comparable and not moved.has_no_effect
 
 
-def _violation(subject: Subject, explanation: Explanation, at: OutputRef) -> Violation:
-    core, claims = explanation.visible.core, subject.claims
-    names = tuple(name for name in claims.names if name in ("causal", "window", *claims.masks))
+def _violation_of_slots(subject: Subject, explanation: ExplainedVisibility) -> Violation:
+    message = "queries attend to slots that nothing has written: their keys and values are zero, and they get weight"
+    hint = (
+        "cut keys and values behind the last token that was written, as in cache[:, :, :position + L], or mask the rest"
+    )
+    evidence = "changed all inputs and parameters: the last keys and values stay zero, and queries see them"
+    return Violation("AS409", message, _weighing(explanation), hint, evidence, claims=_claims_about_keys(subject))
+
+
+def _claims_about_keys(subject: Subject) -> tuple[str, ...]:
+    return tuple(name for name in subject.claims.names if name in ("causal", "window", *subject.claims.masks))
+
+
+def _weighing(explanation: ExplainedVisibility) -> OutputRef:
+    """Return the softmax, or the fused attention."""
+    core = explanation.visible.core
+    return core.softmax.ref if isinstance(core, Core) else core.context
+
+
+def _violation(subject: Subject, explanation: ExplainedVisibility, at: OutputRef) -> Violation:
+    names = _claims_about_keys(subject)
     message = "queries attend to padding: keys of zeros, which no token made, get weight at the border"
     hint = "hide them in the mask: a key before the first token, or after the last one, gets -inf"
     if not names:
@@ -150,7 +223,7 @@ def _violation(subject: Subject, explanation: Explanation, at: OutputRef) -> Vio
     return Violation(
         "AS409",
         message,
-        core.softmax.ref if isinstance(core, Core) else core.context,
+        _weighing(explanation),
         hint,
         "changed all inputs and parameters: these keys and values stay zero, and some queries see them",
         made=subject.place(at),

@@ -22,6 +22,8 @@ from attnshape.tracing.operations import CONVOLUTIONS, DATA_MOVEMENT
 
 NO_TOKENS = "no axis of the results holds the tokens of the inputs"
 Attention = Core | FusedCore
+_MISSING = 2
+"""The most positions that a result may lack of the tokens, such as those without a next token."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def mixes_tokens(subject: Subject) -> str | None:
 
 
 def changed_positions(moved: PerturbationDiff, number: int) -> set[int]:
-    """Return the positions of the results that differ, along axes that have as many positions as there are tokens."""
+    """Return the positions of the results that differ, along axes that have this number of positions."""
     return {
         position
         for _, mask in moved.returned()
@@ -154,6 +156,23 @@ def changed_positions(moved: PerturbationDiff, number: int) -> set[int]:
         if size == number and mask.shape.count(size) == 1
         for position in changed_indices(mask, axis)
     }
+
+
+def leaked_position(moved: PerturbationDiff, subject: Subject, symbol: str, token: int) -> int | None:
+    """Return the first position of the results that a token changes although all that it may depend on is earlier.
+
+    A few positions may be missing at either end, as where the last token has no next one: with `n` missing, a position
+    may depend on the `n` tokens behind it.
+    """
+    number, others = subject.numbers[symbol], set(subject.numbers.values())
+    for missing in range(_MISSING + 1):
+        size = number - missing
+        if missing and (size in others or size < 2):
+            continue
+        earlier = min(changed_positions(moved, size), default=token)
+        if earlier + missing < token:
+            return earlier
+    return None
 
 
 def _evidence(subject: Subject, reached: _Reached) -> str:

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attnshape.checks.attention.cores import between
+from attnshape.checks.attention.cores import FusedCore, between
 from attnshape.checks.attention.layouts import layouts, projection_of
 from attnshape.checks.attention.operands import (
     AttentionOperand,
     HeadChange,
     OperandRole,
-    by_attention,
     head_change,
     operands,
     projection,
+    without_iterations,
 )
 from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.attention.simultaneous import SimultaneousRun
@@ -39,7 +39,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     """Change some query heads and one key or value head, and look at which of them affect the same contexts."""
     heads, claimed = subject.numbers.get("H", 0), ("tiled-heads",) if subject.claims.tiled_heads else ()
     known: list[set[OperandRole]] = []
-    for attention in by_attention(subject):
+    for attention in without_iterations(subject):
         shared = _shared_heads(subject, attention[1])
         if not 1 < shared < heads or heads % shared:
             continue
@@ -160,10 +160,11 @@ def _one_feature(
     """Return a violation if features are repeated instead of heads, so that one doesn't affect all heads of a group."""
     if shared_head.one_feature is None:
         return None
-    run = subject.experiment.run(shared_head.one_feature)
-    if not run.follows(subject.base) or heads not in other.value.shape:
+    axis = _head_axis(other, heads)
+    run = subject.experiment.run(shared_head.one_feature) if axis is not None else None
+    if run is None or axis is None or not run.follows(subject.base):
         return None
-    affected = changed_indices(~(other.of(run) == other.value), list(other.value.shape).index(heads))
+    affected = changed_indices(~(other.of(run) == other.value), axis)
     if len(affected) >= heads // shared:
         return None
     only = f"head {', '.join(map(str, sorted(affected)))}, expected heads 0 to {heads // shared - 1}"
@@ -172,6 +173,18 @@ def _one_feature(
     at = _repeat(subject, other, shared_head) or other.core.context
     hint = "repeat the head axis: k.repeat_interleave(G, dim=1) for (B, Hkv, L, Dk)"
     return Violation("AS602", message, at, hint, f"changed {feature}")
+
+
+def _head_axis(operand: AttentionOperand, heads: int) -> int | None:
+    """Return the axis of so many heads, which the other operand of the product has too; None without one.
+
+    There may be as many keys as heads.
+    """
+    if isinstance(operand.core, FusedCore):
+        return operand.value.ndim - 3 if operand.value.ndim > 2 and operand.value.shape[-3] == heads else None
+    product = operand.core.value if operand.role == "value" else operand.core.scores
+    axes = (axis for axis, stays in enumerate(product.axes[operand.place]) if stays & product.shared)
+    return next((axis for axis in axes if operand.value.shape[axis] == heads), None)
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ from attnshape.checks.attention.perturbation import (
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
-from attnshape.checks.rules.head_merge.followed import Merged, follow_contexts
+from attnshape.checks.rules.head_merge.followed import Merged, follow_contexts, torn_context
+from attnshape.checks.rules.head_merge.order import judge_order
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.tokens import mixed, scrambles, where
 from attnshape.tracing.operations import CASTS, DATA_MOVEMENT, DROPOUTS, JOINS, PRODUCTS
 
-CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS114", "AS115")
+CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS114", "AS115", "AS604")
 TOPIC = "merging of heads"
 
 
@@ -45,6 +46,13 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if scattered is not None:
             yield _scattered_heads(scattered)
             return
+        if (reordered := _reordered_heads(subject, core)) is not None:
+            yield reordered
+            return
+        torn = torn_context(subject, core)
+        if torn is not None:
+            yield _torn(torn)
+            return
         in_order = bool(followed) and all(one is not None and one.state == "in order" for one in followed)
         compared = subject.numbers.get("H", 0) < 2 or any(_covers(merge, core) for merge in merges)
         if not in_order and (not compared or next(_query_axes(subject, core), None) is None):
@@ -62,6 +70,14 @@ def _scattered_heads(merged: Merged) -> Violation:
     hint += ".transpose(-2, -1).reshape(B, D, height, width)"
     evidence = "replaced the contexts by numbers that say where they are"
     return Violation("AS114", message, merged.at, hint, evidence)
+
+
+def _torn(at: OutputRef) -> Violation:
+    message = (
+        "a layout operation scrambles tokens: the features of one query end up apart, among those of other queries"
+    )
+    hint = "undo the steps before attention in the reverse order; reshape may only split an axis or merge adjacent ones"
+    return Violation("AS105", message, at, hint, "replaced the contexts by numbers that say where they are")
 
 
 @dataclass(frozen=True)
@@ -217,16 +233,27 @@ def _merge(subject: Subject, core: Core | FusedCore) -> _Merge | None:
 
 
 def _misordered(subject: Subject, merge: _Merge) -> Violation:
-    core, event, heads, width = merge.core, merge.event, subject.numbers["H"], merge.width
-    downstream = subject.graph.downstream_of(core.context)
-    path = subject.base.events[core.context.order : event.order - 1]
-    layout = [later for later in path if later.name in DATA_MOVEMENT and later.refs[0] in downstream]
-    joined = next((later for later in layout if later.name in JOINS), None)
-    merges = joined or next((later for later in layout if later.values[0].shape[-1] == heads * width), event)
+    heads, width = subject.numbers["H"], merge.width
     ends = f"head 0 ends up in features 0, {heads}, {2 * heads}, …, expected 0 to {width - 1}"
     message = f"heads are merged in the wrong order: {ends}"
     hint = "permute the axes to (B, L, H, Dk) before the reshape"
-    return Violation("AS115", message, merges.refs[0], hint, "changed the contexts of heads 0 and 1")
+    at = _merging_call(subject, merge.core.context, merge.event, heads * width)
+    return Violation("AS115", message, at, hint, "changed the contexts of heads 0 and 1")
+
+
+def _merging_call(subject: Subject, context: OutputRef, read: ReplayedCall, width: int) -> OutputRef:
+    """Return the call that joins heads before a projection reads them, else the first that gives the merged width."""
+    downstream = subject.graph.downstream_of(context)
+    path = subject.base.events[context.order : read.order - 1]
+    layout = [later for later in path if later.name in DATA_MOVEMENT and later.refs[0] in downstream]
+    joined = next((later for later in layout if later.name in JOINS), None)
+    return (joined or next((later for later in layout if later.values[0].shape[-1] == width), read)).refs[0]
+
+
+def _reordered_heads(subject: Subject, core: Core | FusedCore) -> Violation | None:
+    width = subject.numbers.get("H", 0) * subject.base.value(core.context).shape[-1]
+    read = _projection(subject, core.context, width)
+    return judge_order(subject, core, read, _merging_call(subject, core.context, read[0], width)) if read else None
 
 
 def _projection(subject: Subject, start: OutputRef, width: int) -> tuple[ReplayedCall, int] | None:

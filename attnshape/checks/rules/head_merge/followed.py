@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
 
-from attnshape.checks.attention.cores import Core, FusedCore, product
+from attnshape.checks.attention.cores import Core, FusedCore, moves_only, product
 from attnshape.checks.attention.layouts import (
     ARITHMETIC,
     Factor,
@@ -18,9 +18,9 @@ from attnshape.checks.attention.layouts import (
     factors,
     feature_axes,
     layouts,
-    moves_only,
 )
 from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.written_contexts import feature_axes_of, written_context
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.tracing import operations as ops
 
@@ -36,48 +36,123 @@ class Merged:
     """The last call that moved them; the context if none did."""
 
 
+@dataclass(frozen=True)
+class _Start:
+    """A tensor that holds contexts: what attention returns, or what that is written to."""
+
+    ref: OutputRef
+    features: list[int]
+    """The axes of one head's features."""
+    others: list[int]
+    queries: list[int]
+    """Those of the others that count queries, if that is known."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A call that reads contexts which only layout operations have moved; or the end of the code."""
+
+    tensor: OutputRef | tuple[ReplayedCall, int]
+    """What is read at the end, or the call and the place of its operand."""
+    reshaped: OutputRef
+    """The last call that reshaped them; the start if none did."""
+    torn: OutputRef | None
+    """The first call after which the features of one head of a query are no box."""
+
+
 def follow_contexts(subject: Subject, core: Core | FusedCore) -> Iterator[Merged | None]:
     """Yield for each call that reads a context after layout operations only, what it reads; None if that is unknown.
 
     The end of the code is such a call too. Nothing is yielded for heads that nothing merges.
     """
-    reached = {core.context: core.context}
-    """Each tensor that holds the context, with the last call that moved it."""
-    read: set[OutputRef] = set()
-    for event in subject.base.events[core.context.order :]:
+    for start in _starts(subject, core):
+        for read in _reads(subject, core, start):
+            yield from _judged(subject, start, read)
+
+
+def torn_context(subject: Subject, core: Core | FusedCore) -> OutputRef | None:
+    """Return the call that tears the features of one head of a query apart, and puts them among other queries'.
+
+    What reads them then has other features of one query than of another. This needs no axis of heads.
+    """
+    for start in _starts(subject, core):
+        shape = tuple(subject.base.value(start.ref).shape)
+        vector, feature = combined(shape, start.others), combined(shape, start.features)
+        for read in _reads(subject, core, start):
+            if read.torn is None or subject.base.event(read.torn).name not in ops.RESHAPES:
+                continue
+            followed = layouts(subject).followed(start.ref, read.tensor)
+            together = _read_together(subject, read.tensor)
+            if followed is None:
+                continue
+            axes = [axis for axis in range(len(followed.shape)) if axis not in (together or ())]
+            if together is not None:
+                is_wrong = followed.is_torn(vector, feature, axes)
+            else:
+                is_wrong = isinstance(read.tensor, OutputRef) and not _is_unmerged(followed, start)
+            if is_wrong:
+                return read.torn
+    return None
+
+
+def _starts(subject: Subject, core: Core | FusedCore) -> Iterator[_Start]:
+    """Yield what attention returns, and the tensor that it is written to, if there is one."""
+    features, queries = feature_axes_of(subject, core), sorted(_query_axes(subject, core))
+    yield _Start(core.context, features, _others(subject, core.context, features), queries)
+    written = written_context(subject, core)
+    if written is not None:
+        features = list(written.features)
+        yield _Start(written.ref, features, _others(subject, written.ref, features), [])
+
+
+def _others(subject: Subject, ref: OutputRef, axes: Sequence[int]) -> list[int]:
+    return [axis for axis in range(subject.base.value(ref).ndim) if axis not in axes]
+
+
+def _reads(subject: Subject, core: Core | FusedCore, start: _Start) -> Iterator[_Read]:
+    written = written_context(subject, core)
+    writes = written.writes if written is not None else frozenset[int]()
+    reached: dict[OutputRef, _Read] = {start.ref: _Read(start.ref, start.ref, None)}
+    """Each tensor that holds the contexts."""
+    seen: set[OutputRef] = set()
+    for event in subject.base.events[start.ref.order :]:
         for place, sources in enumerate(event.sources):
             source = next((one for one in sources if isinstance(one, OutputRef) and one in reached), None)
             if source is None:
                 continue
-            read.add(source)
+            seen.add(source)
             if moves_only(event):
-                moved = event.name in ops.RESHAPES and event.refs[0]
-                reached.update(dict.fromkeys(event.refs, moved or reached[source]))
-            elif event.name in ARITHMETIC and layouts(subject).followed(core.context, event.refs[0]) is not None:
-                reached[event.refs[0]] = reached[source]
-            elif event.name not in ops.CREATED_LIKE:
-                yield from _judged(subject, core, reached[source], (event, place))
-    for ref in [ref for ref in reached if ref not in read and ref != core.context]:
-        yield from _judged(subject, core, reached[ref], ref)
+                for ref in event.refs:
+                    reached[ref] = _moved(subject, start, reached[source], ref)
+            elif event.name in ARITHMETIC and layouts(subject).followed(start.ref, event.refs[0]) is not None:
+                reached[event.refs[0]] = replace(reached[source], tensor=event.refs[0])
+            elif event.name not in ops.CREATED_LIKE and event.order not in writes:
+                yield replace(reached[source], tensor=(event, place))
+    yield from (read for ref, read in reached.items() if ref not in seen and ref != start.ref)
 
 
-def _judged(
-    subject: Subject, core: Core | FusedCore, at: OutputRef, tensor: OutputRef | tuple[ReplayedCall, int]
-) -> Iterator[Merged | None]:
-    followed = layouts(subject).followed(core.context, tensor)
+def _moved(subject: Subject, start: _Start, read: _Read, ref: OutputRef) -> _Read:
+    reshapes = subject.base.event(ref).name in ops.RESHAPES
+    followed = layouts(subject).followed(start.ref, ref) if read.torn is None else None
+    torn = followed is not None and not followed.are_boxes(combined(followed.start, start.others))
+    return _Read(ref, ref if reshapes else read.reshaped, ref if torn else read.torn)
+
+
+def _judged(subject: Subject, start: _Start, read: _Read) -> Iterator[Merged | None]:
+    followed = layouts(subject).followed(start.ref, read.tensor)
     if followed is None:
         yield None
         return
-    own, rest = _axes_of_context(subject, core)
-    heads = list(factors(followed.start, rest, {subject.numbers.get("H", 0)}))
-    together = _read_together(subject, *tensor) if not isinstance(tensor, OutputRef) else None
-    if together is None and _is_unmerged(followed, own, rest):
+    heads = list(factors(followed.start, start.others, {subject.numbers.get("H", 0)}))
+    together = _read_together(subject, read.tensor)
+    if together is None and _is_unmerged(followed, start):
         return
     groups_of_one: list[bool] = []
     orders: list[bool] = []
-    # in attention over channels, the queries are features, and what the values carry are tokens
-    queries = [axis for axis in rest if axis in _query_axes(subject, core)]
-    readings = [(own, rest), (queries, [axis for axis in range(len(followed.start)) if axis not in queries])]
+    readings = [(start.features, start.others)]
+    if start.queries:
+        # in attention over channels, the queries are features, and what the values carry are tokens
+        readings.append((start.queries, [axis for axis in range(len(followed.start)) if axis not in start.queries]))
     for (features, others), factor in itertools.product(readings, heads):
         if factor.axis not in others:
             continue
@@ -85,22 +160,15 @@ def _judged(
         for axes in [together] if together is not None else _choices(len(followed.shape)):
             groups = [axis for axis in range(len(followed.shape)) if axis not in axes]
             found = followed.grouping(vector, feature, groups)
-            groups_of_one.append(found.single and features is own)
+            groups_of_one.append(found.single and features is start.features)
             if found.whole and (found.single or len(axes) == 1 or together is not None):
                 orders.append(len(axes) > 1 or _is_ascending(followed, feature, axes[0]))
     if orders:
-        yield Merged("in order" if any(orders) else "in another order", at)
-    elif heads and not any(groups_of_one) and at != core.context:
-        yield Merged("scattered", at)
+        yield Merged("in order" if any(orders) else "in another order", read.reshaped)
+    elif heads and not any(groups_of_one) and read.reshaped != start.ref:
+        yield Merged("scattered", read.reshaped)
     else:
         yield None
-
-
-def _axes_of_context(subject: Subject, core: Core | FusedCore) -> tuple[list[int], list[int]]:
-    """Return the axes of a context that hold a head's features, and the other ones."""
-    dimensions = range(subject.base.value(core.context).ndim)
-    own = {len(dimensions) - 1} if isinstance(core, FusedCore) else core.value.free(core.values_place)
-    return [axis for axis in dimensions if axis in own], [axis for axis in dimensions if axis not in own]
 
 
 def _query_axes(subject: Subject, core: Core | FusedCore) -> frozenset[int]:
@@ -117,8 +185,11 @@ def _vectors(shape: tuple[int, ...], own: Sequence[int], rest: Sequence[int], he
     return combined(shape, rest, [heads]), head * (int(width.max()) + 1) + width
 
 
-def _read_together(subject: Subject, event: ReplayedCall, place: int) -> tuple[int, ...] | None:
-    """Return the axes over which a projection or a convolution sums; None for another call."""
+def _read_together(subject: Subject, tensor: OutputRef | tuple[ReplayedCall, int]) -> tuple[int, ...] | None:
+    """Return the axes over which a projection or a convolution sums; None for another call, and at the end."""
+    if isinstance(tensor, OutputRef):
+        return None
+    event, place = tensor
     if event.name in ops.CONVOLUTIONS:
         return (event.operand_values[place].ndim - event.operand_values[1].ndim + 1,) if place == 0 else None
     found = product(event, subject.graph)
@@ -132,9 +203,9 @@ def _choices(count: int) -> list[tuple[int, ...]]:
     return [(axis,) for axis in reversed(range(count))] + list(itertools.combinations(range(count), 2))
 
 
-def _is_unmerged(followed: Followed, own: Sequence[int], rest: Sequence[int]) -> bool:
+def _is_unmerged(followed: Followed, start: _Start) -> bool:
     """Return whether an axis of a tensor holds the features of one head of one query, and no others."""
-    vector, feature = combined(followed.start, rest), combined(followed.start, own)
+    vector, feature = combined(followed.start, start.others), combined(followed.start, start.features)
     for axis in range(len(followed.shape)):
         found = followed.grouping(vector, feature, [other for other in range(len(followed.shape)) if other != axis])
         if found.whole and found.single:

@@ -16,13 +16,17 @@ from attnshape.checks.attention.perturbation import (
 )
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef, Producer, Replace
+from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.tokens import with_parameters
-from attnshape.tracing.operations import CONVOLUTIONS, DATA_MOVEMENT, PRODUCTS, RUNNING, SUMS
+from attnshape.checks.rules.tokens.unit_vectors import have_one_length
+from attnshape.tracing.operations import CONVOLUTIONS, DATA_MOVEMENT, GATHERS, JOINS, PRODUCTS, RUNNING, SCALINGS, SUMS
 
 CODES: tuple[str, ...] = ("AS111", "AS603")
 TOPIC = "mixing of heads"
+_ADDS_UP = SUMS | {"mean"}
+_KEEPS_PAIRS = DATA_MOVEMENT | SCALINGS | _ADDS_UP
+"""Operations between the products of pairs of heads and their sum."""
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
@@ -49,8 +53,12 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield Undecided(TOPIC, f"with different values in head {head}, the code takes a different path")
         return
     mixes = False
+    pairs: list[OutputRef] = []
+    """Results that have a number for each pair of heads."""
     for divergence in divergences(changed, "H", head, subject.numbers, (*change.inputs, *change.results)):
         shape = list(divergence.event.values[divergence.ref.output].shape)
+        if shape[divergence.axis] == heads and shape.count(heads) > 1:
+            pairs.append(divergence.ref)
         if shape[divergence.axis] != heads or shape.count(heads) > 1:
             continue  # heads are merged already, or a length that depends on the values happens to be as large
         mixes = True
@@ -60,12 +68,16 @@ def check(subject: Subject) -> Iterator[Outcome]:
             return
         if divergence.event.name in CONVOLUTIONS or with_parameters(subject, divergence.event):
             yield Observation(f"{divergence.event.short_name} mixes heads", divergence.ref)
-    unpaired = _unpaired(subject, changed, head, heads)
+    unpaired = _unpaired(subject, changed, head, heads) or _summed(subject, changed, pairs, head, heads)
     if unpaired is not None:
         yield unpaired
-    if unpaired is not None or mixes:
+    if unpaired is not None or mixes or (pairs and _mixes_contexts(subject, changed, heads)):
         return
-    merging = [core for core in subject.attentions if not _keeps_heads(subject, core, changed, heads)]
+    merging = [
+        core
+        for core in subject.attentions
+        if not _keeps_heads(subject, core, changed, heads) and not _weighs_heads(subject, core)
+    ]
     averaging = [core for core in merging if _averages_weights(subject, core, heads)]
     for core in averaging:
         yield Observation("the weights of all heads are added up: they share their values", attention=core.context)
@@ -112,6 +124,31 @@ def _unpaired(subject: Subject, changed: PerturbationDiff, head: int, heads: int
     return None
 
 
+def _summed(
+    subject: Subject, changed: PerturbationDiff, pairs: Iterable[OutputRef], head: int, heads: int
+) -> Violation | None:
+    """Return the violation if products of each head with every head are summed before anything weighs them."""
+    paired: set[Producer] = set(pairs)
+    for event in subject.base.events if paired else ():
+        if event.refs[0] in paired or not event.producers & paired or event.name not in _KEEPS_PAIRS:
+            continue
+        shape = list(event.values[0].shape)
+        if shape.count(heads) != 1:
+            paired.update(event.refs)
+        elif event.name in _ADDS_UP and len(changed_indices(changed.mask(event.refs[0]), shape.index(heads))) > 1:
+            message = f"head {head} changes other heads: {event.short_name} adds up the heads"
+            hint = "multiply each head of the queries with the same head of the keys"
+            return Violation("AS603", message, event.refs[0], hint, f"changed head {head} where heads are split")
+    return None
+
+
+def _mixes_contexts(subject: Subject, changed: PerturbationDiff, heads: int) -> bool:
+    """Return whether a change of one head reaches the contexts of several."""
+    masks = [changed.mask(core.context) for core in subject.attentions]
+    axes = [(mask, list(mask.shape).index(heads)) for mask in masks if list(mask.shape).count(heads) == 1]
+    return any(len(changed_indices(mask, axis)) > 1 for mask, axis in axes)
+
+
 def _change(subject: Subject, splits: Mapping[OutputRef, int], head: int) -> Intervention:
     """Return the intervention on one head in the inputs, and where heads are split."""
     results: dict[OutputRef, Replace] = {ref: others_at(axis, head) for ref, axis in splits.items()}
@@ -130,15 +167,32 @@ def _splits(subject: Subject, heads: int) -> dict[OutputRef, int]:
             continue
         for ref, value in zip(event.refs, event.values, strict=True):
             axes = [axis for axis, size in enumerate(value.shape) if size == heads]
-            if len(axes) == 1 and value.is_floating_point() and heads not in event.operand_values[0].shape:
+            if len(axes) != 1 or not value.is_floating_point() or heads in event.operand_values[0].shape:
+                continue
+            if not _is_lengthened(event, axes[0]):
                 splits[ref] = axes[0]
                 after.add(ref)
     return splits
 
 
+def _is_lengthened(event: ReplayedCall, axis: int) -> bool:
+    """Return whether a call joins parts of several lengths along an axis, as cached keys and new ones."""
+    return event.name in JOINS and len({value.shape[axis : axis + 1] for value in event.operand_values}) > 1
+
+
 def _keeps_heads(subject: Subject, core: Core | FusedCore, changed: PerturbationDiff, heads: int) -> bool:
     """Return whether a context has an axis of heads, alone or folded with others, or wasn't reached by the change."""
     return not changed.any(core.context) or any(size % heads == 0 for size in subject.base.value(core.context).shape)
+
+
+def _weighs_heads(subject: Subject, core: Core | FusedCore) -> bool:
+    """Return whether the values are what other heads returned, as where a softmax weighs the heads of a token."""
+    others = [other.context for other in subject.attentions if other is not core]
+    source = core.value.sources(core.values_place)[0] if isinstance(core, Core) else None
+    while isinstance(source, OutputRef) and source not in others:
+        event = subject.base.event(source)
+        source = event.sources[0][0] if event.name in DATA_MOVEMENT | GATHERS and event.sources else None
+    return source in others
 
 
 def _averages_weights(subject: Subject, core: Core | FusedCore, heads: int) -> bool:
@@ -174,4 +228,17 @@ def _violation(subject: Subject, divergence: Divergence, head: int) -> Violation
     if event.name in DATA_MOVEMENT and summary is not None and summary.name in SUMS:
         at = summary.refs[0]
         return Violation("AS603", f"{message}{summary.short_name} adds up the heads", at, hint, evidence)
+    if event.name in SCALINGS and summary is not None and _has_unit_heads(divergence):
+        hint = "normalise each head by itself, over its features: F.normalize(x, dim=-1)"
+        what = "gives the same feature of all heads one length together"
+        return Violation("AS603", f"{message}{event.short_name} {what}", divergence.ref, hint, evidence)
     return None
+
+
+def _has_unit_heads(divergence: Divergence) -> bool:
+    """Return whether the numbers of all heads at one feature have one length, and the features of a head haven't."""
+    value, axis = divergence.event.values[divergence.ref.output].double(), divergence.axis
+    features = value.ndim - 1
+    if axis == features or value.shape[features] < 2:
+        return False
+    return have_one_length(value, axis, features) and not have_one_length(value, features, axis)

@@ -7,13 +7,13 @@ from functools import partial
 
 from torch import Tensor
 
-from attnshape.checks.attention.operands import AttentionOperand, operands, projection
+from attnshape.checks.attention.operands import AttentionOperand, operands, projection, without_iterations
 from attnshape.checks.attention.perturbation import changed_indices, differs, others_at
 from attnshape.checks.attention.simultaneous import SimultaneousRun
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace
-from attnshape.checks.rules.head_split.scattered import Scattered, keeps_vectors
+from attnshape.checks.rules.head_split.scattered import Scattered, keeps_all_vectors
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 
 CODES: tuple[str, ...] = ("AS105", "AS111", "AS112", "AS113")
@@ -38,10 +38,14 @@ def check(subject: Subject) -> Iterator[Outcome]:
         return
     widths = {ref: subject.base.value(ref).shape[-1] for _, ref in wanted}
     shares = {ref: sum(1 for _, other in wanted if other == ref) for ref in widths}
-    if _are_adjacent(subject, wanted, [_with_feature(subject, widths, shares, at) for at in (0, 1)]):
+    whole = [_with_feature(subject, widths, shares, at) for at in (0, 1)]
+    if _are_adjacent(subject, wanted, whole):
         yield Verification(_ADJACENT)
         return
-    first, second = ([_with_feature(subject, widths, shares, at, part) for part in range(3)] for at in (0, 1))
+    if max(shares.values()) > 1:
+        first, second = ([_with_feature(subject, widths, shares, at, part) for part in range(3)] for at in (0, 1))
+    else:  # there are no parts
+        first, second = ([run] for run in whole)
     judged = False
     for operand, ref in wanted:
         for runs in list(zip(first, second, strict=True))[: 3 if shares[ref] > 1 else 1]:
@@ -61,7 +65,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
 
 def _tokens(subject: Subject) -> Iterator[Outcome]:
     """Look at whether the features of one token stay together between its projection and attention."""
-    found = [keeps_vectors(subject, operand) for operand in operands(subject)]
+    found = [each for attention in without_iterations(subject) for each in keeps_all_vectors(subject, attention)]
     scattered = next((one for one in found if isinstance(one, Scattered)), None)
     if scattered is not None:
         yield _scattered(subject, scattered)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attnshape.checks.attention.cores import FusedCore, between
+from attnshape.checks.attention.cores import FusedCore, between, moves_only
 from attnshape.checks.attention.layouts import (
     ARITHMETIC,
     Followed,
@@ -16,12 +16,14 @@ from attnshape.checks.attention.layouts import (
     factors,
     feature_axes,
     layouts,
-    moves_only,
     projection_of,
 )
-from attnshape.checks.attention.operands import AttentionOperand, operands
-from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.operands import AttentionOperand, AttentionOperands, operands
+from attnshape.checks.attention.perturbation import differs
+from attnshape.checks.attention.subject import Subject, once
+from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.tracing import operations as ops
 
 
@@ -42,10 +44,45 @@ class Scattered:
     """Whether each of several operands that share a projection gets all of its features."""
 
 
-def keeps_vectors(subject: Subject, operand: AttentionOperand) -> Scattered | bool | None:
+def keeps_all_vectors(subject: Subject, attention: AttentionOperands) -> list[Scattered | bool | None]:
+    """Return whether the features of each token stay together, for the query, the key and the value of an attention.
+
+    True if they do, None if that can't be told, else what is scattered. Where there are as many tokens as a head has
+    features, keys that are features look like keys that are tokens: queries and the tokens of the inputs tell.
+    """
+    query, *others = attention
+    found = keeps_vectors(subject, query)
+    results: list[Scattered | bool | None] = [found]
+    for operand in others:
+        result = keeps_vectors(subject, operand)
+        if result is None and found is True and _comes_from_several_tokens(subject, operand):
+            result = keeps_vectors(subject, operand, over_tokens=True)
+        results.append(result)
+    return results
+
+
+@once
+def _with_one_token(subject: Subject) -> list[ReplayRun]:
+    """Return a run for each length with one token of the inputs changed; what attention returns is put back."""
+    changes = [subject.at_index(symbol, subject.numbers[symbol] // 2) for symbol in subject.lengths]
+    runs = [subject.perturb_each(Intervention(inputs=change)).run for change in changes if change]
+    return [run for run in runs if run.follows(subject.base)]
+
+
+def _comes_from_several_tokens(subject: Subject, operand: AttentionOperand) -> bool:
+    """Return whether a token of the inputs reaches some of the numbers of a key's or a value's vector, but not all."""
+    own = _vector_axes(operand)
+    for run in _with_one_token(subject) if own else ():
+        changed = differs(operand.value, operand.of(run), subject.experiment.tolerance)
+        if bool((changed.amax(own) & ~changed.amin(own)).any()):
+            return True
+    return False
+
+
+def keeps_vectors(subject: Subject, operand: AttentionOperand, over_tokens: bool = False) -> Scattered | bool | None:
     """Return whether the features of each token stay together between a projection and attention.
 
-    True if they do, None if that can't be told, else what is scattered.
+    `over_tokens` says that keys are known to be tokens, though each may hold one feature of many of them.
     """
     start = projection_of(subject, operand.sources)
     if start is None:
@@ -62,7 +99,7 @@ def keeps_vectors(subject: Subject, operand: AttentionOperand) -> Scattered | bo
     slots = [axis for axis in range(len(followed.shape)) if axis not in own]
     feature = combined(followed.start, features)
     vector = combined(followed.start, [axis for axis in range(len(followed.start)) if axis not in features])
-    if followed.grouping(feature, feature, slots).single:
+    if not over_tokens and followed.grouping(feature, feature, slots).single:
         return None  # the slots are features, as in attention over channels
     if _is_whole(subject, followed, vector, feature, slots):
         return True
@@ -109,12 +146,18 @@ def _at_operand(
 
 def _is_whole(subject: Subject, followed: Followed, vector: Tensor, feature: Tensor, slots: Sequence[int]) -> bool:
     """Return whether slots hold whole vectors, if those that differ in the head only are taken together."""
-    sizes = {subject.numbers.get(symbol, 0) for symbol in ("H", "Hkv", "G")}
+    sizes = {subject.numbers.get(symbol, 0) for symbol in ("H", "Hkv", "G")} | _own_heads(subject, feature)
     heads = [axis for axis in slots if followed.shape[axis] in sizes]
     for count in range(3):
         for without in itertools.combinations(heads, count):
-            if followed.grouping(vector, feature, [axis for axis in slots if axis not in without]).whole:
+            others = [axis for axis in slots if axis not in without]
+            if followed.grouping(vector, feature, others).whole:
                 return True
+            # one more part of the features, such as the heads of a group, may be folded into the axis of tokens
+            for factor in factors(followed.shape, others, sizes) if count else ():
+                found = followed.grouping(vector, feature, others, [factor])
+                if found.whole and found.single:
+                    return True
     if any(
         followed.grouping(vector, feature, slots, [factor]).whole
         for factor in factors(followed.shape, slots, sizes)
@@ -122,6 +165,13 @@ def _is_whole(subject: Subject, followed: Followed, vector: Tensor, feature: Ten
     ):
         return True
     return _has_an_index_for_each(subject, followed, vector, feature, slots)
+
+
+def _own_heads(subject: Subject, feature: Tensor) -> set[int]:
+    """Return the sizes of the user's own symbols that may count heads: they divide the features of a projection."""
+    count = int(feature.max()) + 1
+    own = subject.numbers.keys() - SYMBOLS_BY_NAME.keys() - set(subject.lengths)
+    return {size for symbol in own if 1 < (size := subject.numbers[symbol]) < count and count % size == 0}
 
 
 def _has_an_index_for_each(
@@ -174,7 +224,7 @@ def _scatters(subject: Subject, start: OutputRef, call: ReplayedCall, vector: Te
     followed = layouts(subject).followed(start, call.refs[0])
     if followed is None:
         return False
-    sizes = {subject.numbers.get("H", 0), subject.numbers.get("Hkv", 0)}
+    sizes = {subject.numbers.get("H", 0), subject.numbers.get("Hkv", 0)} | _own_heads(subject, feature)
     every = range(len(followed.shape))
     for count in range(len(followed.shape)):
         for groups in itertools.combinations(every, count):

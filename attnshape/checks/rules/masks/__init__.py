@@ -9,31 +9,48 @@ from functools import partial
 from torch import Tensor
 
 from attnshape.checks.attention.cores import Core, FusedCore
-from attnshape.checks.attention.mistake_lines import MaskLines
+from attnshape.checks.attention.mistake_lines import MaskLines, masks_of_others
 from attnshape.checks.attention.perturbation import is_pattern
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import (
     EVIDENCE,
-    Explanation,
+    ExplainedVisibility,
     Hypothesis,
     MaskMistake,
     explain_visibility,
     undecidable_visibility,
 )
 from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.rules.masks.cancelled import judge_cancelled
 from attnshape.checks.rules.masks.chosen import judge_chosen
 from attnshape.checks.rules.masks.empty_rows import judge_empty_rows
 from attnshape.checks.rules.masks.empty_weights import judge_empty_weights
 from attnshape.checks.rules.masks.fills import too_small
+from attnshape.checks.rules.masks.forgotten import judge_forgotten
+from attnshape.checks.rules.masks.hidden_tokens import hidden_from_every_query
+from attnshape.checks.rules.masks.pooling import judge_pooling
 from attnshape.checks.rules.masks.reach import describe_attentions, is_meant_for_others
 from attnshape.checks.rules.masks.results import judge_by_results
 from attnshape.checks.rules.masks.rolled import judge_rolled
-from attnshape.checks.rules.masks.unclaimed import judge_unclaimed
+from attnshape.checks.rules.masks.unclaimed import judge_inverted, judge_unclaimed
 from attnshape.checks.rules.masks.weights import masked_weights, unplaced_weights
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.unused_scores import unread_calls
 
-CODES: tuple[str, ...] = ("AS401", "AS402", "AS403", "AS404", "AS405", "AS406", "AS407", "AS408", "AS410")
+CODES: tuple[str, ...] = (
+    "AS303",
+    "AS401",
+    "AS402",
+    "AS403",
+    "AS404",
+    "AS405",
+    "AS406",
+    "AS407",
+    "AS408",
+    "AS410",
+    "AS412",
+    "AS707",
+)
 TOPIC = "masks"
 _SLIPS: dict[MaskMistake, tuple[str, str, str]] = {
     "inverted": ("AS401", "is inverted: it hides the keys that it should keep", "invert it: ~mask, or mask == 0"),
@@ -87,6 +104,9 @@ def check(subject: Subject) -> Iterator[Outcome]:
     for name, contexts in hiding.items():
         if name in subject.base.inputs:
             yield from _everywhere(subject, name, contexts)
+            hidden = hidden_from_every_query(subject, name)
+            yield from filter(None, (judge_pooling(subject, name, one) for one in hidden))
+    yield from judge_cancelled(subject)
     yield from judge_chosen(subject)
     yield from judge_empty_weights(subject, TOPIC)
     # whether a map is round is claimed with the keys that are visible
@@ -109,15 +129,15 @@ def _everywhere(subject: Subject, name: str, contexts: Sequence[OutputRef]) -> I
         if weights.judgement == "hides":
             hiding.append(at)
             unseen.pop(at, None)
-        elif weights.judgement in ("gives weight", "ignored"):
+        elif weights.judgement in ("gives weight", "ignored", "hides late"):
             unseen.pop(at, None)
             yield weights.violation()
         elif not contexts:
             unseen.setdefault(at, f"which keys {name} hides in the softmax can't be told")
     cores = {core.context: core for core in subject.attentions}
-    open_questions = [
-        why for at, why in unseen.items() if at not in cores or not is_meant_for_others(subject, name, cores[at])
-    ]
+    others = [at for at in unseen if at in cores and is_meant_for_others(subject, name, cores[at])]
+    yield from filter(None, (judge_forgotten(subject, name, cores[at]) for at in others))
+    open_questions = [why for at, why in unseen.items() if at not in others]
     # weights that hidden keys get may leave no trace of these in the results
     gives_weight = any(weights.judgement == "unknown" for weights in weighed)
     by_results = judge_by_results(subject, name) if not gives_weight and (open_questions or not every) else None
@@ -130,7 +150,7 @@ def _everywhere(subject: Subject, name: str, contexts: Sequence[OutputRef]) -> I
         yield Verification(f"{name} hides exactly the keys that it should{where}", (name,))
 
 
-def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome | str]:
+def _of_core(subject: Subject, explanation: ExplainedVisibility) -> Iterator[Outcome | str]:
     """Yield what is wrong in one attention, and the name of each mask that hides exactly the keys that it should."""
     core, hypothesis = explanation.visible.core, explanation.hypothesis
     lines = MaskLines(subject, core)
@@ -141,27 +161,43 @@ def _of_core(subject: Subject, explanation: Explanation) -> Iterator[Outcome | s
     if subject.claims.zero_masked_rows:
         yield judge_empty_rows(subject, explanation, TOPIC)
     if hypothesis is None:
-        if explanation.right == Hypothesis() and any(map(is_pattern, subject.base.inputs.values())):
+        inverted = judge_inverted(explanation, lines) if explanation.right == Hypothesis() else None
+        if inverted is not None:
+            yield inverted
+        elif explanation.right == Hypothesis() and any(map(is_pattern, subject.base.inputs.values())):
             yield Undecided(TOPIC, "something that isn't claimed hides keys")
-        elif explanation.right == Hypothesis():
+        elif explanation.right == Hypothesis() and not (
+            _hides_by_claimed(subject, lines) or _hides_other_sequences(subject, explanation)
+        ):
             yield judge_unclaimed(subject, explanation, lines)
         for name, _ in explanation.right.masks:
             leaks = explanation.leaks(name)
             if is_meant_for_others(subject, name, core):
-                yield _not_applied(name, core)
+                yield judge_forgotten(subject, name, core) or _not_applied(name, core)
             elif leaks is not None:
-                yield _unexplained(name, leaks, explanation, lines)
+                yield _hidden_from_results(subject, explanation, name) or _unexplained(name, leaks, explanation, lines)
         return
     for name, slip in hypothesis.masks:
-        if slip is None:
-            yield name
-        elif slip == "ignored" and is_meant_for_others(subject, name, core):
+        verified = _hidden_from_results(subject, explanation, name) if slip is not None else None
+        if slip is None and name in masks_of_others(subject, core) and _hides_nothing(explanation, name):
             yield _not_applied(name, core)
+        elif slip is None:
+            yield name
+        elif verified is not None:
+            yield verified
+        elif slip == "ignored" and is_meant_for_others(subject, name, core):
+            yield judge_forgotten(subject, name, core) or _not_applied(name, core)
         elif slip is not None and (
             slip != "ignored" or isinstance(core, FusedCore) or not any(unread_calls(subject, core))
         ):
             code, what, hint = _SLIPS[slip]
             yield _violation(code, f"{name} {what}", _line(lines, name, slip), hint, claims=(name,))
+
+
+def _hidden_from_results(subject: Subject, explanation: ExplainedVisibility, name: str) -> Verification | None:
+    """Return that a mask of tokens hides them from the results, if it does, whatever weight their keys get."""
+    outcome = judge_by_results(subject, name) if name in explanation.by_tokens else None
+    return outcome if isinstance(outcome, Verification) else None
 
 
 def _not_applied(name: str, core: Core | FusedCore) -> Observation:
@@ -170,7 +206,27 @@ def _not_applied(name: str, core: Core | FusedCore) -> Observation:
     )
 
 
-def _of_other_shape(subject: Subject, explanation: Explanation) -> Iterator[str]:
+def _hides_by_claimed(subject: Subject, lines: MaskLines) -> bool:
+    """Return whether what hides keys depends on claimed arguments only, such as lengths, which are judged elsewhere."""
+    hiding = lines.inputs_that_hide() & subject.base.inputs.keys()
+    return bool(hiding) and hiding <= subject.claims.arguments.keys()
+
+
+def _hides_other_sequences(subject: Subject, explanation: ExplainedVisibility) -> bool:
+    """Return whether queries see the keys of their own sequence, of several that an argument says are packed."""
+    packing, keys = subject.packing, explanation.visible.keys
+    if packing is None or keys.shape[-2:] != (packing.count, packing.count):
+        return False
+    return any(bool((keys == seen).all()) for seen in (packing.together, packing.together.tril()))
+
+
+def _hides_nothing(explanation: ExplainedVisibility, name: str) -> bool:
+    """Return whether a mask keeps every key for the queries that matter, as one with an axis of queries alone does."""
+    kept = explanation.alone[name]
+    return kept is not None and bool(kept[explanation.rows].all())
+
+
+def _of_other_shape(subject: Subject, explanation: ExplainedVisibility) -> Iterator[str]:
     """Yield the masks that can't be laid out as queries and keys of an attention that they are meant for."""
     if explanation.hypothesis is None:
         for name, _ in explanation.right.masks:
@@ -178,7 +234,7 @@ def _of_other_shape(subject: Subject, explanation: Explanation) -> Iterator[str]
                 yield name
 
 
-def _unexplained(name: str, leaks: Tensor, explanation: Explanation, lines: MaskLines) -> Outcome:
+def _unexplained(name: str, leaks: Tensor, explanation: ExplainedVisibility, lines: MaskLines) -> Outcome:
     """Judge a mask that hides other keys than claimed, in a way that no known mistake explains."""
     if not bool(leaks.any()):
         return Undecided(TOPIC, f"more keys are hidden than {name} and the other claims hide", (name,))

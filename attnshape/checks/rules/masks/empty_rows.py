@@ -15,7 +15,7 @@ from attnshape.checks.attention.elementwise import HIDES
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.perturbation import PerturbationDiff, other_numbers
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import EVIDENCE, Explanation
+from attnshape.checks.attention.visibility import EVIDENCE, ExplainedVisibility
 from attnshape.checks.interventions.experiment import UNCHANGED, Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
@@ -23,7 +23,7 @@ from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Vi
 _CLAIM = ("zero-masked-rows",)
 
 
-def judge_empty_rows(subject: Subject, explanation: Explanation, topic: str) -> Outcome:
+def judge_empty_rows(subject: Subject, explanation: ExplainedVisibility, topic: str) -> Outcome:
     """Judge whether queries without any visible key have a context of zeros, or one that reaches no result."""
     if explanation.context is None or explanation.wanted is None:
         return Undecided(topic, "the contexts of queries can't be told apart", _CLAIM)
@@ -45,7 +45,7 @@ def judge_empty_rows(subject: Subject, explanation: Explanation, topic: str) -> 
 
 
 def _runs_with_empty_rows(
-    subject: Subject, explanation: Explanation
+    subject: Subject, explanation: ExplainedVisibility
 ) -> Iterator[tuple[Intervention, ReplayRun, Tensor]]:
     """Yield changes after which queries see no key, with their runs and these queries, (B, H, queries)."""
     visible, wanted = explanation.visible, explanation.wanted

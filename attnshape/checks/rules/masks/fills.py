@@ -7,21 +7,22 @@ from functools import partial
 import torch
 
 from attnshape.checks.attention.cores import Core
-from attnshape.checks.attention.elementwise import HIDES, distinct
+from attnshape.checks.attention.elementwise import HIDES, HIDES_BESIDE_SCORES, distinct
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.perturbation import other_numbers
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import EVIDENCE, Explanation
+from attnshape.checks.attention.visibility import EVIDENCE, ExplainedVisibility
 from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import ReplayedCall
 from attnshape.checks.rules.protocol import Violation
 from attnshape.tracing.operations import ELEMENT_WRITES, MASKS, MULTIPLICATIONS, TRIANGLES
 
-_REPLACES = MASKS | MULTIPLICATIONS | TRIANGLES | ELEMENT_WRITES
-"""What may put another number in the place of a score."""
+_WRITES = MASKS | TRIANGLES | ELEMENT_WRITES
+"""What puts another number in the place of a score."""
 _violation = partial(Violation, evidence=EVIDENCE, shown="reproduced")
 
 
-def too_small(subject: Subject, explanation: Explanation) -> Violation | None:
+def too_small(subject: Subject, explanation: ExplainedVisibility) -> Violation | None:
     """Return a violation if a fill value, or an added number, leaves masked keys with weight."""
     visible, expected = explanation.visible, explanation.wanted
     lines = MaskLines(subject, visible.core)
@@ -29,9 +30,10 @@ def too_small(subject: Subject, explanation: Explanation) -> Violation | None:
         return None  # a dropped score is not a masked one
     if visible.is_weak and _is_constant(subject, explanation):
         fills = distinct(visible.added[visible.weak])
-        at = next((event.refs[0] for event in lines.applications if event.name in _REPLACES), lines.softmax)
-        message = f"masked scores become {fills[0]:.4g}, which still gives their keys weight"
-        return _violation("AS405", message, at, "fill with -inf: scores.masked_fill(~mask, -torch.inf)")
+        if fills[0] > HIDES_BESIDE_SCORES:
+            at = next((event.refs[0] for event in lines.applications if _replaces(event)), lines.softmax)
+            message = f"masked scores become {fills[0]:.4g}, which still gives their keys weight"
+            return _violation("AS405", message, at, "fill with -inf: scores.masked_fill(~mask, -torch.inf)")
     if expected is None or explanation.hypothesis == explanation.right:
         return None
     hidden = ~expected & ~visible.empty.unsqueeze(-1) & expected.any(-1, keepdim=True)
@@ -46,13 +48,22 @@ def too_small(subject: Subject, explanation: Explanation) -> Violation | None:
     return _violation("AS405", message, at, "add -inf, or the dtype's smallest number: torch.finfo(scores.dtype).min")
 
 
-def _is_constant(subject: Subject, explanation: Explanation) -> bool:
+def _replaces(event: ReplayedCall) -> bool:
+    """Return whether a call may put numbers in the place of scores; a product does if it is zero, unlike a scale."""
+    return event.name in _WRITES or (event.name in MULTIPLICATIONS and bool((event.values[0] == 0).any()))
+
+
+def _is_constant(subject: Subject, explanation: ExplainedVisibility) -> bool:
     """Return whether the replaced scores are the same number for all inputs."""
     core = explanation.visible.core
     fills = distinct(explanation.visible.added[explanation.visible.weak])
     if not isinstance(core, Core) or len(fills) != 1:
         return False
-    run = subject.experiment.run(Intervention(inputs=dict.fromkeys(subject.inputs, other_numbers)))
+    change = Intervention(inputs=dict.fromkeys(subject.inputs, other_numbers))
+    if not any(value.is_floating_point() for value in subject.inputs.values()):
+        # other numbers of tokens would make other tokens of padding
+        change = Intervention(results={core.scores.ref: other_numbers})
+    run = subject.experiment.run(change)
     if not run.follows(subject.base):
         return False
     before, after = core.softmax.scores, run.events[core.softmax.owner.order - 1].operand_values[core.softmax.place]

@@ -6,84 +6,21 @@ the results must stay the same at every position from which it hides them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.mistake_lines import MaskLines
-from attnshape.checks.attention.perturbation import PerturbationDiff, differs, other_numbers
+from attnshape.checks.attention.perturbation import PerturbationDiff, differs
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import keeps
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import Replace
+from attnshape.checks.rules.masks.hidden_tokens import TokenChange, hidden_from_every_query, spread_tokens
 from attnshape.checks.rules.masks.weights import invert
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.model.formatting import join_words
-
-
-@dataclass(frozen=True)
-class _Change:
-    """Tokens of the inputs that are changed, and the positions that must not depend on them."""
-
-    symbol: str
-    tokens: Tensor
-    """The tokens, (B or 1, tokens)."""
-    unaffected: Tensor
-    """The positions of the results, (B or 1, tokens)."""
-    by_every_query: bool
-    """Whether no query may see the tokens, so that results with other positions must not depend on them either."""
-
-    def inputs(self, subject: Subject) -> Mapping[str, Replace]:
-        """Return the replacements of the inputs that have such tokens."""
-
-        def change(value: Tensor) -> Tensor:
-            where = _spread(subject, self.symbol, self.tokens, value.shape)
-            return value if where is None else torch.where(where, other_numbers(value), value)
-
-        shapes = {name: value.shape for name, value in subject.inputs.items()}
-        fitting = (n for n, shape in shapes.items() if _spread(subject, self.symbol, self.tokens, shape) is not None)
-        return dict.fromkeys(fitting, change)
-
-    def reaches(self, subject: Subject, diff: PerturbationDiff) -> bool | None:
-        """Return whether a position changed that must not; None if no result has such positions."""
-        looked = False
-        for _, mask in diff.returned():
-            where = _spread(subject, self.symbol, self.unaffected, mask.shape)
-            if where is None and self.by_every_query and subject.numbers[self.symbol] not in mask.shape:
-                where = _spread_elements(subject, self.unaffected.any(-1), mask.shape)
-            if where is not None:
-                looked = True
-                if bool((mask & where).any()):
-                    return True
-        return False if looked and diff.comparable else None
-
-
-def _spread(subject: Subject, symbol: str, tokens: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return a mask of tokens, (B or 1, tokens), in the shape of a tensor; None if its axes aren't certain."""
-    number, batch = subject.numbers[symbol], subject.batch_size
-    sizes = list(shape)
-    if sizes.count(number) != 1 or (tokens.shape[0] > 1 and sizes.count(batch) != 1):
-        return None
-    axis = sizes.index(number)
-    if tokens.shape[0] == 1:
-        return tokens[0].reshape([number if place == axis else 1 for place in range(len(sizes))]).expand(shape)
-    rows = sizes.index(batch)
-    laid_out = tokens if rows < axis else tokens.T
-    return laid_out.reshape([size if place in (rows, axis) else 1 for place, size in enumerate(sizes)]).expand(shape)
-
-
-def _spread_elements(subject: Subject, elements: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return a mask of elements of the batch, (B or 1), in the shape of a tensor; None if its axes aren't certain."""
-    if len(elements) == 1:
-        return elements.expand(shape)
-    if list(shape).count(subject.batch_size) != 1:
-        return None
-    axis = list(shape).index(subject.batch_size)
-    return elements.reshape([size if place == axis else 1 for place, size in enumerate(shape)]).expand(shape)
 
 
 def judge_by_results(subject: Subject, name: str) -> Outcome | None:
@@ -105,7 +42,7 @@ def judge_by_results(subject: Subject, name: str) -> Outcome | None:
     return Verification(f"{text} (varied: {join_words(sorted(varied))})", (name,))
 
 
-def _shows_at(subject: Subject, name: str, one: _Change) -> bool:
+def _shows_at(subject: Subject, name: str, one: TokenChange) -> bool:
     """Return whether such tokens do reach such positions if the mask keeps what it hides."""
     adds = subject.claims.arguments[name] == "add"
     inverted = {name: partial(invert, axis=0, indices=slice(None), adds=adds)}
@@ -115,29 +52,25 @@ def _shows_at(subject: Subject, name: str, one: _Change) -> bool:
     return one.reaches(subject, PerturbationDiff(before, after, subject.experiment.tolerance)) is True
 
 
-def _changes(subject: Subject, name: str) -> Iterator[_Change]:
+def _changes(subject: Subject, name: str) -> Iterator[TokenChange]:
     """Yield what to change: all hidden tokens at once, or one after the other if the mask has an axis of queries."""
     kept = keeps(subject.base.inputs[name], subject.claims.arguments[name])
     kept = kept.reshape([size for size in kept.shape if size > 1])
-    batch = subject.batch_size
-    for symbol in subject.lengths:
-        number = subject.numbers[symbol]
-        if not subject.is_distinct(symbol):
-            continue
-        if tuple(kept.shape) in ((number,), (batch, number)):
-            rows = kept.reshape(-1, number)
-            if bool((~rows).any()):
-                yield _Change(symbol, ~rows, rows, by_every_query=True)
-        elif tuple(kept.shape) in ((number, number), (batch, number, number)):
+    distinct = {symbol: subject.numbers[symbol] for symbol in subject.lengths if subject.is_distinct(symbol)}
+    of_pairs = [number for number in distinct.values() if kept.ndim > 1 and kept.shape[-2:] == (number, number)]
+    if not of_pairs:
+        yield from hidden_from_every_query(subject, name)
+    for symbol, number in distinct.items():
+        if tuple(kept.shape) in ((number, number), (subject.batch_size, number, number)):
             pairs = kept.reshape(-1, number, number)
             for token in range(number):
                 others = torch.arange(number) != token
                 unaffected = ~pairs[:, :, token] & pairs.any(-1) & others
                 if bool(unaffected.any()):
-                    yield _Change(symbol, ~others[None].expand(len(pairs), -1), unaffected, by_every_query=False)
+                    yield TokenChange(symbol, ~others[None].expand(len(pairs), -1), unaffected, by_every_query=False)
 
 
-def _violation(subject: Subject, name: str, one: _Change, change: Intervention) -> Violation | None:
+def _violation(subject: Subject, name: str, one: TokenChange, change: Intervention) -> Violation | None:
     """Return what is wrong if the only attention makes a result depend on hidden tokens, else None."""
     if len(subject.attentions) != 1 or not _arrives_alone(subject, subject.attentions[0], one, change):
         return None
@@ -150,7 +83,7 @@ def _violation(subject: Subject, name: str, one: _Change, change: Intervention) 
     return Violation("AS407", message, at, hint, evidence, claims=(name,))
 
 
-def _arrives_alone(subject: Subject, core: Core | FusedCore, one: _Change, change: Intervention) -> bool:
+def _arrives_alone(subject: Subject, core: Core | FusedCore, one: TokenChange, change: Intervention) -> bool:
     """Return whether queries, keys and values differ at the changed tokens only, so that no earlier call mixes them."""
     moved = subject.perturb(change)
     if not moved.comparable:
@@ -164,7 +97,7 @@ def _arrives_alone(subject: Subject, core: Core | FusedCore, one: _Change, chang
     for event, place in read:
         before, after = event.operand_values[place], moved.changed.event(event.refs[0]).operand_values[place]
         changed = differs(before, after, subject.experiment.tolerance)
-        where = _spread(subject, one.symbol, one.tokens, before.shape)
+        where = spread_tokens(subject, one.symbol, one.tokens, before.shape)
         if bool((changed if where is None else changed & ~where).any()):
             return False
     return True

@@ -17,11 +17,11 @@ from attnshape.checks.attention.cores import reaches_by_data_movement
 from attnshape.checks.attention.definitions import constant_definition
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.operands import AttentionOperand, by_attention
-from attnshape.checks.attention.perturbation import differs, is_pattern, other_numbers
+from attnshape.checks.attention.perturbation import differs, is_pattern, others_where
 from attnshape.checks.attention.products import recompute
 from attnshape.checks.attention.slots import by_pair
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import Explanation, VisibleKeys
+from attnshape.checks.attention.visibility import ExplainedVisibility, VisibleKeys
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
@@ -31,8 +31,6 @@ from attnshape.tracing.operations import SAME_VALUES
 _SEPARATES = -20.0
 """A key is hidden where this much less is added to its score than to others: some code adds no more than -100."""
 _MOST_ATTENTIONS = 2
-_MOST_FLAT = 2
-"""The most axes of a map that is taken for flat: one of the globe, with levels, is round along the longitude."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class _Pairs:
         return self.distance >= self.window
 
 
-def judge_rolled(subject: Subject, explained: Sequence[Explanation]) -> Iterator[Outcome]:
+def judge_rolled(subject: Subject, explained: Sequence[ExplainedVisibility]) -> Iterator[Outcome]:
     """Change half of a rolled map's positions at a time, so that each query and key tells where it comes from."""
     of_core = {operands[0].core.context: operands for operands in by_attention(subject)}
     rolled = []
@@ -94,7 +92,7 @@ def judge_rolled(subject: Subject, explained: Sequence[Explanation]) -> Iterator
         pairs = [_positions(subject, explanation.visible, query, key, axis) for axis in axes]
         known = [one for one in pairs if one is not None and 2 * one.window <= one.axis.size]
         told.append(len(known) == len(axes))
-        violation = _judge(subject, explanation, known, len(axes))
+        violation = _judge(subject, explanation, known)
         if violation is not None:
             yield violation
             return
@@ -164,11 +162,7 @@ def _positions(
     for bit in range((axis.size - 1).bit_length()):
         of_half: list[list[Tensor]] = []
         for half in (0, 1):
-            chosen = (axis.original >> bit & 1 == half).reshape(shape)
-
-            def change(value: Tensor, chosen: Tensor = chosen) -> Tensor:
-                return torch.where(chosen, other_numbers(value), value)
-
+            change = others_where((axis.original >> bit & 1 == half).reshape(shape))
             moved = subject.perturb(Intervention(results={roll.refs[0]: change for roll in axis.rolls}))
             if not moved.comparable:
                 return None
@@ -188,7 +182,7 @@ def _positions(
     return _Pairs(axis, *found) if all(bool((one < axis.size).all()) for one in found) else None
 
 
-def _judge(subject: Subject, explanation: Explanation, known: Sequence[_Pairs], axes: int) -> Violation | None:
+def _judge(subject: Subject, explanation: ExplainedVisibility, known: Sequence[_Pairs]) -> Violation | None:
     visible = explanation.visible
     added = visible.added.nan_to_num(posinf=1e300, neginf=-1e300)
     seen = (added - added.amax(-1, keepdim=True) > _SEPARATES) & ~visible.dropped
@@ -207,8 +201,8 @@ def _judge(subject: Subject, explanation: Explanation, known: Sequence[_Pairs], 
     given = bool(explanation.right.masks) or any(map(is_pattern, subject.base.inputs.values()))
     at = _line(subject, visible, known, is_open) if is_masked else pairs.axis.rolls[0].refs[0]
     hint = "hide the keys that the roll brought into a window: tell the mask's regions apart along each axis, as rolled"
-    if not is_masked:
-        hint = "mask windows at the edge, unless the map is meant to be round"
+    if is_open:  # as along the longitude of the globe
+        hint = "hide the keys that the roll brought into a window, unless the map is meant to be round along this axis"
     return Violation(
         "AS410",
         message,
@@ -216,7 +210,7 @@ def _judge(subject: Subject, explanation: Explanation, known: Sequence[_Pairs], 
         hint,
         "changed half of the map's positions at a time, which tells where each query and key comes from",
         made=constant_definition(subject, at),
-        level="error" if is_masked and not given and not (is_open and axes > _MOST_FLAT) else "notice",
+        level="notice" if is_open or given else "error",
     )
 
 

@@ -7,11 +7,34 @@ from torch import Tensor
 
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.attention.visibility import READ, Explanation
+from attnshape.checks.attention.visibility import READ, ExplainedVisibility
 from attnshape.checks.rules.protocol import Violation
 
 
-def judge_unclaimed(subject: Subject, explanation: Explanation, lines: MaskLines) -> Violation:
+def judge_inverted(explanation: ExplainedVisibility, lines: MaskLines) -> Violation | None:
+    """Return the finding about a mask that hides each query's own key, or all keys of a batch element.
+
+    Either may be meant by itself, but together they are the inverse of a mask that leaves some batch elements all keys,
+    and the others their own.
+    """
+    visible = explanation.visible
+    own, empty = visible.keys.diagonal(dim1=-2, dim2=-1), visible.empty
+    if own.shape != empty.shape or visible.keys.shape[-2] != visible.keys.shape[-1]:
+        return None
+    without_keys = empty.flatten(1).all(1)
+    if not bool(without_keys.any()) or bool(empty[~without_keys].any()) or bool(own[~without_keys].any()):
+        return None
+    if bool(without_keys.all()):
+        return None
+    number, count = int(without_keys.sum()), len(without_keys)
+    message = (
+        f"a mask is inverted: all keys are hidden in {number} of {count} batch elements, "
+        "and in the others every query sees other keys but not that of its own position"
+    )
+    return Violation("AS401", message, lines.first_hiding(), "invert it: ~mask, or mask == 0", READ, "reproduced")
+
+
+def judge_unclaimed(subject: Subject, explanation: ExplainedVisibility, lines: MaskLines) -> Violation:
     """Return the finding about a pattern of visible keys that nothing claims, and that no causal mask or window makes.
 
     A mask for each head that is folded with the batch in the wrong order is an error by any intent.
@@ -31,7 +54,7 @@ def judge_unclaimed(subject: Subject, explanation: Explanation, lines: MaskLines
     return Violation("AS408", message, lines.triangle(), hint, READ, "reproduced", level="notice")
 
 
-def _own_hidden(explanation: Explanation) -> int:
+def _own_hidden(explanation: ExplainedVisibility) -> int:
     """Return how many queries don't see the key at their own place, where there are as many queries as keys."""
     keys = explanation.visible.keys
     if keys.shape[-2] != keys.shape[-1]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attnshape.checks.attention.cores import Softmax, softmaxes
 from attnshape.checks.attention.elementwise import HIDES, distinct
-from attnshape.checks.attention.perturbation import changed_indices, differs, other_numbers
+from attnshape.checks.attention.perturbation import PerturbationDiff, changed_indices, differs, other_numbers
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.attention.visibility import explain_visibility, keeps
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
@@ -26,7 +26,9 @@ from attnshape.tracing.operations import LOG_SOFTMAXES
 
 _NOTHING = 1e-30
 """Smaller weights, relative to the largest of their row, come from the most negative numbers only."""
-Judgement = Literal["hides", "hides more", "gives weight", "ignored", "unknown"]
+_CLEARLY = 1e-3
+"""The relative difference of results that a small number, added to a sum that is divided by, doesn't make."""
+Judgement = Literal["hides", "hides more", "gives weight", "ignored", "hides late", "leaves no trace", "unknown"]
 
 
 def placed_axes(mask: tuple[int, ...], weights: tuple[int, ...], keys: int) -> list[int] | None:
@@ -139,11 +141,35 @@ class MaskedWeights:
         if not bool(self.leaks.any()):
             given = torch.stack([self.given(run) for run in self.runs]).any(0)
             return "hides" if bool(given[self.rows & self.kept].all()) else "hides more"
-        if not bool((self.leaks & ~self.own).any()) or not self._reach_results:
+        if not bool((self.leaks & ~self.own).any()):
             return "unknown"
+        if not self._reach_results:
+            return self._judged_by_sum
         if self.subject.perturb(self._flipped(slice(None))).has_no_effect:
             return "ignored"
         return "gives weight" if self._is_applied else "unknown"
+
+    @cached_property
+    def _judged_by_sum(self) -> Judgement:
+        """Judge a mask that takes away the weights of hidden keys after the softmax, which sums them as well.
+
+        The other weights are divided by their own sum: who does that later gets the same results. Where values are
+        summed by weights of pairs, the weights that reach them are checked by themselves.
+        """
+        base, graph = self.subject.base, self.subject.graph
+        is_of_pairs = any(core.softmax.ref == self.softmax.ref for core in self.subject.cores)
+        is_logarithm = self.softmax.event.name in LOG_SOFTMAXES
+        if is_of_pairs or is_logarithm or not graph.carries_data(self.softmax.sources):
+            return "unknown"
+        run = self.subject.experiment.run(Intervention(results={self.softmax.ref: self._divided_by_own_sum}))
+        if PerturbationDiff(base, run, self.subject.experiment.tolerance).has_no_effect:
+            return "leaves no trace"
+        clearly = PerturbationDiff(base, run, _CLEARLY)
+        return "hides late" if clearly.comparable and not clearly.has_no_effect else "unknown"
+
+    def _divided_by_own_sum(self, weights: Tensor) -> Tensor:
+        kept = self.rows & self.kept
+        return torch.where(kept, weights / (weights * kept).sum(self.keys, keepdim=True), weights)
 
     def _flipped(self, indices: slice) -> Intervention:
         """Return the change by which the mask hides at some indices of the keys what it keeps, and the reverse."""
@@ -171,8 +197,24 @@ class MaskedWeights:
                 return event.refs[0]
         return self.softmax.ref
 
+    @property
+    def _late_application(self) -> OutputRef:
+        """The first call after the softmax that combines weights with what comes from the mask alone."""
+        graph = self.subject.graph
+        after = graph.downstream_of(self.softmax.ref)
+        for event in self.subject.base.events[self.softmax.event.order :]:
+            alone = [self.name in graph.origins(one) and not graph.carries_data(one) for one in event.sources]
+            if any(alone) and not event.producers.isdisjoint(after):
+                return event.refs[0]
+        return self.softmax.ref
+
     def violation(self) -> Violation:
         """Return what is wrong where a hidden key gets weight."""
+        if self.judgement == "hides late":
+            message = f"{self.name} is applied after the softmax: the keys that it hides still count in the sum"
+            hint = "mask the scores with -inf before the softmax, or divide the weights by their sum again"
+            evidence = "divided the weights of the other keys by their own sum: results change"
+            return Violation("AS303", message, self._late_application, hint, evidence, claims=(self.name,))
         if self.judgement == "ignored":
             message = f"{self.name} has no effect: keys that it should hide get weight"
             hint, evidence = "apply it to the scores before the softmax", f"inverted {self.name}: no result changed"

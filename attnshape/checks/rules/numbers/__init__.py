@@ -12,45 +12,40 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.perturbation import PerturbationDiff
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.rules.numbers.angles import imprecise_angles
+from attnshape.checks.rules.numbers.finite import first_not_finite, is_not_finite
 from attnshape.checks.rules.numbers.gradients import check_gradients
+from attnshape.checks.rules.numbers.maxima import check_maxima
+from attnshape.checks.rules.numbers.one_key import check_single_keys
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.model.report import Level
-from attnshape.tracing.operations import (
-    ALLOCATIONS,
-    EXPONENTIALS,
-    INDEXED_REDUCTIONS,
-    MAXIMA,
-    PRODUCTS,
-    SOFTMAXES,
-)
+from attnshape.tracing.operations import ALLOCATIONS, PRODUCTS
 
 CODES: tuple[str, ...] = ("AS208", "AS209", "AS306", "AS308", "AS309", "AS406")
 TOPIC = "finite numbers"
-_LARGE_SCORE = 1000
 _MOST_IN_HALF = torch.finfo(torch.float16).max
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Look for NaN and infinity in the results, at the small sizes and, in float16, at the user's sizes."""
-    wrong = _first_not_finite(subject.base)
+    wrong = first_not_finite(subject.base)
     if wrong is None:
         yield Verification("every number of the results is finite")
-    elif not any(_is_not_finite(value).any() for value in subject.base.inputs.values()):
+    elif not any(is_not_finite(value).any() for value in subject.base.inputs.values()):
         yield _not_finite(subject, *wrong)
     yield from _unwritten(subject)
     if wrong is None:
+        yield from check_single_keys(subject)
         yield from check_gradients(subject)
     half = subject.experiment.run_in("float16") if wrong is None else None
     in_half = list(_in_half_precision(subject, half)) if wrong is None else []
     yield from in_half
     yield from imprecise_angles(subject, half)
     if not any(isinstance(outcome, Violation) for outcome in in_half):
-        yield from _without_maximum(subject)
+        yield from check_maxima(subject)
 
 
 def _unwritten(subject: Subject) -> Iterator[Outcome]:
@@ -77,67 +72,9 @@ def _unwritten(subject: Subject) -> Iterator[Outcome]:
     yield Violation("AS308", message, allocated[0], hint, evidence)
 
 
-def _without_maximum(subject: Subject) -> Iterator[Outcome]:
-    """Add a large number to the scores of each softmax that is spelled out: it must not change the weights."""
-    for core in subject.cores:
-        source = core.softmax.sources[0]
-        if core.softmax.event.name in SOFTMAXES or not isinstance(source, OutputRef):
-            continue
-        moved = subject.perturb(Intervention(results={source: lambda value: value + _LARGE_SCORE}))
-        if moved.comparable and not bool(torch.isfinite(moved.changed.value(core.softmax.ref)).all()):
-            message = "the softmax overflows for large scores, above 88 in float32: their maximum isn't subtracted"
-            hint = "subtract the maximum of each row before exp, or use torch.softmax"
-            evidence = f"added {_LARGE_SCORE} to every score"
-            at = OutputRef(core.softmax.owner.order)
-            yield Violation("AS208", message, at, hint, evidence, level="notice")
-            return
-    if not subject.cores:
-        yield from _exponentials_without_maximum(subject)
-
-
-def _exponentials_without_maximum(subject: Subject) -> Iterator[Outcome]:
-    """Add a number to what all exponentials read: results that a small one leaves alone must survive a large one."""
-    sources = {
-        event.sources[0][0]: event
-        for event in subject.base.events
-        if event.name in EXPONENTIALS and subject.graph.carries_data(event.sources[0])
-    }
-    refs = {ref: event for ref, event in sources.items() if isinstance(ref, OutputRef)}
-    if not refs or len(refs) < len(sources) or any(_subtracts_maximum(subject, ref) for ref in refs):
-        return
-
-    def shifted(number: float) -> PerturbationDiff:
-        return subject.perturb(Intervention(results=dict.fromkeys(refs, lambda value: value + number)))
-
-    if not shifted(1.0).has_no_effect:
-        return  # they are no softmax
-    large = shifted(_LARGE_SCORE)
-    if large.comparable and _first_not_finite(large.changed) is not None:
-        message = "the softmax overflows for large scores, above 88 in float32: their maximum isn't subtracted"
-        hint = "subtract the maximum of each row before exp, or use torch.softmax"
-        at = min(refs.values(), key=lambda event: event.order).refs[0]
-        evidence = f"added 1, and then {_LARGE_SCORE}, to what every exponential reads"
-        yield Violation("AS208", message, at, hint, evidence, level="notice")
-
-
-def _subtracts_maximum(subject: Subject, ref: OutputRef) -> bool:
-    """Return whether a result is a difference from a maximum, which no number that is added changes."""
-    names = MAXIMA | INDEXED_REDUCTIONS | {"maximum"}
-    return any(event.name in names for event in subject.graph.upstream((ref,)))
-
-
-def _is_not_finite(value: Tensor) -> Tensor:
-    return ~torch.isfinite(value)
-
-
-def _first_not_finite(run: ReplayRun) -> tuple[str, Tensor] | None:
-    """Return the first result with a number that isn't finite, and its path."""
-    return next(((path, value) for path, value in run.returned if bool(_is_not_finite(value).any())), None)
-
-
 def _not_finite(subject: Subject, path: str, value: Tensor) -> Outcome:
     is_nan = torch.isnan(value)
-    what, wrong = ("NaN", is_nan) if bool(is_nan.any()) else ("infinite", _is_not_finite(value))
+    what, wrong = ("NaN", is_nan) if bool(is_nan.any()) else ("infinite", is_not_finite(value))
     is_masking = bool(torch.isneginf(value[wrong]).all())
     origin = _origin(subject.base, torch.isneginf if is_masking else _is_nan_or_infinite)
     at = origin.refs[0] if origin is not None else None
@@ -197,18 +134,18 @@ def _origin(run: ReplayRun, is_wrong: Callable[[Tensor], Tensor]) -> ReplayedCal
 def _in_half_precision(subject: Subject, half: ReplayRun | None) -> Iterator[Outcome]:
     """Look for NaN and infinity in a run in float16 at the user's sizes, and compare it with one in float32."""
     requested = subject.requested_dtype == "float16"
-    wrong = _first_not_finite(half) if half is not None else None
+    wrong = first_not_finite(half) if half is not None else None
     if half is not None and wrong is None:
         yield Verification("every number of the results is finite in float16 at the target's own sizes")
         return
     single = subject.experiment.run_in("float32") if half is not None else None
-    if half is None or wrong is None or single is None or not half.follows(single) or _first_not_finite(single):
+    if half is None or wrong is None or single is None or not half.follows(single) or first_not_finite(single):
         if requested:
             yield Undecided(TOPIC, "the target can't be compared in float16 and float32", incomplete=True)
         return
     path, value = wrong
     level: Level = "error" if requested else "notice"
-    count = f"{int(_is_not_finite(value).sum())} of {value.numel()} numbers of {path} aren't finite in float16"
+    count = f"{int(is_not_finite(value).sum())} of {value.numel()} numbers of {path} aren't finite in float16"
     evidence = "ran the target at its own sizes in float16 and in float32"
     pairs = zip(half.events, single.events, strict=True)
     first = next((found for a, b in pairs if (found := _overflow(a, b)) is not None), None)
@@ -228,7 +165,7 @@ def _overflow(half: ReplayedCall, single: ReplayedCall) -> tuple[ReplayedCall, f
     """Return a call whose result isn't finite where the same call's result in float32 is, with both numbers."""
     for in_half, in_single in zip(half.values, single.values, strict=True):
         if in_half.dtype.is_floating_point and in_half.shape == in_single.shape:
-            lost = _is_not_finite(in_half) & torch.isfinite(in_single)
+            lost = is_not_finite(in_half) & torch.isfinite(in_single)
             if bool(lost.any()):
                 return half, float(in_single[lost][0]), float(in_half[lost][0])
     return None

@@ -10,26 +10,29 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from attnshape.checks.attention.choices import choosing_call
+from attnshape.checks.attention.choices import choosing_call, hard_gates, is_gated_by_choice
 from attnshape.checks.attention.dead_ends import DeadEnd, dead_ends, holds_attention, live_results
 from attnshape.checks.attention.definitions import attribute_definition
 from attnshape.checks.attention.operands import by_attention, projection
-from attnshape.checks.attention.perturbation import PerturbationDiff, other_numbers
+from attnshape.checks.attention.perturbation import PerturbationDiff, other_numbers, others_where
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
-from attnshape.checks.interventions.uses import Gradients
+from attnshape.checks.interventions.uses import Gradients, kept_results
 from attnshape.checks.rules.parameters.attended_inputs import cut_attentions
+from attnshape.checks.rules.parameters.selected_twice import check_selected_twice
 from attnshape.checks.rules.parameters.siblings import used_in_place_of
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.inference.dataflow import numbers_read, reads_numbers
 from attnshape.model.formatting import join_words, pluralize
 from attnshape.model.report import Level
 from attnshape.tracing.operations import (
+    CONVOLUTIONS,
     CUTS_GRADIENTS,
     DATA_MOVEMENT,
     DIAGONALS,
     ELEMENT_WRITES,
+    GATHERS,
     LAYOUT,
     MULTIPLICATIONS,
     PRODUCTS,
@@ -42,24 +45,24 @@ from attnshape.tracing.operations import (
 from attnshape.tracing.raw import SourceLocation
 
 _LOSING = SELECTIONS | SPLITS | ELEMENT_WRITES | MULTIPLICATIONS
+_MULTIPLYING = PRODUCTS | CONVOLUTIONS | SCALINGS
 _WITH_DIAGONALS = PRODUCTS | MULTIPLICATIONS | DIAGONALS
 _NO_STEP = 1e-9
 """The largest difference of two numbers of keys that is rounding."""
 _MOST_NUMBERS = 4
 """How many parameters that no call reads are changed one by one."""
+_LET_THROUGH = "leave out detach, .data, no_grad and casts to integers on this path"
 CODES: tuple[str, ...] = ("AS807", "AS808", "AS811")
 TOPIC = "parameters"
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Look for parameters without effect, whole or in part, and for those that autograd doesn't reach."""
-    values = {
-        name: value
-        for name, value in subject.base.state.items()
-        if name in subject.experiment.parameters and value.numel() and value.is_floating_point()
-    }
+    values = {name: value for name, value in subject.parameters.items() if value.numel() and value.is_floating_point()}
     cut = list(cut_attentions(subject))
     yield from cut
+    selected = list(check_selected_twice(subject))
+    yield from selected
     if not values:
         return
     live = live_results(subject)
@@ -68,13 +71,13 @@ def check(subject: Subject) -> Iterator[Outcome]:
     gradient = subject.gradients
     found = [*_dead(subject, dead, values), *_never_read(subject, values, gradient), *_unregistered(subject)]
     alive = [name for name in read if name in live]
-    found += _cut(subject, alive, gradient, values)
+    found += [*_cut(subject, alive, gradient, values), *_cut_parts(subject, alive, gradient)]
     parts = [*_unused_parts(subject, alive, gradient), *_diagonals(subject, alive, gradient)]
     found += [*parts, *_cancelled(subject, alive, gradient)]
     yield from found
     if gradient.failure:
         yield Undecided("the gradients of parameters", f"the run with autograd fails: {gradient.failure}")
-    elif not dead and not parts and not any(violation.level == "error" for violation in [*cut, *found]):
+    elif not dead and not parts and not any(violation.level == "error" for violation in [*cut, *selected, *found]):
         yield from _verified(subject, alive, gradient)
 
 
@@ -113,7 +116,7 @@ def _changed(subject: Subject, names: Iterable[str]) -> PerturbationDiff:
 
 def _never_read(subject: Subject, values: Mapping[str, Tensor], gradient: Gradients) -> Iterator[Violation]:
     """Yield the parameters that no call reads: an error where the sibling is used twice, or Python reads it."""
-    unread = [name for name in values if not _readers(subject, name)]
+    unread = [name for name in values if not _readers(subject, name) and not _may_be_read_between_calls(subject, name)]
     replaced = list(used_in_place_of(subject, unread, values, partial(_readers, subject)))
     if replaced:
         yield from replaced
@@ -127,6 +130,14 @@ def _never_read(subject: Subject, values: Mapping[str, Tensor], gradient: Gradie
         )
         hint = "use it, or remove it if this is no option of the model"
         yield Violation("AS807", message, None, hint, "no call reads it", level="notice")
+
+
+def _may_be_read_between_calls(subject: Subject, name: str) -> bool:
+    """Return whether a parameter is of a module with a `train` of its own, which may compute something from it."""
+    path = name.removeprefix("self.").split(".")[:-1]
+    owners = [".".join(path[:length]) for length in range(len(path) + 1)]
+    classes = subject.experiment.structure.classes
+    return any(classes[owner].train is not nn.Module.train for owner in owners if owner in classes)
 
 
 def _read_by_python(subject: Subject, names: Sequence[str]) -> Iterator[Violation]:
@@ -201,25 +212,94 @@ def _cut(
             continue
         by = f": {_why(subject.base.event(ref))}" if ref is not None else ""
         message = f"{_listed(names, values)} an effect on the result but no gradient{by}"
-        hint = (
-            "leave out detach, .data, no_grad and casts to integers on this path, or freeze it by requires_grad_(False)"
-        )
+        hint = f"{_LET_THROUGH}, or freeze it by requires_grad_(False)"
         at = ref if ref is not None else _readers(subject, names[0])[0].refs[0]
         yield Violation("AS808", message, at, hint, "ran it with autograd, and changed the parameter")
+
+
+def _cut_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -> Iterator[Violation]:
+    """Yield the outputs of projections that change the result and get no gradient, by the call that cuts them off.
+
+    A projection of queries, keys and values together gets a gradient through any of them.
+    """
+    if gradient.calls != len(subject.base.events) or not _has_cut(subject):
+        return
+    found: dict[tuple[OutputRef, Fraction], list[str]] = {}
+    for name in alive:
+        slopes = gradient.by_name.get(name)
+        if slopes is None or slopes.ndim == 0 or not bool(torch.isfinite(slopes).all()):
+            continue
+        for axis in range(min(slopes.ndim, 2)):
+            zero = (slopes == 0).movedim(axis, 0).reshape(slopes.shape[axis], -1).all(1)
+            if not bool(zero.any()) or bool(zero.all()):
+                continue
+            part = zero.reshape([-1 if one == axis else 1 for one in range(slopes.ndim)])
+            moved = subject.perturb(Intervention(parameters={name: others_where(part)}))
+            cut = _cutting_call(subject, moved, name) if moved.comparable and not moved.has_no_effect else None
+            if cut is not None:
+                found.setdefault((cut.refs[0], Fraction(int(zero.sum()), len(zero))), []).append(name)
+    for (at, share), names in found.items():
+        features = f"{share} of the features that {join_words(names)} {'computes' if len(names) == 1 else 'compute'}"
+        message = f"{features} have an effect on the result but no gradient: {_why(subject.base.event(at))}"
+        evidence = f"ran it with autograd, and changed this part of {names[0]}"
+        yield Violation("AS808", message, at, _LET_THROUGH, evidence)
+
+
+def _has_cut(subject: Subject) -> bool:
+    """Return whether some call reads what has a graph, or a parameter, and returns numbers without one."""
+    with_graph: set[Producer] = {*subject.gradients.differentiable, *subject.base.state}
+    return any(
+        value.is_floating_point() and ref not in with_graph
+        for event in subject.base.events
+        if not with_graph.isdisjoint(event.producers)
+        for ref, value in zip(event.refs, event.values, strict=True)
+    )
+
+
+def _cutting_call(subject: Subject, moved: PerturbationDiff, name: str) -> ReplayedCall | None:
+    """Return the first call that returns a tensor without a graph on the way of a change; None if another way has one.
+
+    Features that a call happens to set to zero, as relu does, get no gradient either. What is only chosen by numbers
+    never gets one, and a loss of its own may train what an attribute holds.
+    """
+    differentiable = subject.gradients.differentiable
+    reached: set[Producer] = {name}
+    cuts: list[ReplayedCall] = []
+    for event in moved.base.events:
+        changed = [ref for ref in event.refs if moved.any(ref)]
+        if not changed or not any(reached.intersection(producers) for producers in numbers_read(event)):
+            continue
+        if differentiable.isdisjoint(changed):
+            cuts.append(event)
+        reached.update(differentiable.intersection(changed))
+    if not cuts or not all(event.values[0].is_floating_point() for event in cuts):
+        return None
+    return None if reached & kept_results(subject.experiment) else cuts[0]
 
 
 def _only_choosing(
     subject: Subject, choosing: Mapping[OutputRef, list[str]], values: Mapping[str, Tensor]
 ) -> Iterator[Violation]:
-    """Yield the parameters that decide only which indices are chosen, by the call that chooses: these may be meant."""
+    """Yield the parameters that decide only which indices are chosen, by the call that chooses.
+
+    These may be meant, unless the choice gates what attention returns.
+    """
     for ref, names in choosing.items():
         moved = _changed(subject, names)
         if moved.comparable and moved.has_no_effect:
             continue
-        chosen = f"what {subject.base.event(ref).short_name} chooses"
-        message = f"{_listed(names, values)} an effect on the result only through {chosen}, and no gradient"
-        hint = "train it by a loss of its own, or multiply what is chosen by its score"
-        yield Violation("AS808", message, ref, hint, "ran it with autograd, and changed the parameter", level="notice")
+        choice = subject.base.event(ref)
+        message = (
+            f"{_listed(names, values)} an effect on the result only through what {choice.short_name} chooses, "
+            "and no gradient"
+        )
+        evidence = "ran it with autograd, and changed the parameter"
+        if (gates := hard_gates(subject, choice, names)) is not None:
+            message += ": what attention returns is chosen by scores, and not multiplied by them"
+            yield Violation("AS808", message, gates, "multiply what is chosen by its score", evidence)
+        else:
+            hint = "train it by a loss of its own, or multiply what is chosen by its score"
+            yield Violation("AS808", message, ref, hint, evidence, level="notice")
 
 
 def _why(event: ReplayedCall) -> str:
@@ -251,8 +331,10 @@ def _unused_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -
             zero = (slopes == 0).all(1 - axis)
             if not bool(zero.any()) or bool(zero.all()) or not _are_blocks(zero):
                 continue
-            moved = subject.perturb(Intervention(parameters={name: partial(_others_at, zero.unsqueeze(1 - axis))}))
+            moved = subject.perturb(Intervention(parameters={name: others_where(zero.unsqueeze(1 - axis))}))
             losing = _calls_that_lose(moved, name) if moved.has_no_effect else None
+            if any(is_gated_by_choice(subject, event) for event in losing or ()):
+                continue
             end = next((end for end in dead_ends(subject) if moved.any(end.ref)), None) if losing is not None else None
             wrong = bool(losing) or (end is not None and _is_passed_over(subject, product))
             if losing is None or not (wrong or _is_left_over(end)):
@@ -279,7 +361,7 @@ def _diagonals(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
         outside = ~torch.eye(len(slopes), dtype=torch.bool)
         if bool((slopes[outside] != 0).any()) or not bool((slopes != 0).any()):
             continue
-        moved = subject.perturb(Intervention(parameters={name: partial(_others_at, outside)}))
+        moved = subject.perturb(Intervention(parameters={name: others_where(outside)}))
         if moved.has_no_effect:
             message = f"only the diagonal of {name} has an effect: features are scaled, and never mixed"
             hint = f"give the two axes of {name} letters of their own, so that the product sums over one of them"
@@ -295,8 +377,8 @@ def _cancelled(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
     groups: dict[OutputRef, list[str]] = {}
     # NaN stays NaN, whatever is changed
     for name in _without_slope(subject, alive, gradient) if gradient.results_are_finite else ():
-        reads = _readers_through(LAYOUT, subject, name)
-        if not any(event.name in PRODUCTS | SCALINGS and not _is_only_added(event, source) for event, source in reads):
+        reads = _readers_through(LAYOUT | GATHERS, subject, name)
+        if not any(event.name in _MULTIPLYING and not _is_only_added(event, source) for event, source in reads):
             continue
         moved = _changed(subject, [name])
         is_in_vain = moved.has_no_effect and not _moves_keys_alike(subject, moved)
@@ -314,7 +396,7 @@ def _is_only_added(event: ReplayedCall, source: Producer) -> bool:
     """Return whether a product reads a parameter, or a part of it, as what it adds, as `linear` does its bias."""
     places = [place for place, sources in enumerate(event.sources) if source in sources]
     added = 0 if event.name in PRODUCTS_WITH_ADDEND else 2
-    return places == [added] and (event.name in PRODUCTS_WITH_ADDEND or event.name == "linear")
+    return places == [added] and event.name in PRODUCTS_WITH_ADDEND | CONVOLUTIONS | {"linear"}
 
 
 def _moves_keys_alike(subject: Subject, moved: PerturbationDiff) -> bool:
@@ -396,10 +478,6 @@ def _are_blocks(mask: Tensor) -> bool:
     """Return whether the true elements fill some of the blocks of one size of which the whole axis consists."""
     edges = (mask.int().diff().nonzero().flatten() + 1).tolist()
     return math.gcd(len(mask), *edges) > 1
-
-
-def _others_at(mask: Tensor, value: Tensor) -> Tensor:
-    return torch.where(mask, other_numbers(value), value)
 
 
 def _calls_that_lose(moved: PerturbationDiff, name: str) -> list[ReplayedCall] | None:

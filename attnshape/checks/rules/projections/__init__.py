@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import torch
 from torch import Tensor
@@ -11,36 +11,37 @@ from torch import Tensor
 from attnshape.checks.attention.dead_ends import live_results
 from attnshape.checks.attention.definitions import attribute_definition
 from attnshape.checks.attention.layers import format_layers
-from attnshape.checks.attention.operands import AttentionOperand, by_attention, operands, projection
+from attnshape.checks.attention.operands import AttentionOperand, by_attention, operands, parameter_of, projection
 from attnshape.checks.attention.perturbation import others_at
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
+from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.checks.rules.parameters.siblings import is_copied
+from attnshape.checks.rules.projections.draws import check_draws
+from attnshape.checks.rules.projections.names import check_names
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.model.formatting import join_words
-from attnshape.tracing.operations import PRODUCTS, RESHAPES, SELECTIONS, SPLITS, TRANSPOSES
+from attnshape.tracing.operations import GATHERS, PRODUCTS, SELECTIONS, SPLITS
 
-CODES: tuple[str, ...] = ("AS805", "AS806", "AS810")
+CODES: tuple[str, ...] = ("AS805", "AS806", "AS810", "AS814", "AS817")
 TOPIC = "projections"
-_OF_WEIGHTS = TRANSPOSES | SPLITS | SELECTIONS | RESHAPES
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Look for a parameter that two products read while another is unused, also within fused projections."""
+    yield from check_draws(subject)
+    yield from check_names(subject)
     users = _users(subject)
-    unused = [
-        name
-        for name, value in subject.base.state.items()
-        if value.ndim >= 2 and name not in users and not subject.graph.consumers.get(name)
-    ]
+    read = {name for name in subject.base.state if name in users or subject.graph.consumers.get(name)}
+    unused = _unused(subject, read)
     for name, events in users.items():
         shape = subject.base.state[name].shape
         twin = next((other for other in unused if subject.base.state[other].shape == shape), None)
         if len(events) > 1 and twin is not None and _is_called_once(subject, events):
             yield _violation(f"{name} is used twice, and {twin} never", events[1].refs[0], f"nothing reads {twin}")
             return
-    violations = (_in_two_roles(subject), _fused(subject), _sliced(subject), _all_the_same(subject))
-    violation = next(filter(None, violations), None)
+    found = (_in_two_roles, _fused, _sliced, _all_the_same, _projected_again)
+    violation = next(filter(None, (find(subject) for find in found)), None)
     if violation is not None:
         yield violation
     elif users:
@@ -114,21 +115,33 @@ def _users(subject: Subject) -> dict[str, list[ReplayedCall]]:
     users: dict[str, list[ReplayedCall]] = {}
     for event in subject.base.events:
         for sources in event.sources if event.name in PRODUCTS else ():
-            if (name := _parameter(subject, sources)) is not None:
+            if (name := parameter_of(subject, sources)) is not None:
                 users.setdefault(name, []).append(event)
     return users
 
 
-def _parameter(subject: Subject, sources: tuple[Producer, ...]) -> str | None:
-    """Return the parameter with two axes or more that an operand is, perhaps after layout operations."""
-    source = sources[0]
-    while isinstance(source, OutputRef):
-        event = subject.base.event(source)
-        if event.name not in _OF_WEIGHTS or not event.sources:
-            return None
-        source = event.sources[0][0]
-    value = subject.base.state.get(source)
-    return source if value is not None and value.ndim >= 2 and value.numel() else None
+def _unused(subject: Subject, read: Set[str]) -> list[str]:
+    """Return the parameters with two axes or more that aren't read, in modules that are used."""
+    return [
+        name
+        for name, value in subject.base.state.items()
+        if value.ndim >= 2
+        and name not in read
+        and not is_copied(name, _users(subject), subject.base.state)
+        and not _is_of_uncalled(name, read, subject)
+    ]
+
+
+def _is_of_uncalled(name: str, read: Set[str], subject: Subject) -> bool:
+    """Return whether a parameter's projection is in a module with several like it, and none of the module is read.
+
+    It isn't called, as cross-attention isn't where no context is given.
+    """
+    state = subject.base.state
+    module = name.rpartition(".")[0].rpartition(".")[0]
+    of_module = [other for other in state if other.startswith(f"{module}.")]
+    alike = [other for other in of_module if state[other].shape == state[name].shape]
+    return len(alike) > 1 and read.isdisjoint(of_module)
 
 
 def _is_called_once(subject: Subject, events: list[ReplayedCall]) -> bool:
@@ -140,7 +153,7 @@ def _is_called_once(subject: Subject, events: list[ReplayedCall]) -> bool:
 def _in_two_roles(subject: Subject) -> Violation | None:
     """Find one projection that gives two of queries, keys and values, while another of its shape has no effect."""
     live = live_results(subject)
-    unused = [name for name, value in subject.base.state.items() if value.ndim >= 2 and name not in live]
+    unused = _unused(subject, {name for name in subject.base.state if name in live})
     for attention in by_attention(subject):
         for first, second in itertools.combinations(attention, 2):
             ref = projection(subject, second.sources)
@@ -199,7 +212,7 @@ def _sliced(subject: Subject) -> Violation | None:
     for event in subject.base.events:
         if event.name in PRODUCTS and len(event.operand_values) > 1:
             for sources, weight in zip(event.sources[:2], event.operand_values, strict=False):
-                if (name := _parameter(subject, sources)) is not None:
+                if (name := parameter_of(subject, sources)) is not None:
                     users.setdefault(name, []).append((event, weight))
     for name, uses in users.items():
         rows = subject.base.state[name].shape[0]
@@ -221,23 +234,51 @@ def _all_the_same(subject: Subject) -> Violation | None:
         if len(set(refs)) < 3 or len(weights) < 3:
             continue
         name, first = weights[0]
-        if all(_equal(first, other) for _, other in weights):
+        # deep copies of one module start with equal numbers, and are trained apart
+        if all(other == name and _equal(first, part) for other, part in weights):
             return _violation(f"{name} projects query, key and value alike", refs[-1], "found no other projection")
     return None
+
+
+def _projected_again(subject: Subject) -> Violation | None:
+    """Find two calls that project one tensor by one parameter, or look it up in one table, for two roles."""
+    for attention in by_attention(subject):
+        for first, second in itertools.combinations(attention, 2):
+            refs = [_projection_or_lookup(subject, operand) for operand in (first, second)]
+            if None in refs or refs[0] == refs[1] or not _equal(first.value, second.value):
+                continue
+            events = [subject.base.event(ref) for ref in refs if ref is not None]
+            weight = _weight(subject, events[1].refs[0])
+            if weight is not None and events[0].sources == events[1].sources:
+                message = f"{weight[0]} makes {first.role} and {second.role} alike, in two calls"
+                hint = "use a projection of its own for each, or if it is meant, call it once"
+                evidence = f"{first.role} and {second.role} have the same numbers"
+                return Violation("AS805", message, events[1].refs[0], hint, evidence, "measured", level="notice")
+    return None
+
+
+def _projection_or_lookup(subject: Subject, operand: AttentionOperand) -> OutputRef | None:
+    """Return the last product with parameters from which an operand comes, or the last call that reads a table."""
+    ref = projection(subject, operand.sources)
+    calls = () if ref is not None else subject.graph.upstream(operand.sources)
+    return next((call.refs[0] for call in calls if call.name in GATHERS), ref)
 
 
 def _weight(subject: Subject, ref: OutputRef) -> tuple[str, Tensor] | None:
     """Return the name of a projection's parameter, and the part of it that the projection uses."""
     event = subject.base.event(ref)
     named = (
-        (_parameter(subject, sources), part) for sources, part in zip(event.sources, event.operand_values, strict=True)
+        (parameter_of(subject, sources), part)
+        for sources, part in zip(event.sources, event.operand_values, strict=True)
     )
     return next(((name, part) for name, part in named if name is not None), None)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two operands are equal up to rounding, possibly after a transpose."""
-    return any(a.shape == other.shape and torch.allclose(a, other) for other in (b, b.mT))
+    """Return whether two operands are equal up to rounding, also that of a cast, possibly after a transpose."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    one, two = a.to(dtype), b.to(dtype)
+    return any(one.shape == other.shape and torch.allclose(one, other) for other in (two, two.mT))
 
 
 def _violation(message: str, at: OutputRef, evidence: str) -> Violation:

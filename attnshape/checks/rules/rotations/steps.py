@@ -5,6 +5,7 @@ All tokens of a loop get the same vector, so the angles of a key tell the positi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,39 +49,45 @@ def misplaced(loop: DecodingLoop) -> Misplaced | None:
     """
     keys = [step.rows(step.own[1], loop.run)[loop.given :] for step in loop.steps]
     queries = [step.rows(step.own[0], loop.run) for step in loop.steps]
-    pairs = _planes(keys[-1])
+    pairs = _planes(_of_every_token(loop))
     points = [_points(rows, pairs) for rows in keys]
     unit = _unit_angle(loop, points)
     for number, (step, now) in enumerate(zip(loop.steps, points, strict=True), 1):
         positions = _multiples(now / now[:1], unit, len(now) ** 2)
         wrong = next((token for token, position in enumerate(positions) if position != token), None)
         if wrong is not None:
-            before = points[number - 2] if number > 1 else now
+            first = loop.given + step.dropped
+            before = points[number - 2][step.dropped - loop.steps[number - 2].dropped :] if number > 1 else now
             again = not torch.allclose(now[: len(before)], before, rtol=0, atol=_CLOSE)
-            return Misplaced(step, number, loop.given + wrong, loop.given + positions[wrong], False, again)
+            return Misplaced(step, number, first + wrong, first + positions[wrong], False, again)
     apart: Tensor | None = None
     for number, (step, now, rows) in enumerate(zip(loop.steps, points, queries, strict=True), 1):
         own = _points(rows, pairs) / now[-step.queries :]
         apart = own[0] if apart is None else apart
         shifts = _multiples(own / apart, unit, 2 * step.keys)
-        for token, shift in enumerate(shifts, step.keys - step.queries):
+        for token, shift in enumerate(shifts, step.dropped + step.keys - step.queries):
             if shift:
                 return Misplaced(step, number, token, token + shift, True, False)
     return None
 
 
+def _of_every_token(loop: DecodingLoop) -> Tensor:
+    """Return the last key of each token: that of the last step, else of the one after which it is dropped."""
+    keys = [step.rows(step.own[1], loop.run)[loop.given :] for step in loop.steps]
+    dropped = [after.dropped - step.dropped for step, after in itertools.pairwise(loop.steps)]
+    return torch.cat([*(rows[:count] for rows, count in zip(keys, dropped, strict=False)), keys[-1]])
+
+
 def turns_nothing(loop: DecodingLoop) -> bool:
     """Return whether the same vector is equal at every position: all queries are, and all keys."""
-    last = loop.steps[-1]
-    keys = last.rows(last.own[1], loop.run)[loop.given :]
+    keys = _of_every_token(loop)
     queries = torch.cat([step.rows(step.own[0], loop.run) for step in loop.steps])
     return all(torch.allclose(rows, rows[:1].expand_as(rows), rtol=SAME, atol=SAME) for rows in (keys, queries))
 
 
 def layout(loop: DecodingLoop) -> Rope:
     """Return which features of the keys are rotated together. Raises UndecidableRotationError if that can't be told."""
-    last = loop.steps[-1]
-    pairs = _planes(last.rows(last.own[1], loop.run)[loop.given :])
+    pairs = _planes(_of_every_token(loop))
     return "interleaved" if all(second - first == 1 for first, second in pairs) else "half"
 
 
@@ -120,7 +127,8 @@ def _unit_angle(loop: DecodingLoop, points: list[Tensor]) -> Tensor:
     """Return the rotation from one position to the next, in each plane.
 
     It is that between new tokens of one step, which all are one position apart, else that between any two keys in a
-    row by which all keys of all steps are rotated.
+    row by which all keys of all steps are rotated. Keys that are rotated in each step again may be one position apart
+    in an early step only.
     """
     within: list[Tensor] = []
     for step, now in zip(loop.steps, points, strict=True):
@@ -130,8 +138,7 @@ def _unit_angle(loop: DecodingLoop, points: list[Tensor]) -> Tensor:
         if any(not torch.allclose(one, within[0], rtol=0, atol=_CLOSE) for one in within):
             raise UndecidableRotationError
         return within[0]
-    last = points[-1]
-    for unit in (last[1:] / last[:-1]).unbind():
+    for unit in torch.cat([now[1:] / now[:-1] for now in reversed(points)]).unbind():
         try:
             for now in points:
                 _multiples(now / now[:1], unit, len(now) ** 2)

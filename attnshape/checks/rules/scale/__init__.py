@@ -15,6 +15,7 @@ from functools import partial
 from types import EllipsisType
 
 import torch
+from torch import Tensor
 
 from attnshape.checks.attention.cores import Core, FusedCore, between
 from attnshape.checks.attention.definitions import number_definition
@@ -26,15 +27,21 @@ from attnshape.checks.attention.token_positions import token_axes
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
-from attnshape.checks.rules.scale.changed_scores import factors_to_softmax
+from attnshape.checks.rules.scale.changed_scores import LateScale, factors_to_softmax, scale_after_cap
+from attnshape.checks.rules.scale.readouts import readout
 from attnshape.checks.rules.scale.running import running_scores
+from attnshape.checks.rules.scale.spelled_norms import spelled_norm
+from attnshape.checks.rules.scale.temperatures import check_temperatures
+from attnshape.model.report import Level
 from attnshape.options.claims import HEAD_WIDTH
 from attnshape.tracing.operations import (
     ADDITIONS,
     CHANNEL_NORMS,
     CONVOLUTIONS,
+    GATHERS,
     PRODUCTS_WITH_ADDEND,
     SCALINGS,
+    SUMS,
     TOKEN_NORMS,
 )
 
@@ -113,12 +120,17 @@ TOPIC = "scale of the scores"
 _CLOSE = 1e-4
 _EVIDENCE = "replaced products and projections by known numbers, and read them at the softmax"
 _NO_FACTOR = "queries or keys are not simply multiplied by one factor before their product"
+_OF_A_PAIR = 2
+"""How many entries of a query or key a rotation makes of one."""
+_BAGS = SUMS | {"mean"}
+"""Calls that make one vector of the words of a token, for which a table has an entry each."""
 _MOST_KINDS = 3
 """The most kinds of score that are added, each scaled so that their sum keeps its standard deviation."""
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Replace scores by known numbers, lengthen queries and keys by a known amount, and read the factor of both."""
+    yield from check_temperatures(subject)
     outcomes: dict[object, Outcome] = {}
     for outcome in _outcomes(subject):
         place = subject.source(outcome.at) if isinstance(outcome, Violation) else None
@@ -162,11 +174,30 @@ def _of_changed_scores(subject: Subject, core: Core, inner: float | None) -> Ite
         factor = found.number * (inner or 1.0) * core.softmax.base
         outcomes += map(found.told, _of_core(subject, core, core.scores.ref, factor, _possible_kinds(core, None)))
     right = [outcome for outcome in outcomes if isinstance(outcome, (Verification, Observation))]
+    late = scale_after_cap(subject, core) if right else None
+    if late is not None and not math.isclose(late.after, 1.0, rel_tol=_CLOSE) and inner is not None:
+        factors = (late.inside * inner, late.inside * late.after * inner)
+        inside, outside = (list(_of_core(subject, core, core.scores.ref, factor, {1})) for factor in factors)
+        if any(isinstance(one, Violation) for one in inside) and not any(isinstance(one, Violation) for one in outside):
+            yield _late_scale(subject, late)
+            return
     # what is unusual without a claim may be meant, and the function after it made for it
     errors = [outcome for outcome in outcomes if isinstance(outcome, Violation) and outcome.level == "error"]
     errors.sort(key=lambda error: error.code == "AS207")  # a known mistake explains more than another number
     why = "the scores are not a multiple of the products: they are capped, or heads are mixed"
     yield from right[:1] or errors[:1] or [Undecided(TOPIC, why, _claimed(subject))]
+
+
+def _late_scale(subject: Subject, late: LateScale) -> Violation:
+    message = (
+        f"the scores are capped before they are scaled: the cap of {late.cap:.4g} applies to the products of queries "
+        f"and keys, and becomes {late.cap * late.after:.4g} by the scale of {late.after:.4g}"
+    )
+    hint = "scale the scores before the cap: cap * tanh(scores * scale / cap)"
+    if subject.claims.scale is None:
+        hint += "; to have it verified, claim the scale: --claim scale=1/sqrt(Dk)"
+    level: Level = "notice" if subject.claims.scale is None else "error"
+    return Violation("AS207", message, late.at, hint, _EVIDENCE, claims=_claimed(subject), level=level)
 
 
 def _of_exponentials(subject: Subject) -> Iterator[Outcome]:
@@ -178,7 +209,19 @@ def _of_exponentials(subject: Subject) -> Iterator[Outcome]:
         outcome = _judge(subject, core, core.scores.ref, scores.factor * core.softmax.base, {1}, scores.own)
         yield none if isinstance(outcome, Violation) and outcome.level != "error" else outcome
     if not found:
-        yield none
+        yield _of_readout(subject) or none
+
+
+def _of_readout(subject: Subject) -> Observation | None:
+    """Return that queries read a state with the claimed factor; None if they don't, since keys may have it as well."""
+    claim = subject.claims.scale
+    found = readout(subject) if claim is not None else None
+    if claim is None or found is None:
+        return None
+    if not math.isclose(found.factor, expected_scale(subject, found.width), rel_tol=_CLOSE):
+        return None
+    text = f"what queries read from the sums of keys and values is scaled by {claim.text}, as claimed"
+    return Observation(text, claims=_claimed(subject))
 
 
 def _possible_kinds(core: Core, mapping: ElementwiseMap | None) -> set[int]:
@@ -225,10 +268,10 @@ def _judge(
     possible_kinds: set[int],
     own: tuple[AttentionOperand, AttentionOperand],
 ) -> Outcome:
-    query, key = own
+    query = own[0]
     if len(query.contracted) != 1 and not _is_head_width_known(subject, query):
         return Undecided(TOPIC, "the product of queries and keys contracts more than one axis", _claimed(subject))
-    lengths = _stretch(subject, query), _stretch(subject, key)
+    lengths = [_stretch(subject, operand) or _stretch_behind_norm(subject, operand) for operand in own]
     if lengths[0] is None or lengths[1] is None:
         return Undecided(TOPIC, _NO_FACTOR, _claimed(subject))
     scale = abs(factor) * (lengths[0] * lengths[1])
@@ -316,6 +359,7 @@ def _projection(subject: Subject, operand: AttentionOperand) -> OutputRef | None
     last = next((call for call in upstream if call.name in CONVOLUTIONS | TOKEN_NORMS), None)
     if last is not None and (ref is None or last.order > ref.order):
         ref = last.refs[0]
+    ref = ref if ref is not None else _looked_up(subject, operand)
     if ref is None:
         return None
     others = subject.graph.depends_on_data - subject.graph.downstream_of(ref)
@@ -325,6 +369,23 @@ def _projection(subject: Subject, operand: AttentionOperand) -> OutputRef | None
         if call.name in ADDITIONS and any(not others.isdisjoint(sources) for sources in call.sources)
     )
     return next(sums, ref)
+
+
+def _looked_up(subject: Subject, operand: AttentionOperand) -> OutputRef | None:
+    """Return what a query or key is that comes from a table alone: the entry of its token, or the sum over its words.
+
+    None if an entry is multiplied on its way, since that may be the scale of the table.
+    """
+    is_multiplied = False
+    for call in subject.graph.upstream(operand.sources):
+        if not call.values[0].is_floating_point() or call.refs[0] not in subject.graph.depends_on_data:
+            continue
+        if call.name in _BAGS:
+            return call.refs[0]
+        if call.name in GATHERS and not call.operand_values[-1].is_floating_point():
+            return None if is_multiplied else call.refs[0]
+        is_multiplied |= call.name in SCALINGS
+    return None
 
 
 def _feature_axis(subject: Subject, ref: OutputRef) -> int:
@@ -364,7 +425,10 @@ def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
     if ref is None:
         origins = subject.graph.origins(operand.sources)
         names = sorted(origins & set(subject.inputs)) or sorted(origins & subject.base.state.keys())
-        return _stretch_from(subject, operand, names) if names else 1.0
+        if not names:
+            return 1.0
+        names = [name for name in names if name not in subject.inputs or subject.inputs[name].is_floating_point()]
+        return _stretch_from(subject, operand, names) if names else None
     for attempt, feature in enumerate(_features(subject, operand, ref)):
         together = _changed_together(subject, attempt)
         if together.is_apart(ref):
@@ -378,12 +442,35 @@ def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
         if not lengths.numel():
             continue
         changed = difference.abs().gt(subject.experiment.tolerance)
-        if bool((changed.all(operand.contracted) == changed.any(operand.contracted)).all()):
-            # the product sums over the tokens: the changes of all of them would add up
+        entries = changed.sum(operand.contracted)
+        every = bool((changed.all(operand.contracted) == (entries > 0)).all())
+        if every or int(entries.max()) > _OF_A_PAIR or _are_repeated(difference.abs(), changed, operand.contracted):
+            # the product sums over tokens, by themselves or beside features: the changes of all of them would add up
             index: list[slice | int] = [slice(None), *[0] * (subject.base.value(ref).ndim - 1)]
             index[_feature_axis(subject, ref)] = feature
             return _stretch_of_one(subject, operand, lambda change: Intervention(results={ref: change}), *index)
         return float(lengths[0]) if _are_close(lengths) else None
+    return None
+
+
+def _are_repeated(lengths: Tensor, changed: Tensor, axes: tuple[int, ...]) -> bool:
+    """Return whether vectors change at several entries, all alike: those of other tokens, and no rotated pair's."""
+    longest, shortest = lengths.amax(axes), lengths.where(changed, math.inf).amin(axes)
+    several = changed.sum(axes) > 1
+    return bool(several.any()) and bool(torch.isclose(longest, shortest)[several].all())
+
+
+def _stretch_behind_norm(subject: Subject, operand: AttentionOperand) -> float | None:
+    """Return the factor between a norm that is spelled out and the query or key, if a scale is claimed."""
+    ref = spelled_norm(subject, operand) if subject.claims.scale is not None else None
+    if ref is None:
+        return None
+    for feature in _features(subject, operand, ref):
+        run = subject.experiment.run(Intervention(results={ref: _longer(..., feature)}))
+        difference = _difference(subject, operand, run)
+        lengths = _lengths(subject, operand, difference) if difference is not None else torch.empty(0)
+        if lengths.numel():
+            return float(lengths[0]) if _are_close(lengths) else None
     return None
 
 

@@ -8,6 +8,7 @@ before it and the one after it can be measured apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Verification
-from attnshape.tracing.operations import CONVOLUTIONS, PRODUCTS
+from attnshape.tracing.operations import CONVOLUTIONS, PRODUCTS, SAME_VALUES, SCALINGS
 
 _SMALL = 1e-7
 """Scores up to this are changed by a cap by less than what a factor is compared with."""
@@ -76,6 +77,61 @@ def _factors(
     if small is not None:
         yield ScoresFactor(small, " near zero")
         yield ScoresFactor(before, " that a function then changes")
+
+
+@dataclass(frozen=True)
+class LateScale:
+    """A factor of the scores that comes after a cap, such as `cap * tanh(scores / cap) * scale`."""
+
+    cap: float
+    inside: float
+    """The factor of the products of queries and keys where they are compared with the cap."""
+    after: float
+    """The factor of the capped scores."""
+    at: OutputRef
+    """The first call after the cap that doesn't only move the scores."""
+
+
+def scale_after_cap(subject: Subject, core: Core) -> LateScale | None:
+    """Return the factor of scores that are capped first; None if they aren't, or if their cap can't be told.
+
+    The cap is the number that scores are divided by just before a function of one operand, and its result is multiplied
+    by just after it.
+    """
+    numbers = _Numbers(subject, core.scores.ref, core.scores.added, 1.0)
+    before, event = _first_change(subject, core, core.scores.ref, numbers)
+    if event is None or len(event.sources) != 1:
+        return None
+    division = _computed(subject, event)
+    sources = division.sources[0] if division is not None and division.name in SCALINGS else ()
+    source = sources[-1] if sources else None
+    if not isinstance(source, OutputRef):
+        return None
+    undivided = 1.0 if source == core.scores.ref else _factor(numbers.map_to(methodcaller("value", source)))
+    if not undivided or not before:
+        return None
+    cap = undivided / before
+    capped = _Numbers(subject, event.refs[0], 0.0, 1.0)
+    found = [
+        (one, _factor(capped.map_to(methodcaller("value", one.refs[0])))) for one in _multiplied(subject, core, event)
+    ]
+    if len(found) < 2 or found[0][1] is None or not math.isclose(found[0][1], cap, rel_tol=1e-6):
+        return None
+    total = found[-1][1]
+    return LateScale(cap, undivided, total / cap, found[1][0].refs[0]) if total is not None else None
+
+
+def _computed(subject: Subject, event: ReplayedCall) -> ReplayedCall | None:
+    """Return the call that computes the numbers of a call's operand."""
+    before = subject.graph.input_node(event, 0)
+    while before is not None and before.name in SAME_VALUES:
+        before = subject.graph.input_node(before, 0)
+    return before
+
+
+def _multiplied(subject: Subject, core: Core, event: ReplayedCall) -> list[ReplayedCall]:
+    """Return the calls by which the result of a call is multiplied on its way to the softmax."""
+    return [one for one in between(subject.graph, event.refs[0], core.softmax.sources) if one.name in SCALINGS]
 
 
 def _first_change(

@@ -2,56 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 
 from torch import Tensor, nn
 
+from attnshape.checks.attention.definitions import attribute_change
 from attnshape.checks.attention.operands import operands
 from attnshape.checks.attention.permutation import cycle, reorder
 from attnshape.checks.attention.perturbation import differs, other_numbers
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.interventions.experiment import Intervention, ReplayRun
-from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
+from attnshape.checks.interventions.experiment import Intervention, ModeRuns, ReplayRun
+from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
+from attnshape.checks.rules.state.counters import is_idle_counter
+from attnshape.checks.rules.state.reused import check_reused
+from attnshape.checks.rules.state.writes import read_again, writers
+from attnshape.model.formatting import join_words
 from attnshape.tracing.operations import ELEMENT_WRITES, FILLS, FUSED_ATTENTION, RANDOM
 from attnshape.tracing.source_locations import SourceLocator
-from attnshape.tracing.storage import memory_of
 
-CODES: tuple[str, ...] = ("AS901", "AS902", "AS903", "AS904", "AS906")
+CODES: tuple[str, ...] = ("AS901", "AS902", "AS903", "AS904", "AS906", "AS909")
 TOPIC = "state"
+_READ_AGAIN = "the next layer reads it changed"
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Run with another seed, call twice, and compare arguments and parameters before and after."""
     base = subject.base
-    written = _differing(base.inputs, base.inputs_after)
-    caches = [name for name in written if _is_filled_cache(subject, name)]
-    arguments = [name for name in written if name not in caches]
+    modified = _differing(base.inputs, base.inputs_after)
+    caches = [name for name in modified if _is_filled_cache(subject, name)]
+    arguments = [name for name in modified if name not in caches]
+    toggled = next(read_again(subject, set(base.inputs) - set(modified)), None)
     for name in caches:
         yield Observation(f"new keys or values are written to the argument {name}, which is a cache")
     # an argument of the same name has its own finding
-    state = (name for name in _differing(base.state, base.state_after) if name not in base.inputs)
-    changed = next((name for name in state if _changes_again(subject, name)), None)
+    state = [name for name in _differing(base.state, base.state_after) if name not in base.inputs]
+    counters = [name for name in state if is_idle_counter(subject, name)]
+    toggled_state = next(read_again(subject, set(base.state) - set(base.inputs) - set(state)), None)
+    changed = next((name for name in state if name not in counters and _changes_again(subject, name)), None)
+    for name in counters:
+        yield Observation(f"the buffer {name} counts calls, and no result depends on it")
     if arguments:
         yield _modified(subject, "AS903", "argument", arguments[0], "the caller's tensor changes")
+    elif toggled is not None:
+        yield _modified(subject, "AS903", "argument", toggled, _READ_AGAIN, "each layer")
     if changed is not None:
         yield _modified(subject, "AS904", "parameter or buffer", changed, "later calls use the changed values")
+    elif toggled_state is not None:
+        yield _modified(subject, "AS904", "parameter or buffer", toggled_state, _READ_AGAIN, "each layer")
+    yield from check_reused(subject)
     randomness = _randomness(subject)
     if randomness is not None:
         yield randomness
-    elif not written and changed is None:
+    elif not modified and toggled is None and changed is None and toggled_state is None:
         unread = next(((name, why) for name, why in base.unread.items()), None)
-        yield Undecided(TOPIC, f"{unread[0]} can't be compared: {unread[1]}") if unread else _twice(subject)
+        yield Undecided(TOPIC, f"{unread[0]} can't be compared: {unread[1]}") if unread else _again(subject, counters)
 
 
 def _is_filled_cache(subject: Subject, name: str) -> bool:
     """Return whether a call writes new tokens to an argument of keys or values, and leaves those of other positions."""
     before, after = subject.base.inputs[name], subject.base.inputs_after[name]
-    writers = {event.name for event in subject.base.events if event.in_place and name in _written(subject, event)}
+    operations = {event.name for event in writers(subject, name)}
     attended = (operand for operand in operands(subject) if operand.role != "query")
     is_read = any(name in subject.graph.origins(operand.sources) for operand in attended)
-    return is_read and writers <= ELEMENT_WRITES and bool((before == after).any())
+    return is_read and operations <= ELEMENT_WRITES and bool((before == after).any())
 
 
 def _randomness(subject: Subject) -> Outcome | None:
@@ -89,40 +104,25 @@ def _first_difference(subject: Subject, before: ReplayRun, after: ReplayRun) -> 
     return None
 
 
-def _modified(subject: Subject, code: str, what: str, name: str, consequence: str) -> Violation:
-    writes = (event for event in subject.base.events if event.in_place and name in _written(subject, event))
-    write = next(writes, None)
+def _modified(
+    subject: Subject, code: str, what: str, name: str, consequence: str, compared: str = "the call"
+) -> Violation:
+    write = next(iter(writers(subject, name)), None)
     by = f" by {write.short_name}" if write is not None else ""
     message = f"the {what} {name} is modified in place{by}: {consequence}"
     at = write.refs[0] if write is not None else None
     hint = "create a new tensor: x = x + y instead of x += y"
-    return Violation(code, message, at, hint, f"compared {name} before and after the call")
+    return Violation(code, message, at, hint, f"compared {name} before and after {compared}")
 
 
 def _changes_again(subject: Subject, name: str) -> bool:
     """Return whether a change is more than filling an empty cache, or a table that the first call computes."""
     before, after = subject.base.state[name], subject.base.state_after[name]
-    writers = {event.name for event in subject.base.events if event.in_place and name in _written(subject, event)}
-    if name in subject.experiment.parameters or bool(before[before != after].any()) or not writers <= FILLS:
+    operations = {event.name for event in writers(subject, name)}
+    if name in subject.experiment.parameters or bool(before[before != after].any()) or not operations <= FILLS:
         return True
     runs = subject.experiment.call_twice()
     return runs is None or bool(_differing({name: runs[1].state[name]}, {name: runs[1].state_after[name]}))
-
-
-def _written(subject: Subject, event: ReplayedCall) -> set[str]:
-    """Return the names of the inputs, parameters and buffers whose memory a call writes to."""
-    names: set[str] = set()
-    for operand, sources in zip(event.operands, event.sources, strict=True):
-        for source in sources if operand is event.outputs[0] else ():
-            owner: Producer | None = source
-            while isinstance(owner, OutputRef):
-                maker = subject.base.event(owner)
-                memory = memory_of(maker.outputs[owner.output])
-                views = [at for at, view in enumerate(maker.operands) if memory_of(view) == memory]
-                owner = maker.sources[views[0]][0] if views and memory is not None else None
-            if owner is not None:
-                names.add(owner)
-    return names
 
 
 def _differing(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
@@ -133,7 +133,51 @@ def _differing(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> lis
     ]
 
 
-def _twice(subject: Subject) -> Outcome:
+def _again(subject: Subject, counters: Sequence[str]) -> Outcome:
+    """Call the target again, in the same mode and, where that makes no difference, in the other one."""
+    twice = _twice(subject, counters)
+    return (_between_modes(subject) if isinstance(twice, Verification) else None) or twice
+
+
+def _between_modes(subject: Subject) -> Violation | None:
+    """Return what is wrong if a call in one mode changes what a later call in the other mode gives."""
+    if subject.experiment.training:
+        return None
+    alone = subject.experiment.call_in_modes((True, True))
+    # what a call in training mode leaves for the next one, such as an annealed temperature, is meant
+    if alone is None or _results_differ(subject, *alone.runs):
+        return None
+    base, (train, _) = subject.base, alone.runs
+    if train.follows(base) and not _results_differ(subject, base, train):
+        return None  # both modes do the same
+    mixed = subject.experiment.call_in_modes((False, True, False))
+    if mixed is None:
+        return None
+    for before, after, of, then in (
+        (train, mixed.runs[1], "training", "eval"),
+        (base, mixed.runs[2], "eval", "training"),
+    ):
+        if _results_differ(subject, before, after):
+            return _mode_violation(subject, mixed, _first_difference(subject, before, after), of, then)
+    return None
+
+
+def _mode_violation(subject: Subject, mixed: ModeRuns, call: ReplayedCall | None, mode: str, before: str) -> Violation:
+    owner, name = mixed.written[0] if len(mixed.written) == 1 else (None, "")
+    place = attribute_change(owner, name) if owner is not None else None
+    if place is None and call is not None and call.calls:
+        place = SourceLocator().find(call.calls[0])[0]
+    written = f", which overwrites {owner.__name__}.{name}" if owner is not None else ""
+    message = f"the result in {mode} mode depends on an earlier call in {before} mode{written}"
+    hint = "leave attributes as they are, and choose in each call: p = self.p if self.training else 0.0"
+    evidence = (
+        f"called the target in {before} mode and then in {mode} mode with the same parameters, buffers and seed, and "
+        f"a new target in {mode} mode alone"
+    )
+    return Violation("AS902", message, None, hint, evidence, place=place)
+
+
+def _twice(subject: Subject, counters: Sequence[str]) -> Outcome:
     """Call the target twice in a row, and again with a call of another length in between."""
     evidence = "called the target twice"
     for other in (None, subject.other) if subject.other else (None,):
@@ -148,7 +192,7 @@ def _twice(subject: Subject) -> Outcome:
             hint = "pass the state as an argument, or reset it at the start of each call"
             return Violation("AS902", message, None, hint, evidence, place=place)
         evidence = "called the target twice, with a call of another length in between"
-    return _after_other_values(subject)
+    return _after_other_values(subject, counters)
 
 
 def _results_differ(subject: Subject, first: ReplayRun, second: ReplayRun) -> bool:
@@ -156,9 +200,10 @@ def _results_differ(subject: Subject, first: ReplayRun, second: ReplayRun) -> bo
     return len(first.returned) != len(second.returned) or any(_differ(subject, a, b) for (_, a), (_, b) in results)
 
 
-def _after_other_values(subject: Subject) -> Outcome:
+def _after_other_values(subject: Subject, counters: Sequence[str]) -> Outcome:
     """Call the target with its arguments and then with other values, and compare with a new one's result for these."""
     same, rest = "the same call gives the same result", "and modifies no argument, parameter or buffer"
+    rest += f" except {join_words(counters)}" if counters else ""
     values = _other_values(subject)
     fresh = subject.experiment.run(Intervention(inputs=values)) if values else None
     if fresh is None or fresh.error is not None:

@@ -18,8 +18,8 @@ from attnshape.checks.attention.perturbation import (
     PerturbationDiff,
     changed_indices,
     differs,
-    other_numbers,
-    others_on_diagonal,
+    others_at_each,
+    others_where,
 )
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
@@ -27,6 +27,8 @@ from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCa
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.checks.rules.token_order.pairs import check_pairs, check_sources
 from attnshape.tracing import operations as ops
+from attnshape.tracing.raw import SourceLocation
+from attnshape.tracing.source_locations import SourceLocator
 
 CODES: tuple[str, ...] = ("AS106", "AS107", "AS108")
 TOPIC = "order of tokens"
@@ -60,13 +62,13 @@ def check(subject: Subject) -> Iterator[Outcome]:
             if moves is None and contexts is not None:  # something after attention mixes tokens
                 met = _first_meeting(subject, run, contexts, query, path)
                 if met is not None:
-                    yield _violation(subject, query, path, met)
+                    yield _violation(subject, query, path, met, contexts)
                     return
             wrong = [(token, end) for token, end in moves or () if token != end]
-            if wrong and not _is_shift(moves or [], path.size):
+            if contexts is not None and wrong and _is_reordering(moves or [], path.size):
                 token, end = wrong[0]
                 move = _Move(token, end, f"ends up at {path.place(end)} of {path.result}")
-                yield _violation(subject, query, path, move)
+                yield _violation(subject, query, path, move, contexts)
                 return
             in_order.append(moves is not None and not wrong)
         judged = judged or (0 < len(in_order) == len(reached) and all(in_order))
@@ -88,19 +90,13 @@ class _Path:
     result_tokens: int
     sizes: tuple[int, ...]
     """The sizes of the axes of tokens."""
-    first: int
-    """The token that is changed in the first batch element, so that others change tokens at both ends."""
-    step: int
-    """How far apart the tokens are that are changed in neighbouring batch elements."""
+    changed: tuple[int, ...]
+    """The token that is changed in each batch element."""
 
     @property
     def size(self) -> int:
         """The number of tokens."""
         return math.prod(self.sizes)
-
-    def token(self, element: int) -> int:
-        """Return the token that is changed in a batch element."""
-        return (self.first + element * self.step) % self.size
 
     def place(self, token: int) -> str:
         """Return a token as people write it: its index, or its row and column."""
@@ -134,10 +130,20 @@ def _paths(subject: Subject, queries: Sequence[AttentionOperand]) -> Iterator[_P
                 ends = [end for other, end in _adjacent(value.shape, len(sizes), batch) if other == sizes]
                 count = math.prod(sizes)
                 if len(ends) == 1 and count > 2:
-                    # in a grid the next row, but not along a diagonal, where rows and columns may be swapped
-                    step = 1 if len(sizes) == 1 else sizes[1] + 2
-                    first = (count - step * ((batch + 1) // 2)) % count
-                    yield _Path(name, result, rows, axis, result_rows, ends[0], sizes, first, step)
+                    changed = _spread(batch, count) if len(sizes) == 1 else _over_grid(batch, sizes)
+                    yield _Path(name, result, rows, axis, result_rows, ends[0], sizes, changed)
+
+
+def _spread(batch: int, count: int) -> tuple[int, ...]:
+    """Return tokens from both ends, where shifts can be told from rolls, to the middle, where windows are reordered."""
+    return tuple(element * (count - 1) // (batch - 1) for element in range(batch))
+
+
+def _over_grid(batch: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return tokens each in the next row, but not along a diagonal, where rows and columns may be swapped."""
+    count, step = math.prod(sizes), sizes[1] + 2
+    first = count - step * ((batch + 1) // 2)
+    return tuple((first + element * step) % count for element in range(batch))
 
 
 def _adjacent(shape: torch.Size, count: int, batch: int) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -173,7 +179,7 @@ def _constant(value: Tensor) -> Replace:
 def _of_tokens(path: _Path, kept: dict[OutputRef, Replace]) -> Intervention:
     """Return the intervention that changes another token in each batch element, and keeps keys and values."""
     last = path.tokens + len(path.sizes) - 1
-    change = others_on_diagonal(_flat(path.rows, path.tokens, last), path.tokens, path.first, path.step)
+    change = others_at_each(_flat(path.rows, path.tokens, last), path.tokens, path.changed)
 
     def flattened(value: Tensor) -> Tensor:
         return change(value.flatten(path.tokens, last)).reshape(value.shape)
@@ -195,11 +201,7 @@ def _with_contexts_changed(
     if float(is_changed.double().mean()) > _MOST_CHANGED / path.size:
         return None  # an axis of features, or tokens that are mixed before
     later = {ref: keep for ref, keep in kept.items() if ref.order > context.order}
-
-    def change(value: Tensor) -> Tensor:
-        return torch.where(is_changed, other_numbers(value), value)
-
-    contexts = subject.perturb(Intervention(results={**later, context: change}))
+    contexts = subject.perturb(Intervention(results={**later, context: others_where(is_changed)}))
     return contexts if contexts.comparable else None
 
 
@@ -250,35 +252,70 @@ def _moves_in(mask: Tensor, path: _Path) -> list[tuple[int, int]] | None:
     rows = _flat(path.result_rows, path.result_tokens, last)
     after = path.result_tokens - (path.result_tokens > path.result_rows)
     moves = []
-    for element, differing in enumerate(mask.flatten(path.result_tokens, last).movedim(rows, 0)):
+    by_element = mask.flatten(path.result_tokens, last).movedim(rows, 0)
+    for token, differing in zip(path.changed, by_element, strict=True):
         tokens = changed_indices(differing, after)
-        token = path.token(element)
-        if element >= path.size:
-            break
         if len(tokens) > 1 or (not tokens and token not in (0, path.size - 1)):
             return None
         moves += [(token, end) for end in tokens]
     return moves or None
 
 
-def _is_shift(moves: list[tuple[int, int]], size: int) -> bool:
-    """Return whether all tokens move on by the same number, and none from the end to the start."""
+def _is_reordering(moves: list[tuple[int, int]], size: int) -> bool:
+    """Return whether tokens come out in another order: not all moved on by one number, nor several to one place."""
+    if len({end for _, end in moves}) < len({token for token, _ in moves}):
+        return False  # a place that has parts of several tokens is scrambled
     by = {end - token for token, end in moves}
-    return len(by) == 1 and all(0 <= token + min(by) < size for token, _ in moves) and len(moves) > 1
+    is_shift = len(by) == 1 and all(0 <= token + min(by) < size for token, _ in moves) and len(moves) > 1
+    return not is_shift
 
 
-def _violation(subject: Subject, query: AttentionOperand, path: _Path, move: _Move) -> Violation:
+def _violation(
+    subject: Subject, query: AttentionOperand, path: _Path, move: _Move, contexts: PerturbationDiff
+) -> Violation:
     context = query.core.context
     downstream = subject.graph.downstream_of(context)
     later = subject.base.events[context.order : move.until]
     after = [event for event in later if event.refs and event.refs[0] in downstream]
-    at = next(iter((*_last(after, _REORDERS), *_last(after, ops.DATA_MOVEMENT))), None)
+    moving = _last_move(contexts, after, path)
+    at = next(iter((*_last(after, _REORDERS), *moving, *_last(after, ops.DATA_MOVEMENT))), None)
+    place = _caller(subject, at) if moving and at is moving[0] else None
     token = f"token {path.place(move.token)} of {path.name}"
     message = f"tokens leave attention in another order than they entered it: {token} {move.text}"
     hint = "undo after attention what moves the tokens before it, in the reverse order"
     evidence = "changed the queries of a token, then the contexts that differ; keys and values were kept"
-    return Violation("AS106", message, at.refs[0] if at is not None else context, hint, evidence)
+    return Violation("AS106", message, at.refs[0] if at is not None else context, hint, evidence, place=place)
 
 
 def _last(events: list[ReplayedCall], names: frozenset[str]) -> list[ReplayedCall]:
     return [event for event in events if event.name in names][-1:]
+
+
+def _last_move(contexts: PerturbationDiff, events: list[ReplayedCall], path: _Path) -> list[ReplayedCall]:
+    """Return the last call that gives the tokens another order, as their numbers lie one after the other."""
+    known: list[int] | None = None
+    found: list[ReplayedCall] = []
+    for event in events:
+        order = _order(contexts.mask(event.refs[0]), path) if event.name in ops.DATA_MOVEMENT else None
+        if order is not None:
+            found = [event] if known is not None and order != known else found
+            known = order
+    return found
+
+
+def _order(mask: Tensor, path: _Path) -> list[int] | None:
+    """Return at which token each batch element differs, if it has the tokens one after the other; None if it hasn't."""
+    batch = len(path.changed)
+    if mask.numel() % (batch * path.size):
+        return None
+    tokens = [element.any(-1).nonzero().flatten().tolist() for element in mask.reshape(batch, path.size, -1)]
+    return [one[0] for one in tokens] if all(len(one) == 1 for one in tokens) else None
+
+
+def _caller(subject: Subject, event: ReplayedCall) -> SourceLocation | None:
+    """Return where a function of a module was called that only moves numbers, as the sizes say that it was given."""
+    code = event.calls[0].f_code if len(event.calls) > 1 else None
+    if code is None or "." in code.co_qualname or code.co_argcount < 2:
+        return None
+    inside = [one for one in subject.base.events if any(frame.f_code is code for frame in one.calls)]
+    return SourceLocator().find(event.calls[1])[0] if all(one.name in ops.DATA_MOVEMENT for one in inside) else None

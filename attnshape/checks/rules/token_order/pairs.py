@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from attnshape.checks.attention.cores import FusedCore
@@ -22,8 +23,9 @@ from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.model.formatting import join_words
 from attnshape.tracing import operations as ops
 
-_MOVES_TOKENS = frozenset({"gather", "take_along_dim", "sort", "argsort", "topk", "scatter"})
-"""Calls after which keys and values may be in different orders by intent."""
+_SORTS = frozenset({"sort", "argsort", "topk"})
+_MOVES_TOKENS = ops.SELECTIONS | {"gather", "take_along_dim", "scatter"}
+"""Calls after which keys and values may be in different orders by intent, if data chooses the tokens."""
 _OWN_NAME = re.compile(r"(^|_)(k|v|keys?|values?)($|_|\d)")
 _Pair = tuple[AttentionOperand, AttentionOperand]
 
@@ -79,14 +81,12 @@ def check_pairs(subject: Subject) -> Iterator[Outcome]:
                     return
                 continue
             found = [(_slots(subject, key, run), _slots(subject, value, run)) for run in runs]
-            if not all(len(keys) == len(values) == 1 for keys, values in found):
-                continue
-            wrong = next(((keys, values) for keys, values in found if keys != values), None)
-            if wrong is None:
-                same.add(key.core.context)
-            elif not _moves_tokens(subject, key, value):
-                yield _violation(subject, key, value, names[0], min(wrong[0]), min(wrong[1]))
+            differing = next((pair for slots in found if (pair := _differing_slots(*slots)) is not None), None)
+            if differing is not None and not _moves_tokens(subject, key, value):
+                yield _violation(subject, key, value, names[0], *differing)
                 return
+            if all(keys is not None and _are_equal(keys, values) for keys, values in found):
+                same.add(key.core.context)
     if pairs and same == {key.core.context for key, _ in pairs}:
         yield Verification("a key and its value come from the same token")
 
@@ -111,12 +111,42 @@ def _change_number(part: int, value: Tensor) -> Tensor:
     return value
 
 
-def _slots(subject: Subject, operand: AttentionOperand, run: SimultaneousRun) -> set[int]:
-    """Return at which indices of the axis of keys a key or value operand differs."""
+def _slots(subject: Subject, operand: AttentionOperand, run: SimultaneousRun) -> Tensor | None:
+    """Return at which indices of the axis of keys an operand differs, for each index of its first axis.
+
+    That axis is the batch, often with frames, windows or heads. None if several axes count the keys.
+    """
     axis = _axis_of_keys(operand)
     if axis is None:
-        return set()
-    return changed_indices(differs(operand.value, operand.of(run.run), subject.experiment.tolerance), axis)
+        return None
+    mask = differs(operand.value, operand.of(run.run), subject.experiment.tolerance).movedim(axis, -1)
+    return mask.reshape(len(mask) if axis else 1, -1, mask.shape[-1]).any(1)
+
+
+def _differing_slots(keys: Tensor | None, values: Tensor | None) -> tuple[int, int] | None:
+    """Return a slot of the keys and another one of the values, which alone have what was changed; None if they agree.
+
+    A token that several queries see may be several of the keys, such as the first frame and the one before.
+    """
+    if keys is None or values is None:
+        return None
+    if keys.shape != values.shape:
+        keys, values = keys.any(0, keepdim=True), values.any(0, keepdim=True)
+    single = (keys.sum(-1) == 1) & (values.sum(-1) == 1)
+    for of_keys, of_values in zip(keys[single], values[single], strict=True):
+        key, value = int(of_keys.long().argmax()), int(of_values.long().argmax())
+        if key != value:
+            return key, value
+    return None
+
+
+def _are_equal(keys: Tensor, values: Tensor | None) -> bool:
+    """Return whether what was changed is one key and the value of the same slot, at most, in each row."""
+    if values is None or keys.shape[-1] != values.shape[-1]:
+        return False
+    if len(keys) != len(values):
+        keys, values = keys.any(0, keepdim=True), values.any(0, keepdim=True)
+    return bool(keys.any()) and bool((keys.sum(-1) <= 1).all()) and torch.equal(keys, values)
 
 
 @dataclass(frozen=True)
@@ -171,9 +201,10 @@ def _axis_of_keys(operand: AttentionOperand) -> int | None:
 
 
 def _moves_tokens(subject: Subject, *operands: AttentionOperand) -> bool:
-    """Return whether a call on which keys or values depend chooses, sorts or shifts tokens."""
+    """Return whether a call on which keys or values depend sorts tokens, or data chooses or shifts them there."""
     return any(
-        event.name in _MOVES_TOKENS or (event.name in ops.SELECTIONS and len(event.operand_values) > 1)
+        event.name in _SORTS
+        or (event.name in _MOVES_TOKENS and any(map(subject.graph.carries_data, event.sources[1:])))
         for operand in operands
         for event in subject.graph.upstream(operand.sources)
     )

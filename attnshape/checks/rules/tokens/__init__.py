@@ -27,11 +27,13 @@ from attnshape.checks.rules.tokens.feature_maps import (
     scrambled_maps,
     scrambled_tokens,
 )
-from attnshape.checks.rules.tokens.unit_vectors import misplaced_norms
+from attnshape.checks.rules.tokens.frequencies import check_frequencies
+from attnshape.checks.rules.tokens.other_axis import crossed_norms
+from attnshape.checks.rules.tokens.unit_vectors import joint_norms, misplaced_norms
 from attnshape.model.formatting import join_words
 from attnshape.tracing import operations as ops
 
-CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS109", "AS111", "AS113", "AS602")
+CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS109", "AS111", "AS113", "AS119", "AS602")
 TOPIC = "tokens before attention"
 _DIVISIONS = ops.DIVISIONS | ops.REVERSED_DIVISIONS
 _INVERSE = _DIVISIONS | {"rsqrt", "reciprocal", "pow"}
@@ -42,10 +44,13 @@ _NEAR = 4
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Look for tokens that are mixed or scrambled before attention, then for norms along the wrong axis."""
+    yield from check_frequencies(subject)
     outcomes = list(_followed(subject))
     yield from outcomes
     if not any(isinstance(outcome, Violation) for outcome in outcomes):
-        yield from _misplaced_norms(subject)
+        misplaced = list(_misplaced_norms(subject))
+        yield from misplaced or _joint_norms(subject)
+        yield from _crossed_norms(subject)
 
 
 def _followed(subject: Subject) -> Iterator[Outcome]:
@@ -118,6 +123,39 @@ def _misplaced_norms(subject: Subject) -> Iterator[Violation]:
         hint = "normalise along the axis over which the product of queries and keys sums"
         evidence = f"lengths of the {which} along both axes, as the product reads them"
         yield Violation("AS109", message, found.at, hint, evidence, shown="measured")
+
+
+def _joint_norms(subject: Subject) -> Iterator[Violation]:
+    """Yield a notice for each line that divides queries or keys by their length over all heads together."""
+    seen: set[OutputRef] = set()
+    for found in joint_norms(subject):
+        if found.at in seen:
+            continue
+        seen.add(found.at)
+        which = _PLURALS[found.operand.role]
+        message = f"the {which} have one length over all heads together, and another one in each head: the scores of a "
+        message += "head are no cosines"
+        hint = "split into heads first, then normalise, or if it is meant, put # attnshape: ignore[AS109] on the line"
+        evidence = f"lengths of the {which} in each head and over all heads, as the product reads them"
+        yield Violation("AS109", message, found.at, hint, evidence, shown="measured", level="notice")
+
+
+def _crossed_norms(subject: Subject) -> Iterator[Violation]:
+    """Yield a violation for each line that broadcasts what is computed from keys along the queries, or the reverse."""
+    seen: set[OutputRef] = set()
+    for found in crossed_norms(subject):
+        if found.at in seen:
+            continue
+        seen.add(found.at)
+        of_keys = found.operand.role == "key"
+        own, other, others = ("key", "query", "queries") if of_keys else ("query", "key", "keys")
+        message = f"{own} {found.index} changes all scores of {other} {found.index}: what is computed from each {own}, "
+        message += f"such as its length, is broadcast along the axis of the {others}"
+        hint = (
+            "give it the axis of its own: q.norm(dim=-1, keepdim=True) @ k.norm(dim=-1, keepdim=True).transpose(-2, -1)"
+        )
+        evidence = f"changed {own} {found.index}, and compared the scores with those of other places"
+        yield Violation("AS109", message, found.at, hint, evidence)
 
 
 def _twin(subject: Subject, symbol: str, names: Iterable[str]) -> str | None:
@@ -198,11 +236,14 @@ def _violation(subject: Subject, divergence: Divergence, symbol: str, index: int
 def mixed(subject: Subject, divergence: Divergence, index: int, evidence: str) -> Violation | None:
     """Return the violation if a call other than attention mixes tokens and shouldn't."""
     event, which = divergence.event, divergence.summary or divergence.event
-    if (event.name in ops.NORMS or _normalises(subject, divergence)) and not _is_of_series(subject, which):
+    if (event.name in ops.NORMS or _normalises(subject, divergence)) and not (
+        _is_of_series(subject, which) or _is_given_back(subject, which)
+    ):
         message = f"{which.short_name} runs over the tokens: token {index} changes all others"
         hint = "normalise each token by itself, over the last axis"
         return Violation("AS104", message, which.refs[0], hint, evidence)
-    if (event.name in ops.PRODUCTS and with_parameters(subject, event)) or _is_wide_convolution(divergence):
+    is_product = event.name in ops.PRODUCTS and with_parameters(subject, event) and not _chooses(subject, event)
+    if is_product or _is_wide_convolution(divergence):
         affects = f"token {index} affects {divergence.indices_text}"
         message = f"{event.short_name} mixes tokens outside attention: {affects}"
         hint = "apply the weights to the last axis, the features of a token"
@@ -217,6 +258,41 @@ def _is_of_series(subject: Subject, event: ReplayedCall) -> bool:
     """
     given = [subject.inputs[name] for name in subject.inputs.keys() & event.producers]
     return any(value.shape[-1] in {subject.numbers[symbol] for symbol in subject.lengths} for value in given)
+
+
+def _chooses(subject: Subject, event: ReplayedCall) -> bool:
+    """Return whether a product is with a constant that has at most one 1 in each row or column: it only puts tokens."""
+    constants = (
+        value
+        for value, sources in zip(event.operand_values, event.sources, strict=True)
+        if value.ndim > 1
+        and value.any()
+        and not subject.graph.carries_data(sources)
+        and subject.base.state.keys().isdisjoint(sources)
+    )
+    return any(
+        bool(((value == 0) | (value == 1)).all()) and any(bool((value.sum(axis) <= 1).all()) for axis in (0, -1))
+        for value in constants
+    )
+
+
+def _is_given_back(subject: Subject, event: ReplayedCall) -> bool:
+    """Return whether what follows from a statistic over tokens alone is put together with what attention makes.
+
+    Series are standardised over time, and what is forecast gets their mean and deviation back (Kim et al. 2022).
+    """
+    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    after = subject.graph.downstream([core.context for core in subject.attentions])
+    of_statistic = subject.graph.downstream_of(event.refs[0]) - after
+    return any(
+        not after.isdisjoint(call.producers)
+        and any(
+            not of_statistic.isdisjoint(sources) and after.isdisjoint(sources) and lengths.isdisjoint(value.shape)
+            for sources, value in zip(call.sources, call.operand_values, strict=True)
+        )
+        for call in subject.base.events
+        if not after.isdisjoint(call.refs)
+    )
 
 
 def _scrambled(subject: Subject, divergence: Divergence, symbol: str, index: int, evidence: str) -> Violation:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.layouts import feature_axes, moves_only
+from attnshape.checks.attention.cores import moves_only
+from attnshape.checks.attention.layouts import feature_axes
 from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.attention.products import recompute
 from attnshape.checks.attention.subject import Subject
@@ -80,14 +81,14 @@ _Step = tuple[ReplayedCall, int, int]
 """A call on the way, the place of the operand that comes from the map, and the output that is read next."""
 
 
-def _map_before(subject: Subject, reader: ReplayedCall) -> tuple[ReplayedCall, list[_Step]] | None:
-    """Return the call that makes the map from which only layout operations and elementwise ones lead to a reader."""
+def _map_before(subject: Subject, reader: ReplayedCall) -> tuple[Tensor, list[_Step]] | None:
+    """Return the map from which only layout operations and elementwise ones lead to a reader."""
     path: list[_Step] = []
     sources = reader.sources[0]
     while len(sources) == 1 and isinstance(sources[0], OutputRef):
         event, output = subject.base.event(sources[0]), sources[0].output
         if event.name in _MAPS:
-            return (event, path[::-1]) if event.values[0].ndim > 2 and path else None
+            return (event.values[0], path[::-1]) if event.values[0].ndim > 2 and path else None
         data = [place for place, one in enumerate(event.sources) if subject.graph.carries_data(one)]
         if len(data) != 1 or event.in_place:
             return None
@@ -97,11 +98,12 @@ def _map_before(subject: Subject, reader: ReplayedCall) -> tuple[ReplayedCall, l
         elif event.name not in _ELEMENTWISE or not keeps_shape:
             return None
         sources = event.sources[data[0]]
-    return None
+    given = subject.inputs.get(sources[0]) if len(sources) == 1 and isinstance(sources[0], str) else None
+    is_map = given is not None and given.ndim > 3 and subject.is_channels_first
+    return (given, path[::-1]) if given is not None and is_map and path else None
 
 
-def _scrambled_tokens(reader: ReplayedCall, made: ReplayedCall, path: Sequence[_Step]) -> ScrambledTokens | None:
-    start = made.values[0]
+def _scrambled_tokens(reader: ReplayedCall, start: Tensor, path: Sequence[_Step]) -> ScrambledTokens | None:
     channels, pixels = start.shape[1], start.numel() // start.shape[1]
     # 0 stands for what doesn't come from the map
     numbers = torch.arange(pixels, dtype=start.dtype).reshape(start.shape[0], 1, *start.shape[2:]) * channels + 1

@@ -45,13 +45,56 @@ def misplaced_norms(subject: Subject) -> Iterator[MisplacedNorm]:
                 continue
             summed = operand.contracted[0]
             vectors = operand.value.double()
-            along = next((axis for axis in _kept_axes(operand) if _have_one_length(vectors, axis, summed)), None)
+            along = next((axis for axis in kept_axes(operand) if have_one_length(vectors, axis, summed)), None)
             at = _norm(subject, operand, of_values)
-            if along is not None and at is not None and not _have_one_length(vectors, summed, along):
+            if along is not None and at is not None and not have_one_length(vectors, summed, along):
                 yield MisplacedNorm(operand, at, along, summed)
 
 
-def _kept_axes(operand: AttentionOperand) -> list[int]:
+@dataclass(frozen=True)
+class JointNorm:
+    """Queries or keys whose vectors have one length over all heads together, and none in each head."""
+
+    operand: AttentionOperand
+    at: OutputRef
+    """The call that computes the lengths."""
+
+
+def joint_norms(subject: Subject) -> Iterator[JointNorm]:
+    """Yield the queries and keys whose vectors were divided by their length before they were split into heads.
+
+    A norm by the mean square is left alone: some models have it over all heads (OLMo 2, https://arxiv.org/abs/2501.00656).
+    """
+    heads = {subject.numbers.get("H", 0), subject.numbers.get("Hkv", 0)} - {0, 1}
+    for query, key, value in by_attention(subject):
+        of_values = {event.order for event in subject.graph.upstream(value.sources)}
+        for operand in (query, key):
+            kept = kept_axes(operand)
+            if len(operand.contracted) != 1 or len(kept) != 1 or not operand.value.is_floating_point():
+                continue
+            summed = operand.contracted[0]
+            others = [axis for axis in range(operand.value.ndim) if axis not in (summed, *kept)]
+            of_heads = [axis for axis in others if operand.value.shape[axis] in heads]
+            at = _norm(subject, operand, of_values)
+            if len(of_heads) != 1 or at is None or _divides_by_mean(subject, at):
+                continue
+            if have_one_length(operand.value.double(), of_heads[0], summed):
+                continue  # the lengths are those over the heads alone, which mix them
+            lengths = operand.value.double().norm(dim=summed, keepdim=True)
+            whole = lengths.norm(dim=of_heads[0])
+            is_one = torch.isclose(whole, whole.flatten()[0], rtol=_SAME, atol=0.0).all()
+            if bool(is_one) and not have_one_length(operand.value.double(), summed, kept[0]):
+                yield JointNorm(operand, at)
+
+
+def _divides_by_mean(subject: Subject, at: OutputRef) -> bool:
+    """Return whether lengths are roots of a mean."""
+    event = subject.base.event(at)
+    calls = subject.graph.upstream(event.sources[0])
+    return event.name in _ROOTS and next((call.name for call in calls if call.name in _SUMS), "") == "mean"
+
+
+def kept_axes(operand: AttentionOperand) -> list[int]:
     """Return the axes of queries or keys that only they bring to the scores."""
     if isinstance(operand.core, FusedCore):
         return [operand.value.ndim - 2]
@@ -60,7 +103,7 @@ def _kept_axes(operand: AttentionOperand) -> list[int]:
     return [axis for axis, stays in enumerate(scores.axes[operand.place]) if stays & free]
 
 
-def _have_one_length(value: Tensor, axis: int, across: int) -> bool:
+def have_one_length(value: Tensor, axis: int, across: int) -> bool:
     """Return whether vectors along an axis have one length at all indices of another axis, and aren't centred.
 
     The length may differ from head to head, as by a factor for each.

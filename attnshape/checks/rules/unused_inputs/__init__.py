@@ -9,12 +9,13 @@ from functools import partial
 from attnshape.checks.attention.cores import Core, FusedCore, softmaxes
 from attnshape.checks.attention.dead_ends import is_dropped
 from attnshape.checks.attention.elementwise import HIDES
-from attnshape.checks.attention.operands import AttentionOperand, operands, projection
+from attnshape.checks.attention.operands import AttentionOperand, operands, projection, without_iterations
 from attnshape.checks.attention.perturbation import other_numbers, other_pattern
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
+from attnshape.checks.rules.unused_inputs.steps import check_steps
 from attnshape.errors import format_exception
 from attnshape.tracing.operations import JOINS, SHAPE_FROM_SECOND
 
@@ -62,6 +63,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if unused:
         return
     violation = _inside(subject)
+    yield from check_steps(subject)
     if violation is not None:
         yield violation
     elif subject.unvaried:
@@ -111,11 +113,16 @@ def _is_sequence(subject: Subject, name: str) -> bool:
     return value.ndim >= 3 and value.is_floating_point() and not _PADS.search(_last_name(name))
 
 
+def named_role(name: str) -> str | None:
+    """Return the role of an input by its name; None if that doesn't tell."""
+    return next((role for role, pattern in _NAMES if re.search(pattern, _last_name(name))), None)
+
+
 def _role(subject: Subject, name: str) -> str | None:
     """Return the role of an input by its name, else by its length; None if neither tells."""
-    for role, pattern in _NAMES:
-        if re.search(pattern, _last_name(name)):
-            return role
+    named = named_role(name)
+    if named is not None:
+        return named
     if len(subject.inputs) < 2:
         return None
     if name == next(iter(subject.inputs)):
@@ -151,8 +158,9 @@ def _inside(subject: Subject) -> Violation | None:
     """Change the queries, keys and values of each attention just before their product, and look at its result."""
     sources = [(operand, refs) for operand in operands(subject) if (refs := _sources(operand))]
     matters = [operand for role in _ROLES for operand in _that_matter(subject, sources, role)]
+    judged = {own[0].core.context for own in without_iterations(subject)}
     for operand, refs in sources:
-        if any(operand is other for other in matters):
+        if operand.core.context not in judged or any(operand is other for other in matters):
             continue
         moved = subject.perturb(Intervention(results=dict.fromkeys(refs, other_numbers)))
         if moved.comparable and not moved.any(operand.core.context) and _decide(subject, operand):

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from attnshape.targets.builtin.cases import Case, attention_mask, head_width
 
+CACHED = ("key", "value")
+
 
 class MultiHead(nn.Module):
     """Multi-head attention from an input to a memory, which is the same tensor in self-attention."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from attnshape.explanation.sentences import OPERATIONS, REASONS, explain
 from attnshape.model.trace import Reference, Role, Step, TensorRecord, Trace
-from attnshape.reporters.explain import OPERATIONS, REASONS, explain
 from tests.reporters.sample_traces import fused, multi_head, step, tensor, trace_of
 
 
@@ -97,7 +97,12 @@ def test_scaling_by_another_number_has_no_reason() -> None:
             "Adds B H Lq Lk and B 1 1 Lk, broadcasting the smaller",
         ),
         ("a + a", "add", "B D", ("B D", "B D"), "Adds B D and B D, element by element"),
-        ("f(a)", "relu", "B D", ("B D",), "relu gives B D; new storage of 4 KiB."),
+        ("f(a)", "relu", "B D", ("B D",), "Applies relu to each of 1,024 elements; new storage of 4 KiB."),
+        ("x[:, 0]", "getitem", "B D", ("B H D",), "Takes a part: B H D becomes B D; "),
+        ("x[:]", "getitem", "B D", ("B D",), "getitem gives B D; "),
+        ("norm(x)", "rms_norm", "B D", ("B D",), "Normalizes B D (rms_norm); "),
+        ("x.sum(1)", "sum", "B D", ("B H D",), "Sums over H=8: B H D becomes B D; "),
+        ("x.view(H, Dk, B)", "view", "H Dk B", ("D B",), "Splits the first axis, D=512, into H=8 × Dk=64; "),
         (
             "x.expand(B, H, D)",
             "expand",
@@ -108,7 +113,7 @@ def test_scaling_by_another_number_has_no_reason() -> None:
         ("a @ b", "matmul", "B Lq Lk", ("B Lq D", "B D Lk"), "Contracts D=512: B Lq D and B D Lk become B Lq Lk"),
         ("einsum(e, a, b)", "einsum", "B Lq Lk", ("B Lq D", "B Lk D"), "Contracts D=512: "),
         ("einsum(e, a, b)", "einsum", "Lq Lk", ("B Lq D", "B Lk D"), "einsum gives Lq Lk; "),
-        ("x.sum()", "sum", "", ("B D",), "sum gives a scalar; new storage of 4 B."),
+        ("x.sum()", "sum", "", ("B D",), "Sums over B=2 and D=512: B D becomes a scalar; new storage of 4 B."),
     ],
 )
 def test_explanations_of_operations(

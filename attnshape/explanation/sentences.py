@@ -11,19 +11,24 @@ import re
 from collections.abc import Callable
 from math import isqrt, prod, sqrt
 
-from attnshape.model.formatting import format_bytes, join_words
-from attnshape.model.trace import Step, TensorRecord, Trace
-from attnshape.reporters.escaping import visible
-from attnshape.reporters.labels import one_line, operand_records, operand_role, operation_name, reference_label
+from msgspec import UNSET
+
+from attnshape.model.formatting import format_bytes, join_words, unfold
+from attnshape.model.references import operand_records, operand_role, reference_name
+from attnshape.model.trace import UNKNOWN_FORMULA, Step, TensorRecord, Trace
 from attnshape.tracing import operations as ops
 
 HEADS = ("H", "Hkv")
 """The expressions of axes that count heads."""
+GROUPED_HEADS = (*HEADS, "G")
+"""The same, with that of the query heads which share one key and value head."""
 
 AxisSize = tuple[str, int]
 """The expression of an axis and its size."""
 
 _VERBS = {"add": "Adds", "sub": "Subtracts", "mul": "Multiplies"}
+_OTHER_FACTOR = "other"
+"""The argument of `mul` and `div` that is a number, where it isn't a tensor."""
 _ROOT = re.compile(r"/\s*(?:math\.|np\.|torch\.)?sqrt\(\s*(?:self\.)?(\w+)\s*\)$")
 _INFINITE = re.compile(r"\binf\b")
 _NEAR = 64
@@ -37,7 +42,7 @@ def explain(trace: Trace, step: Step) -> str:
     result = step.outputs[0].tensor
     describe = OPERATIONS.get(ops.base_name(step.operation))
     action = describe(trace, step, result, operand_records(trace, step)) if describe else None
-    action = action or f"{operation_name(step)} gives {_signature(result)}"
+    action = action or f"{ops.short_name(step.operation)} gives {_signature(result)}"
     find_reason = REASONS.get(step.role or "")
     reason = find_reason(trace, step, result) if find_reason else ""
     return f"{action}{f', {reason}' if reason else ''}; {_place(trace, step, result)}."
@@ -45,18 +50,35 @@ def explain(trace: Trace, step: Step) -> str:
 
 def _explain_outputs(trace: Trace, step: Step) -> str:
     if not step.outputs:
-        return f"{operation_name(step)} gives no tensor."
+        return f"{ops.short_name(step.operation)} gives no tensor."
     tensors = [output.tensor for output in step.outputs]
     kinds = list(dict.fromkeys(map(_signature, tensors)))
     signatures = f"{kinds[0]} each" if len(kinds) == 1 else ", ".join(map(_signature, tensors))
     places = list(dict.fromkeys(_place(trace, step, tensor) for tensor in tensors))
     place = f"; {places[0]}" if len(places) == 1 else ""
-    return f"{operation_name(step)} gives {len(tensors)} tensors, {signatures}{place}."
+    given = operand_records(trace, step)
+    if ops.base_name(step.operation) in ops.SPLITS and given and (cut := _cut_axis(given[0], tensors)) is not None:
+        where = axis_position(cut, len(given[0].shape))
+        return (
+            f"Cuts {where}, {axis_label(tensor_axes(given[0])[cut])}, into {len(tensors)} tensors, {signatures}{place}."
+        )
+    return f"{ops.short_name(step.operation)} gives {len(tensors)} tensors, {signatures}{place}."
+
+
+def _cut_axis(before: TensorRecord, parts: list[TensorRecord]) -> int | None:
+    """Return the axis along which a tensor is cut into parts; None if it is unclear."""
+    shape, own = before.shape, parts[0].shape
+    axes = range(len(shape))
+    if len(own) == len(shape) - 1:  # as of unbind
+        fitting = [axis for axis in axes if shape[axis] == len(parts) and (*shape[:axis], *shape[axis + 1 :]) == own]
+    else:
+        fitting = [axis for axis in axes if len(own) == len(shape) and own[axis] != shape[axis]]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _place(trace: Trace, step: Step, tensor: TensorRecord) -> str:
     source = tensor.storage.of
-    of = f"{'step ' if source and source.step else ''}{reference_label(source, trace.steps)}"
+    of = f"{'step ' if source and source.step else ''}{reference_name(source, trace.steps)}"
     layout = "it wraps other tensors" if tensor.layout == "wrapper" else f"its layout is {tensor.layout or 'unknown'}"
     if tensor.storage.kind == "view" and OPERATIONS.get(ops.base_name(step.operation)) is _permute:
         return f"only the strides change, to {' '.join(map(str, tensor.stride))}: a view of {of}"
@@ -69,7 +91,8 @@ def _place(trace: Trace, step: Step, tensor: TensorRecord) -> str:
     }[tensor.storage.kind]
 
 
-def _axes(tensor: TensorRecord) -> list[AxisSize]:
+def tensor_axes(tensor: TensorRecord) -> list[AxisSize]:
+    """Return the axes of a tensor with their sizes."""
     return list(zip((axis.expression for axis in tensor.axes), tensor.shape, strict=False))
 
 
@@ -80,7 +103,7 @@ def axis_label(axis: AxisSize) -> str:
     ('Dk=64', '1')
     """
     expression, size = axis
-    return str(size) if expression.isdecimal() else f"{visible(expression)}={size}"
+    return str(size) if expression.isdecimal() else f"{expression}={size}"
 
 
 def axis_position(index: int, rank: int) -> str:
@@ -97,7 +120,7 @@ def axis_position(index: int, rank: int) -> str:
 
 
 def _signature(tensor: TensorRecord) -> str:
-    return visible(tensor.signature) or "a scalar"
+    return tensor.signature or "a scalar"
 
 
 def _becomes(before: TensorRecord, after: TensorRecord) -> str:
@@ -107,12 +130,12 @@ def _becomes(before: TensorRecord, after: TensorRecord) -> str:
 def _reshape(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
     if not given:
         return None
-    start, removed, added = _difference(_axes(given[0]), _axes(result))
+    start, removed, added = _difference(tensor_axes(given[0]), tensor_axes(result))
     if prod(size for _, size in removed) != prod(size for _, size in added):
         return None
     old, new = list(map(axis_label, removed)), list(map(axis_label, added))
     if len(old) == 1 and len(new) > 1:
-        heads = len(new) == 2 and added[0][0] in HEADS
+        heads = len(new) == 2 and added[0][0] in HEADS and start == len(given[0].shape) - 1
         parts = f"{new[0]} heads of {new[1]} features each" if heads else " × ".join(new)
         return f"Splits {axis_position(start, len(given[0].shape))}, {old[0]}, into {parts}"
     if len(new) == 1 and len(old) > 1:
@@ -126,10 +149,10 @@ def _reshape(trace: Trace, step: Step, result: TensorRecord, given: list[TensorR
 
 
 def _permute(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    if not given or sorted(_axes(given[0])) != sorted(_axes(result)):
+    if not given or sorted(tensor_axes(given[0])) != sorted(tensor_axes(result)):
         return None
-    before = list(zip(_axes(given[0]), given[0].stride, strict=True))
-    after = list(zip(_axes(result), result.stride, strict=True))
+    before = list(zip(tensor_axes(given[0]), given[0].stride, strict=True))
+    after = list(zip(tensor_axes(result), result.stride, strict=True))
     if sorted(before) != sorted(after) or len(set(before)) < len(before):
         return f"Reorders the axes: {_becomes(given[0], result)}"
     moved = [index for index, axis in enumerate(before) if axis != after[index]]
@@ -157,9 +180,9 @@ def _join(trace: Trace, step: Step, result: TensorRecord, given: list[TensorReco
     grown = [index for index in range(rank) if any(one.shape[index] != result.shape[index] for one in given)]
     if len(grown) != 1 or sum(one.shape[grown[0]] for one in given) != result.shape[grown[0]]:
         return None
-    parts = [axis_label(_axes(one)[grown[0]]) for one in given]
+    parts = [axis_label(tensor_axes(one)[grown[0]]) for one in given]
     each = f"{len(given)} tensors of {parts[0]}" if len(set(parts)) == 1 else f"tensors of {join_words(parts)}"
-    return f"Concatenates {each} along {axis_position(grown[0], rank)} into {axis_label(_axes(result)[grown[0]])}"
+    return f"Concatenates {each} along {axis_position(grown[0], rank)} into {axis_label(tensor_axes(result)[grown[0]])}"
 
 
 def _expand(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
@@ -179,7 +202,7 @@ def _linear(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRe
     if not given or not given[0].shape or not result.shape:
         return None
     by = "a learned matrix" if _has_parameter(step) else "a matrix"
-    before, after = axis_label(_axes(given[0])[-1]), axis_label(_axes(result)[-1])
+    before, after = axis_label(tensor_axes(given[0])[-1]), axis_label(tensor_axes(result)[-1])
     return f"Maps each of {prod(result.shape[:-1]):,} vectors from {before} to {after} features with {by}"
 
 
@@ -189,18 +212,21 @@ def _has_parameter(step: Step) -> bool:
 
 def _product(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
     contracted = _contracted(step, result, given)
+    if contracted is None and step.role == "context" and len(given) == 2:
+        before = join_words([tensor.signature for tensor in given])
+        return f"Sums the values by their weights: {before} become {_signature(result)}"
     if contracted is None:
         return None
     what = f"Contracts {axis_label(contracted)}: "
     matrices = len(given) > 1 and all(len(one.shape) > 1 for one in given[:2])
     if step.role == "scores" and matrices and not _has_parameter(step):
-        each = " × ".join(map(axis_label, _axes(result)))
+        each = " × ".join(map(axis_label, tensor_axes(result)))
         return f"{what}{prod(result.shape):,} scores ({each}), each the dot product of a query and a key"
     weights_first = step.operands and operand_role(trace, step.operands[0]) in ("softmax", "dropout")
     if step.role == "context" and result.shape and weights_first and ops.short_name(step.operation) != "einsum":
-        each = f"each of {prod(result.shape[:-1]):,} vectors of {axis_label(_axes(result)[-1])} features"
+        each = f"each of {prod(result.shape[:-1]):,} vectors of {axis_label(tensor_axes(result)[-1])} features"
         return f"{what}{each} is a weighted sum of {contracted[1]:,} values"
-    before = " and ".join(visible(tensor.signature) for tensor in given[:2])
+    before = " and ".join(tensor.signature for tensor in given[:2])
     return f"{what}{before} become {_signature(result)}"
 
 
@@ -209,48 +235,91 @@ def _softmax(trace: Trace, step: Step, result: TensorRecord, given: list[TensorR
     axis, rank = _softmax_axis(step.expression), len(result.shape)
     if axis is None or not -rank <= axis < rank:
         return f"Normalizes {noun} into weights that sum to 1"
-    chosen = _axes(result)[axis]
+    chosen = tensor_axes(result)[axis]
     rows = prod(result.shape) // chosen[1] if chosen[1] else 0
     position = axis_position(axis % rank, rank)
     return f"Normalizes {rows:,} vectors of {axis_label(chosen)} {noun}, along {position}, into weights that sum to 1"
 
 
 def _divide(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
-    divided = _ROOT.search(one_line(step.expression))
-    divides = f"Divides each of {prod(result.shape):,} {'scores' if step.role == 'scale' else 'elements'}"
+    divides = f"Divides each of {prod(result.shape):,} {_elements(step, given)}"
+    if factor := _factor_label(step):
+        return f"{divides} by {factor}"
+    divided = _ROOT.search(unfold(step.expression))
     if divided is None:
         return f"{divides} by a number" if step.role == "scale" and len(given) == 1 else None
-    root = ""
-    if width := _scores_width(trace, step):
-        exact = isqrt(width[1]) ** 2 == width[1]
-        root = f"={isqrt(width[1])}" if exact else f"≈{sqrt(width[1]):.4g}"
-    return f"{divides} by sqrt({visible(divided[1])}){root}"
+    width = _scores_width(trace, step)
+    return f"{divides} by sqrt({divided[1]}){_root_label(width[1]) if width else ''}"
+
+
+def _elements(step: Step, given: list[TensorRecord]) -> str:
+    """Return what the elements of a step that scales are: scores, where they come from the product for these."""
+    return "scores" if step.role == "scale" and len(given) == 1 else "elements"
+
+
+def factor_of(step: Step) -> tuple[str, float] | None:
+    """Return the number by which a step multiplies or divides, after its formula, which may be empty; else None."""
+    arguments = step.arguments if step.arguments is not UNSET else ()
+    factor = next((argument for argument in arguments if argument.name == _OTHER_FACTOR), None)
+    if factor is None or factor.formula == UNKNOWN_FORMULA:
+        return None
+    with contextlib.suppress(ValueError):
+        return factor.formula or "", float(factor.value)
+    return None
+
+
+def _factor_label(step: Step) -> str:
+    """Return the number by which a step multiplies or divides, with its formula; empty if it isn't known."""
+    factor = factor_of(step)
+    if factor is None:
+        return ""
+    formula, number = factor
+    text = f"{number:.4g}"
+    return f"{formula}{'=' if float(text) == number else '≈'}{text}" if formula else text
+
+
+def _root_label(size: int) -> str:
+    return f"={isqrt(size)}" if isqrt(size) ** 2 == size else f"≈{sqrt(size):.4g}"
 
 
 def _scores_width(trace: Trace, step: Step) -> AxisSize | None:
     """Return the axis that the scores contracted, if the step divides them by the square root of that axis.
 
-    The name of the variable isn't enough, since code calls any width D: it must be the axis that was contracted.
+    The name of the variable isn't enough, since code calls any width D: the number must follow from the axis that was
+    contracted, or carry its symbol.
     """
-    found = _ROOT.search(one_line(step.expression))
     first = step.operands[0].step if step.operands else None
-    if found is None or first is None or not 0 < first < step.index:
+    if first is None or not 0 < first < step.index:
         return None
     product = trace.step(first)
     if product.role != "scores" or len(product.outputs) != 1:
         return None
     width = _contracted(product, product.outputs[0].tensor, operand_records(trace, product))
-    return width if width and width[0] == found[1] else None
+    if width is None:
+        return None
+    divides = ops.base_name(step.operation) in ops.DIVISIONS
+    factor = factor_of(step)
+    formula = factor[0] if factor is not None else ""
+    if formula == (f"sqrt({width[0]})" if divides else f"1/sqrt({width[0]})"):
+        return width
+    found = _ROOT.search(unfold(step.expression)) if divides and not formula else None
+    return width if found is not None and width[0] == found[1] else None
 
 
 def _fill(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
     if len(given) < 2:
         return "Replaces elements where a mask is true"
-    return f"Replaces elements of {visible(result.signature)} where the mask ({visible(given[1].signature)}) is true"
+    return f"Replaces elements of {result.signature} where the mask ({given[1].signature}) is true"
 
 
 def _elementwise(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
     verb = _VERBS[ops.base_name(step.operation)]
+    if len(given) == 1 and verb == "Multiplies" and (factor := _factor_label(step)):
+        return f"Multiplies each of {prod(result.shape):,} {_elements(step, given)} by {factor}"
+    if len(given) == 1 and verb == "Multiplies" and _has_parameter(step):
+        return f"Multiplies {_signature(given[0])} by learned numbers"
+    if len(given) == 1 and verb == "Adds" and _is_plain(step) and (factor := _factor_label(step)):
+        return f"Adds {factor} to each of {prod(result.shape):,} elements"
     if len(given) != 2:
         return None
     first, second = map(_signature, given)
@@ -258,10 +327,40 @@ def _elementwise(trace: Trace, step: Step, result: TensorRecord, given: list[Ten
     return f"{verb} {first} and {second}, {how}"
 
 
+def _is_plain(step: Step) -> bool:
+    """Return whether what a step adds isn't multiplied first, as with `alpha`."""
+    return step.arguments is UNSET or all(argument.name != "alpha" for argument in step.arguments)
+
+
 def _dropout(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
     if result.storage.kind == "same":
         return "Returns its input unchanged: dropout is off in this run"
     return f"Sets some of {prod(result.shape):,} elements to 0 at random and scales up the others"
+
+
+def _select(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
+    if not given or given[0].shape == result.shape:
+        return None
+    return f"Takes a part: {_becomes(given[0], result)}"
+
+
+def _function(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
+    return f"Applies {ops.short_name(step.operation)} to each of {prod(result.shape):,} elements"
+
+
+def _normalize(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
+    return f"Normalizes {_signature(result)} ({ops.short_name(step.operation)})"
+
+
+def _sum(trace: Trace, step: Step, result: TensorRecord, given: list[TensorRecord]) -> str | None:
+    if not given:
+        return None
+    _, gone, new = _difference(tensor_axes(given[0]), tensor_axes(result))
+    return (
+        f"Sums over {join_words(list(map(axis_label, gone)))}: {_becomes(given[0], result)}"
+        if gone and not new
+        else None
+    )
 
 
 def _softmax_axis(expression: str) -> int | None:
@@ -284,9 +383,9 @@ def _contracted(step: Step, result: TensorRecord, given: list[TensorRecord]) -> 
     if len(given) != 2 or not given[0].shape or not given[1].shape:
         return None
     if ops.base_name(step.operation) in ops.MATMULS:
-        return _axes(given[0])[-1]
-    kept = set(_axes(result))
-    shared = {axis for axis in _axes(given[0]) if axis in _axes(given[1]) and axis not in kept}
+        return tensor_axes(given[0])[-1]
+    kept = set(tensor_axes(result))
+    shared = {axis for axis in tensor_axes(given[0]) if axis in tensor_axes(given[1]) and axis not in kept}
     return shared.pop() if len(shared) == 1 else None
 
 
@@ -296,14 +395,21 @@ def _projection_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
 
 def _split_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
     heads_shown = any(axis.expression in HEADS for axis in result.axes)
-    reshaped = ops.base_name(step.operation) in ops.RESHAPES
-    return "giving each head some of the features" if reshaped and not heads_shown else ""
+    if ops.base_name(step.operation) not in ops.RESHAPES or heads_shown:
+        return ""
+    given = {axis.expression for record in operand_records(trace, step) for axis in record.axes}
+    parts = {axis.expression for axis in result.axes} - given
+    attending = (user for user in trace.steps[step.index : step.index + _NEAR] if user.role in ("scores", "context"))
+    read = [record for user in attending for record in operand_records(trace, user)]
+    # an axis over which the product is repeated counts heads; the 3 of queries, keys and values doesn't
+    repeated = {axis.expression for record in read for axis in record.axes[:-2]}
+    return "giving each head some of the features" if parts & repeated else ""
 
 
 def _transpose_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
     if len(result.shape) < 2:
         return ""
-    rows, columns = _axes(result)[-2:]
+    rows, columns = tensor_axes(result)[-2:]
     if any(
         user.role == "scores"
         and ops.base_name(user.operation) in ops.MATMULS
@@ -320,7 +426,7 @@ def _transpose_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
 
 def _scale_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
     width = _scores_width(trace, step)
-    return f"so that their variance doesn't grow with {visible(width[0])}" if width else ""
+    return f"so that their variance doesn't grow with {width[0]}" if width else ""
 
 
 def _mask_reason(trace: Trace, step: Step, result: TensorRecord) -> str:
@@ -354,6 +460,10 @@ OPERATIONS: dict[str, _Describe] = {
     **dict.fromkeys(ops.SOFTMAXES, _softmax),
     **dict.fromkeys(ops.DIVISIONS, _divide),
     "masked_fill": _fill,
+    **dict.fromkeys(ops.SELECTIONS, _select),
+    **dict.fromkeys(ops.NONLINEARITIES, _function),
+    **dict.fromkeys(ops.TOKEN_NORMS, _normalize),
+    **dict.fromkeys(ops.SUMS, _sum),
     **dict.fromkeys(("add", "sub", "mul"), _elementwise),
     **dict.fromkeys(ops.DROPOUTS, _dropout),
 }

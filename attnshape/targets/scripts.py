@@ -1,0 +1,101 @@
+"""Takes the definitions of a script whose own code stops for want of something outside of it.
+
+A script may read data or arguments as it starts, above or between its classes. Where a file isn't there, what the
+classes need of it fails with the name that isn't defined; the others can be used.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from attnshape.errors import exception_message, exception_text
+from attnshape.runtime.files import display_path
+from attnshape.targets.missing import NotInstalledError
+
+_NEEDS_CUDA = re.compile(r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available")
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Import, ast.ImportFrom)
+_CONSTANT = (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.Tuple, ast.List, ast.Dict)
+_PARTS = (*_CONSTANT, ast.operator, ast.unaryop, ast.expr_context)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a script's own code stopped, and why."""
+
+    place: str
+    """The file and the line, as they are displayed: `train.py:12`."""
+    why: str
+
+
+_stops: dict[str, Stop] = {}
+"""The scripts of which only the definitions were taken from some line on, by their files."""
+
+
+def stop_of(module: ModuleType) -> Stop | None:
+    """Return where a module's own code stopped, None if it ran to its end."""
+    return _stops.get(str(getattr(module, "__file__", None)))
+
+
+def needs_cuda(error: BaseException) -> bool:
+    """Return whether something failed because torch finds no CUDA.
+
+    >>> needs_cuda(RuntimeError("Found no NVIDIA driver on your system."))
+    True
+    """
+    return _NEEDS_CUDA.search(exception_text(error)) is not None
+
+
+def define_the_rest(module: ModuleType, path: Path, error: BaseException) -> bool:
+    """Add to a module what its file defines after the statement that failed: functions, classes, imports, constants.
+
+    Args:
+        module: The module, with what was defined until then.
+        path: Its file.
+        error: Why the statement failed.
+
+    Returns:
+        Whether the file has functions or classes, and it failed for want of something outside of the code: a file, an
+        argument, a package, or CUDA. Otherwise, and where the code itself raises the exception, the module stays as it
+        is.
+
+    Raises:
+        ImportError: One of the imports fails.
+    """
+    lines = [one.lineno or 0 for one in traceback.extract_tb(error.__traceback__) if Path(one.filename) == path]
+    is_outside = isinstance(error, OSError | SystemExit | NotInstalledError) or needs_cuda(error)
+    if not is_outside or not lines:
+        return False
+    statements = ast.parse(path.read_bytes()).body
+    places = [place for place, one in enumerate(statements) if one.lineno <= lines[0] <= (one.end_lineno or one.lineno)]
+    if not places or _is_deliberate(statements[places[0]], lines[0]):
+        return False
+    if not any(isinstance(statement, _DEFINITIONS[:3]) for statement in statements):
+        return False
+    for statement in filter(_only_defines, statements[places[0] + 1 :]):
+        try:
+            exec(compile(ast.Module([statement], []), str(path), "exec"), vars(module))
+        except ImportError:
+            raise
+        except Exception:  # noqa: BLE001 - it needs what the failed statement would have defined
+            continue
+    why = f"{type(error).__name__}: {exception_message(error)}".removesuffix(": ")
+    _stops[str(path)] = Stop(f"{display_path(str(path))}:{lines[0]}", why)
+    return True
+
+
+def _is_deliberate(statement: ast.stmt, line: int) -> bool:
+    """Return whether a line of a statement raises an exception itself, or whether the statement is a definition."""
+    inner = (node for node in ast.walk(statement) if isinstance(node, ast.Raise | ast.Assert))
+    return isinstance(statement, _DEFINITIONS) or any(node.lineno <= line <= (node.end_lineno or 0) for node in inner)
+
+
+def _only_defines(statement: ast.stmt) -> bool:
+    """Return whether a statement defines something without calling anything: a class, or `width = 4 * heads`."""
+    if isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets):
+        return all(isinstance(node, _PARTS) for node in ast.walk(statement.value))
+    return isinstance(statement, _DEFINITIONS)

@@ -1,0 +1,108 @@
+"""What a run costs, measured without attnshape: by a dispatch mode and saved_tensors_hooks alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from attnshape.options.spec import RunOptions
+from attnshape.runtime.isolation import isolated, seed_all
+from attnshape.targets.target import Target
+
+_aten = torch.ops.aten
+
+
+class Independent(TorchDispatchMode):
+    """Counts the matrix products of a run by their shapes, the bytes it makes, and those it saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = self.made = self.saved = 0
+        self.own: set[int] = set()
+        self._kept: dict[int, StorageWeakRef] = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def __enter__(self) -> Any:
+        self._hooks.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._hooks.__exit__(*exception)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.own and storage._cdata not in self._kept:
+            self._kept[storage._cdata] = StorageWeakRef(storage)
+            self.saved += storage.nbytes()
+        return tensor.detach()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        before = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        made = {
+            one.untyped_storage()._cdata: one.untyped_storage()
+            for one in tree_leaves(result)
+            if isinstance(one, Tensor)
+        }
+        self.made += sum(storage.nbytes() for key, storage in made.items() if key not in before)
+        self.products += products(func.overloadpacket, args)
+        return result
+
+
+def storages(values: object) -> dict[int, torch.UntypedStorage]:
+    tensors = [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+    return {one.untyped_storage()._cdata: one.untyped_storage() for one in tensors}
+
+
+def products(packet: Any, args: Any) -> int:
+    """Return 2·m·n·k of each product of matrices that an operator makes."""
+    tensors = [one for one in args if isinstance(one, Tensor)]
+    if packet in (_aten.addmm, _aten.addbmm, _aten.baddbmm):
+        tensors = tensors[1:]
+    if packet in (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.addbmm):
+        return 2 * math.prod(tensors[0].shape) * tensors[1].shape[-1]
+    if packet in (_aten.mv, _aten.dot):
+        return 2 * math.prod(tensors[0].shape)
+    if packet is _aten.addmv:
+        return 2 * math.prod(tensors[1].shape)
+    if packet is _aten._scaled_dot_product_flash_attention_for_cpu:
+        query, key, value = tensors[:3]
+        return 2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    if packet is _aten.convolution:
+        values, weight = tensors[:2]
+        stride, padding, dilation = args[3:6]
+        assert not args[6], "transposed"
+        out = [
+            (size + 2 * pad - step * (width - 1) - 1) // jump + 1
+            for size, width, jump, pad, step in zip(
+                values.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+            )
+        ]
+        return 2 * values.shape[0] * math.prod(weight.shape) * math.prod(out)
+    return 0
+
+
+def measure(target: Target, numbers: Mapping[str, int]) -> Independent:
+    """Run a target once at these sizes, with gradients, as `attnshape trace --cost` does."""
+    with isolated():
+        runnable = target.build(numbers, RunOptions())
+        parameters = [tensor for _, tensor in runnable.named_parameters()]
+        if not any(tensor.requires_grad for tensor in parameters):
+            for _, tensor in runnable.named_inputs():
+                if tensor.is_floating_point() and tensor.is_leaf:
+                    tensor.requires_grad_()
+        seed_all(0)
+        independent = Independent()
+        independent.own = {one.untyped_storage()._cdata for one in parameters if isinstance(one, nn.Parameter)}
+        with torch.enable_grad(), independent:
+            result = runnable.call()
+        del result
+    return independent

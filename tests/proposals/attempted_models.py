@@ -1,0 +1,278 @@
+"""Attention whose arguments only attempts tell, or what its code does with them."""
+
+import torch
+from torch import nn
+
+
+class _Base(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def projected(self, x):
+        """Return queries, keys and values, B H L Dk."""
+        B, L, _ = x.shape
+        return self.qkv(x).view(B, L, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+
+    def attend(self, q, k, v, bias=0.0):
+        return ((q @ k.mT * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class FromMapping(_Base):
+    """Reads a dictionary, with a key that it can do without."""
+
+    def __init__(self, config):
+        super().__init__(config["hidden_size"], config.get("num_heads", 4))
+        self.scale = 1.0
+        if "unheard_of" in config:
+            self.scale = config["unheard_of"]["value"]
+
+    def forward(self, x):
+        return self.attend(*self.projected(x)) * self.scale
+
+
+class Shifted(_Base):
+    """Adds a vector for each head to the queries."""
+
+    def forward(self, x, shift):
+        q, k, v = self.projected(x)
+        return self.attend((q.transpose(1, 2) + shift).transpose(1, 2), k, v)
+
+
+class Commented(_Base):
+    """Adds what only a comment describes."""
+
+    def forward(self, x, shift, lift):
+        # shift: [n_head, 1, d_head], added to the queries
+        # lift: (n_head, 1, 1)
+        q, k, v = self.projected(x)
+        assert lift.shape == (self.heads, 1, 1)
+        return self.attend(q + shift.view(self.heads, 1, -1), k, v, lift * torch.arange(x.shape[1]))
+
+
+class BesideParameter(_Base):
+    """Adds what a comment in the signature describes."""
+
+    def forward(
+        self,
+        x,
+        lift,  # (n_head, 1, 1)
+    ):
+        assert lift.shape == (self.heads, 1, 1)
+        return self.attend(*self.projected(x), lift * torch.arange(x.shape[1]))
+
+
+class NeedsMask(_Base):
+    """Can't do without a mask, though its signature says so."""
+
+    def forward(self, x, mask=None):
+        mask = mask.repeat(self.heads, 1, 1).unflatten(0, (self.heads, -1)).transpose(0, 1)
+        q, k, v = self.projected(x)
+        return self.attend(q, k, v, torch.zeros(mask.shape).masked_fill(mask, float("-inf")))
+
+
+class NeedsPadding(_Base):
+    """Multiplies keys by a mask of tokens."""
+
+    def forward(self, x, mask):
+        q, k, v = self.projected(x)
+        return self.attend(q, k * mask[:, None, :, None], v, -1e9 * (1 - mask[:, None, None, :]))
+
+
+class OfNeighbours(nn.Module):
+    """Lets each point see those that are nearest."""
+
+    def __init__(self, d_points, k):
+        super().__init__()
+        self.k = k
+        self.score = nn.Linear(d_points, 1)
+        self.place = nn.Linear(3, d_points)
+
+    def forward(self, xyz, features):
+        nearest = torch.cdist(xyz, xyz).argsort()[:, :, : self.k]
+        batch = torch.arange(len(xyz))[:, None, None]
+        seen = features[batch, nearest] + self.place(xyz[batch, nearest])
+        return (self.score(seen).softmax(-2) * seen).sum(-2)
+
+
+class OfPlaces(nn.Module):
+    """Takes positions that are no indices."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.place = nn.Linear(3, dim)
+
+    def forward(self, x, pos):
+        apart = self.place(pos[:, :, None] - pos[:, None])
+        return ((x[:, :, None] - x[:, None] + apart).softmax(-2) * (x[:, None] + apart)).sum(-2)
+
+
+class RotatedBehindTokens(_Base):
+    """Rotates heads that come after the tokens by a pair without an axis for the batch."""
+
+    def forward(self, x, position_embeddings):
+        cos, sin = position_embeddings
+        q, k, v = self.projected(x)
+        q = q.transpose(1, 2)
+        first, second = q.chunk(2, -1)
+        q = q * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
+        return self.attend(q.transpose(1, 2), k, v)
+
+
+class OfRoads(nn.Module):
+    """Relates the nodes of a network by what happened there at all times."""
+
+    def __init__(self, device, in_channels, num_of_vertices, num_of_timesteps):
+        super().__init__()
+        self.over_time = nn.Parameter(torch.randn(num_of_timesteps, device=device))
+        self.channels = nn.Parameter(torch.randn(in_channels))
+        self.bias = nn.Parameter(torch.randn(num_of_vertices, num_of_vertices))
+
+    def forward(self, x):
+        left = x @ self.over_time
+        right = (x.mT @ self.channels).mT if x.dim() == 3 else torch.einsum("bnct,c->bnt", x, self.channels)
+        scores = left @ left.mT + right @ right.mT + self.bias
+        return torch.einsum("bnm,bmct->bnct", scores.softmax(-1), x)
+
+
+class OfTwoKinds(nn.Module):
+    """Projects one thing by a layer of torch's, and another by a layer of its own."""
+
+    def __init__(self, sound_units, picture_dim, n_dims, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.kv = nn.Linear(sound_units, n_dims), _Project(picture_dim, 2 * n_dims)
+
+    def forward(self, sound, picture):
+        q = self.q(sound).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv(picture).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class _Project(nn.Module):
+    def __init__(self, before, after):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(before, after))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+class WidthFirst(_Base):
+    """Names the sides of a map in an unusual order."""
+
+    def __init__(self, dim, heads, width=14, height=14):
+        super().__init__(dim, heads)
+        self.bias = nn.Parameter(torch.zeros(width * height))
+
+    def forward(self, x):
+        b, c, width, height = x.shape
+        mixed = self.attend(*self.projected(x.flatten(2).mT), self.bias)
+        return mixed.mT.reshape(b, c, width, height)
+
+
+class LengthFirst(_Base):
+    """Binds the sizes of two axes at once, and adds what has only one of them."""
+
+    def forward(self, x, places):
+        length, batch = x.size(0), x.size(1)
+        x = x + places.view(length, 1, -1).expand(length, batch, -1)
+        return self.attend(*self.projected(x.transpose(0, 1))).transpose(0, 1)
+
+
+class Part(_Base):
+    """Gets a layer about which its code says nothing."""
+
+    def __init__(self, dim, heads, gadget):
+        super().__init__(dim, heads)
+        self.gadget = gadget
+
+    def forward(self, x):
+        return self.gadget(self.attend(*self.projected(x)))
+
+
+class Elsewhere(nn.Module):
+    """Constructs a part only where it is told to."""
+
+    def __init__(self, dim, heads, special=False):
+        super().__init__()
+        self.layer = Part(dim, heads, nn.Identity()) if special else nn.Linear(dim, heads)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Whole(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.part = Part(dim, heads, nn.Identity())
+
+    def forward(self, x):
+        return x + self.part(x)
+
+
+class Lonely(nn.Module):
+    """Nothing constructs it."""
+
+    def __init__(self, dim, gadget):
+        super().__init__()
+        self.gadget = gadget
+
+    def forward(self, x):
+        return self.gadget(x)
+
+
+class OnlyOnCuda(_Base):
+    """Fails as code that calls `.cuda()` does where torch has no CUDA."""
+
+    def forward(self, x):
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+
+class Undefined(_Base):
+    def forward(self, x):
+        return self.attend(*self.projected(x)) / maths.sqrt(2)
+
+
+class NeverRuns(nn.Module):
+    """Takes a matrix, and fails with it later than with a batch of them."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.project = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        weights = torch.mm(self.project(x), x.mT).softmax(-1)
+        raise ValueError(f"last: {weights.dim()}")
+
+
+class Described(nn.Module):
+    """Tells in comments above what it changes which shapes its arguments have."""
+
+    def __init__(self, hidden_dim):
+        super().__init__()
+        self.energy = nn.Linear(3 * hidden_dim, hidden_dim)
+        self.v = nn.Parameter(torch.rand(hidden_dim))
+
+    def forward(self, hidden, encoder_outputs):
+        # hidden shape [num_layers, batch_size, hidden_dim]
+        # encoder_outputs shape [seq_len, batch_size, hidden_dim * 2]
+        hidden = hidden[-1].expand(encoder_outputs.shape[0], -1, -1)
+        energy = self.energy(torch.cat((hidden, encoder_outputs), dim=2)).tanh()
+        return ((energy @ self.v).softmax(0)[..., None] * encoder_outputs).sum(0)
+
+
+class OfOneAndMany(nn.Module):
+    """Gets a vector, by which it indexes as a matrix, and several for each batch element, whose axes it names."""
+
+    def __init__(self, hidden_dim: int = 64):
+        super().__init__()
+        self.score = nn.Linear(2 * hidden_dim, 1)
+
+    def forward(self, one: torch.Tensor, many: torch.Tensor, many_mask: torch.Tensor):
+        bsz, count, _ = many.shape
+        both = torch.cat([one[:, None, :].expand(-1, count, -1), many], dim=-1)
+        weights = self.score(both.tanh()).squeeze(-1).softmax(-1) * many_mask
+        assert many_mask.shape == (bsz, count)
+        return (weights[:, :, None] * many).sum(1)
