@@ -51,7 +51,7 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 _cuda: Any = torch.cuda  # torch leaves both untyped
 _backends: Any = torch.backends.cuda
 _inference_modes: list[object] = []
-"""Guards of the inference modes that were restored; a guard ends its mode when it is deleted."""
+"""Inference modes that were entered and not left; a mode that is deleted restores what held when it was entered."""
 
 
 @contextlib.contextmanager
@@ -274,6 +274,12 @@ def _set_autocast(state: tuple[list[tuple[str, bool, torch.dtype]], bool]) -> No
     torch.clear_autocast_cache()
 
 
+def _set_inference_mode(enabled: bool) -> None:
+    # the mode that the traced code entered would end in the middle of a later run, when its module is collected
+    entered = (found for found in gc.get_objects() if type(found) is torch.inference_mode)
+    _inference_modes.extend((*entered, torch._C._InferenceMode(enabled)))
+
+
 def _cpu_generator() -> bytes:
     # a tensor kept here would count towards what the traced code allocates
     return torch.get_rng_state().numpy().tobytes()
@@ -297,7 +303,7 @@ _SETTINGS: tuple[State, ...] = (
         partial(_pop_torch_dispatch_stack, None),
         _push_on_torch_dispatch_stack,
     ),
-    (torch.is_inference_mode_enabled, lambda enabled: _inference_modes.append(torch._C._InferenceMode(enabled))),
+    (torch.is_inference_mode_enabled, _set_inference_mode),
     # the device's mode, if it has one, is restored with the function modes
     _attribute(default_device, "CURRENT_DEVICE"),
     _attribute(torch._GLOBAL_DEVICE_CONTEXT, "device_context"),

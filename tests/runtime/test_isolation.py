@@ -147,6 +147,17 @@ def test_changes_are_undone_after_an_exception():
     assert torch.get_default_dtype() == torch.float32
 
 
+def test_inference_mode_does_not_end_when_it_is_collected():
+    names: dict[str, Any] = {}
+    exec(HEAD, names)
+    with isolated():
+        torch.set_grad_enabled(False)
+        exec(CHANGES["inference mode"], names)
+    names.clear()
+    gc.collect()
+    assert torch.is_grad_enabled()
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_target_that_changes_global_state(name: str, here: Path):
     change = CHANGES[name].replace("'/'", repr(str(here)))
