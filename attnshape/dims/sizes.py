@@ -313,17 +313,20 @@ def are_large(sizes: Sizes) -> bool:
     return scores >= _MANY_SCORES or max(sizes.numbers.values(), default=1) ** 2 >= _MANY_WEIGHTS
 
 
-def proxy_sizes(sizes: Sizes, kept: Collection[str] = ()) -> Iterator[Sizes]:
+def proxy_sizes(
+    sizes: Sizes, kept: Collection[str] = (), counts: Mapping[str, int] = MappingProxyType({})
+) -> Iterator[Sizes]:
     """Yield smaller sizes at which the code should take the same steps; the symbols in `kept` keep their sizes.
 
-    A whole model has more sizes than any of its tensors has axes, so that its smallest proxy is taken in any case.
+    Those in `counts`, which only count steps that repeat, get the numbers there. A whole model has more sizes than any
+    of its tensors has axes, so that its smallest proxy is taken in any case.
     """
     free = {symbol: sizes.records[symbol].size for symbol in sizes.independent}
     whole = {sizes.records[symbol].size for symbol in kept}
     proxies: list[tuple[int, Sizes]] = []
     for factor in _FACTORS:
         smaller = _smaller(sorted({*free.values()}), factor, whole)
-        chosen = {symbol: smaller[size] for symbol, size in free.items()}
+        chosen = {symbol: counts.get(symbol, smaller[size]) for symbol, size in free.items()}
         try:
             numbers = sizes.at(chosen)
         except AttnshapeError:  # an author's own expression has no value there

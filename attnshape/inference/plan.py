@@ -175,8 +175,11 @@ class Plan:
     """How the work of a run grows, as far as that is known."""
     most_work: float = math.inf
     """The work that one run should take at most."""
-    counts: frozenset[str] = frozenset()
-    """The symbols that only count something, such as layers: they are no part of any axis, and stay small."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """The symbols that only count something, such as layers, and the fewest that show all there is.
+
+    They are no part of any axis, and stay small.
+    """
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -259,10 +262,16 @@ class Plan:
         least = self.at(dict.fromkeys(self.unknowns, 1))
         return {name: self.sizes.numbers[owner] // least[owner] for name, owner in owners.items()}
 
+    @property
+    def fewest(self) -> dict[str, int]:
+        """The least number of each unknown that only counts something that shows all there is."""
+        return {name: self.counts[name.partition("/")[0]] for name in self.of_counts}
+
     def with_small_counts(self, chosen: Mapping[str, int]) -> dict[str, int]:
-        """Return the chosen numbers with 2, 3 or 4 for each unknown that only counts, not always the same."""
+        """Return the chosen numbers with one of three for each unknown that only counts, not always the same."""
         others = sum(chosen[name] for name in self.of_axes)
-        return {**chosen, **{name: 2 + (others + place) % 3 for place, name in enumerate(self.of_counts)}}
+        few = {name: fewest + (others + place) % 3 for place, (name, fewest) in enumerate(self.fewest.items())}
+        return {**chosen, **few}
 
     def _cheapest_are_affordable(self, names: Sequence[str]) -> bool:
         """Return whether small primes in this order make the first rounds cheap enough."""
@@ -533,8 +542,8 @@ def _unused(plan: Plan, order: Sequence[str], first: int, taken: Mapping[str, se
     last = first - 1
     sizes: dict[Monomial, int] = {}
     counts = {
-        name: next(number for number in itertools.count(2) if number not in taken[plan.owner(name)])
-        for name in plan.of_counts
+        name: next(number for number in itertools.count(fewest) if number not in taken[plan.owner(name)])
+        for name, fewest in plan.fewest.items()
     }
     for name in order:
         if name in counts:

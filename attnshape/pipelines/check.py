@@ -185,7 +185,7 @@ def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claim
     """
     sizes = target.sizes
     claims.require_values(sizes.numbers)
-    numbers = next(proxy_sizes(sizes)).numbers if are_large(sizes) else sizes.numbers
+    numbers = next(proxy_sizes(sizes, counts=target.counts)).numbers if are_large(sizes) else sizes.numbers
     with isolated(), unattended():
         built = target.build(numbers, run)
         names, tensors = built.parameter_names, dict(built.named_inputs())

@@ -185,7 +185,8 @@ def _sample(
 
 def _first_run(target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit) -> RawTrace:
     """Return a run at the user's sizes, or at proxies for them where they are large, and learn how long it takes."""
-    for numbers in [one.numbers for one in proxy_sizes(sizes)] if are_large(sizes) else [sizes.numbers]:
+    tried = proxy_sizes(sizes, counts=target.counts) if are_large(sizes) else [sizes]
+    for numbers in (one.numbers for one in tried):
         actual = limit.learn_from(partial(build_and_record, partial(target.build, numbers, options), options.seed))
         if actual.failure is None:
             break

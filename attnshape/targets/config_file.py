@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,10 @@ _SYMBOLS = {
     "decoder_ffn_dim": "F",
 }
 """The symbols of a configuration's fields; a field of a decoder has its own where its size is another one."""
-_ALIKE = ("layer_types", "mlp_layer_types")
+_KINDS = ("layer_types", "mlp_layer_types")
 """Fields that list the kind of each layer."""
+_DENSE_FIRST = "first_k_dense_replace"
+"""The field for how many layers at the start have no experts."""
 _OF_IMAGES = ("P", "S")
 """How many patches an image has along a side, and the pixels along a side of a patch."""
 _ENDINGS = {"text_config": "", "vision_config": "i", "audio_config": "a"}
@@ -65,7 +68,7 @@ _TOKEN = re.compile(r"\w+_token_(id|index)")
 _LENGTHS = ("L", "Lq", "Lk")
 _MOST_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
-_DIFFERENT_LAYERS = ("first_k_dense_replace", "mlp_only_layers", "no_rope_layers", "cross_attention_layers")
+_DIFFERENT_LAYERS = ("mlp_only_layers", "no_rope_layers", "cross_attention_layers")
 """Fields that make some layers different."""
 
 
@@ -79,6 +82,8 @@ class _Symbols:
     fields: list[tuple[str, str, str]] = field(default_factory=list)
     """The path of a part of the configuration, one of its fields, and the expression of its size."""
 
+    counts: dict[str, int] = field(default_factory=dict)
+    """Symbols that count layers or groups of them, and the fewest that show all there is."""
     rotated: list[str] = field(default_factory=list)
     """Symbols of heads' widths whose features rotate in pairs."""
     idle: tuple[str, ...] = ()
@@ -113,7 +118,6 @@ def config_target(spec: TargetSpec) -> Target:
     sizes = _sizes(symbols, inputs, spec)
 
     even = [name for name in symbols.rotated if name in sizes.independent]
-    layers = {text for _, name, text in symbols.fields if _SYMBOLS.get(name) == "N"}
 
     def build(numbers: Mapping[str, int], options: RunOptions) -> Runnable:
         seed_all(options.seed)
@@ -136,7 +140,7 @@ def config_target(spec: TargetSpec) -> Target:
         is_builtin=False,
         prefers_meta=are_large(sizes),
         even=tuple(even),
-        counts=frozenset(layers),
+        counts=symbols.counts,
     )
 
 
@@ -200,11 +204,14 @@ def _symbols(config: Any, idle: tuple[str, ...] = ()) -> _Symbols:
         own = _Symbols()
         for name, symbol in _SYMBOLS.items():
             size = getattr(part, name, None)
-            if type(size) is not int or size < 1 or (symbol == "N" and not _has_equal_layers(part)):
+            if type(size) is not int or size < 1:
                 continue
             if symbol == "Lk" and not getattr(part, "is_encoder_decoder", False):
                 continue
             own.add(path, name, symbol, size)
+        own.counts = {symbol: 2 for _, name, symbol in own.fields if _SYMBOLS[name] == "N"}
+        if "N" in own.counts:
+            _relate_layers(own, part, path)
         _relate(own, part, path)
         patch, image = getattr(part, "patch_size", None), getattr(part, "image_size", None)
         if isinstance(patch, int) and isinstance(image, int) and image % patch == 0:
@@ -214,9 +221,36 @@ def _symbols(config: Any, idle: tuple[str, ...] = ()) -> _Symbols:
     return symbols
 
 
-def _has_equal_layers(part: Any) -> bool:
-    kinds = [getattr(part, name, None) or [] for name in _ALIKE]
-    return not any(getattr(part, name, None) for name in _DIFFERENT_LAYERS) and all(len({*one}) < 2 for one in kinds)
+def _relate_layers(own: _Symbols, part: Any, path: str) -> None:
+    """Let N count what repeats: layers, or groups of layers of several kinds. Without repetition there is no N."""
+    layers = own.defaults.pop("N")
+    kinds = [*zip(*(one for name in _KINDS if (one := getattr(part, name, None))), strict=False)]
+    dense = getattr(part, _DENSE_FIRST, None) or 0
+    period = _period(kinds) if kinds else 1
+    repeated, rest = divmod(layers - dense, period) if period else (0, 0)
+    text = f"{period}*N+{rest}" if rest else f"{period}*N" if period > 1 else "N"
+    if any(getattr(part, name, None) for name in _DIFFERENT_LAYERS) or (dense and period != 1) or repeated < 1:
+        own.fields = [known for known in own.fields if known[2] != "N"]
+        del own.counts["N"]
+        return
+    own.defaults["N"] = repeated
+    if period > 1:
+        own.counts["N"] = 1
+    if dense:
+        own.counts |= {"N": 1, "Nd": 1}
+        text = "Nd+N"
+        own.defaults["Nd"] = dense
+        own.fields.append((path, _DENSE_FIRST, "Nd"))
+    own.fields = [(at, name, text if symbol == "N" else symbol) for at, name, symbol in own.fields]
+
+
+def _period(kinds: Sequence[Any]) -> int:
+    """Return after how many layers their kinds repeat, 0 if they don't.
+
+    >>> _period(["local", "local", "full", "local", "local", "full", "local"])
+    3
+    """
+    return next((places for places in range(1, len(kinds) // 2 + 1) if kinds[places:] == kinds[:-places]), 0)
 
 
 def _relate(own: _Symbols, part: Any, path: str) -> None:
@@ -263,6 +297,7 @@ def _merge(symbols: _Symbols, own: _Symbols, ending: str) -> None:
         symbols.defaults.setdefault(renamed(symbol), size)
     for symbol, text in own.derived.items():
         symbols.derived.setdefault(renamed(symbol), renamed(text))
+    symbols.counts |= {renamed(symbol): fewest for symbol, fewest in own.counts.items()}
     symbols.rotated += map(renamed, own.rotated)
     symbols.fields += [(path, name, renamed(text)) for path, name, text in own.fields]
 
@@ -318,9 +353,10 @@ def _resized(config: Any, symbols: _Symbols, numbers: Mapping[str, int]) -> Any:
     longest = max(numbers.get(name, 0) for name in _LENGTHS)
     for path, part, _ in _parts(resized):
         layers = getattr(part, "num_hidden_layers", None)
-        for name in _ALIKE:
-            if kinds := getattr(_part(config, path), name, None):
-                setattr(part, name, [kinds[0]] * layers if len({*kinds}) == 1 and isinstance(layers, int) else kinds)
+        for name in _KINDS:
+            if (kinds := getattr(_part(config, path), name, None)) and isinstance(layers, int):
+                repeated = kinds[: _period(kinds) or len(kinds)]
+                setattr(part, name, [*itertools.islice(itertools.cycle(repeated), layers)])
         for name in _MOST_POSITIONS:
             if isinstance(most := getattr(part, name, None), int) and most < longest:
                 setattr(part, name, longest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 
 import torch
@@ -33,8 +33,11 @@ class Target:
     """Whether it is so large that a trace runs it on the meta device unless the user names another."""
     even: tuple[str, ...] = ()
     """Independent symbols that are known to be even, as a head's width where its features rotate in pairs."""
-    counts: frozenset[str] = frozenset()
-    """Symbols that are known to count something, such as layers: they are no part of any axis."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Symbols that are known to count something, such as layers, and the fewest that show all there is.
+
+    They are no part of any axis.
+    """
     found: str = ""
     """The flags that say what was worked out of its arguments; empty if nothing was."""
     notes: tuple[str, ...] = ()

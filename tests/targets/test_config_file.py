@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from attnshape.options.spec import RunOptions, TargetSpec
+from attnshape.targets.config_file import config_target
 from tests.cli.running import Attnshape
 
 pytest.importorskip("transformers")
@@ -30,6 +32,21 @@ VIT = {
     "image_size": 32,
     "patch_size": 8,
 }
+DEEPSEEK = {
+    **LLAMA,
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 16,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+}
 T5 = {"model_type": "t5", "vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 
 
@@ -51,6 +68,66 @@ def test_sizes_are_symbols_and_layers_are_folded(attnshape: Attnshape, folder: P
     assert fused == ["B H L L"]
     assert trace["preconditions"] == ["Dk even"]
     assert trace["device"] == "cpu"
+
+
+LOCAL, FULL = "sliding_attention", "full_attention"
+GPT_OSS = {
+    **LLAMA,
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 4,
+    "layer_types": [LOCAL, FULL] * 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "head_dim": 8,
+}
+
+
+def test_groups_of_layers_are_folded(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, GPT_OSS)
+    trace = attnshape("trace", "config.json", "--format", "json").trace
+    assert trace["sizes"]["N"] == {"size": 2, "from": "default"}
+    assert trace["verified_at"] > 2
+    loops = [(loop["expression"], loop["modules"]) for loop in trace["loops"] if loop.get("modules")]
+    assert ("N", ["layers.0", "layers.3"]) in loops
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected", "built"),
+    [
+        ({"layer_types": [LOCAL, LOCAL, FULL] * 2, "num_hidden_layers": 6}, {"N": 2}, {"N": 1}),
+        ({"layer_types": [LOCAL, LOCAL, FULL] * 2 + [LOCAL], "num_hidden_layers": 7}, {"N": 2}, {"N": 3}),
+        ({"layer_types": [FULL] * 3, "num_hidden_layers": 3}, {"N": 3}, {"N": 5}),
+    ],
+)
+def test_layers_of_several_kinds_are_counted_in_groups(
+    folder: Path, fields: dict[str, Any], expected: dict[str, int], built: dict[str, int]
+) -> None:
+    write(folder, {**GPT_OSS, **fields})
+    target = config_target(TargetSpec(str(folder / "config.json")))
+    numbers = target.sizes.numbers
+    assert {name: numbers[name] for name in target.counts} == expected
+    model = target.build({**numbers, **built}, RunOptions()).function
+    kinds, group = fields["layer_types"], 3 if LOCAL in fields["layer_types"] else 1
+    layers = group * built["N"] + len(kinds) % group
+    assert model.config.layer_types == (kinds[:group] * 9)[:layers]
+    assert len(model.layers) == layers
+
+
+def test_layers_without_regularity_have_no_symbol(folder: Path) -> None:
+    write(folder, {**GPT_OSS, "layer_types": [LOCAL, FULL, FULL, LOCAL]})
+    target = config_target(TargetSpec(str(folder / "config.json")))
+    assert "N" not in target.sizes.records
+    assert not target.counts
+
+
+def test_dense_layers_before_those_with_experts_have_a_symbol(folder: Path) -> None:
+    write(folder, {**DEEPSEEK, "num_hidden_layers": 7, "first_k_dense_replace": 3})
+    target = config_target(TargetSpec(str(folder / "config.json")))
+    numbers = target.sizes.numbers
+    assert (numbers["Nd"], numbers["N"]) == (3, 4)
+    assert target.counts == {"N": 1, "Nd": 1}
+    model = target.build({**numbers, "Nd": 1, "N": 2}, RunOptions()).function
+    assert [hasattr(layer.mlp, "experts") for layer in model.layers] == [False, True, True]
 
 
 def test_a_large_model_runs_on_meta_unless_a_device_is_named(attnshape: Attnshape, folder: Path) -> None:

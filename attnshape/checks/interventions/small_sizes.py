@@ -80,7 +80,7 @@ def small_sizes(plan: Plan, work: WorkEstimate | None = None) -> list[dict[str, 
     The primes are assigned so that the largest tensor is as small as possible, or so that `work`, which estimates the
     work of a run, is the least, where it is much. Lengths keep the user's order, and the user's own symbols stay
     below the lengths that are larger. What only counts something, such as layers, keeps the user's number, since every
-    layer may differ; where runs then take much work, it is 2.
+    layer may differ; where runs then take much work, it is the least that shows all there is.
     """
     unknowns = plan.of_axes
     if len(unknowns) >= len(_PRIMES) or not unknowns:
@@ -89,8 +89,7 @@ def small_sizes(plan: Plan, work: WorkEstimate | None = None) -> list[dict[str, 
     chosen = _two_sets(plan, _PRIMES, extra, _cost_of(plan), plan.own_counts)
     for own in _OF_OWN_SYMBOLS if work is not None else ():
         if work is not None and max(work.at(plan.at(numbers)) for numbers in chosen) > _MOST_WORK:
-            few = dict.fromkeys(plan.of_counts, 2)
-            chosen = _two_sets(plan, (*own, *_PRIMES), extra, lambda numbers: work.at(plan.at(numbers)), few)
+            chosen = _two_sets(plan, (*own, *_PRIMES), extra, lambda numbers: work.at(plan.at(numbers)), plan.fewest)
     return [*map(plan.at, chosen), plan.numbers(0), plan.numbers(1)]
 
 
