@@ -175,11 +175,10 @@ class Plan:
     """How the work of a run grows, as far as that is known."""
     most_work: float = math.inf
     """The work that one run should take at most."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """The symbols that only count something, such as layers, and the fewest that show all there is.
-
-    They are no part of any axis, and stay small.
-    """
+    counts: frozenset[str] = frozenset()
+    """The symbols that only count something, such as layers: they are no part of any axis, and stay small."""
+    fewest: Mapping[str, int] = field(default_factory=dict)
+    """Of which of them it is known beforehand how few show all there is."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -256,21 +255,22 @@ class Plan:
         return name.partition("/")[0] in self.counts
 
     @property
-    def own_counts(self) -> dict[str, int]:
-        """The user's numbers of the unknowns that only count something."""
+    def whole_counts(self) -> dict[str, int]:
+        """Numbers of the unknowns that only count something that show all there is: the user's, or fewer if known."""
         owners = {name: self.owner(name) for name in self.of_counts}
         least = self.at(dict.fromkeys(self.unknowns, 1))
-        return {name: self.sizes.numbers[owner] // least[owner] for name, owner in owners.items()}
+        own = {name: self.sizes.numbers[owner] // least[owner] for name, owner in owners.items()}
+        return {name: min(number, self.fewest.get(owners[name], number)) for name, number in own.items()}
 
     @property
-    def fewest(self) -> dict[str, int]:
-        """The least number of each unknown that only counts something that shows all there is."""
-        return {name: self.counts[name.partition("/")[0]] for name in self.of_counts}
+    def fewest_counts(self) -> dict[str, int]:
+        """How few of each unknown that only counts something show all there is: 2 where that isn't known."""
+        return {name: self.fewest.get(name.partition("/")[0], 2) for name in self.of_counts}
 
     def with_small_counts(self, chosen: Mapping[str, int]) -> dict[str, int]:
         """Return the chosen numbers with one of three for each unknown that only counts, not always the same."""
         others = sum(chosen[name] for name in self.of_axes)
-        few = {name: fewest + (others + place) % 3 for place, (name, fewest) in enumerate(self.fewest.items())}
+        few = {name: fewest + (others + place) % 3 for place, (name, fewest) in enumerate(self.fewest_counts.items())}
         return {**chosen, **few}
 
     def _cheapest_are_affordable(self, names: Sequence[str]) -> bool:
@@ -543,7 +543,7 @@ def _unused(plan: Plan, order: Sequence[str], first: int, taken: Mapping[str, se
     sizes: dict[Monomial, int] = {}
     counts = {
         name: next(number for number in itertools.count(fewest) if number not in taken[plan.owner(name)])
-        for name, fewest in plan.fewest.items()
+        for name, fewest in plan.fewest_counts.items()
     }
     for name in order:
         if name in counts:

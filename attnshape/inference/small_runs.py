@@ -293,22 +293,19 @@ class SmallRuns:
             plan = self.priced(plan)
         return replace(plan, powers=self._measured_powers(plan, plan.primes(0)))
 
-    def _counts(self, plan: Plan, tiny: Mapping[str, int]) -> dict[str, int]:
-        """Return the symbols that only count something: with one more, the same shapes occur, but more often.
-
-        Two of them show all there is.
-        """
+    def _counts(self, plan: Plan, tiny: Mapping[str, int]) -> frozenset[str]:
+        """Return the symbols that only count something: with one more, the same shapes occur, but more often."""
         own = [name for name in plan.unknowns if name in plan.sizes.independent and name not in SYMBOLS_BY_NAME]
         numbers = plan.at(tiny)
         if own and self.at(numbers).failure is not None and not are_large(plan.sizes):
             numbers = plan.sizes.numbers
         if not own or (first := self.at(numbers)).failure is not None:
-            return {}
+            return frozenset()
         of_inputs = {size for _, tensor in first.inputs for size in tensor.shape}
         candidates = [name for name in own if all(size % numbers[name] for size in of_inputs)]
         independent = {symbol: numbers[symbol] for symbol in plan.sizes.independent}
         more = {name: self.at(plan.sizes.at({**independent, name: numbers[name] + 1})) for name in candidates}
-        return {name: 2 for name, run in more.items() if _repeats_more(run, first)}
+        return frozenset(name for name, run in more.items() if _repeats_more(run, first))
 
     def is_costly(self, plan: Plan, chosen: Mapping[str, int]) -> bool:
         """Return whether a run where the unknowns have these numbers takes more than its part of what is left."""

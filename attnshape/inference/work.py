@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from attnshape.model.trace import Reference
@@ -243,7 +243,7 @@ class WorkGrowth:
         self._measured: list[Measured] = []
         """The run from which the estimate is, and the one before."""
         self._runs: list[tuple[Mapping[str, int], int]] = []
-        self.counts: Collection[str] = ()
+        self.counts: frozenset[str] = frozenset()
         """The sizes that only count something, which stay small: what they divide tells nothing."""
         self.estimate: WorkEstimate | None = None
         """The estimate from the runs so far; None before the first."""

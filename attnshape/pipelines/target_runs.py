@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from attnshape.dims.sizes import Sizes, are_large, proxy_sizes
 from attnshape.errors import AttnshapeError, format_exception
 from attnshape.inference.assemble import are_settled
-from attnshape.inference.plan import Constraint, Multiple, Plan
+from attnshape.inference.plan import Constraint, Fixed, Multiple, Plan
 from attnshape.inference.sampling import Solution, sample_and_solve
 from attnshape.inference.small_runs import ProgressCallback, Samples, SmallRuns
 from attnshape.options.flags import flag_syntax
@@ -62,7 +62,15 @@ def complete_spec(spec: TargetSpec, progress: ProgressCallback) -> tuple[TargetS
 
 def first_plan(target: Target, sizes: Sizes) -> Plan:
     """Return the plan of a target's small runs before any was made, with what is known of its sizes."""
-    return Plan(sizes, tuple(Multiple(symbol, 2) for symbol in target.even), counts=target.counts)
+    even = tuple(Multiple(symbol, 2) for symbol in target.even)
+    return Plan(sizes, even, counts=frozenset(target.counts), fewest=target.counts)
+
+
+def first_plan_of_steps(target: Target, sizes: Sizes) -> Plan:
+    """Return the same where the small runs are to take the steps of the user's run, but for how often they repeat."""
+    plan = first_plan(target, sizes)
+    fixed = (symbol for symbol in target.uneven if symbol in sizes.independent)
+    return dataclasses.replace(plan, constraints=(*plan.constraints, *map(Fixed, fixed)))
 
 
 def small_run(
@@ -156,7 +164,7 @@ def sample_target_closely(
     if not target.resizable:
         return Samples(first_plan(target, sizes), _first_run(target, sizes, options, limit))
 
-    plan = first_plan(target, sizes)
+    plan = first_plan_of_steps(target, sizes)
     return _sample(target, plan, options, limit, time_limit, progress, lambda samples: (None, are_settled(samples)))[0]
 
 

@@ -32,7 +32,7 @@ from attnshape.inference.verification import (
 )
 from attnshape.model.trace import HeldOut, Trace
 from attnshape.options.spec import RunOptions, TargetSpec
-from attnshape.pipelines.target_runs import first_plan, load_target, record_run, small_run
+from attnshape.pipelines.target_runs import first_plan_of_steps, load_target, record_run, small_run
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.files import display_path
 from attnshape.runtime.isolation import isolated
@@ -104,7 +104,7 @@ def _traced(
             else lambda numbers: small_run(target, numbers, options, limit),
             progress=progress,
         )
-        plan = first_plan(target, sizes)
+        plan = first_plan_of_steps(target, sizes)
         plan = runs.with_powers(plan) if target.resizable else plan
         progress("running the target")
         actual, declared = _run(target, sizes, options, limit)

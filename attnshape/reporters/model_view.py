@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from attnshape.model.formatting import format_bytes
 from attnshape.model.trace import Loop, Reference, Step, Trace, loops_by_step
@@ -88,7 +89,7 @@ def attention_summary(trace: Trace) -> Iterator[str]:
         if step.module is None:
             attention.count += 1
         else:
-            attention.modules |= dict.fromkeys(_modules(step.module, around))
+            attention.modules |= dict.fromkeys(_modules(trace, step.module, around))
     attentions = list(found.values())
     if sum(attention.count + len(attention.modules) for attention in attentions) < 2:
         return
@@ -152,11 +153,21 @@ def _series(loop: Loop) -> _Series | None:
     return _Series(first[1], int(first[2]), int(last[2]), each) if each > 0 and not rest else None
 
 
-def _modules(module: str, around: Sequence[Loop]) -> list[str]:
+def _overlapping_series(trace: Trace, loop: Loop) -> _Series | None:
+    """Return which modules of a list a loop's iterations are in where each begins in one and ends in the next."""
+    series = _series(replace(loop, count=loop.count + 1))
+    if series is None or series.each != 1:
+        return None
+    following = f"{series.list}{series.first + 1}"
+    ends_there = any(_is_in(step.module, following) for step in trace.steps[loop.first - 1 : loop.last])
+    return series if ends_there else None
+
+
+def _modules(trace: Trace, module: str, around: Sequence[Loop]) -> list[str]:
     """Return the modules in all iterations of the loops around a step, for its module in the first one."""
     modules = [module]
     for loop in reversed(around):
-        series = _series(loop)
+        series = _series(loop) or _overlapping_series(trace, loop)
         if series is None or len(modules) * loop.count > _MOST:
             continue
         shifts = [iteration * series.each for iteration in range(loop.count)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 import json
 import math
 import re
@@ -84,6 +83,8 @@ class _Symbols:
 
     counts: dict[str, int] = field(default_factory=dict)
     """Symbols that count layers or groups of them, and the fewest that show all there is."""
+    uneven: list[str] = field(default_factory=list)
+    """Those of them that count layers which differ without regularity."""
     rotated: list[str] = field(default_factory=list)
     """Symbols of heads' widths whose features rotate in pairs."""
     idle: tuple[str, ...] = ()
@@ -141,6 +142,7 @@ def config_target(spec: TargetSpec) -> Target:
         prefers_meta=are_large(sizes),
         even=tuple(even),
         counts=symbols.counts,
+        uneven=tuple(symbols.uneven),
     )
 
 
@@ -222,26 +224,52 @@ def _symbols(config: Any, idle: tuple[str, ...] = ()) -> _Symbols:
 
 
 def _relate_layers(own: _Symbols, part: Any, path: str) -> None:
-    """Let N count what repeats: layers, or groups of layers of several kinds. Without repetition there is no N."""
-    layers = own.defaults.pop("N")
-    kinds = [*zip(*(one for name in _KINDS if (one := getattr(part, name, None))), strict=False)]
+    """Let N count layers of one kind or groups of layers that repeat; else all layers, which no trace varies."""
+    layers = own.defaults["N"]
+    kinds = _kinds_of_layers(part)
     dense = getattr(part, _DENSE_FIRST, None) or 0
-    period = _period(kinds) if kinds else 1
-    repeated, rest = divmod(layers - dense, period) if period else (0, 0)
-    text = f"{period}*N+{rest}" if rest else f"{period}*N" if period > 1 else "N"
-    if any(getattr(part, name, None) for name in _DIFFERENT_LAYERS) or (dense and period != 1) or repeated < 1:
+    group = _period(kinds) if kinds else 1
+    if any(getattr(part, name, None) for name in _DIFFERENT_LAYERS) or (dense and group != 1):
         own.fields = [known for known in own.fields if known[2] != "N"]
-        del own.counts["N"]
+        del own.defaults["N"], own.counts["N"]
         return
-    own.defaults["N"] = repeated
-    if period > 1:
-        own.counts["N"] = 1
+    text = "N"
     if dense:
-        own.counts |= {"N": 1, "Nd": 1}
         text = "Nd+N"
-        own.defaults["Nd"] = dense
+        own.counts |= {"N": 1, "Nd": 1}
+        own.defaults |= {"N": layers - dense, "Nd": dense}
         own.fields.append((path, _DENSE_FIRST, "Nd"))
+    elif group > 1 and layers % group == 0:
+        text = f"{group}*N"
+        own.counts["N"] = 1
+        own.defaults["N"] = layers // group
+    elif group != 1:
+        own.counts["N"] = len({*kinds})
+        own.uneven.append("N")
     own.fields = [(at, name, text if symbol == "N" else symbol) for at, name, symbol in own.fields]
+
+
+def _kinds_of_layers(part: Any) -> list[tuple[Any, ...]]:
+    """Return what a configuration says of each layer, an empty list if nothing."""
+    return [*zip(*(kinds for name in _KINDS if (kinds := getattr(part, name, None))), strict=False)]
+
+
+def _some_layers(kinds: Sequence[Any], count: int) -> list[int]:
+    """Return which of the user's layers to build, every kind among them if possible.
+
+    >>> _some_layers(["local", "local", "full", "local", "local", "full", "local"], 10)
+    [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    >>> _some_layers(["local", "local", "full", "local"], 2)
+    [0, 2]
+    """
+    group = _period(kinds) or len(kinds)
+    if not kinds:
+        return []
+    if count < group:
+        first = [place for place, kind in enumerate(kinds) if kind not in kinds[:place]]
+        others = [place for place in range(group) if place not in first]
+        return sorted([*first, *others][:count])
+    return [place % group for place in range(count)]
 
 
 def _period(kinds: Sequence[Any]) -> int:
@@ -298,6 +326,7 @@ def _merge(symbols: _Symbols, own: _Symbols, ending: str) -> None:
     for symbol, text in own.derived.items():
         symbols.derived.setdefault(renamed(symbol), renamed(text))
     symbols.counts |= {renamed(symbol): fewest for symbol, fewest in own.counts.items()}
+    symbols.uneven += map(renamed, own.uneven)
     symbols.rotated += map(renamed, own.rotated)
     symbols.fields += [(path, name, renamed(text)) for path, name, text in own.fields]
 
@@ -353,10 +382,11 @@ def _resized(config: Any, symbols: _Symbols, numbers: Mapping[str, int]) -> Any:
     longest = max(numbers.get(name, 0) for name in _LENGTHS)
     for path, part, _ in _parts(resized):
         layers = getattr(part, "num_hidden_layers", None)
+        original = _part(config, path)
+        chosen = _some_layers(_kinds_of_layers(original), layers) if isinstance(layers, int) else ()
         for name in _KINDS:
-            if (kinds := getattr(_part(config, path), name, None)) and isinstance(layers, int):
-                repeated = kinds[: _period(kinds) or len(kinds)]
-                setattr(part, name, [*itertools.islice(itertools.cycle(repeated), layers)])
+            if chosen and (kinds := getattr(original, name, None)):
+                setattr(part, name, [kinds[place] for place in chosen])
         for name in _MOST_POSITIONS:
             if isinstance(most := getattr(part, name, None), int) and most < longest:
                 setattr(part, name, longest)

@@ -38,6 +38,8 @@ class Target:
 
     They are no part of any axis.
     """
+    uneven: tuple[str, ...] = ()
+    """Symbols in `counts` of layers that differ without regularity: with others, the steps aren't the user's."""
     found: str = ""
     """The flags that say what was worked out of its arguments; empty if nothing was."""
     notes: tuple[str, ...] = ()

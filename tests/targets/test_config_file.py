@@ -92,32 +92,32 @@ def test_groups_of_layers_are_folded(attnshape: Attnshape, folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected", "built"),
+    ("kinds", "counted", "fewest", "built", "expected"),
     [
-        ({"layer_types": [LOCAL, LOCAL, FULL] * 2, "num_hidden_layers": 6}, {"N": 2}, {"N": 1}),
-        ({"layer_types": [LOCAL, LOCAL, FULL] * 2 + [LOCAL], "num_hidden_layers": 7}, {"N": 2}, {"N": 3}),
-        ({"layer_types": [FULL] * 3, "num_hidden_layers": 3}, {"N": 3}, {"N": 5}),
+        ([LOCAL, LOCAL, FULL] * 2, 2, 1, 1, [LOCAL, LOCAL, FULL]),
+        ([LOCAL, LOCAL, FULL] * 2, 2, 1, 3, [LOCAL, LOCAL, FULL] * 3),
+        ([FULL] * 3, 3, 2, 5, [FULL] * 5),
+        # a part of a group at the end: all layers are counted
+        ([LOCAL, LOCAL, FULL] * 2 + [LOCAL], 7, 2, 2, [LOCAL, FULL]),
+        ([LOCAL, LOCAL, FULL] * 2 + [LOCAL], 7, 2, 10, [LOCAL, LOCAL, FULL] * 3 + [LOCAL]),
+        ([LOCAL, FULL, FULL, LOCAL], 4, 2, 3, [LOCAL, FULL, FULL]),
     ],
 )
-def test_layers_of_several_kinds_are_counted_in_groups(
-    folder: Path, fields: dict[str, Any], expected: dict[str, int], built: dict[str, int]
+def test_every_kind_of_layer_is_built(
+    folder: Path, kinds: list[str], counted: int, fewest: int, built: int, expected: list[str]
 ) -> None:
-    write(folder, {**GPT_OSS, **fields})
+    write(folder, {**GPT_OSS, "layer_types": kinds, "num_hidden_layers": len(kinds)})
     target = config_target(TargetSpec(str(folder / "config.json")))
-    numbers = target.sizes.numbers
-    assert {name: numbers[name] for name in target.counts} == expected
-    model = target.build({**numbers, **built}, RunOptions()).function
-    kinds, group = fields["layer_types"], 3 if LOCAL in fields["layer_types"] else 1
-    layers = group * built["N"] + len(kinds) % group
-    assert model.config.layer_types == (kinds[:group] * 9)[:layers]
-    assert len(model.layers) == layers
+    assert (target.sizes.numbers["N"], target.counts) == (counted, {"N": fewest})
+    model = target.build({**target.sizes.numbers, "N": built}, RunOptions()).function
+    assert (model.config.layer_types, len(model.layers)) == (expected, len(expected))
 
 
-def test_layers_without_regularity_have_no_symbol(folder: Path) -> None:
+def test_a_trace_keeps_layers_without_regularity(attnshape: Attnshape, folder: Path) -> None:
     write(folder, {**GPT_OSS, "layer_types": [LOCAL, FULL, FULL, LOCAL]})
-    target = config_target(TargetSpec(str(folder / "config.json")))
-    assert "N" not in target.sizes.records
-    assert not target.counts
+    trace = attnshape("trace", "config.json", "--format", "json").trace
+    assert trace["verified_at"] > 2
+    assert not [loop for loop in trace["loops"] if loop["expression"] == "N"]
 
 
 def test_dense_layers_before_those_with_experts_have_a_symbol(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from attnshape.dims.sizes import Sizes
@@ -13,6 +13,7 @@ from attnshape.inference.plan import Constraint, Multiple, Plan
 from attnshape.inference.work import WorkEstimate
 
 Cost = Callable[[Mapping[str, int]], float]
+_CostBelow = Callable[[float, Sequence[int]], float]
 """Estimates the cost of a run where the unknowns have these numbers."""
 _LARGEST_AMBIGUOUS = 3
 """Sizes up to this divide too many numbers to identify an axis."""
@@ -55,13 +56,13 @@ def symbol_or_number(size: int, numbers: Mapping[str, int]) -> str:
     return next((symbol for symbol in known if numbers[symbol] == size and size > 1), str(size))
 
 
-_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 """2 and 3 divide too many numbers."""
 _OF_OWN_SYMBOLS = ((3,), (2, 3))
 """For the user's own symbols, such as the rows of a grid, where runs take much work; both where that isn't enough."""
 _GROUPS = (4, 6)
 _MAX_PERMUTED = 6
-"""Up to this many unknowns, every assignment of the primes is tried."""
+"""Up to this many unknowns, every assignment of the primes is tried; with more, primes are swapped while that helps."""
 _HEADS = ("H", "Hkv", "G")
 _HEAD_WIDTHS = ("Dk", "Dv")
 """Times the number of heads, either is a width of the model or of its values."""
@@ -86,10 +87,12 @@ def small_sizes(plan: Plan, work: WorkEstimate | None = None) -> list[dict[str, 
     if len(unknowns) >= len(_PRIMES) or not unknowns:
         return [plan.numbers(0), plan.numbers(1)]
     extra = max(1, _MAX_PERMUTED + 1 - len(unknowns))
-    chosen = _two_sets(plan, _PRIMES, extra, _cost_of(plan), plan.own_counts)
-    for own in _OF_OWN_SYMBOLS if work is not None else ():
-        if work is not None and max(work.at(plan.at(numbers)) for numbers in chosen) > _MOST_WORK:
-            chosen = _two_sets(plan, (*own, *_PRIMES), extra, lambda numbers: work.at(plan.at(numbers)), plan.fewest)
+    cost_of_work = _cost_of_work(plan, work) if work is not None else None
+    cost = cost_of_work if len(unknowns) > _MAX_PERMUTED and cost_of_work is not None else _cost_of(plan)
+    chosen = _two_sets(plan, _PRIMES, extra, cost, plan.whole_counts)
+    for own in _OF_OWN_SYMBOLS if cost_of_work is not None else ():
+        if cost_of_work is not None and max(map(cost_of_work, chosen)) > _MOST_WORK:
+            chosen = _two_sets(plan, (*own, *_PRIMES), extra, cost_of_work, plan.fewest_counts)
     return [*map(plan.at, chosen), plan.numbers(0), plan.numbers(1)]
 
 
@@ -172,16 +175,13 @@ def _cheapest(
     groups = dict.fromkeys((name for name in plan.unknowns if name in ("G", "H/Hkv")), group)
     unknowns = [name for name in plan.of_axes if name not in groups]
     given = {**groups, **counts}
-    fallback = dict(zip(unknowns, _PRIMES[1:] if avoid is not None else _PRIMES, strict=False)) | given
-    if len(unknowns) > _MAX_PERMUTED:
-        return fallback
     lengths = [name for name in unknowns if _symbol_in(name) in (*LENGTHS, "W")]
     lengths.sort(key=lambda name: plan.sizes.numbers[_symbol_in(name)])
     ordered = [*((a, b, 1) for a, b in itertools.pairwise(lengths)), *_own_below_lengths(plan, unknowns)]
     fixed_numbers = {plan.sizes.numbers[symbol] for symbol in plan.fixed}
-    best: dict[str, int] = {}
-    least = math.inf
-    for order in itertools.permutations(primes, len(unknowns)):
+
+    def cost_below(least: float, order: Sequence[int]) -> float:
+        """Return the cost with the primes in this order, infinity if it isn't below `least` or they don't fit."""
         chosen = dict(zip(unknowns, order, strict=True)) | given
         in_order = all(times * chosen[a] < chosen[b] for a, b, times in ordered)
         repeats = avoid is not None and any(avoid[name] == chosen[name] for name in unknowns)
@@ -189,8 +189,44 @@ def _cheapest(
         if in_order and not repeats and not ambiguous and fixed_numbers.isdisjoint(order):
             estimated = cost(chosen)
             if estimated < least and not _has_coincidence(plan.at(chosen)):
-                best, least = chosen, estimated
-    return best or fallback
+                return estimated
+        return math.inf
+
+    if len(unknowns) > _MAX_PERMUTED:
+        best = _swapped(_PRIMES, len(unknowns), cost_below)
+    else:
+        best = _first_cheapest(itertools.permutations(primes, len(unknowns)), cost_below)
+    fallback = (_PRIMES[1:] if avoid is not None else _PRIMES)[: len(unknowns)]
+    return dict(zip(unknowns, best or fallback, strict=True)) | given
+
+
+def _first_cheapest(orders: Iterable[Sequence[int]], cost_below: _CostBelow) -> Sequence[int] | None:
+    """Return the cheapest of the orders, None if none fits."""
+    best, least = None, math.inf
+    for order in orders:
+        if (cost := cost_below(least, order)) < least:
+            best, least = order, cost
+    return best
+
+
+def _swapped(primes: Sequence[int], count: int, cost_below: _CostBelow) -> Sequence[int] | None:
+    """Return so many of the primes in an order that no swap of two makes cheaper; None if none fits."""
+    # the first order that fits is found by rotation
+    starts = ([*primes[place:], *primes[:place]] for place in range(len(primes)))
+    order = next((start for start in starts if cost_below(math.inf, start[:count]) < math.inf), None)
+    if order is None:
+        return None
+    least = cost_below(math.inf, order[:count])
+    improved = True
+    while improved:
+        improved = False
+        for a, b in itertools.product(range(count), range(len(order))):
+            order[a], order[b] = order[b], order[a]
+            if (cost := cost_below(least, order[:count])) < least:
+                least, improved = cost, True
+            else:
+                order[a], order[b] = order[b], order[a]
+    return order[:count]
 
 
 def _own_below_lengths(plan: Plan, unknowns: Sequence[str]) -> list[tuple[str, str, int]]:
@@ -212,6 +248,10 @@ def _has_coincidence(numbers: Mapping[str, int]) -> bool:
     derived = {number for n in lengths for number in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
     derived |= {a + b for a, b in itertools.combinations(lengths, 2)}
     return not derived.isdisjoint(numbers.values())
+
+
+def _cost_of_work(plan: Plan, work: WorkEstimate) -> Cost:
+    return lambda numbers: work.at(plan.at(numbers))
 
 
 def _cost_of(plan: Plan) -> Cost:
