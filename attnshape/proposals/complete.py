@@ -65,7 +65,9 @@ def complete(spec: TargetSpec) -> Completed:
             error.is_settled = is_settled
             raise error
         if incomplete.needs_init and (unknown := unknown_parameters(incomplete.root, incomplete.module)):
-            raise _nothing_known(incomplete, unknown)
+            error = _nothing_known(incomplete, unknown)
+            error.is_settled = True
+            raise error
         return Completed(spec)
     own = list(spec.given_options())
     found = tuple(option for option in taken.given_options() if option not in own)

@@ -15,6 +15,7 @@ UNUSUAL = [
     ("cosine_attention", *SIZES),
     ("gated_output", *SIZES),
     ("gated_weights", *SIZES),
+    ("gates_but_for_registers", *SIZES),
     ("softmax_plus_one", *SIZES),
     ("score_of_no_key", *SIZES),
     ("differential", *SIZES),
@@ -318,6 +319,31 @@ def reference_sparsemax(module, x):
         too_much = (z - middle).clamp(min=0).sum(-1, keepdim=True) > 1
         low, high = torch.where(too_much, middle, low), torch.where(too_much, high, middle)
     return module.proj(context((z - low).clamp(min=0), v))
+
+
+class GatesButForRegisters(Base):
+    """A score of its own opens or closes each key, except for the first two tokens."""
+
+    def __init__(self, heads, depth):
+        super().__init__(heads, depth)
+        self.gate = nn.Linear(depth, depth)
+
+    def attend(self, q, k, v):
+        opened = self.gate(q) @ k[..., 2:, :].mT * self.depth**-0.5
+        gates = F.pad(opened.sigmoid().log(), (2, 0))
+        return softmax(self.logits(q, k) + gates) @ v
+
+
+def case_gates_but_for_registers(B, H, L, Dk):
+    return _case(GatesButForRegisters, B, H, L, Dk)
+
+
+def reference_gates_but_for_registers(module, x):
+    q, k, v = parts(module, x)
+    opened = q.new_zeros(*q.shape[:-1], k.shape[-2])
+    for key in range(2, k.shape[-2]):
+        opened[..., key] = F.logsigmoid((module.gate(q) * k[..., key : key + 1, :]).sum(-1) / q.shape[-1] ** 0.5)
+    return module.proj(context(softmax(scores(q, k) + opened), v))
 
 
 class NormalisedByTurns(Base):

@@ -126,9 +126,10 @@ def _slots(subject: Subject, operand: AttentionOperand, run: SimultaneousRun) ->
 def _differing_slots(keys: Tensor | None, values: Tensor | None) -> tuple[int, int] | None:
     """Return a slot of the keys and another one of the values, which alone have what was changed; None if they agree.
 
-    A token that several queries see may be several of the keys, such as the first frame and the one before.
+    A token that several queries see may be several of the keys, such as the first frame and the one before. Keys whose
+    scores are padded before they join others are fewer than the values.
     """
-    if keys is None or values is None:
+    if keys is None or values is None or keys.shape[-1] != values.shape[-1]:
         return None
     if keys.shape != values.shape:
         keys, values = keys.any(0, keepdim=True), values.any(0, keepdim=True)
