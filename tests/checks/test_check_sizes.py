@@ -91,6 +91,18 @@ def test_derived_lengths_coincide_with_no_size(lengths):
     assert all(first[symbol] != second[symbol] for symbol in lengths)
 
 
+@pytest.mark.parametrize("work", [None, WorkEstimate((Growth(1.0, (("Dk", 3), ("H", 2))),))])
+def test_many_sizes_keep_their_order_and_the_costly_ones_are_small(work):
+    many = plan({"B": 2, "L": 13, "D": 20, "H": 3, "Dk": 7, "Dv": 8, "C": 5})
+    first, second = small_sizes(many, work)[:2]
+    assert not first.items() & second.items()
+    for chosen in (first, second):
+        assert len({*chosen.values()}) == len(chosen)
+        assert 2 * chosen["C"] < chosen["L"]
+        if work is not None:
+            assert max(chosen["Dk"], chosen["H"]) < min(chosen[name] for name in ("B", "D", "Dv"))
+
+
 def test_seven_sizes_differ():
     first, second, *_ = small_sizes(plan({symbol: 10 + place for place, symbol in enumerate(SYMBOLS[:7])}))
     assert all(first[symbol] != second[symbol] for symbol in SYMBOLS[:7])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from attnshape.dims.sizes import Sizes
@@ -13,7 +13,6 @@ from attnshape.inference.plan import Constraint, Multiple, Plan
 from attnshape.inference.work import WorkEstimate
 
 Cost = Callable[[Mapping[str, int]], float]
-_CostBelow = Callable[[float, Sequence[int]], float]
 """Estimates the cost of a run where the unknowns have these numbers."""
 _LARGEST_AMBIGUOUS = 3
 """Sizes up to this divide too many numbers to identify an axis."""
@@ -100,8 +99,9 @@ def _two_sets(
     plan: Plan, primes: Sequence[int], extra: int, cost: Cost, counts: Mapping[str, int]
 ) -> tuple[dict[str, int], dict[str, int]]:
     count = len(plan.of_axes)
-    first = _cheapest(plan, primes[: count + min(extra, 3)], _GROUPS[0], cost, counts)
-    return first, _cheapest(plan, primes[: count + min(extra + 1, 4)], _GROUPS[1], cost, counts, avoid=first)
+    few, more = (len(primes),) * 2 if count > _MAX_PERMUTED else (count + min(extra, 3), count + min(extra + 1, 4))
+    first = _cheapest(plan, primes[:few], _GROUPS[0], cost, counts)
+    return first, _cheapest(plan, primes[:more], _GROUPS[1], cost, counts, avoid=first)
 
 
 def even_head_width(sizes: Sizes) -> tuple[Constraint, ...]:
@@ -180,50 +180,43 @@ def _cheapest(
     ordered = [*((a, b, 1) for a, b in itertools.pairwise(lengths)), *_own_below_lengths(plan, unknowns)]
     fixed_numbers = {plan.sizes.numbers[symbol] for symbol in plan.fixed}
 
-    def cost_below(least: float, order: Sequence[int]) -> float:
-        """Return the cost with the primes in this order, infinity if it isn't below `least` or they don't fit."""
-        chosen = dict(zip(unknowns, order, strict=True)) | given
-        in_order = all(times * chosen[a] < chosen[b] for a, b, times in ordered)
-        repeats = avoid is not None and any(avoid[name] == chosen[name] for name in unknowns)
-        ambiguous = any(chosen[name] <= _LARGEST_AMBIGUOUS and _symbol_in(name) in SYMBOLS_BY_NAME for name in unknowns)
-        if in_order and not repeats and not ambiguous and fixed_numbers.isdisjoint(order):
-            estimated = cost(chosen)
-            if estimated < least and not _has_coincidence(plan.at(chosen)):
-                return estimated
-        return math.inf
+    def chosen_by(order: Sequence[int]) -> dict[str, int]:
+        return dict(zip(unknowns, order, strict=True)) | given
+
+    def misfits(chosen: Mapping[str, int]) -> int:
+        """Return how many of the primes don't fit."""
+        out_of_order = sum(times * chosen[a] >= chosen[b] for a, b, times in ordered)
+        repeated = sum(avoid is not None and avoid[name] == chosen[name] for name in unknowns)
+        ambiguous = sum(chosen[name] <= _LARGEST_AMBIGUOUS and _symbol_in(name) in SYMBOLS_BY_NAME for name in unknowns)
+        return out_of_order + repeated + ambiguous + sum(chosen[name] in fixed_numbers for name in unknowns)
 
     if len(unknowns) > _MAX_PERMUTED:
-        best = _swapped(_PRIMES, len(unknowns), cost_below)
-    else:
-        best = _first_cheapest(itertools.permutations(primes, len(unknowns)), cost_below)
-    fallback = (_PRIMES[1:] if avoid is not None else _PRIMES)[: len(unknowns)]
-    return dict(zip(unknowns, best or fallback, strict=True)) | given
+
+        def badness(order: Sequence[int]) -> tuple[int, float]:
+            chosen = chosen_by(order)
+            return misfits(chosen) + _has_coincidence(plan.at(chosen)), cost(chosen)
+
+        return chosen_by(_swapped(primes, len(unknowns), badness))
+    best: dict[str, int] = {}
+    least = math.inf
+    for order in itertools.permutations(primes, len(unknowns)):
+        chosen = chosen_by(order)
+        if not misfits(chosen) and (estimated := cost(chosen)) < least and not _has_coincidence(plan.at(chosen)):
+            best, least = chosen, estimated
+    return best or chosen_by((_PRIMES[1:] if avoid is not None else _PRIMES)[: len(unknowns)])
 
 
-def _first_cheapest(orders: Iterable[Sequence[int]], cost_below: _CostBelow) -> Sequence[int] | None:
-    """Return the cheapest of the orders, None if none fits."""
-    best, least = None, math.inf
-    for order in orders:
-        if (cost := cost_below(least, order)) < least:
-            best, least = order, cost
-    return best
-
-
-def _swapped(primes: Sequence[int], count: int, cost_below: _CostBelow) -> Sequence[int] | None:
-    """Return so many of the primes in an order that no swap of two makes cheaper; None if none fits."""
-    # the first order that fits is found by rotation
-    starts = ([*primes[place:], *primes[:place]] for place in range(len(primes)))
-    order = next((start for start in starts if cost_below(math.inf, start[:count]) < math.inf), None)
-    if order is None:
-        return None
-    least = cost_below(math.inf, order[:count])
+def _swapped(primes: Sequence[int], count: int, badness: Callable[[Sequence[int]], tuple[int, float]]) -> Sequence[int]:
+    """Return so many of the primes in an order that no swap of two makes better."""
+    order = list(primes)
+    least = badness(order[:count])
     improved = True
     while improved:
         improved = False
         for a, b in itertools.product(range(count), range(len(order))):
             order[a], order[b] = order[b], order[a]
-            if (cost := cost_below(least, order[:count])) < least:
-                least, improved = cost, True
+            if (now := badness(order[:count])) < least:
+                least, improved = now, True
             else:
                 order[a], order[b] = order[b], order[a]
     return order[:count]

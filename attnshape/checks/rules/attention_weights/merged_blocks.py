@@ -155,6 +155,8 @@ def _compare(subject: Subject, blocks: Sequence[_Block]) -> Violation | bool:
         return True
     if _are_close(weights, expected * sums) and at.name not in ops.SCALINGS:
         return False  # what is returned may be divided elsewhere
+    if _are_close(weights, expected * sums) and _reads_something_else(subject, blocks, at):
+        return False  # such as a sink, which takes part in the softmax and has no value
     evidence = f"replaced the contexts of {len(blocks)} blocks of keys by 0 and 1, and read their sum"
     if not _are_close(sums, torch.ones_like(sums)):
         message = f"the weights of a query over all blocks of keys sum to {sums.min():.4g} to {sums.max():.4g}"
@@ -162,6 +164,18 @@ def _compare(subject: Subject, blocks: Sequence[_Block]) -> Violation | bool:
     most = float((weights - expected).abs().max())
     message = f"blocks of keys are merged to other weights than those of one softmax over all keys: by up to {most:.3g}"
     return Violation("AS311", message, merged[0].refs[0], _HINT, evidence)
+
+
+def _reads_something_else(subject: Subject, blocks: Sequence[_Block], at: ReplayedCall) -> bool:
+    """Return whether a sum of contexts depends on an input or a parameter that no query, key or value depends on."""
+    read = {source for block in blocks for sources in _operand_sources(block.core) for source in sources}
+    return bool(subject.graph.origins((at.refs[0],)) - subject.graph.origins(tuple(read)) - {"constant"})
+
+
+def _operand_sources(core: Core) -> Iterator[tuple[Producer, ...]]:
+    """Yield what makes the queries, the keys and the values of an attention."""
+    yield from map(core.scores.sources, core.scores.places)
+    yield core.value.sources(core.values_place)
 
 
 def _of_single_softmaxes(

@@ -155,9 +155,10 @@ def _is_of_blocks(subject: Subject, explanation: ExplainedVisibility) -> bool:
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}
     if queries == 1 and lengths & explanation.visible.core.shared_sizes:
         return True
-    if explanation.hypothesis is not None:
-        return False
     known = lengths | {subject.numbers.get("Lp", 0) + length for length in lengths}
+    # each of a few keys stands for several tokens, such as the mean of a block
+    if explanation.hypothesis is not None and (keys in known or 2 * keys > queries):
+        return False
     return queries not in lengths or keys not in known
 
 
@@ -166,10 +167,18 @@ def _by_results(subject: Subject, laid_out: list[ExplainedVisibility]) -> Iterat
     known = {explanation.visible.core.context for explanation in laid_out}
     hidden = [core for core in subject.attentions if core.context not in known]
     # what attention itself leaks has findings of its own
-    if subject.claims.causal and all(explanation.hypothesis == explanation.right for explanation in laid_out):
+    if subject.claims.causal and not any(map(_leaks_the_future, laid_out)):
         yield from _past_attention(subject) if laid_out and not hidden else judge_causal(subject, hidden, TOPIC)
     if subject.claims.window is not None and (hidden or not laid_out):
         yield from judge_window(subject, hidden, TOPIC)
+
+
+def _leaks_the_future(explanation: ExplainedVisibility) -> bool:
+    """Return whether a later key is visible, or that can't be told."""
+    if explanation.hypothesis == explanation.right:
+        return False
+    leaks = explanation.leaks("causal")
+    return leaks is None or bool(leaks.any())
 
 
 def _past_attention(subject: Subject) -> Iterator[Outcome]:

@@ -7,6 +7,7 @@ earlier ones leave, a state or running sums, the chunks are a way to compute, an
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -112,12 +113,12 @@ def _replaced(number: _Number, size: int, runnable: Runnable) -> Runnable:
 def _tokens(subject: Subject, size: int) -> int | None:
     """Return the size of the axis of tokens that most inputs have, if it may be divided into chunks, else None.
 
-    The first axis of an input holds its batch, and the last one its features.
+    The first axis of an input holds its batch, and the last one its features. The last chunk may be shorter.
     """
     counts: dict[int, int] = {}
     for value in subject.inputs.values():
         for count in set(value.shape[1:-1]):
-            if count >= _FEWEST_CHUNKS * size and count % size == 0:
+            if math.ceil(count / size) >= _FEWEST_CHUNKS:
                 counts[count] = counts.get(count, 0) + 1
     is_chunked = any(size in value.shape for event in subject.base.events for value in event.values)
     return max(counts, key=lambda count: counts[count]) if counts and is_chunked else None

@@ -34,11 +34,12 @@ def check(subject: Subject) -> Iterator[Outcome]:
     heads = subject.numbers.get("H", 0)
     if heads < 2 or not subject.is_distinct("H"):
         return
-    lengths = {subject.numbers[symbol] for symbol in subject.lengths}
+    # the tokens are on an axis of their own, which may be as long as no symbol says, such as that of a class token too
+    no_lengths = {size for symbol, size in subject.numbers.items() if symbol not in subject.lengths}
     over_heads = [
         core
         for core in subject.attentions
-        if core.token_sizes == ({heads}, {heads}) and not core.shared_sizes.isdisjoint(lengths)
+        if core.token_sizes == ({heads}, {heads}) and core.shared_sizes - no_lengths - {1}
     ]
     if over_heads:
         yield _over_heads(subject, over_heads[0], _splits(subject, heads))

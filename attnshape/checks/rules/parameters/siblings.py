@@ -88,7 +88,8 @@ def _are_of_sibling_attentions(subject: Subject, name: str, other: str) -> bool:
     parts, others, differing = name.split("."), other.split("."), _differing(name, other)
     if len(parts) != len(others) or len(differing) != 1 or parts[differing[0]].isdigit():
         return False
-    return ".".join(others[: differing[0] + 1]) in set(layers(subject).values())
+    module = ".".join(others[: differing[0] + 1])
+    return any(layer == module or layer.startswith(f"{module}.") for layer in layers(subject).values())
 
 
 def _second_use(subject: Subject, uses: Sequence[ReplayedCall]) -> OutputRef | None:

@@ -61,6 +61,8 @@ def check_names(subject: Subject) -> Iterator[Violation]:
         made = [one for one in reading if moved.comparable and _differs(subject, one, moved.changed)]
         if len({one.role for one in made}) == 1 and made[0].role != role:
             at = max(ref for other, ref in _parameters(subject, made[0]) if other == name)
+            if _is_absorbed(subject, made[0], at):
+                continue
             yield Violation(
                 "AS817",
                 f"{name} makes {_PLURALS[made[0].role]}, and its name says {role}",
@@ -77,6 +79,16 @@ def _parameters(subject: Subject, operand: AttentionOperand) -> Iterator[tuple[s
         for sources in subject.base.event(ref).sources:
             if (name := parameter_of(subject, sources)) is not None:
                 yield name, ref
+
+
+def _is_absorbed(subject: Subject, operand: AttentionOperand, ref: OutputRef) -> bool:
+    """Return whether a projection is applied to what one of the operand's own name made.
+
+    So queries are multiplied by what would have made the keys of a latent: `(x Wq) (c Wk)^T = (x Wq Wk^T) c^T`
+    (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1).
+    """
+    own = (made for name, made in _parameters(subject, operand) if named_role(name) == operand.role)
+    return any(ref in subject.graph.downstream_of(made) for made in own if made != ref)
 
 
 def _first_joined(subject: Subject, ref: OutputRef) -> OutputRef:

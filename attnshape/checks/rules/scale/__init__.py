@@ -446,7 +446,9 @@ def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
         every = bool((changed.all(operand.contracted) == (entries > 0)).all())
         if every or int(entries.max()) > _OF_A_PAIR or _are_repeated(difference.abs(), changed, operand.contracted):
             # the product sums over tokens, by themselves or beside features: the changes of all of them would add up
-            index: list[slice | int] = [slice(None), *[0] * (subject.base.value(ref).ndim - 1)]
+            shape = subject.base.value(ref).shape
+            summed = {operand.value.shape[axis] for axis in operand.contracted}
+            index: list[slice | int] = [0 if shape[0] in summed else slice(None), *[0] * (len(shape) - 1)]
             index[_feature_axis(subject, ref)] = feature
             return _stretch_of_one(subject, operand, lambda change: Intervention(results={ref: change}), *index)
         return float(lengths[0]) if _are_close(lengths) else None
