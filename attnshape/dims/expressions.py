@@ -111,11 +111,15 @@ class PairCondition(Expression):
     def idle_at(self, sizes: Mapping[str, int], queries: int, keys: int) -> int:
         """Return how many of its comparisons tell no pairs of positions apart, as a window wider than the sequence.
 
+        The whole condition counts too: each of its comparisons may matter, and all together hide nothing.
+
         >>> parse_pair_condition("k <= q and q - k < W").idle_at({"W": 9}, queries=5, keys=5)
+        1
+        >>> parse_pair_condition("k < S or q - k < W").idle_at({"S": 2, "W": 3}, queries=5, keys=5)
         1
         """
         pairs = [{**sizes, QUERY: query, KEY: key} for query in range(queries) for key in range(keys)]
-        return sum(_is_idle(comparison, pairs) for comparison in comparisons(self.tree))
+        return sum(_is_idle(part, pairs) for part in dict.fromkeys((*comparisons(self.tree), self.tree)))
 
 
 def _is_idle(comparison: Node, pairs: Sequence[Mapping[str, int]]) -> bool:

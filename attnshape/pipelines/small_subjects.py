@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Budget, Experiment, OutOfTimeError
 from attnshape.checks.interventions.module_state import ModuleState
-from attnshape.checks.interventions.small_sizes import cheap_first, near_sizes, other_lengths, small_sizes
+from attnshape.checks.interventions.small_sizes import LENGTHS, cheap_first, near_sizes, other_lengths, small_sizes
 from attnshape.dims.sizes import are_large
 from attnshape.inference.plan import Constraint
 from attnshape.inference.small_runs import Samples
@@ -44,10 +45,11 @@ class Subjects:
         """The sets of sizes to try, in this order."""
         if variation is not None:
             own = [] if are_large(sizes) else [*near_sizes(sizes), sizes.numbers]
-            small = [numbers for numbers in small_sizes(variation.plan, variation.work) if numbers not in own]
-            self.candidates = cheap_first([*small, *own], variation.work)
             # a part of a claim about visible keys that hides none of them, or all, can't be told from none
-            self.candidates.sort(key=lambda numbers: _idle_comparisons(claims, numbers))
+            idle = _idle_comparisons(claims)
+            small = [one for one in small_sizes(variation.plan, variation.work, idle) if one not in own]
+            self.candidates = cheap_first([*small, *own], variation.work)
+            self.candidates.sort(key=idle)
         self.timed_out = False
         """Whether a run took too long."""
 
@@ -75,8 +77,23 @@ class Subjects:
         return Subject(experiment, self._claims, other, self._requested_dtype, next(apart, None) if symbols else None)
 
 
-def _idle_comparisons(claims: Claims, numbers: Mapping[str, int]) -> int:
-    """Return how many comparisons of a claim about visible keys tell none of those apart that attention has."""
-    queries = numbers.get("Lq", numbers.get("L", 0))
-    keys = numbers.get("Lk", queries + numbers.get("Lp", 0))
-    return claims.idle_at(numbers, queries, keys) if queries and keys else 0
+def _idle_comparisons(claims: Claims) -> Callable[[Mapping[str, int]], int]:
+    """Return a function of sizes: how many comparisons of a claim about visible keys tell no keys apart there."""
+    symbols = {
+        *LENGTHS,
+        *(
+            symbol
+            for expression in (claims.visible, claims.window)
+            if expression is not None
+            for symbol in expression.symbols
+        ),
+    }
+
+    @cache
+    def counted(numbers: frozenset[tuple[str, int]]) -> int:
+        sizes = dict(numbers)
+        queries = sizes.get("Lq", sizes.get("L", 0))
+        keys = sizes.get("Lk", queries + sizes.get("Lp", 0))
+        return claims.idle_at(sizes, queries, keys) if queries and keys else 0
+
+    return lambda numbers: counted(frozenset((name, size) for name, size in numbers.items() if name in symbols))

@@ -123,7 +123,11 @@ class UniformRun:
 
     @cached_property
     def _with_another_vector(self) -> ReplayRun | None:
-        fill = partial(filled_with, random_vector(self.vector.numel(), 5))
+        def fill(value: Tensor) -> Tensor:
+            width = self.vector.numel()
+            # inputs from which keys are projected have widths of their own
+            return filled_with(random_vector(value.shape[-1] if value.shape[-1] % width else width, 5), value)
+
         results, inputs = dict.fromkeys(self.change.results, fill), dict.fromkeys(self.change.inputs, fill)
         run = self.subject.experiment.run(replace(self.change, inputs=inputs, results=results))
         return run if run.follows(self.subject.base) else None

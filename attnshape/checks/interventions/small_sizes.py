@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from attnshape.dims.sizes import Sizes
@@ -13,6 +13,7 @@ from attnshape.inference.plan import Constraint, Multiple, Plan
 from attnshape.inference.work import WorkEstimate
 
 Cost = Callable[[Mapping[str, int]], float]
+Idle = Callable[[Mapping[str, int]], int]
 """Estimates the cost of a run where the unknowns have these numbers."""
 _LARGEST_AMBIGUOUS = 3
 """Sizes up to this divide too many numbers to identify an axis."""
@@ -62,6 +63,8 @@ _OF_OWN_SYMBOLS = ((3,), (2, 3))
 _GROUPS = (4, 6)
 _MAX_PERMUTED = 6
 """Up to this many unknowns, every assignment of the primes is tried; with more, primes are swapped while that helps."""
+_MOST_COMPARED = 500
+"""How many sets of sizes are tried for one at which every part of a claim matters."""
 _HEADS = ("H", "Hkv", "G")
 _HEAD_WIDTHS = ("Dk", "Dv")
 """Times the number of heads, either is a width of the model or of its values."""
@@ -74,13 +77,14 @@ _MOST_WORK = 10**9
 """The work of a run, of which a check makes hundreds, above which sizes are chosen by their work alone."""
 
 
-def small_sizes(plan: Plan, work: WorkEstimate | None = None) -> list[dict[str, int]]:
+def small_sizes(plan: Plan, work: WorkEstimate | None = None, idle: Idle | None = None) -> list[dict[str, int]]:
     """Return two sets of sizes under a plan's constraints, then those of the plan's own runs.
 
     The primes are assigned so that the largest tensor is as small as possible, or so that `work`, which estimates the
     work of a run, is the least, where it is much. Lengths keep the user's order, and the user's own symbols stay
     below the lengths that are larger. What only counts something, such as layers, keeps the user's number, since every
-    layer may differ; where runs then take much work, it is the least that shows all there is.
+    layer may differ; where runs then take much work, it is the least that shows all there is. `idle` says how many
+    parts of a claim would say nothing at a set of sizes; those with the fewest are chosen.
     """
     unknowns = plan.of_axes
     if len(unknowns) >= len(_PRIMES) or not unknowns:
@@ -88,20 +92,20 @@ def small_sizes(plan: Plan, work: WorkEstimate | None = None) -> list[dict[str, 
     extra = max(1, _MAX_PERMUTED + 1 - len(unknowns))
     cost_of_work = _cost_of_work(plan, work) if work is not None else None
     cost = cost_of_work if len(unknowns) > _MAX_PERMUTED and cost_of_work is not None else _cost_of(plan)
-    chosen = _two_sets(plan, _PRIMES, extra, cost, plan.whole_counts)
+    chosen = _two_sets(plan, _PRIMES, extra, cost, plan.whole_counts, idle)
     for own in _OF_OWN_SYMBOLS if cost_of_work is not None else ():
         if cost_of_work is not None and max(map(cost_of_work, chosen)) > _MOST_WORK:
-            chosen = _two_sets(plan, (*own, *_PRIMES), extra, cost_of_work, plan.fewest_counts)
+            chosen = _two_sets(plan, (*own, *_PRIMES), extra, cost_of_work, plan.fewest_counts, idle)
     return [*map(plan.at, chosen), plan.numbers(0), plan.numbers(1)]
 
 
 def _two_sets(
-    plan: Plan, primes: Sequence[int], extra: int, cost: Cost, counts: Mapping[str, int]
+    plan: Plan, primes: Sequence[int], extra: int, cost: Cost, counts: Mapping[str, int], idle: Idle | None
 ) -> tuple[dict[str, int], dict[str, int]]:
     count = len(plan.of_axes)
     few, more = (len(primes),) * 2 if count > _MAX_PERMUTED else (count + min(extra, 3), count + min(extra + 1, 4))
-    first = _cheapest(plan, primes[:few], _GROUPS[0], cost, counts)
-    return first, _cheapest(plan, primes[:more], _GROUPS[1], cost, counts, avoid=first)
+    first = _cheapest(plan, primes[:few], _GROUPS[0], cost, counts, idle)
+    return first, _cheapest(plan, primes[:more], _GROUPS[1], cost, counts, idle, avoid=first)
 
 
 def even_head_width(sizes: Sizes) -> tuple[Constraint, ...]:
@@ -165,6 +169,7 @@ def _cheapest(
     group: int,
     cost: Cost,
     counts: Mapping[str, int],
+    idle: Idle | None,
     avoid: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Return the assignment of primes to unknowns with the cheapest run; no unknown keeps its prime in `avoid`.
@@ -180,6 +185,9 @@ def _cheapest(
     ordered = [*((a, b, 1) for a, b in itertools.pairwise(lengths)), *_own_below_lengths(plan, unknowns)]
     fixed_numbers = {plan.sizes.numbers[symbol] for symbol in plan.fixed}
 
+    def idle_at(numbers: Mapping[str, int]) -> int:
+        return idle(numbers) if idle is not None else 0
+
     def chosen_by(order: Sequence[int]) -> dict[str, int]:
         return dict(zip(unknowns, order, strict=True)) | given
 
@@ -192,21 +200,33 @@ def _cheapest(
 
     if len(unknowns) > _MAX_PERMUTED:
 
-        def badness(order: Sequence[int]) -> tuple[int, float]:
+        def badness(order: Sequence[int]) -> tuple[int, int, float]:
             chosen = chosen_by(order)
-            return misfits(chosen) + _has_coincidence(plan.at(chosen)), cost(chosen)
+            numbers = plan.at(chosen)
+            return misfits(chosen) + _has_coincidence(numbers), idle_at(numbers), cost(chosen)
 
         return chosen_by(_swapped(primes, len(unknowns), badness))
-    best: dict[str, int] = {}
-    least = math.inf
-    for order in itertools.permutations(primes, len(unknowns)):
-        chosen = chosen_by(order)
-        if not misfits(chosen) and (estimated := cost(chosen)) < least and not _has_coincidence(plan.at(chosen)):
-            best, least = chosen, estimated
+    every = map(chosen_by, itertools.permutations(primes, len(unknowns)))
+    fitting = sorted((chosen for chosen in every if not misfits(chosen)), key=cost)
+    distinct = (chosen for chosen in fitting if not _has_coincidence(plan.at(chosen)))
+    best = _least_idle(distinct, lambda chosen: idle_at(plan.at(chosen)))
     return best or chosen_by((_PRIMES[1:] if avoid is not None else _PRIMES)[: len(unknowns)])
 
 
-def _swapped(primes: Sequence[int], count: int, badness: Callable[[Sequence[int]], tuple[int, float]]) -> Sequence[int]:
+def _least_idle(choices: Iterable[dict[str, int]], idle: Callable[[Mapping[str, int]], int]) -> dict[str, int] | None:
+    """Return the first of the choices at which the fewest parts of a claim say nothing; None if there is none."""
+    best, least = None, math.inf
+    for chosen in itertools.islice(choices, _MOST_COMPARED):
+        if (number := idle(chosen)) < least:
+            best, least = chosen, number
+        if not least:
+            break
+    return best
+
+
+def _swapped(
+    primes: Sequence[int], count: int, badness: Callable[[Sequence[int]], tuple[int, int, float]]
+) -> Sequence[int]:
     """Return so many of the primes in an order that no swap of two makes better."""
     order = list(primes)
     least = badness(order[:count])
