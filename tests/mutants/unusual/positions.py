@@ -12,6 +12,10 @@ SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 10}, {"B": 5, "H": 2, "L": 9, "Dk": 6})
 PAST = ({"B": 2, "H": 4, "Lp": 6, "L": 3, "Dk": 10}, {"B": 5, "H": 2, "Lp": 4, "L": 8, "Dk": 6})
 GRIDS = ({"B": 7, "H": 6, "Dk": 5, "W": 4, "Nh": 2, "Nw": 3}, {"B": 5, "H": 8, "Dk": 7, "W": 3, "Nh": 2, "Nw": 4})
 HEADS = ({"B": 2, "H": 6, "L": 5, "Dk": 10}, {"B": 3, "H": 5, "L": 9, "Dk": 8})
+DRAFTS = (
+    {"B": 2, "H": 4, "L": 3, "Lq": 5, "Lp": 6, "Dk": 10},
+    {"B": 5, "H": 2, "L": 4, "Lq": 7, "Lp": 8, "Dk": 6},
+)
 UNUSUAL = [
     ("bucketed_bias", *SIZES),
     ("relative_shift", *SIZES),
@@ -21,6 +25,7 @@ UNUSUAL = [
     ("rotated_pairs", *SIZES),
     ("partly_rotated", *SIZES),
     ("rotated_with_cache", *PAST),
+    ("draft_rejected", *DRAFTS),
     ("learned_positions", *SIZES),
     ("rotated_and_scaled", *SIZES),
     ("hotter_with_position", *SIZES),
@@ -201,6 +206,45 @@ class RotatedHalves(Base):
     def place(self, q, k):
         positions = torch.arange(q.shape[-2])
         return self.rotate(q, positions), self.rotate(k, positions)
+
+
+class DraftRejected(RotatedHalves):
+    """All tokens of a draft but the first two are dropped from the cache, and others follow at their positions."""
+
+    def __init__(self, width, heads, depth):
+        super().__init__(heads, depth)
+        self.qkv = nn.Linear(width, 3 * heads * depth, bias=False)
+
+    def step(self, x, keys, values):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.depth)).permute(2, 0, 3, 1, 4)
+        seen, count = keys.shape[2], x.shape[1]
+        positions = torch.arange(seen, seen + count)
+        keys, values = torch.cat((keys, self.rotate(k, positions)), 2), torch.cat((values, v), 2)
+        keep = torch.ones(count, seen + count, dtype=torch.bool).tril(seen)
+        context = F.scaled_dot_product_attention(self.rotate(q, positions), keys, values, attn_mask=keep)
+        return self.proj(context.transpose(1, 2).flatten(2)), keys, values
+
+    def forward(self, prompt, draft, following):
+        none = prompt.new_zeros(prompt.shape[0], self.heads, 0, self.depth)
+        first, keys, values = self.step(prompt, none, none)
+        second, keys, values = self.step(draft, keys, values)
+        rejected = draft.shape[1] - 2
+        third, _, _ = self.step(following, keys[:, :, :-rejected], values[:, :, :-rejected])
+        return torch.cat((first, second[:, :2], third), dim=1)
+
+
+def case_draft_rejected(B, H, L, Lq, Lp, Dk):
+    width = Dk - 1
+    inputs = (torch.randn(B, Lp, width), torch.randn(B, Lq, width), torch.randn(B, L, width))
+    return DraftRejected(width, H, Dk), inputs, {}, ["rope=half"]
+
+
+def reference_draft_rejected(module, prompt, draft, following):
+    x = torch.cat((prompt, draft[:, :2], following), dim=1)
+    q, k, v = (split(t, module.heads) for t in module.qkv(x).chunk(3, dim=-1))
+    depth, count = module.depth, x.shape[1]
+    q, k = (turned(t, halves(depth), depth) for t in (q, k))
+    return module.proj(join(attention(q, k, v, keep=causal(count, count))))
 
 
 class RotatedPairs(RotatedHalves):
