@@ -156,8 +156,11 @@ def check_request(
         runs = budget.runs + comments.runs
         report = _with_rules(report, passes, claims)
         if passes and variation is not None:
-            left_out = tuple(_left_out(variation.plan, passes[0].subject.experiment.numbers))
-            report = replace(report, not_checked=(*report.not_checked, *left_out))
+            numbers = passes[0].subject.experiment.numbers
+            left_out = tuple(_left_out(variation.plan, numbers))
+            stands_for = tuple(_stands_for(variation.plan, numbers))
+            facts, gaps = (*stands_for, *report.facts), (*report.not_checked, *left_out)
+            report = replace(report, facts=facts, not_checked=gaps)
         report = replace(report, not_checked=(*report.not_checked, *cut_off_by_time(target, variation, limit)))
         outcomes = _claim_outcomes(report, passes, claims)
         report = replace(report, claims=claims.texts, claim_outcomes=outcomes or UNSET, runs=runs)
@@ -173,9 +176,17 @@ def _left_out(plan: Plan, numbers: Mapping[str, int]) -> Iterator[NotChecked]:
     """Yield the layers, or other iterations, that the user's run has and the checked one doesn't."""
     for name in plan.of_counts:
         symbol = plan.owner(name)
-        if numbers[symbol] < plan.sizes.numbers[symbol]:
+        if symbol not in plan.fewest and numbers[symbol] < plan.sizes.numbers[symbol]:
             why = f"runs with {symbol}={plan.sizes.numbers[symbol]} take too much work"
             yield NotChecked(what=f"what comes beyond {symbol}={numbers[symbol]}", why=why)
+
+
+def _stands_for(plan: Plan, numbers: Mapping[str, int]) -> Iterator[Fact]:
+    """Yield what was checked instead of all layers, where it is known that these are of the same kinds."""
+    fewer = [symbol for symbol in plan.fewest if numbers[symbol] < plan.sizes.numbers[symbol]]
+    if fewer:
+        checked, own = (", ".join(f"{symbol}={of[symbol]}" for symbol in fewer) for of in (numbers, plan.sizes.numbers))
+        yield Fact(text=f"the layers of {checked} stand for those of {own}, whose kinds they all are")
 
 
 def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claims:

@@ -178,6 +178,14 @@ def test_check_finds_each_attention(attnshape: Attnshape, folder: Path) -> None:
     assert "layers.0.self_attn, layers.1.self_attn" in " ".join(result.out.split())
 
 
+def test_check_builds_few_layers_and_says_what_they_stand_for(attnshape: Attnshape, folder: Path) -> None:
+    write(folder, {**LLAMA, "num_hidden_layers": 6})
+    result = attnshape("check", "config.json", "--select", "AS2", "--format", "text")
+    text = " ".join(result.out.split())
+    assert "the layers of N=2 stand for those of N=6, whose kinds they all are" in text
+    assert "what comes beyond" not in text
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
