@@ -29,6 +29,7 @@ PAIRS = [
     ("AS111", "fused_by_tokens", *SIZES),
     ("AS111", "pixels_of_channels", *SIZES),
     ("AS111", "patches_with_class_token", *SIZES),
+    ("AS111", "class_token_by_tokens", *SIZES),
 ]
 
 
@@ -408,3 +409,42 @@ def right_patches_with_class_token(B, H, L, Dk):
 def reference_patches_with_class_token(module, x):
     h = module.patches(x)
     return module.wo(multihead(module.wq(h), module.wk(h), module.wv(h), module.heads))[:, 0]
+
+
+class WithClassToken(nn.Module):
+    """Attention of tokens behind a class token, so one more than the input has."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.cls_token = nn.Parameter(torch.randn(1, 1, dim))
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def attend(self, q, k, v):
+        context = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return context.transpose(1, 2)
+
+    def forward(self, x):
+        x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), dim=1)
+        B, N, C = x.shape
+        parts = self.qkv(x).reshape(B, N, 3, self.num_heads, -1)  # wrong: AS111 class_token_by_tokens
+        q, k, v = parts.unbind(2)
+        return self.proj(self.attend(q, k, v).reshape(B, N, C))
+
+
+class ClassTokenByTokens(WithClassToken):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def wrong_class_token_by_tokens(B, H, L, Dk):
+    return _by_heads(ClassTokenByTokens, B, H, L, Dk)
+
+
+def right_class_token_by_tokens(B, H, L, Dk):
+    return _by_heads(WithClassToken, B, H, L, Dk)
+
+
+def reference_class_token_by_tokens(module, x):
+    x = torch.cat((module.cls_token.repeat(x.shape[0], 1, 1), x), dim=1)
+    return module.proj(multihead(*module.qkv(x).chunk(3, dim=-1), module.num_heads))

@@ -25,6 +25,7 @@ PAIRS = [
     ("AS807", "tokens_as_values", *SIZES),
     ("AS807", "one_norm_for_both", *SIZES),
     ("AS807", "one_attention_for_both", *ACROSS),
+    ("AS807", "one_list_of_heads_for_both", *ACROSS),
 ]
 
 
@@ -391,4 +392,63 @@ def reference_one_attention_for_both(module, x, memory):
         keys = x if keys is None else keys
         k, v = heads(keys, layer.of_key, layer.heads), heads(keys, layer.of_value, layer.heads)
         x = x + merge(attend(heads(x, layer.of_query, layer.heads), k, v), layer.out)
+    return x
+
+
+class Head(nn.Module):
+    def __init__(self, width, size):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, size, bias=False) for _ in range(3))
+
+    def forward(self, x, memory):
+        scores = self.query(x) @ self.key(memory).transpose(1, 2)
+        return F.softmax(scores * self.key.out_features**-0.5, dim=-1) @ self.value(memory)
+
+
+class ListOfHeads(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = nn.ModuleList([Head(width, width // heads) for _ in range(heads)])
+
+    def forward(self, x, memory):
+        return torch.cat([head(x, memory) for head in self.heads], dim=-1)
+
+
+class DecoderOfHeads(nn.Module):
+    """Both attentions are lists of heads."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.self_attn, self.cross_attn = ListOfHeads(width, heads), ListOfHeads(width, heads)
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x, memory):
+        h = self.ln1(x)
+        x = x + self.self_attn(h, h)
+        return x + self.cross_attn(self.ln2(x), memory)
+
+
+class OwnHeadsForBoth(DecoderOfHeads):
+    def forward(self, x, memory):
+        h = self.ln1(x)
+        x = x + self.self_attn(h, h)
+        return x + self.self_attn(self.ln2(x), memory)  # wrong: AS807 one_list_of_heads_for_both
+
+
+def wrong_one_list_of_heads_for_both(B, H, Lq, Lk, Dk):
+    return _one_attention_for_both(OwnHeadsForBoth, B, H, Lq, Lk, Dk)
+
+
+def right_one_list_of_heads_for_both(B, H, Lq, Lk, Dk):
+    return _one_attention_for_both(DecoderOfHeads, B, H, Lq, Lk, Dk)
+
+
+def reference_one_list_of_heads_for_both(module, x, memory):
+    for attended, norm, keys in ((module.self_attn, module.ln1, None), (module.cross_attn, module.ln2, memory)):
+        h = normed(x, norm)
+        contexts = []
+        for head in attended.heads:
+            k, v = (project(h if keys is None else keys, linear) for linear in (head.key, head.value))
+            contexts.append(attention(project(h, head.query), k, v))
+        x = x + torch.cat(contexts, -1)
     return x

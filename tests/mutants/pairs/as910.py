@@ -13,12 +13,18 @@ SIZES = (
     {"B": 5, "H": 3, "Nw": 4, "W": 2, "Dk": 6},
     {"B": 2, "H": 3, "Nw": 5, "W": 4, "Dk": 8},
 )
+SHORTER = (
+    {"B": 4, "H": 5, "L": 17, "C": 6, "Dk": 7},
+    {"B": 3, "H": 2, "L": 14, "C": 4, "Dk": 6},
+    {"B": 5, "H": 3, "L": 11, "C": 4, "Dk": 8},
+)
 PAIRS = [
     ("AS910", "first_step_forgotten", *SIZES),
     ("AS910", "state_decays_too_little", *SIZES),
     ("AS910", "gate_of_a_chunk_left_out", *SIZES),
     ("AS910", "norms_of_each_chunk", *SIZES),
     ("AS910", "own_chunk_counted_twice", *SIZES),
+    ("AS910", "shorter_chunk_in_the_end", *SHORTER),
 ]
 
 
@@ -254,3 +260,56 @@ def right_own_chunk_counted_twice(B, H, Nw, W, Dk):
 def reference_own_chunk_counted_twice(module, x):
     q, k, v = (heads(x, w, module.n_heads) for w in (module.q, module.k, module.v))
     return merge(summed(q, k, v, torch.ones(x.shape[1], x.shape[1], dtype=x.dtype)))
+
+
+class Retentive(nn.Module):
+    """Chunks are slices, and the last one may be shorter."""
+
+    def __init__(self, hidden, n_heads, chunk_size):
+        super().__init__()
+        self.n_heads, self.chunk_size = n_heads, chunk_size
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+        self.register_buffer("gamma", decays(n_heads))
+
+    def carried(self, state, size):
+        return state * self.gamma[:, None, None] ** size
+
+    def chunk(self, q, k, v, state):
+        size, gamma = q.shape[2], self.gamma[:, None, None]
+        i = torch.arange(size).to(q)
+        inner = (q @ k.mT * (gamma ** (i[:, None] - i)).tril()) @ v
+        cross = q @ state * gamma ** (i[:, None] + 1)  # wrong: AS910 shorter_chunk_in_the_end
+        new = (k * gamma ** (size - 1 - i)[:, None]).mT @ v
+        return inner + cross, self.carried(state, size) + new
+
+    def forward(self, x):
+        q, k, v = (w(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        state, out = torch.zeros_like(q[:, :, :1].mT @ v[:, :, :1]), []
+        for start in range(0, x.shape[1], self.chunk_size):
+            here = slice(start, start + self.chunk_size)
+            result, state = self.chunk(q[:, :, here], k[:, :, here], v[:, :, here], state)
+            out.append(result)
+        return self.wo(torch.cat(out, dim=2).transpose(1, 2).flatten(2))
+
+
+class RetentiveOneLess(Retentive):
+    def carried(self, state, size):
+        return state * self.gamma[:, None, None] ** (size - 1)
+
+
+def _shorter(cls, B, H, L, C, Dk):
+    return cls(H * Dk, H, C), (torch.randn(B, L, H * Dk),), {}
+
+
+def wrong_shorter_chunk_in_the_end(B, H, L, C, Dk):
+    return _shorter(RetentiveOneLess, B, H, L, C, Dk)
+
+
+def right_shorter_chunk_in_the_end(B, H, L, C, Dk):
+    return _shorter(Retentive, B, H, L, C, Dk)
+
+
+def reference_shorter_chunk_in_the_end(module, x):
+    q, k, v = (heads(x, w, module.n_heads) for w in (module.wq, module.wk, module.wv))
+    places = torch.arange(x.shape[1])
+    return merge(summed(q, k, v, module.gamma[:, None, None] ** (places[:, None] - places)), module.wo)
