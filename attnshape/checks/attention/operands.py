@@ -116,9 +116,11 @@ def query_and_key(measured: MeasuredCore) -> tuple[int, int]:
     core = measured.core
     left, right = core.scores.left, core.scores.right
     axes = {measured.axis_of_scores(axis) for axis in core.key_axes}
-    if axes == {None} and core.weights.shape == core.scores.result.shape:
-        # sums over one axis after a softmax over another one mix the weights, and leave the axes where they are
-        axes = set(core.key_axes)
+    if axes == {None}:
+        # sums over one axis after a softmax over another one mix the weights: the keys' axis is told by its size
+        shape, same = core.scores.result.shape, core.weights.shape == core.scores.result.shape
+        sizes = {core.weights.shape[axis] for axis in core.key_axes}
+        axes = set(core.key_axes) if same else {axis for axis, size in enumerate(shape) if size in sizes}
     if axes & core.scores.free(left) and not axes & core.scores.free(right):
         return right, left
     return left, right

@@ -61,7 +61,7 @@ def check_names(subject: Subject) -> Iterator[Violation]:
         made = [one for one in reading if moved.comparable and _differs(subject, one, moved.changed)]
         if len({one.role for one in made}) == 1 and made[0].role != role:
             at = max(ref for other, ref in _parameters(subject, made[0]) if other == name)
-            if _is_absorbed(subject, made[0], at):
+            if _is_absorbed(subject, made[0], at, name):
                 continue
             yield Violation(
                 "AS817",
@@ -81,14 +81,23 @@ def _parameters(subject: Subject, operand: AttentionOperand) -> Iterator[tuple[s
                 yield name, ref
 
 
-def _is_absorbed(subject: Subject, operand: AttentionOperand, ref: OutputRef) -> bool:
-    """Return whether a projection is applied to what one of the operand's own name made.
+def _is_absorbed(subject: Subject, operand: AttentionOperand, ref: OutputRef, name: str) -> bool:
+    """Return whether a projection is applied to what a sibling of the operand's own name made.
 
     So queries are multiplied by what would have made the keys of a latent: `(x Wq) (c Wk)^T = (x Wq Wk^T) c^T`
     (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1).
     """
-    own = (made for name, made in _parameters(subject, operand) if named_role(name) == operand.role)
-    return any(ref in subject.graph.downstream_of(made) for made in own if made != ref)
+    origins = subject.graph.origins((ref,)) - {name}
+    return any(_owner(other) == _owner(name) and named_role(other) == operand.role for other in origins)
+
+
+def _owner(name: str) -> str:
+    """Return the path of the module whose attribute a parameter is, or the module of which it is the weight.
+
+    >>> _owner("layers.0.attn.q_proj.weight"), _owner("layers.0.attn.k_up")
+    ('layers.0.attn', 'layers.0.attn')
+    """
+    return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]
 
 
 def _first_joined(subject: Subject, ref: OutputRef) -> OutputRef:
