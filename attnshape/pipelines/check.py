@@ -12,7 +12,6 @@ import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from attnshape.checks.attention.cores import FusedCore
 from attnshape.checks.attention.definitions import use
 from attnshape.checks.attention.dependence import patterns
 from attnshape.checks.attention.key_patterns import key_patterns
@@ -20,13 +19,13 @@ from attnshape.checks.attention.layers import format_layers, layer_of, layers, s
 from attnshape.checks.attention.subject import Subject, displayed_source
 from attnshape.checks.interventions.experiment import Budget, OutOfTimeError
 from attnshape.checks.interventions.module_state import ModuleState
-from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.interventions.small_sizes import even_head_width
 from attnshape.checks.rules import batch
 from attnshape.checks.rules.guard import CHECK_FAILED, OUT_OF_TIME, RUN_TOO_LONG, guarded
 from attnshape.checks.rules.layered import with_layers
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.registry import RULES
+from attnshape.checks.rules.root_causes import AXES, root_causes
 from attnshape.dims.sizes import are_large, proxy_sizes
 from attnshape.errors import AttnshapeError, Option, python_syntax
 from attnshape.inference.plan import Plan
@@ -58,18 +57,6 @@ _FOR_RULES = 0.8
 """The part of the time limit for the rules. A run that is under way when it ends, and the report, need the rest."""
 _NOT_CONFIRMED = NotChecked(what="the findings at other sizes", why="no complete check at a second set of sizes")
 _CUT_OFF = (OUT_OF_TIME, RUN_TOO_LONG, _NOT_CONFIRMED.why)
-_REPLACED = ("AS206", "AS404", "AS708", "AS801", "AS802", "AS803", "AS804", "AS805")
-"""Codes for what is missing, or used in place of something else, which is then unused."""
-_UNUSED = ("AS807", "AS809")
-_POSITIONAL = ("AS405", "AS701", "AS703", "AS704", "AS705")
-"""Codes for wrong rotations, and masks that change scores and hide none: scores may depend on the lengths then too."""
-_AXES = "AS1"
-_NOT_FINITE = ("AS306", "AS406")
-_VISIBLE = ("AS4", "AS5")
-"""What the codes about masks and visible keys begin with."""
-_HIDDEN = ("AS401", "AS402", "AS502", "AS503", "AS506")
-"""Codes for keys that are hidden by mistake, which then have no effect, nor have their values."""
-_WITHOUT_EFFECT = ("AS802", "AS803", "AS804")
 _Kind = TypeVar("_Kind")
 
 
@@ -87,7 +74,7 @@ class _RulePass:
     @property
     def errors(self) -> list[Violation]:
         """The errors that are no consequence of others."""
-        causes = _root_causes(self.of(Violation), self.subject)
+        causes = root_causes(self.of(Violation), self.subject)
         return [violation for violation in causes if violation.level == "error"]
 
     @cached_property
@@ -273,7 +260,7 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
     What a pass that was cut off doesn't find may be what it didn't come to, and stays a finding.
     """
     subject, every = passes[0].subject, passes[0].of(Violation)
-    found = list(_findings(_root_causes(every, subject), subject))
+    found = list(_findings(root_causes(every, subject), subject))
     if not any(violation.level == "error" for violation, _ in found):
         return [finding for _, finding in found], []
     if len(passes) == 1 and any(gap.incomplete for gap in passes[0].of(Undecided)):
@@ -281,7 +268,7 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
         certain: list[Finding] = []
         doubtful: list[NotChecked] = []
         for violation, finding in found:
-            if violation.level == "error" and violation.code.startswith(_AXES):
+            if violation.level == "error" and violation.code.startswith(AXES):
                 why = "found at one set of sizes, with no time for another"
                 doubtful.append(NotChecked(what=finding.message, why=why, required=True))
             else:
@@ -297,56 +284,7 @@ def _confirm(passes: Sequence[_RulePass]) -> tuple[list[Finding], list[NotChecke
     ]
     # what isn't confirmed hides no other finding as its consequence
     every = [violation for violation in every if _code_and_line(_finding(violation, subject)) in confirmed]
-    return [finding for _, finding in _findings(_root_causes(every, subject), subject)], unconfirmed
-
-
-def _root_causes(violations: Sequence[Violation], subject: Subject) -> list[Violation]:
-    """Return the violations without consequences of others.
-
-    Mixed-up axes make everything downstream wrong, and what is used in place of another leaves that unused.
-    """
-    kept: list[Violation] = []
-    for violation in sorted(violations, key=lambda violation: violation.at or OutputRef(0)):
-        axis_causes = [cause for cause in kept if cause.code.startswith(_AXES)]
-        # a mask that is modified in place is wrong in the layers after the first
-        causes = [cause for cause in kept if cause.code == "AS903"] if violation.code.startswith("AS4") else []
-        causes += axis_causes
-        downstream = any(cause.at and violation.at in subject.graph.downstream_of(cause.at) for cause in causes)
-        same_line = any(subject.source(cause.at) == subject.source(violation.at) for cause in axis_causes)
-        if not downstream and not same_line:
-            kept.append(violation)
-    if any(violation.level == "error" and not violation.code.startswith(_NOT_FINITE) for violation in kept):
-        # an inverted mask, for example, hides every key of some queries
-        kept = [violation for violation in kept if violation.claims or not violation.code.startswith(_NOT_FINITE)]
-    if subject.base.has_nan and any(violation.code == "AS303" for violation in kept):
-        # through infinite weights, each result depends on what they should hide
-        kept = [violation for violation in kept if not violation.code.startswith(_VISIBLE)]
-    if any(violation.level == "error" and violation.code in _HIDDEN for violation in kept):
-        # of a single visible key the softmax cancels everything that makes its score
-        weighing = {core.context if isinstance(core, FusedCore) else core.softmax.ref for core in subject.attentions}
-        kept = [
-            violation
-            for violation in kept
-            if violation.code not in _WITHOUT_EFFECT and (violation.code != "AS807" or violation.at not in weighing)
-        ]
-    if any(violation.level == "error" and violation.code in _POSITIONAL for violation in kept):
-        kept = [violation for violation in kept if violation.code != "AS711"]
-    if any(violation.code == "AS308" and violation.level == "error" for violation in kept):
-        # keys that nothing writes hold whatever was in the memory
-        kept = [violation for violation in kept if violation.code != "AS409"]
-    if any(violation.code == "AS506" and violation.level == "error" for violation in kept):
-        # of sequences one after the other, queries that see those of another one mix the batch
-        kept = [violation for violation in kept if violation.code not in ("AS101", "AS102")]
-    if any(violation.code == "AS710" for violation in kept):
-        # heads that are mixed up in the order of the batch meet other parts of a bias in each batch element
-        kept = [violation for violation in kept if violation.code != "AS118"]
-    if any(violation.code == "AS812" and violation.level == "error" and violation.claims for violation in kept):
-        # the scale that is given, and that nothing reads, is the one that is claimed
-        kept = [violation for violation in kept if violation.code == "AS812" or "scale" not in violation.claims]
-    if any(violation.level == "error" and violation.code.startswith(_REPLACED) for violation in kept):
-        return [violation for violation in kept if not violation.code.startswith(_UNUSED)]
-    places = {violation.place for violation in kept if violation.code == "AS807"}
-    return [violation for violation in kept if violation.code != "AS809" or violation.place not in places]
+    return [finding for _, finding in _findings(root_causes(every, subject), subject)], unconfirmed
 
 
 def _findings(violations: Sequence[Violation], subject: Subject) -> Iterator[tuple[Violation, Finding]]:

@@ -228,7 +228,8 @@ def _relate_layers(own: _Symbols, part: Any, path: str) -> None:
     layers = own.defaults["N"]
     kinds = _kinds_of_layers(part)
     dense = getattr(part, _DENSE_FIRST, None) or 0
-    group = _period(kinds) if kinds else 1
+    dense = dense if dense < layers else 0
+    group = _period(kinds) if len({*kinds}) > 1 else 1
     if any(getattr(part, name, None) for name in _DIFFERENT_LAYERS) or (dense and group != 1):
         own.fields = [known for known in own.fields if known[2] != "N"]
         del own.defaults["N"], own.counts["N"]

@@ -97,6 +97,7 @@ def test_groups_of_layers_are_folded(attnshape: Attnshape, folder: Path) -> None
         ([LOCAL, LOCAL, FULL] * 2, 2, 1, 1, [LOCAL, LOCAL, FULL]),
         ([LOCAL, LOCAL, FULL] * 2, 2, 1, 3, [LOCAL, LOCAL, FULL] * 3),
         ([FULL] * 3, 3, 2, 5, [FULL] * 5),
+        ([FULL], 1, 2, 2, [FULL] * 2),
         # a part of a group at the end: all layers are counted
         ([LOCAL, LOCAL, FULL] * 2 + [LOCAL], 7, 2, 2, [LOCAL, FULL]),
         ([LOCAL, LOCAL, FULL] * 2 + [LOCAL], 7, 2, 10, [LOCAL, LOCAL, FULL] * 3 + [LOCAL]),
@@ -128,6 +129,12 @@ def test_dense_layers_before_those_with_experts_have_a_symbol(folder: Path) -> N
     assert target.counts == {"N": 1, "Nd": 1}
     model = target.build({**numbers, "Nd": 1, "N": 2}, RunOptions()).function
     assert [hasattr(layer.mlp, "experts") for layer in model.layers] == [False, True, True]
+
+
+def test_where_all_layers_are_dense_they_are_counted_together(folder: Path) -> None:
+    write(folder, {**DEEPSEEK, "num_hidden_layers": 3, "first_k_dense_replace": 3})
+    target = config_target(TargetSpec(str(folder / "config.json")))
+    assert (target.sizes.numbers["N"], target.counts) == (3, {"N": 2})
 
 
 def test_a_large_model_runs_on_meta_unless_a_device_is_named(attnshape: Attnshape, folder: Path) -> None:

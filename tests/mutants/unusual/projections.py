@@ -8,11 +8,15 @@ from torch import nn
 from tests.mutants.pairs.as4_reference import turned
 from tests.mutants.plain import attention, join, softmax, split
 
+PLAIN_LATENT = ({"B": 2, "H": 4, "L": 7, "Dk": 5, "C": 3}, {"B": 5, "H": 3, "L": 9, "Dk": 8, "C": 6})
 LATENT = ({"B": 2, "H": 4, "L": 7, "Dk": 5, "C": 3, "R": 8}, {"B": 5, "H": 3, "L": 9, "Dk": 8, "C": 6, "R": 2})
 SLOTS = ({"B": 3, "L": 11, "K": 4, "D": 8}, {"B": 2, "L": 9, "K": 5, "D": 12})
 UNUSUAL = [
     ("absorbed_keys_and_values", *LATENT),
+    ("absorbed_latents", *PLAIN_LATENT),
+    ("absorbed_weights", *PLAIN_LATENT),
     ("slots_that_compete", *SLOTS),
+    ("slots_transposed", *SLOTS),
 ]
 
 
@@ -59,6 +63,65 @@ def reference_absorbed_keys_and_values(module, x):
     return module.o_proj(join(attention(torch.cat(queries, -1), torch.cat(keys, -1), latent @ module.v_up)))
 
 
+class AbsorbedLatents(nn.Module):
+    """Queries are multiplied by what would make keys of the latents, and contexts by what would make values."""
+
+    def __init__(self, heads, depth, latent):
+        super().__init__()
+        self.heads, self.depth = heads, depth
+        self.q_proj, self.kv_down = nn.Linear(heads * depth, heads * depth), nn.Linear(heads * depth, latent)
+        self.k_up, self.v_up = (nn.Parameter(torch.randn(heads, latent, depth) / latent**0.5) for _ in range(2))
+        self.o_proj = nn.Linear(heads * depth, heads * depth)
+
+    def forward(self, x):
+        latent = self.kv_down(x)
+        q = self.q_proj(x).unflatten(-1, (self.heads, -1))
+        absorbed = torch.einsum("blhd,hcd->bhlc", q, self.k_up)
+        scores = torch.einsum("bhqc,bkc->bhqk", absorbed, latent) * self.depth**-0.5
+        context = torch.einsum("bhqk,bkc->bhqc", scores.softmax(dim=-1), latent)
+        return self.o_proj(torch.einsum("bhqc,hcd->bqhd", context, self.v_up).flatten(2))
+
+
+def case_absorbed_latents(B, H, L, Dk, C):
+    return AbsorbedLatents(H, Dk, C), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_absorbed_latents(module, x):
+    q, latent = split(module.q_proj(x), module.heads), module.kv_down(x)[:, None]
+    return module.o_proj(join(attention(q, latent @ module.k_up, latent @ module.v_up)))
+
+
+class AbsorbedWeights(nn.Module):
+    """The same with layers that also can make keys and values of the latents, whose weights are read."""
+
+    def __init__(self, heads, depth, latent):
+        super().__init__()
+        self.heads, self.depth = heads, depth
+        self.q_proj = nn.Linear(heads * depth, heads * depth, bias=False)
+        self.kv_down, self.kv_norm = nn.Linear(heads * depth, latent, bias=False), nn.RMSNorm(latent)
+        self.k_up, self.v_up = (nn.Linear(latent, heads * depth, bias=False) for _ in range(2))
+        self.o_proj = nn.Linear(heads * depth, heads * depth, bias=False)
+
+    def forward(self, x):
+        latent = self.kv_norm(self.kv_down(x)).unsqueeze(1)
+        q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k_up, v_up = (up.weight.unflatten(0, (self.heads, -1)) for up in (self.k_up, self.v_up))
+        scores = (q @ k_up) @ latent.mT / math.sqrt(self.depth)
+        context = scores.softmax(dim=-1) @ latent
+        return self.o_proj((context @ v_up.mT).transpose(1, 2).flatten(2))
+
+
+def case_absorbed_weights(B, H, L, Dk, C):
+    return AbsorbedWeights(H, Dk, C), (torch.randn(B, L, H * Dk),), {}
+
+
+def reference_absorbed_weights(module, x):
+    latent = module.kv_norm(module.kv_down(x))
+    return module.o_proj(
+        join(attention(*(split(t, module.heads) for t in (module.q_proj(x), module.k_up(latent), module.v_up(latent)))))
+    )
+
+
 class Slots(nn.Module):
     """Slots compete for the tokens, by a softmax over the slots, and take weighted means of them."""
 
@@ -76,9 +139,17 @@ class Slots(nn.Module):
         for _ in range(2):
             q = self.to_q(self.norm_slots(slots))
             attn = (k @ q.transpose(1, 2) * q.shape[-1] ** -0.5).softmax(dim=-1) + 1e-8
-            updates = torch.einsum("bji,bjd->bid", attn / attn.sum(dim=1, keepdim=True), v)
+            updates = self.means(attn / attn.sum(dim=1, keepdim=True), v)
             slots = self.gru(updates.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
         return slots
+
+    def means(self, weights, v):
+        return torch.einsum("bji,bjd->bid", weights, v)
+
+
+class TransposedSlots(Slots):
+    def means(self, weights, v):
+        return weights.transpose(1, 2) @ v
 
 
 def case_slots_that_compete(B, L, K, D):
@@ -95,3 +166,10 @@ def reference_slots_that_compete(module, inputs):
             slots = module.gru(torch.stack([(share @ v) / share.sum() for share in shares]), slots)
         every.append(slots)
     return torch.stack(every)
+
+
+def case_slots_transposed(B, L, K, D):
+    return TransposedSlots(K, D), (torch.randn(B, L, D),), {}
+
+
+reference_slots_transposed = reference_slots_that_compete
