@@ -167,18 +167,16 @@ def _by_results(subject: Subject, laid_out: list[ExplainedVisibility]) -> Iterat
     known = {explanation.visible.core.context for explanation in laid_out}
     hidden = [core for core in subject.attentions if core.context not in known]
     # what attention itself leaks has findings of its own
-    if subject.claims.causal and not any(map(_leaks_the_future, laid_out)):
+    if subject.claims.causal and all(map(_is_as_causal_as_claimed, laid_out)):
         yield from _past_attention(subject) if laid_out and not hidden else judge_causal(subject, hidden, TOPIC)
     if subject.claims.window is not None and (hidden or not laid_out):
         yield from judge_window(subject, hidden, TOPIC)
 
 
-def _leaks_the_future(explanation: ExplainedVisibility) -> bool:
-    """Return whether a later key is visible, or that can't be told."""
-    if explanation.hypothesis == explanation.right:
-        return False
-    leaks = explanation.leaks("causal")
-    return leaks is None or bool(leaks.any())
+def _is_as_causal_as_claimed(explanation: ExplainedVisibility) -> bool:
+    """Return whether queries see the keys that the claims leave, or those of them within a window."""
+    hypothesis, right = explanation.hypothesis, explanation.right
+    return hypothesis is not None and right in (hypothesis, replace(hypothesis, window=None))
 
 
 def _past_attention(subject: Subject) -> Iterator[Outcome]:
