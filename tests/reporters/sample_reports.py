@@ -10,6 +10,8 @@ from attnshape.model.behaviour import KeyPattern
 from attnshape.model.report import Fact, Finding, NotChecked, Pattern, Report
 from attnshape.model.trace import Size, Source
 
+_DRAWN = 1000
+"""Of a larger pattern a page has no picture."""
 FILE = "model.py"
 SOURCE = """\
 import math
@@ -141,6 +143,6 @@ def every_text() -> Report:
         verified=(text,),
         not_checked=(NotChecked(what=text, why=text),),
         suppressed=(finding,),
-        patterns=(Pattern(output=text, input=text, queries=text, keys=text, rows=(text, text)),),
-        visible=(KeyPattern(attention=text, part=text, queries=text, keys=text, rows=(text, text)),),
+        patterns=(Pattern(output=text, input=text, queries=text, keys=text, rows=(text[:_DRAWN], text[:_DRAWN])),),
+        visible=(KeyPattern(attention=text, part=text, queries=text, keys=text, rows=(text[:_DRAWN], text[:_DRAWN])),),
     )

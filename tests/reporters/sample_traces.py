@@ -33,6 +33,8 @@ from attnshape.model.trace import (
     Trace,
 )
 
+_DRAWN = 1000
+"""Of a larger pattern a page has no picture."""
 NUMBERS = {"B": 2, "H": 8, "Lq": 30, "Lk": 50, "D": 512, "Dk": 64}
 FILE = "attnshape/targets/builtin/multi_head.py"
 
@@ -319,7 +321,9 @@ def every_text() -> Trace:
         behaviour=Behaviour(
             sizes={text: 2},
             properties=(Property(topic="scale", statements=(Statement(text),), unknown=(text,)),),
-            visible=(KeyPattern(attention=text, part=text, queries=text, keys=text, rows=(text, text)),),
+            visible=(
+                KeyPattern(attention=text, part=text, queries=text, keys=text, rows=(text[:_DRAWN], text[:_DRAWN])),
+            ),
             parameters={text: (2,)},
             results=(ResultsRun("name", (ResultNumbers(text, (2,), 1.0, (1.0,)),)),),
             unknown=text,
