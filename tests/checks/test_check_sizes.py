@@ -103,6 +103,15 @@ def test_many_sizes_keep_their_order_and_the_costly_ones_are_small(work):
             assert max(chosen["Dk"], chosen["H"]) < min(chosen[name] for name in ("B", "D", "Dv"))
 
 
+def test_few_assignments_are_tried_beside_groups_of_heads(monkeypatch):
+    tried = []
+    permutations = itertools.permutations
+    monkeypatch.setattr(itertools, "permutations", lambda *of: (tried.append(one) or one for one in permutations(*of)))
+    names = ("B", "Hkv", "G", "L", "Dk", "V", "F")
+    small_sizes(plan({symbol: 10 + place for place, symbol in enumerate(names)}))
+    assert 0 < len(tried) < 100_000
+
+
 def test_seven_sizes_differ():
     first, second, *_ = small_sizes(plan({symbol: 10 + place for place, symbol in enumerate(SYMBOLS[:7])}))
     assert all(first[symbol] != second[symbol] for symbol in SYMBOLS[:7])

@@ -103,9 +103,8 @@ def _two_sets(
     plan: Plan, primes: Sequence[int], extra: int, cost: Cost, counts: Mapping[str, int], idle: Idle | None
 ) -> tuple[dict[str, int], dict[str, int]]:
     count = len(plan.of_axes)
-    few, more = (len(primes),) * 2 if count > _MAX_PERMUTED else (count + min(extra, 3), count + min(extra + 1, 4))
-    first = _cheapest(plan, primes[:few], _GROUPS[0], cost, counts, idle)
-    return first, _cheapest(plan, primes[:more], _GROUPS[1], cost, counts, idle, avoid=first)
+    first = _cheapest(plan, primes, count + min(extra, 3), _GROUPS[0], cost, counts, idle)
+    return first, _cheapest(plan, primes, count + min(extra + 1, 4), _GROUPS[1], cost, counts, idle, avoid=first)
 
 
 def even_head_width(sizes: Sizes) -> tuple[Constraint, ...]:
@@ -166,6 +165,7 @@ def other_lengths(plan: Plan, numbers: Mapping[str, int], known: Sequence[Constr
 def _cheapest(
     plan: Plan,
     primes: Sequence[int],
+    few: int,
     group: int,
     cost: Cost,
     counts: Mapping[str, int],
@@ -174,8 +174,9 @@ def _cheapest(
 ) -> dict[str, int]:
     """Return the assignment of primes to unknowns with the cheapest run; no unknown keeps its prime in `avoid`.
 
-    `group` is the number of query heads per key head; a prime would make the heads, and so the widths, large. `counts`
-    has the numbers of the unknowns that only count something.
+    Where all assignments are tried, the first `few` of the primes are used. `group` is the number of query heads per
+    key head; a prime would make the heads, and so the widths, large. `counts` has the numbers of the unknowns that only
+    count something.
     """
     groups = dict.fromkeys((name for name in plan.unknowns if name in ("G", "H/Hkv")), group)
     unknowns = [name for name in plan.of_axes if name not in groups]
@@ -206,7 +207,7 @@ def _cheapest(
             return misfits(chosen) + _has_coincidence(numbers), idle_at(numbers), cost(chosen)
 
         return chosen_by(_swapped(primes, len(unknowns), badness))
-    every = map(chosen_by, itertools.permutations(primes, len(unknowns)))
+    every = map(chosen_by, itertools.permutations(primes[:few], len(unknowns)))
     fitting = sorted((chosen for chosen in every if not misfits(chosen)), key=cost)
     distinct = (chosen for chosen in fitting if not _has_coincidence(plan.at(chosen)))
     best = _least_idle(distinct, lambda chosen: idle_at(plan.at(chosen)))
