@@ -26,7 +26,6 @@ from attnshape.checks.rules.layered import with_layers
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.registry import RULES
 from attnshape.checks.rules.root_causes import AXES, root_causes
-from attnshape.dims.sizes import are_large, proxy_sizes
 from attnshape.errors import AttnshapeError, Option, python_syntax
 from attnshape.inference.plan import Plan
 from attnshape.inference.small_runs import ProgressCallback
@@ -42,7 +41,7 @@ from attnshape.pipelines.comments import (
     verify_target,
 )
 from attnshape.pipelines.small_subjects import MAX_RESULT_BYTES, Subjects
-from attnshape.pipelines.target_runs import load_target, sample_target
+from attnshape.pipelines.target_runs import affordable_sizes, load_target, sample_target
 from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error
 from attnshape.runtime.isolation import isolated, one_thread, unattended
@@ -183,7 +182,7 @@ def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claim
     """
     sizes = target.sizes
     claims.require_values(sizes.numbers)
-    numbers = next(proxy_sizes(sizes, counts=target.counts)).numbers if are_large(sizes) else sizes.numbers
+    numbers = next(affordable_sizes(target, sizes)).numbers
     with isolated(), unattended():
         built = target.build(numbers, run)
         names, tensors = built.parameter_names, dict(built.named_inputs())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -173,6 +173,11 @@ def small_enough(sizes: Sizes) -> Sizes:
     return next(proxy_sizes(sizes), sizes) if are_large(sizes) else sizes
 
 
+def affordable_sizes(target: Target, sizes: Sizes) -> Iterator[Sizes]:
+    """Yield the user's sizes, or where they are large proxies for them with few of what only counts."""
+    yield from proxy_sizes(sizes, counts=target.counts) if are_large(sizes) else [sizes]
+
+
 def _sample(
     target: Target,
     known: Plan,
@@ -193,8 +198,7 @@ def _sample(
 
 def _first_run(target: Target, sizes: Sizes, options: RunOptions, limit: TimeLimit) -> RawTrace:
     """Return a run at the user's sizes, or at proxies for them where they are large, and learn how long it takes."""
-    tried = proxy_sizes(sizes, counts=target.counts) if are_large(sizes) else [sizes]
-    for numbers in (one.numbers for one in tried):
+    for numbers in (one.numbers for one in affordable_sizes(target, sizes)):
         actual = limit.learn_from(partial(build_and_record, partial(target.build, numbers, options), options.seed))
         if actual.failure is None:
             break
