@@ -263,9 +263,9 @@ def _some_layers(kinds: Sequence[Any], count: int) -> list[int]:
     >>> _some_layers(["local", "local", "full", "local"], 2)
     [0, 2]
     """
-    group = _period(kinds) or len(kinds)
     if not kinds:
         return []
+    group = _period(kinds) or len(kinds)
     if count < group:
         first = [place for place, kind in enumerate(kinds) if kind not in kinds[:place]]
         others = [place for place in range(group) if place not in first]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from attnshape.dims.sizes import Sizes
@@ -13,8 +13,9 @@ from attnshape.inference.plan import Constraint, Multiple, Plan
 from attnshape.inference.work import WorkEstimate
 
 Cost = Callable[[Mapping[str, int]], float]
-Idle = Callable[[Mapping[str, int]], int]
 """Estimates the cost of a run where the unknowns have these numbers."""
+Idle = Callable[[Mapping[str, int]], int]
+"""Counts the parts of a claim that say nothing at these sizes."""
 _LARGEST_AMBIGUOUS = 3
 """Sizes up to this divide too many numbers to identify an axis."""
 LENGTHS = ("L", "Lq", "Lk", "Lp")
@@ -77,7 +78,7 @@ _MOST_WORK = 10**9
 """The work of a run, of which a check makes hundreds, above which sizes are chosen by their work alone."""
 
 
-def small_sizes(plan: Plan, work: WorkEstimate | None = None, idle: Idle | None = None) -> list[dict[str, int]]:
+def small_sizes(plan: Plan, work: WorkEstimate | None = None, idle: Idle = lambda _: 0) -> list[dict[str, int]]:
     """Return two sets of sizes under a plan's constraints, then those of the plan's own runs.
 
     The primes are assigned so that the largest tensor is as small as possible, or so that `work`, which estimates the
@@ -90,17 +91,19 @@ def small_sizes(plan: Plan, work: WorkEstimate | None = None, idle: Idle | None 
     if len(unknowns) >= len(_PRIMES) or not unknowns:
         return [plan.numbers(0), plan.numbers(1)]
     extra = max(1, _MAX_PERMUTED + 1 - len(unknowns))
-    cost_of_work = _cost_of_work(plan, work) if work is not None else None
-    cost = cost_of_work if len(unknowns) > _MAX_PERMUTED and cost_of_work is not None else _cost_of(plan)
-    chosen = _two_sets(plan, _PRIMES, extra, cost, plan.whole_counts, idle)
-    for own in _OF_OWN_SYMBOLS if cost_of_work is not None else ():
-        if cost_of_work is not None and max(map(cost_of_work, chosen)) > _MOST_WORK:
-            chosen = _two_sets(plan, (*own, *_PRIMES), extra, cost_of_work, plan.fewest_counts, idle)
+    by_size = _cost_of(plan)
+    by_work = _cost_of_work(plan, work) if work is not None else by_size
+    chosen = _two_sets(
+        plan, _PRIMES, extra, by_work if len(unknowns) > _MAX_PERMUTED else by_size, plan.whole_counts, idle
+    )
+    for own in _OF_OWN_SYMBOLS if work is not None else ():
+        if max(map(by_work, chosen)) > _MOST_WORK:
+            chosen = _two_sets(plan, (*own, *_PRIMES), extra, by_work, plan.fewest_counts, idle)
     return [*map(plan.at, chosen), plan.numbers(0), plan.numbers(1)]
 
 
 def _two_sets(
-    plan: Plan, primes: Sequence[int], extra: int, cost: Cost, counts: Mapping[str, int], idle: Idle | None
+    plan: Plan, primes: Sequence[int], extra: int, cost: Cost, counts: Mapping[str, int], idle: Idle
 ) -> tuple[dict[str, int], dict[str, int]]:
     count = len(plan.of_axes)
     first = _cheapest(plan, primes, count + min(extra, 3), _GROUPS[0], cost, counts, idle)
@@ -169,7 +172,7 @@ def _cheapest(
     group: int,
     cost: Cost,
     counts: Mapping[str, int],
-    idle: Idle | None,
+    idle: Idle,
     avoid: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Return the assignment of primes to unknowns with the cheapest run; no unknown keeps its prime in `avoid`.
@@ -186,35 +189,37 @@ def _cheapest(
     ordered = [*((a, b, 1) for a, b in itertools.pairwise(lengths)), *_own_below_lengths(plan, unknowns)]
     fixed_numbers = {plan.sizes.numbers[symbol] for symbol in plan.fixed}
 
-    def idle_at(numbers: Mapping[str, int]) -> int:
-        return idle(numbers) if idle is not None else 0
-
     def chosen_by(order: Sequence[int]) -> dict[str, int]:
         return dict(zip(unknowns, order, strict=True)) | given
 
-    def misfits(chosen: Mapping[str, int]) -> int:
-        """Return how many of the primes don't fit."""
-        out_of_order = sum(times * chosen[a] >= chosen[b] for a, b, times in ordered)
-        repeated = sum(avoid is not None and avoid[name] == chosen[name] for name in unknowns)
-        ambiguous = sum(chosen[name] <= _LARGEST_AMBIGUOUS and _symbol_in(name) in SYMBOLS_BY_NAME for name in unknowns)
-        return out_of_order + repeated + ambiguous + sum(chosen[name] in fixed_numbers for name in unknowns)
+    is_ambiguous = min(primes) <= _LARGEST_AMBIGUOUS
+    known = [name for name in unknowns if is_ambiguous and _symbol_in(name) in SYMBOLS_BY_NAME]
+
+    def misfits(chosen: Mapping[str, int]) -> Iterator[bool]:
+        """Yield for each rule and number whether it doesn't fit."""
+        yield from (times * chosen[a] >= chosen[b] for a, b, times in ordered)
+        if avoid is not None:
+            yield from (avoid[name] == chosen[name] for name in unknowns)
+        yield from (chosen[name] <= _LARGEST_AMBIGUOUS for name in known)
+        if fixed_numbers:
+            yield from (chosen[name] in fixed_numbers for name in unknowns)
 
     if len(unknowns) > _MAX_PERMUTED:
 
         def badness(order: Sequence[int]) -> tuple[int, int, float]:
             chosen = chosen_by(order)
             numbers = plan.at(chosen)
-            return misfits(chosen) + _has_coincidence(numbers), idle_at(numbers), cost(chosen)
+            return sum(misfits(chosen)) + _has_coincidence(numbers), idle(numbers), cost(chosen)
 
         return chosen_by(_swapped(primes, len(unknowns), badness))
     every = map(chosen_by, itertools.permutations(primes[:few], len(unknowns)))
-    fitting = sorted((chosen for chosen in every if not misfits(chosen)), key=cost)
+    fitting = sorted((chosen for chosen in every if not any(misfits(chosen))), key=cost)
     distinct = (chosen for chosen in fitting if not _has_coincidence(plan.at(chosen)))
-    best = _least_idle(distinct, lambda chosen: idle_at(plan.at(chosen)))
+    best = _least_idle(distinct, lambda chosen: idle(plan.at(chosen)))
     return best or chosen_by((_PRIMES[1:] if avoid is not None else _PRIMES)[: len(unknowns)])
 
 
-def _least_idle(choices: Iterable[dict[str, int]], idle: Callable[[Mapping[str, int]], int]) -> dict[str, int] | None:
+def _least_idle(choices: Iterable[dict[str, int]], idle: Idle) -> dict[str, int] | None:
     """Return the first of the choices at which the fewest parts of a claim say nothing; None if there is none."""
     best, least = None, math.inf
     for chosen in itertools.islice(choices, _MOST_COMPARED):
