@@ -95,9 +95,14 @@ def _through_infinite_weights(kept: Sequence[Violation], subject: Subject) -> _I
 
 def _cancelled_by_one_key(kept: Sequence[Violation], subject: Subject) -> _IsConsequence:
     """Of a single visible key the softmax cancels everything that makes its score."""
-    weighing = {core.context if isinstance(core, FusedCore) else core.softmax.ref for core in subject.attentions}
     hidden = _has_error(kept, *_HIDDEN)
-    return lambda violation: hidden and violation.code == "AS807" and violation.at in weighing
+    # the attentions are read for a violation of theirs alone: with operands that can't be read there are none
+    return lambda violation: hidden and violation.code == "AS807" and violation.at in _weighing(subject)
+
+
+def _weighing(subject: Subject) -> set[OutputRef]:
+    """The results at which scores become weights."""
+    return {core.context if isinstance(core, FusedCore) else core.softmax.ref for core in subject.attentions}
 
 
 def _by_unread_scale(kept: Sequence[Violation], subject: Subject) -> _IsConsequence:
