@@ -44,6 +44,8 @@ PRIMES = {
     "R": 2,
     "P": 41,
     "T": 43,
+    "S": 47,
+    "E": 53,
 }
 CODES = sorted(({pair.code for pair in PAIRS} | set(codes())) - set(WRITTEN))
 

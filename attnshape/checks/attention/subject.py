@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TypeVar, cast
@@ -21,6 +21,7 @@ from attnshape.checks.interventions.experiment import UNCHANGED, Experiment, Int
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace
 from attnshape.checks.interventions.small_sizes import LENGTHS, UNNAMED_LENGTH, involves
 from attnshape.checks.interventions.uses import Gradients, gradients
+from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.inference.dataflow import numbers_read
 from attnshape.model.trace import Source
 from attnshape.options.claims import Claims
@@ -311,7 +312,17 @@ class Subject:
             symbols = [*known] or [self._symbol(self._token_axis) or self._unnamed_length() or self._length_alone]
             if known and not any(self.numbers[symbol] in value.shape for symbol in known for value in values):
                 symbols = [own] if (own := self._unnamed_length()) is not None else symbols
-        return tuple(symbol for symbol in symbols if symbol is not None and symbol != self.batch)
+            symbols += self._further_lengths()
+        return tuple(dict.fromkeys(symbol for symbol in symbols if symbol is not None and symbol != self.batch))
+
+    def _further_lengths(self) -> Iterator[str]:
+        """Yield the user's own symbols of tokens that inputs have beside the first one, such as a decoder's memory."""
+        symbols = self.distinct_symbols
+        for value in self.inputs.values():
+            if value.ndim == 3 and value.is_floating_point() and len(value) == self.batch_size:
+                symbol = symbols.get(value.shape[1])
+                if symbol is not None and symbol not in SYMBOLS_BY_NAME and not self._is_width(symbol):
+                    yield symbol
 
     @cached_property
     def _length_alone(self) -> str | None:

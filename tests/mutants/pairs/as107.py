@@ -12,6 +12,11 @@ PAST = (
     {"B": 5, "H": 6, "L": 9, "Lp": 7, "Dk": 4},
     {"B": 6, "H": 3, "L": 10, "Lp": 8, "Dk": 5},
 )
+MAP = (
+    {"B": 4, "Nh": 7, "Nw": 5, "H": 3, "Dk": 4},
+    {"B": 5, "Nh": 4, "Nw": 9, "H": 2, "Dk": 8},
+    {"B": 6, "Nh": 5, "Nw": 8, "H": 4, "Dk": 3},
+)
 PAIRS = [
     ("AS107", "class_token_last", *SIZES),
     ("AS107", "cached_keys_last", *PAST),
@@ -19,6 +24,7 @@ PAIRS = [
     ("AS107", "keys_of_other_beams", *PAST),
     ("AS107", "keys_reordered_alone", *PAST),
     ("AS107", "values_of_other_images", *PAST),
+    ("AS107", "values_column_by_column", *MAP),
 ]
 
 
@@ -258,3 +264,48 @@ def right_values_of_other_images(B, H, L, Lp, Dk):
 
 def reference_values_of_other_images(module, text, keys, values, image):
     return attention(text @ module.query, keys[image], values[image])
+
+
+class NonLocal(nn.Module):
+    """Every pixel of a map attends to all pixels."""
+
+    def __init__(self, channels, inner):
+        super().__init__()
+        self.theta, self.phi, self.g = (nn.Conv2d(channels, inner, 1) for _ in range(3))
+        self.back = nn.Conv2d(inner, channels, 1)
+
+    def values(self, x):
+        return self.g(x).flatten(2).transpose(1, 2)
+
+    def forward(self, x):
+        queries, keys = self.theta(x).flatten(2).transpose(1, 2), self.phi(x).flatten(2)
+        affinity = torch.bmm(queries, keys).softmax(dim=-1)
+        context = torch.bmm(affinity, self.values(x)).transpose(1, 2)
+        return x + self.back(context.reshape(x.shape[0], -1, *x.shape[2:]))
+
+
+class ValuesByColumns(NonLocal):
+    def values(self, x):
+        return self.g(x).permute(0, 3, 2, 1).flatten(1, 2)  # wrong: AS107 values_column_by_column
+
+
+def _map(cls, B, Nh, Nw, H, Dk):
+    return cls(H * Dk, Dk), (torch.randn(B, H * Dk, Nh, Nw),), {}
+
+
+def wrong_values_column_by_column(B, Nh, Nw, H, Dk):
+    return _map(ValuesByColumns, B, Nh, Nw, H, Dk)
+
+
+def right_values_column_by_column(B, Nh, Nw, H, Dk):
+    return _map(NonLocal, B, Nh, Nw, H, Dk)
+
+
+def reference_values_column_by_column(module, x):
+    q, k, v = (
+        torch.einsum("bcyx,dc->byxd", x, layer.weight[..., 0, 0]).flatten(1, 2) + layer.bias
+        for layer in (module.theta, module.phi, module.g)
+    )
+    context = attention(q, k, v, scale=1.0).unflatten(1, x.shape[2:])
+    weight = module.back.weight[..., 0, 0]
+    return x + (torch.einsum("byxd,cd->bcyx", context, weight) + module.back.bias[:, None, None])

@@ -20,6 +20,7 @@ PAIRS = [
     ("AS311", "past_weighed_by_maxima", *PAST),
     ("AS311", "last_log_sum_kept", *SELF),
     ("AS311", "padded_parts_by_maxima", *SELF),
+    ("AS311", "splits_by_maxima", *SELF),
     ("AS302", "softmax_of_each_block", *SELF),
     ("AS302", "context_not_rescaled", *SELF),
 ]
@@ -319,3 +320,36 @@ def right_padded_parts_by_maxima(B, H, L, Dk):
 
 def reference_padded_parts_by_maxima(function, q, k, v, padding, with_sums):
     return attend(q, k, v, keep=~padding[:, None, None])
+
+
+def splits(q, k, v, size_of):
+    """Contexts of splits of the keys, each divided by its own sum, and merged by what `size_of` says of a split."""
+    contexts, sizes = [], []
+    for keys, values in zip(k.split(BLOCK, 2), v.split(BLOCK, 2), strict=True):
+        scores = torch.einsum("bhid,bhjd->bhij", q, keys) / math.sqrt(q.shape[-1])
+        top = scores.max(dim=-1).values
+        parts = torch.exp(scores - top[..., None])
+        total = parts.sum(dim=-1)
+        contexts.append(torch.einsum("bhij,bhjd->bhid", parts, values) / total[..., None])
+        sizes.append(size_of(top, total))
+    together = torch.stack(contexts, dim=0)  # wrong: AS311 splits_by_maxima
+    return (torch.softmax(torch.stack(sizes, dim=0), dim=0)[..., None] * together).sum(dim=0)
+
+
+def splits_by_log_sums(q, k, v):
+    return splits(q, k, v, lambda top, total: top + total.log())
+
+
+def splits_by_maxima(q, k, v):
+    return splits(q, k, v, lambda top, total: top)
+
+
+def wrong_splits_by_maxima(B, H, L, Dk):
+    return _three(splits_by_maxima, B, H, L, Dk)
+
+
+def right_splits_by_maxima(B, H, L, Dk):
+    return _three(splits_by_log_sums, B, H, L, Dk)
+
+
+reference_splits_by_maxima = reference_whole

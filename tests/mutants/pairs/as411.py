@@ -13,12 +13,18 @@ CROSS = (
     {"B": 5, "H": 4, "Lq": 11, "Lk": 7, "Dk": 8},
     {"B": 6, "H": 7, "Lq": 5, "Lk": 8, "Dk": 4},
 )
+MEMORY = (
+    {"B": 4, "T": 5, "S": 9, "D": 6, "E": 8},
+    {"B": 5, "T": 9, "S": 7, "D": 8, "E": 6},
+    {"B": 6, "T": 7, "S": 11, "D": 4, "E": 9},
+)
 PAIRS = [
     ("AS411", "frames_up_to_the_end", *SELF),
     ("AS411", "keys_and_one_more", *SELF),
     ("AS411", "behind_the_last_token", *SELF),
     ("AS411", "cache_without_its_last", *CROSS),
     ("AS411", "padded_on_the_left", *SELF),
+    ("AS411", "memory_and_one_more", *MEMORY),
 ]
 
 
@@ -227,3 +233,46 @@ def reference_padded_on_the_left(module, x, lengths):
     q, k, v = (F.linear(x, w, b).unflatten(-1, (inner.num_heads, -1)).transpose(1, 2) for w, b in parts)
     keep = torch.stack([torch.arange(x.shape[1]) >= x.shape[1] - length for length in lengths])
     return merge(attend(q, k, v, keep[:, None, None]), inner.out_proj)
+
+
+class RightLuong(nn.Module):
+    """Attention of decoder states to a memory of another length and width (Luong et al. 2015)."""
+
+    def __init__(self, width, memory_width):
+        super().__init__()
+        self.general = nn.Linear(memory_width, width, bias=False)
+        self.combine = nn.Linear(width + memory_width, width, bias=False)
+
+    def padding(self, length, lengths):
+        return torch.arange(length)[None, :] >= lengths[:, None]
+
+    def forward(self, states, memory, memory_lengths):
+        align = torch.bmm(states, self.general(memory).transpose(1, 2))
+        align = align.masked_fill(self.padding(memory.shape[1], memory_lengths)[:, None], -torch.inf)
+        weights = F.softmax(align, dim=-1)
+        return torch.tanh(self.combine(torch.cat([torch.bmm(weights, memory), states], dim=2))), weights
+
+
+class WrongLuong(RightLuong):
+    def padding(self, length, lengths):
+        return torch.arange(length)[None, :] > lengths[:, None]  # wrong: AS411 memory_and_one_more
+
+
+def _luong(cls, B, T, S, D, E):
+    return cls(D, E), (torch.randn(B, T, D), torch.randn(B, S, E), numbers(B, S)), {}, ["memory_lengths=length"]
+
+
+def wrong_memory_and_one_more(B, T, S, D, E):
+    return _luong(WrongLuong, B, T, S, D, E)
+
+
+def right_memory_and_one_more(B, T, S, D, E):
+    return _luong(RightLuong, B, T, S, D, E)
+
+
+def reference_memory_and_one_more(module, states, memory, memory_lengths):
+    scores = torch.einsum("btd,de,bse->bts", states, module.general.weight, memory)
+    keep = torch.tensor([[place < int(length) for place in range(memory.shape[1])] for length in memory_lengths])
+    weights = softmax(torch.where(keep[:, None], scores, -torch.inf))
+    context = torch.einsum("bts,bse->bte", weights, memory)
+    return torch.tanh(torch.cat([context, states], dim=-1) @ module.combine.weight.T), weights

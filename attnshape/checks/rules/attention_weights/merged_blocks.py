@@ -72,9 +72,10 @@ def _groups(subject: Subject) -> Iterator[list[_Block]]:
         *subject.cores,
         *(core for core in exponential_cores(subject.graph) if core.softmax.ref.order not in spelled),
     ]
-    # one block may be found both by its division and by its exponentials
-    distinct = {core.scores.ref: core for core in reversed(cores)}.values()
-    blocks = sorted(filter(None, map(partial(_block, subject), distinct)), key=lambda block: block.core.context)
+    # one block may be found both by its division and by its exponentials; a softmax over blocks reads their scores too
+    every = filter(None, map(partial(_block, subject), reversed(cores)))
+    distinct = {block.core.scores.ref: block for block in every}.values()
+    blocks = sorted(distinct, key=lambda block: block.core.context)
     while blocks:
         first = blocks[0]
         same = [block for block in blocks if _have_same_queries(first, block)]

@@ -21,7 +21,8 @@ from attnshape.checks.rules.projections.draws import check_draws
 from attnshape.checks.rules.projections.names import check_names
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.model.formatting import join_words
-from attnshape.tracing.operations import GATHERS, PRODUCTS, SELECTIONS, SPLITS
+from attnshape.model.report import Level
+from attnshape.tracing.operations import ADDITIONS, GATHERS, JOINS, PRODUCTS, SELECTIONS, SPLITS
 
 CODES: tuple[str, ...] = ("AS805", "AS806", "AS810", "AS814", "AS817")
 TOPIC = "projections"
@@ -64,11 +65,34 @@ def _shared_by_layers(subject: Subject) -> Iterator[Outcome]:
         names, owner = repeated[0].paths, repeated[0].owner
         message = f"{format_layers(names)} are one and the same module, so they share their parameters"
         hint = "make one module for each layer, or if it is meant, claim it: --claim shared-layers"
+        copied = _joins_copies(subject, f"{names[0]}.")
+        if copied:
+            message = f"{format_layers(names)} are one and the same module, and what they give is equal"
+            hint = "make one module for each of them: nn.ModuleList(Head(...) for _ in range(n))"
         uses = (event for event in subject.base.events if _reads(event, f"{names[0]}."))
         at = next((event.refs[0] for event in uses), None)
         made = attribute_definition(owner, repeated[0].attribute) if owner is not None else None
         evidence = "compared the modules of each list"
-        yield Violation("AS810", message, at, hint, evidence, "measured", made=made, level="notice")
+        level: Level = "error" if copied else "notice"
+        yield Violation("AS810", message, at, hint, evidence, "measured", made=made, level=level)
+
+
+def _joins_copies(subject: Subject, prefix: str) -> bool:
+    """Return whether a call joins or adds up equal results of several calls of one module.
+
+    Layers one after the other may share their parameters on purpose, but two heads that see the same tokens are one.
+    """
+    made = subject.graph.downstream({name for name in subject.base.state if name.startswith(prefix)})
+    for event in subject.base.events if made else ():
+        if event.name not in JOINS | ADDITIONS or not subject.graph.carries_data(tuple(event.producers)):
+            continue
+        pairs = zip(event.operand_values, event.sources, strict=True)
+        of_module = [(value, sources[-1]) for value, sources in pairs if sources and sources[-1] in made]
+        for (one, source), (other, twin) in itertools.combinations(of_module, 2):
+            varies = one.numel() > 1 and bool((one != one.flatten()[0]).any())
+            if source != twin and varies and torch.equal(one, other):
+                return True
+    return False
 
 
 def _reads(event: ReplayedCall, prefix: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +29,11 @@ _MOVES_TOKENS = ops.SELECTIONS | {"gather", "take_along_dim", "scatter"}
 """Calls after which keys and values may be in different orders by intent, if data chooses the tokens."""
 _OWN_NAME = re.compile(r"(^|_)(k|v|keys?|values?)($|_|\d)")
 _Pair = tuple[AttentionOperand, AttentionOperand]
+_PLACES = ((0, 0), (1, 1), (2, 2), (0, 2))
+"""Places of a number along the first axis, the third and so on, and along the others: 0 first, 1 middle, 2 last.
+
+Rows and columns of a map that are transposed keep the corners on the diagonal where they are, and the middle too.
+"""
 
 
 def check_sources(subject: Subject) -> Iterator[Outcome]:
@@ -70,7 +76,7 @@ def check_pairs(subject: Subject) -> Iterator[Outcome]:
     pairs: list[_Pair] = [(key, value) for _, key, value in by_attention(subject)]
     same: set[OutputRef] = set()
     for names in _inputs_by_shape(subject):
-        runs = [_with_one_number(subject, names, part) for part in (0, 1, 2)]
+        runs = [_with_one_number(subject, names, places) for places in _PLACES]
         if not all(run.run.follows(subject.base) for run in runs):
             continue
         for key, value in pairs:
@@ -81,9 +87,11 @@ def check_pairs(subject: Subject) -> Iterator[Outcome]:
                     return
                 continue
             found = [(_slots(subject, key, run), _slots(subject, value, run)) for run in runs]
-            differing = next((pair for slots in found if (pair := _differing_slots(*slots)) is not None), None)
-            if differing is not None and not _moves_tokens(subject, key, value):
-                yield _violation(subject, key, value, names[0], *differing)
+            compared = zip(map(_differing_slots, *zip(*found, strict=True)), runs, strict=True)
+            differing = [(slots, run) for slots, run in compared if slots is not None]
+            if differing and not _moves_tokens(subject, key, value):
+                slots, run = differing[0]
+                yield _violation(subject, (key, value), names[0], slots, _own_slots(subject, names[0], run))
                 return
             if all(keys is not None and _are_equal(keys, values) for keys, values in found):
                 same.add(key.core.context)
@@ -100,13 +108,13 @@ def _inputs_by_shape(subject: Subject) -> list[list[str]]:
     return list(groups.values())
 
 
-def _with_one_number(subject: Subject, names: Sequence[str], part: int) -> SimultaneousRun:
-    """Return a run with one number of each input changed: the first, one in the middle, or the last one."""
-    return subject.perturb_each(Intervention(inputs=dict.fromkeys(names, partial(_change_number, part))))
+def _with_one_number(subject: Subject, names: Sequence[str], places: tuple[int, int]) -> SimultaneousRun:
+    """Return a run with one number of each input changed, at these places along its axes by turns."""
+    return subject.perturb_each(Intervention(inputs=dict.fromkeys(names, partial(_change_number, places))))
 
 
-def _change_number(part: int, value: Tensor) -> Tensor:
-    index = tuple((size - 1) * part // 2 for size in value.shape)
+def _change_number(places: tuple[int, int], value: Tensor) -> Tensor:
+    index = tuple((size - 1) * places[axis % 2] // 2 for axis, size in enumerate(value.shape))
     value[index] = other_numbers(value[index].reshape(1))[0]
     return value
 
@@ -211,14 +219,32 @@ def _moves_tokens(subject: Subject, *operands: AttentionOperand) -> bool:
     )
 
 
+def _own_slots(subject: Subject, name: str, run: SimultaneousRun) -> set[int]:
+    """Return the slots that the number that was changed has in a map, row by row, by which axis has features.
+
+    Of tokens on one axis there is none: others may be joined to them, before or after.
+    """
+    before, after = subject.base.inputs[name], run.run.inputs[name]
+    index = differs(before, after, 0.0).nonzero()[0].tolist()
+    slots = set()
+    for features in range(1, before.ndim) if before.ndim > 3 else ():
+        axes = [axis for axis in range(1, before.ndim) if axis != features]
+        slots.add(sum(index[axis] * math.prod(before.shape[later] for later in axes if later > axis) for axis in axes))
+    return slots
+
+
 def _violation(
-    subject: Subject, key: AttentionOperand, value: AttentionOperand, name: str, at_key: int, at_value: int
+    subject: Subject, pair: _Pair, name: str, slots: tuple[int, int], own_slots: Collection[int]
 ) -> Violation:
-    of_key, of_value = (list(subject.graph.upstream(operand.sources)) for operand in (key, value))
-    at = next(iter((*_moving(of_key, of_value), *_moving(of_value, of_key))), None)
+    at_key, at_value = slots
+    of_key, of_value = (list(subject.graph.upstream(operand.sources)) for operand in pair)
+    moving = [_moving(of_key, of_value), _moving(of_value, of_key)]
+    if at_key in own_slots and at_value not in own_slots:
+        moving.reverse()  # the values are moved, and the keys stay where they are
+    at = next(iter((*moving[0], *moving[1])), None)
     message = f"keys and values are in different orders: a token of {name} becomes key {at_key}, but value {at_value}"
     hint = "project keys and values from the same tensor, or put both together in the same order"
-    return Violation("AS107", message, at or key.core.context, hint, f"changed one number of {name}")
+    return Violation("AS107", message, at or pair[0].core.context, hint, f"changed one number of {name}")
 
 
 def _batch_violation(
