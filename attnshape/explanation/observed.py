@@ -50,6 +50,12 @@ class RunValues:
         """Return the call of a step; None if the run has none that is certainly the same."""
         return self._calls.get(step.index)
 
+    def calls(self, step: Step) -> list[ReplayedCall]:
+        """Return the calls of a step in all iterations of a loop, in order."""
+        orders = [raw.order for raw in self.subject.experiment.raw.steps if _is_step(raw, step)]
+        events = self.subject.base.events
+        return [events[order - 1] for order in orders if order is not None and order <= len(events)]
+
     def step(self, order: int) -> Step | None:
         """Return the step of a call's number."""
         return self._steps.get(order)

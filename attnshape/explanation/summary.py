@@ -161,14 +161,14 @@ def _counted(trace: Trace, steps: Iterable[Step]) -> Quantity | None:
         term = step.cost.flops.expression or ""
         term = "*".join([*factors, f"({term})" if factors and "+" in term else term])
         terms[term] = terms.get(term, 0) + 1
-    formula = "+".join(_collected(terms)) if has_formula and terms else None
+    formula = "+".join(collected(terms)) if has_formula and terms else None
     return Quantity(value, formula if formula is None or _value(formula, _sizes(trace)) == value else None)
 
 
-def _collected(terms: Mapping[str, int]) -> list[str]:
+def collected(terms: Mapping[str, int]) -> list[str]:
     """Return products with their multiplicities, the like ones together and each number in front.
 
-    >>> _collected({"H*2*B*L": 3, "5*B*L*L": 1, "2*B*L*L": 1})
+    >>> collected({"H*2*B*L": 3, "5*B*L*L": 1, "2*B*L*L": 1})
     ['6*H*B*L', '7*B*L*L']
     """
     collected: dict[tuple[str, ...], int] = {}

@@ -19,8 +19,10 @@ from attnshape.explanation.introduction import further_steps, introduction, othe
 from attnshape.explanation.observed import RunValues, observed_scores
 from attnshape.explanation.sentences import GROUPED_HEADS
 from attnshape.explanation.stages import StepLinks, TracedAttention, attentions
+from attnshape.explanation.states import corrected_state, may_have_state, summed_first
 from attnshape.explanation.summary import summary
 from attnshape.explanation.topics.registry import TOPICS
+from attnshape.explanation.topics.states import sections
 from attnshape.inference.small_runs import ProgressCallback
 from attnshape.model.explanation import Explanation, Part
 from attnshape.model.trace import Trace
@@ -70,10 +72,13 @@ def explain_request(
         runs = _Runs(trace, find_target(completed), options, time_limit)
         seen = [runs.attention(traced) for traced in attentions(trace)]
         parts = [_part(trace, number, len(seen), attention) for number, attention in enumerate(seen, 1)]
+        told = {index for part in parts for index in _steps_of(part)}
+        parts += [part for part in runs.states() if not told & _steps_of(part)]
         runs.close()
     explained = {step.index for attention in seen for steps in attention.traced.stages.values() for step in steps}
+    explained |= {index for part in parts[len(seen) :] for index in _steps_of(part)}
     explained |= trace.composites
-    others = other_steps(trace, tuple(step for step in trace.steps if step.index not in explained), bool(seen))
+    others = other_steps(trace, tuple(step for step in trace.steps if step.index not in explained), bool(parts))
     return Explanation(
         trace=trace,
         call=_call(completed, options, trace),
@@ -98,7 +103,7 @@ class _Runs:
         self._modules, self._limit, self._budget = ModuleState(target.module), TimeLimit(), Budget(time_limit)
         self._values: RunValues | None = None
         self._training: RunValues | None = None
-        if not any(step.role == "context" for step in trace.steps):
+        if not any(step.role == "context" for step in trace.steps) and not may_have_state(trace):
             return
         for numbers in _candidates(target, trace):
             self._values = self._observe(numbers, self._run)
@@ -121,6 +126,17 @@ class _Runs:
             if self._values is not None:
                 scores = observed_scores(self._values, traced, _head_axes(traced))
         return Attention(self._trace, self._links, traced, self._values, self._training, scores)
+
+    def states(self) -> Iterator[Part]:
+        """Yield what the run shows of states that take the place of weights, if it has any."""
+        if self._values is None:
+            return
+        with contextlib.suppress(UnreadableError, OutOfTimeError, TooLong):
+            summed = summed_first(self._trace, self._links, self._values)
+            corrected = corrected_state(self._trace, self._links, self._values)
+            found = tuple(sections(self._trace, self._links, summed, corrected))
+            if found:
+                yield Part(title="The state in place of weights", sections=found)
 
     def close(self) -> None:
         """Put the target's Python modules back to what they were."""
@@ -173,6 +189,10 @@ def _part(trace: Trace, number: int, count: int, attention: Attention) -> Part:
         paragraphs=tuple(shared_by(modules)),
         sections=tuple(sections),
     )
+
+
+def _steps_of(part: Part) -> set[int]:
+    return {index for section in part.sections for index in section.steps}
 
 
 def _call(spec: TargetSpec, options: RunOptions, trace: Trace) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import attnshape
 from attnshape.model.formatting import format_bytes, format_count, format_ratio
 from attnshape.reporters.registry import find_renderer
 from attnshape.reporters.reporter import Screen
@@ -247,6 +248,29 @@ def test_nodes_of_the_picture_are_apart(open_page: OpenPage) -> None:
                     or other["y"] + other["height"] <= one["y"]
                 )
                 assert apart, (one, other)
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+def test_no_label_hides_a_line_of_the_picture(width: int, open_page: OpenPage) -> None:
+    shown = open_page(page_of(multi_head()), width)
+    hidden = """() => [...document.querySelectorAll(".flow-frame .edge")].flatMap((edge) => {
+      const length = edge.getTotalLength();
+      const points = Array.from({ length: 200 }, (_, place) => edge.getPointAtLength((place / 200) * length));
+      const boxes = [...document.querySelectorAll(".flow-frame .signature")].map((label) => label.getBBox());
+      return points.filter(({ x, y }) => boxes.some((box) => (
+        box.x - 4 <= x && x <= box.x + box.width + 4 && box.y - 4 <= y && y <= box.y + box.height + 4
+      ))).map(({ x, y }) => [x, y]);
+    })"""
+    assert shown.page.evaluate(hidden) == []
+
+
+def test_a_wide_picture_has_narrow_nodes_where_they_fit(open_page: OpenPage) -> None:
+    kinds = []
+    for trace in (multi_head(), attnshape.trace("sparse")):
+        frame = open_page(page_of(trace), 1600).page.locator(".flow-frame")
+        assert frame.evaluate("frame => frame.scrollWidth - frame.clientWidth") <= 0
+        kinds.append(frame.locator("svg.narrow").count())
+    assert kinds == [0, 1]
 
 
 def test_the_memory_layout_is_that_of_torch(open_page: OpenPage) -> None:

@@ -17,6 +17,8 @@ from attnshape.runtime.time_limit import TooLong
 
 _MOST_PARTS = 8
 """How many patterns of one attention are shown; more of them are those of single windows."""
+_MOST_NAMED = 6
+"""How many heads, or ranges of them, are named that have the same pattern."""
 _Parts = tuple[tuple[str, tuple[str, ...]], ...]
 """What sees the keys of a pattern, and the pattern's rows."""
 
@@ -66,9 +68,23 @@ def _parts(one: ExplainedVisibility, keys: Tensor) -> _Parts:
 
 
 def _numbered(noun: str, numbers: list[int]) -> str:
-    """Return indices in words.
+    """Return indices in words; those that follow each other, as their first and last.
 
-    >>> _numbered("head", [2]), _numbered("head", [0, 1, 4])
-    ('head 2', 'heads 0, 1 and 4')
+    >>> _numbered("head", [2]), _numbered("head", [0, 1, 4]), _numbered("head", [0, 1, 2, 5])
+    ('head 2', 'heads 0, 1 and 4', 'heads 0 to 2 and 5')
+    >>> _numbered("part", [*range(0, 40, 2)])
+    'parts 0, 2, 4, 6, 8, 10 and 14 others'
     """
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {join_words([str(number) for number in numbers])}"
+    named: list[tuple[str, int]] = []
+    start = 0
+    for place, number in enumerate(numbers, 1):
+        if place < len(numbers) and numbers[place] == number + 1:
+            continue
+        run = numbers[start:place]
+        named += [(f"{run[0]} to {number}", len(run))] if len(run) > 2 else [(str(one), 1) for one in run]
+        start = place
+    words = [word for word, _ in named]
+    if len(named) > _MOST_NAMED + 1:
+        others = sum(count for _, count in named[_MOST_NAMED:])
+        words = [*words[:_MOST_NAMED], f"{others} others"]
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {join_words(words)}"

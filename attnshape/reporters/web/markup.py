@@ -10,6 +10,7 @@ from attnshape.dims.symbols import SYMBOLS
 from attnshape.reporters.escaping import visible
 from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor
 
+_OPTION = re.compile(r"(?<!\S)--[\w-]+")
 _NAME = re.compile(r"[^\W\d]\w*")
 _IN_PROSE = re.compile(r"\b[^\W\d]\w*(?==\d)|(?<= = )\S+")
 """The symbol of a size, such as `B=2`, and a formula after its value."""
@@ -100,8 +101,17 @@ def page_header(kind: str, header: Header, colors: SymbolColors | None = None) -
     details = " · ".join(map(colors.prose if colors is not None else escaped, header.details))
     lines = [f'<p class="kind">attnshape {kind}</p>', f"<h1>{escaped(header.target)}</h1>"]
     lines += [f'<p class="run">{details}</p>'] if details else []
-    lines += [f'<p class="command">{code(header.command)}</p>'] if header.command else []
+    lines += [f'<p class="command"><code>{_command(header.command)}</code></p>'] if header.command else []
     return "\n".join(['<header class="page-header">', *lines, "</header>"])
+
+
+def _command(text: str) -> str:
+    """Return a command line in which no line break separates the hyphens of an option from its name.
+
+    >>> _command("attnshape trace a-b.py --init D")
+    'attnshape trace a-b.py <span class="option">--init</span> D'
+    """
+    return _with_matches(_OPTION, visible(text), lambda option: f'<span class="option">{escape(option)}</span>')
 
 
 def items(lines: Collection[str]) -> str:

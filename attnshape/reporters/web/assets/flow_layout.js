@@ -6,6 +6,7 @@ const WIDE = { most: 212, title: 7.9, does: 6.1, label: 6.7, gap: 26, charsOfDoe
 const NARROW = { most: 128, title: 6.7, does: 5.6, label: 6.1, gap: 12, charsOfDoes: 20 };
 const LINE_GAP = 16;
 const LABEL_ROOM = 52;
+const LABEL_HEIGHT = 22;
 const SWEEPS = 12;
 const STRAIGHT = 12;
 const MIDDLE = 0.12;
@@ -25,9 +26,16 @@ function wrapped(text, most, lines) {
   return kept.map((line) => (line.length <= most ? line : `${line.slice(0, most - 1)}…`));
 }
 
+/** The least scale at which the texts of the picture are drawn. */
+const SMALLEST = 0.8;
+
 /** Return the flow with positions: nodes with a box, ports and labels, edges with the points that they pass. */
 function layOut(flow, width) {
-  const measures = width < 560 ? NARROW : WIDE;
+  const wide = width < 560 ? null : layOutWith(WIDE, flow);
+  return wide !== null && wide.width * SMALLEST <= width ? wide : { ...layOutWith(NARROW, flow), isNarrow: true };
+}
+
+function layOutWith(measures, flow) {
   const nodes = flow.nodes.map((node, place) => makeNode(node, place, flow.edges, measures));
   const layers = inLayers(nodes, flow.edges);
   const edges = throughLayers(layers, nodes, flow.edges);
@@ -240,8 +248,9 @@ function bounded(nodes, edges, layers) {
 function pathOf(edge) {
   const [source, target] = [edge.chain[0], edge.chain.at(-1)];
   const port = source.ports.find((one) => one.signature === edge.signature);
-  let [x, y] = [port.x, source.y + source.height];
-  let path = `M${x} ${y}`;
+  // the line is straight beside its label, which would hide it otherwise
+  let [x, y] = [port.x, source.y + source.height + LABEL_HEIGHT];
+  let path = `M${x} ${y - LABEL_HEIGHT} V${y}`;
   const curve = (toX, toY) => {
     const middle = y < toY ? (y + toY) / 2 + 4 : y + 30;
     path += ` C${x} ${middle + 6} ${toX} ${middle - 2} ${toX} ${toY}`;

@@ -53,9 +53,10 @@ class FlowPicture {
     const drawn = layout.nodes.map((node) => this.node(node));
     this.groups = drawn.map((group) => group.matches(".node") ? group : group.querySelector(".node"));
     const labels = layout.nodes.flatMap((node) => node.ports.map((port) => this.label(node, port)));
-    const scale = Math.max(Math.min(1, width / layout.width), 0.8);
+    const scale = Math.max(Math.min(1, width / layout.width), SMALLEST);
     this.frame.replaceChildren(svg("svg", {
-      class: layout.height < TALL ? null : "tall", viewBox: `0 0 ${layout.width} ${layout.height}`, width: layout.width * scale, height: layout.height * scale,
+      class: [layout.height < TALL ? "" : "tall", layout.isNarrow ? "narrow" : ""].join(" ").trim() || null,
+      viewBox: `0 0 ${layout.width} ${layout.height}`, width: layout.width * scale, height: layout.height * scale,
     }, svg("defs", {}, arrow), lines, labels, drawn));
     this.frame.scrollLeft = (layout.width * scale - width) / 2;
     this.mark(this.page.selected);

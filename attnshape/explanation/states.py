@@ -1,0 +1,271 @@
+"""Finds attention that sums keys times values in place of weights, by its steps and their numbers in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from attnshape.explanation.observed import RunValues
+from attnshape.explanation.stages import StepLinks
+from attnshape.inference.dataflow import innermost
+from attnshape.model.references import resolve
+from attnshape.model.trace import Step, Trace
+from attnshape.tracing import operations as ops
+
+_VIEWS = ops.RESHAPES | ops.UNIT_AXES | ops.TRANSPOSES | ops.CASTS | ops.COPIES | {"getitem"}
+_ELEMENTWISE = ops.NONLINEARITIES | ops.ADDITIONS | ops.EXPONENTIALS
+_CLOSE = 1e-3
+
+
+@dataclass(frozen=True)
+class SummedFirst:
+    """Attention without a softmax, which sums the products of keys and values before it multiplies the queries."""
+
+    outer: Step
+    """The step that multiplies keys and values."""
+    running: Step | None
+    """The step that adds these products up, token by token; None if each query reads the sum over all keys."""
+    read: Step
+    """The step that multiplies the queries by the sum."""
+    division: Step
+    """The step that divides by the sum of the weights."""
+    maps: tuple[tuple[Step, ...], ...]
+    """The steps that make the features of queries and of keys, one element at a time; empty if there are none."""
+    queries: Tensor
+    """(…, queries, features), in float64, as the keys (…, keys, features)."""
+    keys: Tensor
+    raw: tuple[Tensor, Tensor] | None
+    """The queries and keys from which the features are made; None if there is no such map."""
+
+    def weights(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return the products of queries and keys; those of hidden keys are 0."""
+        products = queries @ keys.mT
+        return products.tril() if self.running is not None else products
+
+
+@dataclass(frozen=True)
+class CorrectedState:
+    """A state to which each token adds what its value differs by from what the state returns for its key."""
+
+    decay: Step | None
+    """The step that multiplies the state by a factor before it is read; None if there is none."""
+    read: Step
+    difference: Step
+    outer: Step
+    update: Step
+    keys: Tensor
+    """(tokens, …, features of keys), in float64, as the others."""
+    values: Tensor
+    """(tokens, …, features of values)."""
+    rates: Tensor
+    """The factor of each correction, (tokens, …)."""
+    decays: Tensor
+    """The factor of the state for each token, (tokens, …)."""
+    start: Tensor
+    """The state before the first token, (…, features of keys, features of values)."""
+
+    def final(self, decays: Tensor, *, correct: bool = True) -> Tensor:
+        """Return the state after all tokens with other factors, or if the old value weren't subtracted."""
+        state = self.start
+        for token, decay in enumerate(decays):
+            state = self.written(decay[..., None, None] * state, token, correct=correct)
+        return state
+
+    def written(self, state: Tensor, token: int, *, correct: bool) -> Tensor:
+        """Return a state after one token is written to it."""
+        key, value = self.keys[token], self.values[token]
+        old = self.returned(state, token) if correct else torch.zeros_like(value)
+        return state + key.unsqueeze(-1) * (self.rates[token].unsqueeze(-1) * (value - old)).unsqueeze(-2)
+
+    def returned(self, state: Tensor, token: int) -> Tensor:
+        """Return what a state returns for a token's key."""
+        return (self.keys[token].unsqueeze(-2) @ state).squeeze(-2)
+
+
+class _Steps:
+    """The steps of a trace, by the operands that they make."""
+
+    def __init__(self, trace: Trace, links: StepLinks) -> None:
+        self._trace, self._links = trace, links
+
+    def named(self, names: frozenset[str], operands: int = 2) -> Iterator[Step]:
+        """Yield the steps of some operations that have at least so many operands."""
+        for step in self._links.steps.values():
+            if ops.base_name(step.operation) in names and len(step.operands) >= operands:
+                yield step
+
+    def made(self, step: Step, place: int) -> Step | None:
+        """Return the step that computes an operand; those between them only view, cast or copy all of its elements."""
+        index = innermost(self._trace.steps, step.operands[place]).step if place < len(step.operands) else None
+        found = self._links.steps.get(index) if index is not None and index < step.index else None
+        return self.made(found, 0) if found is not None and self._keeps_all(found) else found
+
+    def _keeps_all(self, step: Step) -> bool:
+        if not step.operands or len(step.outputs) != 1 or ops.base_name(step.operation) not in _VIEWS:
+            return False
+        given = resolve(self._trace, innermost(self._trace.steps, step.operands[0]))
+        return given is not None and prod(given.tensor.shape) == prod(step.outputs[0].tensor.shape)
+
+    def mapped(self, step: Step, place: int) -> tuple[Step, ...]:
+        """Return the steps that change an operand's elements one by one before it is read, the first one first."""
+        chain: list[Step] = []
+        found = self.made(step, place)
+        while found is not None and ops.base_name(found.operation) in _ELEMENTWISE and len(found.operands) == 1:
+            chain.insert(0, found)
+            found = self.made(found, 0)
+        return tuple(chain) if any(ops.base_name(one.operation) in ops.NONLINEARITIES for one in chain) else ()
+
+
+def may_have_state(trace: Trace) -> bool:
+    """Return whether a run is worth observing, since a trace may have what this module finds."""
+    steps = _Steps(trace, StepLinks(trace))
+    return any(True for _ in _divided(steps)) or any(True for _ in _updated(steps))
+
+
+def summed_first(trace: Trace, links: StepLinks, values: RunValues) -> SummedFirst | None:
+    """Return the attention of a trace that sums keys times values first; None if its numbers show none."""
+    steps = _Steps(trace, links)
+    for division, read, running, outer in _divided(steps):
+        numbers = [values.operand(step, place) for step in (read, outer, division) for place in (0, 1)]
+        known = [one.double() for one in numbers if one is not None and one.is_floating_point() and one.ndim > 1]
+        if len(known) < len(numbers):
+            continue
+        query, _, left, right, numerator, divisor = known
+        key_place = 0
+        if running is None:
+            key, value = left.mT, right
+        else:
+            key_place = 0 if left.shape[-1] == 1 else 1
+            wide = (left, right) if key_place == 0 else (right, left)
+            if wide[0].shape[-1] != 1 or wide[1].shape[-2] != 1 or query.shape[-2] != 1:
+                continue
+            query, key, value = query.squeeze(-2), wide[0].squeeze(-1), wide[1].squeeze(-2)
+        if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+            continue
+        maps = (steps.mapped(read, 0), steps.mapped(outer, key_place))
+        raw = [values.operand(one[0]) for one in maps if one]
+        found = SummedFirst(
+            outer=outer,
+            running=running,
+            read=read,
+            division=division,
+            maps=maps if all(maps) else (),
+            queries=query,
+            keys=key,
+            raw=(raw[0].double(), raw[1].double())
+            if len(raw) == 2
+            and raw[0] is not None
+            and raw[1] is not None
+            and (raw[0].shape, raw[1].shape) == (query.shape, key.shape)
+            else None,
+        )
+        weights = found.weights(query, key)
+        if _same(numerator, weights @ value) and _same(divisor, weights.sum(-1, keepdim=True)):
+            return found
+    return None
+
+
+def corrected_state(trace: Trace, links: StepLinks, values: RunValues) -> CorrectedState | None:
+    """Return the state of a trace that tokens correct; None if its numbers show none."""
+    for update, place, outer, difference, read in _updated(_Steps(trace, links)):
+        calls = [values.calls(step) for step in (update, outer, difference)]
+        if len({len(one) for one in calls}) != 1 or len(calls[0]) < 2:
+            continue
+        old = [call.operand_values[place].double() for call in calls[0]]
+        new = [call.values[0].double() for call in calls[0]]
+        one, other = ([call.operand_values[at].double() for call in calls[1]] for at in (0, 1))
+        keys, corrections = (one, other) if one[0].shape[-1] == 1 else (other, one)
+        if keys[0].shape[-1] != 1 or corrections[0].shape[-2] != 1:
+            continue
+        key, correction = torch.stack(keys).squeeze(-1), torch.stack(corrections).squeeze(-2)
+        value, returned = (torch.stack([call.operand_values[at].double() for call in calls[2]]) for at in (0, 1))
+        misses = value - returned
+        rates = (correction * misses).sum(-1) / misses.square().sum(-1)
+        previous = [torch.zeros_like(new[0]), *new[:-1]]
+        factors = torch.stack([_factor(*pair) for pair in zip(old, previous, strict=True)])
+        factors[0] = 1.0
+        carried = [factor[..., None, None] * state for factor, state in zip(factors, previous, strict=True)]
+        decay = _Steps(trace, links).made(update, place)
+        found = CorrectedState(
+            decay=decay if decay is not None and not _same(factors, torch.ones_like(factors)) else None,
+            read=read,
+            difference=difference,
+            outer=outer,
+            update=update,
+            keys=key,
+            values=value,
+            rates=rates,
+            decays=factors,
+            start=torch.zeros_like(new[0]),
+        )
+        follows = all(
+            _same(old[token], carried[token])
+            and _same(returned[token], found.returned(old[token], token))
+            and _same(new[token], found.written(old[token], token, correct=True))
+            for token in range(len(old))
+        )
+        if follows:
+            return found
+    return None
+
+
+def _divided(steps: _Steps) -> Iterator[tuple[Step, Step, Step | None, Step]]:
+    """Yield each division of a product, with the product, the running sum that it reads, and what is summed."""
+    for division in steps.named(ops.DIVISIONS):
+        read = steps.made(division, 0)
+        if read is None or ops.base_name(read.operation) not in ops.MATMULS:
+            continue
+        running, outer = None, steps.made(read, 1)
+        if outer is not None and ops.base_name(outer.operation) == "cumsum":
+            running, outer = outer, steps.made(outer, 0)
+        kind = ops.MATMULS if running is None else ops.MULTIPLICATIONS
+        if outer is not None and ops.base_name(outer.operation) in kind and len(outer.operands) == 2:
+            yield division, read, running, outer
+
+
+def _updated(steps: _Steps) -> Iterator[tuple[Step, int, Step, Step, Step]]:
+    """Yield each sum of a state and an outer product, with the state's place, the product, difference and reading."""
+    for update in steps.named(ops.ADDITIONS):
+        for place in (0, 1):
+            outer = steps.made(update, 1 - place)
+            if outer is None or ops.base_name(outer.operation) not in ops.MULTIPLICATIONS or len(outer.operands) != 2:
+                continue
+            for at in (0, 1):
+                difference = _subtraction(steps, outer, at)
+                read = steps.made(difference, 1) if difference is not None else None
+                if difference is None or read is None or ops.base_name(read.operation) not in ops.MATMULS:
+                    continue
+                if len(read.operands) == 2 and read.operands[1] == update.operands[place]:
+                    yield update, place, outer, difference, read
+
+
+def _subtraction(steps: _Steps, outer: Step, place: int) -> Step | None:
+    """Return the subtraction whose result, perhaps times a factor, an outer product reads."""
+    found = steps.made(outer, place)
+    reads = [found]
+    if found is not None and ops.base_name(found.operation) in ops.MULTIPLICATIONS:
+        reads = [steps.made(found, at) for at in range(len(found.operands))]
+    return next(
+        (
+            one
+            for one in reads
+            if one is not None and ops.base_name(one.operation) in ops.SUBTRACTIONS and len(one.operands) == 2
+        ),
+        None,
+    )
+
+
+def _factor(state: Tensor, previous: Tensor) -> Tensor:
+    """Return the factor by which a state, (…, rows, columns), is the previous one; 1 where that is 0."""
+    total = previous.square().sum((-2, -1))
+    return torch.where(total > 0, (state * previous).sum((-2, -1)) / total, 1.0)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or not bool(torch.isfinite(one).all()):
+        return False
+    return float((one - other).abs().max()) <= _CLOSE * max(float(other.abs().max()), _CLOSE)
