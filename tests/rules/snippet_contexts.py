@@ -221,6 +221,9 @@ CONTEXTS: dict[str, Context] = {
         "B, H, Dk, W",
         init="self.pool = nn.AvgPool2d(2)",
     ),
+    "AS121": Context(
+        "q, k, v = self.wq(x), self.wk(x), self.wv(x)\ncontexts = []", "return torch.cat(contexts, dim=-1)"
+    ),
     "AS201": Context("", f"v = self.wv(x).view(B, L, H, Dk).transpose(1, 2)\n{SOFTMAX}"),
     "AS202": Context(CROSS_SPLIT, f"context = scores.softmax(dim=-1) @ v\n{CROSS_OUTPUT}", **CROSS),
     "AS203": Context("Dk = D\nk = self.wk(x)", "return scores.softmax(dim=-1) @ self.wv(x)", **ONE_HEAD),

@@ -36,6 +36,11 @@ def constant_definition(subject: Subject, ref: OutputRef) -> SourceLocation | No
     return _definition(subject, ref, _constants)
 
 
+def index_definition(subject: Subject, ref: OutputRef) -> SourceLocation | None:
+    """Return where the variable is assigned by which a call selects, such as `columns` of `x[..., columns]`."""
+    return _definition(subject, ref, _indices)
+
+
 def attribute_definition(owner: type, attribute: str) -> SourceLocation | None:
     """Return where a class, or the nearest of its base classes that does, assigns an attribute, if it does so once."""
     found = _assigned(owner, attribute)
@@ -111,6 +116,13 @@ def _constants(call: ReplayedCall, node: ast.AST) -> Iterator[_Name]:
         if isinstance(part, ast.Attribute) and part.attr in state and _is_name(part):
             yield part
             return
+
+
+def _indices(call: ReplayedCall, node: ast.AST) -> Iterator[_Name]:
+    """Yield the variables that are whole indices of a subscript."""
+    if isinstance(node, ast.Subscript):
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        yield from (part for part in parts if _is_name(part))
 
 
 def _is_name(node: ast.AST) -> TypeGuard[_Name]:

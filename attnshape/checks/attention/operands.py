@@ -183,6 +183,18 @@ def parameter_of(subject: Subject, sources: tuple[Producer, ...]) -> str | None:
     return source if value is not None and value.ndim >= 2 and value.numel() else None
 
 
+def head_axis(operand: AttentionOperand, heads: int) -> int | None:
+    """Return the axis of so many heads, which the other operand of the product has too; None without one.
+
+    There may be as many keys as heads.
+    """
+    if isinstance(operand.core, FusedCore):
+        return operand.value.ndim - 3 if operand.value.ndim > 2 and operand.value.shape[-3] == heads else None
+    product = operand.core.value if operand.role == "value" else operand.core.scores
+    axes = (axis for axis, stays in enumerate(product.axes[operand.place]) if stays & product.shared)
+    return next((axis for axis in axes if operand.value.shape[axis] == heads), None)
+
+
 @dataclass(frozen=True)
 class HeadChange:
     """An intervention on one head, which leaves the rest of its tensor alone."""

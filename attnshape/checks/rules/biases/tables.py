@@ -9,21 +9,15 @@ import torch
 from torch import Tensor
 
 from attnshape.checks.attention.cores import FusedCore
+from attnshape.checks.attention.moved_heads import first_scattered, moving_path
 from attnshape.checks.attention.operands import AttentionOperand, head_change
-from attnshape.checks.attention.perturbation import changed_indices, others_at
+from attnshape.checks.attention.perturbation import others_at
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import ReplayedCall
 from attnshape.checks.rules.protocol import Verification, Violation
-from attnshape.tracing import operations as ops
 
 _MOST_TABLES = 4
-_ELEMENTWISE = (
-    (ops.SAME_VALUES | ops.JOINS | ops.GATHERS | ops.PATTERNED_LAYOUT | ops.FILLS | ops.MASKS | ops.LOWER_BOUNDS)
-    | (ops.ADDITIONS | ops.SUBTRACTIONS | ops.REVERSED_SUBTRACTIONS | ops.SCALINGS | ops.NONLINEARITIES)
-    | (ops.EXPONENTIALS | ops.ROTATION_ARITHMETIC | {"pad", "roll", "flip"})
-)
-"""The operations through which a table's numbers stay apart: each result comes from one of them."""
 
 
 def check_tables(
@@ -54,7 +48,10 @@ def check_tables(
         if sum(reached) > 1:
             message = f"the heads of {name} are mixed up: one index of its axis of {heads} heads changes several heads"
             hint = "move the axis with permute; view and reshape move no axes: bias.permute(2, 0, 1)"
-            at = _first_scattered(subject, run, path, heads)
+            # behind the call that adds the table to scores, these have heads of their own
+            own = list(itertools.takewhile(lambda call: call.refs[0] not in subject.graph.depends_on_data, path))
+            scattered = first_scattered(subject.base, run, own, {heads: 1}, folded=False)
+            at = scattered or [*path[len(own) :], path[-1]][0]
             yield Violation("AS710", message, at.refs[0], hint, f"changed {name} at index 0 of that axis")
         elif any(reached):
             yield Verification(f"each head gets its own part of {name}")
@@ -70,14 +67,12 @@ def _tables(subject: Subject, query: AttentionOperand, heads: int) -> Iterator[t
     """Yield what has an axis of heads and only reaches the scores by being moved, added and scaled, with the calls."""
     core, graph = query.core, subject.graph
     sources = core.sources("attn_mask") if isinstance(core, FusedCore) else core.softmax.sources
-    upstream = list(graph.upstream(sources))[::-1]
     for name in sorted(graph.origins(sources)):
         value = {**subject.base.state, **subject.base.inputs}.get(name)
         if value is None or not value.is_floating_point() or list(value.shape).count(heads) != 1:
             continue
-        downstream = graph.downstream({name})
-        path = [event for event in upstream if any(ref in downstream for ref in event.refs)]
-        if path and all(event.name in _ELEMENTWISE for event in path):
+        path = moving_path(graph, name, sources)
+        if path:
             yield name, path
 
 
@@ -107,14 +102,3 @@ def _changed_scores(subject: Subject, query: AttentionOperand, run: ReplayRun) -
     added = at(core.event.order, mask) if mask is not None else torch.zeros((), dtype=torch.bool)
     shape = (*query.value.shape[:-1], core.tensor("key").shape[-2])
     return rows.expand(shape) | added.expand(shape)
-
-
-def _first_scattered(subject: Subject, run: ReplayRun, path: list[ReplayedCall], heads: int) -> ReplayedCall:
-    """Return the first call in whose result the change is at one index of no axis of heads, or that has the scores."""
-    for event in path:
-        mask = run.value(event.refs[0]) != event.values[0]
-        sizes = [axis for axis, size in enumerate(mask.shape) if size == heads]
-        is_scattered = bool(mask.any()) and not any(len(changed_indices(mask, axis)) == 1 for axis in sizes)
-        if is_scattered or event.refs[0] in subject.graph.depends_on_data:
-            return event
-    return path[-1]

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attnshape.checks.attention.cores import FusedCore, between
+from attnshape.checks.attention.cores import between
 from attnshape.checks.attention.layouts import layouts, projection_of
 from attnshape.checks.attention.operands import (
     AttentionOperand,
     HeadChange,
     OperandRole,
+    head_axis,
     head_change,
     operands,
     projection,
@@ -160,7 +161,7 @@ def _one_feature(
     """Return a violation if features are repeated instead of heads, so that one doesn't affect all heads of a group."""
     if shared_head.one_feature is None:
         return None
-    axis = _head_axis(other, heads)
+    axis = head_axis(other, heads)
     run = subject.experiment.run(shared_head.one_feature) if axis is not None else None
     if run is None or axis is None or not run.follows(subject.base):
         return None
@@ -173,18 +174,6 @@ def _one_feature(
     at = _repeat(subject, other, shared_head) or other.core.context
     hint = "repeat the head axis: k.repeat_interleave(G, dim=1) for (B, Hkv, L, Dk)"
     return Violation("AS602", message, at, hint, f"changed {feature}")
-
-
-def _head_axis(operand: AttentionOperand, heads: int) -> int | None:
-    """Return the axis of so many heads, which the other operand of the product has too; None without one.
-
-    There may be as many keys as heads.
-    """
-    if isinstance(operand.core, FusedCore):
-        return operand.value.ndim - 3 if operand.value.ndim > 2 and operand.value.shape[-3] == heads else None
-    product = operand.core.value if operand.role == "value" else operand.core.scores
-    axes = (axis for axis, stays in enumerate(product.axes[operand.place]) if stays & product.shared)
-    return next((axis for axis in axes if operand.value.shape[axis] == heads), None)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from attnshape.checks.attention.perturbation import (
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
+from attnshape.checks.rules.head_mixing.arguments import scattered_argument
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.tokens import with_parameters
 from attnshape.checks.rules.tokens.unit_vectors import have_one_length
@@ -30,8 +31,12 @@ _KEEPS_PAIRS = DATA_MOVEMENT | SCALINGS | _ADDS_UP
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
-    """Look for attention over heads; then change one head where heads are split, and see which other heads change."""
+    """Look for mixed-up arguments, and attention over heads; then change one head where heads are split."""
     heads = subject.numbers.get("H", 0)
+    scattered = scattered_argument(subject) if heads > 1 else None
+    if scattered is not None:
+        yield scattered
+        return
     if heads < 2 or not subject.is_distinct("H"):
         return
     # the tokens are on an axis of their own, which may be as long as no symbol says, such as that of a class token too

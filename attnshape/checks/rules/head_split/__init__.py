@@ -1,4 +1,4 @@
-"""Does each head get a block of adjacent features of the projection?"""
+"""Does each head get a block of adjacent features of the projection, and no other head a part of it?"""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from attnshape.checks.attention.simultaneous import SimultaneousRun
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Replace
+from attnshape.checks.rules.head_split.overlaps import overlapping
 from attnshape.checks.rules.head_split.scattered import Scattered, keeps_all_vectors
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 
-CODES: tuple[str, ...] = ("AS105", "AS111", "AS112", "AS113")
+CODES: tuple[str, ...] = ("AS105", "AS111", "AS112", "AS113", "AS121")
 TOPIC = "splitting of heads"
 _TOGETHER = "the features of a token stay together in queries, keys and values"
 _ADJACENT = "each head gets adjacent features of its projection"
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
-    """Follow the features of each token to queries, keys and values, and adjacent features to heads."""
+    """Follow the features of each token to queries, keys and values, and features to heads."""
     yield from _tokens(subject)
+    overlap = overlapping(subject)
+    if overlap is not None:
+        yield overlap
+        return
     if subject.numbers.get("H", 0) < 2:
         yield Undecided(TOPIC, "there is only one head")
         return

@@ -71,7 +71,7 @@ def _with_one_token(subject: Subject) -> list[ReplayRun]:
 
 def _comes_from_several_tokens(subject: Subject, operand: AttentionOperand) -> bool:
     """Return whether a token of the inputs reaches some of the numbers of a key's or a value's vector, but not all."""
-    own = _vector_axes(operand)
+    own = vector_axes(operand)
     for run in _with_one_token(subject) if own else ():
         changed = differs(operand.value, operand.of(run), subject.experiment.tolerance)
         if bool((changed.amax(own) & ~changed.amin(own)).any()):
@@ -90,7 +90,7 @@ def keeps_vectors(subject: Subject, operand: AttentionOperand, over_tokens: bool
     calls = between(subject.graph, start, operand.sources)
     prefix = list(itertools.takewhile(lambda call: moves_only(call) or call.name in ARITHMETIC, calls))
     found = _at_operand(subject, operand, start, prefix, len(prefix) == len(calls))
-    own = _vector_axes(operand)
+    own = vector_axes(operand)
     features = feature_axes(subject, subject.base.event(start))
     if found is None or not own or features is None:
         return None
@@ -108,7 +108,7 @@ def keeps_vectors(subject: Subject, operand: AttentionOperand, over_tokens: bool
     return _describe(subject, operand, start, prefix, followed, vector, feature, slots)
 
 
-def _vector_axes(operand: AttentionOperand) -> tuple[int, ...]:
+def vector_axes(operand: AttentionOperand) -> tuple[int, ...]:
     """Return the axes of an operand that hold the features of one token and head."""
     if operand.role != "value":
         return operand.contracted
