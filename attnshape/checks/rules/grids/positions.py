@@ -122,6 +122,8 @@ def check_tables(
 
 
 def _judged(subject: Subject, found: _Found) -> Iterator[Violation | Verification]:
+    if not all(found.sides):
+        return  # no token lies on the map
     if found.follows(None):
         yield Verification("positions that follow from rows and columns follow from those on the map")
         return

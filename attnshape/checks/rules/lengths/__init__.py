@@ -48,6 +48,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
         used = _tokens_used(subject, name) if name in candidates else None
         if used is not None and used.more and _mixes_neighbours(subject):
             used = None
+        if used is not None and name in meanings and _is_written(subject, name, used.more, _MORE[meanings[name]]):
+            used = None
         if used is not None and used.more != _MORE[meanings.get(name, "length")]:
             yield _violation(subject, name, used, meanings.get(name))
         elif name in meanings:
@@ -58,6 +60,12 @@ def check(subject: Subject) -> Iterator[Outcome]:
             attended = attended_tokens(subject, name, 0)
             if attended is not None and attended.is_one_missing and attended.wrong:
                 yield _wrong_attention(subject, name, None, attended.wrong[0])
+
+
+def _is_written(subject: Subject, name: str, used: int, more: int) -> bool:
+    """Return whether a token that no result depends on gets weight: the argument says where a new one replaces it."""
+    attended = attended_tokens(subject, name, more) if used < more else None
+    return attended is not None and attended.is_whole and attended.are_counted and not attended.wrong
 
 
 def _claimed(subject: Subject, name: str, meaning: str, used: _Used | None, is_candidate: bool) -> Outcome:

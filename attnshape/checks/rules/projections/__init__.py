@@ -258,8 +258,10 @@ def _all_the_same(subject: Subject) -> Violation | None:
         if len(set(refs)) < 3 or len(weights) < 3:
             continue
         name, first = weights[0]
+        # keys and values of different inputs, such as those of a memory, may well be embedded alike
+        inputs = [subject.graph.origins((ref,)) & set(subject.inputs) for ref in refs[-2:]]
         # deep copies of one module start with equal numbers, and are trained apart
-        if all(other == name and _equal(first, part) for other, part in weights):
+        if inputs[0] & inputs[1] and all(other == name and _equal(first, part) for other, part in weights):
             return _violation(f"{name} projects query, key and value alike", refs[-1], "found no other projection")
     return None
 

@@ -38,7 +38,9 @@ from attnshape.tracing.operations import (
     ADDITIONS,
     CHANNEL_NORMS,
     CONVOLUTIONS,
+    DATA_MOVEMENT,
     GATHERS,
+    JOINS,
     PRODUCTS_WITH_ADDEND,
     SCALINGS,
     SUMS,
@@ -271,7 +273,8 @@ def _judge(
     query = own[0]
     if len(query.contracted) != 1 and not _is_head_width_known(subject, query):
         return Undecided(TOPIC, "the product of queries and keys contracts more than one axis", _claimed(subject))
-    lengths = [_stretch(subject, operand) or _stretch_behind_norm(subject, operand) for operand in own]
+    ways = (_stretch, _stretch_behind_norm, _stretch_behind_call)
+    lengths = [next(filter(None, (way(subject, operand) for way in ways)), None) for operand in own]
     if lengths[0] is None or lengths[1] is None:
         return Undecided(TOPIC, _NO_FACTOR, _claimed(subject))
     scale = abs(factor) * (lengths[0] * lengths[1])
@@ -343,8 +346,8 @@ def _features(subject: Subject, operand: AttentionOperand, ref: OutputRef) -> li
     """Return the features of a projection to change, one after the other, until the query or key changes."""
     width = subject.base.value(ref).shape[_feature_axis(subject, ref)]
     head = subject.numbers.get("Dk", 0) or operand.width
-    # the keys of a fused projection are mostly its second third
-    starts = (0, width // 3, head, width // 3 * 2, width - 2 * head, width - head)
+    # the keys of a fused projection are mostly its second third; in a loop over heads each of them has its own features
+    starts = (0, width // 3, head, width // 3 * 2, width - 2 * head, width - head, *range(2 * head, width, head))
     return list(dict.fromkeys(feature for feature in starts if 0 <= feature < width))
 
 
@@ -450,7 +453,7 @@ def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
             summed = {operand.value.shape[axis] for axis in operand.contracted}
             index: list[slice | int] = [0 if shape[0] in summed else slice(None), *[0] * (len(shape) - 1)]
             index[_feature_axis(subject, ref)] = feature
-            return _stretch_of_one(subject, operand, lambda change: Intervention(results={ref: change}), *index)
+            return _stretch_of_one(subject, operand, partial(_of_result, ref), *index)
         return float(lengths[0]) if _are_close(lengths) else None
     return None
 
@@ -473,6 +476,21 @@ def _stretch_behind_norm(subject: Subject, operand: AttentionOperand) -> float |
         lengths = _lengths(subject, operand, difference) if difference is not None else torch.empty(0)
         if lengths.numel():
             return float(lengths[0]) if _are_close(lengths) else None
+    return None
+
+
+def _stretch_behind_call(subject: Subject, operand: AttentionOperand) -> float | None:
+    """Return the factor between the last call that does more than move and scale its numbers, and the query or key.
+
+    So of the states of a recurrent network, if a scale is claimed: without a claim they needn't have one.
+    """
+    sources = operand.sources if subject.claims.scale is not None else ()
+    while len(sources) == 1 and isinstance(ref := sources[0], OutputRef):
+        event = subject.base.event(ref)
+        if event.name not in DATA_MOVEMENT | SCALINGS or event.name in JOINS:
+            return _stretch_of_one(subject, operand, partial(_of_result, ref))
+        data = [one for one in event.sources if subject.graph.carries_data(one)]
+        sources = data[0] if len(data) == 1 else ()
     return None
 
 
@@ -506,6 +524,11 @@ def _stretch_of_one(
         found.append(_lengths(subject, operand, difference) / amount)
     lengths = torch.cat(found)
     return float(lengths[0]) if lengths.numel() and _are_close(lengths) else None
+
+
+def _of_result(ref: OutputRef, change: Replace) -> Intervention:
+    """Return an intervention on one result."""
+    return Intervention(results={ref: change})
 
 
 def _named(subject: Subject, names: Sequence[str], change: Replace) -> Intervention:

@@ -56,11 +56,19 @@ def check_sources(subject: Subject) -> Iterator[Outcome]:
         yield Violation(
             "AS108", message, at, hint, "followed keys and values to the inputs", "measured", level="notice"
         )
-    elif claims:
+    elif claims and any(_share_inputs(subject, key, value) for _, key, value in by_attention(subject)):
         message = "keys and values come from the same inputs, expected different ones"
         hint = "leave out --claim separate-values"
         evidence = "followed keys and values to the inputs"
         yield Violation("AS108", message, None, hint, evidence, "measured", claims=claims)
+    elif claims and sources:
+        yield Verification("keys and values come from different inputs", claims)
+
+
+def _share_inputs(subject: Subject, key: AttentionOperand, value: AttentionOperand) -> bool:
+    """Return whether a key and a value come from one input, whatever it is called and whether they are projected."""
+    of_key, of_value = (subject.graph.origins(operand.sources) & set(subject.inputs) for operand in (key, value))
+    return not of_key.isdisjoint(of_value)
 
 
 def _inputs_of(subject: Subject, operand: AttentionOperand) -> set[str]:

@@ -237,7 +237,7 @@ def mixed(subject: Subject, divergence: Divergence, index: int, evidence: str) -
     """Return the violation if a call other than attention mixes tokens and shouldn't."""
     event, which = divergence.event, divergence.summary or divergence.event
     if (event.name in ops.NORMS or _normalises(subject, divergence)) and not (
-        _is_of_series(subject, which) or _is_given_back(subject, which)
+        _is_of_series(subject, which) or _is_given_back(subject, which) or _is_of_a_whole_sample(subject, which)
     ):
         message = f"{which.short_name} runs over the tokens: token {index} changes all others"
         hint = "normalise each token by itself, over the last axis"
@@ -258,6 +258,14 @@ def _is_of_series(subject: Subject, event: ReplayedCall) -> bool:
     """
     given = [subject.inputs[name] for name in subject.inputs.keys() & event.producers]
     return any(value.shape[-1] in {subject.numbers[symbol] for symbol in subject.lengths} for value in given)
+
+
+def _is_of_a_whole_sample(subject: Subject, event: ReplayedCall) -> bool:
+    """Return whether a norm reads each sample as one vector, in which the code has put all of its tokens."""
+    shape = event.values[0].shape
+    lengths = (subject.numbers[symbol] for symbol in subject.lengths)
+    is_flat = len(shape) == 2 and shape[0] == subject.batch_size
+    return is_flat and any(shape[1] > length > 1 and shape[1] % length == 0 for length in lengths)
 
 
 def _chooses(subject: Subject, event: ReplayedCall) -> bool:
