@@ -273,6 +273,62 @@ def test_containers_and_subclasses_across_files():
     assert found(MODULE, user) == {"Attention": "module", "Wider": "module", "Block": "container", "Model": "container"}
 
 
+HEADS = """
+    class Head(nn.Module):
+        def forward(self, x):
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            return F.softmax(q @ k.mT, -1) @ v
+
+    class Heads(nn.Module):
+        def __init__(self, dim, heads):
+            super().__init__()
+            {construction}
+            self.out = nn.Linear(dim, dim)
+
+        def forward(self, x):
+            {call}
+            return self.out(x)
+    """
+
+
+@pytest.mark.parametrize(
+    "construction",
+    [
+        "self.heads = nn.ModuleList([Head(dim) for _ in range(heads)])",
+        "self.heads = nn.ModuleList(Head(dim) for _ in range(heads))",
+        "self.heads = [Head(dim)] * heads",
+        "self.heads = nn.ModuleList(); self.heads.append(Head(dim))",
+    ],
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "x = torch.cat([head(x) for head in self.heads], -1)",
+        "x = torch.stack([head(x)[0] for i, head in enumerate(self.heads)]).mean(0)",
+        "x = sum(head(part) for head, part in zip(self.heads, x.chunk(4, -1)))",
+        "every = [head(x) for head in self.heads]; x = torch.cat(every, dim=-1)",
+        "of = []\n            for head in self.heads: of.append(head(x))\n            x = torch.cat(of, -1)",
+        "of = []\n            for head in self.heads: y = head(x); of.append(y)\n            x = torch.cat(of, -1)",
+    ],
+)
+def test_heads_whose_results_are_joined_are_an_attention(construction: str, call: str) -> None:
+    text = HEADS.format(construction=construction, call=call)
+    assert found(text) == {"Head": "module", "Heads": "module"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "for head in self.heads: x = head(x)",
+        "of = []\n            for head in self.heads: x = head(x); of.append(x)\n            x = torch.cat(of, -1)",
+        "x = torch.cat([norm(x) for norm in self.norms], -1)",
+    ],
+)
+def test_layers_one_after_the_other_are_contained(call: str) -> None:
+    text = HEADS.format(construction="self.heads = nn.ModuleList([Head(dim) for _ in range(heads)])", call=call)
+    assert found(text) == {"Head": "module", "Heads": "container"}
+
+
 def test_torch_modules_are_contained():
     text = """
     class Layer(nn.Module):
