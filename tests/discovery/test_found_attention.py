@@ -37,6 +37,27 @@ ATTENTION = {
             scores = (q[:, :, None] * k[:, None]).sum(-1)
             return torch.bmm(torch.softmax(scores, -1), v)
         """,
+    "multiplied and summed by name": """
+        def attend(Q, K, V):
+            Y = Q.unsqueeze(2) * K.unsqueeze(1)
+            Y = Y / math.sqrt(Y.size(-1))
+            attn = torch.softmax(Y, dim=2)
+            weighted = attn * V.unsqueeze(1)
+            weighted = weighted.sum(dim=2)
+            return weighted.flatten(2)
+        """,
+    "summed by a function": """
+        def attend(q, k, v):
+            weights = torch.softmax(torch.sum(q[:, :, None] * k[:, None], dim=-1), -1)
+            parts = torch.mul(weights[..., None], v[:, None])
+            return torch.sum(parts, 2)
+        """,
+    "multiplied in place": """
+        def attend(q, k, v):
+            weights = torch.softmax(q @ k.mT, -1)[..., None].expand(-1, -1, -1, v.shape[-1]).clone()
+            weights *= v[:, None]
+            return weights.sum(-2)
+        """,
     "exponential and its sum": """
         def attend(q, k, v):
             e = torch.exp(q @ k.mT)
@@ -95,6 +116,30 @@ NO_ATTENTION = {
     "loss": """
         def loss(x, y):
             return -(y * F.log_softmax(x, -1)).sum(-1).mean()
+        """,
+    "gates of channels": """
+        class Gate(nn.Module):
+            def forward(self, x):
+                gates = torch.softmax(self.up(self.down(x.mean(1))), -1)
+                gated = x * gates[:, None]
+                return gated.sum(1)
+        """,
+    "weights that are masked, and returned": """
+        def weights_of(q, k, mask):
+            weights = torch.softmax(q @ k.mT, -1)
+            weights = weights * mask
+            return weights / weights.sum(-1).unsqueeze(-1)
+        """,
+    "weights that are made sum to 1, and returned": """
+        def weights_of(q, k, near):
+            weights = torch.softmax(q @ k.mT, -1)
+            weights = weights * near
+            return weights / weights.sum(-1, keepdim=True)
+        """,
+    "part of a loss": """
+        def loss(x, y):
+            parts = y * F.log_softmax(x, -1)
+            return -parts.sum(-1).mean()
         """,
     "product only": """
         def similarity(a, b):
@@ -209,6 +254,18 @@ def test_weights_in_messages_along_edges():
             return self.value(x_j) * softmax(self.gate(x_i), index)[:, None]
     """
     assert found(text) == {"Conv": "module"}
+
+
+def test_weights_of_sums_need_the_name_of_an_attention():
+    text = """
+    class {}(nn.Module):
+        def forward(self, query, keys):
+            weights = torch.softmax(self.v(torch.tanh(self.w(query)[:, None] + self.u(keys))), dim=1)
+            context = weights * keys
+            return context.sum(dim=1)
+    """
+    assert found(text.format("Attention")) == {"Attention": "module"}
+    assert found(text.format("Mixture")) == {}
 
 
 def test_what_a_call_keeps_for_later_calls_is_no_weight():
