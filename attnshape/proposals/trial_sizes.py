@@ -10,7 +10,7 @@ from types import ModuleType
 from attnshape.proposals.source import syntax_tree
 
 _FIXED = (
-    {"H": 4, "Hkv": 2, "G": 2, "D": 64, "Dk": 16, "Dv": 20, "W": 3, "V": 23, "N": 2},
+    {"H": 4, "Hkv": 2, "G": 2, "D": 32, "Dk": 8, "Dv": 20, "W": 3, "V": 23, "N": 2},
     {"H": 6, "Hkv": 3, "G": 2, "D": 96, "Dk": 16, "Dv": 28, "W": 4, "V": 29, "N": 1},
 )
 """Widths are multiples of 32, since some norms have so many groups.
@@ -18,7 +18,7 @@ _FIXED = (
 There are few heads, because attention on feature maps takes long otherwise.
 """
 _FREE = (
-    {"B": (5, 7, 13, 17), "L": (12, 15, 18), "Lq": (8, 9), "Lk": (11, 14, 17), "Lp": (7, 9, 13)},
+    {"B": (5, 7, 13, 17), "L": (12, 15, 18), "Lq": (6, 9), "Lk": (11, 14, 17), "Lp": (7, 9, 13)},
     {"B": (4, 7, 11, 13, 19), "L": (10, 11, 14), "Lq": (9, 5, 8, 13), "Lk": (14, 16, 19), "Lp": (6, 11, 13)},
 )
 """The sizes that the code may have as literals, the likeliest first.
