@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-Label = Literal["scores", "weights", "normalised", "context"]
-"""What a value may be: the result of a product of data; its softmax; the softmax of something else; weights times
-values."""
+Label = Literal["scores", "weights", "normalised", "weighted", "context"]
+"""What a value may be: the result of a product of data; its softmax; the softmax of something else; values, each times
+its weight, before their sum; weights times values."""
 Labels = frozenset[Label]
 NOTHING: Labels = frozenset()
 _SCORES: Labels = frozenset({"scores"})
 _WEIGHTS: Labels = frozenset({"weights"})
+_WEIGHTED: Labels = frozenset({"weighted"})
 
 _FUSED = re.compile(
     r"_?(scaled_dot_product|flex|memory_efficient|multi_head|multihead|flash|efficient|sdpa|varlen|paged|sage|ring_flash)"
@@ -27,6 +28,10 @@ _PRODUCTS = frozenset(
 _NAMED = re.compile(r"[aA]tt(entio)?n(?!_?([mM]ask|[pP]ool))|\bGAT|GraphAtt")
 _LEARNED_DATA = re.compile(r"quer|latent|memor|(^|_)keys?$|mem_")
 """The names of parameters that stand for tokens, as learned queries do."""
+_QUERY = re.compile(r"(^|_)x?qs?($|_)|quer(y|ies)", re.IGNORECASE)
+_KEY = re.compile(r"(^|_)x?ks?($|_)|(^|_)keys?($|_)", re.IGNORECASE)
+_NO_VALUES = re.compile(r"mask|drop|keep|valid|adj|visible|pad", re.IGNORECASE)
+"""The names of what weights are multiplied by to leave some of them out."""
 _QUERY_OR_KEY = re.compile(r"(^|_)(q|k|qs|ks|quer(y|ies)|keys?)($|_)|quer(y|ies)|key")
 
 
@@ -85,6 +90,8 @@ class _Flow:
                     self._bind(target, labels, value)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._bind(target, self.of(value), value)
+            case ast.AugAssign(target=target, op=ast.Mult(), value=value):
+                self._bind(target, self._elementwise(target, value), None)
             case ast.AugAssign(target=target, value=value):
                 self._bind(target, self.of(value) | self.of(target), None)
             case ast.Return(value=ast.expr() as value):
@@ -133,8 +140,8 @@ class _Flow:
                 return self.of(value)
             case ast.BinOp(left=left, op=ast.MatMult(), right=right):
                 return self._product(node, [left, right])
-            case ast.BinOp(left=left, op=ast.Mult(), right=right) if self.is_message:
-                return self._message(node, [left, right])
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                return self._elementwise(left, right)
             case ast.Call():
                 return self._call(node)
             case ast.Lambda(body=body):
@@ -184,8 +191,10 @@ class _Flow:
             if len(operands) == 1 and isinstance(operands[0], ast.Tuple | ast.List):
                 operands = operands[0].elts  # einsum("…", (q, k))
             return self._product(node, operands)
-        if last == "sum" and receiver and isinstance(receiver[0], ast.BinOp) and isinstance(receiver[0].op, ast.Mult):
-            return self._product(node, [receiver[0].left, receiver[0].right])
+        if last in ("mul", "multiply") and len(node.args) == 1 + _is_namespace(called) and not node.keywords:
+            return self._elementwise(*([] if _is_namespace(called) else receiver), *node.args)
+        if last == "sum" and receiver:
+            return self._sum(node, called, receiver[0])
         given = frozenset().union(*(self.of(one) for one in (*receiver, *args))) if (receiver or args) else NOTHING
         outcome = self.resolve(name, given) if name else None
         return given if outcome is None else outcome.returns | (given & {"context"})
@@ -206,15 +215,47 @@ class _Flow:
             return frozenset({"context"})
         return every | _SCORES
 
-    def _message(self, node: ast.expr, factors: list[ast.expr]) -> Labels:
-        """Return what a product of elements is in the method `message`, whose result is summed over the neighbours."""
-        labels = [self.of(one) for one in factors]
-        every = frozenset().union(*labels)
-        is_weighted = any("weights" in one or ("normalised" in one and self.is_named_attention) for one in labels)
-        if is_weighted and self._softmax is not None:
+    def _elementwise(self, left: ast.expr, right: ast.expr) -> Labels:
+        """Return what a product of elements is: scores of queries and keys, or values that are summed later.
+
+        The result of the method `message` is summed over the neighbours.
+        """
+        pairs = ((left, right), (right, left))
+        labels = {id(one): self.of(one) for one in (left, right)}
+        every = labels[id(left)] | labels[id(right)]
+        if any(_has_name(one, _QUERY) and _has_name(other, _KEY) for one, other in pairs):
+            return every | _SCORES
+        weights = [one for one in (left, right) if self._are_weights(labels[id(one)])]
+        if self.is_message and weights and self._softmax is not None:
             self.evidence = self.evidence or self._softmax
             return frozenset({"context"})
-        return every
+        values = [one for one in (left, right) if not self._are_weights(labels[id(one)])]
+        is_weighted = len(weights) == 1 and not _is_text(values[0]) and not _has_name(values[0], _NO_VALUES)
+        return every | _WEIGHTED if is_weighted else every
+
+    def _are_weights(self, labels: Labels) -> bool:
+        return "weights" in labels or ("normalised" in labels and self.is_named_attention)
+
+    def _sum(self, node: ast.Call, called: ast.expr, receiver: ast.expr) -> Labels:
+        """Return what a sum is: of a product of elements it is a product of tensors; of weighted values a context.
+
+        One that keeps its axis is what weights are divided by.
+        """
+        of_function = _is_namespace(called) and bool(node.args)
+        summed = node.args[0] if of_function else receiver
+        keywords = {one.arg: one.value for one in node.keywords}
+        has_axis = len(node.args) > of_function or not keywords.keys().isdisjoint(("dim", "axis"))
+        if (
+            isinstance(summed, ast.BinOp)
+            and isinstance(summed.op, ast.Mult)
+            and (not of_function or (has_axis and "keepdim" not in keywords))
+        ):
+            return self._product(node, [summed.left, summed.right])
+        labels = self.of(summed)
+        if "weighted" in labels and has_axis and "keepdim" not in keywords and self._softmax is not None:
+            self.evidence = self.evidence or self._softmax
+            return frozenset({"context"})
+        return labels - _WEIGHTED
 
     def _is_parameter(self, node: ast.expr) -> bool:
         """Return whether an operand is a weight: an attribute, perhaps as a view, that stands for no tokens.
@@ -295,6 +336,15 @@ def _is_namespace(function: ast.expr) -> bool:
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant | ast.JoinedStr)
+
+
+def _has_name(node: ast.expr, pattern: re.Pattern[str]) -> bool:
+    """Return whether a name in an expression, or of what it is an attribute, matches a pattern."""
+    nodes = list(ast.walk(node))
+    names = [one.id for one in nodes if isinstance(one, ast.Name)]
+    return any(
+        pattern.search(name) for name in (*names, *(one.attr for one in nodes if isinstance(one, ast.Attribute)))
+    )
 
 
 def _is_query_or_key(node: ast.expr) -> bool:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from attnshape.discovery.flow import NOTHING, Evidence, Labels, Outcome, follow, may_matter
+from attnshape.discovery.joins import elements_of, joined_attributes
 from attnshape.model.targets import Kind
 
 _LINEAR = re.compile(r"\w*Linear\w*|Conv1D|Dense(General)?")
@@ -303,6 +304,9 @@ class _Project:
         if operator is not None and _is_called(methods):
             scope.found = ("module", operator)
             return
+        if (head := self._joined(scope)) is not None:
+            scope.found = ("module", head)
+            return
         constructed = self._first(scope, scope.constructed, lambda inner: inner.found is not None)
         of_torch = ((name, line) for name, line in scope.constructed if self._resolve_name(scope.file, name) is None)
         layers = (
@@ -313,6 +317,18 @@ class _Project:
         )
         scope.contained = constructed or next(layers, None) or self._inherited(scope)
         scope.found = ("container", scope.contained) if scope.contained is not None else None
+
+    def _joined(self, scope: _Scope) -> Evidence | None:
+        """Return the attention that a class constructs many times, for one input, and whose results it joins."""
+        for name in ("forward", "__call__", "call"):
+            method = scope.methods.get(name)
+            for attribute in joined_attributes(method) if method is not None else ():
+                assert isinstance(scope.node, ast.ClassDef)
+                calls = [(ast.unparse(one.func), one.lineno) for one in elements_of(scope.node, attribute)]
+                head = self._first(scope, calls, lambda inner: inner.found is not None and inner.found[0] == "module")
+                if head is not None:
+                    return head
+        return None
 
     def _inherited(self, scope: _Scope) -> Evidence | None:
         """Return what shows that a base class of the project constructs a module with attention."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,11 +18,12 @@ from attnshape.checks.interventions.module_state import ModuleState
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.errors import AttnshapeError, Option, Text, exception_message, exception_text, format_exception
 from attnshape.options.spec import TargetSpec
+from attnshape.proposals import conventions
 from attnshape.proposals.calls import constructs
 from attnshape.proposals.candidates import constructor_candidates, map_sizes, unknown_parameters
 from attnshape.proposals.cases import sizes_of_case
 from attnshape.proposals.examples import LEVELS, Examples
-from attnshape.proposals.search import Search, has_module
+from attnshape.proposals.search import Search, failing_line, has_module
 from attnshape.runtime.time_limit import TooLong
 from attnshape.targets.evaluation import required_parameters
 from attnshape.targets.imports import import_target, origin
@@ -56,7 +58,7 @@ def complete(spec: TargetSpec) -> Completed:
     incomplete = _incomplete(spec)
     if incomplete is None:
         return Completed(spec)
-    search = Search(map_sizes(incomplete.root))
+    search = Search(map_sizes(incomplete.root), incomplete.module)
     taken = _as_case(incomplete) or incomplete.taken(search)
     if taken is None:
         if search.failure is not None:
@@ -141,7 +143,7 @@ def _as_case(incomplete: _Incomplete) -> TargetSpec | None:
     described = replace(spec, sizes=sizes)
     if not is_case(root, getattr(root, "__name__", ""), described, {*SYMBOLS_BY_NAME, *sizes}):
         return None
-    return described if Search({}).works(described) else None
+    return described if Search({}, incomplete.module).works(described) else None
 
 
 def _has_signature(call: Callable[..., Any]) -> bool:
@@ -189,15 +191,35 @@ def _nothing_works(incomplete: _Incomplete, search: Search) -> AttnshapeError:
             return AttnshapeError(f"{why}; {', '.join(modules)} may define it", how_to_install(modules))
         return AttnshapeError(why, "define that name, or import it")
     own = list(spec.given_options())
+    unknown = _unknown_input(incomplete, search)
+    tried_options = [option for option in failure.spec.given_options() if option not in own]
     flags: list[str | Option] = []
-    for option in failure.spec.given_options():
-        if option not in own:
-            flags += [" " if flags else "", option]
+    for option in tried_options:
+        is_unknown = option.field == "inputs" and option.key == unknown
+        flags += [" " if flags else "", Option("arguments", "…", unknown) if is_unknown else option]
     why = "it took too long" if isinstance(failure.error, TooLong) else f"{_described(cause)}{place}"
     tried = f"{search.attempts} combinations were tried" if search.attempts > 1 else "one was tried"
     message: Text = (f"{spec.target}: what it takes couldn't be worked out; {tried}. The nearest fails: {why}",)
-    add = ("add what was tried, to see where it fails, or correct it: ", *flags)
+    add: Text = ("add what was tried, to see where it fails, or correct it: ", *flags)
+    if unknown is not None:
+        line = failing_line(failure.error, incomplete.call).strip()
+        add = (f"say what {unknown} is, which none of the shapes tried fits in `{line}`: ", *flags)
     return AttnshapeError(message, _constructing_class(incomplete) or add)
+
+
+def _unknown_input(incomplete: _Incomplete, search: Search) -> str | None:
+    """Return the tensor of the nearest attempt whose name says nothing, if the line that fails uses it.
+
+    Of several shapes the one with which the code gets furthest may be one that it reads in another way: as where a
+    length meets an axis of 1.
+    """
+    assert search.failure is not None
+    failure = search.failure
+    line = failing_line(failure.error, incomplete.call) if failure.is_built else ""
+    words = re.findall(r"\w+", line)
+    names = [name for name in list(failure.spec.inputs)[1:] if name in words and name not in incomplete.given]
+    names = [name for name in names if not conventions.is_query(name) and not conventions.is_memory(name)]
+    return names[0] if len(names) == 1 and search.attempts > 1 else None
 
 
 def _described(error: BaseException) -> str:
@@ -234,7 +256,7 @@ def _constructing_class(incomplete: _Incomplete) -> str | None:
             seen.add(kind)
             waiting.append(kind)
             other = _incomplete(TargetSpec(target=f"{where}:{kind.__name__}"))
-            taken = other.taken(Search(map_sizes(kind))) if other is not None else None
+            taken = other.taken(Search(map_sizes(kind), incomplete.module)) if other is not None else None
             if taken is not None and has_module(taken, incomplete.root):
                 return f"name {kind.__name__}, which constructs it and runs: {where}:{kind.__name__}"
     return None

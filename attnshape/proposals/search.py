@@ -30,6 +30,7 @@ from attnshape.proposals.candidates import (
 )
 from attnshape.proposals.configurations import namespace
 from attnshape.proposals.examples import Example
+from attnshape.proposals.trial_sizes import trial_sizes
 from attnshape.proposals.widths import with_width_of_layer
 from attnshape.runtime.isolation import isolated, seed_all, unattended
 from attnshape.runtime.signals import reraise_interruption
@@ -43,16 +44,6 @@ from attnshape.tracing.runner import Runnable, run_to_completion
 
 _Result = TypeVar("_Result")
 
-_SMALL = (
-    {"B": 2, "H": 4, "Hkv": 2, "G": 2, "L": 10, "Lq": 6, "Lk": 10, "Lp": 3, "D": 32, "Dk": 8, "Dv": 12, "W": 4},
-    {"B": 3, "H": 8, "Hkv": 4, "G": 2, "L": 12, "Lq": 5, "Lk": 9, "Lp": 2, "D": 64, "Dk": 8, "Dv": 20, "W": 3},
-)
-"""Two sets of sizes at which proposals are tried.
-
-Widths are multiples of 32, since some norms have so many groups. A sequence is longer than a window of W*W tokens once,
-and divisible by W once.
-"""
-_OTHERS = ({"V": 11, "N": 2}, {"V": 13, "N": 1})
 _MOST_ATTEMPTS = 200
 _MOST_REFINEMENTS = 600
 _MOST_STARTS = 4
@@ -71,7 +62,10 @@ class FailedAttempt:
     error: BaseException
     is_built: bool
     progress: tuple[int, int] = (0, 0)
-    """At how many sets of sizes it ran, and how many calls of torch it completed at the next."""
+    """How many calls of torch it completed at the set of sizes at which it failed, and at how many sets it ran before.
+
+    What runs at one set only does so by coincidence, as where two sizes happen to be the same.
+    """
 
     def is_nearer_than(self, other: FailedAttempt | None) -> bool:
         """Return whether this attempt got further than another."""
@@ -100,10 +94,11 @@ class _DoubtfulError(Exception):
 class Search:
     """Tries proposals in order, within limits on their number and on time."""
 
-    def __init__(self, maps: Mapping[str, int]) -> None:
-        """`maps` are the sizes of feature maps."""
+    def __init__(self, maps: Mapping[str, int], module: ModuleType | None = None) -> None:
+        """`maps` are the sizes of feature maps; `module` has the code, whose numbers no size should have."""
         self.attempts = 0
         self._maps = maps
+        self._sizes = trial_sizes(module)
         self._most_attempts = _MOST_ATTEMPTS
         self.doubtful: TargetSpec | None = None
         """The first description that runs although something is odd about it, which may be a mistake in the code."""
@@ -154,7 +149,7 @@ class Search:
                 error, is_built = self._error_of(tried)
                 if error is None:
                     return self._in_likelier_order(tried, inputs, call)
-                tensors = with_width_of_layer(tried.inputs, error.__cause__ or error, _SMALL[0]["D"])
+                tensors = with_width_of_layer(tried.inputs, error.__cause__ or error, self._sizes[0]["D"])
                 if tensors is not None and self.works(fixed := replace(tried, inputs=tensors)):
                     return self._in_likelier_order(fixed, Inputs(tensors, inputs.expressions), call)
                 if init is not None and (fuller := _with_missing_field(init, error)) is not None:
@@ -198,7 +193,7 @@ class Search:
         nearest = start
         while nearest is not None and nearest.is_built:
             before = nearest
-            inputs, line = Inputs(before.spec.inputs, before.spec.arguments), _failing_line(before.error, call)
+            inputs, line = Inputs(before.spec.inputs, before.spec.arguments), failing_line(before.error, call)
             for choices in alternatives(inputs, given, masks, line):
                 for inputs in choices:
                     if self.is_over:
@@ -247,7 +242,7 @@ class Search:
         """
 
         def mixes() -> bool | None:
-            numbers, target = _at(spec, 0)
+            numbers, target = _at(spec, self._sizes[0])
             plain, changed = (target.build(numbers, RunOptions()) for _ in range(2))
             for name, tensor in changed.named_inputs():
                 part = tensor.select(axis, 0)
@@ -286,9 +281,9 @@ class Search:
 
         def attempt() -> None:
             nonlocal place, counter, is_built, is_doubtful
-            for place in range(len(_SMALL)):
+            for place in range(len(self._sizes)):
                 is_built, counter = False, _CallCounter()
-                numbers, target = _at(spec, place)
+                numbers, target = _at(spec, self._sizes[place])
                 runnable = target.build(numbers, RunOptions())
                 is_built = True
                 with counter:
@@ -310,7 +305,7 @@ class Search:
             reraise_interruption(error)
             if isinstance(error, TooLong):
                 self.cut_short = True
-            failure = FailedAttempt(spec, error, is_built, (place, counter.calls))
+            failure = FailedAttempt(spec, error, is_built, (counter.calls, place))
             first = next(iter(spec.inputs.values()), "")
             if is_built and failure.is_nearer_than(self._nearest_of.get(first)):
                 self._nearest_of[first] = failure
@@ -343,14 +338,14 @@ def has_module(spec: TargetSpec, kind: type) -> bool:
     """Return whether a target that can be built has a module of a class."""
 
     def built() -> object:
-        numbers, target = _at(spec, 0)
+        numbers, target = _at(spec, trial_sizes()[0])
         return target.build(numbers, RunOptions()).function
 
     module = _limited(built)
     return isinstance(module, torch.nn.Module) and any(isinstance(one, kind) for one in module.modules())
 
 
-def _failing_line(error: BaseException, call: Callable[..., Any]) -> str:
+def failing_line(error: BaseException, call: Callable[..., Any]) -> str:
     """Return the text of the last line of the code that is called, or of its file, which an error passed through."""
     frames = traceback.extract_tb(error.__traceback__)
     file = inspect.getsourcefile(inspect.unwrap(call))
@@ -363,10 +358,9 @@ def _limited(action: Callable[[], _Result], seconds: float | None = None) -> _Re
         return call_within(_ONE_ATTEMPT if seconds is None else seconds, action)
 
 
-def _at(spec: TargetSpec, place: int) -> tuple[dict[str, int], Target]:
-    """Return one of the two sets of small sizes, and the target."""
+def _at(spec: TargetSpec, small: Mapping[str, int]) -> tuple[dict[str, int], Target]:
+    """Return the sizes of a target in one of the two sets of small sizes, and the target."""
     target = find_target(spec)
-    small = {**_SMALL[place], **_OTHERS[place]}
     records = target.sizes.records
     return target.sizes.at({name: small.get(name, records[name].size) for name in target.sizes.independent}), target
 

@@ -324,18 +324,30 @@ def _similar_file(path: Path) -> str:
 
 
 def example_of(path: str) -> tuple[str, str]:
-    """Return a class or function that a Python file defines, and which it defines in all, without importing it."""
+    """Return a class or function that a Python file defines, and which it defines in all, without importing it.
+
+    The first that has a softmax, else the first class.
+    """
     try:
         tree = ast.parse(Path(path).read_text())
     except (OSError, SyntaxError, ValueError):
         return "Name", ""
     kinds = (ast.ClassDef, ast.FunctionDef)
     defined = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
-    names = [node.name for node in sorted(defined, key=lambda node: not isinstance(node, ast.ClassDef))]
+    defined.sort(key=lambda node: not isinstance(node, ast.ClassDef))
+    names = [node.name for node in defined]
     if not names:
         return "Name", ""
     shown = [*names[:_MOST_NAMES], *(["…"] if len(names) > _MOST_NAMES else [])]
-    return names[0], f"; it defines {', '.join(shown)}"
+    likely = [node.name for node in defined if _has_softmax(node)]
+    return (likely or names)[0], f"; it defines {', '.join(shown)}"
+
+
+def _has_softmax(definition: ast.AST) -> bool:
+    nodes = list(ast.walk(definition))
+    names = [one.id for one in nodes if isinstance(one, ast.Name)]
+    names += [one.attr for one in nodes if isinstance(one, ast.Attribute)]
+    return any("softmax" in name.lower() for name in names)
 
 
 class SiblingModules:

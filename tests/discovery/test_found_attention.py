@@ -37,6 +37,27 @@ ATTENTION = {
             scores = (q[:, :, None] * k[:, None]).sum(-1)
             return torch.bmm(torch.softmax(scores, -1), v)
         """,
+    "multiplied and summed by name": """
+        def attend(Q, K, V):
+            Y = Q.unsqueeze(2) * K.unsqueeze(1)
+            Y = Y / math.sqrt(Y.size(-1))
+            attn = torch.softmax(Y, dim=2)
+            weighted = attn * V.unsqueeze(1)
+            weighted = weighted.sum(dim=2)
+            return weighted.flatten(2)
+        """,
+    "summed by a function": """
+        def attend(q, k, v):
+            weights = torch.softmax(torch.sum(q[:, :, None] * k[:, None], dim=-1), -1)
+            parts = torch.mul(weights[..., None], v[:, None])
+            return torch.sum(parts, 2)
+        """,
+    "multiplied in place": """
+        def attend(q, k, v):
+            weights = torch.softmax(q @ k.mT, -1)[..., None].expand(-1, -1, -1, v.shape[-1]).clone()
+            weights *= v[:, None]
+            return weights.sum(-2)
+        """,
     "exponential and its sum": """
         def attend(q, k, v):
             e = torch.exp(q @ k.mT)
@@ -95,6 +116,30 @@ NO_ATTENTION = {
     "loss": """
         def loss(x, y):
             return -(y * F.log_softmax(x, -1)).sum(-1).mean()
+        """,
+    "gates of channels": """
+        class Gate(nn.Module):
+            def forward(self, x):
+                gates = torch.softmax(self.up(self.down(x.mean(1))), -1)
+                gated = x * gates[:, None]
+                return gated.sum(1)
+        """,
+    "weights that are masked, and returned": """
+        def weights_of(q, k, mask):
+            weights = torch.softmax(q @ k.mT, -1)
+            weights = weights * mask
+            return weights / weights.sum(-1).unsqueeze(-1)
+        """,
+    "weights that are made sum to 1, and returned": """
+        def weights_of(q, k, near):
+            weights = torch.softmax(q @ k.mT, -1)
+            weights = weights * near
+            return weights / weights.sum(-1, keepdim=True)
+        """,
+    "part of a loss": """
+        def loss(x, y):
+            parts = y * F.log_softmax(x, -1)
+            return -parts.sum(-1).mean()
         """,
     "product only": """
         def similarity(a, b):
@@ -211,6 +256,18 @@ def test_weights_in_messages_along_edges():
     assert found(text) == {"Conv": "module"}
 
 
+def test_weights_of_sums_need_the_name_of_an_attention():
+    text = """
+    class {}(nn.Module):
+        def forward(self, query, keys):
+            weights = torch.softmax(self.v(torch.tanh(self.w(query)[:, None] + self.u(keys))), dim=1)
+            context = weights * keys
+            return context.sum(dim=1)
+    """
+    assert found(text.format("Attention")) == {"Attention": "module"}
+    assert found(text.format("Mixture")) == {}
+
+
 def test_what_a_call_keeps_for_later_calls_is_no_weight():
     text = """
     class Attention(nn.Module):
@@ -271,6 +328,62 @@ def test_containers_and_subclasses_across_files():
             return F.softmax(self.linear(x), -1)
     """
     assert found(MODULE, user) == {"Attention": "module", "Wider": "module", "Block": "container", "Model": "container"}
+
+
+HEADS = """
+    class Head(nn.Module):
+        def forward(self, x):
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            return F.softmax(q @ k.mT, -1) @ v
+
+    class Heads(nn.Module):
+        def __init__(self, dim, heads):
+            super().__init__()
+            {construction}
+            self.out = nn.Linear(dim, dim)
+
+        def forward(self, x):
+            {call}
+            return self.out(x)
+    """
+
+
+@pytest.mark.parametrize(
+    "construction",
+    [
+        "self.heads = nn.ModuleList([Head(dim) for _ in range(heads)])",
+        "self.heads = nn.ModuleList(Head(dim) for _ in range(heads))",
+        "self.heads = [Head(dim)] * heads",
+        "self.heads = nn.ModuleList(); self.heads.append(Head(dim))",
+    ],
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "x = torch.cat([head(x) for head in self.heads], -1)",
+        "x = torch.stack([head(x)[0] for i, head in enumerate(self.heads)]).mean(0)",
+        "x = sum(head(part) for head, part in zip(self.heads, x.chunk(4, -1)))",
+        "every = [head(x) for head in self.heads]; x = torch.cat(every, dim=-1)",
+        "of = []\n            for head in self.heads: of.append(head(x))\n            x = torch.cat(of, -1)",
+        "of = []\n            for head in self.heads: y = head(x); of.append(y)\n            x = torch.cat(of, -1)",
+    ],
+)
+def test_heads_whose_results_are_joined_are_an_attention(construction: str, call: str) -> None:
+    text = HEADS.format(construction=construction, call=call)
+    assert found(text) == {"Head": "module", "Heads": "module"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "for head in self.heads: x = head(x)",
+        "of = []\n            for head in self.heads: x = head(x); of.append(x)\n            x = torch.cat(of, -1)",
+        "x = torch.cat([norm(x) for norm in self.norms], -1)",
+    ],
+)
+def test_layers_one_after_the_other_are_contained(call: str) -> None:
+    text = HEADS.format(construction="self.heads = nn.ModuleList([Head(dim) for _ in range(heads)])", call=call)
+    assert found(text) == {"Head": "module", "Heads": "container"}
 
 
 def test_torch_modules_are_contained():

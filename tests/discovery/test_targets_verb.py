@@ -303,6 +303,14 @@ def test_file_without_attention_is_asked_for_a_name(folder: Path, attnshape: Att
     assert "write plain.py:double; it defines double" in result.err
 
 
+def test_file_without_attention_names_what_has_a_softmax(folder: Path, attnshape: Attnshape):
+    layer = "class Layer:\n    def forward(self, x):\n        return Mixer(x)\n"
+    mixer = "class Mixer:\n    def forward(self, x):\n        return self.masked_softmax(x) * x\n"
+    (folder / "plain.py").write_text(f"{layer}\n\n{mixer}")
+    result = attnshape("trace plain.py")
+    assert "write plain.py:Mixer; it defines Layer, Mixer" in result.err
+
+
 def test_catalog_name_wins_over_a_folder(folder: Path, attnshape: Attnshape):
     (folder / "average").mkdir()
     assert attnshape("trace average").out.startswith("`attnshape trace average`")

@@ -12,6 +12,8 @@ from attnshape.errors import AttnshapeError
 from attnshape.options.flags import flag_words
 from attnshape.options.spec import TargetSpec
 from attnshape.proposals.complete import complete
+from attnshape.proposals.search import FailedAttempt
+from attnshape.proposals.trial_sizes import trial_sizes
 from attnshape.targets.imports import import_target
 from tests.cli.running import Attnshape
 
@@ -172,3 +174,55 @@ def test_search_ends(monkeypatch, tmp_path):
     monkeypatch.setattr("attnshape.proposals.search._MOST_SECONDS", 0.5)
     with pytest.raises(AttnshapeError, match="it took too long"):
         complete(TargetSpec(target=f"{path}:Slow"))
+
+
+ROTATED_IN_PAIRS = """
+import torch
+from torch import nn
+
+def rotate(x, pe):
+    pairs = x.reshape(*x.shape[:-1], -1, 1, 2)
+    return (pe[..., 0] * pairs[..., 0] + pe[..., 1] * pairs[..., 1]).reshape(*x.shape)
+
+class Attention(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def forward(self, x, pe):
+        B, L, D = x.shape
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        scores = rotate(q, pe) @ rotate(k, pe).mT
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+"""
+
+
+def test_hint_names_the_input_that_is_not_known(folder: Path, attnshape: Attnshape):
+    (folder / "pairs.py").write_text(ROTATED_IN_PAIRS)
+    result = attnshape("trace pairs.py:Attention")
+    assert "say what pe is, which none of the shapes tried fits in `return (pe[..., 0] * pairs[..., 0]" in result.err
+    assert '--init "D, H" --input "x: B L D" --with "pe=…"' in result.err
+
+
+def test_trial_sizes_are_no_literals_of_the_code(folder: Path):
+    (folder / "literals.py").write_text("SIZES = (5, 7, 12, 10)\n")
+    module = import_target("literals.py")
+    for sizes in trial_sizes(module):
+        chosen = [sizes[symbol] for symbol in ("B", "L", "Lq", "Lk", "Lp")]
+        assert {1, 2, 5, 7, 10, 12}.isdisjoint(chosen)
+        assert len({*chosen}) == len(chosen)
+
+
+@pytest.mark.parametrize("symbol", ["B", "H", "L", "Lq", "Lk", "Lp", "D", "Dv", "W", "V"])
+def test_trial_sizes_differ(symbol: str):
+    first, second = trial_sizes()
+    assert first[symbol] != second[symbol]
+    assert not {first["B"], second["B"]} & {1, 2}
+
+
+def test_attempt_that_runs_at_one_set_of_sizes_is_not_the_nearest():
+    spec = TargetSpec(target="model.py:Attention")
+    by_coincidence = FailedAttempt(spec, RuntimeError(), True, (5, 1))
+    assert FailedAttempt(spec, RuntimeError(), True, (6, 0)).is_nearer_than(by_coincidence)
+    assert by_coincidence.is_nearer_than(FailedAttempt(spec, RuntimeError(), True, (5, 0)))
