@@ -1,5 +1,8 @@
 """Attention whose arguments only attempts tell, or what its code does with them."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import nn
 
@@ -276,3 +279,53 @@ class OfOneAndMany(nn.Module):
         weights = self.score(both.tanh()).squeeze(-1).softmax(-1) * many_mask
         assert many_mask.shape == (bsz, count)
         return (weights[:, :, None] * many).sum(1)
+
+
+@dataclass
+class Settings:
+    """Has required fields whose names say nothing."""
+
+    per_part: int
+    parts: int
+    kind: str
+    order: Literal["first", "last"]
+    width: int
+    heads: int
+    decay: float
+
+    @property
+    def whole(self):
+        return self.parts * self.per_part
+
+
+class FromSettings(_Base):
+    """Compares one field with texts, and makes masks of others' sizes."""
+
+    def __init__(self, settings: Settings):
+        super().__init__(settings.width, settings.heads)
+        assert settings.kind in ("within", "across")
+        assert settings.order != "neither"
+        blocks = torch.block_diag(*[torch.ones(settings.per_part, settings.per_part) for _ in range(settings.parts)])
+        self.register_buffer(
+            "mask", blocks if settings.kind == "within" else torch.ones(settings.whole, settings.whole)
+        )
+
+    def forward(self, x):
+        bias = self.mask[: x.shape[1], : x.shape[1]].log()
+        return self.attend(*self.projected(x), bias)
+
+
+class FromNamespace(_Base):
+    """Fails with fields that are None."""
+
+    def __init__(self, args):
+        super().__init__(args.width, args.heads)
+        self.device = torch.device(args.device)
+        self.bias = nn.Parameter(torch.zeros(args.extent))
+        if args.spread == "cuda":
+            raise ValueError(args.spread)
+        assert args.spread in ("even", "odd")
+
+    def forward(self, x):
+        assert x.size(1) <= len(self.bias)
+        return self.attend(*self.projected(x.to(self.device)), self.bias[: x.size(1)])

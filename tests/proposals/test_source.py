@@ -3,7 +3,7 @@
 import pytest
 
 from attnshape.proposals.conventions import axes_named, constant_of, is_config, size_of
-from attnshape.proposals.source import batch_axis, fields_read, unpacked_axes
+from attnshape.proposals.source import batch_axis, fields_read, syntax_tree, unpacked_axes
 from attnshape.targets.imports import import_target
 from tests.proposals import models
 
@@ -154,3 +154,9 @@ def test_axis_of_the_batch():
     assert [batch_axis(sized, name) for name in ("query", "key")] == [0, None]
     assert batch_axis(moved, "query") is None
     assert batch_axis(second, "query") == 1
+
+
+def test_sources_are_parsed_once():
+    assert syntax_tree(models.Plain) is syntax_tree(models.Plain)
+    assert syntax_tree(3) is None
+    assert syntax_tree([]) is None
