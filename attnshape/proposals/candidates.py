@@ -35,6 +35,7 @@ from attnshape.proposals.documented import (
     documented_arguments,
     with_documented_rank,
 )
+from attnshape.proposals.masks import MASKS, MaskUse, use_of_mask
 from attnshape.proposals.source import (
     all_parameters,
     annotation_text,
@@ -456,7 +457,7 @@ def _values(
     call: Callable[..., Any], parameter: inspect.Parameter, module: ModuleType, init: str, first: str | None
 ) -> list[str]:
     """Return what a required parameter that is no sequence of vectors may be; `:` begins a tensor's description."""
-    known = [*_structures(call, parameter), *_expressions_for(parameter, module, init, first)]
+    known = [*_structures(call, parameter), *_expressions_for(call, parameter, module, init, first)]
     if may_be_left_out(call, parameter.name):
         known.append("None")
     else:
@@ -464,7 +465,9 @@ def _values(
     return list(dict.fromkeys(known))
 
 
-def _expressions_for(parameter: inspect.Parameter, module: ModuleType, init: str, first: str | None) -> Iterator[str]:
+def _expressions_for(
+    call: Callable[..., Any], parameter: inspect.Parameter, module: ModuleType, init: str, first: str | None
+) -> Iterator[str]:
     """Yield what the name of such a parameter says that it may be."""
     name = parameter.name
     if conventions.has_positions(name):
@@ -495,8 +498,9 @@ def _expressions_for(parameter: inspect.Parameter, module: ModuleType, init: str
             yield ":B H L L"
             yield ":H L L"
         elif conventions.is_mask(name):
-            yield "torch.ones(L, L).tril().bool()"
-            yield "torch.ones(L, L).triu(1).bool()"
+            use = use_of_mask(call, name)
+            yield from MASKS[use] if use is not None else ()
+            yield from MASKS[MaskUse.KEEPS]
             yield ":bool B L"
             yield "torch.ones(B, L)"
     elif (value := _value_of(parameter)) is not None:

@@ -329,3 +329,16 @@ class FromNamespace(_Base):
     def forward(self, x):
         assert x.size(1) <= len(self.bias)
         return self.attend(*self.projected(x.to(self.device)), self.bias[: x.size(1)])
+
+
+class AddsMask(_Base):
+    """Passes a mask on to what adds it to the scores."""
+
+    def forward(self, x, mask):
+        return self.biased(x, mask)
+
+    def biased(self, x, mask):
+        q, k, v = self.projected(x)
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        scores = scores + mask[None, None].to(q.dtype)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)

@@ -46,6 +46,7 @@ MODELS = str(Path(__file__).parent / "attempted_models.py")
             "FromNamespace",
             "--init \"SimpleNamespace(width=D, heads=H, device='cpu', extent=L, spread='even')\" --input 'x: B L D'",
         ),
+        ("AddsMask", "--init 'D, H' --input 'x: B L D' --with 'mask=torch.full((L, L), -1e9).triu(1)'"),
         ("LengthFirst", "--init 'D, H' --input 'x: L B D' --input 'places: L D'"),
     ],
 )
