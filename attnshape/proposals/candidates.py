@@ -20,9 +20,11 @@ from attnshape.proposals.calls import (
     ELEMENTS,
     compared_values,
     constructing_calls,
+    is_passed,
     is_squared,
     may_be_left_out,
     parts_of_elements,
+    sizes_passed,
     takes_pair,
     unpacked_parts,
     used_as,
@@ -40,6 +42,7 @@ from attnshape.proposals.source import (
     all_parameters,
     annotation_text,
     batch_axis,
+    comment_beside,
     indexed_rank,
     signature_parameters,
     unpacked_axes,
@@ -156,6 +159,7 @@ def _constructor_calls(
         type(p.default) is int and p.default > _LARGEST_WINDOW and conventions.size_of(p.name) == "W"
         for p in parameters
     )
+    widths = _widths_of_inputs(kind, module, parameters)
     for chosen in _combinations(choices):
         named = [
             text if p.kind is not p.KEYWORD_ONLY else f"{p.name}={text}"
@@ -163,7 +167,19 @@ def _constructor_calls(
         ]
         # windows are of the default size where they can be, since it may determine other sizes
         first, second = (windowed, sized) if has_large_windows else (sized, windowed)
-        yield from dict.fromkeys(", ".join([*named, *optional]) for optional in (first, second, []))
+        orders = [[*optional, *widths] for optional in ((first, second) if widths else ())] + [first, second, []]
+        yield from dict.fromkeys(", ".join([*named, *optional]) for optional in orders)
+
+
+def _widths_of_inputs(kind: type, module: ModuleType, parameters: Sequence[inspect.Parameter]) -> list[str]:
+    """Return the widths that a constructor can do without, but not with an input of that name: `edge_dim` of `edges`.
+
+    The module's own calls pass them.
+    """
+    inputs = [conventions.plain(name).removesuffix("s") for name in required_parameters(getattr(kind, "forward", None))]
+    optional = [p.name for p in parameters if p.default is None and conventions.may_be_width(p.name)]
+    of_inputs = [name for name in optional if conventions.plain(name).rpartition("_")[0].removesuffix("s") in inputs]
+    return [f"{name}=D" for name in of_inputs if is_passed(kind, name, module)]
 
 
 def _combinations(choices: Sequence[Sequence[str]], alike: Sequence[bool] = ()) -> list[tuple[str, ...]]:
@@ -193,6 +209,8 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
     if conventions.is_config(parameter.name):
         yield from configurations(kind, module, parameter)
     elif (value := _value_of(parameter)) is not None:
+        known = [*_described_sizes(kind, parameter.name), *sizes_passed(kind, parameter.name, module)]
+        yield from (size for size in dict.fromkeys(known) if size != value)
         if value in _PAIRS and takes_pair(kind, parameter.name):
             yield _PAIRS[value]
         if value == "D" and is_squared(kind, parameter.name):
@@ -205,7 +223,14 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
     else:
         choices = [*_annotated_choices(kind, parameter), *compared_values(kind, parameter.name, module)]
         width = ["D"] if conventions.may_be_width(parameter.name) else []
-        yield from dict.fromkeys(choices or [*used_as(kind, parameter.name), *width])
+        described = _described_sizes(kind, parameter.name)
+        yield from dict.fromkeys(choices or [*described, *used_as(kind, parameter.name), *width])
+
+
+def _described_sizes(kind: type, parameter: str) -> list[str]:
+    """Return the size that a comment beside a parameter of a constructor names: `width, # head dim`."""
+    size = conventions.size_of("_".join(re.findall(r"\w+", comment_beside(kind, parameter))))
+    return [] if size is None else [size]
 
 
 def _annotated_choices(kind: type, parameter: inspect.Parameter) -> list[str]:

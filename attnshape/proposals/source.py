@@ -157,6 +157,17 @@ def annotation_text(kind: type, parameter: str) -> str | None:
     return next((ast.unparse(one.annotation) for one in arguments if one.arg == parameter and one.annotation), None)
 
 
+def comment_beside(kind: type, parameter: str) -> str:
+    """Return the comment beside a parameter of a class's constructor, if it is the last in its line; else ""."""
+    constructor: Any = getattr(kind, "__init__", None)
+    tree = syntax_tree(constructor)
+    lines = {node.arg: node.lineno for node in ast.walk(tree) if isinstance(node, ast.arg)} if tree is not None else {}
+    if parameter not in lines or [name for name, line in lines.items() if line == lines[parameter]][-1] != parameter:
+        return ""
+    text = inspect.getsource(constructor).splitlines()[lines[parameter] - 1]
+    return text.partition("#")[2].strip()
+
+
 def unpacked_axes(function: Callable[..., Any], parameter: str) -> tuple[str, ...] | None:
     """Return the names that a function gives to the axes of an argument; `_` for an axis without a name.
 

@@ -342,3 +342,48 @@ class AddsMask(_Base):
         scores = q @ k.mT * q.shape[-1] ** -0.5
         scores = scores + mask[None, None].to(q.dtype)
         return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class OfHeadWidth(nn.Module):
+    """Tells in a comment that a parameter with the name of a width is that of a head."""
+
+    def __init__(
+        self,
+        in_dim,
+        out_dim,  # head dim
+        unclear,  # number of heads
+    ):
+        super().__init__()
+        self.heads, self.width = unclear, out_dim
+        self.qkv = nn.Linear(in_dim, 3 * unclear * out_dim)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.width)).permute(2, 0, 3, 1, 4)
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class OfEdges(nn.Module):
+    """Gets its sizes from the model that constructs it, which passes those of its edges too."""
+
+    def __init__(self, in_dim, out_dim, heads=4, edge_dim=None):
+        super().__init__()
+        self.heads, self.width = heads, out_dim
+        self.qkv = nn.Linear(in_dim, 3 * heads * out_dim)
+        if edge_dim is not None:
+            self.of_edges = nn.Linear(edge_dim, heads)
+
+    def forward(self, x, edges):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.width)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT
+        if edges is not None:
+            scores = scores + self.of_edges(edges).movedim(-1, 1)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class WithEdges(nn.Module):
+    def __init__(self, model_dim, edge_dim, heads):
+        super().__init__()
+        self.inner = OfEdges(model_dim, out_dim=int(model_dim / heads), edge_dim=edge_dim, heads=heads)
+
+    def forward(self, x, edges):
+        return self.inner(x, edges)

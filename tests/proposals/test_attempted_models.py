@@ -47,6 +47,8 @@ MODELS = str(Path(__file__).parent / "attempted_models.py")
             "--init \"SimpleNamespace(width=D, heads=H, device='cpu', extent=L, spread='even')\" --input 'x: B L D'",
         ),
         ("AddsMask", "--init 'D, H' --input 'x: B L D' --with 'mask=torch.full((L, L), -1e9).triu(1)'"),
+        ("OfHeadWidth", "--init 'D, Dk, H' --input 'x: B L D'"),
+        ("OfEdges", "--init 'D, Dk, heads=H, edge_dim=D' --input 'x: B L D' --input 'edges: B L L D'"),
         ("LengthFirst", "--init 'D, H' --input 'x: L B D' --input 'places: L D'"),
     ],
 )
