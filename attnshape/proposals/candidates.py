@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 
 from attnshape.proposals import conventions
+from attnshape.proposals.arrays import arrays
 from attnshape.proposals.axis_orders import with_two_lengths
 from attnshape.proposals.calls import (
     ELEMENTS,
@@ -292,7 +293,7 @@ def input_candidates(
     ):
         names, by_name = ["x", *names], {"x": inspect.Parameter("x", inspect.Parameter.POSITIONAL_ONLY), **by_name}
     sides = {name: side for name in names if (side := conventions.side_of_map(name, names)) is not None}
-    no_tensors = {name for name in names if objects(call, name) or parts_of_elements(call, name)}
+    no_tensors = {name for name in names if objects(call, name) or parts_of_elements(call, name) or arrays(call, name)}
     tensors = [name for name in names if name not in sides and name not in no_tensors and _is_tensor(by_name[name])]
     # what the code takes apart may be a tuple, or a tensor where it does so only with a tuple
     whole = [name for name in tensors if not _structures(call, by_name[name])]
@@ -483,7 +484,9 @@ def _values(
 ) -> list[str]:
     """Return what a required parameter that is no sequence of vectors may be; `:` begins a tensor's description."""
     known = [*_structures(call, parameter), *_expressions_for(call, parameter, module, init, first)]
-    if may_be_left_out(call, parameter.name):
+    if of_numpy := arrays(call, parameter.name):
+        known = [*of_numpy, *known]
+    elif may_be_left_out(call, parameter.name):
         known.append("None")
     else:
         known = [*objects(call, parameter.name), *known]

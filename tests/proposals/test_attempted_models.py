@@ -49,6 +49,10 @@ MODELS = str(Path(__file__).parent / "attempted_models.py")
         ("AddsMask", "--init 'D, H' --input 'x: B L D' --with 'mask=torch.full((L, L), -1e9).triu(1)'"),
         ("OfHeadWidth", "--init 'D, Dk, H' --input 'x: B L D'"),
         ("OfEdges", "--init 'D, Dk, heads=H, edge_dim=D' --input 'x: B L D' --input 'edges: B L L D'"),
+        (
+            "OfArrays",
+            "--init 'V, D, H' --input 'users: int[V] B L' --with 'log_seqs=torch.randint(V, (B, L)).numpy()'",
+        ),
         ("LengthFirst", "--init 'D, H' --input 'x: L B D' --input 'places: L D'"),
     ],
 )
