@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from attnshape.proposals import conventions
-from attnshape.proposals.source import syntax_tree
+from attnshape.proposals.source import signature_parameters, syntax_tree
 
 _LAYERS = frozenset(
     ("Linear", "LayerNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "Embedding", "GRU", "LSTM")
@@ -58,6 +58,35 @@ def _arguments(kind: type, call: ast.Call, module: ModuleType) -> str | None:
         elif parameter.default is parameter.empty:
             return None
     return ", ".join(words)
+
+
+def sizes_passed(kind: type, parameter: str, module: ModuleType) -> Iterator[str]:
+    """Yield the sizes that a module's calls compute for a parameter: the width of a head for `out=int(dim / heads)`."""
+    for value in _values_passed(kind, parameter, module):
+        match value:
+            case ast.Call(func=ast.Name(id="int"), args=[inner]):
+                value = inner
+        match value:
+            case ast.BinOp(left=left, op=ast.Div() | ast.FloorDiv(), right=right):
+                if [conventions.size_of(last_name(one)) for one in (left, right)] == ["D", "H"]:
+                    yield "Dk"
+
+
+def is_passed(kind: type, parameter: str, module: ModuleType) -> bool:
+    """Return whether each of a module's calls that construct a class gives a parameter a variable, and one does."""
+    values = list(_values_passed(kind, parameter, module))
+    return bool(values) and all(isinstance(value, ast.Name | ast.Attribute) for value in values)
+
+
+def _values_passed(kind: type, parameter: str, module: ModuleType) -> Iterator[ast.expr | None]:
+    """Yield what a module's calls that construct a class give a parameter; None where they don't."""
+    names = [p.name for p in signature_parameters(kind)]
+    tree = syntax_tree(module)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Call) and last_name(node.func) == kind.__name__:
+            by_place = dict(zip(names, node.args, strict=False))
+            by_name = {keyword.arg: keyword.value for keyword in node.keywords}
+            yield by_name.get(parameter, by_place.get(parameter))
 
 
 def value_text(node: ast.expr, module: ModuleType) -> str | None:

@@ -15,14 +15,17 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 
 from attnshape.proposals import conventions
+from attnshape.proposals.arrays import arrays
 from attnshape.proposals.axis_orders import with_two_lengths
 from attnshape.proposals.calls import (
     ELEMENTS,
     compared_values,
     constructing_calls,
+    is_passed,
     is_squared,
     may_be_left_out,
     parts_of_elements,
+    sizes_passed,
     takes_pair,
     unpacked_parts,
     used_as,
@@ -35,10 +38,12 @@ from attnshape.proposals.documented import (
     documented_arguments,
     with_documented_rank,
 )
+from attnshape.proposals.masks import MASKS, MaskUse, use_of_mask
 from attnshape.proposals.source import (
     all_parameters,
     annotation_text,
     batch_axis,
+    comment_beside,
     indexed_rank,
     signature_parameters,
     unpacked_axes,
@@ -155,6 +160,7 @@ def _constructor_calls(
         type(p.default) is int and p.default > _LARGEST_WINDOW and conventions.size_of(p.name) == "W"
         for p in parameters
     )
+    widths = _widths_of_inputs(kind, module, parameters)
     for chosen in _combinations(choices):
         named = [
             text if p.kind is not p.KEYWORD_ONLY else f"{p.name}={text}"
@@ -162,7 +168,19 @@ def _constructor_calls(
         ]
         # windows are of the default size where they can be, since it may determine other sizes
         first, second = (windowed, sized) if has_large_windows else (sized, windowed)
-        yield from dict.fromkeys(", ".join([*named, *optional]) for optional in (first, second, []))
+        orders = [[*optional, *widths] for optional in ((first, second) if widths else ())] + [first, second, []]
+        yield from dict.fromkeys(", ".join([*named, *optional]) for optional in orders)
+
+
+def _widths_of_inputs(kind: type, module: ModuleType, parameters: Sequence[inspect.Parameter]) -> list[str]:
+    """Return the widths that a constructor can do without, but not with an input of that name: `edge_dim` of `edges`.
+
+    The module's own calls pass them.
+    """
+    inputs = [conventions.plain(name).removesuffix("s") for name in required_parameters(getattr(kind, "forward", None))]
+    optional = [p.name for p in parameters if p.default is None and conventions.may_be_width(p.name)]
+    of_inputs = [name for name in optional if conventions.plain(name).rpartition("_")[0].removesuffix("s") in inputs]
+    return [f"{name}=D" for name in of_inputs if is_passed(kind, name, module)]
 
 
 def _combinations(choices: Sequence[Sequence[str]], alike: Sequence[bool] = ()) -> list[tuple[str, ...]]:
@@ -192,6 +210,8 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
     if conventions.is_config(parameter.name):
         yield from configurations(kind, module, parameter)
     elif (value := _value_of(parameter)) is not None:
+        known = [*_described_sizes(kind, parameter.name), *sizes_passed(kind, parameter.name, module)]
+        yield from (size for size in dict.fromkeys(known) if size != value)
         if value in _PAIRS and takes_pair(kind, parameter.name):
             yield _PAIRS[value]
         if value == "D" and is_squared(kind, parameter.name):
@@ -204,7 +224,14 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
     else:
         choices = [*_annotated_choices(kind, parameter), *compared_values(kind, parameter.name, module)]
         width = ["D"] if conventions.may_be_width(parameter.name) else []
-        yield from dict.fromkeys(choices or [*used_as(kind, parameter.name), *width])
+        described = _described_sizes(kind, parameter.name)
+        yield from dict.fromkeys(choices or [*described, *used_as(kind, parameter.name), *width])
+
+
+def _described_sizes(kind: type, parameter: str) -> list[str]:
+    """Return the size that a comment beside a parameter of a constructor names: `width, # head dim`."""
+    size = conventions.size_of("_".join(re.findall(r"\w+", comment_beside(kind, parameter))))
+    return [] if size is None else [size]
 
 
 def _annotated_choices(kind: type, parameter: inspect.Parameter) -> list[str]:
@@ -266,7 +293,7 @@ def input_candidates(
     ):
         names, by_name = ["x", *names], {"x": inspect.Parameter("x", inspect.Parameter.POSITIONAL_ONLY), **by_name}
     sides = {name: side for name in names if (side := conventions.side_of_map(name, names)) is not None}
-    no_tensors = {name for name in names if objects(call, name) or parts_of_elements(call, name)}
+    no_tensors = {name for name in names if objects(call, name) or parts_of_elements(call, name) or arrays(call, name)}
     tensors = [name for name in names if name not in sides and name not in no_tensors and _is_tensor(by_name[name])]
     # what the code takes apart may be a tuple, or a tensor where it does so only with a tuple
     whole = [name for name in tensors if not _structures(call, by_name[name])]
@@ -456,15 +483,19 @@ def _values(
     call: Callable[..., Any], parameter: inspect.Parameter, module: ModuleType, init: str, first: str | None
 ) -> list[str]:
     """Return what a required parameter that is no sequence of vectors may be; `:` begins a tensor's description."""
-    known = [*_structures(call, parameter), *_expressions_for(parameter, module, init, first)]
-    if may_be_left_out(call, parameter.name):
+    known = [*_structures(call, parameter), *_expressions_for(call, parameter, module, init, first)]
+    if of_numpy := arrays(call, parameter.name):
+        known = [*of_numpy, *known]
+    elif may_be_left_out(call, parameter.name):
         known.append("None")
     else:
         known = [*objects(call, parameter.name), *known]
     return list(dict.fromkeys(known))
 
 
-def _expressions_for(parameter: inspect.Parameter, module: ModuleType, init: str, first: str | None) -> Iterator[str]:
+def _expressions_for(
+    call: Callable[..., Any], parameter: inspect.Parameter, module: ModuleType, init: str, first: str | None
+) -> Iterator[str]:
     """Yield what the name of such a parameter says that it may be."""
     name = parameter.name
     if conventions.has_positions(name):
@@ -495,8 +526,9 @@ def _expressions_for(parameter: inspect.Parameter, module: ModuleType, init: str
             yield ":B H L L"
             yield ":H L L"
         elif conventions.is_mask(name):
-            yield "torch.ones(L, L).tril().bool()"
-            yield "torch.ones(L, L).triu(1).bool()"
+            use = use_of_mask(call, name)
+            yield from MASKS[use] if use is not None else ()
+            yield from MASKS[MaskUse.KEEPS]
             yield ":bool B L"
             yield "torch.ones(B, L)"
     elif (value := _value_of(parameter)) is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnshape.proposals import conventions
 from attnshape.proposals.calls import last_name, tested_names
+from attnshape.proposals.fields import FieldUses
 from attnshape.proposals.source import (
     all_parameters,
     annotation_text,
@@ -34,7 +35,8 @@ def configurations(kind: type, module: ModuleType, parameter: inspect.Parameter)
     """Yield expressions for an object with the sizes: of the project's own class, a dictionary, or a namespace."""
     fields = fields_read(kind, parameter.name, module)
     for config in _config_classes(module, parameter, fields):
-        if (arguments := _config_arguments(config, fields)) is not None:
+        uses = FieldUses.of(kind, parameter.name, module, config)
+        if (arguments := _config_arguments(config, fields, uses)) is not None:
             is_global = getattr(module, config.__name__, None) is config
             name = config.__name__ if is_global else annotation_text(kind, parameter.name) or config.__name__
             yield f"{name}({arguments})"
@@ -49,7 +51,12 @@ def configurations(kind: type, module: ModuleType, parameter: inspect.Parameter)
             for name, (names, keys) in parts.items()
             if _size_among(name, fields) is None and (names or keys)
         }
+        uses = FieldUses.of(kind, parameter.name, module)
+        unknown = [name for name in fields if _of_field(name, fields) == "None"]
+        by_use = {name: value for name in unknown if (value := uses.value(name)) is not None}
         yield namespace(fields, inner)
+        if by_use:
+            yield namespace(fields, {**by_use, **inner})
 
 
 def namespace(fields: Sequence[str], inner: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -156,19 +163,21 @@ def _settable(config: type) -> dict[str, Any]:
     return {p.name: p.default for p in all_parameters(config)}
 
 
-def _config_arguments(config: type, fields: Sequence[str]) -> str | None:
+def _config_arguments(config: type, fields: Sequence[str], uses: FieldUses) -> str | None:
     """Return the arguments that give a configuration the sizes which are read; None if it needs something unknown."""
     arguments: list[str] = []
     fields = _own_names(config, fields)
+    annotations = {p.name: p.annotation for p in signature_parameters(config)}
     for name, default in _settable(config).items():
         is_required = default is inspect.Parameter.empty
         size = _size_among(name, fields)
         if size is not None and (is_required or (name in fields and type(default) is int)):
             arguments.append(f"{name}={size}")
         elif is_required:
-            if (constant := conventions.constant_of(name)) is None:
+            value = conventions.constant_of(name) or uses.value(name, annotations.get(name, inspect.Parameter.empty))
+            if value is None and name in fields:
                 return None
-            arguments.append(f"{name}={constant}")
+            arguments.append(f"{name}={value}")
     taken = {argument.partition("=")[0] for argument in arguments}
     # a class that takes any keyword, or whose fields are attributes of the class only, says nothing of the others
     accepts_any = any(p.kind is p.VAR_KEYWORD for p in signature_parameters(config))

@@ -15,6 +15,7 @@ from attnshape.proposals.conventions import AXES, is_config, plain, size_of
 from attnshape.tracing.operations import RESHAPES, TRANSPOSES, UNIT_AXES
 
 _NO_NAME = "_"
+_MOST_TREES = 256
 
 
 def fields_read(kind: type, parameter: str, module: ModuleType) -> list[str]:
@@ -57,6 +58,18 @@ def _names_read(
     kind: type, parameter: str, module: ModuleType, read: Callable[[ast.AST, set[str]], Iterator[str]]
 ) -> list[str]:
     found: dict[str, None] = {}
+    for tree, names in trees_with(kind, parameter, module):
+        found |= dict.fromkeys(read(tree, set(names)))
+    return list(found)
+
+
+@functools.lru_cache(maxsize=_MOST_TREES)
+def trees_with(kind: type, parameter: str, module: ModuleType) -> tuple[tuple[ast.AST, frozenset[str]], ...]:
+    """Return the code that gets a parameter of a class's constructor, with the names that it has there.
+
+    That is the class's own, and that of base classes, functions and other classes to which it is passed on.
+    """
+    found: list[tuple[ast.AST, frozenset[str]]] = []
     seen: set[Any] = set()
     waiting: list[tuple[Any, str]] = [(kind, parameter)]
     while waiting:
@@ -68,15 +81,17 @@ def _names_read(
         if tree is None:
             continue
         names = {name, "config"} if is_config(name) else {name}
-        found |= dict.fromkeys(read(tree, names))
+        found.append((tree, frozenset(names)))
         waiting += [(base, name) for base in getattr(one, "__bases__", ())[:3] if base is not object]
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            if not isinstance(call.func, ast.Name):
+                continue
             passed = [*call.args, *(keyword.value for keyword in call.keywords)]
-            if any(_is_named(value, names) for value in passed) and isinstance(call.func, ast.Name):
+            if any(_is_named(value, names) for value in passed):
                 callee = getattr(module, call.func.id, None)
                 if inspect.isclass(callee) or inspect.isfunction(callee):
                     waiting.append((callee, _receiver(callee) or name))
-    return list(found)
+    return tuple(found)
 
 
 def _receiver(callee: Any) -> str | None:
@@ -123,7 +138,16 @@ def _keys(tree: ast.AST, names: set[str]) -> Iterator[str]:
 
 
 def _is_named(node: ast.expr, names: set[str]) -> bool:
-    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).removeprefix("self.") in names
+    return isinstance(node, ast.Name | ast.Attribute) and _dotted(node).removeprefix("self.") in names
+
+
+def _dotted(node: ast.expr) -> str:
+    """Return a name with what it is an attribute of, `config.encoder`; "" of any other expression."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def annotation_text(kind: type, parameter: str) -> str | None:
@@ -131,6 +155,17 @@ def annotation_text(kind: type, parameter: str) -> str | None:
     tree = syntax_tree(getattr(kind, "__init__", None))
     arguments = (node for node in ast.walk(tree) if isinstance(node, ast.arg)) if tree is not None else ()
     return next((ast.unparse(one.annotation) for one in arguments if one.arg == parameter and one.annotation), None)
+
+
+def comment_beside(kind: type, parameter: str) -> str:
+    """Return the comment beside a parameter of a class's constructor, if it is the last in its line; else ""."""
+    constructor: Any = getattr(kind, "__init__", None)
+    tree = syntax_tree(constructor)
+    lines = {node.arg: node.lineno for node in ast.walk(tree) if isinstance(node, ast.arg)} if tree is not None else {}
+    if parameter not in lines or [name for name, line in lines.items() if line == lines[parameter]][-1] != parameter:
+        return ""
+    text = inspect.getsource(constructor).splitlines()[lines[parameter] - 1]
+    return text.partition("#")[2].strip()
 
 
 def unpacked_axes(function: Callable[..., Any], parameter: str) -> tuple[str, ...] | None:
@@ -277,10 +312,18 @@ def _pattern_axes(text: str) -> tuple[str, ...] | None:
 
 
 def syntax_tree(value: Any) -> ast.AST | None:
-    """Return the syntax tree of a module, class or function; None if its source can't be read."""
+    """Return the syntax tree of a module, class or function, which isn't to be changed; None if it can't be read."""
+    try:
+        return _tree_of(value)
+    except TypeError:  # it has no hash, or no source
+        return None
+
+
+@functools.lru_cache(maxsize=_MOST_TREES)
+def _tree_of(value: Any) -> ast.AST | None:
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(value)))
-    except (OSError, TypeError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError):
         return None
 
 

@@ -140,10 +140,15 @@ def _expire(number: int, frame: FrameType | None) -> None:
 def _is_importing(frame: FrameType | None) -> bool:
     """Return whether code runs as a module is imported."""
     while frame is not None:
-        if frame.f_code.co_filename in _IMPORT_FILES:
+        if begins_import(frame):
             return True
         frame = frame.f_back
     return False
+
+
+def begins_import(frame: FrameType) -> bool:
+    """Return whether a frame is one of Python's own that import a module."""
+    return frame.f_code.co_filename in _IMPORT_FILES
 
 
 @contextlib.contextmanager

@@ -18,6 +18,8 @@ from types import ModuleType
 from attnshape.errors import AttnshapeError, format_exception, most_similar
 from attnshape.runtime.files import INSTALLED, display_path, installed_package
 from attnshape.runtime.signals import reraise_interruption
+from attnshape.runtime.statements import limit_statements
+from attnshape.runtime.time_limit import TooLong
 from attnshape.targets.missing import (
     OWN_PACKAGE,
     MissingPackages,
@@ -26,7 +28,7 @@ from attnshape.targets.missing import (
     missing_package,
     not_installed,
 )
-from attnshape.targets.scripts import define_the_rest, stop_of
+from attnshape.targets.scripts import define_the_rest, seconds_allowed, stop_of
 
 _WITHOUT_PARENT = "no known parent package"
 _MOST_NAMES = 8
@@ -151,7 +153,7 @@ def notes_on(module: ModuleType) -> tuple[str, ...]:
     how = "found" if any("." in name for name in names) else "installed"
     notes = [f"not {how}, and not needed by what ran: {', '.join(names)}"] if names else []
     if (stop := stop_of(module)) is not None:
-        notes.append(f"{stop.place} fails, after which only definitions were taken from the file: {stop.why}")
+        notes.append(f"{stop.place} {stop.how}, after which only definitions were taken from the file: {stop.why}")
     package = module.__name__.rpartition(".")[0]
     if isinstance(sys.modules.get(package), _PackageWithoutCode):
         notes.append(f"the package {package} itself doesn't import, so that only its file was imported")
@@ -192,7 +194,7 @@ def _import_file(where: str) -> ModuleType:
         return loaded
     if len(names) > 1:
         try:
-            return _guarded_import(name, where)
+            return limit_statements(str(path), seconds_allowed(path), lambda: _guarded_import(name, where))
         except AttnshapeError as failure:
             if not _add_root_of_missing(failure.__cause__, path):
                 raise
@@ -203,9 +205,9 @@ def _import_file(where: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise AttnshapeError(f"{where} can't be imported as Python", "name a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name], execute = module, spec.loader.exec_module
     try:
-        spec.loader.exec_module(module)
+        limit_statements(str(path), seconds_allowed(path), lambda: execute(module))
     except BaseException as error:  # noqa: BLE001 - the file may raise anything, which is reported
         reraise_interruption(error)
         sys.modules.pop(name, None)
@@ -296,6 +298,8 @@ def _import_failure(where: str, error: BaseException) -> AttnshapeError:
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
         to_do = "restore" if Path(error.filename).is_absolute() else "run in a folder that has"
         hint = f"{to_do} {error.filename}, which it reads when it is imported"
+    if isinstance(error, TooLong):
+        hint = "put what runs long under if __name__ == '__main__', and name the file again"
     if isinstance(error, ImportError) and "relative import beyond" in str(error):
         hint = "name the file in a checkout of its project, whose other files it imports"
     return AttnshapeError(f"{where} doesn't import: {why}{origin(error, where)}", hint)

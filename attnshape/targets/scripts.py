@@ -1,7 +1,7 @@
-"""Takes the definitions of a script whose own code stops for want of something outside of it.
+"""Takes the definitions of a script whose own code stops for want of something outside of it, or takes long.
 
 A script may read data or arguments as it starts, above or between its classes. Where a file isn't there, what the
-classes need of it fails with the name that isn't defined; the others can be used.
+classes need of it fails with the name that isn't defined; the others can be used. A script that trains is stopped.
 """
 
 from __future__ import annotations
@@ -15,12 +15,21 @@ from types import ModuleType
 
 from attnshape.errors import exception_message, exception_text
 from attnshape.runtime.files import display_path
+from attnshape.runtime.statements import Allowed
+from attnshape.runtime.time_limit import TooLong
+from attnshape.runtime.worker import seconds_until_limit
 from attnshape.targets.missing import NotInstalledError
 
 _NEEDS_CUDA = re.compile(r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available")
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Import, ast.ImportFrom)
 _CONSTANT = (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.Tuple, ast.List, ast.Dict)
 _PARTS = (*_CONSTANT, ast.operator, ast.unaryop, ast.expr_context)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_LOOP_SECONDS = 2.0
+"""How long a loop may run as a script is imported: most that run longer train, or fetch data."""
+_STATEMENT_SECONDS = 10.0
+_OF_TIME_LIMIT = 1 / 6
+"""Which part of the time limit the slowest statement may take, and a loop a fifth of that."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,8 @@ class Stop:
     place: str
     """The file and the line, as they are displayed: `train.py:12`."""
     why: str
+    how: str = "fails"
+    """What the statement does, or what happened to it."""
 
 
 _stops: dict[str, Stop] = {}
@@ -50,6 +61,22 @@ def needs_cuda(error: BaseException) -> bool:
     return _NEEDS_CUDA.search(exception_text(error)) is not None
 
 
+def seconds_allowed(path: Path) -> Allowed:
+    """Return a function that says where the statement on a line of a script begins, and how long it may take."""
+    longest = min(_STATEMENT_SECONDS, _OF_TIME_LIMIT * seconds_until_limit())
+    statements: list[ast.stmt] = []
+
+    def allowed(line: int) -> tuple[int, float]:
+        if not statements:
+            statements.extend(node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.stmt))
+        around = [one for one in statements if one.lineno <= line <= (one.end_lineno or one.lineno)]
+        if loops := [one.lineno for one in around if isinstance(one, _LOOPS)]:
+            return min(loops), longest * _LOOP_SECONDS / _STATEMENT_SECONDS
+        return max((one.lineno for one in around), default=line), longest
+
+    return allowed
+
+
 def define_the_rest(module: ModuleType, path: Path, error: BaseException) -> bool:
     """Add to a module what its file defines after the statement that failed: functions, classes, imports, constants.
 
@@ -60,14 +87,14 @@ def define_the_rest(module: ModuleType, path: Path, error: BaseException) -> boo
 
     Returns:
         Whether the file has functions or classes, and it failed for want of something outside of the code: a file, an
-        argument, a package, or CUDA. Otherwise, and where the code itself raises the exception, the module stays as it
-        is.
+        argument, a package, CUDA, or time. Otherwise, and where the code itself raises the exception, the module stays
+        as it is.
 
     Raises:
         ImportError: One of the imports fails.
     """
     lines = [one.lineno or 0 for one in traceback.extract_tb(error.__traceback__) if Path(one.filename) == path]
-    is_outside = isinstance(error, OSError | SystemExit | NotInstalledError) or needs_cuda(error)
+    is_outside = isinstance(error, OSError | SystemExit | NotInstalledError | TooLong) or needs_cuda(error)
     if not is_outside or not lines:
         return False
     statements = ast.parse(path.read_bytes()).body
@@ -83,8 +110,12 @@ def define_the_rest(module: ModuleType, path: Path, error: BaseException) -> boo
             raise
         except Exception:  # noqa: BLE001 - it needs what the failed statement would have defined
             continue
-    why = f"{type(error).__name__}: {exception_message(error)}".removesuffix(": ")
-    _stops[str(path)] = Stop(f"{display_path(str(path))}:{lines[0]}", why)
+    place = f"{display_path(str(path))}:{lines[0]}"
+    if isinstance(error, TooLong):
+        _stops[str(path)] = Stop(place, "it took too long", "was stopped")
+    else:
+        why = f"{type(error).__name__}: {exception_message(error)}".removesuffix(": ")
+        _stops[str(path)] = Stop(place, why)
     return True
 
 

@@ -1,5 +1,9 @@
 """Attention whose arguments only attempts tell, or what its code does with them."""
 
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -276,3 +280,128 @@ class OfOneAndMany(nn.Module):
         weights = self.score(both.tanh()).squeeze(-1).softmax(-1) * many_mask
         assert many_mask.shape == (bsz, count)
         return (weights[:, :, None] * many).sum(1)
+
+
+@dataclass
+class Settings:
+    """Has required fields whose names say nothing."""
+
+    per_part: int
+    parts: int
+    kind: str
+    order: Literal["first", "last"]
+    width: int
+    heads: int
+    decay: float
+
+    @property
+    def whole(self):
+        return self.parts * self.per_part
+
+
+class FromSettings(_Base):
+    """Compares one field with texts, and makes masks of others' sizes."""
+
+    def __init__(self, settings: Settings):
+        super().__init__(settings.width, settings.heads)
+        assert settings.kind in ("within", "across")
+        assert settings.order != "neither"
+        blocks = torch.block_diag(*[torch.ones(settings.per_part, settings.per_part) for _ in range(settings.parts)])
+        self.register_buffer(
+            "mask", blocks if settings.kind == "within" else torch.ones(settings.whole, settings.whole)
+        )
+
+    def forward(self, x):
+        bias = self.mask[: x.shape[1], : x.shape[1]].log()
+        return self.attend(*self.projected(x), bias)
+
+
+class FromNamespace(_Base):
+    """Fails with fields that are None."""
+
+    def __init__(self, args):
+        super().__init__(args.width, args.heads)
+        self.device = torch.device(args.device)
+        self.bias = nn.Parameter(torch.zeros(args.extent))
+        if args.spread == "cuda":
+            raise ValueError(args.spread)
+        assert args.spread in ("even", "odd")
+
+    def forward(self, x):
+        assert x.size(1) <= len(self.bias)
+        return self.attend(*self.projected(x.to(self.device)), self.bias[: x.size(1)])
+
+
+class AddsMask(_Base):
+    """Passes a mask on to what adds it to the scores."""
+
+    def forward(self, x, mask):
+        return self.biased(x, mask)
+
+    def biased(self, x, mask):
+        q, k, v = self.projected(x)
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        scores = scores + mask[None, None].to(q.dtype)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class OfHeadWidth(nn.Module):
+    """Tells in a comment that a parameter with the name of a width is that of a head."""
+
+    def __init__(
+        self,
+        in_dim,
+        out_dim,  # head dim
+        unclear,  # number of heads
+    ):
+        super().__init__()
+        self.heads, self.width = unclear, out_dim
+        self.qkv = nn.Linear(in_dim, 3 * unclear * out_dim)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.width)).permute(2, 0, 3, 1, 4)
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class OfEdges(nn.Module):
+    """Gets its sizes from the model that constructs it, which passes those of its edges too."""
+
+    def __init__(self, in_dim, out_dim, heads=4, edge_dim=None):
+        super().__init__()
+        self.heads, self.width = heads, out_dim
+        self.qkv = nn.Linear(in_dim, 3 * heads * out_dim)
+        if edge_dim is not None:
+            self.of_edges = nn.Linear(edge_dim, heads)
+
+    def forward(self, x, edges):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.width)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT
+        if edges is not None:
+            scores = scores + self.of_edges(edges).movedim(-1, 1)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class WithEdges(nn.Module):
+    def __init__(self, model_dim, edge_dim, heads):
+        super().__init__()
+        self.inner = OfEdges(model_dim, out_dim=int(model_dim / heads), edge_dim=edge_dim, heads=heads)
+
+    def forward(self, x, edges):
+        return self.inner(x, edges)
+
+
+class OfArrays(_Base):
+    """Takes items as arrays, of which a method makes tensors."""
+
+    def __init__(self, item_num, hidden_units, heads):
+        super().__init__(hidden_units, heads)
+        self.items = nn.Embedding(item_num, hidden_units)
+
+    def embedded(self, sequences):
+        places = np.tile(np.arange(sequences.shape[1]), [sequences.shape[0], 1])
+        places *= sequences != 0
+        return self.items(torch.LongTensor(sequences)) + torch.from_numpy(places)[..., None]
+
+    def forward(self, users, log_seqs):
+        x = self.embedded(log_seqs) + self.items(users)
+        return self.attend(*self.projected(x))

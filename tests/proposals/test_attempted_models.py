@@ -37,6 +37,22 @@ MODELS = str(Path(__file__).parent / "attempted_models.py")
         ),
         ("Described", "--init D --input 'hidden: Lq B D' --input 'encoder_outputs: Lk B D*2'"),
         ("OfOneAndMany", "--init hidden_dim=D --input 'one: B D' --input 'many: B L D' --input 'many_mask: bool B L'"),
+        (
+            "FromSettings",
+            "--init \"Settings(per_part=L, parts=2, kind='within', order='first', width=D, heads=H, decay=0.0)\" "
+            "--input 'x: B L D'",
+        ),
+        (
+            "FromNamespace",
+            "--init \"SimpleNamespace(width=D, heads=H, device='cpu', extent=L, spread='even')\" --input 'x: B L D'",
+        ),
+        ("AddsMask", "--init 'D, H' --input 'x: B L D' --with 'mask=torch.full((L, L), -1e9).triu(1)'"),
+        ("OfHeadWidth", "--init 'D, Dk, H' --input 'x: B L D'"),
+        ("OfEdges", "--init 'D, Dk, heads=H, edge_dim=D' --input 'x: B L D' --input 'edges: B L L D'"),
+        (
+            "OfArrays",
+            "--init 'V, D, H' --input 'users: int[V] B L' --with 'log_seqs=torch.randint(V, (B, L)).numpy()'",
+        ),
         ("LengthFirst", "--init 'D, H' --input 'x: L B D' --input 'places: L D'"),
     ],
 )

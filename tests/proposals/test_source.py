@@ -1,9 +1,11 @@
 """What the source of a target says: the fields of a configuration, and the axes of its arguments."""
 
 import pytest
+import torch
 
 from attnshape.proposals.conventions import axes_named, constant_of, is_config, size_of
-from attnshape.proposals.source import batch_axis, fields_read, unpacked_axes
+from attnshape.proposals.masks import MaskUse, use_of_mask
+from attnshape.proposals.source import batch_axis, fields_read, syntax_tree, unpacked_axes
 from attnshape.targets.imports import import_target
 from tests.proposals import models
 
@@ -154,3 +156,33 @@ def test_axis_of_the_batch():
     assert [batch_axis(sized, name) for name in ("query", "key")] == [0, None]
     assert batch_axis(moved, "query") is None
     assert batch_axis(second, "query") == 1
+
+
+def test_sources_are_parsed_once():
+    assert syntax_tree(models.Plain) is syntax_tree(models.Plain)
+    assert syntax_tree(3) is None
+    assert syntax_tree([]) is None
+
+
+def test_what_a_mask_does_with_keys():
+    def hides(scores, mask, minus=float("-inf")):
+        return scores.masked_fill(mask[:, None].bool(), minus)
+
+    def keeps(scores, mask):
+        return torch.where(mask == 0, -1e9, scores)
+
+    def keeps_too(scores, mask):
+        return torch.where(mask, scores, torch.finfo(scores.dtype).min)
+
+    def inverted(scores, mask):
+        return scores.masked_fill_(~mask.unsqueeze(1), float("-inf"))
+
+    def added(scores, mask):
+        scores += mask[None]
+        return scores
+
+    def neither(scores, mask):
+        return scores * mask + mask.shape[0]
+
+    uses = [use_of_mask(one, "mask") for one in (hides, keeps, keeps_too, inverted, added, neither)]
+    assert uses == [MaskUse.HIDES, MaskUse.KEEPS, MaskUse.KEEPS, MaskUse.KEEPS, MaskUse.ADDED, None]

@@ -1,7 +1,8 @@
-"""Scripts that read a file or an argument as they start: their classes are taken, and the note says where they stop."""
+"""Scripts that read a file as they start, or that train: their classes are taken, and a note says where they stop."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,37 @@ def test_refusals_and_mistakes_stay_failures(folder: Path, attnshape: Attnshape,
     result = attnshape("trace stopped.py --format table")
     assert result.status == 2
     assert "only definitions" not in result.out
+
+
+TRAINS = {
+    "loop": "for step in range(10**9):\n    loss = float(sum(range(step % 100)))\n",
+    "call": "def train():\n    import time\n    while True:\n        time.sleep(0.01)\n\n\ntrain()\n",
+}
+
+
+@pytest.mark.parametrize("kind", ["loop", "call"])
+def test_statement_that_runs_on_is_stopped(folder: Path, attnshape: Attnshape, kind: str):
+    Path("trains.py").write_text(f"n_embd = 48\n{HEAD}\n\n{TRAINS[kind]}print('trained')\n\n\nclass After:\n    pass\n")
+    result = attnshape("trace trains.py:Head --format table --time-limit 30")
+    assert result.status == 0, result.err
+    note = "was stopped, after which only definitions were taken from the file: it took too long"
+    assert re.search(rf"trains.py:\d+ {note}", " ".join(result.out.split()))
+    assert "trained" not in result.out + result.err
+
+
+def test_imports_may_take_long(folder: Path, attnshape: Attnshape):
+    Path("heavy.py").write_text(
+        "import time\nstarted = time.monotonic()\nwhile time.monotonic() < started + 2.5:\n    pass\n"
+    )
+    Path("light.py").write_text(f"for name in ['heavy']:\n    __import__(name)\nn_embd = 48\n{HEAD}")
+    result = attnshape("trace light.py --format table --time-limit 30")
+    assert result.status == 0, result.err
+    assert "was stopped" not in result.out
+
+
+def test_class_that_runs_on_is_no_script(folder: Path, attnshape: Attnshape):
+    Path("stuck.py").write_text(f"n_embd = 48\nclass Stuck:\n    while True:\n        pass\n{HEAD}")
+    result = attnshape("trace stuck.py:Head --format table --time-limit 30")
+    assert result.status == 2
+    assert "stuck.py doesn't import: TooLong: it took too long, at stuck.py" in result.err
+    assert "under if __name__ == '__main__'" in result.err
