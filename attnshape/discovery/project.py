@@ -251,8 +251,11 @@ class _Project:
             for other in self._by_stem.get(stem, []):
                 if wanted in other.scopes:
                     return other.scopes[wanted]
+                # a package may be called like one of its modules, which imports the name from there again
                 if wanted in other.imports:
-                    return self._resolve_name(other, wanted, seen | {(file.path, name)})
+                    found = self._resolve_name(other, wanted, seen | {(file.path, name)})
+                    if found is not None:
+                        return found
         if not module:  # from . import name
             for other in self._by_stem.get(root, []):
                 if rest in other.scopes:

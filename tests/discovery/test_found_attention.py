@@ -330,6 +330,23 @@ def test_containers_and_subclasses_across_files():
     assert found(MODULE, user) == {"Attention": "module", "Wider": "module", "Block": "container", "Model": "container"}
 
 
+def test_package_named_like_its_module():
+    user = """
+    from package.package import Attention
+
+    class Block(nn.Module):
+        def __init__(self, dim):
+            self.attn = Attention(dim)
+    """
+    texts = {
+        "package/__init__.py": "from package.package import Attention",
+        "package/package.py": textwrap.dedent(MODULE),
+        "package/user.py": textwrap.dedent(user),
+    }
+    kinds = {one.name: one.kind for one in find_attention([(Path(name), text) for name, text in texts.items()])}
+    assert kinds == {"Attention": "module", "Block": "container"}
+
+
 HEADS = """
     class Head(nn.Module):
         def forward(self, x):
