@@ -93,12 +93,12 @@ class RightReciprocals(RightPixels):
     """Offsets are multiplied by the reciprocals of the sizes."""
 
     def moved(self, offsets, height, width):
-        return offsets * torch.tensor([1 / width, 1 / height])
+        return offsets * offsets.new_tensor([1 / width, 1 / height])
 
 
 class WrongReciprocals(RightPixels):
     def moved(self, offsets, height, width):
-        return offsets * torch.tensor([1 / height, 1 / width])  # wrong: AS122 reciprocals_of_sizes
+        return offsets * offsets.new_tensor([1 / height, 1 / width])  # wrong: AS122 reciprocals_of_sizes
 
 
 def wrong_reciprocals_of_sizes(B, H, Dk, L, rows, columns, P):
@@ -239,7 +239,7 @@ class RightConvolved(nn.Module):
     def forward(self, pixels):
         height, width = pixels.shape[2:]
         offsets = self.offset(pixels).tanh().permute(0, 2, 3, 1)
-        scale = torch.tensor([2 / height, 2 / width])
+        scale = offsets.new_tensor([2 / height, 2 / width])
         down, right = (torch.arange(size) for size in (height, width))
         places = torch.stack(torch.meshgrid(down, right, indexing="ij"), -1) + 0.5
         positions = places * scale - 1 + offsets * scale
@@ -258,7 +258,7 @@ class WrongConvolved(RightConvolved):
     def forward(self, pixels):
         height, width = pixels.shape[2:]
         offsets = self.offset(pixels).tanh().permute(0, 2, 3, 1).flip(-1)
-        scale = torch.tensor([2 / height, 2 / width])  # wrong: AS122 offsets_of_convolutions
+        scale = offsets.new_tensor([2 / height, 2 / width])  # wrong: AS122 offsets_of_convolutions
         down, right = (torch.arange(size) for size in (height, width))
         places = torch.stack(torch.meshgrid(down, right, indexing="ij"), -1) + 0.5
         positions = (places * scale - 1).flip(-1) + offsets * scale
