@@ -99,6 +99,8 @@ POOLINGS = frozenset(
     f"{prefix}{kind}_pool{axes}d" for prefix in ("", "adaptive_") for kind in ("avg", "max") for axes in (1, 2, 3)
 )
 """Reductions over neighbouring pixels, each channel by itself."""
+GRID_SAMPLINGS = frozenset({"grid_sample", "grid_sampler"})
+"""Calls that read maps at positions of (x, y), their second operand."""
 FUSED_ATTENTION = frozenset({"scaled_dot_product_attention"})
 
 # Pointwise arithmetic.

@@ -224,6 +224,13 @@ CONTEXTS: dict[str, Context] = {
     "AS121": Context(
         "q, k, v = self.wq(x), self.wk(x), self.wv(x)\ncontexts = []", "return torch.cat(contexts, dim=-1)"
     ),
+    "AS122": Context(
+        "P = 3\noffsets = self.offsets(x).view(B, L, P, 2)",
+        "weights = self.weights(x).softmax(dim=-1)\nreturn (points * weights[:, None]).sum(-1).mT",
+        {**X, "reference": "torch.rand(B, L, 2)", "image": "torch.randn(B, D, W, 2 * W)"},
+        "B, L, H, Dk, W",
+        init="self.offsets, self.weights = nn.Linear(D, 6), nn.Linear(D, 3)",
+    ),
     "AS201": Context("", f"v = self.wv(x).view(B, L, H, Dk).transpose(1, 2)\n{SOFTMAX}"),
     "AS202": Context(CROSS_SPLIT, f"context = scores.softmax(dim=-1) @ v\n{CROSS_OUTPUT}", **CROSS),
     "AS203": Context("Dk = D\nk = self.wk(x)", "return scores.softmax(dim=-1) @ self.wv(x)", **ONE_HEAD),

@@ -20,7 +20,7 @@ def choosing_call(subject: Subject, name: str) -> ReplayedCall | None:
         return None
     live, downstream = live_results(subject), subject.graph.downstream({name})
     for event in subject.base.events:
-        if any(_is_choice(event, ref) and ref in live and ref in downstream for ref in event.refs):
+        if any(is_choice(event, ref) and ref in live and ref in downstream for ref in event.refs):
             return event
     return None
 
@@ -37,7 +37,7 @@ def hard_gates(subject: Subject, choice: ReplayedCall, names: Collection[str]) -
     if _followed_to_choices(subject, names) & kept_results(subject.experiment):
         return None
     contexts = [core.context for core in subject.attentions]
-    gates = [ref for ref in choice.refs if _is_choice(choice, ref)]
+    gates = [ref for ref in choice.refs if is_choice(choice, ref)]
     for event in subject.base.events[choice.order :]:
         reads_gates = [not set(gates).isdisjoint(sources) for sources in event.sources]
         if not any(reads_gates):
@@ -59,7 +59,7 @@ def is_gated_by_choice(subject: Subject, event: ReplayedCall) -> bool:
 def _chosen(subject: Subject) -> set[OutputRef]:
     """Return the results that depend on what is chosen by the data."""
     data = subject.graph.depends_on_data
-    choices = {ref for event in subject.base.events for ref in event.refs if _is_choice(event, ref) and ref in data}
+    choices = {ref for event in subject.base.events for ref in event.refs if is_choice(event, ref) and ref in data}
     return subject.graph.downstream(choices)
 
 
@@ -68,7 +68,7 @@ def _followed_to_choices(subject: Subject, names: Collection[str]) -> set[Produc
     found: set[Producer] = set(names)
     for event in subject.base.events:
         if reads_numbers(event) and event.producers & found:
-            found.update(ref for ref in event.refs if not _is_choice(event, ref))
+            found.update(ref for ref in event.refs if not is_choice(event, ref))
     return found
 
 
@@ -82,12 +82,12 @@ def _act_by_their_numbers(subject: Subject) -> frozenset[Producer]:
         found |= {ref for ref in event.refs if id(event.outputs[ref.output]) in returned}
         if event.in_place and memory_of(event.outputs[0]) in memories:
             found.add(event.refs[0])
-        if reads_numbers(event) and any(ref in found and not _is_choice(event, ref) for ref in event.refs):
+        if reads_numbers(event) and any(ref in found and not is_choice(event, ref) for ref in event.refs):
             found |= event.producers
     return frozenset(found)
 
 
-def _is_choice(event: ReplayedCall, ref: OutputRef) -> bool:
+def is_choice(event: ReplayedCall, ref: OutputRef) -> bool:
     """Return whether a result consists of indices, or of yes and no, that a call chose by numbers."""
     value = event.values[ref.output]
     return event.name in CHOICES and not (value.is_floating_point() or value.is_complex())

@@ -1,8 +1,9 @@
-"""Do tokens of a map of rows and columns keep their neighbours, and are their positions those on the map?
+"""Do tokens of a map of rows and columns keep their neighbours, and are positions those on the map?
 
 Pyramid Vision Transformer (Wang et al. 2021, https://arxiv.org/abs/2102.12122, section 3.3) folds tokens into their map
 to pool keys. Swin (Liu et al. 2021, https://arxiv.org/abs/2103.14030, section 3.2) adds a bias by the offset of two
-tokens. Both need the order in which the map was flattened. A square map looks the same in either order.
+tokens. Both need the order in which the map was flattened. Deformable attention (Zhu et al. 2020,
+https://arxiv.org/abs/2010.04159, section 4.1) samples a map at (x, y). A square map looks the same in either order.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import explain_visibility
 from attnshape.checks.rules.grids.folds import check_folds
 from attnshape.checks.rules.grids.positions import check_biases, check_rotations, check_tables
+from attnshape.checks.rules.grids.samples import check_samples
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 
-CODES: tuple[str, ...] = ("AS120", "AS717")
+CODES: tuple[str, ...] = ("AS120", "AS122", "AS717")
 TOPIC = "rows and columns of maps"
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Change each row and each column of a map, and look at which tokens' queries, keys and positions go with it."""
+    yield from check_samples(subject)
     found = grid(subject)
     if found is None:
         return

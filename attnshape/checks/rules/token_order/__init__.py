@@ -25,6 +25,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
+from attnshape.checks.rules.token_order.chosen import TokenAxes, check_chosen
 from attnshape.checks.rules.token_order.pairs import check_pairs, check_sources
 from attnshape.tracing import operations as ops
 from attnshape.tracing.raw import SourceLocation
@@ -72,8 +73,36 @@ def check(subject: Subject) -> Iterator[Outcome]:
                 return
             in_order.append(moves is not None and not wrong)
         judged = judged or (0 < len(in_order) == len(reached) and all(in_order))
+    for outcome in _of_chosen(subject, queries, kept):
+        if isinstance(outcome, Violation):
+            yield outcome
+            return
+        judged = True
     if judged:
         yield Verification("tokens come out of attention in the order in which they went in")
+
+
+def _of_chosen(
+    subject: Subject, queries: Sequence[AttentionOperand], kept: dict[OutputRef, Replace]
+) -> Iterator[Violation | None]:
+    """Look at queries that are chosen by their numbers; yield None where all go back to their tokens."""
+    for path in _paths(subject, queries):
+        if len(path.sizes) > 1:
+            continue
+        axes = TokenAxes(path.name, path.result, (path.rows, path.tokens), (path.result_rows, path.result_tokens))
+        for displaced in check_chosen(subject, axes, kept):
+            if displaced is None:
+                yield None
+                continue
+            (row, token), (end_row, end) = displaced.token, displaced.end
+            of_row, of_end = (f" of batch element {one}" if row != end_row else "" for one in (row, end_row))
+            message = (
+                "tokens leave attention in another order than they entered it: the context of token "
+                f"{token}{of_row} of {path.name} ends up at {end}{of_end} of {path.result}"
+            )
+            hint = "write results back at the indices at which the queries were taken, in the same order"
+            evidence = "changed a number of the context, then a token's queries; what is chosen was kept"
+            yield Violation("AS106", message, displaced.at.refs[0], hint, evidence)
 
 
 @dataclass(frozen=True)
