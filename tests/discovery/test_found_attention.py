@@ -331,20 +331,25 @@ def test_containers_and_subclasses_across_files():
 
 
 def test_package_named_like_its_module():
-    user = """
-    from package.package import Attention
-
-    class Block(nn.Module):
+    encoder = """
+    class Encoder(nn.Module):
         def __init__(self, dim):
-            self.attn = Attention(dim)
+            self.layer = Attention(dim)
+    """
+    user = """
+    from package.package import Encoder
+
+    class Model(nn.Module):
+        def __init__(self, dim):
+            self.encoder = Encoder(dim)
     """
     texts = {
-        "package/__init__.py": "from package.package import Attention",
-        "package/package.py": textwrap.dedent(MODULE),
+        "package/__init__.py": "from package.package import Encoder",
+        "package/package.py": textwrap.dedent(MODULE) + textwrap.dedent(encoder),
         "package/user.py": textwrap.dedent(user),
     }
     kinds = {one.name: one.kind for one in find_attention([(Path(name), text) for name, text in texts.items()])}
-    assert kinds == {"Attention": "module", "Block": "container"}
+    assert kinds == {"Attention": "module", "Encoder": "container", "Model": "container"}
 
 
 HEADS = """
