@@ -513,7 +513,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS505-half_the_width",
         "AS505-one_side_longer",
     ),
-    "no query attends to a later key": (
+    "no query (that sees a key )?attends to a later key": (
         "AS501-either_mask_keeps",
         "AS501-chosen_keys_added",
         "AS501-dilated_on_both_sides",
@@ -521,7 +521,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS501-fixed_blocks",
         "AS501-sinks_before_the_triangle",
     ),
-    "no query attends to a key outside of its window": (
+    "no query (that sees a key )?attends to a key outside of its window": (
         "AS505-dilated_by_width",
         "AS505-dilated_two_further",
         "AS505-every_third_of_all",

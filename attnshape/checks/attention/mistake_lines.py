@@ -89,6 +89,11 @@ class MaskLines:
         low = (event for event in self.applications for value in event.values[:1] if bool((value < HIDES).any()))
         return self._ref(list(itertools.islice(low, 1)))
 
+    def last_hiding(self) -> OutputRef:
+        """Return the last call that gives scores so low a number that their keys get no weight, else the softmax."""
+        low = [event for event in self.applications for value in event.values[:1] if bool((value < HIDES).any())]
+        return self._ref(low[-1:])
+
     def first_wrong(self, name: str, is_right: Callable[[Tensor], bool | None]) -> OutputRef:
         """Return the first call on the mask's path that returns something wrong, else the result of `last_change`.
 

@@ -122,16 +122,27 @@ def even_head_width(sizes: Sizes) -> tuple[Constraint, ...]:
 
 
 def cheap_first(choices: Sequence[Mapping[str, int]], work: WorkEstimate | None) -> list[Mapping[str, int]]:
-    """Return the different sizes in their order, those last at which runs take much work.
+    """Return the different sizes in their order, those last at which runs take much work, or heads have few features.
 
-    Those at which the results of a run take too many bytes are left out, unless all do: then one is left.
+    Half of three features is one, which broadcasts: code that rotates halves runs, and does something else. Sizes at
+    which the results of a run take too many bytes are left out, unless all do: then one is left.
+
+    >>> cheap_first([{"D": 30, "H": 10}, {"D": 272, "H": 8}, {"Dk": 3}, {"Dk": 5}], None)
+    [{'D': 272, 'H': 8}, {'Dk': 5}, {'D': 30, 'H': 10}, {'Dk': 3}]
     """
     different = [numbers for place, numbers in enumerate(choices) if numbers not in choices[:place]]
+    different.sort(key=_has_few_features)
     if work is None:
         return different
     fitting = [numbers for numbers in different if work.elements_at(numbers) * _ELEMENT_BYTES <= _MOST_BYTES]
     fitting = fitting or [min(different, key=work.elements_at)]
     return sorted(fitting, key=lambda numbers: work.at(numbers) > _MOST_WORK)
+
+
+def _has_few_features(numbers: Mapping[str, int]) -> bool:
+    """Return whether a head has so few features that their number doesn't identify an axis, nor half of it."""
+    width = numbers.get("Dk", numbers.get("D", 0) // max(numbers.get("H", 1), 1))
+    return 0 < width <= _LARGEST_AMBIGUOUS
 
 
 def near_sizes(sizes: Sizes) -> list[dict[str, int]]:

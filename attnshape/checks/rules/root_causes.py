@@ -51,7 +51,7 @@ _EXPLANATIONS = (
 def root_causes(violations: Sequence[Violation], subject: Subject) -> list[Violation]:
     """Return the violations without consequences of others."""
     kept = _without_downstream(violations, subject)
-    for explained in (_infinite, _through_infinite_weights, _cancelled_by_one_key, _by_unread_scale):
+    for explained in (_without_keys, _infinite, _through_infinite_weights, _cancelled_by_one_key, _by_unread_scale):
         is_consequence = explained(kept, subject)
         kept = [violation for violation in kept if not is_consequence(violation)]
     for explanation in _EXPLANATIONS:
@@ -81,6 +81,12 @@ _IsConsequence = Callable[[Violation], bool]
 
 def _has_error(violations: Sequence[Violation], *codes: str) -> bool:
     return any(violation.level == "error" and violation.code in codes for violation in violations)
+
+
+def _without_keys(kept: Sequence[Violation], subject: Subject) -> _IsConsequence:
+    """Where every key is hidden all weights are equal, so that neither queries nor keys have an effect."""
+    hidden = any(violation.code == "AS406" and not violation.claims for violation in kept)
+    return lambda violation: hidden and violation.code in ("AS801", "AS802", "AS807")
 
 
 def _infinite(kept: Sequence[Violation], subject: Subject) -> _IsConsequence:

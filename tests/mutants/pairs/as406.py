@@ -22,6 +22,7 @@ PAIRS = [
     ("AS406", "folded_nan", *SELF),
     ("AS406", "nothing_announced", *SELF),
     ("AS406", "no_slots", *CROSS),
+    ("AS406", "padding_kept_instead", *SELF),
 ]
 
 
@@ -260,3 +261,44 @@ def right_no_slots(B, H, Lq, Lk, Dk):
 def reference_no_slots(function, q, k, v, counts):
     keep = torch.stack([torch.tensor([j < count for j in range(k.shape[2])]) for count in counts.tolist()])
     return attend(q, k, v, keep[:, None, None])
+
+
+class RightPadding(nn.Module):
+    """Causal attention to tokens that aren't zero."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.qkv = heads, nn.Linear(width, 3 * width)
+
+    def padding(self, x):
+        return (x == 0).all(-1)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        scores = scores.masked_fill(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1), -1e9)
+        padding = self.padding(x)[:, None, None]
+        scores = scores.masked_fill(padding, -1e9)  # wrong: AS406 padding_kept_instead
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class WrongPadding(RightPadding):
+    def padding(self, x):
+        return (x != 0).any(-1)
+
+
+def _padding(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["causal"]
+
+
+def wrong_padding_kept_instead(B, H, L, Dk):
+    return _padding(WrongPadding, B, H, L, Dk)
+
+
+def right_padding_kept_instead(B, H, L, Dk):
+    return _padding(RightPadding, B, H, L, Dk)
+
+
+def reference_padding_kept_instead(module, x):
+    keep = torch.tensor([[j <= i for j in range(x.shape[1])] for i in range(x.shape[1])])
+    return merge(attend(*fused(x, module.qkv, module.heads), keep))

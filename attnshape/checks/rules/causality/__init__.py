@@ -230,13 +230,20 @@ def _early_triangle(explanation: ExplainedVisibility) -> Hypothesis | None:
 
 def _unexplained(subject: Subject, explanation: ExplainedVisibility) -> Iterator[Outcome]:
     """Judge a pattern of visible keys that no causal mask or window explains."""
+    if bool(explanation.visible.empty.all()):
+        yield Undecided(
+            TOPIC, "every key is hidden from every query, so that all of them get the same weight", _claimed(subject)
+        )
+        return
     for claim in _claimed(subject):
         leaks = explanation.leaks(claim)
         if leaks is None:
             yield Undecided(TOPIC, "a claimed mask can't be laid out as queries and keys", (claim,))
         elif not bool(leaks.any()):
             far = "a later key" if claim == "causal" else "a key outside of its window"
-            yield Verification(f"no query attends to {far}", (claim,))
+            # equal scores in a row whose keys are all hidden give weight to every key, later ones too
+            which = "no query that sees a key" if bool(explanation.visible.empty.any()) else "no query"
+            yield Verification(f"{which} attends to {far}", (claim,))
         else:
             at = MaskLines(subject, explanation.visible.core).triangle()
             pairs = int(leaks.any(0).any(0).sum())

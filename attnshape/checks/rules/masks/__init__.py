@@ -23,7 +23,7 @@ from attnshape.checks.attention.visibility import (
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.masks.cancelled import judge_cancelled
 from attnshape.checks.rules.masks.chosen import judge_chosen
-from attnshape.checks.rules.masks.empty_rows import judge_empty_rows
+from attnshape.checks.rules.masks.empty_rows import judge_empty_rows, judge_hidden_whole
 from attnshape.checks.rules.masks.empty_weights import judge_empty_weights
 from attnshape.checks.rules.masks.fills import too_small
 from attnshape.checks.rules.masks.forgotten import judge_forgotten
@@ -93,6 +93,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
             yield Undecided(TOPIC, f"{name} is claimed, but no tensor is given for it", (name,))
     hiding: dict[str, list[OutputRef]] = {name: [] for name in masks}
     for explanation in explained:
+        if (hidden_whole := judge_hidden_whole(subject, explanation)) is not None:
+            yield hidden_whole
         for outcome in _of_core(subject, explanation):
             if isinstance(outcome, str):
                 hiding[outcome].append(explanation.visible.core.context)

@@ -1,4 +1,4 @@
-"""Judges what a query gets that sees no key: zeros, if that is claimed."""
+"""Judges what a query gets that sees no key: zeros, if that is claimed. No query sees one if masks hide all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from attnshape.checks.attention.cores import FusedCore
 from attnshape.checks.attention.elementwise import HIDES
 from attnshape.checks.attention.mistake_lines import MaskLines
-from attnshape.checks.attention.perturbation import PerturbationDiff, other_numbers
+from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, other_numbers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import EVIDENCE, ExplainedVisibility
 from attnshape.checks.interventions.experiment import UNCHANGED, Intervention, ReplayRun
@@ -42,6 +42,21 @@ def judge_empty_rows(subject: Subject, explanation: ExplainedVisibility, topic: 
     message = f"a query without any visible key gets {what}, expected zeros"
     hint = "set the weights of such rows to 0 after the softmax: weights.masked_fill(~mask, 0)"
     return Violation("AS406", message, at, hint, EVIDENCE, shown="reproduced", claims=_CLAIM)
+
+
+def judge_hidden_whole(subject: Subject, explanation: ExplainedVisibility) -> Violation | None:
+    """Return the violation if no query sees a key, though no argument is a mask: the code hides all of them itself.
+
+    A finite number in every score of a row leaves its weights equal, so that each query sees every key after all.
+    """
+    visible = explanation.visible
+    given = MaskLines(subject, visible.core).inputs_that_hide()
+    is_given = any(is_pattern(subject.base.inputs[name]) for name in given & subject.base.inputs.keys())
+    if not bool(visible.empty.all()) or is_given or subject.claims.masks:
+        return None
+    message = "every key is hidden from every query: what the masks leave has no key in common, or one is inverted"
+    hint = "look at which keys each of the masks keeps: together they have to keep a key for each query"
+    return Violation("AS406", message, MaskLines(subject, visible.core).last_hiding(), hint, EVIDENCE)
 
 
 def _runs_with_empty_rows(
