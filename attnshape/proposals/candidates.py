@@ -153,6 +153,8 @@ def _constructor_calls(
         if type(p.default) is int
     ]
     flags = [f"{p.name}=True" for p in parameters if p.default is False and conventions.turns_attention_on(p.name)]
+    if not torch.cuda.is_available():  # a default that can't be meant for this machine
+        flags += [f"{p.name}='cpu'" for p in parameters if isinstance(p.default, str) and p.default.startswith("cuda")]
     sizes = (*_OPTIONAL_SIZES, "height", "width")
     sized = [*flags, *(f"{name}={size}" for name, size in by_default if size in sizes)]
     windowed = [*flags, *(f"{name}={size}" for name, size in by_default if size in (*sizes, "W"))]

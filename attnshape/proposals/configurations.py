@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, get_args
 
@@ -22,13 +23,17 @@ from attnshape.proposals.source import (
     attributes_read,
     fields_read,
     keys_read,
+    parsed,
     parts_read,
     signature_parameters,
     syntax_tree,
+    text_of,
 )
 
 _CONFIG_CLASS = re.compile(r"\w*(Config|Configuration|Args|Arguments|Params|HParams|Hyperparameters|Options|Cfg)")
 _WIDTHS = ("H", "Hkv", "Dk", "Dv", "D")
+_MOST_FILES = 50
+"""How many files beside that of an attention are read for the class of its configuration."""
 
 
 def configurations(kind: type, module: ModuleType, parameter: inspect.Parameter) -> Iterator[str]:
@@ -54,6 +59,9 @@ def configurations(kind: type, module: ModuleType, parameter: inspect.Parameter)
         uses = FieldUses.of(kind, parameter.name, module)
         unknown = [name for name in fields if _of_field(name, fields) == "None"]
         by_use = {name: value for name in unknown if (value := uses.value(name)) is not None}
+        defaults = {name: value for name, value in _defaults_beside(module, fields).items() if name not in inner}
+        if defaults:
+            yield namespace(fields, {**by_use, **inner, **defaults})
         yield namespace(fields, inner)
         if by_use:
             yield namespace(fields, {**by_use, **inner})
@@ -130,6 +138,31 @@ def _config_classes(module: ModuleType, parameter: inspect.Parameter, fields: Se
     named = [one for name, one in vars(module).items() if inspect.isclass(one) and _CONFIG_CLASS.fullmatch(name)]
     scores = {one: len(set(_own_names(one, fields)) & {*_settable(one), *dir(one)}) for one in named}
     return sorted((one for one in named if scores[one]), key=lambda one: -scores[one])[:2]
+
+
+def _defaults_beside(module: ModuleType, fields: Sequence[str]) -> dict[str, str]:
+    """Return what a configuration in a file beside has by default for the fields that are no sizes, such as flags.
+
+    The file of an attention rarely imports the class of its configuration. It isn't imported: its text says enough.
+    """
+    file = getattr(module, "__file__", None)
+    beside = sorted(Path(file).parent.glob("*.py"))[:_MOST_FILES] if isinstance(file, str) else []
+    for path in beside:
+        text = text_of(path)
+        nodes = (node for tree in parsed(text) for node in tree.body) if all(name in text for name in fields) else ()
+        for node in nodes:
+            if isinstance(node, ast.ClassDef) and _CONFIG_CLASS.fullmatch(node.name):
+                defaults = dict(_literal_defaults(node))
+                if set(fields) <= defaults.keys():
+                    return {name: defaults[name] for name in fields if defaults[name] in ("True", "False")}
+    return {}
+
+
+def _literal_defaults(config: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a dataclass with the text of their defaults, empty without one."""
+    for one in config.body:
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            yield one.target.id, ast.unparse(one.value) if one.value is not None else ""
 
 
 def _annotated_classes(parameter: inspect.Parameter, module: ModuleType) -> list[type]:

@@ -26,7 +26,7 @@ from attnshape.proposals import conventions
 from attnshape.proposals.axis_orders import with_two_lengths
 from attnshape.proposals.calls import last_name, value_text
 from attnshape.proposals.candidates import Inputs
-from attnshape.proposals.source import signature_parameters, syntax_tree, unpacked_axes
+from attnshape.proposals.source import parsed, signature_parameters, syntax_tree, text_of, unpacked_axes
 
 LEVELS = range(5)
 """How literally an example is taken.
@@ -39,7 +39,6 @@ LEVELS = range(5)
 """
 _MOST_EXAMPLES = 3
 _MOST_FILES = 40
-_LARGEST_FILE = 200_000
 _MAKES_FLOATS = re.compile(r"randn|rand|zeros|ones|empty|full|normal|Tensor|FloatTensor|HalfTensor")
 _MAKES_INTEGERS = re.compile(r"randint|LongTensor|IntTensor")
 _KEEPS_SHAPE = re.compile(
@@ -123,15 +122,15 @@ def _trees(root: Any, module: ModuleType) -> Iterator[ast.Module]:
     own = syntax_tree(module)
     if isinstance(own, ast.Module):
         yield own
-    yield from _parsed(_code_in_prose(inspect.getdoc(root) or "", prompts=True))
+    yield from parsed(_code_in_prose(inspect.getdoc(root) or "", prompts=True))
     place = getattr(module, "__file__", None)  # a notebook has none
     if not isinstance(place, str):
         return
     file = Path(place)
     for other in _files_around(file):
-        text = _text(other)
+        text = text_of(other)
         if root.__name__ in text:
-            trees = _parsed(text if other.suffix == ".py" else _code_in_prose(text))
+            trees = parsed(text if other.suffix == ".py" else _code_in_prose(text))
             yield from (tree for tree in trees if _imports(tree, root.__name__, file))
 
 
@@ -164,20 +163,6 @@ def _imports(tree: ast.Module, name: str, file: Path) -> bool:
     return False
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8") if file.stat().st_size < _LARGEST_FILE else ""
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _parsed(text: str) -> Iterator[ast.Module]:
-    try:
-        yield ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return
-
-
 def _code_in_prose(text: str, *, prompts: bool = False) -> str:
     r"""Return the code blocks of Markdown, those that parse; or the lines behind a docstring's prompts.
 
@@ -192,7 +177,7 @@ def _code_in_prose(text: str, *, prompts: bool = False) -> str:
         return "\n".join(re.findall(r"^\s*(?:>>>|\.\.\.) ?(.*)$", text, re.MULTILINE))
     fenced = re.findall(r"```[ ]*(\w*)[^\n]*\n(.*?)```", text, re.DOTALL)
     blocks = [textwrap.dedent(block) for language, block in fenced if language.lower() in ("", "python", "py")]
-    return "\n".join(block for block in blocks if any(_parsed(block)))
+    return "\n".join(block for block in blocks if any(parsed(block)))
 
 
 class _Reader:

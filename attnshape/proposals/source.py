@@ -8,6 +8,7 @@ import inspect
 import math
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,24 @@ from attnshape.proposals.conventions import AXES, is_config, plain, size_of
 from attnshape.tracing.operations import RESHAPES, TRANSPOSES, UNIT_AXES
 
 _NO_NAME = "_"
+_LARGEST_FILE = 200_000
 _MOST_TREES = 256
+
+
+def text_of(file: Path) -> str:
+    """Return the text of a file, empty if it is large or can't be read."""
+    try:
+        return file.read_text(encoding="utf-8") if file.stat().st_size < _LARGEST_FILE else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def parsed(text: str) -> Iterator[ast.Module]:
+    """Yield the syntax tree of a text, nothing if it is no Python."""
+    try:
+        yield ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return
 
 
 def fields_read(kind: type, parameter: str, module: ModuleType) -> list[str]:

@@ -95,3 +95,17 @@ def test_what_registers_itself_once_is_left_alone(module: ModuleType) -> None:
 
 def test_a_mechanism_of_the_catalog_has_no_module() -> None:
     ModuleState(None).restore()
+
+
+class Lazy(ModuleType):
+    """A module that is imported when an attribute of it is read, which fails."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ImportError(name)
+
+
+def test_lazy_modules_are_left_alone(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = Lazy("of_the_project")
+    monkeypatch.setitem(sys.modules, "of_the_project", lazy)
+    vars(module)["lazy"] = lazy
+    ModuleState(module).restore()

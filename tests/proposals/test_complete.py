@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec import UNSET
 
 import attnshape
@@ -203,6 +204,48 @@ def test_hint_names_the_input_that_is_not_known(folder: Path, attnshape: Attnsha
     result = attnshape("trace pairs.py:Attention")
     assert "say what pe is, which none of the shapes tried fits in `return (pe[..., 0] * pairs[..., 0]" in result.err
     assert '--init "D, H" --input "x: B L D" --with "pe=…"' in result.err
+
+
+OF_A_CONFIG = """
+import torch.nn.functional as F
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, cfg, device="cuda:0"):
+        super().__init__()
+        self.heads, self.fused = cfg.n_head, cfg.fused
+        self.qkv = nn.Linear(cfg.n_embd, 3 * cfg.n_embd, device=device)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.fused:
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+"""
+CONFIG = """
+from dataclasses import dataclass
+
+from of_a_config import Attention
+
+raise RuntimeError("this file isn't imported")
+
+
+@dataclass
+class ModelConfig:
+    n_head: int = 8
+    n_embd: int = 256
+    fused: bool = True
+"""
+
+
+def test_flags_are_those_of_a_configuration_in_a_file_beside(folder: Path):
+    (folder / "of_a_config.py").write_text(OF_A_CONFIG)
+    (folder / "with_config.py").write_text(CONFIG)
+    init = complete(TargetSpec(target="of_a_config.py:Attention")).spec.init
+    assert init is not None
+    assert "SimpleNamespace(n_head=H, fused=True, n_embd=D)" in init
+    assert ("device='cpu'" in init) == (not torch.cuda.is_available())
 
 
 def test_trial_sizes_are_no_literals_of_the_code(folder: Path):

@@ -132,15 +132,23 @@ def _imported_by(module: ModuleType) -> dict[str, ModuleType]:
         one = wanted.pop()
         found[one.__name__] = one
         for value in list(vars(one).values()):
-            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            name = _attribute(value, "__name__" if isinstance(value, ModuleType) else "__module__")
             other = sys.modules.get(name) if isinstance(name, str) and name not in found else None
             if other is not None and _is_of_project(other):
                 wanted.append(other)
     return found
 
 
+def _attribute(value: object, name: str) -> object:
+    """Return an attribute; None where there is none, or where reading it fails, as of a module imported only then."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # noqa: BLE001 - what a stand-in raises is its own affair
+        return None
+
+
 def _is_of_project(module: ModuleType) -> bool:
-    file, package = getattr(module, "__file__", None), module.__name__.partition(".")[0]
+    file, package = vars(module).get("__file__"), module.__name__.partition(".")[0]
     is_own = package not in sys.stdlib_module_names and package != __name__.partition(".")[0]
     return isinstance(file, str) and is_own and installed_package(file) is None
 
