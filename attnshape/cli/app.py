@@ -34,7 +34,7 @@ app = typer.Typer(
     cls=Verbs,
     help="Show, verify and document the shapes inside attention code.",
     epilog="Exit status: 0 fine, 1 the analysis found something, 2 the request can't be carried out, or its answer is "
-    "incomplete.",
+    "incomplete. That of run is the program's.",
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -40,7 +40,9 @@ def run(
     module: Annotated[
         str | None, running_option("-m", metavar="MODULE", help="Run a module, as python -m does; ARGS follow.")
     ] = None,
-    check: Annotated[bool, running_option("--check", help="Check each attention afterwards.")] = False,
+    check: Annotated[
+        bool, running_option("--check", help="Check each attention afterwards. The exit status stays the program's.")
+    ] = False,
     save: Annotated[
         bool, running_option("--save", help="Add the attentions that are verified to pyproject.toml, as targets.")
     ] = False,
