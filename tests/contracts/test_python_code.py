@@ -18,6 +18,7 @@ BY_DESIGN = {
     "__init__.py": {"import_module"},  # its own modules
     "annotate/sandbox/attempt.py": {"exec_module"},  # the annotated source of a target
     "cli/batch.py": {"pickle"},  # results that a worker hands on to the next, never a file
+    "proposals/masks.py": {"literal_eval"},  # numbers in a target's source
     "programs/activation.py": {"exec", "exec_module"},  # imports that a program makes; this package, in its children
     "programs/launch.py": {"runpy", "exec", "compile"},  # the program of `attnshape run`
     "explanation/sentences.py": {"literal_eval"},  # integers of recorded expressions

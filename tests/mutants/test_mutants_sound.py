@@ -45,6 +45,8 @@ PRIMES = {
     "P": 41,
     "T": 43,
     "S": 47,
+    "Np": 11,
+    "Ps": 17,
     "E": 53,
 }
 CODES = sorted(({pair.code for pair in PAIRS} | set(codes())) - set(WRITTEN))

@@ -9,7 +9,7 @@ from tests.mutants.plain import multihead
 SIZES = ({"B": 2, "H": 4, "L": 6, "Dk": 5}, {"B": 5, "H": 3, "L": 7, "Dk": 4}, {"B": 4, "H": 3, "L": 9, "Dk": 8})
 CROSS = (
     {"B": 2, "H": 4, "Lq": 5, "Lk": 7, "Dk": 3},
-    {"B": 3, "H": 3, "Lq": 8, "Lk": 4, "Dk": 6},
+    {"B": 5, "H": 3, "Lq": 8, "Lk": 4, "Dk": 6},
     {"B": 5, "H": 3, "Lq": 4, "Lk": 9, "Dk": 6},
 )
 PAIRS = [

@@ -8,7 +8,7 @@ from tests.mutants.plain import attention, join, split
 
 PAGES = (
     {"B": 4, "Np": 6, "Ps": 5, "Hkv": 2, "G": 3, "Dk": 7},
-    {"B": 3, "Np": 4, "Ps": 6, "Hkv": 3, "G": 2, "Dk": 5},
+    {"B": 7, "Np": 4, "Ps": 6, "Hkv": 3, "G": 2, "Dk": 5},
     {"B": 2, "Np": 5, "Ps": 7, "Hkv": 3, "G": 4, "Dk": 6},
 )
 FRAMES = (
