@@ -236,7 +236,8 @@ def sandboxed(folder: Path, text: str, **options: float) -> AttemptResult:
 def test_attempt_is_ended_at_the_time_limit(folder: Path) -> None:
     """Even if it is stuck in C code, where no Python signal handler runs."""
     began = time.monotonic()
-    text = "import ctypes\nctypes.PyDLL(None).sleep(60)\n" + PLAIN  # holds the interpreter's lock
+    # holds the interpreter's lock; a statement of the file itself would be left out, and the rest defined
+    text = f"import ctypes\n{PLAIN}\n\ndef f(x, y):\n    ctypes.PyDLL(None).sleep(60)\n"
     failure = sandboxed(folder, text, time_limit=8.0).failure
     assert failure is not None
     assert failure.message == "it took too long"
