@@ -25,7 +25,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
-from attnshape.checks.rules.token_order.chosen import TokenAxes, check_chosen
+from attnshape.checks.rules.token_order.chosen import PathAxes, check_chosen
 from attnshape.checks.rules.token_order.pairs import check_pairs, check_sources
 from attnshape.tracing import operations as ops
 from attnshape.tracing.raw import SourceLocation
@@ -89,7 +89,7 @@ def _of_chosen(
     for path in _paths(subject, queries):
         if len(path.sizes) > 1:
             continue
-        axes = TokenAxes(path.name, path.result, (path.rows, path.tokens), (path.result_rows, path.result_tokens))
+        axes = PathAxes(path.name, path.result, (path.rows, path.tokens), (path.result_rows, path.result_tokens))
         for displaced in check_chosen(subject, axes, kept):
             if displaced is None:
                 yield None

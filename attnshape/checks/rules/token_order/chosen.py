@@ -26,7 +26,7 @@ _MOVES_BY_INDEX = ops.LOOKUPS | ops.ELEMENT_WRITES | ops.INDEXED_WRITES | {"geti
 
 
 @dataclass(frozen=True)
-class TokenAxes:
+class PathAxes:
     """The axes of batch elements and of tokens, of one input and of one result."""
 
     name: str
@@ -48,7 +48,7 @@ class Displaced:
     """The last call that moves contexts to, or from, places that are chosen, else the one that chooses queries."""
 
 
-def check_chosen(subject: Subject, axes: TokenAxes, kept: Mapping[OutputRef, Replace]) -> Iterator[Displaced | None]:
+def check_chosen(subject: Subject, axes: PathAxes, kept: Mapping[OutputRef, Replace]) -> Iterator[Displaced | None]:
     """Yield a query that is displaced, or None for each attention whose chosen queries all go back to their tokens."""
     for query, *_ in of_distinct_code(subject):
         before = list(subject.graph.upstream(query.sources))
@@ -93,7 +93,7 @@ class _Followed:
     """Follows single numbers of one attention's contexts, back to the tokens of their queries and on to the results."""
 
     def __init__(
-        self, subject: Subject, query: AttentionOperand, axes: TokenAxes, kept: Mapping[OutputRef, Replace]
+        self, subject: Subject, query: AttentionOperand, axes: PathAxes, kept: Mapping[OutputRef, Replace]
     ) -> None:
         self._subject = subject
         self._axes = axes
