@@ -86,13 +86,15 @@ class MaskLines:
 
     def first_hiding(self) -> OutputRef:
         """Return the first call after which scores are so low that their keys get no weight, else the softmax."""
-        low = (event for event in self.applications for value in event.values[:1] if bool((value < HIDES).any()))
-        return self._ref(list(itertools.islice(low, 1)))
+        return self._ref(list(itertools.islice(self._hiding(), 1)))
 
     def last_hiding(self) -> OutputRef:
         """Return the last call that gives scores so low a number that their keys get no weight, else the softmax."""
-        low = [event for event in self.applications for value in event.values[:1] if bool((value < HIDES).any())]
-        return self._ref(low[-1:])
+        return self._ref(list(self._hiding())[-1:])
+
+    def _hiding(self) -> Iterator[ReplayedCall]:
+        """Yield the calls after which some scores are so low."""
+        return (event for event in self.applications for value in event.values[:1] if bool((value < HIDES).any()))
 
     def first_wrong(self, name: str, is_right: Callable[[Tensor], bool | None]) -> OutputRef:
         """Return the first call on the mask's path that returns something wrong, else the result of `last_change`.

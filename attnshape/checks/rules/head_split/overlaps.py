@@ -53,8 +53,7 @@ def _by_projection(subject: Subject) -> dict[OutputRef, list[AttentionOperand]]:
 
 def _features(subject: Subject, start: OutputRef) -> Tensor:
     """Return for each element of a projection, flattened, which feature it is."""
-    event = subject.base.event(start)
-    return combined(tuple(event.values[0].shape), feature_axes(subject, event) or ())
+    return combined(tuple(subject.base.value(start).shape), _axes(subject, start))
 
 
 def _present(features: Tensor) -> list[int]:
@@ -85,6 +84,7 @@ def _heads(subject: Subject, operand: AttentionOperand, start: OutputRef, featur
 
 
 def _axes(subject: Subject, start: OutputRef) -> tuple[int, ...]:
+    """Return the axes of a projection that hold its features."""
     return feature_axes(subject, subject.base.event(start)) or ()
 
 

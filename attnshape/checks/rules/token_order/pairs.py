@@ -56,19 +56,26 @@ def check_sources(subject: Subject) -> Iterator[Outcome]:
         yield Violation(
             "AS108", message, at, hint, "followed keys and values to the inputs", "measured", level="notice"
         )
-    elif claims and any(_share_inputs(subject, key, value) for _, key, value in by_attention(subject)):
+    elif claims:
+        yield from _claimed_sources(subject, claims)
+
+
+def _claimed_sources(subject: Subject, claims: tuple[str, ...]) -> Iterator[Outcome]:
+    """Judge a claim about inputs, whatever these are called and whether anything is projected.
+
+    Nothing is said of keys or values that come from no input.
+    """
+    every = [
+        [subject.graph.origins(operand.sources) & set(subject.inputs) for operand in (key, value)]
+        for _, key, value in by_attention(subject)
+    ]
+    if any(not of_keys.isdisjoint(of_values) for of_keys, of_values in every):
         message = "keys and values come from the same inputs, expected different ones"
         hint = "leave out --claim separate-values"
         evidence = "followed keys and values to the inputs"
         yield Violation("AS108", message, None, hint, evidence, "measured", claims=claims)
-    elif claims and sources:
+    elif every and all(of_keys and of_values for of_keys, of_values in every):
         yield Verification("keys and values come from different inputs", claims)
-
-
-def _share_inputs(subject: Subject, key: AttentionOperand, value: AttentionOperand) -> bool:
-    """Return whether a key and a value come from one input, whatever it is called and whether they are projected."""
-    of_key, of_value = (subject.graph.origins(operand.sources) & set(subject.inputs) for operand in (key, value))
-    return not of_key.isdisjoint(of_value)
 
 
 def _inputs_of(subject: Subject, operand: AttentionOperand) -> set[str]:
