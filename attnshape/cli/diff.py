@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, chdir, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
-from msgspec.structs import replace
 
 from attnshape.cli.flags import DifferenceFormat, Output, TimeLimit, takes_targets, typed_command
 from attnshape.cli.help import COMPARING
@@ -34,8 +35,22 @@ if TYPE_CHECKING:
 _ANY = "any"
 _INPUT_HELP = (
     "A trace saved with --format json, a snapshot, a target, a Python file with one attention, or a folder of saved "
-    "traces."
+    "traces. REVISION:FILE is a file of a git revision."
 )
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A target as it is in a folder: the current one, or that of a git revision."""
+
+    job: Job
+    folder: Path
+    revision: str = ""
+
+    @property
+    def file(self) -> Path:
+        """The file or module of the target."""
+        return self.folder / self.job.spec.target.partition(":")[0]
 
 
 @takes_targets
@@ -62,17 +77,21 @@ def diff(
     check_time_limit(time_limit)
     failing_kinds = _parse_kinds(fail_on or [_ANY])
     command = typed_command()
-    inputs = _resolve(old, "OLD", typed, run, command), _resolve(new, "NEW", typed, run, command)
-    # an unsuitable format is an error before anything runs
-    find_renderer(name, "differences" if all(isinstance(side, Path) for side in inputs) else "difference")
-    option = next(iter([*typed.given_options(), *(Option(name, value) for name, value in run.items())]), None)
-    if option is not None and not any(isinstance(side, Job) for side in inputs):
-        raise AttnshapeError(
-            f"{flag_words(option)[0]} applies to targets, and saved traces have been run already",
-            "leave it out, or name a target",
+    with ExitStack() as revisions:
+        inputs = (
+            _resolve(old, "OLD", typed, run, command, revisions),
+            _resolve(new, "NEW", typed, run, command, revisions),
         )
-    # redirected until the table is written, since threads of the traced code may still print
-    with to_standard_error():
+        # an unsuitable format is an error before anything runs
+        find_renderer(name, "differences" if all(isinstance(side, Path) for side in inputs) else "difference")
+        option = next(iter([*typed.given_options(), *(Option(name, value) for name, value in run.items())]), None)
+        if option is not None and not any(isinstance(side, _Version) for side in inputs):
+            raise AttnshapeError(
+                f"{flag_words(option)[0]} applies to targets, and saved traces have been run already",
+                "leave it out, or name a target",
+            )
+        # redirected until the table is written, since threads of the traced code may still print
+        revisions.enter_context(to_standard_error())
         difference = _compare(time_limit, *inputs)
         screen = screen_for(output)
         if isinstance(difference, Difference):
@@ -101,12 +120,36 @@ def _parse_kinds(lists: list[str]) -> frozenset[Kind]:
 
 
 def _resolve(
-    text: str, name: str, typed: TargetSpec, run: Mapping[str, object], command: str
-) -> Trace | Outline | Job | Path:
-    """Resolve the argument OLD or NEW to a saved trace, the path of a folder, or a job that traces a target.
+    text: str, name: str, typed: TargetSpec, run: Mapping[str, object], command: str, revisions: ExitStack
+) -> Trace | Outline | _Version | Path:
+    """Resolve the argument OLD or NEW to a saved trace, the path of a folder, or a target to trace.
 
-    Raises AttnshapeError if there is no such file or target, or the file is neither a trace nor a snapshot.
+    The files of a git revision are removed when `revisions` closes. Raises AttnshapeError if there is no such file,
+    target or revision, or the file is neither a trace nor a snapshot.
     """
+    from attnshape.comparison.saved import SUFFIXES
+
+    revision, _, of_revision = text.partition(":")
+    suffix = Path(of_revision.partition(":")[0]).suffix
+    if not (suffix in (".py", *SUFFIXES) and revision and not revision.endswith(".py")):
+        return _resolve_in(Path.cwd(), text, name, typed, run, command)
+    from attnshape.targets.revision import checked_out
+
+    folder = revisions.enter_context(checked_out(revision))
+    with chdir(folder):
+        if not Path(of_revision.partition(":")[0]).is_file():
+            raise AttnshapeError(
+                f"{name} is {text[:80]!r}, and {revision} has no such file",
+                f"git ls-tree -r --name-only {shlex.quote(revision)} lists its files",
+            )
+        side = _resolve_in(folder, of_revision, name, typed, run, command)
+    return replace(side, revision=revision) if isinstance(side, _Version) else side
+
+
+def _resolve_in(
+    folder: Path, text: str, name: str, typed: TargetSpec, run: Mapping[str, object], command: str
+) -> Trace | Outline | _Version | Path:
+    """Resolve the argument OLD or NEW in the current folder, or in that of a revision."""
     from attnshape.comparison.saved import HOW_TO_SAVE, SUFFIXES, read_saved
     from attnshape.targets.builtin.registry import CATALOG
 
@@ -123,18 +166,13 @@ def _resolve(
             return read_saved(path)
     except (OSError, ValueError) as error:
         raise AttnshapeError(f"can't read {text[:80]!r}: {error}", HOW_TO_SAVE) from None
-    revision, _, file = text.partition(":")
-    if file.partition(":")[0].endswith(".py") and not revision.endswith(".py"):
-        raise AttnshapeError(
-            f"{name} is {text[:80]!r}, which looks like a file of a git revision: only files on disk are compared",
-            f"check the revision out beside this folder: git worktree add ../old {shlex.quote(revision)}",
-        )
     if is_source(text) and text not in known:
-        found = jobs_of("diff", replace(typed, target=text), run)
+        found = jobs_of("diff", msgspec.structs.replace(typed, target=text), run)
         if len(found) == 1:
-            return found[0]
+            return _Version(found[0], folder)
     if ":" in text or text in known or path.suffix == ".py":
-        return Job(text, {}, *resolve_name(replace(typed, target=text), run, command))
+        job = Job(text, {}, *resolve_name(msgspec.structs.replace(typed, target=text), run, command))
+        return _Version(job, folder)
     if "/" in text or path.suffix in SUFFIXES:
         raise AttnshapeError(f"{name} is {text[:80]!r}: no such file", HOW_TO_SAVE)
     raise AttnshapeError(
@@ -143,7 +181,7 @@ def _resolve(
 
 
 def _compare(
-    time_limit: float, old: Trace | Outline | Job | Path, new: Trace | Outline | Job | Path
+    time_limit: float, old: Trace | Outline | _Version | Path, new: Trace | Outline | _Version | Path
 ) -> Difference | FolderDifference:
     """Return the difference of two inputs, after tracing targets. Raises AttnshapeError if only one is a folder."""
     from attnshape.comparison.saved import compare_folders, compare_saved
@@ -155,12 +193,12 @@ def _compare(
             f"{old if isinstance(old, Path) else new} is a folder and the other side isn't",
             "name two folders, or a file in it",
         )
-    if isinstance(old, Job) or isinstance(new, Job):
+    if isinstance(old, _Version) or isinstance(new, _Version):
         return compare_saved(*_trace_targets(time_limit, old, new))
     return compare_saved(old, new)
 
 
-def _trace_targets(time_limit: float, *sides: Trace | Outline | Job) -> Iterator[Trace | Outline]:
+def _trace_targets(time_limit: float, *sides: Trace | Outline | _Version) -> Iterator[Trace | Outline]:
     """Yield the saved sides as they are, and the traces of the others.
 
     The behaviour of a target is measured unless a saved side doesn't hold any; at the sizes of the other side.
@@ -172,19 +210,22 @@ def _trace_targets(time_limit: float, *sides: Trace | Outline | Job) -> Iterator
 
     gc.freeze()
     gc.enable()
-    files = {side.spec.target.partition(":")[0] for side in sides if isinstance(side, Job)}
-    known = [_behaviour_of(side) for side in sides if not isinstance(side, Job)]
+    files = {side.file for side in sides if isinstance(side, _Version)}
+    known = [_behaviour_of(side) for side in sides if not isinstance(side, _Version)]
     other = next((behaviour.sizes for behaviour in known if behaviour is not None), None)
     with Progress() as progress:
         for side in sides:
-            if not isinstance(side, Job):
+            if not isinstance(side, _Version):
                 yield side
                 continue
-            # two versions of a project may have modules of the same names
-            with forget_imports() if len(files) > 1 else nullcontext():
-                traced = trace_request(side.spec, side.options, progress=progress)
+            spec, options = side.job.spec, side.job.options
+            # two versions of a project have modules of the same names
+            with chdir(side.folder), forget_imports() if len(files) > 1 else nullcontext():
+                traced = trace_request(spec, options, progress=progress)
                 if None not in known:
-                    traced = with_behaviour(traced, side.spec, side.options, time_limit, other, progress=progress)
+                    traced = with_behaviour(traced, spec, options, time_limit, other, progress=progress)
+            if side.revision:
+                traced = msgspec.structs.replace(traced, target=f"{side.revision}:{traced.target}")
             measured = _behaviour_of(traced)
             other = measured.sizes if measured is not None and measured.sizes else other
             yield traced

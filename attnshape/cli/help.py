@@ -50,7 +50,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "diff": (
         "attnshape diff old.json new.json",
-        "attnshape diff old/model.py model.py",
+        "attnshape diff main:model.py model.py",
         "attnshape diff old/model.py:Attention model.py:Attention",
         "attnshape diff old.json model.py:Attention --fail-on size",
     ),

@@ -67,6 +67,64 @@ def test_files_stand_for_the_one_attention_in_them(attnshape: Attnshape, folder:
     assert "two.py:a" in result.err
 
 
+# git revisions
+
+
+@pytest.fixture
+def repository(folder: Path) -> Path:
+    """A repository with one commit, whose model was changed since: the current folder is one inside it."""
+    write_model(folder / "src", "x * 0.5")
+    for words in (["init"], ["add", "."], ["-c", "user.name=A", "-c", "user.email=a@b.c", "commit", "-m", "one"]):
+        subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+    (folder / "src" / "helper.py").write_text("def scaled(x):\n    return x * 0.25\n")
+    os.chdir(folder / "src")
+    return folder
+
+
+def test_a_target_is_compared_with_itself_at_a_revision(attnshape: Attnshape, repository: Path) -> None:
+    before = sorted(repository.rglob("*"))
+    inputs = "--input 'q: B L D' --input 'k: B L D'"
+    result = attnshape(f"diff HEAD:model.py:attention model.py:attention {inputs}")
+    assert result.status == 1, result.err
+    assert "**HEAD:model.py:attention → model.py:attention**" in result.out
+    # the helper too is that of the revision
+    assert "x * 0.5" in result.out
+    assert "x * 0.25" in result.out
+    assert attnshape(f"diff HEAD:model.py:attention HEAD:model.py:attention {inputs}").status == 0
+    assert [path for path in sorted(repository.rglob("*")) if "__pycache__" not in str(path)] == before
+
+
+def test_a_saved_trace_may_be_of_a_revision(attnshape: Attnshape, repository: Path) -> None:
+    save(repository / "old.json", multi_head())
+    subprocess.run(["git", "add", "."], cwd=repository, check=True)
+    commit = ["git", "-c", "user.name=A", "-c", "user.email=a@b.c", "commit", "-qm", "two"]
+    subprocess.run(commit, cwd=repository, check=True)
+    os.chdir(repository)
+    save(repository / "old.json", replace(multi_head(), steps=multi_head().steps[:-1], outputs=()))
+    result = attnshape("diff HEAD:old.json old.json")
+    assert (result.status, result.err) == (1, "")
+    assert "1 step removed" in result.out
+
+
+@pytest.mark.parametrize(
+    ("old", "problem", "hint"),
+    [
+        ("HEAD~7:model.py", "git knows no commit 'HEAD~7'", "git log --oneline"),
+        ("--output:model.py", "git knows no commit '--output'", "git log --oneline"),
+        ("HEAD:other.py", "HEAD has no such file", "git ls-tree -r --name-only HEAD"),
+        ("HEAD:model.py:none", "model.py has no none", "attention"),
+    ],
+)
+def test_a_revision_that_has_no_such_thing(
+    attnshape: Attnshape, repository: Path, old: str, problem: str, hint: str
+) -> None:
+    result = attnshape("diff", "--", old, "model.py:attention")
+    assert (result.status, result.out) == (2, "")
+    assert problem in result.err
+    assert hint in result.err
+    assert "Traceback" not in result.err
+
+
 # exit statuses
 
 
