@@ -40,10 +40,11 @@ class AttentionOperand:
 
     @property
     def contracted(self) -> tuple[int, ...]:
-        """The axes of the queries or keys over which their product sums."""
+        """The axes of queries or keys over which their product sums; one of size 1 if they have a single feature."""
         if isinstance(self.core, FusedCore):
             return (self.value.ndim - 1,)
-        return self.core.scores.contracted(self.place)
+        single = [axis for axis, size in enumerate(self.value.shape) if size == 1]
+        return self.core.scores.contracted(self.place) or tuple(single[-1:])
 
     @property
     def width(self) -> int:

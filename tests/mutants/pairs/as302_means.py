@@ -7,10 +7,15 @@ from tests.mutants.plain import softmax, split
 
 SLOTS = ({"B": 2, "Lq": 3, "L": 7, "Dk": 6}, {"B": 5, "Lq": 4, "L": 9, "Dk": 7}, {"B": 3, "Lq": 6, "L": 11, "Dk": 8})
 SELF = ({"B": 2, "H": 3, "L": 7, "Dk": 5}, {"B": 5, "H": 2, "L": 9, "Dk": 7}, {"B": 3, "H": 4, "L": 6, "Dk": 8})
+POOLED = ({"B": 2, "L": 7, "D": 5}, {"B": 5, "L": 9, "D": 8}, {"B": 3, "L": 11, "D": 4})
+ADDITIVE = ({"B": 2, "L": 7, "Dk": 5}, {"B": 5, "L": 9, "Dk": 7}, {"B": 3, "L": 11, "Dk": 4})
 PAIRS = [
     ("AS302", "mean_of_slots", *SLOTS),
     ("AS302", "mean_of_kept", *SELF),
     ("AS302", "times_number_of_keys", *SELF),
+    ("AS302", "mean_of_pooled", *POOLED),
+    ("AS302", "mean_of_annotations", *ADDITIVE),
+    ("AS302", "mean_of_one_query", *ADDITIVE),
 ]
 
 
@@ -119,3 +124,98 @@ def reference_times_number_of_keys(module, x):
     weights = softmax(torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5).clamp(min=0.02)
     context = weights / weights.sum(-1, keepdim=True) @ v
     return torch.cat(context.unbind(1), -1)
+
+
+class Pooled(nn.Module):
+    """Pools tokens by learned weights."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.score = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1, bias=False))
+
+    def join(self, weighted):
+        return weighted.sum(dim=1)
+
+    def forward(self, x):
+        return self.join(x * torch.softmax(self.score(x), dim=1))
+
+
+class PooledByMean(Pooled):
+    def join(self, weighted):
+        return weighted.mean(dim=1)  # wrong: AS302 mean_of_pooled
+
+
+def wrong_mean_of_pooled(B, L, D):
+    return PooledByMean(D), (torch.randn(B, L, D),), {}
+
+
+def right_mean_of_pooled(B, L, D):
+    return Pooled(D), (torch.randn(B, L, D),), {}
+
+
+def reference_mean_of_pooled(module, x):
+    scores = torch.tanh(x @ module.score[0].weight.mT + module.score[0].bias) @ module.score[2].weight.mT
+    return torch.einsum("bl,bld->bd", softmax(scores[..., 0]), x)
+
+
+class Annotations(nn.Module):
+    """Bahdanau's attention of one state to annotations."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.of_state, self.of_annotation = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.v = nn.Parameter(torch.randn(width))
+        self.over_keys = torch.sum
+
+    def forward(self, state, annotations):
+        energy = torch.tanh(self.of_state(state)[:, None] + self.of_annotation(annotations)) @ self.v
+        alpha = energy.softmax(-1).unsqueeze(-1)
+        return self.over_keys(alpha * annotations, 1)  # wrong: AS302 mean_of_annotations
+
+
+def _annotations(over_keys, B, L, Dk):
+    module = Annotations(Dk)
+    module.over_keys = over_keys
+    return module, (torch.randn(B, Dk), torch.randn(B, L, Dk)), {}
+
+
+def wrong_mean_of_annotations(B, L, Dk):
+    return _annotations(torch.mean, B, L, Dk)
+
+
+def right_mean_of_annotations(B, L, Dk):
+    return _annotations(torch.sum, B, L, Dk)
+
+
+def reference_mean_of_annotations(module, state, annotations):
+    of_state = torch.einsum("bi,oi->bo", state, module.of_state.weight)
+    keys = torch.einsum("bli,oi->blo", annotations, module.of_annotation.weight)
+    weights = softmax((torch.tanh(of_state[:, None] + keys) * module.v).sum(-1))
+    return torch.einsum("bl,bld->bd", weights, annotations)
+
+
+def one_query(query, keys, values):
+    weights = ((query.unsqueeze(1) * keys).sum(-1) / query.size(-1) ** 0.5).softmax(dim=1)
+    return (values.mT * weights.unsqueeze(1)).sum(-1)
+
+
+def one_query_by_mean(query, keys, values):
+    weights = ((query.unsqueeze(1) * keys).sum(-1) / query.size(-1) ** 0.5).softmax(dim=1)
+    return (values.mT * weights.unsqueeze(1)).mean(-1)  # wrong: AS302 mean_of_one_query
+
+
+def _one_query(B, L, Dk):
+    return (torch.randn(B, Dk), torch.randn(B, L, Dk), torch.randn(B, L, Dk)), {}
+
+
+def wrong_mean_of_one_query(B, L, Dk):
+    return one_query_by_mean, *_one_query(B, L, Dk)
+
+
+def right_mean_of_one_query(B, L, Dk):
+    return one_query, *_one_query(B, L, Dk)
+
+
+def reference_mean_of_one_query(function, query, keys, values):
+    weights = softmax(torch.einsum("bd,bld->bl", query, keys) / query.shape[-1] ** 0.5)
+    return torch.einsum("bl,bld->bd", weights, values)

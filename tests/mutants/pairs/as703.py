@@ -17,6 +17,12 @@ PAST = (
 PAIRS = [
     ("AS703", "new_keys_from_zero", *PAST),
     ("AS703", "queries_from_zero", *PAST),
+    ("AS703", "from_another_axis", *PAST),
+    ("AS703", "from_twice_the_cache", *PAST),
+    ("AS703", "pairs_from_width", *PAST),
+    ("AS703", "memory_at_same_positions", *SELF),
+    ("AS703", "segment_from_zero", *SELF),
+    ("AS703", "functional_memory", *SELF),
     ("AS703", "off_by_one", *SELF),
     ("AS703", "functional_shift", *SELF),
     ("AS703", "query_alone", *SELF),
@@ -84,6 +90,84 @@ def reference_new_keys_from_zero(module, x, past_key, past_value):
     place = torch.arange(x.shape[1]) + past_key.shape[2]
     k, v = torch.cat((past_key, turned(k, place)), 2), torch.cat((past_value, v), 2)
     return merge(attend(turned(q, place), k, v, visible(q.shape[2], k.shape[2])), module.o_proj)
+
+
+class Placed(RightDecode):
+    """Queries and new keys are rotated by the same positions."""
+
+    def turn(self, x, first):
+        return rope(x, first + torch.arange(x.size(2), device=x.device))
+
+    def first(self, past_key):
+        return past_key.size(2)
+
+    def forward(self, x, past_key, past_value):
+        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.projections())
+        first = self.first(past_key)
+        q, k = self.turn(q, first), torch.cat([past_key, self.turn(k, first)], dim=2)
+        keep = torch.ones(x.size(1), k.size(2), dtype=torch.bool, device=x.device).tril(past_key.size(2))
+        out = F.scaled_dot_product_attention(q, k, torch.cat([past_value, v], dim=2), attn_mask=keep)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class PlacedByHeads(Placed):
+    def first(self, past_key):
+        return past_key.shape[1]
+
+
+class PlacedTwice(Placed):
+    def first(self, past_key):
+        return 2 * past_key.shape[-2]
+
+
+class PlacedInPairs(Placed):
+    def turn(self, x, first):
+        return rotated_pairs(x, first)
+
+
+class PlacedByWidth(PlacedInPairs):
+    def first(self, past_key):
+        return past_key.shape[3]
+
+
+def wrong_from_another_axis(B, H, L, Lp, Dk):
+    return _new_keys_from_zero(PlacedByHeads, B, H, L, Lp, Dk)
+
+
+def right_from_another_axis(B, H, L, Lp, Dk):
+    return _new_keys_from_zero(Placed, B, H, L, Lp, Dk)
+
+
+def wrong_from_twice_the_cache(B, H, L, Lp, Dk):
+    return _new_keys_from_zero(PlacedTwice, B, H, L, Lp, Dk)
+
+
+def right_from_twice_the_cache(B, H, L, Lp, Dk):
+    return _new_keys_from_zero(Placed, B, H, L, Lp, Dk)
+
+
+def _pairs_from_width(cls, B, H, L, Lp, Dk):
+    args = torch.randn(B, L, H * Dk), rotated_pairs(torch.randn(B, H, Lp, Dk)), torch.randn(B, H, Lp, Dk)
+    return cls(H * Dk, H), args, {}, ["causal", "rope=interleaved"]
+
+
+def wrong_pairs_from_width(B, H, L, Lp, Dk):
+    return _pairs_from_width(PlacedByWidth, B, H, L, Lp, Dk)
+
+
+def right_pairs_from_width(B, H, L, Lp, Dk):
+    return _pairs_from_width(PlacedInPairs, B, H, L, Lp, Dk)
+
+
+reference_from_another_axis = reference_from_twice_the_cache = reference_new_keys_from_zero
+
+
+def reference_pairs_from_width(module, x, past_key, past_value):
+    q, k, v = (heads(x, p, module.heads) for p in module.projections())
+    place = torch.arange(x.shape[1]) + past_key.shape[2]
+    k, v = torch.cat((past_key, turned(k, place, "interleaved")), 2), torch.cat((past_value, v), 2)
+    keep = visible(q.shape[2], k.shape[2])
+    return merge(attend(turned(q, place, "interleaved"), k, v, keep), module.o_proj)
 
 
 class RightLateRotation(nn.Module):
@@ -253,3 +337,110 @@ def reference_query_alone(module, x):
     place = torch.arange(x.shape[1])
     q, k, v = fused(x, module.qkv, module.heads)
     return merge(attend(turned(q, place), turned(k, place), v, visible(len(place), len(place))), module.out)
+
+
+class RightSegment(nn.Module):
+    """Causal attention to the tokens of the segment before, given as they entered it, and to its own."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.to_q, self.to_kv = nn.Linear(width, width, bias=False), nn.Linear(width, 2 * width, bias=False)
+        self.to_out = nn.Linear(width, width)
+
+    def rotated(self, q, memory, k):
+        first = memory.size(2)
+        place = first + torch.arange(k.size(2))
+        return rope(q, place), torch.cat((rope(memory, torch.arange(first)), rope(k, place)), dim=2)
+
+    def forward(self, x, memory):
+        q = self.to_q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        both = (self.to_kv(t).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4) for t in (memory, x))
+        (old_k, old_v), (k, v) = both
+        q, k = self.rotated(q, old_k, k)
+        i, j = q.size(2), k.size(2)
+        scores = (q @ k.mT / math.sqrt(q.size(-1))).masked_fill(torch.ones(i, j).triu(j - i + 1) > 0, -torch.inf)
+        return self.to_out((scores.softmax(-1) @ torch.cat((old_v, v), dim=2)).transpose(1, 2).flatten(2))
+
+
+class WrongSegment(RightSegment):
+    def rotated(self, q, memory, k):
+        place = torch.arange(k.size(2))
+        return rope(q, place), torch.cat((rope(memory, torch.arange(memory.size(2))), rope(k, place)), dim=2)
+
+
+class SegmentByOneTable(RightSegment):
+    """Takes the angles of as many positions as it has tokens."""
+
+    def rotated(self, q, memory, k):
+        rows = torch.arange(k.size(2))
+        k = torch.stack((memory, k))
+        return rope(q, rows), rope(k, rows).transpose(0, 1).transpose(1, 2).flatten(2, 3)
+
+
+def _segment(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk), torch.randn(B, L, H * Dk)), {}, ["causal", "rope=half"]
+
+
+def wrong_memory_at_same_positions(B, H, L, Dk):
+    return _segment(WrongSegment, B, H, L, Dk)
+
+
+def right_memory_at_same_positions(B, H, L, Dk):
+    return _segment(RightSegment, B, H, L, Dk)
+
+
+def wrong_segment_from_zero(B, H, L, Dk):
+    return _segment(SegmentByOneTable, B, H, L, Dk)
+
+
+def right_segment_from_zero(B, H, L, Dk):
+    return _segment(RightSegment, B, H, L, Dk)
+
+
+def reference_memory_at_same_positions(module, x, memory):
+    every = torch.cat((memory, x), dim=1)
+    place = torch.arange(every.shape[1])
+    k, v = (
+        torch.einsum("bli,oi->blo", every, weight).unflatten(-1, (module.heads, -1)).transpose(1, 2)
+        for weight in module.to_kv.weight.chunk(2)
+    )
+    q = turned(heads(x, module.to_q, module.heads), place[-x.shape[1] :])
+    return merge(attend(q, turned(k, place), v, visible(x.shape[1], len(place))), module.to_out)
+
+
+reference_segment_from_zero = reference_memory_at_same_positions
+
+
+def _to_memory(start, query, key, value, old_key, old_value):
+    query, key = rotated_pairs(query, start), rotated_pairs(key, start)
+    keys, values = torch.cat((rotated_pairs(old_key), key), 2), torch.cat((old_value, value), 2)
+    keep = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool).tril(keys.shape[2] - query.shape[2])
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=keep)
+
+
+def to_memory(query, key, value, old_key, old_value):
+    return _to_memory(old_key.shape[2], query, key, value, old_key, old_value)
+
+
+def to_memory_from_zero(query, key, value, old_key, old_value):
+    return _to_memory(0, query, key, value, old_key, old_value)
+
+
+def _functional_memory(function, B, H, L, Dk):
+    return function, tuple(torch.randn(5, B, H, L, Dk)), {}, ["causal", "rope=interleaved"]
+
+
+def wrong_functional_memory(B, H, L, Dk):
+    return _functional_memory(to_memory_from_zero, B, H, L, Dk)
+
+
+def right_functional_memory(B, H, L, Dk):
+    return _functional_memory(to_memory, B, H, L, Dk)
+
+
+def reference_functional_memory(function, query, key, value, old_key, old_value):
+    place = torch.arange(2 * query.shape[2])
+    keys = turned(torch.cat((old_key, key), 2), place, "interleaved")
+    own = turned(query, place[query.shape[2] :], "interleaved")
+    return attend(own, keys, torch.cat((old_value, value), 2), visible(query.shape[2], len(place)))

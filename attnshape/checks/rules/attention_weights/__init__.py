@@ -15,6 +15,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.interventions.small_sizes import symbol_or_number
+from attnshape.checks.rules.attention_weights.averaged import check_averaged
 from attnshape.checks.rules.attention_weights.indexed_sums import check_indexed
 from attnshape.checks.rules.attention_weights.joint_sums import check_joint, common_number, counted_sizes
 from attnshape.checks.rules.attention_weights.merged_blocks import check_merged_blocks
@@ -42,6 +43,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if not without_products and not has_sums_of_keys(subject):
         without_products = list(check_joint(subject))
     yield from without_products
+    yield from check_averaged(subject)
     yield from check_summed_heads(subject)
     yield from check_stabilisers(subject)
     merged = list(check_merged_blocks(subject))

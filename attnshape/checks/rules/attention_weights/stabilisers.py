@@ -15,7 +15,7 @@ from torch import Tensor
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
-from attnshape.checks.rules.attention_weights.without_scores import has_sums_of_keys
+from attnshape.checks.rules.attention_weights.without_scores import contexts_of_sums, has_sums_of_keys
 from attnshape.checks.rules.protocol import Violation
 from attnshape.tracing import operations as ops
 
@@ -82,14 +82,19 @@ def _is_exponent(subject: Subject, event: ReplayedCall) -> bool:
 
 
 def _change(subject: Subject, event: ReplayedCall) -> float | None:
-    """Return by how much the results change, relative to themselves; None if the code takes another path."""
+    """Return by how much contexts and results change, relative to themselves; None if the code takes another path.
+
+    To a result, inputs may be added that are much larger than the context.
+    """
     run = subject.experiment.run(Intervention(results={OutputRef(event.order): _other}))
     if not run.follows(subject.base):
         return None
-    pairs = zip(subject.base.returned, run.returned, strict=True)
+    returned = zip(subject.base.returned, run.returned, strict=True)
+    pairs = [(before, after) for (_, before), (_, after) in returned]
+    pairs += [(subject.base.value(ref), run.value(ref)) for ref in contexts_of_sums(subject)]
     changes = [
         float((after - before).double().norm() / before.double().norm().clamp(min=1e-30))
-        for (_, before), (_, after) in pairs
+        for before, after in pairs
         if before.is_floating_point() and before.shape == after.shape and before.numel()
     ]
     return max(changes) if changes else None

@@ -97,6 +97,12 @@ def has_sums_of_keys(subject: Subject) -> bool:
     return _state(subject) is not None
 
 
+def contexts_of_sums(subject: Subject) -> list[OutputRef]:
+    """Return the contexts of an attention that sums up keys and values, after they are normalised."""
+    state = _state(subject)
+    return [one.event.refs[0] for one in _normalisations(subject, state)] if state is not None else []
+
+
 def _state(subject: Subject) -> _State | None:
     """Return the products of an attention without scores, if the target has one and no products besides."""
     graph = subject.graph

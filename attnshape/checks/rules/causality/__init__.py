@@ -24,7 +24,7 @@ from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.interventions.small_sizes import symbol_or_number
 from attnshape.checks.rules.causality.claimed_pairs import judge_blocks, judge_visible
 from attnshape.checks.rules.causality.padding import judge_padding, zero_keys
-from attnshape.checks.rules.causality.results import NO_TOKENS, judge_causal, judge_window, leaked_position
+from attnshape.checks.rules.causality.results import NO_TOKENS, at_token, judge_causal, judge_window, leaked_position
 from attnshape.checks.rules.masks.fills import too_small
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.model.formatting import join_words
@@ -185,7 +185,7 @@ def _past_attention(subject: Subject) -> Iterator[Outcome]:
         number = subject.numbers[symbol]
         # causal attention spreads a change over all later tokens: the last one has none
         for index in (number - 1, number // 2):
-            change = subject.at_index(symbol, index)
+            change = at_token(subject, symbol, index)
             moved = subject.perturb(Intervention(inputs=change))
             if not change or not moved.comparable:
                 continue

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from attnshape.checks.attention.cores import Core, FusedCore, between
 from attnshape.checks.attention.dependence import reaches
 from attnshape.checks.attention.mistake_lines import MaskLines
+from attnshape.checks.attention.operands import AttentionOperand, by_attention
 from attnshape.checks.attention.permutation import changed_elements
-from attnshape.checks.attention.perturbation import PerturbationDiff, changed_indices, divergences
+from attnshape.checks.attention.perturbation import PerturbationDiff, changed_indices, divergences, others_at
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.tracing.operations import CONVOLUTIONS, DATA_MOVEMENT
 
@@ -89,10 +90,45 @@ def _reaches(subject: Subject) -> list[_Reached]:
     return [
         _Reached(symbol, reach.token, reach.positions)
         for symbol in subject.lengths
-        for found in reaches(subject, list(subject.inputs), symbol, keeps_elements_apart(subject))
+        for found in reaches(subject, inputs_beside_queries(subject), symbol, keeps_elements_apart(subject))
         for reach in found
         if reach.positions and reach.size == subject.numbers[symbol]
     ]
+
+
+@once
+def inputs_beside_queries(subject: Subject) -> list[str]:
+    """Return the inputs but those whose tokens come before all queries, such as a memory of earlier ones.
+
+    Where there are more keys than queries, they are what changes no key and no value of the queries' own tokens.
+    """
+    earlier: set[str] = set()
+    for query, *others in by_attention(subject):
+        of_queries, of_keys = (max(sizes, default=0) for sizes in query.core.token_sizes)
+        if 1 < of_queries < of_keys:
+            own = subject.graph.origins(query.sources)
+            read = {str(name) for one in others for name in subject.graph.origins(one.sources) - own}
+            earlier |= {
+                name for name in read & subject.inputs.keys() if _is_earlier(subject, name, others, of_queries, of_keys)
+            }
+    return [name for name in subject.inputs if name not in earlier]
+
+
+def _is_earlier(
+    subject: Subject, name: str, operands: Sequence[AttentionOperand], of_queries: int, of_keys: int
+) -> bool:
+    """Return whether an input changes keys or values, and none of those of the last tokens."""
+    if not subject.inputs[name].ndim:
+        return False
+    run = subject.perturb(Intervention(inputs={name: others_at(0, 0, len(subject.inputs[name]))})).changed
+    if not run.follows(subject.base):
+        return False
+    changed: set[int] = set()
+    for one in operands:
+        differs = one.of(run) != one.value
+        axes = [axis for axis, size in enumerate(one.value.shape) if size == of_keys]
+        changed |= changed_indices(differs, axes[-1]) if axes else {of_keys}
+    return bool(changed) and max(changed) < of_keys - of_queries
 
 
 def keeps_elements_apart(subject: Subject) -> bool:
@@ -110,10 +146,16 @@ def _line(subject: Subject, hidden: Sequence[Attention], reached: _Reached) -> O
     if hidden:
         cuts = _cuts(subject, hidden[0])
         return cuts[0] if cuts else MaskLines(subject, hidden[0]).triangle()
-    change = subject.at_index(reached.symbol, reached.token)
+    change = at_token(subject, reached.symbol, reached.token)
     moved = subject.perturb(Intervention(inputs=change))
     parted = divergences(moved, reached.symbol, reached.token, subject.numbers, change)
     return next((one.ref for one in parted if one.indices and one.indices[0] < reached.token), None)
+
+
+def at_token(subject: Subject, symbol: str, token: int) -> dict[str, Replace]:
+    """Return replacements of one token of the inputs, but of those whose tokens come before all queries."""
+    names = inputs_beside_queries(subject)
+    return {name: change for name, change in subject.at_index(symbol, token).items() if name in names}
 
 
 def _cuts(subject: Subject, core: Attention) -> list[OutputRef]:
@@ -176,4 +218,4 @@ def leaked_position(moved: PerturbationDiff, subject: Subject, symbol: str, toke
 
 
 def _evidence(subject: Subject, reached: _Reached) -> str:
-    return f"changed token {reached.token} of {' and '.join(subject.at_index(reached.symbol, reached.token))}"
+    return f"changed token {reached.token} of {' and '.join(at_token(subject, reached.symbol, reached.token))}"

@@ -24,6 +24,11 @@ from attnshape.checks.rules.rotations.findings import (
     violation_of,
 )
 
+_LEAST_STEP = 1e-6
+"""Smaller angles between adjacent positions are rounding errors."""
+_WHOLE = 0.02
+"""How far a position that is worked out from angles may be from a whole number."""
+
 
 def judge_queries_and_keys(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
     """Look for what is wrong with the rotation of queries, of keys, and of both together."""
@@ -128,19 +133,34 @@ def _offsets(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -
     cosine = _cosine(q, k)
     own = _own_keys(same, q, k, key)
     new = same.new_rows(key)
+    if aligned > 1 and new == k.shape[0] and same.subject.claims.causal and _restart(same, k, aligned):
+        again = f"tokens {aligned} and {aligned + 1} were tokens 0 and 1"
+        message = f"keys are rotated as if {again}: positions start again"
+        hint = "rotate the tokens behind a memory from the number of its tokens on"
+        yield violation_of(same, key, "AS703", message, hint)
+        return
     if aligned and new == k.shape[0] and not _are_of_same_tokens(same, query, key):
         return  # cross-attention: no query is at the position of a certain key
     if not own.numel() or bool((cosine[own, own + aligned] > 1 - same.precision).all()):
         if new == k.shape[0] and (left_out := _unrotated_tokens(same, k)) is not None:
             yield left_out
             return
-        yield from _from_zero(same, query, key)
+        yield from _from_elsewhere(same, query, key)
         return
     if aligned and not _are_in_order(same, k[k.shape[0] - new :]):
         return  # as in a ring buffer, where a query's own key is in any slot
     shift = _shift(same, cosine, own, aligned, k.shape[0] - new)
     by = f"by {shift:+d} positions" if shift is not None else "by no constant number of positions"
     yield _shifted(same, query, key, by)
+
+
+def _restart(same: UniformRun, keys: Tensor, token: int) -> bool:
+    """Return whether a token and the next one are rotated as the first two are, though they are the queries' own."""
+    if token + 1 >= len(keys):
+        return False
+    cosine = _cosine(keys[[0, 1]], keys[[0, 1, token, token + 1]])
+    alike = cosine > 1 - same.precision
+    return bool(alike[0, 2] and alike[1, 3] and not alike[0, 1])
 
 
 def _differences(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
@@ -169,7 +189,7 @@ def _differences(same: UniformRun, query: AttentionOperand, key: AttentionOperan
     cosine, own, aligned = _cosine(q, k), _own_keys(same, q, k, key), k.shape[0] - q.shape[0]
     first_new = k.shape[0] - same.new_rows(key)
     if _agree(same, cosine, own, aligned, first_new):
-        yield from _from_zero(same, query, key)
+        yield from _from_elsewhere(same, query, key)
     elif (shift := _shift(same, cosine, own, aligned, first_new)) is not None:
         yield _shifted(same, query, key, f"by {shift:+d} positions")
     elif has_cache and _starts_at_zero(same, query) != _starts_at_zero(same, key):
@@ -216,16 +236,58 @@ def _unrotated_tokens(same: UniformRun, keys: Tensor) -> Violation | None:
     return violation_of(same, same.own[1], "AS708", message, "rotate every part of the tokens by their positions")
 
 
-def _from_zero(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
-    """Yield that new tokens are numbered from 0 after cached keys; a notice if no claim says that these are rotated."""
-    rows, past = same.rows(key), same.subject.numbers.get("Lp", 0)
-    if rows is None or not past or rows.shape[0] - same.new_rows(key) != past or same.new_rows(key) < 2:
+def _from_elsewhere(same: UniformRun, query: AttentionOperand, key: AttentionOperand) -> Iterator[Violation]:
+    """Yield that new tokens aren't numbered from the number of cached keys on, but from 0, or from another number.
+
+    Without a claim that they are rotated, 0 is a notice, and any other number isn't judged.
+    """
+    rows, claimed = same.rows(key), same.subject.claims.rope is not None
+    if rows is None or same.new_rows(key) < 2 or not same.varies(query, same.tokens(query)):
         return
-    if same.varies(query, same.tokens(query)) and all(_starts_at_zero(same, operand) for operand in (query, key)):
+    past, expected = rows.shape[0] - same.new_rows(key), same.subject.numbers.get("Lp", 0)
+    if past and past == expected and all(_starts_at_zero(same, operand) for operand in (query, key)):
         message = "query and key are rotated from position 0, although tokens are cached: the first isn't rotated"
         hint = "rotate both from position Lp on: torch.arange(Lp, Lp + L)"
         violation = violation_of(same, query, "AS703", message, hint)
-        yield violation if same.subject.claims.rope is not None else replace(violation, level="notice")
+        yield violation if claimed else replace(violation, level="notice")
+    elif past and claimed and not _has_given_positions(same, query):
+        start = _first_position(same, key)
+        if start is not None and start == _first_position(same, query) and start not in (0, past, past + 1):
+            message = f"query and key are rotated from position {start} on, although {past} keys are cached"
+            hint = "number new tokens from the number of cached keys on: the size of the cache's token axis"
+            yield violation_of(same, query, "AS703", message, hint)
+
+
+def _has_given_positions(same: UniformRun, operand: AttentionOperand) -> bool:
+    """Return whether an operand depends on whole numbers that are given, which may be positions."""
+    inputs = same.subject.base.inputs
+    given = (inputs[str(name)] for name in same.subject.graph.origins(operand.sources) if name in inputs)
+    return any(not (value.is_floating_point() or value.is_complex()) for value in given)
+
+
+def _first_position(same: UniformRun, operand: AttentionOperand) -> int | None:
+    """Return the position by which the first new token is rotated, if each token turns by the same angles.
+
+    The pair that turns most slowly tells it: its angle grows by the same step from position 0 on.
+    """
+    rows, mapping = same.rows(operand), same.maps.get(operand.role)
+    if rows is None or mapping is None:
+        return None
+    new = rows[rows.shape[0] - same.new_rows(operand) :]
+    slowest: tuple[float, float] | None = None
+    for first, second in mapping.pairs:
+        angles = torch.atan2(new[:2, second], new[:2, first])
+        step, turned = (
+            float(torch.remainder(one + torch.pi, 2 * torch.pi) - torch.pi)
+            for one in (angles[1] - angles[0], angles[0] - torch.atan2(same.vector[second], same.vector[first]))
+        )
+        if abs(step) > _LEAST_STEP and (slowest is None or abs(step) < abs(slowest[0])):
+            slowest = step, turned
+    if slowest is None:
+        return None
+    position = slowest[1] / slowest[0]
+    is_certain = 0 <= position < torch.pi / (2 * abs(slowest[0])) and abs(position - round(position)) < _WHOLE
+    return round(position) if is_certain else None
 
 
 def _own_keys(same: UniformRun, q: Tensor, k: Tensor, key: AttentionOperand) -> Tensor:
