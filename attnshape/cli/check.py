@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from attnshape.checks.suppressions import Selection, split_suppressed
 from attnshape.cli.flags import TARGET_HELP, All, Output, format_option, output_option, running_option, takes_targets
 from attnshape.cli.help import CHECKING
-from attnshape.cli.jobs import Job, Refused, jobs_of, jobs_of_all, run_and_write
+from attnshape.cli.jobs import Job, NoAttentionError, Refused, jobs_of, jobs_of_all, run_and_write
 from attnshape.cli.output import check_writable, print_message, resolve_format, screen_for
 from attnshape.errors import AttnshapeError, ExitStatus
 from attnshape.model.report import Report
@@ -114,7 +114,7 @@ def _cores() -> int:
 def _jobs(
     typed: TargetSpec, run: Mapping[str, object], targets: Sequence[str], every: bool, quiet: bool
 ) -> Sequence[Job | Refused]:
-    """Return what was asked for, each once."""
+    """Return what was asked for, each once. Of several files those without attention are left out, unless all are."""
 
     def announce(text: str) -> None:
         if not quiet:
@@ -123,7 +123,14 @@ def _jobs(
     names = [require_name(target) for target in targets]
     if every:
         return jobs_of_all("check", typed, run, names, announce)
-    found = [job for name in names or [""] for job in jobs_of("check", replace(typed, target=name), run, announce)]
+    found: list[Job] = []
+    for name in names or [""]:
+        try:
+            found += jobs_of("check", replace(typed, target=name), run, announce)
+        except NoAttentionError:
+            if not found and name == names[-1]:
+                raise
+            announce(f"no attention was found in {name}")
     return list({(job.name, *job.sizes.items()): job for job in found}.values())
 
 

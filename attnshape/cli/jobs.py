@@ -66,7 +66,7 @@ def jobs_of(
     """Return what a verb runs: the target that was typed, or each set of sizes of a target of pyproject.toml.
 
     A file or a folder stands for the attention in it, and `announce` gets what was found. Raises AttnshapeError if a
-    value is invalid, or a folder has no attention.
+    value is invalid, or a folder has no attention, and NoAttentionError if a file has none.
     """
     options = run_options(run, typed_command())
     declared = declared_target(typed)
@@ -205,12 +205,16 @@ def _found_jobs(
     return jobs
 
 
-def _no_attention(file: str) -> AttnshapeError:
+class NoAttentionError(AttnshapeError):
+    """A file has no attention, and isn't asked for by the name of a function or class in it."""
+
+
+def _no_attention(file: str) -> NoAttentionError:
     from attnshape.targets.imports import example_of  # only an error needs it
 
     example, others = example_of(file)
     problem = f"no attention was found in {file}, by its source; which of its functions or classes do you mean?"
-    return AttnshapeError(problem, f"write {file}:{example}{others}")
+    return NoAttentionError(problem, f"write {file}:{example}{others}")
 
 
 def _declared_jobs(

@@ -200,6 +200,10 @@ class TensorSpec:
         return tuple(dict.fromkeys(name for expression in expressions for name in expression.symbols))
 
 
+_TYPE_WITH_AXES = re.compile(r"(?P<kind>bool|float)\[(?P<axes>[^\[\]]*)\]")
+"""A type with its axes in brackets, as jaxtyping nearly writes them."""
+
+
 def parse_tensor(name: str, text: str) -> TensorSpec:
     """Parse the description of one tensor argument: an optional type, then its axes.
 
@@ -219,5 +223,11 @@ def parse_tensor(name: str, text: str) -> TensorSpec:
     elif words and words[0].startswith("int["):
         raise AttnshapeError(
             (Option("inputs", text, name), f": {words[0]!r} isn't a type"), "integers below V are written int[V]"
+        )
+    elif bracketed := _TYPE_WITH_AXES.fullmatch(text.strip()):
+        kind, axes = bracketed["kind"], bracketed["axes"].strip()
+        raise AttnshapeError(
+            (Option("inputs", text, name), f": the axes of a {kind} tensor have no brackets"),
+            ("write ", Option("inputs", f"{kind} {axes}", name)),
         )
     return TensorSpec(name, kind, below, parse_axes(" ".join(words), Option("inputs", text, name)))

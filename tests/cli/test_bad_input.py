@@ -247,6 +247,11 @@ TABLE: list[tuple[str, str, str]] = [
     ("trace bad.py:attend --input 'query: int[V] B' --input 'key: V'", "V isn't a size symbol", "--dim V=4"),
     ("trace bad.py:attend --input 'query: int[0] B' --input 'key: B'", "int[0]", "sizes"),
     ("trace bad.py:attend --input 'query: int[B' --input 'key: B'", "'int[B'", "int[V]"),
+    (
+        "trace bad.py:attend --input 'query: bool[B L]' --input 'key: B'",
+        "the axes of a bool tensor have no brackets",
+        'write --input "query: bool B L"',
+    ),
     ("trace bad.py:attend --input 'query: complex B' --input 'key: B'", "complex isn't a size symbol", "the symbols"),
     ("trace bad.py:attend --input 'query: B/2' --input 'key: B'", "'B/2'", "did you mean B//2?"),
     ("trace bad.py:attend --input 'query: B (L' --input 'key: B'", "'(L'", "Dk//2"),

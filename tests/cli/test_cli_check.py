@@ -172,3 +172,18 @@ def test_bad_flags_are_reported_before_any_run(
     assert message in error
     assert hint in given_hint
     assert not fake_check.calls
+
+
+def test_files_without_attention_are_left_out_among_others(
+    attnshape: Attnshape, fake_check: FakeCheck, folder: Path
+) -> None:
+    code = "def attention(q, k):\n    return (q @ k.mT).softmax(-1) @ k\n"
+    (folder / "some.py").write_text(code)
+    (folder / "none.py").write_text("def double(x):\n    return 2 * x\n")
+    for words in ("none.py some.py", "some.py none.py"):
+        result = attnshape(f"check {words}")
+        assert "no attention was found in none.py" in result.err.splitlines()
+        assert [call[0].target for call in fake_check.calls] == ["some.py:attention"] * len(fake_check.calls)
+    result = attnshape("check none.py none.py")
+    assert (result.status, result.out) == (2, "")
+    assert "hint: write none.py:double" in result.err
