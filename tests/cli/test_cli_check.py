@@ -183,7 +183,7 @@ def test_files_without_attention_are_left_out_among_others(
     for words in ("none.py some.py", "some.py none.py"):
         result = attnshape(f"check {words}")
         assert "no attention was found in none.py" in result.err.splitlines()
-        assert [call[0].target for call in fake_check.calls] == ["some.py:attention"] * len(fake_check.calls)
+        assert fake_check.calls.pop()[0].target == "some.py:attention"
     result = attnshape("check none.py none.py")
     assert (result.status, result.out) == (2, "")
     assert "hint: write none.py:double" in result.err
