@@ -58,7 +58,14 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if not changed.comparable:
         yield Undecided(TOPIC, f"with different values in head {head}, the code takes a different path")
         return
-    mixes = False
+    yield from _judge(subject, changed, splits, change, head)
+
+
+def _judge(
+    subject: Subject, changed: PerturbationDiff, splits: Mapping[OutputRef, int], change: Intervention, head: int
+) -> Iterator[Outcome]:
+    """Follow a head that is changed, from call to call, to where heads are merged."""
+    heads, mixes = subject.numbers["H"], False
     pairs: list[OutputRef] = []
     """Results that have a number for each pair of heads."""
     for divergence in divergences(changed, "H", head, subject.numbers, (*change.inputs, *change.results)):
@@ -77,8 +84,15 @@ def check(subject: Subject) -> Iterator[Outcome]:
     unpaired = _unpaired(subject, changed, head, heads) or _summed(subject, changed, pairs, head, heads)
     if unpaired is not None:
         yield unpaired
-    if unpaired is not None or mixes or (pairs and _mixes_contexts(subject, changed, heads)):
-        return
+    elif not mixes and not (pairs and _mixes_contexts(subject, changed, heads)):
+        yield from _added_up(subject, changed, splits, head)
+
+
+def _added_up(
+    subject: Subject, changed: PerturbationDiff, splits: Mapping[OutputRef, int], head: int
+) -> Iterator[Outcome]:
+    """Yield whether each head keeps a context of its own, or weights or queries of several heads are added up."""
+    heads = subject.numbers["H"]
     merging = [
         core
         for core in subject.attentions
