@@ -11,6 +11,7 @@ from typing import TypeVar, get_args
 import torch
 from msgspec import UNSET
 from msgspec.structs import replace
+from torch import Tensor
 
 from attnshape.checks.attention.definitions import use
 from attnshape.checks.attention.dependence import patterns
@@ -189,6 +190,7 @@ def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claim
     boolean = [name for name, tensor in tensors.items() if tensor.dtype == torch.bool]
     masks = boolean or [name for name in tensors if "mask" in name.lower()]
     claims = claims.about(list(dict.fromkeys([*tensors, *names])), masks)
+    _require_masks(claims, tensors)
     of_case = built.claims
     shapes = {name: shape_of(tensor) for name, tensor in tensors.items()}
     claims.require_shapes(shapes, numbers)
@@ -199,6 +201,21 @@ def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claim
     except AttnshapeError as error:
         raise error.written_in(_case_syntax, f"the claims that {target.label} returns: ") from None
     return parse_claims([*of_case, *claims.texts]) if of_case else claims
+
+
+def _require_masks(claims: Claims, tensors: Mapping[str, Tensor]) -> None:
+    """Raise AttnshapeError if a claimed mask holds other whole numbers than 0 and 1, or no argument is left beside."""
+    for name, meaning in claims.arguments.items():
+        value, claim = tensors.get(name), Option("claims", f"{name}={meaning}")
+        if value is None:
+            continue
+        is_whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+        if meaning in ("keep", "drop") and is_whole and value.numel() and int(value.max()) > 1:
+            problem = f": {name} holds whole numbers up to {int(value.max())}, and a mask True and False, or 1 and 0"
+            raise AttnshapeError((claim, problem), f"claim a mask, or describe it as one: {name}: bool B L")
+        if len(tensors) == 1:
+            problem = f": {name} is the only tensor that is given, so it is what is attended over"
+            raise AttnshapeError((claim, problem), "claim nothing about it")
 
 
 def _case_syntax(option: Option) -> str:

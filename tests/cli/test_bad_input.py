@@ -248,6 +248,16 @@ TABLE: list[tuple[str, str, str]] = [
     ("trace bad.py:attend --input 'query: int[0] B' --input 'key: B'", "int[0]", "sizes"),
     ("trace bad.py:attend --input 'query: int[B' --input 'key: B'", "'int[B'", "int[V]"),
     (
+        "check bad.py:attend --input 'query: B L D' --input 'key: int[9] B L D' --claim key=keep",
+        "--claim key=keep: key holds whole numbers up to 8",
+        "key: bool B L",
+    ),
+    (
+        "check bad.py:Attention --init 'D, H' --input 'x: B L D' --claim x=bias",
+        "x is the only tensor that is given",
+        "claim nothing about it",
+    ),
+    (
         "trace bad.py:attend --input 'query: bool[B L]' --input 'key: B'",
         "the axes of a bool tensor have no brackets",
         'write --input "query: bool B L"',
