@@ -52,11 +52,13 @@ def trace_markdown(view: TraceView) -> str:
 
 
 def diff_markdown(view: DiffView) -> str:
-    """Return a difference as Markdown: the two sides, the table, and below it a list of totals."""
-    parts = [_header(view.header)]
+    """Return a difference as Markdown: the two sides, a list of what differs in all, and the table.
+
+    A terminal shows the end of what is printed, and a page its beginning.
+    """
+    parts = [_header(view.header), "\n".join(map(_footer_item, view.footer))]
     if view.rows:
         parts.append(markdown_table([view.names, *(_diff_cells(view, row) for row in view.rows)], numbered=True))
-    parts.append("\n".join(map(_footer_item, view.footer)))
     return "\n\n".join(parts).rstrip() + "\n"
 
 
