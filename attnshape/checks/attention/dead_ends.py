@@ -14,6 +14,7 @@ from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedC
 from attnshape.checks.interventions.uses import kept_results
 from attnshape.inference.dataflow import reads_numbers
 from attnshape.model.trace import Reference
+from attnshape.tracing.operations import INDEXED_WRITES, MASKS
 from attnshape.tracing.raw import RawStep, SourceLocation
 from attnshape.tracing.source_locations import SourceLocator, assignment_targets
 from attnshape.tracing.storage import memory_of
@@ -62,6 +63,10 @@ def live_results(subject: Subject) -> frozenset[Producer]:
     return frozenset(live)
 
 
+_WRITES = INDEXED_WRITES | MASKS
+"""Calls that return their first operand with other numbers at some places, of masks and indices too."""
+
+
 @once
 def dead_ends(subject: Subject) -> list[DeadEnd]:
     """Return the results at which a path from inputs or parameters ends, in order.
@@ -73,11 +78,12 @@ def dead_ends(subject: Subject) -> list[DeadEnd]:
     found = []
     for event in subject.base.events:
         for ref in event.refs:
-            dead = ref not in live and not event.in_place and event.values[ref.output].is_floating_point()
+            is_float = event.values[ref.output].is_floating_point()
+            dead = ref not in live and not event.in_place and (is_float or event.name in _WRITES)
             if not dead or ref not in learned or _is_read(graph, ref):
                 continue
             end = _DeadEnds(subject, event).of(ref)
-            if end is not None:
+            if end is not None and (is_float or end.fate == "discarded"):
                 found.append(end)
     return found
 

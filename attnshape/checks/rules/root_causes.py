@@ -36,6 +36,8 @@ _EXPLANATIONS = (
     _Explanation(("AS308",), ("AS409",)),
     # of sequences one after the other, queries that see those of another one mix the batch
     _Explanation(("AS506",), ("AS101", "AS102")),
+    # tokens that are hidden only after the softmax still count in its sum
+    _Explanation(("AS303",), ("AS411",)),
     # of heads that overlap, the last features of the projection are in none
     _Explanation(("AS121",), ("AS807",)),
     # heads that are mixed up in the order of the batch meet other parts of a bias in each batch element

@@ -11,6 +11,9 @@ PAIRS = [
     ("AS303", "instances_zeroed", *SIZES),
     ("AS303", "channels_multiplied", *SIZES),
     ("AS303", "padding_written", *SIZES),
+    ("AS303", "counted_words_zeroed", *SIZES),
+    ("AS303", "counted_rows_multiplied", *SIZES),
+    ("AS303", "words_from_the_last_zeroed", *SIZES),
 ]
 
 
@@ -117,3 +120,66 @@ def right_padding_written(B, L, D):
 def reference_padding_written(_, tokens, query, padding):
     scores = torch.einsum("bld,d->bl", tokens.clamp(min=0), query)
     return _pooled(tokens, scores[..., None], ~padding[..., None])
+
+
+class Words(Pool):
+    """Pools the first words, of which there are as many as `lengths` says."""
+
+    def forward(self, words, lengths):
+        keep = torch.arange(words.size(1)) < lengths[:, None]
+        weights = self.weights(self.score(torch.tanh(self.hidden(words))).squeeze(-1), keep)
+        return (weights.unsqueeze(-1) * words).sum(dim=1)
+
+
+class WordsMaskedLate(Words):
+    def weights(self, scores, keep):
+        return torch.softmax(scores, dim=1) * keep  # wrong: AS303 counted_words_zeroed
+
+
+class RowsMaskedLate(Words):
+    def weights(self, scores, keep):
+        weights = scores.softmax(1)
+        return weights.mul(keep.to(weights.dtype))  # wrong: AS303 counted_rows_multiplied
+
+
+class LastMaskedLate(Words):
+    def weights(self, scores, keep):
+        weights = scores.softmax(1)
+        return torch.where(keep, weights, torch.zeros_like(weights))  # wrong: AS303 words_from_the_last_zeroed
+
+
+def _words(cls, B, L, D):
+    lengths = 1 + (2 * torch.arange(B) + 1) % L
+    return cls(D), (torch.randn(B, L, D), lengths), {}, ["lengths=length"]
+
+
+def wrong_counted_words_zeroed(B, L, D):
+    return _words(WordsMaskedLate, B, L, D)
+
+
+def right_counted_words_zeroed(B, L, D):
+    return _words(Words, B, L, D)
+
+
+def wrong_counted_rows_multiplied(B, L, D):
+    return _words(RowsMaskedLate, B, L, D)
+
+
+def right_counted_rows_multiplied(B, L, D):
+    return _words(Words, B, L, D)
+
+
+def wrong_words_from_the_last_zeroed(B, L, D):
+    return _words(LastMaskedLate, B, L, D)
+
+
+def right_words_from_the_last_zeroed(B, L, D):
+    return _words(Words, B, L, D)
+
+
+def reference_counted_words_zeroed(module, words, lengths):
+    keep = torch.arange(words.shape[1])[None] < lengths[:, None]
+    return _pooled(words, project(torch.tanh(project(words, module.hidden)), module.score), keep[..., None])
+
+
+reference_counted_rows_multiplied = reference_words_from_the_last_zeroed = reference_counted_words_zeroed

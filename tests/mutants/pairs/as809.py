@@ -13,6 +13,9 @@ PAIRS = [
     ("AS809", "norm_dropped", *SIZES),
     ("AS809", "weights_not_masked", *SIZES),
     ("AS809", "gate_dropped", *SIZES),
+    ("AS809", "visited_not_written", *SIZES),
+    ("AS809", "chosen_not_hidden", *SIZES),
+    ("AS809", "seen_not_filled", *SIZES),
     ("AS809", "turned_and_forgotten", *SIZES),
     ("AS809", "attended_and_forgotten", *SIZES),
     ("AS809", "order_bound_to_the_loop", *SIZES),
@@ -253,3 +256,75 @@ def right_pairs_left_in_order(B, H, L, Dk):
 
 
 reference_pairs_left_in_order = reference_order_bound_to_the_loop
+
+
+class Tour(nn.Module):
+    """Chooses a token three times, each at most once, and returns the weights of each choice."""
+
+    def choose(self, visited, index):
+        return visited.scatter(1, index, True)
+
+    def forward(self, q, k, v):
+        scores = (q[:, 0, :1] @ k[:, 0].mT).squeeze(1) / math.sqrt(q.size(-1))
+        visited = torch.zeros(scores.shape, dtype=torch.bool)
+        contexts = []
+        for _ in range(3):
+            weights = scores.masked_fill(visited, -math.inf).softmax(dim=1)
+            visited = self.choose(visited, weights.argmax(dim=1, keepdim=True))
+            contexts.append((weights.unsqueeze(1) @ v[:, 0]).squeeze(1))
+        return torch.stack(contexts, dim=1)
+
+
+class TourAgain(Tour):
+    def choose(self, visited, index):
+        visited.scatter(1, index, True)  # wrong: AS809 visited_not_written
+        return visited
+
+
+class TourIndexed(Tour):
+    def choose(self, visited, index):
+        visited.index_put((torch.arange(len(index)), index[:, 0]), torch.tensor(True))  # wrong: AS809 chosen_not_hidden
+        return visited
+
+
+class TourFilled(Tour):
+    def choose(self, visited, index):
+        visited.masked_fill(F.one_hot(index[:, 0], visited.size(1)).bool(), True)  # wrong: AS809 seen_not_filled
+        return visited
+
+
+def wrong_visited_not_written(B, H, L, Dk):
+    return TourAgain(), _qkv(B, H, L, Dk), {}
+
+
+def right_visited_not_written(B, H, L, Dk):
+    return Tour(), _qkv(B, H, L, Dk), {}
+
+
+def wrong_chosen_not_hidden(B, H, L, Dk):
+    return TourIndexed(), _qkv(B, H, L, Dk), {}
+
+
+def right_chosen_not_hidden(B, H, L, Dk):
+    return Tour(), _qkv(B, H, L, Dk), {}
+
+
+def wrong_seen_not_filled(B, H, L, Dk):
+    return TourFilled(), _qkv(B, H, L, Dk), {}
+
+
+def right_seen_not_filled(B, H, L, Dk):
+    return Tour(), _qkv(B, H, L, Dk), {}
+
+
+def reference_visited_not_written(module, q, k, v):
+    scores = torch.einsum("bd,bld->bl", q[:, 0, 0], k[:, 0]) / q.shape[-1] ** 0.5
+    contexts = []
+    for _ in range(3):
+        weights = softmax(scores)
+        contexts.append(torch.einsum("bl,bld->bd", weights, v[:, 0]))
+        scores = torch.where(scores == scores.max(1, keepdim=True).values, -math.inf, scores)
+    return torch.stack(contexts, 1)
+
+
+reference_chosen_not_hidden = reference_seen_not_filled = reference_visited_not_written

@@ -20,6 +20,7 @@ from attnshape.checks.rules.attention_weights.indexed_sums import check_indexed
 from attnshape.checks.rules.attention_weights.joint_sums import check_joint, common_number, counted_sizes
 from attnshape.checks.rules.attention_weights.merged_blocks import check_merged_blocks
 from attnshape.checks.rules.attention_weights.pairwise import check_pairwise
+from attnshape.checks.rules.attention_weights.pooled import check_pooled
 from attnshape.checks.rules.attention_weights.renormalised import check_renormalised
 from attnshape.checks.rules.attention_weights.stabilisers import check_stabilisers
 from attnshape.checks.rules.attention_weights.summed_heads import check_summed_heads
@@ -44,6 +45,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
         without_products = list(check_joint(subject))
     yield from without_products
     yield from check_averaged(subject)
+    yield from check_pooled(subject)
     yield from check_summed_heads(subject)
     yield from check_stabilisers(subject)
     merged = list(check_merged_blocks(subject))

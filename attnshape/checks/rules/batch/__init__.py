@@ -30,7 +30,7 @@ from attnshape.checks.rules.batch.arguments import (
 from attnshape.checks.rules.batch.places import place_dependence
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.tokens import splits_fused_projection, where, wrong_cut
-from attnshape.tracing.operations import DATA_MOVEMENT
+from attnshape.tracing.operations import DATA_MOVEMENT, GATHERS, SELECTIONS
 
 CODES: tuple[str, ...] = ("AS101", "AS102", "AS105", "AS113", "AS114", "AS116", "AS117", "AS118")
 TOPIC = "batch elements"
@@ -250,6 +250,8 @@ def _misplaced(subject: Subject, first: Divergence, symbol: str, index: int, evi
     elif not _has_heads(subject, first.event):
         code, what = "AS105", "tokens and batch are scrambled"
         hint = "transpose the first two axes; a view doesn't swap them"
+        if first.event.name in GATHERS | SELECTIONS:
+            hint = "add to the indices of each batch element where its elements begin, or gather along the next axis"
     elif splits_fused_projection(subject, first):
         return wrong_cut(first.ref, symbol, first, f"batch element {index}", evidence)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -22,10 +22,10 @@ from attnshape.checks.attention.perturbation import Divergence, differs, diverge
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import explain_visibility
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun, UnreadableError
-from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
+from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.interventions.small_sizes import involves
 from attnshape.checks.rules.protocol import Violation
-from attnshape.inference.dataflow import reads_numbers
+from attnshape.inference.dataflow import numbers_read, reads_numbers
 from attnshape.tracing.operations import FILLS, GATHERS, RESHAPES, SELECTIONS
 
 _INDEXED = SELECTIONS | FILLS | GATHERS | {"index_add", "scatter_add"}
@@ -335,10 +335,24 @@ def looks_up(subject: Subject, first: Divergence, symbol: str) -> bool:
         indices = [one for axis, one in enumerate(key) if axis in axes and isinstance(one, Tensor)]
     integers = {name for name, value in subject.base.inputs.items() if not value.is_floating_point()}
     return any(
-        integers & subject.graph.origins(sources)
+        _comes_from(subject, sources, integers)
         for operand, sources in zip(event.operands, event.sources, strict=True)
         if any(operand is index for index in indices)
     )
+
+
+def _comes_from(subject: Subject, sources: Iterable[Producer], names: set[str]) -> bool:
+    """Return whether one of these inputs gives numbers, without floating-point numbers in between."""
+    wanted = set(sources)
+    while wanted:
+        source = wanted.pop()
+        if not isinstance(source, OutputRef):
+            if source in names:
+                return True
+        elif not subject.base.value(source).is_floating_point():
+            event = subject.base.event(source)
+            wanted |= {one for read in numbers_read(event) for one in read}
+    return False
 
 
 def _has_axis(size: int, call: ReplayedCall) -> bool:

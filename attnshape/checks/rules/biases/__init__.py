@@ -23,7 +23,7 @@ from attnshape.checks.rules.biases.distances import check_distances, uneven_slop
 from attnshape.checks.rules.biases.effects import check_effects
 from attnshape.checks.rules.biases.lengths import check_lengths
 from attnshape.checks.rules.biases.offsets import check_offsets
-from attnshape.checks.rules.biases.published import check_published
+from attnshape.checks.rules.biases.published import check_loop_of_heads, check_published
 from attnshape.checks.rules.biases.scaling import check_scaling, zero_bias
 from attnshape.checks.rules.biases.shifts import check_shifts
 from attnshape.checks.rules.biases.sizes import check_sizes
@@ -58,6 +58,7 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
     explained, unseen = explain_visibility(subject)
     for why in unseen if names or claims.alibi else ():
         yield Undecided(TOPIC, why, (*names, *(["alibi"] if claims.alibi else [])))
+    of_loops = check_loop_of_heads(subject, [one.visible for one in explained]) if claims.alibi else {}
     for explanation in explained:
         lines = MaskLines(subject, explanation.visible.core)
         for name in names:
@@ -66,7 +67,8 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
             yield replace(outcome, claims=(name,))
         if claims.alibi:
             late = _adds_after_softmax(subject, explanation.visible)
-            yield replace(late or _alibi(subject, explanation.visible, lines), claims=("alibi",))
+            of_loop = of_loops.get(explanation.visible.core.context)
+            yield replace(late or of_loop or _alibi(subject, explanation.visible, lines), claims=("alibi",))
         elif not wrong and (source := subject.source(explanation.visible.core.context)) not in judged:
             judged.add(source)
             yield from check_distances(subject, explanation.visible, lines)

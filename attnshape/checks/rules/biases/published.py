@@ -12,9 +12,11 @@ from collections.abc import Collection, Sequence
 from torch import Tensor
 
 from attnshape.checks.attention.cores import FusedCore
+from attnshape.checks.attention.layers import layers
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import VisibleKeys
+from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.biases.slopes import are_given, slopes_of
 from attnshape.checks.rules.protocol import Observation, Verification, Violation
 
@@ -27,19 +29,52 @@ _SHOWN = 5
 
 def check_published(subject: Subject, visible: VisibleKeys, lines: MaskLines) -> Verification | Observation | Violation:
     """Compare the slopes of a bias that falls with the distance with those of the paper."""
-    core = visible.core
-    slopes = slopes_of(visible, 1.0 if isinstance(core, FusedCore) else core.softmax.base)
+    slopes = slopes_of(visible, _base(visible))
     if slopes is None:
         return Observation("the bias falls with the distance, though not linearly as ALiBi's")
+    return _check_slopes(subject, visible, lines, slopes)
+
+
+def check_loop_of_heads(subject: Subject, every: Sequence[VisibleKeys]) -> dict[OutputRef, Violation]:
+    """Return what is wrong with the slopes of heads that one line computes one after the other, by their contexts."""
+    groups: dict[object, list[VisibleKeys]] = {}
+    paths = layers(subject)
+    for visible in every:
+        context = visible.core.context
+        if visible.added.shape[1] == 1:
+            groups.setdefault((subject.source(context), paths.get(context)), []).append(visible)
+    found: dict[OutputRef, Violation] = {}
+    for group in groups.values():
+        slopes = [slopes_of(visible, _base(visible)) for visible in group]
+        if len(group) < _FEWEST - 1 or not all(one is not None and len(one) == 1 for one in slopes):
+            continue
+        every_slope = [slope for one in slopes if one is not None for slope in one]
+        outcome = _check_slopes(subject, group[0], MaskLines(subject, group[0].core), every_slope)
+        if isinstance(outcome, Violation):
+            found |= {visible.core.context: outcome for visible in group}
+    return found
+
+
+def _base(visible: VisibleKeys) -> float:
+    """Return the natural logarithm of the base of the softmax's exponential."""
+    return 1.0 if isinstance(visible.core, FusedCore) else visible.core.softmax.base
+
+
+def _check_slopes(
+    subject: Subject, visible: VisibleKeys, lines: MaskLines, slopes: Sequence[float]
+) -> Verification | Observation | Violation:
     heads = max(subject.numbers.get("H", 0), len(slopes))
     if are_published(slopes, heads) or are_published(slopes, len(slopes)):
         return Verification("the bias falls with distance, as in ALiBi")
     written = ", ".join(f"{slope:.3g}" for slope in slopes[:_SHOWN]) + (", …" if len(slopes) > _SHOWN else "")
     if are_given(subject, visible):
         return Observation("the bias falls with the distance by slopes that are learned or given")
-    if _form_a_sequence(slopes):
+    are_equal = len(slopes) > 1 and not any(_spread(slopes))
+    if not are_equal and _form_a_sequence(slopes):
         return Observation(f"the bias falls with the distance by other slopes than ALiBi's: {written}")
     message = f"the slopes of the heads are no geometric sequence, as ALiBi's are: {written}"
+    if are_equal:
+        message = f"all {len(slopes)} heads have the slope {slopes[0]:.3g}, where ALiBi's are a geometric sequence"
     hint = (
         f"compute each slope from its head alone: 2 ** (-8 * (h + 1) / H) for head h, {_geometric(heads)[0]:.3g} first"
     )

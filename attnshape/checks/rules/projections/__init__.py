@@ -304,7 +304,9 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     """Return whether two operands are equal up to rounding, also that of a cast, possibly after a transpose."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     one, two = a.to(dtype), b.to(dtype)
-    return any(one.shape == other.shape and torch.allclose(one, other) for other in (two, two.mT))
+    return any(
+        one.shape == other.shape and torch.allclose(one, other) for other in (two, two.mT if two.ndim > 1 else two)
+    )
 
 
 def _violation(message: str, at: OutputRef, evidence: str) -> Violation:
