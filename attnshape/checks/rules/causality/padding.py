@@ -109,14 +109,20 @@ def _are_unwritten(
     memory = _written_memory(subject, operand)
     if memory is None:
         return False
-    ones = {memory: torch.ones_like}
-    change = Intervention(results=ones) if isinstance(memory, OutputRef) else Intervention(parameters=ones)
+    if isinstance(memory, OutputRef):
+        change = Intervention(results={memory: _ones})
+    else:
+        change = Intervention(parameters={memory: _ones})
     moved = subject.perturb(change)
     if not moved.comparable:
         return False
     pairs = by_pair(subject, operand, differs(operand.value, operand.of(moved.changed), subject.experiment.tolerance))
     changed = explanation.visible.arranged(pairs) if pairs is not None else None
     return changed is not None and bool(changed[slots].all())
+
+
+def _ones(value: Tensor) -> Tensor:
+    return torch.ones_like(value)
 
 
 def _written_memory(subject: Subject, operand: AttentionOperand) -> Producer | None:
