@@ -122,6 +122,9 @@ ROTATION_ARITHMETIC = frozenset(
     }
 )
 """What rotary embeddings are computed by, next to sums and products."""
+WAVES = frozenset({"sin", "cos"})
+UNSIGNED = frozenset({"abs", "absolute", "square"})
+"""What makes a number and its opposite the same."""
 COMPLEX_FROM_PAIRS = frozenset({"complex", "view_as_complex"})
 LOWER_BOUNDS = frozenset({"clamp", "clamp_min", "maximum"})
 

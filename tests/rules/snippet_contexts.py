@@ -407,6 +407,7 @@ CONTEXTS: dict[str, Context] = {
         "B, H, Dk, W",
         init="self.of_row, self.of_column = nn.Embedding(W, D), nn.Embedding(2 * W, D)",
     ),
+    "AS718": Context(SPLIT, SOFTMAX),
     "AS801": Context("", "return self.wo(context)", {**X, "memory": "torch.randn(B, L, D)"}, **ONE_HEAD),
     "AS802": Context("", "return context", QKV),
     "AS803": Context("", "return context", QKV),

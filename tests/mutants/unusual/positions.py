@@ -19,6 +19,7 @@ DRAFTS = (
 UNUSUAL = [
     ("bucketed_bias", *SIZES),
     ("relative_shift", *SIZES),
+    ("waves_of_absolute_distances", *SIZES),
     ("rolled_and_rolled_back", *SIZES),
     ("linear_biases", *SIZES),
     ("rotated_halves", *SIZES),
@@ -142,6 +143,29 @@ def reference_relative_shift(module, x):
             scores[:, :, i, j] += ((q + module.w)[:, :, i] * far[:, n - 1 - (i - j)]).sum(-1)
     weights = softmax(torch.where(causal(n, n), scores / math.sqrt(module.depth), -torch.inf))
     return module.proj(join(torch.einsum("bhij,bhjd->bhid", weights, v)))
+
+
+class AbsoluteDistances(Base):
+    """Sines of how far a key is, on whichever side, by a product with one vector for each of 2L - 1 distances."""
+
+    def logits(self, q, k):
+        n = q.shape[2]
+        far = torch.arange(1 - n, n).to(q).abs()[:, None] / torch.arange(1, self.depth + 1).to(q)
+        by_distance = F.pad(q @ far.sin().mT, (1, 0)).view(*q.shape[:2], 2 * n, n)[:, :, 1:]
+        return (q @ k.mT + by_distance.reshape(*q.shape[:2], n, 2 * n - 1)[..., :n]) * self.depth**-0.5
+
+
+def case_waves_of_absolute_distances(B, H, L, Dk):
+    return _case(AbsoluteDistances, B, H, L, Dk, [])
+
+
+def reference_waves_of_absolute_distances(module, x):
+    n = x.shape[1]
+    q, k, v = parts(module, x)
+    far = torch.tensor([[abs(i - j) for j in range(n)] for i in range(n)]).to(x)
+    waves = torch.sin(far[..., None] / torch.arange(1, module.depth + 1))
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) + torch.einsum("bhid,ijd->bhij", q, waves)
+    return module.proj(join(softmax(scores / math.sqrt(module.depth)) @ v))
 
 
 class RolledAndRolledBack(RelativeShift):

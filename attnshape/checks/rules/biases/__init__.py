@@ -31,7 +31,7 @@ from attnshape.checks.rules.biases.tables import check_tables
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.model.trace import Source
 
-CODES: tuple[str, ...] = ("AS706", "AS707", "AS708", "AS710", "AS711", "AS712", "AS713", "AS714", "AS715")
+CODES: tuple[str, ...] = ("AS706", "AS707", "AS708", "AS710", "AS711", "AS712", "AS713", "AS714", "AS715", "AS718")
 TOPIC = "biases"
 
 

@@ -21,6 +21,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import VisibleKeys
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.checks.rules.biases.mirrored import mirrored_vectors
 from attnshape.checks.rules.biases.terms import added_sources, behind, product_map, term_map
 from attnshape.checks.rules.protocol import Verification, Violation
 from attnshape.tracing import operations as ops
@@ -137,7 +138,11 @@ def _judge(
     columns = _axis_of(term, term.other(place), length)
     distance = keys - queries + queries.numel() - 1
     if columns is None or _depends_on_distance(_along(mapping.source, term, columns), known, distance):
-        return _stay_apart(mapping.source, known, term, [axis, *term.free(term.other(place))])
+        mirrored = None
+        if columns is not None:
+            read = _along(mapping.source, term, columns)
+            mirrored = mirrored_vectors(subject, visible, term, term.other(place), read, columns)
+        return mirrored or _stay_apart(mapping.source, known, term, [axis, *term.free(term.other(place))])
     message = f"the position whose score a {own.role} gets isn't determined by the distance"
     hint = "shift the rows, so that column j of row i has the score of the distance i - j"
     return _violation(subject, visible, term, message, hint)

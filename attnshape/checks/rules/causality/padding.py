@@ -21,7 +21,7 @@ from attnshape.checks.attention.visibility import ExplainedVisibility
 from attnshape.checks.interventions.experiment import Intervention, ReplayRun
 from attnshape.checks.interventions.replay import OutputRef, Producer
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
-from attnshape.tracing.operations import SAME_VALUES
+from attnshape.tracing.operations import FILLS, SAME_VALUES
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ZeroKeys:
     is_sink: Tensor
     """Which keys each query that sees any of them sees: (keys,)."""
     slots: Tensor
-    """Which of them get weight behind the last key that was written to their memory."""
+    """Which of them get weight behind, or between, keys that were written to their memory."""
 
 
 def zero_keys(subject: Subject, explained: Sequence[ExplainedVisibility]) -> list[ZeroKeys]:
@@ -64,8 +64,8 @@ def zero_keys(subject: Subject, explained: Sequence[ExplainedVisibility]) -> lis
         visible = explanation.visible
         seen = keys & values & visible.keys & ~visible.empty.unsqueeze(-1) & ~queries
         is_sink = (seen | queries | visible.empty.unsqueeze(-1)).flatten(0, 2).all(0)
-        slots = seen & is_sink & _behind_written(keys & values)
-        if bool(slots.any()) and not _is_written_to(subject, key):
+        slots = seen & is_sink & (_behind_written(keys & values) | _between_written(keys & values))
+        if bool(slots.any()) and not _are_unwritten(subject, explanation, key, slots):
             slots = torch.zeros_like(slots)
         found.append(ZeroKeys(explanation, key, run, keys & values, seen, is_sink, slots))
     return found
@@ -78,7 +78,7 @@ def judge_padding(
     for one in zeros:
         # a zero that every query sees is meant to take weight, as that of add_zero_attn, unless it was never written
         if bool(one.slots.any()) and _reaches(subject, one.explanation, one.slots):
-            yield _violation_of_slots(subject, one.explanation)
+            yield _violation_of_slots(subject, one)
             return
         # a memory that is all zeros is meant to be left out
         seen = one.seen & ~one.is_sink & (one.explanation.visible.keys & ~one.constant).any(-1, keepdim=True)
@@ -96,18 +96,50 @@ def _behind_written(constant: Tensor) -> Tensor:
     return constant.flip(-1).cumprod(-1).flip(-1).bool() & ~constant[..., :1]
 
 
-def _is_written_to(subject: Subject, operand: AttentionOperand) -> bool:
-    """Return whether data was written, in place, to memory that held none before."""
+def _between_written(constant: Tensor) -> Tensor:
+    """Return which constant keys lie between others, (B, H, queries, keys)."""
+    written = (~constant).int()
+    return constant & (written.cumsum(-1) > 0) & (written.flip(-1).cumsum(-1).flip(-1) > 0)
+
+
+def _are_unwritten(
+    subject: Subject, explanation: ExplainedVisibility, operand: AttentionOperand, slots: Tensor
+) -> bool:
+    """Return whether slots hold the numbers with which the memory was made to which tokens were written."""
+    memory = _written_memory(subject, operand)
+    if memory is None:
+        return False
+    if isinstance(memory, OutputRef):
+        change = Intervention(results={memory: _ones})
+    else:
+        change = Intervention(parameters={memory: _ones})
+    moved = subject.perturb(change)
+    if not moved.comparable:
+        return False
+    pairs = by_pair(subject, operand, differs(operand.value, operand.of(moved.changed), subject.experiment.tolerance))
+    changed = explanation.visible.arranged(pairs) if pairs is not None else None
+    return changed is not None and bool(changed[slots].all())
+
+
+def _ones(value: Tensor) -> Tensor:
+    return torch.ones_like(value)
+
+
+def _written_memory(subject: Subject, operand: AttentionOperand) -> Producer | None:
+    """Return the memory to which data was written, in place or in a copy, and that held none before; None if none."""
     data = subject.graph.depends_on_data | set(subject.inputs)
     made, *writes = operand.sources
     is_written = not data.isdisjoint(writes)
     while isinstance(made, OutputRef):
         event = subject.base.event(made)
-        if not event.in_place and (is_written or event.name not in SAME_VALUES):
+        writes_to_copy = event.name in FILLS and len(event.sources) > 1
+        if not event.in_place and not writes_to_copy and event.name not in SAME_VALUES:
             break
+        others = {one for sources in event.sources[1:] for one in sources} if event.in_place or writes_to_copy else ()
+        is_written = is_written or event.in_place or not data.isdisjoint(others)
         made, *writes = event.sources[0]
-        is_written = is_written or event.in_place or not data.isdisjoint(writes)
-    return is_written and made not in data
+        is_written = is_written or not data.isdisjoint(writes)
+    return made if is_written and made not in data else None
 
 
 def _may_be_padded(operand: AttentionOperand) -> bool:
@@ -195,13 +227,20 @@ def _reaches(subject: Subject, explanation: ExplainedVisibility, seen: Tensor) -
     return moved.comparable and not moved.has_no_effect
 
 
-def _violation_of_slots(subject: Subject, explanation: ExplainedVisibility) -> Violation:
+def _violation_of_slots(subject: Subject, zeros: ZeroKeys) -> Violation:
     message = "queries attend to slots that nothing has written: their keys and values are zero, and they get weight"
-    hint = (
-        "cut keys and values behind the last token that was written, as in cache[:, :, :position + L], or mask the rest"
+    hint, where = (
+        ("shift the slots only once all are written, and write each token to the first one that is free", "these")
+        if bool((zeros.slots & _between_written(zeros.constant)).any())
+        else (
+            "cut keys and values behind the last token that was written, as in cache[:, :, :position + L], or mask the "
+            "rest",
+            "the last",
+        )
     )
-    evidence = "changed all inputs and parameters: the last keys and values stay zero, and queries see them"
-    return Violation("AS409", message, _weighing(explanation), hint, evidence, claims=_claims_about_keys(subject))
+    evidence = f"changed all inputs and parameters: {where} keys and values stay zero, and queries see them"
+    claims = _claims_about_keys(subject)
+    return Violation("AS409", message, _weighing(zeros.explanation), hint, evidence, claims=claims)
 
 
 def _claims_about_keys(subject: Subject) -> tuple[str, ...]:

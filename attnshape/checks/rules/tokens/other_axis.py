@@ -122,18 +122,21 @@ def _crosses(subject: Subject, operand: AttentionOperand, start: Producer, seen:
     before, after = (seen.scores_in(one) if one.follows(subject.base) else None for one in (subject.base, run))
     if before is None or after is None or before.shape != after.shape:
         return False
+    added = seen.added.expand_as(before)
     if operand.role == "query":
-        before, after = before.mT, after.mT
+        before, after, added = before.mT, after.mT, added.mT
     # rows are now those of the other operand, columns those that belong to what was changed
     columns = torch.arange(before.shape[-1]) != index
-    before, after = before[..., columns], after[..., columns]
-    shown = (before > HIDES) & (after > HIDES)
+    before, after, added = (one[..., columns] for one in (before, after, added))
+    shown = (before > HIDES) & (after > HIDES) & added.isfinite()
     differing = shown & ~torch.isclose(before, after, rtol=1e-6, atol=1e-9)
     rows = differing.flatten(0, 1).any(0).any(-1)
     if rows.nonzero().flatten().tolist() != [index]:
         return False
-    row_before, row_after, counted = (one[..., index, :] for one in (before, after, shown))
-    return _are_alike(row_after / row_before, counted) or _are_alike(row_after - row_before, counted)
+    row_before, row_after, row_added, counted = (one[..., index, :] for one in (before, after, added, shown))
+    # a bias of positions is added to scores that were divided by the lengths before
+    factors = (row_after - row_added) / (row_before - row_added)
+    return _are_alike(factors, counted) or _are_alike(row_after - row_before, counted)
 
 
 def _are_alike(numbers: Tensor, counted: Tensor) -> bool:
