@@ -123,8 +123,9 @@ def used_as(kind: type, parameter: str) -> Iterator[str]:
     slice or is a number of neighbours, and false where the code tests it: `if self.shifted`. It has several widths
     where the code goes through it in parts: `for inner, outer in sizes`.
     """
-    tree = syntax_tree(kind)
-    nodes = list(ast.walk(tree)) if tree is not None else []
+    own = [one for one in inspect.getmro(kind)[:-1] if not one.__module__.startswith("torch.")]
+    trees = filter(None, map(syntax_tree, own))
+    nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {parameter}
     for node in nodes:
         if isinstance(node, ast.Assign) and last_name(node.value) in names:

@@ -96,10 +96,9 @@ class _Incomplete:
             inits = [init or None for init in constructor_candidates(self.root, self.module)]
         state = ModuleState(self.module)
         examples = Examples(self.root, self.call, self.module)
-        is_function = inspect.isfunction(self.root)
         taken = (
             search.example_that_works(self.spec, examples.at(LEVELS[:3]), self.given)
-            or search.first_that_works(self.spec, inits, self.module, self.call, self.given, is_function)
+            or search.first_that_works(self.spec, inits, self.module, self.call, self.given, self.root)
             or search.example_that_works(self.spec, examples.at(LEVELS[3:]), self.given)
             or search.doubtful
             or search.refined(self.call, self.given)
@@ -123,7 +122,7 @@ def _incomplete(spec: TargetSpec) -> _Incomplete | None:
     call = root.forward if isinstance(root, torch.nn.Module) else root
     if inspect.isclass(root):
         call = getattr(root, "forward", None) or vars(root).get("__call__")
-    if not callable(call) or not _has_signature(call) or (not spec.inputs and annotated_inputs(call)):
+    if not callable(call) or not _has_signature(call) or (not spec.inputs and _is_annotated(call, spec)):
         return None
     bound = [*inspect.signature(call).parameters][:1] if inspect.isclass(root) else []
     given = {**dict.fromkeys([*bound, *spec.arguments], ""), **spec.inputs}
@@ -134,6 +133,16 @@ def _incomplete(spec: TargetSpec) -> _Incomplete | None:
         not spec.inputs and not spec.arguments and _takes_any(call, bound)
     )
     return _Incomplete(spec, root, module, call, given, needs_init) if needs_init or needs_inputs else None
+
+
+def _is_annotated(call: Callable[..., Any], spec: TargetSpec) -> bool:
+    """Return whether annotations describe the inputs by size symbols; names such as `batch` are to be worked out."""
+    try:
+        tensors = annotated_inputs(call)
+    except AttnshapeError:  # an axis is left open
+        return False
+    known = {*SYMBOLS_BY_NAME, *spec.sizes}
+    return bool(tensors) and known.issuperset(symbol for tensor in tensors for symbol in tensor.symbols)
 
 
 def _as_case(incomplete: _Incomplete) -> TargetSpec | None:

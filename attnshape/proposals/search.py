@@ -25,6 +25,7 @@ from attnshape.proposals.candidates import (
     Inputs,
     axes_are_named,
     input_candidates,
+    optional_context,
     optional_inputs,
     optional_masks,
 )
@@ -135,13 +136,13 @@ class Search:
         module: ModuleType,
         call: Callable[..., Any],
         given: Mapping[str, str],
-        is_function: bool,
+        root: Any,
     ) -> TargetSpec | None:
         """Return the first description with which the target runs at both sets of sizes and uses each input."""
         waiting = list(inits)
         while waiting:
             init = waiting.pop(0)
-            for inputs in _all_inputs(call, module, given, init or "", is_function):
+            for inputs in _all_inputs(call, module, given, init or "", root):
                 if self.is_over:
                     self.cut_short = self.cut_short or self.attempts < self._most_attempts
                     return None
@@ -395,14 +396,14 @@ def _same(results: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _all_inputs(
-    call: Callable[..., Any], module: ModuleType, given: Mapping[str, str], init: str, is_function: bool
+    call: Callable[..., Any], module: ModuleType, given: Mapping[str, str], init: str, root: Any
 ) -> Iterator[Inputs]:
-    """Yield proposals for the required parameters, then with optional ones that the code may need."""
-    yield from input_candidates(call, module, given, init, is_function)
-    for also in optional_inputs(call):
-        yield from input_candidates(
-            call, module, given, init, is_function, [name for name in also if name not in given]
-        )
+    """Yield proposals for the required parameters, then with optional ones that the code may need.
+
+    A cross-attention gets what its keys come from at once, although it may do without.
+    """
+    for also in dict.fromkeys([*optional_context(call, root), (), *optional_inputs(call)]):
+        yield from input_candidates(call, module, given, init, root, [name for name in also if name not in given])
 
 
 def _with(spec: TargetSpec, init: str | None, inputs: Inputs, maps: Mapping[str, int]) -> TargetSpec:

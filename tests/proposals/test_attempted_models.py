@@ -54,6 +54,14 @@ MODELS = str(Path(__file__).parent / "attempted_models.py")
             "--init 'V, D, H' --input 'users: int[V] B L' --with 'log_seqs=torch.randint(V, (B, L)).numpy()'",
         ),
         ("LengthFirst", "--init 'D, H' --input 'x: L B D' --input 'places: L D'"),
+        ("FromAnyName", "--init 'SimpleNamespace(n_emb=D, n_head=H)' --input 'x: B L D'"),
+        ("OfItems", "--init 'V, D, H' --input 'seq: int[V] B L'"),
+        ("OfBase", "--init 'D, D' --input 'x: B L D'"),
+        ("Annotated", "--init 'D, H' --input 'x: B L D' --input 'c: B D'"),
+        ("OfGraph", "--init 'D, H' --input 'x: B L D' --with 'adj_mask=torch.ones(L, L).bool()'"),
+        ("BesideQuery", "--init 'D, H' --input 'x: B Lk D' --input 'q: B Lq D'"),
+        ("WithContext", "--init 'D, heads=H' --input 'x: B Lq D' --input 'context: B Lk D'"),
+        ("CrossAttention", "--init 'D, H' --input 'x: B Lq D' --input 'y: B Lk D'"),
     ],
 )
 def test_arguments_are_found(name, flags):
