@@ -117,7 +117,11 @@ def constructor_candidates(kind: type, module: ModuleType) -> Iterator[str]:
     With the sizes among the optional parameters first: `dim, heads=8` becomes `D, heads=H`.
     """
     parameters = all_parameters(kind)
-    own = list(_constructor_calls(kind, module, parameters, [p for p in parameters if p.default is p.empty]))
+    required = [p for p in parameters if p.default is p.empty]
+    # the sizes of a real model may be those of a configuration that is there by default
+    if made := [p for p in parameters if conventions.is_config(p.name) and _is_object(p.default)]:
+        yield from _constructor_calls(kind, module, parameters, [*required, *map(_by_keyword, made)])
+    own = list(_constructor_calls(kind, module, parameters, required))
     yield from own
     yield from constructing_calls(kind, module)
     # `dim_k` may be the width of what keys are projected from
@@ -131,9 +135,16 @@ def constructor_candidates(kind: type, module: ModuleType) -> Iterator[str]:
             words = [f"{name}={layer}{called}" for name, layer in layers.items()]
             yield from (", ".join(filter(None, [init, *words])) for init in own[:2])
     if configs := [p for p in parameters if p.default is None and conventions.is_config(p.name)]:
-        required = [p for p in parameters if p.default is p.empty]
-        by_keyword = [p.replace(kind=p.KEYWORD_ONLY) for p in configs]
-        yield from _constructor_calls(kind, module, parameters, [*required, *by_keyword])
+        yield from _constructor_calls(kind, module, parameters, [*required, *map(_by_keyword, configs)])
+
+
+def _by_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=parameter.KEYWORD_ONLY)
+
+
+def _is_object(default: Any) -> bool:
+    """Return whether a default is an object of a class that isn't one of Python's own."""
+    return default is not inspect.Parameter.empty and type(default).__module__ != "builtins"
 
 
 def unknown_parameters(kind: type, module: ModuleType) -> dict[str, str]:

@@ -45,11 +45,15 @@ class Completed:
     """Whether time ended an attempt, so that a quieter machine may find another description."""
 
 
-def complete(spec: TargetSpec) -> Completed:
+def complete(spec: TargetSpec, report: Callable[[str], None] | None = None) -> Completed:
     """Return the description of a target of the user's own with the constructor arguments and inputs that it lacks.
 
     What the user gave stays as it is. Nothing is tried where nothing is missing; building the target then says what is
     wrong.
+
+    Args:
+        spec: The description.
+        report: What is told each description that is tried, as flags.
 
     Raises:
         AttnshapeError: The target doesn't import, something that its constructor needs has no proposal, or none of the
@@ -58,7 +62,7 @@ def complete(spec: TargetSpec) -> Completed:
     incomplete = _incomplete(spec)
     if incomplete is None:
         return Completed(spec)
-    search = Search(map_sizes(incomplete.root), incomplete.module)
+    search = Search(map_sizes(incomplete.root), incomplete.module, report)
     taken = _as_case(incomplete) or incomplete.taken(search)
     if taken is None:
         if search.failure is not None:
@@ -235,6 +239,8 @@ def _described(error: BaseException) -> str:
     """Return the kind and the message of an exception; the line of an assertion that has no message."""
     if isinstance(error, AssertionError) and not exception_text(error) and error.__traceback__ is not None:
         return f"AssertionError: {traceback.extract_tb(error.__traceback__)[-1].line}"
+    if isinstance(error, AttnshapeError):
+        return error.message
     return format_exception(error)
 
 

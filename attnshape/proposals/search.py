@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import time
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from attnshape.dims.sizes import are_large
 from attnshape.errors import AttnshapeError
+from attnshape.options.flags import flag_syntax
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.proposals.alternatives import alternatives
 from attnshape.proposals.axis_orders import with_heads_behind_tokens, with_sequence_first, with_two_lengths
@@ -52,6 +54,8 @@ _MOST_WITHOUT_PACKAGE = 20
 _MOST_SECONDS = 20.0
 _ONE_ATTEMPT = 5.0
 _AT_SIZES_ASKED_FOR = 2.0
+_MOST_ELEMENTS = 10**8
+_ALLOCATING = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
 _MISSING_FIELD = re.compile(r"'(?:types\.)?SimpleNamespace' object has no attribute '(\w+)'")
 
 
@@ -88,6 +92,24 @@ class _CallCounter(TorchFunctionMode):
         return result
 
 
+class _AllocationLimit(TorchFunctionMode):
+    """Ends a construction that allocates far more than small sizes do, as with the sizes of a real model by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._elements = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _ALLOCATING and "out" not in (kwargs or {}):
+            with contextlib.suppress(Exception):  # the call itself fails in the same way
+                self._elements += func(*args, **{**(kwargs or {}), "device": "meta"}).numel()
+            if self._elements > _MOST_ELEMENTS:
+                raise AttnshapeError(f"its tensors have more than {_MOST_ELEMENTS} elements even at small sizes")
+        return func(*args, **(kwargs or {}))
+
+
 class _DoubtfulError(Exception):
     """A target runs, but its result doesn't depend on one of its inputs, or is NaN, as where a mask hides every key."""
 
@@ -95,9 +117,21 @@ class _DoubtfulError(Exception):
 class Search:
     """Tries proposals in order, within limits on their number and on time."""
 
-    def __init__(self, maps: Mapping[str, int], module: ModuleType | None = None) -> None:
-        """`maps` are the sizes of feature maps; `module` has the code, whose numbers no size should have."""
+    def __init__(
+        self,
+        maps: Mapping[str, int],
+        module: ModuleType | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        """Start without an attempt.
+
+        Args:
+            maps: The sizes of feature maps.
+            module: The module of the code, whose numbers no size should have.
+            report: What is told each description that is tried, as flags.
+        """
         self.attempts = 0
+        self._report = report
         self._maps = maps
         self._sizes = trial_sizes(module)
         self._most_attempts = _MOST_ATTEMPTS
@@ -277,6 +311,8 @@ class Search:
     def _failure_of(self, spec: TargetSpec) -> FailedAttempt | None:
         """Return how an attempt with a description fails, None if it works."""
         self.attempts += 1
+        if self._report is not None:
+            self._report(" ".join(map(flag_syntax, spec.given_options())))
         is_built = is_doubtful = False
         place, counter = 0, _CallCounter()
 
@@ -285,7 +321,8 @@ class Search:
             for place in range(len(self._sizes)):
                 is_built, counter = False, _CallCounter()
                 numbers, target = _at(spec, self._sizes[place])
-                runnable = target.build(numbers, RunOptions())
+                with _AllocationLimit():
+                    runnable = target.build(numbers, RunOptions())
                 is_built = True
                 with counter:
                     plain = _results(runnable)

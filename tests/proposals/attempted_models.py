@@ -498,3 +498,76 @@ class CrossAttention(_Base):
         if y is not None:
             _, k, v = self.projected(y)
         return self.attend(q, k, v)
+
+
+class FromAlias(_Base):
+    """Reads its sizes by another name than that of its parameter."""
+
+    def __init__(self, wanted):
+        c = wanted
+        super().__init__(c.n_emb, c.n_head)
+
+    def forward(self, x):
+        return self.attend(*self.projected(x))
+
+
+@dataclass
+class LargeConfig:
+    """The sizes of a real model."""
+
+    dim: int = 16384
+    heads: int = 64
+    layers: int = 40
+
+
+class LargeByDefault(nn.Module):
+    """Is as large as a real model by default, and its parts take the configuration by another name."""
+
+    def __init__(self, config=LargeConfig()):  # noqa: B008
+        super().__init__()
+        self.layers = nn.ModuleList(LargeLayer(config) for _ in range(config.layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class LargeLayer(_Base):
+    def __init__(self, wanted):
+        super().__init__(wanted.dim, wanted.heads)
+
+    def forward(self, x):
+        return self.attend(*self.projected(x))
+
+
+class AlwaysLarge(_Base):
+    """Is too large whatever its sizes are."""
+
+    def __init__(self, dim, heads):
+        super().__init__(dim, heads)
+        self.table = nn.ModuleList(nn.Linear(8192, 8192) for _ in range(100))
+
+    def forward(self, x):
+        return self.attend(*self.projected(x))
+
+
+class OfProduct(nn.Module):
+    """Multiplies a width that its name doesn't tell by the number of heads."""
+
+    def __init__(self, k_in, kh, h):
+        super().__init__()
+        self.heads = h
+        self.qkv = nn.Linear(k_in, 3 * (h * kh))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return ((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class OfInputs(_Base):
+    """Names its inputs by what becomes of them."""
+
+    def forward(self, inputs_kv, inputs_q):
+        _, k, v = self.projected(inputs_kv)
+        return self.attend(self.projected(inputs_q)[0], k, v)
