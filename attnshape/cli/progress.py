@@ -94,7 +94,8 @@ class Progress:
                     self._draw(self._console)
 
     def _draw(self, console: Console) -> None:
-        text = f"attnshape: {self._activity}, {int(time.monotonic() - self._started)} s"
+        seconds = f", {int(time.monotonic() - self._started)} s"
+        text = f"attnshape: {self._activity}"[: max(console.width - 1 - len(seconds), 0)] + seconds
         if text == self._visible:
             return
         self.hide()

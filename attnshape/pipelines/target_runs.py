@@ -55,7 +55,8 @@ def complete_spec(spec: TargetSpec, progress: ProgressCallback) -> tuple[TargetS
     from attnshape.proposals.complete import complete
 
     progress("working out what the target takes")
-    completed = complete(replace(spec, inside=None))
+    trying = "working out what the target takes: trying "
+    completed = complete(replace(spec, inside=None), lambda flags: progress(f"{trying}{flags}"))
     flags = " ".join(map(flag_syntax, completed.found))
     return replace(completed.spec, inside=spec.inside), flags, completed.cut_short
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from attnshape.proposals import conventions
 
@@ -26,13 +26,35 @@ def with_sequence_first(tensors: Mapping[str, str]) -> dict[str, str]:
     return {name: re.sub(r"^(\w+\[\w+\] )?B (L\w*)\b", r"\1\2 B", text) for name, text in tensors.items()}
 
 
-def with_two_lengths(tensors: Mapping[str, str]) -> dict[str, str]:
+def memory_among(names: Iterable[str], *, of_two: bool = False) -> list[str]:
+    """Return which of several tensors keys and values come from, by their names; none, if that were all.
+
+    Beside a query it is the only other tensor, and the second one `of_two` where nothing else is known.
+
+    >>> memory_among(["tgt", "memory"]), memory_among(["x", "q"]), memory_among(["k", "v"])
+    (['memory'], ['x'], [])
+    >>> memory_among(["x", "y"]), memory_among(["x", "y"], of_two=True)
+    ([], ['y'])
+    """
+    tensors = list(names)
+    memory = [name for name in tensors if conventions.is_memory(name)]
+    if memory or len(tensors) != 2:
+        return memory if len(memory) < len(tensors) else []
+    others = [name for name in tensors if not conventions.is_query(name)]
+    if len(others) == 1 and (others == ["x"] or of_two):
+        return others
+    return tensors[1:] if of_two else []
+
+
+def with_two_lengths(tensors: Mapping[str, str], memory: Collection[str] = ()) -> dict[str, str]:
     """Return descriptions in which what keys come from has a length of its own, where there are others.
+
+    That is the `memory`, or the tensors that have such names.
 
     >>> with_two_lengths({"tgt": "L B D", "memory": "L B D"})
     {'tgt': 'Lq B D', 'memory': 'Lk B D'}
     """
-    memory = [name for name in tensors if conventions.is_memory(name)]
-    if not memory or len(memory) == len(tensors):
+    memory = memory or memory_among(tensors)
+    if not memory:
         return dict(tensors)
     return {name: re.sub(r"\bL\b", "Lk" if name in memory else "Lq", text) for name, text in tensors.items()}

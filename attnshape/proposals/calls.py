@@ -119,12 +119,14 @@ def compared_values(kind: type, parameter: str, module: ModuleType) -> Iterator[
 def used_as(kind: type, parameter: str) -> Iterator[str]:
     """Yield the sizes that a parameter of a constructor may be, by what the class's code does with it.
 
-    It is a width where a layer gets it, a length where it counts rows or iterations, a small number where it ends a
-    slice or is a number of neighbours, and false where the code tests it: `if self.shifted`. It has several widths
-    where the code goes through it in parts: `for inner, outer in sizes`.
+    It is a width where a layer gets it, that of a head where it is multiplied by their number, a length where it counts
+    rows or iterations, a small number where it ends a slice or is a number of neighbours, and false where the code
+    tests it: `if self.shifted`. It has several widths where the code goes through it in parts:
+    `for inner, outer in sizes`.
     """
-    tree = syntax_tree(kind)
-    nodes = list(ast.walk(tree)) if tree is not None else []
+    own = [one for one in inspect.getmro(kind)[:-1] if not one.__module__.startswith("torch.")]
+    trees = filter(None, map(syntax_tree, own))
+    nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {parameter}
     for node in nodes:
         if isinstance(node, ast.Assign) and last_name(node.value) in names:
@@ -138,6 +140,10 @@ def used_as(kind: type, parameter: str) -> Iterator[str]:
             case ast.Call(func=function, args=args) if last_name(function) in _COUNTING:
                 inside = [last_name(inner) for one in args for inner in ast.walk(one) if isinstance(inner, ast.expr)]
                 found |= {"L": None} if names & set(inside) else {}
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                factors = [last_name(left), last_name(right)]
+                others = [conventions.size_of(name) for name in factors if name not in names]
+                found |= {"Dk": None} if others == ["H"] else {}
             case ast.Slice(upper=upper) if upper is not None and last_name(upper) in names:
                 found |= {"2": None}
             case ast.Call(func=function, args=args) if last_name(function) in ("topk", "knn"):

@@ -16,7 +16,7 @@ import torch
 
 from attnshape.proposals import conventions
 from attnshape.proposals.arrays import arrays
-from attnshape.proposals.axis_orders import with_two_lengths
+from attnshape.proposals.axis_orders import memory_among, with_two_lengths
 from attnshape.proposals.calls import (
     ELEMENTS,
     compared_values,
@@ -30,7 +30,7 @@ from attnshape.proposals.calls import (
     unpacked_parts,
     used_as,
 )
-from attnshape.proposals.configurations import configurations, objects
+from attnshape.proposals.configurations import configurations, is_configuration, objects
 from attnshape.proposals.documented import (
     Documented,
     as_documented,
@@ -52,6 +52,8 @@ from attnshape.targets.evaluation import required_parameters
 
 _MAP_UNIT = 8
 _FRAMES = 2
+_ANY_NUMBER = "2"
+"""What an integer is of which nothing is known."""
 _DIVIDES_MAPS = re.compile(r"(\w+_)?(window|patch)_?(size)?")
 """The names of parameters that divide the height and the width of a feature map."""
 _MOST_COMBINATIONS = 6
@@ -69,6 +71,11 @@ _ROTARY_CLASS = re.compile(r"\w*(Rotary|Rope|RoPE)\w*")
 _ROTARY = re.compile(
     r"position_embeddings?|rotary(_pos)?_emb\w*|rope\w*|freqs?(_cis|_complex)?|freqs_cos|freqs_sin|cos|sin|pos_emb\w*"
 )
+_WIDTH_OF_CONTEXT = re.compile(
+    r"(context|ctx|cross(_attn|_attention)?|kv|key_value|memory|encoder(_hidden)?|cond(itioning)?)_(dim|size|width|channels)"
+)
+_SECOND = re.compile(r"y|x_?2|other\w*")
+"""The names of what keys come from beside `x` where the code is a cross-attention."""
 _HALF_OF_ROTATION = re.compile(r"cos|sin|freqs_cos|freqs_sin")
 _POSITIONAL = re.compile(r"(position|pos)_?emb\w*")
 _MAKES = re.compile(r"comp|make|build|get|pre")
@@ -110,7 +117,11 @@ def constructor_candidates(kind: type, module: ModuleType) -> Iterator[str]:
     With the sizes among the optional parameters first: `dim, heads=8` becomes `D, heads=H`.
     """
     parameters = all_parameters(kind)
-    own = list(_constructor_calls(kind, module, parameters, [p for p in parameters if p.default is p.empty]))
+    required = [p for p in parameters if p.default is p.empty]
+    # the sizes of a real model may be those of a configuration that is there by default
+    if made := [p for p in parameters if conventions.is_config(p.name) and _is_object(p.default)]:
+        yield from _constructor_calls(kind, module, parameters, [*required, *map(_by_keyword, made)])
+    own = list(_constructor_calls(kind, module, parameters, required))
     yield from own
     yield from constructing_calls(kind, module)
     # `dim_k` may be the width of what keys are projected from
@@ -124,9 +135,16 @@ def constructor_candidates(kind: type, module: ModuleType) -> Iterator[str]:
             words = [f"{name}={layer}{called}" for name, layer in layers.items()]
             yield from (", ".join(filter(None, [init, *words])) for init in own[:2])
     if configs := [p for p in parameters if p.default is None and conventions.is_config(p.name)]:
-        required = [p for p in parameters if p.default is p.empty]
-        by_keyword = [p.replace(kind=p.KEYWORD_ONLY) for p in configs]
-        yield from _constructor_calls(kind, module, parameters, [*required, *by_keyword])
+        yield from _constructor_calls(kind, module, parameters, [*required, *map(_by_keyword, configs)])
+
+
+def _by_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=parameter.KEYWORD_ONLY)
+
+
+def _is_object(default: Any) -> bool:
+    """Return whether a default is an object of a class that isn't one of Python's own."""
+    return default is not inspect.Parameter.empty and type(default).__module__ != "builtins"
 
 
 def unknown_parameters(kind: type, module: ModuleType) -> dict[str, str]:
@@ -209,7 +227,7 @@ def _combinations(choices: Sequence[Sequence[str]], alike: Sequence[bool] = ()) 
 
 def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter) -> Iterator[str]:
     """Yield the values that a required parameter of a constructor may take."""
-    if conventions.is_config(parameter.name):
+    if is_configuration(kind, module, parameter.name):
         yield from configurations(kind, module, parameter)
     elif (value := _value_of(parameter)) is not None:
         known = [*_described_sizes(kind, parameter.name), *sizes_passed(kind, parameter.name, module)]
@@ -218,6 +236,8 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
             yield _PAIRS[value]
         if value == "D" and is_squared(kind, parameter.name):
             yield "height"
+        if value == _ANY_NUMBER and conventions.constant_of(parameter.name) is None:
+            yield from (size for size in used_as(kind, parameter.name) if size not in known)
         yield value
     elif (layer := conventions.layer_of(parameter.name)) is not None:
         yield from (layer, f"{layer}()") if layer.endswith("GELU") else (layer,)
@@ -253,7 +273,7 @@ def _value_of(parameter: inspect.Parameter) -> str | None:
     annotation = _annotation_name(parameter)
     if annotation == "int" and (conventions.is_query(parameter.name) or conventions.is_memory(parameter.name)):
         return "Dv" if conventions.is_value(parameter.name) else "Dk"
-    by_annotation = {"bool": "False", "float": "0.5", "int": "2"}.get(annotation)
+    by_annotation = {"bool": "False", "float": "0.5", "int": _ANY_NUMBER}.get(annotation)
     return by_annotation or ("False" if conventions.is_flag(parameter.name) else None)
 
 
@@ -275,7 +295,7 @@ def input_candidates(
     module: ModuleType,
     given: Mapping[str, str],
     init: str,
-    is_function: bool,
+    root: Any,
     also: Sequence[str] = (),
 ) -> Iterator[Inputs]:
     """Yield the arguments with which a target may be called.
@@ -285,7 +305,7 @@ def input_candidates(
         module: The module that defines it.
         given: The parameters that need nothing; those with a description of their tensor are models for the others.
         init: The arguments of the constructor, among which a configuration may be.
-        is_function: Whether it is no method.
+        root: The function, or the class.
         also: The names of optional parameters to give too.
     """
     names = [name for name in (*required_parameters(call), *also) if name not in given]
@@ -296,15 +316,19 @@ def input_candidates(
         names, by_name = ["x", *names], {"x": inspect.Parameter("x", inspect.Parameter.POSITIONAL_ONLY), **by_name}
     sides = {name: side for name in names if (side := conventions.side_of_map(name, names)) is not None}
     no_tensors = {name for name in names if objects(call, name) or parts_of_elements(call, name) or arrays(call, name)}
-    tensors = [name for name in names if name not in sides and name not in no_tensors and _is_tensor(by_name[name])]
+    documented = documented_arguments(call)
+    possible_names = [name for name in names if name not in sides and name not in no_tensors]
+    tensors = [name for name in possible_names if _is_tensor(by_name[name], is_documented=name in documented)]
     # what the code takes apart may be a tuple, or a tensor where it does so only with a tuple
     whole = [name for name in tensors if not _structures(call, by_name[name])]
     models = [text for name, text in given.items() if text and not conventions.is_mask(name)]
     likely = [re.sub(r"\bL[qk]\b", "L", text) for text in models]
     rows = [*(_OF_MAPS if sides else ()), *(["L D"] if any(map(conventions.has_borders, names)) else [])]
-    documented = documented_arguments(call)
-    named = described_by_names(documented).get(next(iter(tensors), ""))
-    possible = [*rows, *([named] if named else []), *_families(call, tensors, init, is_function)]
+    ids = {name for name in tensors if conventions.has_ids(name)}
+    ids |= set(tensors[:1]) if _has_vocabulary(init) else set()
+    whole_call = _with_ids(described_by_names(documented), ids)
+    named = whole_call.get(next(iter(tensors), ""))
+    possible = [*rows, *([named] if named else []), *_families(call, tensors, init, inspect.isfunction(root))]
     families = dict.fromkeys([*likely, *with_documented_rank(possible, documented.get(next(iter(tensors), ""), ()))])
     for described in [tensors] if whole == tensors else [tensors, whole]:
         first = next((name for name in described if not conventions.is_memory(name)), next(iter(described), None))
@@ -313,7 +337,22 @@ def input_candidates(
         if all(others):
             texts = {p.name: texts for p, texts in zip(rest, others, strict=True)}
             flat = [name for name in described if indexed_rank(call, name) == 2]
-            yield from _inputs(described, families, texts, documented, flat)
+            memory = memory_among(described, of_two=is_cross_attention(root))
+            yield from _inputs(described, families, texts, documented, whole_call, memory, flat)
+
+
+def _has_vocabulary(init: str) -> bool:
+    return re.search(r"\bV\b", init) is not None
+
+
+def _with_ids(described: Mapping[str, str], ids: Collection[str]) -> dict[str, str]:
+    """Return descriptions in which some tensors, as far as they have no width, are ids.
+
+    >>> _with_ids({"seq": "B L", "x": "B L D"}, {"seq", "x"})
+    {'seq': 'int[V] B L', 'x': 'B L D'}
+    """
+    has_width = {name: bool(re.search(r"\bD[kv]?\b", text)) for name, text in described.items()}
+    return {name: f"int[V] {text}" if name in ids and not has_width[name] else text for name, text in described.items()}
 
 
 def _inputs(
@@ -321,22 +360,30 @@ def _inputs(
     families: Iterable[str],
     others: Mapping[str, Sequence[str]],
     documented: Documented,
+    whole: Mapping[str, str],
+    memory: Sequence[str],
     flat: Collection[str],
 ) -> Iterator[Inputs]:
     """Yield the arguments of a call: each family's descriptions of the tensors, with each choice of the others.
 
-    Those that are `flat` have one vector for each batch element.
+    Args:
+        tensors: The arguments that are tensors.
+        families: What the first of them may be.
+        others: What each other argument may be.
+        documented: The axes that the code's own text gives the tensors.
+        whole: The descriptions that follow from the names of these axes.
+        memory: The tensors that keys and values come from.
+        flat: Those that have one vector for each batch element.
     """
     is_half = [bool(_HALF_OF_ROTATION.fullmatch(name)) for name in others]
     for family in families if tensors else [""]:
-        options = list(_described(tensors, family, flat))
+        options = list(_described(tensors, family, memory, flat))
         # values may have the width of keys
         narrow = [{name: re.sub(r"\bDv\b", "Dk", text) for name, text in one.items()} for one in options[:1]]
         options = [*options[:1], *(one for one in narrow if one not in options), *options[1:]]
         if documented:
             options = as_documented(_with_documented_names(options, documented), documented)
-            whole = described_by_names(documented)
-            options += [whole] if whole.keys() == set(tensors) and whole not in options else []
+            options += [dict(whole)] if whole.keys() == set(tensors) and whole not in options else []
         for described in options:
             for chosen in _combinations(list(others.values()), is_half):
                 texts = {name: text.replace(_SAME, f":{family}") for name, text in zip(others, chosen, strict=True)}
@@ -364,6 +411,25 @@ def axes_are_named(call: Callable[..., Any], tensors: Iterable[str]) -> bool:
     return any(axes is not None and conventions.axes_named(axes) is not None for axes in unpacked)
 
 
+def is_cross_attention(root: Any) -> bool:
+    """Return whether a class or a function is a cross-attention, by its name or by a width that its context has."""
+    parameters = all_parameters(root) if inspect.isclass(root) else []
+    has_width = any(_WIDTH_OF_CONTEXT.fullmatch(conventions.plain(p.name)) for p in parameters)
+    return has_width or "cross" in getattr(root, "__name__", "").lower()
+
+
+def optional_context(call: Callable[..., Any], root: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the optional parameters from which a cross-attention takes its keys; none of other code."""
+    if is_cross_attention(root) and not any(map(conventions.is_memory, required_parameters(call))):
+        optional = [p.name for p in all_parameters(call) if _is_nothing(p.default)]
+        memory = tuple(name for name in optional if conventions.is_memory(name) and not conventions.may_be_none(name))
+        if not memory and len(required_parameters(call)) == 1 + inspect.isclass(root):
+            memory = tuple(name for name in optional if _SECOND.fullmatch(name))
+        if memory:
+            yield memory[:1]
+            yield memory
+
+
 def optional_inputs(call: Callable[..., Any]) -> Iterator[tuple[str, ...]]:
     """Yield the optional parameters without which a call may fail: rotations, positions, and a second sequence."""
     optional = [p.name for p in all_parameters(call) if _is_nothing(p.default)]
@@ -387,7 +453,7 @@ def _is_nothing(default: Any) -> bool:
     return default is None or (isinstance(default, torch.Tensor) and default.numel() == 0)
 
 
-def _is_tensor(parameter: inspect.Parameter) -> bool:
+def _is_tensor(parameter: inspect.Parameter, *, is_documented: bool = False) -> bool:
     name = parameter.name
     if conventions.may_be_none(name) or conventions.is_bias(name) or conventions.has_positions(name):
         return False
@@ -401,7 +467,7 @@ def _is_tensor(parameter: inspect.Parameter) -> bool:
         return False
     if "Tensor" in str(parameter.annotation) or conventions.is_query(name) or conventions.is_memory(name):
         return True
-    return conventions.size_of(name) in (None, "D") or len(name) == 1
+    return conventions.size_of(name) in (None, "D") or len(name) == 1 or is_documented
 
 
 def _families(call: Callable[..., Any], tensors: Sequence[str], init: str, is_function: bool) -> Sequence[str]:
@@ -412,7 +478,7 @@ def _families(call: Callable[..., Any], tensors: Sequence[str], init: str, is_fu
     # without a width to construct it with, a module gets heads of queries and keys as a function does
     takes_heads = is_function or (conventions.is_query(first) and not re.search(r"\bD\b", init))
     default = _OF_HEADS if takes_heads else _OF_TOKENS
-    if re.search(r"\bV\b", init):
+    if _has_vocabulary(init):
         return ("int[V] B L",)
     unpacked = (unpacked_axes(call, name) for name in (first, *tensors))
     axes = next((names for names in unpacked if names is not None), None)
@@ -463,11 +529,12 @@ def _with_batch_in_its_place(
     return fitting or list(families)
 
 
-def _described(tensors: Sequence[str], family: str, flat: Collection[str]) -> Iterator[dict[str, str]]:
+def _described(
+    tensors: Sequence[str], family: str, memory: Sequence[str], flat: Collection[str]
+) -> Iterator[dict[str, str]]:
     """Yield descriptions of all tensors where the first one has that of a family: two lengths, then one."""
-    memory = [name for name in tensors if conventions.is_memory(name)]
-    if memory and len(memory) < len(tensors):
-        described = with_two_lengths(dict.fromkeys(tensors, family))
+    if memory:
+        described = with_two_lengths(dict.fromkeys(tensors, family), memory)
         yield {
             name: re.sub(r"\bDk\b", "Dv", text) if conventions.is_value(name) else text
             for name, text in described.items()
@@ -522,6 +589,7 @@ def _expressions_for(
     elif conventions.is_adjacency(name):
         yield ":L L"
         yield ":B L L"
+        yield "torch.ones(L, L).bool()"
     elif conventions.may_be_none(name) or conventions.is_bias(name):
         yield "None"
         if conventions.is_bias(name):

@@ -45,11 +45,15 @@ class Completed:
     """Whether time ended an attempt, so that a quieter machine may find another description."""
 
 
-def complete(spec: TargetSpec) -> Completed:
+def complete(spec: TargetSpec, report: Callable[[str], None] | None = None) -> Completed:
     """Return the description of a target of the user's own with the constructor arguments and inputs that it lacks.
 
     What the user gave stays as it is. Nothing is tried where nothing is missing; building the target then says what is
     wrong.
+
+    Args:
+        spec: The description.
+        report: What is told each description that is tried, as flags.
 
     Raises:
         AttnshapeError: The target doesn't import, something that its constructor needs has no proposal, or none of the
@@ -58,7 +62,7 @@ def complete(spec: TargetSpec) -> Completed:
     incomplete = _incomplete(spec)
     if incomplete is None:
         return Completed(spec)
-    search = Search(map_sizes(incomplete.root), incomplete.module)
+    search = Search(map_sizes(incomplete.root), incomplete.module, report)
     taken = _as_case(incomplete) or incomplete.taken(search)
     if taken is None:
         if search.failure is not None:
@@ -96,10 +100,9 @@ class _Incomplete:
             inits = [init or None for init in constructor_candidates(self.root, self.module)]
         state = ModuleState(self.module)
         examples = Examples(self.root, self.call, self.module)
-        is_function = inspect.isfunction(self.root)
         taken = (
             search.example_that_works(self.spec, examples.at(LEVELS[:3]), self.given)
-            or search.first_that_works(self.spec, inits, self.module, self.call, self.given, is_function)
+            or search.first_that_works(self.spec, inits, self.module, self.call, self.given, self.root)
             or search.example_that_works(self.spec, examples.at(LEVELS[3:]), self.given)
             or search.doubtful
             or search.refined(self.call, self.given)
@@ -123,7 +126,7 @@ def _incomplete(spec: TargetSpec) -> _Incomplete | None:
     call = root.forward if isinstance(root, torch.nn.Module) else root
     if inspect.isclass(root):
         call = getattr(root, "forward", None) or vars(root).get("__call__")
-    if not callable(call) or not _has_signature(call) or (not spec.inputs and annotated_inputs(call)):
+    if not callable(call) or not _has_signature(call) or (not spec.inputs and _is_annotated(call, spec)):
         return None
     bound = [*inspect.signature(call).parameters][:1] if inspect.isclass(root) else []
     given = {**dict.fromkeys([*bound, *spec.arguments], ""), **spec.inputs}
@@ -134,6 +137,16 @@ def _incomplete(spec: TargetSpec) -> _Incomplete | None:
         not spec.inputs and not spec.arguments and _takes_any(call, bound)
     )
     return _Incomplete(spec, root, module, call, given, needs_init) if needs_init or needs_inputs else None
+
+
+def _is_annotated(call: Callable[..., Any], spec: TargetSpec) -> bool:
+    """Return whether annotations describe the inputs by size symbols; names such as `batch` are to be worked out."""
+    try:
+        tensors = annotated_inputs(call)
+    except AttnshapeError:  # an axis is left open
+        return False
+    known = {*SYMBOLS_BY_NAME, *spec.sizes}
+    return bool(tensors) and known.issuperset(symbol for tensor in tensors for symbol in tensor.symbols)
 
 
 def _as_case(incomplete: _Incomplete) -> TargetSpec | None:
@@ -226,6 +239,8 @@ def _described(error: BaseException) -> str:
     """Return the kind and the message of an exception; the line of an assertion that has no message."""
     if isinstance(error, AssertionError) and not exception_text(error) and error.__traceback__ is not None:
         return f"AssertionError: {traceback.extract_tb(error.__traceback__)[-1].line}"
+    if isinstance(error, AttnshapeError):
+        return error.message
     return format_exception(error)
 
 

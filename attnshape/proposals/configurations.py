@@ -67,6 +67,17 @@ def configurations(kind: type, module: ModuleType, parameter: inspect.Parameter)
             yield namespace(fields, {**by_use, **inner})
 
 
+def is_configuration(kind: type, module: ModuleType, parameter: str) -> bool:
+    """Return whether a parameter of a constructor has the sizes as attributes, by its name or as the code reads them.
+
+    A width that is called `H` is a number; `H.n_embd` and `H.n_head` are read from a configuration.
+    """
+    if conventions.is_config(parameter):
+        return True
+    fields = fields_read(kind, parameter, module)
+    return sum(_size_among(name, fields) is not None for name in fields) > 1
+
+
 def namespace(fields: Sequence[str], inner: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return an expression for an object with these attributes, as far as their names tell what they are.
 

@@ -114,9 +114,10 @@ _FREE_OF_CHOICE = re.compile(
     r"past_key_values?|past|layer_past|past_kv|cache|kv_cache|caches|state|(\w+_)?head_mask|device|dev|dtype|(\w+_)?mask|mask\w*"
     r"|attn_bias|cache_position\w*"
 )
-_QUERY = re.compile(r"q|qs|(\w+_)?quer(y|ies)(_\w+)?|xq|x_q|q_x|tgt|target")
+_STATES = r"(inputs?|x|h|hidden(_states)?|states?|feats?|features|tokens|seq|embs?)"
+_QUERY = re.compile(rf"q|qs|(\w+_)?quer(y|ies)(_\w+)?|xq|{_STATES}_q|q_x|tgt|target")
 _MEMORY = re.compile(
-    r"k|ks|v|vs|kv|xk|xv|xkv|x_kv|kv_x|(\w+_)?(keys?|values?|key_value|memory|context|encoder\w*|source|src|cond|conditioning)(_\w+)?"
+    rf"k|ks|v|vs|kv|xk|xv|xkv|{_STATES}_(kv|k|v)|kv_x|(\w+_)?(keys?|values?|key_value|memory|context|encoder\w*|source|src|cond|conditioning)(_\w+)?"
 )
 _IDS = re.compile(r"(\w+_)?(ids?|idx|tokens|indices|token_ids|input_ids)|\w+_(seqs?|sequences?)|seqs")
 _ADJACENCY = re.compile(r"(\w+_)?(adj|adjacency|connectivity)(_?(mat|matrix|mask|matrices))?")
@@ -222,15 +223,19 @@ def is_bias(name: str) -> bool:
 
 
 def is_query(name: str) -> bool:
-    """Return whether a parameter of this name has the queries."""
+    """Return whether a parameter of this name has the queries.
+
+    >>> is_query("q"), is_query("inputs_q"), is_query("x")
+    (True, True, False)
+    """
     return _QUERY.fullmatch(plain(name)) is not None
 
 
 def is_memory(name: str) -> bool:
     """Return whether a parameter of this name has what the keys and values come from.
 
-    >>> is_memory("kv_x"), is_memory("memory"), is_memory("q_x")
-    (True, True, False)
+    >>> is_memory("kv_x"), is_memory("memory"), is_memory("inputs_kv"), is_memory("inputs_q")
+    (True, True, True, False)
     """
     return _MEMORY.fullmatch(plain(name)) is not None
 

@@ -12,18 +12,35 @@ from attnshape.comments.documented import docstring_entries
 from attnshape.comments.functions import CommentedSource, FunctionNode, comments_in, find_function, parameter_names
 from attnshape.comments.grammar import parse_comment
 from attnshape.comments.notation import AxisToken, find_shapes
+from attnshape.errors import AttnshapeError
 from attnshape.observation.forms import FunctionId
 from attnshape.proposals import conventions
+from attnshape.targets.inputs import annotated_inputs
 
 Documented = Mapping[str, tuple[AxisToken, ...]]
-"""The axes of each argument that the docstring, or else a comment, gives one shape."""
+"""The axes of each argument that its annotation, the docstring, or else a comment, gives one shape."""
 
 
 def documented_arguments(call: Callable[..., Any]) -> dict[str, tuple[AxisToken, ...]]:
-    """Return the axes that a function's docstring gives its arguments, of those with one shape of certain rank.
+    """Return the axes that annotations or a function's docstring give its arguments, of those with one certain shape.
 
     Of the others, the axes that a comment gives them.
     """
+    return {**_in_text(call), **_in_annotations(call)}
+
+
+def _in_annotations(call: Callable[..., Any]) -> dict[str, tuple[AxisToken, ...]]:
+    """Return the axes that jaxtyping annotations give the arguments, whose names may not be size symbols."""
+    try:
+        tensors = annotated_inputs(call)
+    except AttnshapeError:  # an axis is left open
+        return {}
+    shapes = {tensor.name: next(find_shapes(f"({', '.join(tensor.signature.split())},)"), None) for tensor in tensors}
+    return {name: shape.axes for name, shape in shapes.items() if shape is not None}
+
+
+def _in_text(call: Callable[..., Any]) -> dict[str, tuple[AxisToken, ...]]:
+    """Return the axes that a docstring or comments give the arguments."""
     code = getattr(inspect.unwrap(call), "__code__", None)
     if code is None:
         return {}

@@ -45,7 +45,8 @@ class FieldUses:
         kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
         if kind in ("", "_empty", "int", "Optional"):
             size = self._size(field)
-            return size or ("2" if kind == "int" else None)
+            width = "D" if conventions.may_be_width(field) else None
+            return size or width or ("2" if kind == "int" else None)
         return {"float": "0.0", "bool": "False", "str": "''"}.get(kind)
 
     def _nodes(self) -> Iterator[ast.AST]:

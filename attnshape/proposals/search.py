@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import time
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from attnshape.dims.sizes import are_large
 from attnshape.errors import AttnshapeError
+from attnshape.options.flags import flag_syntax
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.proposals.alternatives import alternatives
 from attnshape.proposals.axis_orders import with_heads_behind_tokens, with_sequence_first, with_two_lengths
@@ -25,6 +27,7 @@ from attnshape.proposals.candidates import (
     Inputs,
     axes_are_named,
     input_candidates,
+    optional_context,
     optional_inputs,
     optional_masks,
 )
@@ -51,6 +54,8 @@ _MOST_WITHOUT_PACKAGE = 20
 _MOST_SECONDS = 20.0
 _ONE_ATTEMPT = 5.0
 _AT_SIZES_ASKED_FOR = 2.0
+_MOST_ELEMENTS = 10**8
+_ALLOCATING = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
 _MISSING_FIELD = re.compile(r"'(?:types\.)?SimpleNamespace' object has no attribute '(\w+)'")
 
 
@@ -87,6 +92,24 @@ class _CallCounter(TorchFunctionMode):
         return result
 
 
+class _AllocationLimit(TorchFunctionMode):
+    """Ends a construction that allocates far more than small sizes do, as with the sizes of a real model by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._elements = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _ALLOCATING and "out" not in (kwargs or {}):
+            with contextlib.suppress(Exception):  # the call itself fails in the same way
+                self._elements += func(*args, **{**(kwargs or {}), "device": "meta"}).numel()
+            if self._elements > _MOST_ELEMENTS:
+                raise AttnshapeError(f"its tensors have more than {_MOST_ELEMENTS} elements even at small sizes")
+        return func(*args, **(kwargs or {}))
+
+
 class _DoubtfulError(Exception):
     """A target runs, but its result doesn't depend on one of its inputs, or is NaN, as where a mask hides every key."""
 
@@ -94,9 +117,21 @@ class _DoubtfulError(Exception):
 class Search:
     """Tries proposals in order, within limits on their number and on time."""
 
-    def __init__(self, maps: Mapping[str, int], module: ModuleType | None = None) -> None:
-        """`maps` are the sizes of feature maps; `module` has the code, whose numbers no size should have."""
+    def __init__(
+        self,
+        maps: Mapping[str, int],
+        module: ModuleType | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        """Start without an attempt.
+
+        Args:
+            maps: The sizes of feature maps.
+            module: The module of the code, whose numbers no size should have.
+            report: What is told each description that is tried, as flags.
+        """
         self.attempts = 0
+        self._report = report
         self._maps = maps
         self._sizes = trial_sizes(module)
         self._most_attempts = _MOST_ATTEMPTS
@@ -135,13 +170,13 @@ class Search:
         module: ModuleType,
         call: Callable[..., Any],
         given: Mapping[str, str],
-        is_function: bool,
+        root: Any,
     ) -> TargetSpec | None:
         """Return the first description with which the target runs at both sets of sizes and uses each input."""
         waiting = list(inits)
         while waiting:
             init = waiting.pop(0)
-            for inputs in _all_inputs(call, module, given, init or "", is_function):
+            for inputs in _all_inputs(call, module, given, init or "", root):
                 if self.is_over:
                     self.cut_short = self.cut_short or self.attempts < self._most_attempts
                     return None
@@ -276,6 +311,8 @@ class Search:
     def _failure_of(self, spec: TargetSpec) -> FailedAttempt | None:
         """Return how an attempt with a description fails, None if it works."""
         self.attempts += 1
+        if self._report is not None:
+            self._report(" ".join(map(flag_syntax, spec.given_options())))
         is_built = is_doubtful = False
         place, counter = 0, _CallCounter()
 
@@ -284,7 +321,8 @@ class Search:
             for place in range(len(self._sizes)):
                 is_built, counter = False, _CallCounter()
                 numbers, target = _at(spec, self._sizes[place])
-                runnable = target.build(numbers, RunOptions())
+                with _AllocationLimit():
+                    runnable = target.build(numbers, RunOptions())
                 is_built = True
                 with counter:
                     plain = _results(runnable)
@@ -395,14 +433,14 @@ def _same(results: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _all_inputs(
-    call: Callable[..., Any], module: ModuleType, given: Mapping[str, str], init: str, is_function: bool
+    call: Callable[..., Any], module: ModuleType, given: Mapping[str, str], init: str, root: Any
 ) -> Iterator[Inputs]:
-    """Yield proposals for the required parameters, then with optional ones that the code may need."""
-    yield from input_candidates(call, module, given, init, is_function)
-    for also in optional_inputs(call):
-        yield from input_candidates(
-            call, module, given, init, is_function, [name for name in also if name not in given]
-        )
+    """Yield proposals for the required parameters, then with optional ones that the code may need.
+
+    A cross-attention gets what its keys come from at once, although it may do without.
+    """
+    for also in dict.fromkeys([*optional_context(call, root), (), *optional_inputs(call)]):
+        yield from input_candidates(call, module, given, init, root, [name for name in also if name not in given])
 
 
 def _with(spec: TargetSpec, init: str | None, inputs: Inputs, maps: Mapping[str, int]) -> TargetSpec:

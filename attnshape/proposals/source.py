@@ -99,6 +99,9 @@ def trees_with(kind: type, parameter: str, module: ModuleType) -> tuple[tuple[as
         if tree is None:
             continue
         names = {name, "config"} if is_config(name) else {name}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and _is_named(node.value, names):
+                names |= {bound for target in node.targets if (bound := _dotted(target).removeprefix("self."))}
         found.append((tree, frozenset(names)))
         waiting += [(base, name) for base in getattr(one, "__bases__", ())[:3] if base is not object]
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
@@ -108,16 +111,20 @@ def trees_with(kind: type, parameter: str, module: ModuleType) -> tuple[tuple[as
             if any(_is_named(value, names) for value in passed):
                 callee = getattr(module, call.func.id, None)
                 if inspect.isclass(callee) or inspect.isfunction(callee):
-                    waiting.append((callee, _receiver(callee) or name))
+                    waiting.append((callee, _receiver(callee, call, names) or name))
     return tuple(found)
 
 
-def _receiver(callee: Any) -> str | None:
-    """Return the parameter by which a function or class takes a configuration."""
+def _receiver(callee: Any, call: ast.Call, names: set[str]) -> str | None:
+    """Return the parameter by which a function or class that is called takes what has one of these names."""
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     try:
-        return next((name for name in inspect.signature(callee).parameters if is_config(name)), None)
+        signature = inspect.signature(callee)
+        bound = signature.bind_partial(*call.args, **keywords).arguments
     except (TypeError, ValueError):
         return None
+    taken = (name for name, value in bound.items() if isinstance(value, ast.expr) and _is_named(value, names))
+    return next(taken, next(filter(is_config, signature.parameters), None))
 
 
 def _attributes(tree: ast.AST, names: set[str]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -329,7 +330,7 @@ def _attend_begins(trace: Trace) -> int | None:
 
 def trace_header(trace: Trace) -> Header:
     """Return the lines above the table of a trace."""
-    symbols = sorted(trace.sizes, key=lambda symbol: ORDER.get(symbol, len(ORDER)))
+    symbols = sorted(_symbols_shown(trace), key=lambda symbol: ORDER.get(symbol, len(ORDER)))
     sizes = tuple(_size(symbol, trace.sizes[symbol]) for symbol in symbols)
     dtype = visible(trace.dtype) + (" · with gradients" if trace.grad is True else "")
     return Header(visible(trace.command), visible(trace.target), (visible(trace.device), dtype), sizes)
@@ -379,6 +380,21 @@ def _merged(texts: Mapping[int, str]) -> Iterator[str]:
         else:
             which = f"steps {first}, … and {last} ({len(indices)} steps) are"
         yield f"{which} {text.replace('its scores', 'their scores') if first != last else text}"
+
+
+def _symbols_shown(trace: Trace) -> list[str]:
+    """Return the size symbols of a trace without those that follow from others and that stand nowhere in it."""
+    tensors = [*(one.tensor for one in trace.inputs), *_results(trace)]
+    texts = [*(tensor.signature for tensor in tensors), *(loop.expression for loop in trace.loops)]
+    texts += [step.avoided.signature for step in trace.steps if step.avoided is not UNSET]
+    texts += [*trace.preconditions, trace.command, *([trace.found] if trace.found is not UNSET else [])]
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
+    words |= {
+        word
+        for symbol in words & trace.sizes.keys()
+        for word in re.findall(r"\w+", trace.sizes[symbol].expression or "")
+    }
+    return [symbol for symbol, size in trace.sizes.items() if size.origin != "derived" or symbol in words]
 
 
 def _size(symbol: str, size: Size) -> str:

@@ -28,7 +28,13 @@ from attnshape.targets.missing import (
     missing_package,
     not_installed,
 )
-from attnshape.targets.scripts import define_the_rest, seconds_allowed, stop_of
+from attnshape.targets.scripts import (
+    constants_of_main,
+    define_constants_of_main,
+    define_the_rest,
+    seconds_allowed,
+    stop_of,
+)
 
 _WITHOUT_PARENT = "no known parent package"
 _MOST_NAMES = 8
@@ -41,6 +47,13 @@ def import_target(where: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    module = _imported(where)
+    if _is_file(where):
+        define_constants_of_main(module, _resolve(where))
+    return module
+
+
+def _imported(where: str) -> ModuleType:
     before = set(sys.modules)
     try:
         return _import_file(where) if _is_file(where) else _import_module(where)
@@ -154,6 +167,9 @@ def notes_on(module: ModuleType) -> tuple[str, ...]:
     notes = [f"not {how}, and not needed by what ran: {', '.join(names)}"] if names else []
     if (stop := stop_of(module)) is not None:
         notes.append(f"{stop.place} {stop.how}, after which only definitions were taken from the file: {stop.why}")
+    if constants := constants_of_main(module):
+        reads = ", ".join(constants)
+        notes.append(f"taken from `if __name__ == '__main__':`, since the code reads them: {reads}")
     package = module.__name__.rpartition(".")[0]
     if isinstance(sys.modules.get(package), _PackageWithoutCode):
         notes.append(f"the package {package} itself doesn't import, so that only its file was imported")

@@ -7,11 +7,13 @@ classes need of it fails with the name that isn't defined; the others can be use
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from weakref import WeakKeyDictionary
 
 from attnshape.errors import exception_message, exception_text
 from attnshape.runtime.files import display_path
@@ -45,6 +47,10 @@ class Stop:
 
 _stops: dict[str, Stop] = {}
 """The scripts of which only the definitions were taken from some line on, by their files."""
+
+
+_constants_of_main: WeakKeyDictionary[ModuleType, tuple[str, ...]] = WeakKeyDictionary()
+"""The constants that scripts define for their functions only where they run as such."""
 
 
 def stop_of(module: ModuleType) -> Stop | None:
@@ -117,6 +123,63 @@ def define_the_rest(module: ModuleType, path: Path, error: BaseException) -> boo
         why = f"{type(error).__name__}: {exception_message(error)}".removesuffix(": ")
         _stops[str(path)] = Stop(place, why)
     return True
+
+
+def define_constants_of_main(module: ModuleType, path: Path) -> None:
+    """Add to a module the constants under `if __name__ == "__main__":` that its functions read as globals.
+
+    Nothing else of that block runs, and what the module has stays as it is.
+    """
+    if module in _constants_of_main:
+        return
+    _constants_of_main[module] = ()
+    try:
+        statements = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return
+    main = [inner for one in statements for inner in _main_block(one)]
+    assigned = {
+        target.id
+        for one in main
+        if isinstance(one, ast.Assign)
+        for target in one.targets
+        if isinstance(target, ast.Name) and not hasattr(module, target.id)
+    }
+    wanted = assigned & {name for one in statements if isinstance(one, _DEFINITIONS[:3]) for name in _globals_read(one)}
+    if not wanted:
+        return
+    names = dict(vars(module))
+    for one in (one for one in main if isinstance(one, ast.Assign) and _only_defines(one)):
+        with contextlib.suppress(Exception):  # it needs what another statement would have defined
+            exec(compile(ast.Module([one], []), str(path), "exec"), names)
+    found = sorted(name for name in wanted if name in names)
+    vars(module).update({name: names[name] for name in found})
+    _constants_of_main[module] = tuple(found)
+
+
+def constants_of_main(module: ModuleType) -> tuple[str, ...]:
+    """Return the constants that a module got from its `if __name__ == "__main__":`."""
+    return _constants_of_main.get(module, ())
+
+
+def _main_block(statement: ast.stmt) -> list[ast.stmt]:
+    """Return the statements under `if __name__ == "__main__":`, none of another statement."""
+    match statement:
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()]), body=body):
+            return body
+    return []
+
+
+def _globals_read(definition: ast.stmt) -> set[str]:
+    """Return the names that a function or the methods of a class read, and don't bind."""
+    found: set[str] = set()
+    for one in ast.walk(definition):
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = [node for node in ast.walk(one) if isinstance(node, ast.Name)]
+            bound = {node.id for node in inner if not isinstance(node.ctx, ast.Load)}
+            bound |= {argument.arg for argument in ast.walk(one.args) if isinstance(argument, ast.arg)}
+            found |= {node.id for node in inner} - bound
+    return found
 
 
 def _is_deliberate(statement: ast.stmt, line: int) -> bool:

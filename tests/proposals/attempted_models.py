@@ -5,7 +5,8 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 
 class _Base(nn.Module):
@@ -405,3 +406,168 @@ class OfArrays(_Base):
     def forward(self, users, log_seqs):
         x = self.embedded(log_seqs) + self.items(users)
         return self.attend(*self.projected(x))
+
+
+class FromAnyName(_Base):
+    """Reads its sizes from an object whose name could be that of a size."""
+
+    def __init__(self, H):
+        super().__init__(H.n_emb, H.n_head)
+
+    def forward(self, x):
+        return self.attend(*self.projected(x))
+
+
+class OfItems(_Base):
+    """Takes the ids of items, which only a docstring and the number of items tell."""
+
+    def __init__(self, num_items, hidden_dim, heads):
+        super().__init__(hidden_dim, heads)
+        self.items = nn.Embedding(num_items, hidden_dim)
+
+    def forward(self, seq):
+        """Attend between items.
+
+        Args:
+            seq: Items of shape (batch_size, seq_len).
+        """
+        return self.attend(*self.projected(self.items(seq)))
+
+
+class OfWidths(nn.Module):
+    """Has widths that only its layers tell, in a base class."""
+
+    def __init__(self, model_dim: int, w_q_k: int):
+        super().__init__()
+        self.q = nn.Linear(model_dim, w_q_k)
+        self.k = nn.Linear(model_dim, w_q_k)
+
+
+class OfBase(OfWidths):
+    def forward(self, x):
+        return (self.q(x) @ self.k(x).mT * self.k.out_features**-0.5).softmax(-1) @ x
+
+
+class Annotated(_Base):
+    """Has annotations with names of its own for the axes."""
+
+    def forward(self, x: Float[Tensor, "batch seq_len hidden"], c: Float[Tensor, "batch hidden"]):
+        return self.attend(*self.projected(x)) * c[:, None]
+
+
+class OfGraph(_Base):
+    """Takes neighbours as a boolean mask."""
+
+    def forward(self, x, adj_mask):
+        B, L, _ = x.shape
+        q, k, v = self.projected(x)
+        hidden = torch.zeros(B, 1, L, L).masked_fill(~adj_mask, float("-inf"))
+        return self.attend(q, k, v, hidden)
+
+
+class BesideQuery(_Base):
+    """Takes keys from what only stands beside a query."""
+
+    def forward(self, x, q):
+        _, k, v = self.projected(x)
+        return self.attend(self.projected(q)[0], k, v)
+
+
+class _Context(_Base):
+    def __init__(self, query_dim, context_dim=None, heads=4):
+        super().__init__(query_dim, heads)
+        self.of_context = nn.Linear(context_dim or query_dim, 2 * query_dim)
+
+    def projected_pair(self, x, context):
+        k, v = self.of_context(context).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.projected(x)[0], k, v
+
+
+class WithContext(_Context):
+    """Can do without a context, for which it has a width."""
+
+    def forward(self, x, context=None):
+        return self.attend(*self.projected_pair(x, x if context is None else context))
+
+
+class CrossAttention(_Base):
+    """Can do without what its name says."""
+
+    def forward(self, x, y=None):
+        q, k, v = self.projected(x)
+        if y is not None:
+            _, k, v = self.projected(y)
+        return self.attend(q, k, v)
+
+
+class FromAlias(_Base):
+    """Reads its sizes by another name than that of its parameter."""
+
+    def __init__(self, wanted):
+        c = wanted
+        super().__init__(c.n_emb, c.n_head)
+
+    def forward(self, x):
+        return self.attend(*self.projected(x))
+
+
+@dataclass
+class LargeConfig:
+    """The sizes of a real model."""
+
+    dim: int = 16384
+    heads: int = 64
+    layers: int = 40
+
+
+class LargeByDefault(nn.Module):
+    """Is as large as a real model by default, and its parts take the configuration by another name."""
+
+    def __init__(self, config=LargeConfig()):  # noqa: B008
+        super().__init__()
+        self.layers = nn.ModuleList(LargeLayer(config) for _ in range(config.layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class LargeLayer(_Base):
+    def __init__(self, wanted):
+        super().__init__(wanted.dim, wanted.heads)
+
+    def forward(self, x):
+        return self.attend(*self.projected(x))
+
+
+class AlwaysLarge(_Base):
+    """Is too large whatever its sizes are."""
+
+    def __init__(self, dim, heads):
+        super().__init__(dim, heads)
+        self.table = nn.ModuleList(nn.Linear(8192, 8192) for _ in range(100))
+
+    def forward(self, x):
+        return self.attend(*self.projected(x))
+
+
+class OfProduct(nn.Module):
+    """Multiplies a width that its name doesn't tell by the number of heads."""
+
+    def __init__(self, k_in, kh, h):
+        super().__init__()
+        self.heads = h
+        self.qkv = nn.Linear(k_in, 3 * (h * kh))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return ((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class OfInputs(_Base):
+    """Names its inputs by what becomes of them."""
+
+    def forward(self, inputs_kv, inputs_q):
+        _, k, v = self.projected(inputs_kv)
+        return self.attend(self.projected(inputs_q)[0], k, v)

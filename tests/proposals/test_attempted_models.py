@@ -54,6 +54,18 @@ MODELS = str(Path(__file__).parent / "attempted_models.py")
             "--init 'V, D, H' --input 'users: int[V] B L' --with 'log_seqs=torch.randint(V, (B, L)).numpy()'",
         ),
         ("LengthFirst", "--init 'D, H' --input 'x: L B D' --input 'places: L D'"),
+        ("FromAnyName", "--init 'SimpleNamespace(n_emb=D, n_head=H)' --input 'x: B L D'"),
+        ("OfItems", "--init 'V, D, H' --input 'seq: int[V] B L'"),
+        ("OfBase", "--init 'D, D' --input 'x: B L D'"),
+        ("Annotated", "--init 'D, H' --input 'x: B L D' --input 'c: B D'"),
+        ("OfGraph", "--init 'D, H' --input 'x: B L D' --with 'adj_mask=torch.ones(L, L).bool()'"),
+        ("BesideQuery", "--init 'D, H' --input 'x: B Lk D' --input 'q: B Lq D'"),
+        ("WithContext", "--init 'D, heads=H' --input 'x: B Lq D' --input 'context: B Lk D'"),
+        ("FromAlias", "--init 'SimpleNamespace(n_emb=D, n_head=H)' --input 'x: B L D'"),
+        ("LargeByDefault", "--init 'config=LargeConfig(dim=D, heads=H, layers=N)' --input 'x: B L D'"),
+        ("OfProduct", "--init 'D, Dk, H' --input 'x: B L D'"),
+        ("OfInputs", "--init 'D, H' --input 'inputs_kv: B Lk D' --input 'inputs_q: B Lq D'"),
+        ("CrossAttention", "--init 'D, H' --input 'x: B Lq D' --input 'y: B Lk D'"),
     ],
 )
 def test_arguments_are_found(name, flags):
@@ -104,3 +116,14 @@ def test_file_that_is_read_at_the_import(folder: Path, attnshape: Attnshape):
     text += "def attend(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n"
     (folder / "reads.py").write_text(text)
     assert "hint: run in a folder that has numbers/table.txt" in attnshape("trace reads.py:attend").err
+
+
+def test_attempt_that_would_allocate_much_ends_at_once():
+    error = error_of("AlwaysLarge")
+    assert "its tensors have more than 100000000 elements even at small sizes" in error.message
+
+
+def test_descriptions_are_reported_as_they_are_tried():
+    reported: list[str] = []
+    complete(TargetSpec(target=f"{MODELS}:FromAlias"), reported.append)
+    assert reported == ['--init "SimpleNamespace(n_emb=D, n_head=H)" --input "x: B L D"']

@@ -35,7 +35,20 @@ def test_only_matching_steps_are_shown() -> None:
 
 def test_sizes_have_their_origin_in_canonical_order() -> None:
     sizes = {"T": Size(3, "given"), "Dk": Size(64, "derived", "D//H"), "B": Size(2, "default")}
-    assert trace_header(trace_of((), sizes=sizes)).sizes == ("B=2 (default)", "Dk=64 (D//H)", "T=3")
+    trace = trace_of((), sizes=sizes, command="attnshape trace model.py:Attention --init Dk")
+    assert trace_header(trace).sizes == ("B=2 (default)", "Dk=64 (D//H)", "T=3")
+
+
+def test_size_that_follows_is_shown_where_an_axis_has_it() -> None:
+    sizes = {"D": Size(512, "default"), "H": Size(8, "default"), "Dk": Size(64, "derived", "D//H")}
+    traces = [
+        trace_of((step(1, "q", "linear", None, tensor(text)),), sizes=sizes, command="attnshape trace model.py")
+        for text in ("B D", "B Dk")
+    ]
+    assert [trace_header(trace).sizes for trace in traces] == [
+        ("H=8 (default)", "D=512 (default)"),
+        ("H=8 (default)", "D=512 (default)", "Dk=64 (D//H)"),
+    ]
 
 
 def axes_line(*axes: Axis, runs: int = 3) -> str:

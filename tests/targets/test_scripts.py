@@ -93,3 +93,12 @@ def test_class_that_runs_on_is_no_script(folder: Path, attnshape: Attnshape):
     assert result.status == 2
     assert "stuck.py doesn't import: TooLong: it took too long, at stuck.py" in result.err
     assert "under if __name__ == '__main__'" in result.err
+
+
+def test_constants_of_the_main_block_that_classes_read(folder: Path, attnshape: Attnshape):
+    main = "    text = open('no_such_text.txt').read()\n    n_head = 4\n    n_embd = 12 * n_head\n"
+    Path("run_alone.py").write_text(f"{HEAD}\n\nif __name__ == '__main__':\n{main}")
+    result = attnshape("trace run_alone.py --format table")
+    assert result.status == 0, result.err
+    assert 'found: --init Dk --input "x: B L 48"' in result.out
+    assert "taken from `if __name__ == '__main__':`, since the code reads them: n_embd" in result.out
