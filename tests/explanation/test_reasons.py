@@ -8,7 +8,15 @@ import pytest
 
 from attnshape.model.explanation import Explanation, Grid, Paragraph
 from attnshape.options.spec import RunOptions, TargetSpec
-from tests.explanation.explained import SOURCES, SPECS, explained, explanation_of, section_of, text_of
+from tests.explanation.explained import (
+    SOURCES,
+    SPECS,
+    assert_numbers_are_measured,
+    explained,
+    explanation_of,
+    section_of,
+    text_of,
+)
 
 TOPICS = {
     "function": ["scores", "scale", "softmax", "context"],
@@ -131,6 +139,56 @@ def test_copy_is_explained_only_where_there_is_one(tmp_path: Path) -> None:
     every = "\n".join(map(text_of, in_order.parts[0].sections))
     assert "copies" not in every
     assert "view can join" not in every
+
+
+_SIDE_BY_SIDE = """
+import torch
+from torch import nn
+
+
+class Fused(nn.Module):
+    def __init__(self, D, H):
+        super().__init__()
+        self.H, self.qkv = H, nn.Linear(D, 3 * D)
+
+    def forward(self, x):
+        B, L, D = x.shape
+        q, k, v = self.qkv(x).reshape(B, L, 3, self.H, D // self.H).permute(2, 0, 3, 1, 4).unbind(0)
+        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_turned"),
+    [
+        ("", "", True),
+        (".permute(2, 0, 3, 1, 4).unbind(0)", ".permute(2, 0, 1, 3, 4).transpose(2, 3).unbind(0)", True),
+        ("(q @ k.mT *", '(torch.einsum("bhid,bhjd->bhij", q, k) *', True),
+        (
+            "(q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v",
+            'torch.einsum("bhij,bhjd->bihd", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v)',
+            False,
+        ),
+    ],
+)
+def test_heads_of_queries_keys_and_values_side_by_side(tmp_path: Path, old: str, new: str, is_turned: bool) -> None:
+    (tmp_path / "fused.py").write_text(_SIDE_BY_SIDE.replace(old, new) if old else _SIDE_BY_SIDE)
+    explanation = explanation_of(TargetSpec(f"{tmp_path}/fused.py:Fused", init="D, H", inputs={"x": "B L D"}))
+    assert_numbers_are_measured(explanation)
+    said = text_of(section_of(explanation, "heads"))
+    assert (
+        "puts the heads before the tokens: for each of B=2 sequences and H=8 heads the last two" in said
+    ) == is_turned
+    assert ("as a loop would" in said) == is_turned
+    order = ["reads the 3*D=1536 features of a token as 3 × H=8 × Dk=64", "cuts one result into 3 parts"]
+    assert said.find(order[0]) < said.find(order[1]) != -1
+    assert ": Reorders" not in said
+
+
+def test_factor_is_named_once(tmp_path: Path) -> None:
+    multiplied = variant(tmp_path, FUNCTION, ("/ math.sqrt(query.size(-1))", "* query.size(-1) ** -0.5"))
+    assert "multiplies the scores by 1/sqrt(Dk) = 0.125." in text_of(section_of(multiplied, "scale"))
+    assert "by sqrt(Dk) = 8: the softmax reads 0.125" in text_of(section_of(explained("function"), "scale"))
 
 
 def test_another_scale_is_not_given_the_usual_reason(tmp_path: Path) -> None:
