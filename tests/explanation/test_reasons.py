@@ -223,7 +223,7 @@ def test_heads_that_are_cut_out_of_tokens_are_not_described_as_right(tmp_path: P
     text = text_of(
         section_of(variant(tmp_path, CAUSAL, (shape, "reshape(B, self.n_head, T, C // self.n_head)")), "heads")
     )
-    assert "Views the same elements with other axes: B L D becomes B H L Dk" in text
+    assert "views the same elements with other axes: B L D becomes B H L Dk" in text
     assert "heads of Dk=64 features each" not in text
     assert "set of weights" not in text
 
@@ -323,7 +323,7 @@ def test_keys_that_are_turned_at_once_are_not_said_to_be_rows_of_features(tmp_pa
         ("k.size(-1)", "k.size(-2)"),
     )
     text = text_of(section_of(turned, "heads"))
-    assert "`k.view(B, T, n_head, C // n_head).permute(0, 2, 3, 1)`: Reorders the axes" in text
+    assert "`k.view(B, T, n_head, C // n_head).permute(0, 2, 3, 1)` reorders the axes" in text
     rows = next(line for line in text.splitlines() if "put the heads before the tokens" in line)
     assert "permute" not in rows
     assert "1/sqrt(Dk)" in text_of(section_of(turned, "scale"))
