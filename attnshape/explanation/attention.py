@@ -13,7 +13,7 @@ from torch import Tensor
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.operands import AttentionOperand, OperandRole, by_attention, projection
 from attnshape.explanation.observed import Compared, ObservedScores, RunValues
-from attnshape.explanation.sentences import AxisSize, axis_label, tensor_axes
+from attnshape.explanation.sentences import AxisSize, axis_label, explain, tensor_axes
 from attnshape.explanation.stages import Stage, StepLinks, TracedAttention
 from attnshape.explanation.writing import quoted
 from attnshape.inference.dataflow import innermost
@@ -234,6 +234,15 @@ def each_of(axes: Sequence[AxisSize]) -> str:
 def code_of(step: Step) -> str:
     """Return the expression of a step as code in a sentence."""
     return quoted(strip_self(unfold(step.expression)))
+
+
+def what_it_does(trace: Trace, step: Step) -> str:
+    """Return a sentence that begins with the code of a step."""
+    sentence = explain(trace, step)
+    verb, _, rest = sentence.partition(" ")
+    # a sentence about an operation without a verb of its own begins with its name, which isn't repeated
+    action = rest if verb == ops.short_name(step.operation) else f"{verb[0].lower()}{verb[1:]} {rest}"
+    return f"{code_of(step)} {action}"
 
 
 def codes_of(steps: Iterable[Step]) -> str:

@@ -30,7 +30,11 @@ def memory_table(text: SectionWriter, when: str, tensor: TensorRecord) -> None:
     (row, rows), (column, columns), (last, width) = tensor_axes(tensor)[-3:]
     if min(rows, columns) < 2:
         return
-    before = [f"`{axis}`" for axis, size in tensor_axes(tensor)[:-3] if size > 1]
+    before = [
+        f"the axis of {axis}" if axis.isdecimal() else f"`{axis}`"
+        for axis, size in tensor_axes(tensor)[:-3]
+        if size > 1
+    ]
     index = f", at the first index of {join_words(before)}" if before else ""
     start = f"{when[0].upper()}{when[1:]}, the {axis_label((last, width))} features lie"
     text.what(f"{start} at these places of the storage{index}:")

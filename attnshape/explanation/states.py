@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import permutations, product
 from math import prod
+from string import ascii_letters
 
 import torch
 from torch import Tensor
 
+from attnshape.checks.interventions.replay import ReplayedCall
 from attnshape.explanation.observed import RunValues
+from attnshape.explanation.sentences import AxisSize, tensor_axes
 from attnshape.explanation.stages import StepLinks
 from attnshape.inference.dataflow import innermost
 from attnshape.model.references import resolve
@@ -17,8 +21,13 @@ from attnshape.model.trace import Step, Trace
 from attnshape.tracing import operations as ops
 
 _VIEWS = ops.RESHAPES | ops.UNIT_AXES | ops.TRANSPOSES | ops.CASTS | ops.COPIES | {"getitem"}
-_ELEMENTWISE = ops.NONLINEARITIES | ops.ADDITIONS | ops.EXPONENTIALS
+_NONLINEAR = ops.NONLINEARITIES | ops.EXPONENTIALS
+_ELEMENTWISE = _NONLINEAR | ops.ADDITIONS
 _CLOSE = 1e-3
+
+
+SummedAxes = tuple[list[AxisSize], AxisSize, AxisSize, AxisSize, AxisSize]
+"""The axes of the batch, the queries, the keys, the features and the values."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ class SummedFirst:
     read: Step
     """The step that multiplies the queries by the sum."""
     division: Step
-    """The step that divides by the sum of the weights."""
+    """The step that divides by the sum of the weights, or multiplies by its inverse; that may be `read` itself."""
     maps: tuple[tuple[Step, ...], ...]
     """The steps that make the features of queries and of keys, one element at a time; empty if there are none."""
     queries: Tensor
@@ -40,6 +49,8 @@ class SummedFirst:
     keys: Tensor
     raw: tuple[Tensor, Tensor] | None
     """The queries and keys from which the features are made; None if there is no such map."""
+    axes: SummedAxes | None = None
+    """What the axes are, where an equation says so; None if they are in the order of a matrix product."""
 
     def weights(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the products of queries and keys; those of hidden keys are 0."""
@@ -117,18 +128,22 @@ class _Steps:
         while found is not None and ops.base_name(found.operation) in _ELEMENTWISE and len(found.operands) == 1:
             chain.insert(0, found)
             found = self.made(found, 0)
-        return tuple(chain) if any(ops.base_name(one.operation) in ops.NONLINEARITIES for one in chain) else ()
+        return tuple(chain) if any(ops.base_name(one.operation) in _NONLINEAR for one in chain) else ()
 
 
 def may_have_state(trace: Trace) -> bool:
     """Return whether a run is worth observing, since a trace may have what this module finds."""
     steps = _Steps(trace, StepLinks(trace))
-    return any(True for _ in _divided(steps)) or any(True for _ in _updated(steps))
+    return any(any(True for _ in found(steps)) for found in (_divided, _divided_equations, _updated))
 
 
 def summed_first(trace: Trace, links: StepLinks, values: RunValues) -> SummedFirst | None:
     """Return the attention of a trace that sums keys times values first; None if its numbers show none."""
     steps = _Steps(trace, links)
+    return _summed_by_matrices(steps, values) or _summed_by_equations(trace, steps, values)
+
+
+def _summed_by_matrices(steps: _Steps, values: RunValues) -> SummedFirst | None:
     for division, read, running, outer in _divided(steps):
         numbers = [values.operand(step, place) for step in (read, outer, division) for place in (0, 1)]
         known = [one.double() for one in numbers if one is not None and one.is_floating_point() and one.ndim > 1]
@@ -147,7 +162,6 @@ def summed_first(trace: Trace, links: StepLinks, values: RunValues) -> SummedFir
         if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
             continue
         maps = (steps.mapped(read, 0), steps.mapped(outer, key_place))
-        raw = [values.operand(one[0]) for one in maps if one]
         found = SummedFirst(
             outer=outer,
             running=running,
@@ -156,17 +170,162 @@ def summed_first(trace: Trace, links: StepLinks, values: RunValues) -> SummedFir
             maps=maps if all(maps) else (),
             queries=query,
             keys=key,
-            raw=(raw[0].double(), raw[1].double())
-            if len(raw) == 2
-            and raw[0] is not None
-            and raw[1] is not None
-            and (raw[0].shape, raw[1].shape) == (query.shape, key.shape)
-            else None,
+            raw=_raw(values, maps, (query, key)),
         )
         weights = found.weights(query, key)
         if _same(numerator, weights @ value) and _same(divisor, weights.sum(-1, keepdim=True)):
             return found
     return None
+
+
+def _summed_by_equations(trace: Trace, steps: _Steps, values: RunValues) -> SummedFirst | None:
+    """Return the same where einsum makes the sum or reads it, in any order of axes."""
+    for division, read, place, outer in _divided_equations(steps):
+        read_call, outer_call, divided = values.call(read), values.call(outer), values.result(division)
+        if read_call is None or outer_call is None or divided is None:
+            continue
+        for query_place, key_place in product(range(len(read.operands)), range(2)):
+            reads = _equation(read_call, query_place, place)
+            sums = _equation(outer_call, key_place, 1 - key_place)
+            if reads is None or sums is None or divided.dim() != len(reads.out):
+                continue
+            query, key, value = (
+                one.double()
+                for one in (
+                    reads.arranged(read_call.operand_values[query_place], reads.first, (reads.left, reads.shared)),
+                    sums.arranged(outer_call.operand_values[key_place], sums.first, (sums.shared, sums.left)),
+                    sums.arranged(outer_call.operand_values[1 - key_place], sums.second, (sums.shared, sums.right)),
+                )
+            )
+            weights = query @ key.mT if _fit(query, key, value) else None
+            result = reads.arranged(divided, reads.out, (reads.left, reads.right)).double()
+            if weights is None or not _same(result, weights @ value / weights.sum(-1, keepdim=True)):
+                continue
+            maps = (steps.mapped(read, query_place), steps.mapped(outer, key_place))
+            return SummedFirst(
+                outer=outer,
+                running=None,
+                read=read,
+                division=division,
+                maps=maps if all(maps) else (),
+                queries=query,
+                keys=key,
+                raw=_raw(values, maps, (query, key)),
+                axes=_axes_of(trace, read, outer, reads, sums, (query_place, key_place)),
+            )
+    return None
+
+
+def _raw(
+    values: RunValues, maps: tuple[tuple[Step, ...], ...], features: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor] | None:
+    """Return what the features of queries and keys are made from, with the same order of axes; None if unknown."""
+    found = []
+    for steps, made in zip(maps, features, strict=True):
+        given, result = (values.operand(steps[0]), values.result(steps[-1])) if steps else (None, None)
+        if given is None or result is None or given.shape != result.shape or result.dim() != made.dim():
+            return None
+        orders = (order for order in permutations(range(made.dim())) if result.permute(order).shape == made.shape)
+        order = next((order for order in orders if torch.equal(result.permute(order).double(), made)), None)
+        if order is None:
+            return None
+        found.append(given.permute(order).double())
+    return found[0], found[1]
+
+
+def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and query.shape[-1] == key.shape[-1]
+
+
+def _axes_of(
+    trace: Trace, read: Step, outer: Step, reads: _Equation, sums: _Equation, places: tuple[int, int]
+) -> SummedAxes | None:
+    """Return the axes by the letters of the equations; None if some are unknown."""
+    query, key, value = (
+        resolve(trace, innermost(trace.steps, step.operands[at]))
+        for step, at in ((read, places[0]), (outer, places[1]), (outer, 1 - places[1]))
+    )
+    if query is None or key is None or value is None:
+        return None
+    letters = (reads.first, sums.first, sums.second)
+    of_query, of_key, of_value = (
+        dict(zip(some, tensor_axes(one.tensor), strict=False))
+        for some, one in zip(letters, (query, key, value), strict=True)
+    )
+    batch = [of_key[letter] for letter in sums.batch]
+    return batch, of_query[reads.left], of_key[sums.shared], of_key[sums.left], of_value[sums.right]
+
+
+@dataclass(frozen=True)
+class _Equation:
+    """The product of two operands of an einsum as one of matrices, by the letters of their axes."""
+
+    first: str
+    second: str
+    out: str
+    left: str
+    """The axis of the first operand only, which the result has."""
+    shared: str
+    """The axis over which the product sums."""
+    right: str
+    """The axis of the second operand only, which the result has."""
+
+    @property
+    def batch(self) -> str:
+        """The axes that both operands and the result have, in the order of the result."""
+        return "".join(letter for letter in self.out if letter in self.first and letter in self.second)
+
+    def arranged(self, tensor: Tensor, letters: str, last: tuple[str, str]) -> Tensor:
+        """Return a tensor with the axes of the batch first, then the two given ones."""
+        return tensor.permute([letters.index(letter) for letter in (*self.batch, *last)])
+
+
+def _equation(call: ReplayedCall, first: int, second: int) -> _Equation | None:
+    """Return what an einsum, or a product of matrices, does with two of its operands.
+
+    None if it isn't a product of matrices, or if another operand does more than to multiply the rows of its result.
+    """
+    terms = _terms(call)
+    if terms is None or first == second or max(first, second) >= len(terms) - 1:
+        return None
+    *given, out = terms
+    one, other = given[first], given[second]
+    left = [letter for letter in one if letter in out and letter not in other]
+    right = [letter for letter in other if letter in out and letter not in one]
+    shared = [letter for letter in one if letter in other and letter not in out]
+    more = [term for place, term in enumerate(given) if place not in (first, second)]
+    if [len(left), len(right), len(shared)] != [1, 1, 1] or len(one) + len(other) != 2 * len(out):
+        return None
+    if any(letter in (*right, *shared) for term in more for letter in term):
+        return None
+    return _Equation(one, other, out, left[0], shared[0], right[0])
+
+
+def _terms(call: ReplayedCall) -> list[str] | None:
+    """Return the letters of each operand's axes and of the result's; None if they are unknown."""
+    operands = call.operand_values
+    if ops.base_name(call.operation) in ops.MATMULS:
+        ranks = {operand.dim() for operand in operands}
+        if len(ranks) != 1 or len(operands) != 2:
+            return None
+        batch = ascii_letters[3 : 3 + max(ranks) - 2]
+        return [f"{batch}ab", f"{batch}bc", f"{batch}ac"]
+    text = call.args[0] if call.args else None
+    if not isinstance(text, str) or "->" not in text:
+        return None
+    given, _, out = text.replace(" ", "").partition("->")
+    terms = [*given.split(","), out]
+    ranks_of = [*(operand.dim() for operand in operands), call.values[0].dim() if call.values else 0]
+    if len(terms) != len(ranks_of):
+        return None
+    free = [letter for letter in ascii_letters if letter not in text]
+    spread = []
+    for term, rank in zip(terms, ranks_of, strict=True):
+        omitted = rank - len(term.replace("...", ""))
+        spread.append(term.replace("...", "".join(free[:omitted])))
+        if len(spread[-1]) != rank or len({*spread[-1]}) != rank:
+            return None
+    return spread
 
 
 def corrected_state(trace: Trace, links: StepLinks, values: RunValues) -> CorrectedState | None:
@@ -225,6 +384,28 @@ def _divided(steps: _Steps) -> Iterator[tuple[Step, Step, Step | None, Step]]:
         kind = ops.MATMULS if running is None else ops.MULTIPLICATIONS
         if outer is not None and ops.base_name(outer.operation) in kind and len(outer.operands) == 2:
             yield division, read, running, outer
+
+
+def _divided_equations(steps: _Steps) -> Iterator[tuple[Step, Step, int, Step]]:
+    """Yield each division of a product that reads a product, with the product, the place of the other, and this one.
+
+    One of the two is an einsum. It may divide in the same call, by an operand that is an inverse.
+    """
+    products = ops.MATMULS | {"einsum"}
+    for read in steps.named(products):
+        for place in range(len(read.operands)):
+            outer = steps.made(read, place)
+            if outer is None or len(outer.operands) != 2:
+                continue
+            names = {ops.base_name(read.operation), ops.base_name(outer.operation)}
+            if not names <= products or "einsum" not in names:
+                continue
+            if len(read.operands) > 2:
+                yield read, read, place, outer
+                continue
+            for division in steps.named(ops.DIVISIONS | ops.MULTIPLICATIONS):
+                if any(steps.made(division, at) is read for at in range(2)):
+                    yield division, read, place, outer
 
 
 def _updated(steps: _Steps) -> Iterator[tuple[Step, int, Step, Step, Step]]:

@@ -144,16 +144,24 @@ def installed_package(file: str) -> str | None:
     return next((name for folder, name in itertools.pairwise(parts) if folder in INSTALLED), None)
 
 
+_displayed: dict[str, str] = {}
+"""The files of displayed names that aren't relative to the current folder."""
+
+
 @functools.cache
 def display_path(file: str) -> str:
     """Return a path relative to the current folder, or for installed code, to the folder that it is imported from."""
     path = Path(file)
     with contextlib.suppress(OSError):  # the current folder may be gone
         if path.is_relative_to(Path.cwd()):
-            return str(path.relative_to(Path.cwd()))
+            name = str(path.relative_to(Path.cwd()))
+            _displayed.pop(name, None)
+            return name
     parents = [Path(entry) for entry in sys.path if entry]
     inside = [path.relative_to(parent) for parent in parents if path.is_relative_to(parent)]
-    return str(min(inside, key=lambda relative: len(relative.parts))) if inside else file
+    name = str(min(inside, key=lambda relative: len(relative.parts))) if inside else file
+    _displayed[name] = file
+    return name
 
 
 ReadLines = Callable[[str], Sequence[str]]
@@ -166,9 +174,11 @@ def source_lines(file: str) -> Sequence[str]:
     >>> source_lines("no/such.py")
     []
     """
-    # a displayed name is relative to the current folder, or to the package for installed code: where linecache looks
+    # the folder to which a displayed name is relative may be in the path of imports only while the target runs; for a
+    # name of another process linecache looks there, and in the current folder
+    name = _displayed.get(file, file)
     try:
-        linecache.checkcache(file)
-        return linecache.getlines(file)
+        linecache.checkcache(name)
+        return linecache.getlines(name)
     except ValueError:  # a name that no file can have
         return []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -90,9 +92,60 @@ def products(packet: Any, args: Any) -> int:
     return 0
 
 
+class Live(TorchDispatchMode):
+    """The most bytes of storages that were alive at once, while a target was built and while it ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self.scalars = 0
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def __enter__(self) -> Any:
+        self._hooks.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._hooks.__exit__(*exception)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        self._see(tensor)
+        return tensor.detach()
+
+    def _see(self, values: object) -> None:
+        for key, storage in storages(values).items():
+            if key not in self._alive or self._alive[key][0].expired():
+                self._alive[key] = StorageWeakRef(storage), storage.nbytes()
+        self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._see((args, kwargs, result))
+        # a factor that is a number is saved in a tensor of 8 bytes, of which neither the mode nor the hooks are told
+        self.scalars += func.overloadpacket in (_aten.mul, _aten.div) and not isinstance(args[1], Tensor)
+        return result
+
+
+def measure_peak(target: Target, numbers: Mapping[str, int]) -> Live:
+    """Build a target and run it once at these sizes, with gradients."""
+    live = Live()
+    _run(target, numbers, building=live, running=None)
+    return live
+
+
 def measure(target: Target, numbers: Mapping[str, int]) -> Independent:
     """Run a target once at these sizes, with gradients, as `attnshape trace --cost` does."""
-    with isolated():
+    independent = Independent()
+    _run(target, numbers, building=contextlib.nullcontext(), running=independent)
+    return independent
+
+
+def _run(
+    target: Target, numbers: Mapping[str, int], *, building: AbstractContextManager[Any], running: Independent | None
+) -> None:
+    with isolated(), building:
         runnable = target.build(numbers, RunOptions())
         parameters = [tensor for _, tensor in runnable.named_parameters()]
         if not any(tensor.requires_grad for tensor in parameters):
@@ -100,9 +153,8 @@ def measure(target: Target, numbers: Mapping[str, int]) -> Independent:
                 if tensor.is_floating_point() and tensor.is_leaf:
                     tensor.requires_grad_()
         seed_all(0)
-        independent = Independent()
-        independent.own = {one.untyped_storage()._cdata for one in parameters if isinstance(one, nn.Parameter)}
-        with torch.enable_grad(), independent:
+        if running is not None:
+            running.own = {one.untyped_storage()._cdata for one in parameters if isinstance(one, nn.Parameter)}
+        with torch.enable_grad(), running or contextlib.nullcontext():
             result = runnable.call()
         del result
-    return independent

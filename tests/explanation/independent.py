@@ -172,6 +172,9 @@ def observed_numbers(name: str) -> Numbers:
     # softmax
     visible = scores[~parts.hidden]
     numbers["softmax", "negative scores"] = float((visible < 0).double().mean())
+    unweighted = scores.masked_fill(parts.hidden, 0.0).sum(-1)
+    numbers["softmax", "least sum of the scores of a row"] = float(unweighted.min())
+    numbers["softmax", "largest sum of the scores of a row"] = float(unweighted.max())
     filled = (raw * factor).masked_fill(parts.hidden, parts.fill)
     sums = filled.softmax(-2).sum(-1)
     sums = sums[sums.isfinite()]

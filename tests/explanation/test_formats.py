@@ -82,7 +82,15 @@ def test_page_has_the_article_and_the_whole_trace() -> None:
     oracles.check_page(page, page)
     assert "Scale the scores" in page
     assert '<div class="trace">' in page
-    assert "B=2 sequences and H=8 heads" in page
+    assert "B=2 sequences and H=8 heads" in re.sub("<[^>]*>", "", page)
+
+
+def test_symbols_have_their_colours_in_the_article() -> None:
+    article_, _, _ = render("causal_module", "html").partition("The whole trace")
+    assert "`" not in article_
+    for before, after in (("for each of ", "=2 sequences"), ("<code>6*", "*")):
+        assert re.search(rf'{re.escape(before)}<span class="symbol s\d+">B</span>{re.escape(after)}', article_)
+    assert re.search(r'<th><code><span class="symbol s\d+">L</span>=0</code></th>', article_)
 
 
 @pytest.mark.parametrize("name", SPECS)

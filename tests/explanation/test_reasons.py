@@ -8,7 +8,15 @@ import pytest
 
 from attnshape.model.explanation import Explanation, Grid, Paragraph
 from attnshape.options.spec import RunOptions, TargetSpec
-from tests.explanation.explained import SOURCES, SPECS, explained, explanation_of, section_of, text_of
+from tests.explanation.explained import (
+    SOURCES,
+    SPECS,
+    assert_numbers_are_measured,
+    explained,
+    explanation_of,
+    section_of,
+    text_of,
+)
 
 TOPICS = {
     "function": ["scores", "scale", "softmax", "context"],
@@ -133,6 +141,56 @@ def test_copy_is_explained_only_where_there_is_one(tmp_path: Path) -> None:
     assert "view can join" not in every
 
 
+_SIDE_BY_SIDE = """
+import torch
+from torch import nn
+
+
+class Fused(nn.Module):
+    def __init__(self, D, H):
+        super().__init__()
+        self.H, self.qkv = H, nn.Linear(D, 3 * D)
+
+    def forward(self, x):
+        B, L, D = x.shape
+        q, k, v = self.qkv(x).reshape(B, L, 3, self.H, D // self.H).permute(2, 0, 3, 1, 4).unbind(0)
+        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_turned"),
+    [
+        ("", "", True),
+        (".permute(2, 0, 3, 1, 4).unbind(0)", ".permute(2, 0, 1, 3, 4).transpose(2, 3).unbind(0)", True),
+        ("(q @ k.mT *", '(torch.einsum("bhid,bhjd->bhij", q, k) *', True),
+        (
+            "(q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v",
+            'torch.einsum("bhij,bhjd->bihd", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v)',
+            False,
+        ),
+    ],
+)
+def test_heads_of_queries_keys_and_values_side_by_side(tmp_path: Path, old: str, new: str, is_turned: bool) -> None:
+    (tmp_path / "fused.py").write_text(_SIDE_BY_SIDE.replace(old, new) if old else _SIDE_BY_SIDE)
+    explanation = explanation_of(TargetSpec(f"{tmp_path}/fused.py:Fused", init="D, H", inputs={"x": "B L D"}))
+    assert_numbers_are_measured(explanation)
+    said = text_of(section_of(explanation, "heads"))
+    assert (
+        "puts the heads before the tokens: for each of B=2 sequences and H=8 heads the last two" in said
+    ) == is_turned
+    assert ("as a loop would" in said) == is_turned
+    order = ["reads the 3*D=1536 features of a token as 3 × H=8 × Dk=64", "cuts one result into 3 parts"]
+    assert said.find(order[0]) < said.find(order[1]) != -1
+    assert ": Reorders" not in said
+
+
+def test_factor_is_named_once(tmp_path: Path) -> None:
+    multiplied = variant(tmp_path, FUNCTION, ("/ math.sqrt(query.size(-1))", "* query.size(-1) ** -0.5"))
+    assert "multiplies the scores by 1/sqrt(Dk) = 0.125." in text_of(section_of(multiplied, "scale"))
+    assert "by sqrt(Dk) = 8: the softmax reads 0.125" in text_of(section_of(explained("function"), "scale"))
+
+
 def test_another_scale_is_not_given_the_usual_reason(tmp_path: Path) -> None:
     wrong = text_of(section_of(variant(tmp_path, CAUSAL, ("k.size(-1)", "x.size(-1)")), "scale"))
     assert "by 1/sqrt(D) ≈ 0.0442" in wrong
@@ -165,7 +223,7 @@ def test_heads_that_are_cut_out_of_tokens_are_not_described_as_right(tmp_path: P
     text = text_of(
         section_of(variant(tmp_path, CAUSAL, (shape, "reshape(B, self.n_head, T, C // self.n_head)")), "heads")
     )
-    assert "Views the same elements with other axes: B L D becomes B H L Dk" in text
+    assert "views the same elements with other axes: B L D becomes B H L Dk" in text
     assert "heads of Dk=64 features each" not in text
     assert "set of weights" not in text
 
@@ -265,7 +323,7 @@ def test_keys_that_are_turned_at_once_are_not_said_to_be_rows_of_features(tmp_pa
         ("k.size(-1)", "k.size(-2)"),
     )
     text = text_of(section_of(turned, "heads"))
-    assert "`k.view(B, T, n_head, C // n_head).permute(0, 2, 3, 1)`: Reorders the axes" in text
+    assert "`k.view(B, T, n_head, C // n_head).permute(0, 2, 3, 1)` reorders the axes" in text
     rows = next(line for line in text.splitlines() if "put the heads before the tokens" in line)
     assert "permute" not in rows
     assert "1/sqrt(Dk)" in text_of(section_of(turned, "scale"))

@@ -106,6 +106,72 @@ def test_linear_attention_is_recognised_by_its_numbers(old: str, new: str, expec
     assert topics(from_code(tmp_path, LINEAR.replace(old, new) if old else LINEAR, **LINEAR_INPUTS)) == expected
 
 
+IN_ONE_CALL = """
+from torch import einsum
+
+def f(a, b, c):
+    a, b = a.sigmoid(), b.exp()
+    s = einsum("nshd,nshm->nhmd", b, c)
+    z = 1 / (einsum("nlhd,nhd->nlh", a, b.sum(1)) + 1e-6)
+    return einsum("nlhd,nhmd,nlh->nlhm", a, s, z)
+"""
+IN_ANY_ORDER = """
+from torch import einsum
+
+def f(a, b, c):
+    a, b = a.sigmoid().transpose(1, 2), b.exp().transpose(1, 2)
+    s = einsum("...nd,...ne->...de", b, c.transpose(1, 2))
+    return einsum("...de,...nd->...ne", s, a) * (1 / einsum("...nd,...d->...n", a, b.sum(2))).unsqueeze(-1)
+"""
+DIVIDED_AFTERWARDS = """
+from torch import einsum
+
+def f(a, b, c):
+    a, b, c = a.sigmoid().transpose(1, 2), b.exp().transpose(1, 2), c.transpose(1, 2)
+    return einsum("bhld,bhde->bhle", a, b.mT @ c) / einsum("bhld,bhd->bhl", a, b.sum(2)).unsqueeze(-1)
+"""
+EQUATION_INPUTS = {"a": "B N H E", "b": "B M H E", "c": "B M H F"}
+
+
+@pytest.mark.parametrize("code", [IN_ONE_CALL, IN_ANY_ORDER, DIVIDED_AFTERWARDS])
+def test_order_of_equations(code: str, tmp_path: Path) -> None:
+    explanation = from_code(tmp_path, code, **EQUATION_INPUTS)
+    assert_numbers_are_measured(explanation)
+    assert topics(explanation) == ["features", "order"]
+    order = section_of(explanation, "order")
+    sizes = {symbol: size.size for symbol, size in explanation.trace.sizes.items()}
+    B, H, N, M, E, F = (sizes[symbol] for symbol in ("B", "H", "N", "M", "E", "F"))
+    found = {one.name: one.value for one in order.measurements}
+    # a call may multiply by the inverse of the sums too
+    scaled = B * H * N * F if code is IN_ONE_CALL else 0
+    assert found["FLOPs of the order of the code"] == 2 * B * H * E * F * (N + M) + scaled
+    assert found["FLOPs with the scores first"] == 2 * B * H * N * M * (E + F)
+    assert found["scores that aren't computed"] == B * H * N * M
+    assert f"state of E={E} × F={F} numbers for each of B={B} sequences and H={H} heads" in text_of(order)
+    target = find_target(TargetSpec(f"{tmp_path}/code.py:f", inputs=EQUATION_INPUTS, sizes=sizes))
+    runnable = target.build(target.sizes.numbers, RunOptions())
+    query, key, _ = (*runnable.args, *runnable.kwargs.values())
+    query, key = query.double().sigmoid().transpose(1, 2), key.double().exp().transpose(1, 2)
+    features = {one.name: one.value for one in section_of(explanation, "features").measurements}
+    assert math.isclose(features["least sum"], float((query @ key.mT).sum(-1).min()), rel_tol=1e-4)
+    assert math.isclose(features["least feature"], float(min(query.min(), key.min())), rel_tol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("b.sum(1)", "b.mean(1)"),
+        ("a, s, z)", "a, s, z.square())"),
+        ("nshd,nshm->nhmd", "nshd,nthm->nhmd"),
+        ("nlhd,nhmd,nlh->nlhm", "nlhd,nhmd,nlh->nlhd"),
+        ("a, s, z)", "a + 1, s, z)"),
+    ],
+)
+def test_equations_of_other_numbers_have_no_order(old: str, new: str, tmp_path: Path) -> None:
+    assert old in IN_ONE_CALL
+    assert topics(from_code(tmp_path, IN_ONE_CALL.replace(old, new), **EQUATION_INPUTS)) == []
+
+
 DELTA = """
 def f(k, v, r, g):
     s = k.new_zeros(k.shape[0], k.shape[2], v.shape[2])

@@ -251,6 +251,40 @@ def test_nodes_of_the_picture_are_apart(open_page: OpenPage) -> None:
 
 
 @pytest.mark.parametrize("width", [400, 1600])
+def test_no_part_of_a_label_hides_another(width: int, open_page: OpenPage) -> None:
+    shown = open_page(page_of(multi_head()), width)
+    shown.page.wait_for_selector(".flow-frame .signature")
+    # what is drawn later is above: outlines come before all texts, and no text has one
+    kinds = shown.page.locator(".flow-frame .signature").evaluate_all(
+        "all => all.map(one => [one.classList.contains('outline'), getComputedStyle(one).stroke])"
+    )
+    assert len(kinds) > 2
+    outlines = [stroke for is_outline, stroke in kinds if is_outline]
+    assert [stroke for is_outline, stroke in kinds[len(outlines) :]] == ["none"] * len(outlines)
+    assert "none" not in outlines
+    assert (
+        shown.page.locator(".flow-frame .signature:not(.outline) tspan").first.evaluate(
+            "one => getComputedStyle(one).stroke"
+        )
+        == "none"
+    )
+
+
+def test_old_and_new_steps_stand_on_lines_of_their_own_on_a_phone(open_page: OpenPage) -> None:
+    shown = open_page(PAGES["difference"](), 400)
+    changed = shown.page.locator("td.c-step.changed").first
+    old, new = (changed.locator(name).bounding_box() for name in ("del", "ins"))
+    assert old["y"] + old["height"] <= new["y"]
+
+
+def test_the_source_of_a_step_of_a_long_part_is_in_sight(open_page: OpenPage) -> None:
+    shown = open_page(page_of(attnshape.trace("latent")), 400)
+    shown.page.locator("button.number").nth(9).click()
+    frame, source = (shown.page.locator(one).bounding_box() for one in (".details", ".details mark"))
+    assert source["y"] + source["height"] <= frame["y"] + frame["height"]
+
+
+@pytest.mark.parametrize("width", [400, 1600])
 def test_no_label_hides_a_line_of_the_picture(width: int, open_page: OpenPage) -> None:
     shown = open_page(page_of(multi_head()), width)
     hidden = """() => [...document.querySelectorAll(".flow-frame .edge")].flatMap((edge) => {

@@ -295,3 +295,13 @@ def test_formulas_of_the_summary_have_the_colours_of_symbols() -> None:
     shown = SymbolColors(["B", "M", "lt"]).prose("at B=2: 8 M = 4*M, `B` is M < lt")
     assert re.sub(r"<[^>]*>", "", shown) == "at B=2: 8 M = 4*M, B is M &lt; lt"
     assert re.findall(r'<span class="symbol s\d+">(\w+)<', shown) == ["B", "M"]
+
+
+def test_results_without_sizes_have_no_column_of_sizes() -> None:
+    batch = sample_batches.reports()
+    with_sizes = find_renderer("html", "reports").render_summary(batch, SCREEN)
+    items = tuple(with_fields(item, sizes={}) for item in batch.items)
+    without = find_renderer("html", "reports").render_summary(with_fields(batch, items=items), SCREEN)
+    assert '<th scope="col">sizes</th>' in with_sizes
+    assert '<th scope="col">sizes</th>' not in without
+    assert without.count("<td>") < with_sizes.count("<td>")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnshape.runtime.files import staged, write_atomically
+from attnshape.runtime.files import display_path, source_lines, staged, write_atomically
 
 
 def names_in(folder: Path) -> list[str]:
@@ -113,3 +113,15 @@ def test_name_of_the_greatest_length(tmp_path: Path) -> None:
     path = tmp_path / ("n" * 255)
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def test_lines_of_a_file_whose_folder_is_imported_from_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "displayed_without_its_folder.py"
+    file.write_text("y = x\n")
+    with monkeypatch.context() as during:
+        during.syspath_prepend(str(tmp_path))
+        name = display_path(str(file))
+    assert name == file.name
+    assert source_lines(name) == ["y = x\n"]

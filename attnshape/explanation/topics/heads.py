@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from math import prod
 
-from attnshape.explanation.attention import Attention, code_of, codes_of, each_of, given_records, is_matmul
+from attnshape.explanation.attention import (
+    Attention,
+    code_of,
+    codes_of,
+    each_of,
+    given_records,
+    is_matmul,
+    what_it_does,
+)
 from attnshape.explanation.memory_layout import can_view, memory_table
-from attnshape.explanation.sentences import GROUPED_HEADS, HEADS, AxisSize, axis_label, explain, tensor_axes
+from attnshape.explanation.sentences import GROUPED_HEADS, HEADS, AxisSize, axis_label, tensor_axes
 from attnshape.explanation.writing import SectionWriter
 from attnshape.model.explanation import Section
 from attnshape.model.trace import Step, TensorRecord
@@ -21,23 +29,29 @@ def heads(attention: Attention) -> Section | None:
         return None
     text = SectionWriter("heads", "Split into heads" if steps else "One module for each head", steps)
     parts = [step for step in steps if ops.base_name(step.operation) in ops.SPLITS and len(step.outputs) > 1]
-    for step in parts:
-        count = text.counted(f"parts of step {step.index}", len(step.outputs), "results of the call")
-        text.what(f"{code_of(step)} cuts one result into {count} parts, which are views: nothing is copied.")
     split = _split(attention)
+    _cut(text, [step for step in parts if split is None or step.index < split.index])
     if split is not None:
         _what(attention, text, split)
     elif attention.joins_modules:
         _of_modules(attention, text)
     reshaped = [step for step in steps if step.role == "split" and step not in parts]
     for step in reshaped if split is None else ():
-        text.what(f"{code_of(step)}: {explain(attention.trace, step)}")
+        text.what(what_it_does(attention.trace, step))
     axes = _head_axes(attention)
     if axes and (split is not None or not reshaped):
         _why(attention, text, axes)
     if split is not None:
         _transposes(attention, text, split)
+        _cut(text, [step for step in parts if step.index > split.index])
     return text.section()
+
+
+def _cut(text: SectionWriter, parts: list[Step]) -> None:
+    """Say what the steps do that cut one result into several."""
+    for step in parts:
+        count = text.counted(f"parts of step {step.index}", len(step.outputs), "results of the call")
+        text.what(f"{code_of(step)} cuts one result into {count} parts, which are views: nothing is copied.")
 
 
 def _split(attention: Attention) -> Step | None:
@@ -139,19 +153,23 @@ def _transposes(attention: Attention, text: SectionWriter, split: Step) -> None:
     turned = [step for step in every if _puts_heads_first(attention, step)]
     for step in every:
         if step not in turned:
-            text.what(f"{code_of(step)}: {explain(attention.trace, step)}")
+            text.what(what_it_does(attention.trace, step))
     if product is None or not turned:
         return
     compares_last_axes = is_matmul(product) or attention.traced.is_fused
     if not compares_last_axes and not is_matmul(attention.context):
         for step in turned:
-            text.what(f"{code_of(step)}: {explain(attention.trace, step)}")
+            text.what(what_it_does(attention.trace, step))
         return
     after = tensor_axes(turned[0].outputs[0].tensor)
+    parts = _parts(after)
     text.what(
         f"{codes_of(turned)} put{'s' if len({code_of(step) for step in turned}) == 1 else ''} the heads before the "
-        f"tokens: {each_of(after[:-2])} the last two axes are a matrix, with a row for each token and a column for "
-        f"each of {axis_label(after[-1])} features. Only the strides change.",
+        f"tokens: {each_of([axis for axis in after[:-2] if axis not in parts])} the last two axes are a matrix, with a "
+        f"row for each token and a column for each of {axis_label(after[-1])} features. Only the strides change.",
+        f"The axis of {axis_label(after[0])} comes first, so that each of its parts is a tensor of its own."
+        if after[0] in parts
+        else "",
     )
     memory_table(text, f"after {code_of(turned[0])}", turned[0].outputs[0].tensor)
     text.why(
@@ -159,21 +177,32 @@ def _transposes(attention: Attention, text: SectionWriter, split: Step) -> None:
         "is to be compared, tokens by features, must come last; what is only repeated comes first."
     )
     given = given_records(attention.trace, split)[0]
-    if given is not None and len(before) == 4 and after == [before[0], before[2], before[1], before[3]]:
+    old, new = ([axis for axis in axes if axis not in parts] for axes in (before, after))
+    if given is not None and len(old) == 4 and new == [old[0], old[2], old[1], old[3]]:
         query = attention.query_record
-        if compares_last_axes and query is not None and tensor_axes(query) == after:
-            _without_transpose(attention, text, before)
-        _without_order(text, given.tensor, before, after)
+        if compares_last_axes and query is not None and tensor_axes(query) == new:
+            _without_transpose(attention, text, old)
+        _without_order(text, given.tensor, old, after)
+
+
+def _parts(axes: list[AxisSize]) -> list[AxisSize]:
+    """Return the axes of a split that count parts, such as queries, keys and values: their sizes are constant."""
+    return [axis for axis in axes if axis[0].isdecimal() and axis[1] > 1]
 
 
 def _puts_heads_first(attention: Attention, step: Step) -> bool:
-    """Return whether a step only swaps tokens and the heads behind them, before the features of a head."""
+    """Return whether a step swaps tokens and the heads behind them, before the features of a head.
+
+    An axis of parts, such as queries, keys and values side by side, may move as well.
+    """
     given = given_records(attention.trace, step)
     before = tensor_axes(given[0].tensor) if given and given[0] is not None else []
     after = tensor_axes(step.outputs[0].tensor)
-    if len(before) < 3 or after != [*before[:-3], before[-2], before[-3], before[-1]]:
+    parts = _parts(before)
+    old, new = ([axis for axis in axes if axis not in parts] for axes in (before, after))
+    if len(old) < 3 or len(parts) > 1 or new != [*old[:-3], old[-2], old[-3], old[-1]] or after[-3:] != new[-3:]:
         return False
-    return before[-2][0] in HEADS and step.outputs[0].tensor.storage.kind == "view"
+    return old[-2][0] in HEADS and step.outputs[0].tensor.storage.kind == "view"
 
 
 def _without_transpose(attention: Attention, text: SectionWriter, before: list[AxisSize]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from attnshape.explanation.attention import Attention, code_of, given_records
+from attnshape.explanation.attention import Attention, code_of, given_records, what_it_does
 from attnshape.explanation.memory_layout import can_view, memory_table
-from attnshape.explanation.sentences import axis_label, explain, tensor_axes
+from attnshape.explanation.sentences import axis_label, tensor_axes
 from attnshape.explanation.writing import SectionWriter
 from attnshape.model.explanation import Section
 from attnshape.model.formatting import format_bytes, join_words
@@ -82,8 +82,8 @@ def _copy(attention: Attention, text: SectionWriter, joining: Step) -> None:
         "numbers times bytes of one",
         format_bytes(step.outputs[0].tensor.bytes),
     )
-    memory_table(text, "before the copy", before)
     text.what(f"{code_of(step)} copies {count} numbers ({size}) into the order in which they are to be read.")
+    memory_table(text, "before the copy", before)
     memory_table(text, "after the copy", step.outputs[0].tensor)
     text.why(reason)
     if (
@@ -145,4 +145,4 @@ def _join(attention: Attention, text: SectionWriter, joining: Step) -> None:
         if start == len(new) - 1:
             text.why("Each token is one vector again: what the heads found for it, side by side.")
     else:
-        text.what(f"{code_of(joining)}: {explain(attention.trace, joining)}")
+        text.what(what_it_does(attention.trace, joining))

@@ -40,7 +40,8 @@ def scale(attention: Attention) -> Section | None:
     how = "what the softmax reads, divided by the product of a query and a key"
     factor = text.observed("factor of the scores", scores.factor, how)
     formula = f" {equals(scores.width**-0.5)} 1/sqrt({width[0]})" if is_root else ""
-    text.what(f"{_done(attention, text)}: the softmax reads {factor}{formula} times the product of a query and a key.")
+    reads = f": the softmax reads {factor}{formula} times the product of a query and a key"
+    text.what(f"{_done(attention, text)}{'' if _names_factor(steps, scores.factor) else reads}.")
     _why(text, scores, width, is_root)
     if not is_near_root and len(scores.compared) < 2 and not _adds_products(attention):
         usual = text.computed("usual factor", scores.width**-0.5, f"1/sqrt({width[0]})")
@@ -48,7 +49,7 @@ def scale(attention: Attention) -> Section | None:
             f"The usual factor is 1/sqrt({width[0]}) {equals(scores.width**-0.5)} {usual}, which keeps the spread of "
             "the scores independent of the width. This code uses another one."
         )
-    _compare(text, scores)
+    _compare(text, scores, width[0])
     return text.section()
 
 
@@ -62,6 +63,12 @@ def _names_other_root(steps: Sequence[Step], width: AxisSize) -> bool:
     """Return whether a scale is the root of something that isn't the width, though it is as large in this run."""
     factors = [factor for step in steps if (factor := factor_of(step)) is not None and factor[0]]
     return any("sqrt(" in name and f"sqrt({width[0]})" not in name for name, _ in factors)
+
+
+def _names_factor(steps: Sequence[Step], factor: float) -> bool:
+    """Return whether there is one step, which multiplies by the factor itself."""
+    named = [factor_of(step) for step in steps if ops.base_name(step.operation) in ops.MULTIPLICATIONS]
+    return len(steps) == 1 and [math.isclose(one[1], factor, rel_tol=_CLOSE) for one in named if one] == [True]
 
 
 def _done(attention: Attention, text: SectionWriter) -> str:
@@ -152,7 +159,7 @@ _LARGEST = "mean of the largest weight of a row"
 _SLOPE = "mean of w*(1-w) over all weights w, which is the derivative of a weight by its own score"
 
 
-def _compare(text: SectionWriter, scores: ObservedScores) -> None:
+def _compare(text: SectionWriter, scores: ObservedScores, symbol: str) -> None:
     """Say what the softmax does with the scale and without it."""
     measures = {"spread": scores.spread, "largest weight": scores.largest, "slope": scores.slope}
     definitions = {"spread": _SPREAD, "largest weight": _LARGEST, "slope": _SLOPE}
@@ -188,6 +195,6 @@ def _compare(text: SectionWriter, scores: ObservedScores) -> None:
         sentences.append(
             "The closer one weight is to 1 and the others to 0, the less the weights react to the scores, and the less "
             f"gradient the softmax passes back to them: its derivative would be {shown['slope', 'without']} on average "
-            f"instead of {shown['slope', 'with']}, {ratio} times smaller. The wider the heads, the worse."
+            f"instead of {shown['slope', 'with']}, {ratio} times smaller. The larger {symbol}, the worse."
         )
     text.without(*sentences)

@@ -7,8 +7,8 @@ from math import prod
 import torch
 
 from attnshape.checks.attention.cores import Core
-from attnshape.explanation.attention import Attention, code_of
-from attnshape.explanation.sentences import axis_label, axis_position, explain, tensor_axes
+from attnshape.explanation.attention import Attention, code_of, what_it_does
+from attnshape.explanation.sentences import axis_label, axis_position, tensor_axes
 from attnshape.explanation.topics.difference import combining
 from attnshape.explanation.writing import SectionWriter
 from attnshape.model.explanation import Section
@@ -24,7 +24,7 @@ def softmax(attention: Attention) -> Section | None:
     text = SectionWriter("softmax", "Turn scores into weights: softmax", steps)
     pairs, scores = attention.pairs, attention.scores
     if pairs is None or scores is None:
-        text.what(f"{code_of(step)}: {explain(attention.trace, step)}")
+        text.what(what_it_does(attention.trace, step))
         _mismatch(attention, text)
         return text.section()
     keys = axis_label(pairs[1])
@@ -52,6 +52,7 @@ def softmax(attention: Attention) -> Section | None:
         "are negative in this run. The exponential keeps their order, and what counts is only by how much a score "
         "exceeds the others."
     )
+    _raw_scores(attention, text)
     is_along_keys = scores.queries is not None and scores.products.shape[scores.queries] > 1
     if is_along_keys and scores.beside is None:
         _other_axis(attention, text)
@@ -87,6 +88,23 @@ def _mismatch(attention: Attention, text: SectionWriter) -> None:
         f"The weights sum to 1 along {summed}. The values are summed over another one, "
         f"{axis_position(core.key_axes[0], weights.ndim)} ({axis_label(axes[core.key_axes[0]])}): along the keys the "
         "weights of a query don't sum to 1."
+    )
+
+
+def _raw_scores(attention: Attention, text: SectionWriter) -> None:
+    """Say what rows would sum to if the scores themselves were the weights."""
+    scores = attention.scores
+    assert scores is not None
+    sums = scores.read.masked_fill(scores.hidden, 0.0).sum(scores.keys)
+    how = "sum of a query's visible scores"
+    least = text.observed("least sum of the scores of a row", float(sums.min()), how)
+    most = text.observed("largest sum of the scores of a row", float(sums.max()), how)
+    visible = " visible" if bool(scores.hidden.any()) else ""
+    subtracted = ", and some values would be subtracted"
+    text.without(
+        "The scores themselves would be the weights: a query's"
+        f"{visible} scores sum to anything from {least} to {most} in this run"
+        f"{subtracted if bool((scores.read < 0)[~scores.hidden].any()) else ''}."
     )
 
 

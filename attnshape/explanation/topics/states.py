@@ -11,12 +11,13 @@ from msgspec import UNSET
 from attnshape.explanation.attention import code_of, codes_of, each_of, given_records
 from attnshape.explanation.sentences import AxisSize, axis_label, tensor_axes
 from attnshape.explanation.stages import StepLinks
-from attnshape.explanation.states import CorrectedState, SummedFirst
+from attnshape.explanation.states import CorrectedState, SummedAxes, SummedFirst
 from attnshape.explanation.summary import collected
 from attnshape.explanation.writing import SectionWriter
 from attnshape.model.explanation import Section
 from attnshape.model.formatting import format_count
 from attnshape.model.trace import Quantity, Step, Trace
+from attnshape.tracing import operations as ops
 
 _AGAIN = 10
 """How often the last token is written once more: `ten` in the text."""
@@ -84,10 +85,12 @@ def summed_first(trace: Trace, links: StepLinks, found: SummedFirst) -> Section 
             f"{repeated and ', '}{repeated}. {code_of(found.read)} multiplies the features of each query by the state "
             "of its token, so that it sees no later key."
         )
-    text.what(
-        f"{code_of(found.division)} divides by the sum of the query's weights, so that the weights sum to 1 without "
-        "ever being computed."
-    )
+    done = f"{code_of(found.division)} divides by"
+    if found.division is found.read:
+        done = "The same call multiplies by the inverse of"
+    elif ops.base_name(found.division.operation) in ops.MULTIPLICATIONS:
+        done = f"{code_of(found.division)} multiplies by the inverse of"
+    text.what(f"{done} the sum of the query's weights, so that the weights sum to 1 without ever being computed.")
     other = _pairs_first(batch, queries, keys, own, wide)
     first = text.computed("FLOPs of the order of the code", counted.value, counted.expression or "")
     pairs = text.computed("FLOPs with the scores first", other.value, other.expression or "")
@@ -219,8 +222,10 @@ def _inside(links: StepLinks, found: SummedFirst) -> list[Step]:
     return _ordered([step for index, step in inside.items() if index not in ends])
 
 
-def _axes(trace: Trace, found: SummedFirst) -> tuple[list[AxisSize], AxisSize, AxisSize, AxisSize, AxisSize] | None:
+def _axes(trace: Trace, found: SummedFirst) -> SummedAxes | None:
     """Return the axes of the batch, the queries, the keys, the features and the values; None if some are unknown."""
+    if found.axes is not None:
+        return found.axes
     state, read = (tensor_axes(step.outputs[0].tensor) for step in (found.outer, found.division))
     given = given_records(trace, found.outer)
     if len(state) < 2 or len(read) < 2 or any(one is None for one in given):

@@ -28,7 +28,7 @@ def article_document(explanation: Explanation, read_lines: ReadLines = source_li
 
 
 def _part(part: ArticlePart, colors: SymbolColors) -> str:
-    paragraphs = "".join(f"<p>{prose(text)}</p>" for text in part.paragraphs)
+    paragraphs = "".join(f"<p>{colors.article(text)}</p>" for text in part.paragraphs)
     sections = "\n".join(_section(section, colors) for section in part.sections)
     return f'<h2 class="part">{prose(part.title)}</h2>\n{paragraphs}\n{sections}'
 
@@ -41,15 +41,15 @@ def _section(section: ArticleSection, colors: SymbolColors) -> str:
 def _blocks(section: ArticleSection, colors: SymbolColors) -> Iterator[str]:
     yield from map(_source, section.source)
     if section.rows:
-        yield _table_of(ROW_NAMES, [_cells(row, colors) for row in section.rows])
+        yield _table_of(map(escaped, ROW_NAMES), [_cells(row, colors) for row in section.rows])
     for block in section.blocks:
         if isinstance(block, ArticleTable):
-            yield _table_of(block.columns, [tuple(map(prose, row)) for row in block.rows])
+            yield _table_of(map(colors.article, block.columns), [tuple(map(colors.article, row)) for row in block.rows])
         elif isinstance(block, Grid):
             yield pattern_figure(block.caption, block.rows)
         else:
             label = f"<strong>{escaped(block.label)}</strong> " if block.label else ""
-            yield f"<p>{label}{prose(block.text)}</p>"
+            yield f"<p>{label}{colors.article(block.text)}</p>"
 
 
 def _cells(row: StepRow, colors: SymbolColors) -> tuple[str, ...]:
@@ -57,9 +57,9 @@ def _cells(row: StepRow, colors: SymbolColors) -> tuple[str, ...]:
     return escaped(row.number), step, colors.formula(row.signature), escaped(row.shape), escaped(row.storage)
 
 
-def _table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of columns with names that are text and cells that are HTML."""
-    head = "".join(f"<th>{escaped(name)}</th>" if name else "<td></td>" for name in columns)
+def _table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of columns; their names and the cells are HTML."""
+    head = "".join(f"<th>{name}</th>" if name else "<td></td>" for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 

@@ -34,8 +34,10 @@ def _trace(trace: Trace) -> str:
 
 
 def _document(batch: BatchResult[Any], kind: str, section: Callable[[Any], str]) -> str:
-    names = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
-    rows = "\n".join(_row(item, number) for number, item in enumerate(batch.items, 1))
+    # a column that would be empty is left out
+    has_sizes = any(map(sizes_text, batch.items))
+    names = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS if has_sizes or name != "sizes")
+    rows = "\n".join(_row(item, number, has_sizes) for number, item in enumerate(batch.items, 1))
     results = "\n".join(_result(item, number, section) for number, item in enumerate(batch.items, 1))
     heading = totals(batch.items)
     body = f"""\
@@ -59,10 +61,11 @@ def _document(batch: BatchResult[Any], kind: str, section: Callable[[Any], str])
     return document(heading, body, batch.version)
 
 
-def _row(item: BatchItem[Any], number: int) -> str:
+def _row(item: BatchItem[Any], number: int, has_sizes: bool) -> str:
     link = f'<a href="#result-{number}">{escaped(item.name)}</a>'
     shown = f'<td class="{_TONES[item.status]} c-step">{prose(outcome(item))}</td>'
-    return f"<tr><td>{link}</td><td>{code(sizes_text(item))}</td>{shown}</tr>"
+    sizes = f"<td>{code(sizes_text(item))}</td>" if has_sizes else ""
+    return f"<tr><td>{link}</td>{sizes}{shown}</tr>"
 
 
 def _result(item: BatchItem[Any], number: int, section: Callable[[Any], str]) -> str:

@@ -12,6 +12,8 @@ from attnshape.reporters.trace_view import FooterLine, Header, MarkedTensor
 
 _OPTION = re.compile(r"(?<!\S)--[\w-]+")
 _NAME = re.compile(r"[^\W\d]\w*")
+_FUNCTIONS = frozenset(("sqrt", "min", "max"))
+"""The functions in formulas."""
 _IN_PROSE = re.compile(r"\b[^\W\d]\w*(?==\d)|(?<= = )\S+")
 """The symbol of a size, such as `B=2`, and a formula after its value."""
 COLORS = 24
@@ -36,14 +38,14 @@ def code(text: str) -> str:
     return f"<code>{escaped(text)}</code>" if text else ""
 
 
-def prose(text: str, html: Callable[[str], str] = escaped) -> str:
+def prose(text: str, html: Callable[[str], str] = escaped, coded: Callable[[str], str] = code) -> str:
     """Return text in which what stands between backticks is code; `html` returns the HTML of the other parts.
 
     >>> prose("last of `q` is H*Dk")
     'last of <code>q</code> is H*Dk'
     """
     parts = re.split(r"`([^`\s][^`]*)`", visible(text))
-    return "".join(code(part) if place % 2 else html(part) for place, part in enumerate(parts))
+    return "".join(coded(part) if place % 2 else html(part) for place, part in enumerate(parts))
 
 
 def colors_of(symbols: Iterable[str]) -> dict[str, int]:
@@ -61,7 +63,8 @@ class SymbolColors:
     """The colours of size symbols in HTML."""
 
     def __init__(self, symbols: Iterable[str]) -> None:
-        self._places = colors_of(symbols)
+        self._symbols = frozenset(symbols)
+        self._places = colors_of(self._symbols)
 
     def formula(self, text: str) -> str:
         """Return a formula or a signature as code, with its symbols in their colours.
@@ -77,7 +80,21 @@ class SymbolColors:
         >>> SymbolColors(["H", "M"]).prose("at H=2: 8 M = 4*M")
         'at <span class="symbol s1">H</span>=2: 8 M = 4*<span class="symbol s12">M</span>'
         """
-        return prose(text, lambda part: _with_matches(_IN_PROSE, part, self._colored))
+        return prose(text, self._around_code)
+
+    def article(self, text: str) -> str:
+        """Return text as `prose` does, with the symbols of formulas and signatures between backticks coloured too.
+
+        >>> SymbolColors(["H"]).article("`2*H` of `f(H)`")
+        '<code>2*<span class="symbol s1">H</span></code> of <code>f(H)</code>'
+        """
+        return prose(text, self._around_code, self._formula_or_code)
+
+    def _around_code(self, text: str) -> str:
+        return _with_matches(_IN_PROSE, text, self._colored)
+
+    def _formula_or_code(self, text: str) -> str:
+        return self.formula(text) if {*_NAME.findall(text)} <= self._symbols | _FUNCTIONS else code(text)
 
     def _colored(self, text: str) -> str:
         return _with_matches(_NAME, text, self._symbol)

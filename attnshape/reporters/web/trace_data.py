@@ -188,7 +188,7 @@ class _TraceData:
             texts.append(f"fused: its scores {step.avoided.signature}, {size}, are never materialized")
         if step.opaque is not UNSET:
             texts.append(f"opaque: {step.opaque}")
-        texts += [f"repeated ×{loop.expression}, {loop.count} times" for loop in self._loops.get(step.index, ())]
+        texts += [_repeated(loop) for loop in self._loops.get(step.index, ())]
         return [self._text(text) for text in texts]
 
     def _before(self, step: Step) -> int:
@@ -294,6 +294,16 @@ def _known(tensor: TensorRecord) -> str:
     checked = f", {tensor.checked} and checked by jaxtyping" if tensor.checked else ""
     axes = " and ".join(kinds)
     return f"axes {axes}{checked}" if axes else checked.removeprefix(", ")
+
+
+def _repeated(loop: Loop) -> str:
+    """Return how often a loop repeats its steps.
+
+    >>> _repeated(Loop(2, 9, 6, "6", "verified")), _repeated(Loop(2, 9, 8, "H", "verified"))
+    ('repeated 6 times', 'repeated ×H, 8 times')
+    """
+    times = f"{loop.count} times"
+    return f"repeated {times}" if loop.expression == str(loop.count) else f"repeated ×{loop.expression}, {times}"
 
 
 def _width(tensor: TensorRecord) -> int:

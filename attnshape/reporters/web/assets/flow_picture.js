@@ -52,12 +52,13 @@ class FlowPicture {
     const lines = layout.edges.map((edge) => svg("path", { d: edge.path, class: "edge", "marker-end": `url(#${marker})` }));
     const drawn = layout.nodes.map((node) => this.node(node));
     this.groups = drawn.map((group) => group.matches(".node") ? group : group.querySelector(".node"));
+    // all outlines are below all texts: an outline would cover the end of the text before it
     const labels = layout.nodes.flatMap((node) => node.ports.map((port) => this.label(node, port)));
     const scale = Math.max(Math.min(1, width / layout.width), SMALLEST);
     this.frame.replaceChildren(svg("svg", {
       class: [layout.height < TALL ? "" : "tall", layout.isNarrow ? "narrow" : ""].join(" ").trim() || null,
       viewBox: `0 0 ${layout.width} ${layout.height}`, width: layout.width * scale, height: layout.height * scale,
-    }, svg("defs", {}, arrow), lines, labels, drawn));
+    }, svg("defs", {}, arrow), lines, labels.map(({ outline }) => outline), labels.map(({ text }) => text), drawn));
     this.frame.scrollLeft = (layout.width * scale - width) / 2;
     this.mark(this.page.selected);
   }
@@ -90,8 +91,11 @@ class FlowPicture {
   }
 
   label(node, port) {
-    const parts = this.page.symbols.drawn(port.signature);
-    return svg("text", { x: port.x + 5, y: node.y + node.height + 15, class: "signature" }, parts);
+    const place = { x: port.x + 5, y: node.y + node.height + 15 };
+    return {
+      outline: svg("text", { ...place, class: "signature outline", "aria-hidden": "true" }, port.signature),
+      text: svg("text", { ...place, class: "signature" }, this.page.symbols.drawn(port.signature)),
+    };
   }
 
   groupOf(node) {

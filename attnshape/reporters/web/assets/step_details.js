@@ -9,7 +9,7 @@ const STEP = [
 const STEP_TEXTS = ["operation", "role", "module", "place"];
 const COST_NAMES = ["FLOPs", "bytes moved", "temporary", "saved for backward"];
 
-const MOST_SIBLINGS = 24;
+const MOST_SIBLINGS = 6;
 const MARGIN_OF_MARK = 24;
 
 /** Return a step of the data under the names of its fields. */
