@@ -1,4 +1,4 @@
-"""AS708, AS805, AS807: functions that a loop makes read its variable when they are called, and all see its last value."""
+"""AS708, AS805, AS807: functions that a loop makes read its variable when they are called: all see its last value."""
 
 import torch
 from torch import nn
