@@ -51,12 +51,28 @@ def check(subject: Subject) -> Iterator[Outcome]:
     yield from _shared_by_layers(subject)
 
 
+def _is_called_again(subject: Subject) -> bool:
+    """Return whether a module attends to what an attention in the same module and line gave before."""
+    by_place: dict[object, list[OutputRef]] = {}
+    for core in subject.attentions:
+        step = subject.step(core.context)
+        place = (subject.source(core.context), step.module if step is not None else None)
+        by_place.setdefault(place, []).append(core.context)
+    return any(
+        later in subject.graph.downstream_of(earlier)
+        for contexts in by_place.values()
+        for earlier, later in itertools.pairwise(contexts)
+    )
+
+
 def _shared_by_layers(subject: Subject) -> Iterator[Outcome]:
     """Look for a module that a list of layers has several times."""
     claims = ("shared-layers",) if subject.claims.shared_layers else ()
     repeated = subject.experiment.structure.repeated_layers
     if claims and repeated:
         yield Verification("a list of layers has one module several times", claims)
+    elif claims and _is_called_again(subject):
+        yield Verification("one module is called several times, each time with what it returned before", claims)
     elif claims:
         message = "every layer is a module of its own, expected one module several times"
         evidence = "compared the modules of each list"

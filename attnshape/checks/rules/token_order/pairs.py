@@ -108,6 +108,10 @@ def check_pairs(subject: Subject) -> Iterator[Outcome]:
                 slots, run = differing[0]
                 yield _violation(subject, (key, value), names[0], slots, _own_slots(subject, names[0], run))
                 return
+            apart = _slot_of_another_token(found)
+            if apart is not None and not _moves_tokens(subject, key, value):
+                yield _violation_at(subject, (key, value), names[0], apart)
+                return
             if all(keys is not None and _are_equal(keys, values) for keys, values in found):
                 same.add(key.core.context)
     if pairs and same == {key.core.context for key, _ in pairs}:
@@ -162,6 +166,18 @@ def _differing_slots(keys: Tensor | None, values: Tensor | None) -> tuple[int, i
         if key != value:
             return key, value
     return None
+
+
+def _slot_of_another_token(found: Sequence[tuple[Tensor | None, Tensor | None]]) -> int | None:
+    """Return a slot whose value comes from a token of which no key is made, while another token makes only a key."""
+    alone: tuple[list[int], list[int]] = [], []
+    for keys, values in found:
+        if keys is None or values is None or keys.shape != values.shape:
+            return None
+        if not bool((keys & values).any()):  # else each has more of the token, as behind convolutions
+            for slots, mask in zip(alone, (keys, values), strict=True):
+                slots += mask.any(0).nonzero().flatten().tolist()
+    return min(alone[1]) if all(alone) else None
 
 
 def _are_equal(keys: Tensor, values: Tensor | None) -> bool:
@@ -260,6 +276,15 @@ def _violation(
     message = f"keys and values are in different orders: a token of {name} becomes key {at_key}, but value {at_value}"
     hint = "project keys and values from the same tensor, or put both together in the same order"
     return Violation("AS107", message, at or pair[0].core.context, hint, f"changed one number of {name}")
+
+
+def _violation_at(subject: Subject, pair: _Pair, name: str, slot: int) -> Violation:
+    of_key, of_value = (list(subject.graph.upstream(operand.sources)) for operand in pair)
+    at = next(iter((*_moving(of_value, of_key), *_moving(of_key, of_value))), None)
+    what = f"value {slot} comes from another token of {name} than the key"
+    message = f"keys and values are in different orders: {what}"
+    hint = "cut and order keys and values in the same way, those that are cached too"
+    return Violation("AS107", message, at or pair[0].core.context, hint, f"changed one number of {name} at a time")
 
 
 def _batch_violation(
