@@ -176,9 +176,9 @@ def source_lines(file: str) -> Sequence[str]:
     """
     # the folder to which a displayed name is relative may be in the path of imports only while the target runs; for a
     # name of another process linecache looks there, and in the current folder
-    name = _displayed.get(file, file)
     try:
+        name = file if Path(file).is_file() else _displayed.get(file, file)
         linecache.checkcache(name)
         return linecache.getlines(name)
-    except ValueError:  # a name that no file can have
+    except (ValueError, OSError):  # a name that no file can have
         return []
