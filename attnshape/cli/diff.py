@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from attnshape.model.trace import Trace
 
 _ANY = "any"
+_KNOWN = "the targets by name are"
 _INPUT_HELP = (
     "A trace saved with --format json, a snapshot, a target, a Python file with one attention, or a folder of saved "
     "traces. REVISION:FILE is a file of a git revision."
@@ -64,7 +65,7 @@ def diff(
         typer.Option(
             rich_help_panel=COMPARING,
             metavar="LIST",
-            help=f"The kinds that end with status 1: {', '.join((*KINDS, _ANY))}. Can be repeated.",
+            help=f"The kinds that end with status 1, any by default: {', '.join((*KINDS, _ANY))}. Can be repeated.",
         ),
     ] = None,
     time_limit: TimeLimit = MEASURING_SECONDS,
@@ -175,9 +176,8 @@ def _resolve_in(
         return _Version(job, folder)
     if "/" in text or path.suffix in SUFFIXES:
         raise AttnshapeError(f"{name} is {text[:80]!r}: no such file", HOW_TO_SAVE)
-    raise AttnshapeError(
-        f"{name} is {text[:80]!r}: neither a file nor a target", did_you_mean(text, known, "the targets by name are")
-    )
+    problem = f"{name} is {text[:80]!r}: neither a file nor a target"
+    raise AttnshapeError(problem, did_you_mean(text, known, f"{text[:40]}:FILE is a file of a revision; {_KNOWN}"))
 
 
 def _compare(

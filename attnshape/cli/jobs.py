@@ -29,6 +29,7 @@ from attnshape.options.pyproject import (
     project_defaults,
     project_targets,
     require_targets,
+    toml_syntax,
 )
 from attnshape.options.spec import RunOptions, TargetSpec, run_options
 from attnshape.runtime.capture import to_standard_error
@@ -102,7 +103,8 @@ def jobs_of_all(
         flag = flag_words(Option(option.field, None, option.key))[0]
         raise AttnshapeError(
             f"{flag} is of one target, and --all runs every one",
-            f"write it below that target in {FILE}, or name the target: attnshape {verb} NAME {flag} …",
+            f"write it below that target in {FILE}, such as {toml_syntax(option)}, or name the target: "
+            f"attnshape {verb} NAME {flag} …",
         )
     jobs: list[Job | Refused] = []
     tables, defaults = project_targets() if places else require_targets(), project_defaults()

@@ -39,6 +39,8 @@ def compare_behaviour(old: Behaviour | None, new: Behaviour | None, same_text: S
             unknown.append(found)
         elif before.statements:
             same.append(before.topic)
+            if before.topic == "inputs" and before.unknown:  # what neither side was given may differ all the same
+                unknown.append(BehaviourUnknown(topic="inputs", old=before.unknown, new=other.unknown))
     results = _results(old, new, at_equal_sizes)
     if isinstance(results, BehaviourChange):
         changed.append(results)

@@ -116,6 +116,16 @@ class Runnable:
         except (TypeError, ValueError):
             return set()
 
+    @property
+    def left_at_none(self) -> list[str]:
+        """The names of parameters that are None by default, such as those of a mask or a cache, and aren't given."""
+        try:
+            parameters = inspect.signature(self.signature_of).parameters
+        except (TypeError, ValueError):
+            return []
+        given = self.bound()
+        return [name for name, one in parameters.items() if one.default is None and name not in given]
+
     def bound(self) -> Mapping[str, Any]:
         """Return the arguments by the callable's parameter names."""
         target = self.signature_of

@@ -67,6 +67,16 @@ def test_files_stand_for_the_one_attention_in_them(attnshape: Attnshape, folder:
     assert "two.py:a" in result.err
 
 
+def test_what_an_argument_that_is_left_out_would_change_is_unknown(attnshape: Attnshape, folder: Path) -> None:
+    code = "import torch\ndef attention(q, k, past=None):\n    if past is not None:\n        k = torch.cat({})\n"
+    for name, joined in (("old", "(past, k), -2"), ("new", "(k, past), -2")):
+        (folder / f"{name}.py").write_text(code.format(joined) + "    return (q @ k.mT).softmax(-1) @ k\n")
+    result = attnshape("diff old.py new.py")
+    assert result.status == 0, result.out
+    assert "unknown behaviour: inputs (what past would change: left at the default None)" in result.out
+    assert "left at the default None" not in attnshape("diff multi-head multi-head").out
+
+
 # git revisions
 
 

@@ -119,13 +119,13 @@ def test_pull_request_recipe_runs(tmp_path: Path) -> None:
         )
 
     who = "git -c user.name=a -c user.email=a@b.c"
-    (project / "model.py").write_text("def attention(q, k):\n    return (q @ k.mT).softmax(-1)\n")
+    code = "def attention(q, k, v):\n    return (q @ k.mT{}).softmax(-1) @ v\n"
+    (project / "model.py").write_text(code.format(""))
     committed = shell(f"git init -q -b main && git add . && {who} commit -qm one && git checkout -qb change")
     assert committed.returncode == 0, committed.stderr
-    (project / "model.py").write_text("def attention(q, k):\n    return (q @ k.mT / 8).softmax(-1)\n")
+    (project / "model.py").write_text(code.format(" / 8"))
     done = shell(recipe)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (1, 2 * "found in model.py: attention\n")
     document = (project / "traces" / "diff.md").read_text()
-    assert "- 1 of 1 file differs" in document
-    assert "## attention.json" in document
+    assert "**main:model.py:attention → model.py:attention**" in document
     assert "1 step added" in document

@@ -31,6 +31,8 @@ def inputs(subject: Subject) -> Iterator[Outcome]:
                 reached[path].append(name)
             if found:
                 break
+    if left_out := subject.experiment.observe(lambda runnable, _: runnable.left_at_none):
+        yield Undecided("inputs", f"what {join_words(left_out)} would change: left at the default None")
     for path, names in reached.items():
         yield Observation(f"{path} depends on {join_words(names) or 'no input'}")
     if batch.verifies_independence(batch.check(subject)):

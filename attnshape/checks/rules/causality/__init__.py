@@ -284,7 +284,10 @@ def _facts(subject: Subject, explanation: ExplainedVisibility, hypothesis: Hypot
         hint = "shift it: .tril(diagonal=Lk - Lq)"
         yield Violation("AS503", message, at, hint, f"{READ}, and changed half of the tokens at a time", "reproduced")
     elif hypothesis.offset is not None:
-        yield _unclaimed(f"query i attends to the keys up to i{hypothesis.offset:+d}", at, causal)
+        last = f"{hypothesis.offset:+d}" if hypothesis.offset else ""
+        hint = f'"visible=k <= q {last[:1]} {last[1:]}"' if last else '"visible=k <= q"'
+        claims = [f"--claim {hint};", "if causal attention is, --claim causal says where the mask is wrong"]
+        yield _unclaimed(f"query i attends to the keys up to i{last}", at, claims)
 
 
 def _own_keys_come_last(subject: Subject, explanation: ExplainedVisibility) -> bool:
