@@ -109,7 +109,7 @@ def _new_name(name: str, taken: Collection[str]) -> str:
 def check_targets(summary: ProgramSummary) -> None:
     """Check each attention that is verified, and write the reports to standard error."""
     for one in summary.attentions:
-        if not one.command:
+        if not one.command or one.why_not:
             continue
         words = shlex.split(one.command)[2:]
         if words[-2:] == ["--device", "meta"]:

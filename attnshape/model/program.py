@@ -143,7 +143,7 @@ class AttentionSummary(Struct, kw_only=True, frozen=True):
 
     captured: CapturedAttention
     command: str = ""
-    """The command that opens it as a trace; empty if there is none."""
+    """The command that opens it as a trace, also of where it fails; empty if there is none."""
     target: Mapping[str, object] | None = None
     """The same as a table for pyproject.toml."""
     sizes: Mapping[str, int] = {}

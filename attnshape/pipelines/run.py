@@ -107,6 +107,9 @@ def _uncalled(captures: Sequence[ProcessCaptures]) -> tuple[UncalledAttention, .
     return tuple(one for key, one in found.items() if key not in called)
 
 
+_FAILS = "run alone, as the command above does, it fails"
+
+
 def _summary_of(captured: CapturedAttention) -> AttentionSummary:
     """Describe one attention as a target, and verify that in a clean process."""
     sizes = first_sizes(captured)
@@ -114,7 +117,7 @@ def _summary_of(captured: CapturedAttention) -> AttentionSummary:
     unwritable = why_unwritable(captured)
     if not target or unwritable:
         return AttentionSummary(captured=captured, sizes=sizes, why_not=why or unwritable)
-    problem = "its arguments can't be written as Python"
+    problem, fails, words = "its arguments can't be written as Python", False, [target]
     for spec in describe_target(target, captured):
         words = [target, *(word for option in spec.given_options() for word in flag_words(option))]
         if _work(spec.sizes) > _LARGE:
@@ -134,7 +137,9 @@ def _summary_of(captured: CapturedAttention) -> AttentionSummary:
                 verified_at=trace.verified_at,
             )
         problem = failure
-    return AttentionSummary(captured=captured, sizes=sizes, why_not=problem)
+        fails = problem.startswith(_FAILS)
+    command = command_line(["attnshape", "trace", *words]) if fails else ""
+    return AttentionSummary(captured=captured, command=command, sizes=sizes, why_not=problem)
 
 
 def target_of(captured: CapturedAttention) -> tuple[str, str]:
@@ -213,7 +218,7 @@ def _traced(words: Sequence[str]) -> tuple[Trace | None, str]:
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         return None, errors[0].removeprefix("error: ") if errors else f"attnshape trace ended with {done.returncode}"
     if trace.failure is not None:
-        return None, f"run alone, it fails: {trace.failure.error.splitlines()[0] if trace.failure.error else ''}"
+        return None, f"{_FAILS}: {trace.failure.error.splitlines()[0] if trace.failure.error else ''}"
     if not trace.complete:
         return None, "the trace of it is incomplete"
     return trace, ""

@@ -210,7 +210,7 @@ def _nothing_works(incomplete: _Incomplete, search: Search) -> AttnshapeError:
     for option in tried_options:
         is_unknown = option.field == "inputs" and option.key == unknown
         flags += [" " if flags else "", Option("arguments", "…", unknown) if is_unknown else option]
-    why = "it took too long" if isinstance(failure.error, TooLong) else f"{_described(cause)}{place}"
+    why = "it took too long" if isinstance(failure.error, TooLong) else f"{_described(cause).rstrip('.')}{place}"
     tried = f"{search.attempts} combinations were tried" if search.attempts > 1 else "one was tried"
     message: Text = (f"{spec.target}: what it takes couldn't be worked out; {tried}. The nearest fails: {why}",)
     add: Text = ("add what was tried, to see where it fails, or correct it: ", *flags)

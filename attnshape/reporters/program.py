@@ -52,11 +52,12 @@ def _attention(one: AttentionSummary, width: int) -> Iterator[StyledLine]:
     if one.command:
         for line in fold_command(visible(one.command), max(width - 2, 20)):
             yield StyledLine(f"  {line}")
+    if one.why_not:
+        yield from styled(visible(f"  not verified: {one.why_not}"), width, hang=4)
+    else:
         yield from styled(
             f"  verified: a clean process runs it at {one.verified_at} sets of sizes", width, "dim", hang=4
         )
-    else:
-        yield from styled(visible(f"  not verified: {one.why_not}"), width, hang=4)
 
 
 def _shapes(one: AttentionSummary) -> str:

@@ -57,6 +57,33 @@ def test_the_printed_command_opens_the_trace(folder: Path) -> None:
     assert "B H L L" in done.stdout
 
 
+FAILS_INSIDE = """
+import torch
+from torch import nn
+
+class Attention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.qkv = heads, nn.Linear(width, 3 * width)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).view(x.shape)
+
+if __name__ == "__main__":
+    Attention(32, 4)(torch.randn(2, 7, 32))
+"""
+
+
+def test_the_command_of_an_attention_that_fails_shows_where(folder: Path) -> None:
+    (folder / "fails.py").write_text(FAILS_INSIDE)
+    run = watched(["fails.py"], folder)
+    assert run.status == 1
+    report = run.errors.partition("attnshape: 1 attention in 1 call")[2]
+    assert "  attnshape trace fails.py:Attention --init" in report
+    assert "not verified: run alone, as the command above does, it fails: RuntimeError: view size" in report
+
+
 CRASH = """
 import torch
 from model import GPT, GPTConfig
