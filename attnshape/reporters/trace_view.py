@@ -394,7 +394,11 @@ def _symbols_shown(trace: Trace) -> list[str]:
         for symbol in words & trace.sizes.keys()
         for word in re.findall(r"\w+", trace.sizes[symbol].expression or "")
     }
-    return [symbol for symbol, size in trace.sizes.items() if size.origin != "derived" or symbol in words]
+    return [
+        symbol
+        for symbol, size in trace.sizes.items()
+        if size.origin != "derived" or symbol in words or not re.fullmatch(r"\w+", symbol)
+    ]
 
 
 def _size(symbol: str, size: Size) -> str:

@@ -21,9 +21,11 @@ from attnshape.checks.attention.operands import (
     of_distinct_code,
     projections,
 )
+from attnshape.checks.attention.perturbation import differs, other_numbers
 from attnshape.checks.attention.rotated_parts import RotatedParts, is_joined, rotated_apart, rotated_parts
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.uniform import UniformRun, depends_on_distance, uniform_run
+from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.rotations.alike import are_alike_at_each_position, judge_queries_and_keys
@@ -87,7 +89,9 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if violation is not None:
             yield violation
             return
-    violation = _cached(subject)
+    violation = _cached(subject) or next(
+        filter(None, (_crossed(subject, own) for own in of_distinct_code(subject))), None
+    )
     again = next((key for key in unrotated if rotating & {id(one) for one in _weights(subject, key)}), None)
     if violation is not None:
         yield violation
@@ -308,6 +312,36 @@ def _cached(subject: Subject) -> Violation | None:
             evidence = f"compared {name} with the first {past} returned keys"
             return Violation("AS705", message, at, hint, evidence, place=place, claims=CLAIM)
     return None
+
+
+def _crossed(subject: Subject, own: AttentionOperands) -> Violation | None:
+    """Change each projection by itself: that of the queries may change no key, nor that of the keys a query.
+
+    A rotation of both in one call may take a feature of the one for that of the other, which the same vector hides.
+    """
+    query, key, _ = own
+    refs = [projections(subject, operand.sources) for operand in (query, key)]
+    reached = {ref: _changed_by(subject, ref, (query, key)) for ref in (*refs[0], *refs[1])}
+    of_both = [ref for ref, changes in reached.items() if all(changes)]
+    apart = all(any(changes[place] for ref, changes in reached.items() if ref in refs[place]) for place in (0, 1))
+    if len(reached) < 2 or not of_both or not apart:
+        return None
+    others = [ref for ref in reached if ref != of_both[0] and any(reached[ref])]
+    if not others or subject.graph.downstream_of(of_both[0]) & set(others):
+        return None
+    message = "queries and keys both change with the projection of one of them: their rotated features are mixed up"
+    hint = "rotate queries by queries' features alone, and keys by keys'"
+    evidence = "changed each projection by itself, and looked at queries and keys"
+    joined = (event for event in subject.graph.upstream(query.sources) if event.name in JOINS)
+    at = next((event.refs[0] for event in joined), OutputRef(query.event.order))
+    return Violation("AS704", message, at, hint, evidence, claims=CLAIM)
+
+
+def _changed_by(subject: Subject, ref: OutputRef, operands: Sequence[AttentionOperand]) -> list[bool]:
+    run = subject.experiment.run(Intervention(results={ref: other_numbers}))
+    if not run.follows(subject.base):
+        return [False] * len(operands)
+    return [bool(differs(one.value, one.of(run), subject.experiment.tolerance).any()) for one in operands]
 
 
 def _after_concatenation(subject: Subject, name: str) -> OutputRef | None:
