@@ -636,7 +636,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS803-kernel_sums_keys",
         "AS804-kernel_without_memory",
     ),
-    "a list of layers has one module several times": (
+    "one module is several layers": (
         "AS810-blocks_of_their_own",
         "AS810-copies_by_name",
         "AS810-copies_in_a_list",

@@ -22,10 +22,10 @@ def shift(x):
     return F.pad(x, (1, 0)).view(b, h, m + 1, n)[:, :, 1:].reshape(b, h, n, m)[..., :n]
 
 
-def waves_of(positions, width):
+def waves_of(positions, width, dtype):
     """Sines and cosines in turn, entry by entry."""
     rows = [[(math.sin, math.cos)[i % 2](p / 10000 ** (i // 2 * 2 / width)) for i in range(width)] for p in positions]
-    return torch.tensor(rows, dtype=torch.get_default_dtype())
+    return torch.tensor(rows, dtype=dtype)
 
 
 class RightSides(nn.Module):
@@ -45,7 +45,7 @@ class RightSides(nn.Module):
 
     def encoded(self, n, like):
         width = self.n_heads * self.depth
-        angles = torch.arange(n).to(like)[:, None] * 10000.0 ** (-torch.arange(0, width, 2) / width).to(like)
+        angles = torch.arange(n).to(like)[:, None] * 10000.0 ** (-torch.arange(0, width, 2).to(like) / width)
         both = like.new_empty(2, n, width)
         past, future = both[0], both[1]
         past[:, 0::2], past[:, 1::2] = angles.sin(), angles.cos()
@@ -78,7 +78,7 @@ def reference_sides_written_in_turn(module, x):
     n, (batch, _, width) = x.shape[1], x.shape
     parts = module.qkv(x).view(batch, n, module.n_heads, 3 * module.depth).transpose(1, 2)
     q, k, v = parts.split(module.depth, dim=-1)
-    far = heads(module.far(waves_of(range(n - 1, -n, -1), width)).unsqueeze(0), module.n_heads)[0]
+    far = heads(waves_of(range(n - 1, -n, -1), width, x.dtype)[None], module.far, module.n_heads)[0]
     scores = torch.einsum("bhid,bhjd->bhij", q + module.u, k) + distances(q + module.w, far)
     zero = torch.zeros_like(q)
     return merge(attend(zero, zero, v, bias=scores / math.sqrt(module.depth)), module.out)
@@ -120,7 +120,7 @@ def right_flipped_and_gathered(B, H, L, Dk):
 
 def reference_flipped_and_gathered(attend_with, q, k, v):
     n, width = q.shape[-2:]
-    table = waves_of(range(1 - n, n), width).to(q)
+    table = waves_of(range(1 - n, n), width, q.dtype)
     bias = distances(q, table.expand(q.shape[1], -1, -1))
     return attend(q, k, v, bias=bias * width**-0.5)
 
@@ -133,25 +133,27 @@ class RightBuffer(nn.Module):
         self.n_heads, self.most = n_heads, most
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
         depth = width // n_heads
-        angles = self.steps(most)[:, None] * torch.exp(torch.arange(0, depth, 2) * (-math.log(10000.0) / depth))
-        self.register_buffer("far", torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1))
+        rates = torch.exp(torch.arange(0, depth, 2).double() * (-math.log(10000.0) / depth))
+        angles = self.steps(most)[:, None] * rates
+        waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+        self.register_buffer("far", waves, persistent=False)
 
     def steps(self, most):
-        return torch.arange(1 - most, most).flip(0).float()
+        return torch.arange(1 - most, most).flip(0).double()
 
     def near(self, n):
         return self.far[self.most - n : self.most + n - 1]
 
     def forward(self, x):
         q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
-        scores = torch.matmul(q, k.mT) + shift(torch.matmul(q, self.near(x.shape[1]).mT))
+        scores = torch.matmul(q, k.mT) + shift(torch.matmul(q, self.near(x.shape[1]).to(q).mT))
         weights = torch.softmax(scores / q.shape[-1] ** 0.5, dim=-1)
         return self.out(torch.matmul(weights, v).transpose(1, 2).flatten(2))
 
 
 class WrongBuffer(RightBuffer):
     def steps(self, most):
-        return torch.cat((torch.arange(most).flip(0), torch.arange(1, most))).float()
+        return torch.cat((torch.arange(most).flip(0), torch.arange(1, most))).double()
 
     def near(self, n):
         return self.far[self.most - n : self.most + n - 1]  # wrong: AS718 buffer_of_waves
@@ -168,6 +170,6 @@ def right_buffer_of_waves(B, H, L, Dk):
 def reference_buffer_of_waves(module, x):
     n = x.shape[1]
     q, k, v = fused(x, module.qkv, module.n_heads)
-    table = waves_of(range(n - 1, -n, -1), q.shape[-1])
+    table = waves_of(range(n - 1, -n, -1), q.shape[-1], q.dtype)
     bias = distances(q, table.expand(q.shape[1], -1, -1))
     return merge(attend(q, k, v, bias=bias / q.shape[-1] ** 0.5), module.out)
