@@ -32,7 +32,7 @@ class ByHead(nn.Module):
 
     def forward(self, x):
         place = torch.arange(x.shape[1])
-        distance = (place[:, None] - place).abs()
+        distance = (place[:, None] - place).abs().to(x.dtype)
         parts = [t.unflatten(-1, (self.heads, -1)) for t in self.qkv(x).chunk(3, dim=-1)]
         contexts = []
         for h, change in enumerate(self.changes):
@@ -78,7 +78,7 @@ class Together(ByHead):
     """All heads at once."""
 
     def slopes(self):
-        return torch.tensor([2.0 ** (-8 * (h + 1) / self.heads) for h in range(self.heads)])
+        return torch.tensor([2.0 ** (-8 * (h + 1) / self.heads) for h in range(self.heads)], dtype=torch.float64)
 
     def forward(self, x):
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
