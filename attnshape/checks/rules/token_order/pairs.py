@@ -109,7 +109,7 @@ def check_pairs(subject: Subject) -> Iterator[Outcome]:
                 yield _violation(subject, (key, value), names[0], slots, _own_slots(subject, names[0], run))
                 return
             apart = _slot_of_another_token(found)
-            if apart is not None and not _moves_tokens(subject, key, value):
+            if apart is not None and _have_one_input(subject, key, value) and not _moves_tokens(subject, key, value):
                 yield _violation_at(subject, (key, value), names[0], apart)
                 return
             if all(keys is not None and _are_equal(keys, values) for keys, values in found):
@@ -166,6 +166,12 @@ def _differing_slots(keys: Tensor | None, values: Tensor | None) -> tuple[int, i
         if key != value:
             return key, value
     return None
+
+
+def _have_one_input(subject: Subject, *operands: AttentionOperand) -> bool:
+    """Return whether operands come from one and the same input."""
+    inputs = [subject.graph.origins(operand.sources) & set(subject.inputs) for operand in operands]
+    return len(set().union(*inputs)) == 1 and all(inputs)
 
 
 def _slot_of_another_token(found: Sequence[tuple[Tensor | None, Tensor | None]]) -> int | None:
