@@ -40,9 +40,9 @@ def _late_mask(subject: Subject, softmax: Softmax) -> ReplayedCall | None:
         return None
     if kept.numel() == weights.numel() or not bool(torch.isin(kept, softmax.event.values[0]).all()):
         return None
+    downstream = subject.graph.downstream_of(softmax.ref)
     for event in between(subject.graph, softmax.ref, product.sources(place)):
         if event.name in _HIDES and bool((event.values[0] == 0).any()):
-            downstream = subject.graph.downstream_of(softmax.ref)
             others = [sources for sources in event.sources if downstream.isdisjoint(sources)]
             return None if any(map(subject.graph.carries_data, others)) else event
     return None

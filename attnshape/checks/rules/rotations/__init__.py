@@ -321,7 +321,7 @@ def _crossed(subject: Subject, own: AttentionOperands) -> Violation | None:
     """
     query, key, _ = own
     refs = [projections(subject, operand.sources) for operand in (query, key)]
-    reached = {ref: _changed_by(subject, ref, (query, key)) for ref in (*refs[0], *refs[1])}
+    reached = {ref: _changed_by(subject, ref, (query, key)) for ref in sorted(refs[0] | refs[1])}
     of_both = [ref for ref, changes in reached.items() if all(changes)]
     apart = all(any(changes[place] for ref, changes in reached.items() if ref in refs[place]) for place in (0, 1))
     if len(reached) < 2 or not of_both or not apart:
