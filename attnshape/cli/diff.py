@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from attnshape.model.trace import Trace
 
 _ANY = "any"
-_KNOWN = "the targets by name are"
 _INPUT_HELP = (
     "A trace saved with --format json, a snapshot, a target, a Python file with one attention, or a folder of saved "
     "traces. REVISION:FILE is a file of a git revision."
@@ -92,14 +91,14 @@ def diff(
                 "leave it out, or name a target",
             )
         # redirected until the table is written, since threads of the traced code may still print
-        revisions.enter_context(to_standard_error())
-        difference = _compare(time_limit, *inputs)
-        screen = screen_for(output)
-        if isinstance(difference, Difference):
-            text = find_renderer(name, "difference")(difference, command, screen)
-        else:
-            text = find_renderer(name, "differences")(difference, command, screen)
-        write(text, output)
+        with to_standard_error():
+            difference = _compare(time_limit, *inputs)
+            screen = screen_for(output)
+            if isinstance(difference, Difference):
+                text = find_renderer(name, "difference")(difference, command, screen)
+            else:
+                text = find_renderer(name, "differences")(difference, command, screen)
+            write(text, output)
     if isinstance(difference, FolderDifference) and difference.not_compared:
         raise typer.Exit(ExitStatus.CANNOT)
     if failing_kinds & set(difference.kinds):
@@ -177,7 +176,8 @@ def _resolve_in(
     if "/" in text or path.suffix in SUFFIXES:
         raise AttnshapeError(f"{name} is {text[:80]!r}: no such file", HOW_TO_SAVE)
     problem = f"{name} is {text[:80]!r}: neither a file nor a target"
-    raise AttnshapeError(problem, did_you_mean(text, known, f"{text[:40]}:FILE is a file of a revision; {_KNOWN}"))
+    otherwise = f"{text[:40]}:FILE is a file of a revision; the targets by name are"
+    raise AttnshapeError(problem, did_you_mean(text, known, otherwise))
 
 
 def _compare(

@@ -28,7 +28,7 @@ def checked_out(revision: str) -> Iterator[Path]:
         with subprocess.Popen(archive, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             assert process.stdout is not None
             with tarfile.open(fileobj=process.stdout, mode="r|") as files:
-                files.extractall(folder, filter="data")
+                files.extractall(folder, filter=_inside)
         place = Path(folder).resolve() / inside
         if not place.is_dir():
             raise AttnshapeError(
@@ -36,6 +36,14 @@ def checked_out(revision: str) -> Iterator[Path]:
                 "name another revision: git log --oneline -- . lists those that do",
             )
         yield place
+
+
+def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Return a member to extract; None for what would lie outside of the folder, such as what a link leads to."""
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
 
 
 def _git(*words: str, revision: str) -> str:

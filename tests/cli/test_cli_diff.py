@@ -116,6 +116,14 @@ def test_a_saved_trace_may_be_of_a_revision(attnshape: Attnshape, repository: Pa
     assert "1 step removed" in result.out
 
 
+def test_links_out_of_the_repository_are_left_out(attnshape: Attnshape, repository: Path) -> None:
+    (repository / "src" / "data").symlink_to("/usr/share")
+    for words in (["add", "."], ["-c", "user.name=A", "-c", "user.email=a@b.c", "commit", "-qm", "link"]):
+        subprocess.run(["git", *words], cwd=repository, check=True, capture_output=True)
+    same = "HEAD:model.py:attention --input 'q: B L D' --input 'k: B L D'"
+    assert attnshape(f"diff HEAD:model.py:attention {same}").status == 0
+
+
 @pytest.mark.parametrize(
     ("old", "problem", "hint"),
     [
