@@ -51,7 +51,11 @@ _CONVENTIONS = (
         r"|(item|user|word|token|char|symbol)s?_(num|count|cnt|size)",
     ),
     _convention("N", rf"{_NUMBER}(hidden_)?(encoder_|decoder_)?(layers?|blocks?)|layers|depth"),
-    _convention("W", r"(local_|sliding_|attention_|attn_)?(window|chunk)(_size|_length|_len)?"),
+    _convention(
+        "W",
+        r"(local_|sliding_|attention_|attn_)?(window|chunk|bucket|segment)(_size|_length|_len)?"
+        r"|(?!max_|maximum_)\w+_block_(size|length|len)",
+    ),
     _convention("B", r"(max_)?(batch|bs|bsz)(_size)?"),
     _convention("Lq", r"(seq_?)?len(gth)?_(q|query|queries|tgt)|(q|query|tgt)_seq_?len(gth)?"),
     _convention("Lk", r"(seq_?)?len(gth)?_(k|kv|key|keys|src)|(k|kv|key|src)_seq_?len(gth)?"),
@@ -156,8 +160,8 @@ def plain(name: str) -> str:
 def size_of(name: str) -> str | None:
     """Return the expression of the size that a parameter or field stands for, or None.
 
-    >>> [size_of(name) for name in ("n_embd", "nhead", "num_key_value_heads", "head_dim", "block_size", "d_ff", "mask")]
-    ['D', 'H', 'Hkv', 'Dk', 'L', '4*D', None]
+    >>> [size_of(name) for name in ("n_embd", "nhead", "num_kv_heads", "head_dim", "block_size", "k_block_size", "m")]
+    ['D', 'H', 'Hkv', 'Dk', 'L', 'W', None]
     """
     word = plain(name)
     if not word:

@@ -44,6 +44,7 @@ UNUSUAL = [
     ("norms_of_their_own", *SIZES),
     ("flatter_slopes", *HEADS),
     ("learned_slopes", *SIZES),
+    ("as_many_rows_as_heads", *SIZES),
 ]
 
 
@@ -689,3 +690,30 @@ class Normed(RotatedHalves):
 
 def case_norms_of_their_own(B, H, L, Dk):
     return _case(Normed, B, H, L, Dk, ["rope=half"])
+
+
+class StackedTables(Base):
+    """Cosines and sines are the first two rows of an argument that has others, for the layers after this one."""
+
+    def forward(self, x, tables):
+        self.tables = tables
+        return super().forward(x)
+
+    def place(self, q, k):
+        return self.rotated(q), self.rotated(k)
+
+    def rotated(self, x):
+        even, odd = x.unflatten(-1, (-1, 2)).unbind(dim=-1)
+        return x * self.tables[0] + torch.stack((-odd, even), dim=-1).flatten(-2) * self.tables[1]
+
+
+def case_as_many_rows_as_heads(B, H, L, Dk):
+    return StackedTables(H, Dk), (torch.randn(B, L, H * Dk), torch.randn(H, Dk)), {}, []
+
+
+def reference_as_many_rows_as_heads(module, x, tables):
+    q, k, v = (t.unflatten(-1, (module.heads, -1)) for t in module.qkv(x).chunk(3, dim=-1))
+    swap = torch.arange(module.depth).view(-1, 2).flip(-1).flatten()
+    signs = torch.tensor([-1.0, 1.0]).repeat(module.depth // 2).to(x)
+    q, k = (t * tables[0] + t[..., swap] * signs * tables[1] for t in (q, k))
+    return module.proj(multihead(q.flatten(2), k.flatten(2), v.flatten(2), module.heads))

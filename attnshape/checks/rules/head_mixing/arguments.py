@@ -40,7 +40,7 @@ def scattered_argument(subject: Subject) -> Violation | None:
         if of_heads is None or not run.follows(subject.base):
             continue
         changed = changed_indices(differs(one.operand.value, one.operand.of(run), 0), of_heads)
-        if len(changed) <= most:
+        if len(changed) <= most or not _is_read_whole(subject, one):
             continue
         at = first_scattered(subject.base, run, one.path, one.expected) or one.path[-1]
         of_argument, role = subject.base.inputs[one.name].shape[one.axis], one.operand.role
@@ -51,6 +51,16 @@ def scattered_argument(subject: Subject) -> Violation | None:
         hint = "move the axis with transpose or permute first; view and reshape move no axes"
         return Violation("AS603", message, at.refs[0], hint, f"changed {one.name} at index 0 of that axis")
     return None
+
+
+def _is_read_whole(subject: Subject, one: _Moved) -> bool:
+    """Return whether the last index of an argument's axis has an effect too.
+
+    Code that reads only the first indices, such as cosines and sines stacked in one tensor, takes them for no heads.
+    """
+    last = subject.base.inputs[one.name].shape[one.axis] - 1
+    run = subject.experiment.run(Intervention(inputs={one.name: others_at(one.axis, last)}))
+    return run.follows(subject.base) and bool(differs(one.operand.value, one.operand.of(run), 0).any())
 
 
 def _moved(subject: Subject) -> Iterator[_Moved]:
